@@ -9,7 +9,7 @@ from hetrdzv.core.model import Group, Node
 from hetrdzv.core.rounds.records import newest_record, with_record
 from hetrdzv.core.rounds.settle import settle
 from hetrdzv.core.rounds.timers import STOP_GRACE_S
-from hetrdzv.core.rounds.transitions import Work, begin_job, expire, is_reusable
+from hetrdzv.core.rounds.transitions import StepContext, begin_job, expire, is_reusable
 from hetrdzv.protocol.errors import SCRIPT, Conflict, Difference, SpecConflict
 from hetrdzv.protocol.reasons.events import settings_changed
 from hetrdzv.protocol.settings import SETTINGS, GroupSpec, differences, news_in
@@ -19,7 +19,7 @@ NODES_NAMED = 8
 
 
 def agree(
-    work: Work, given: Mapping[str, object], *, final: bool, node_id: str | None = None
+    context: StepContext, given: Mapping[str, object], *, final: bool, node_id: str | None = None
 ) -> tuple[Difference, ...]:
     """Take over settings that were given, by a node or (None) a person; returns those that were replaced.
 
@@ -27,38 +27,38 @@ def agree(
     then the same job goes on with the new ones. `final`: this fixes the whole spec (an agent with a script, or a
     `PUT`).
     """
-    group = work.group
+    group = context.group
     news = news_in(group.spec, given)
     replaced = differences(group.spec, news, SETTINGS.keys() if group.spec_fixed else group.given)
     if replaced:
-        expire(work)
-        if holders := _holders(work.group):
-            raise _conflict(work, replaced, holders)
-        settle(work)  # the last round is judged
-        if is_reusable(work.group):
-            begin_job(work, GroupSpec(), spec_fixed=False)
-            return agree(work, given, final=final, node_id=node_id)
-        if work.group.by_put or work.group.state.terminal:
-            raise _conflict(work, replaced, [])
-        _replace(work, replace(group.spec, **news), replaced, node_id)
+        expire(context)
+        if holders := _holders(context.group):
+            raise _conflict(context, replaced, holders)
+        settle(context)  # the last round is judged
+        if is_reusable(context.group):
+            begin_job(context, GroupSpec(), spec_fixed=False)
+            return agree(context, given, final=final, node_id=node_id)
+        if context.group.by_put or context.group.state.terminal:
+            raise _conflict(context, replaced, [])
+        _replace(context, replace(group.spec, **news), replaced, node_id)
     elif news:
-        work.change(spec=replace(group.spec, **news))
+        context.change(spec=replace(group.spec, **news))
     if news or not group.spec_fixed:
-        work.change(given=group.given.union(given), spec_fixed=group.spec_fixed or final)
+        context.change(given=group.given.union(given), spec_fixed=group.spec_fixed or final)
     return replaced
 
 
-def require_same_script(work: Work, join: Join) -> None:
+def require_same_script(context: StepContext, join: Join) -> None:
     """Refuse a node that runs another script than the live nodes of its role.
 
     Two jobs are not to become one by accident.
     """
-    if not join.script or _other(work.group, join) is None:
+    if not join.script or _other(context.group, join) is None:
         return
-    expire(work)
-    if (other := _other(work.group, join)) is not None:
-        holders = [node for node in _holders(work.group) if node.script and node.role == join.role]
-        raise _conflict(work, [Difference(SCRIPT, other.script, join.script)], holders)
+    expire(context)
+    if (other := _other(context.group, join)) is not None:
+        holders = [node for node in _holders(context.group) if node.script and node.role == join.role]
+        raise _conflict(context, [Difference(SCRIPT, other.script, join.script)], holders)
 
 
 def _other(group: Group, join: Join) -> Node | None:
@@ -69,12 +69,14 @@ def _other(group: Group, join: Join) -> Node | None:
     return None
 
 
-def _replace(work: Work, spec: GroupSpec, replaced: Sequence[Difference], node_id: str | None) -> None:
+def _replace(
+    context: StepContext, spec: GroupSpec, replaced: Sequence[Difference], node_id: str | None
+) -> None:
     """Go on with other settings. The last round was formed under the old ones, so it is no longer the newest one."""
-    records = with_record(work.group, newest_record(work.group, work.now))
-    restarts = min(work.group.restarts, spec.max_restarts)
-    work.change(spec=spec, round=None, records=records, restarts=restarts)
-    work.say(settings_changed(node_id, replaced))
+    records = with_record(context.group, newest_record(context.group, context.now))
+    restarts = min(context.group.restarts, spec.max_restarts)
+    context.change(spec=spec, round=None, records=records, restarts=restarts)
+    context.say(settings_changed(node_id, replaced))
 
 
 @cached
@@ -87,8 +89,10 @@ def _holders(group: Group) -> list[Node]:
     ]
 
 
-def _conflict(work: Work, differences: Sequence[Difference], holders: Sequence[Node]) -> SpecConflict:
-    group = work.group
+def _conflict(
+    context: StepContext, differences: Sequence[Difference], holders: Sequence[Node]
+) -> SpecConflict:
+    group = context.group
     has = ", ".join(f"{setting.name}={setting.group}" for setting in differences)
     given = ", ".join(f"{setting.name}={setting.given}" for setting in differences)
     end = "wait until its job is over" if holders else f"remove this one: hetctl delete {group.group_id}"
@@ -98,17 +102,17 @@ def _conflict(work: Work, differences: Sequence[Difference], holders: Sequence[N
             differences=tuple(differences),
             nodes=tuple(node.node_id for node in holders[:NODES_NAMED]),
             by_put=group.by_put,
-            retry_for_s=_retry_for_s(work, holders),
+            retry_for_s=_retry_for_s(context, holders),
         ),
     )
 
 
-def _retry_for_s(work: Work, holders: Sequence[Node]) -> float | None:
+def _retry_for_s(context: StepContext, holders: Sequence[Node]) -> float | None:
     """How long these nodes may take to be gone, if all of them are leaving (seconds)."""
-    group = work.group
+    group = context.group
     if group.by_put or not holders or any(node.cut_at is None and node.leaving is None for node in holders):
         return None
-    lost_in_s = max(work.leases.ends_at(group, node) for node in holders) - work.now
+    lost_in_s = max(context.leases.ends_at(group, node) for node in holders) - context.now
     if all(node.cut_at is not None for node in holders):
         return lost_in_s
     return max(lost_in_s, group.spec.stop_timeout_s + STOP_GRACE_S)

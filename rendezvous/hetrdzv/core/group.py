@@ -32,7 +32,7 @@ from hetrdzv.core.model import OFFERED, Cause, Group, Node, Round
 from hetrdzv.core.rounds.settle import settle
 from hetrdzv.core.rounds.timers import Leases, in_grace_period
 from hetrdzv.core.rounds.transitions import (
-    Work,
+    StepContext,
     begin_job,
     end_round,
     expire,
@@ -101,131 +101,131 @@ def step(group: Group, command: Command, now: float, leases: Leases, *, settles:
     Raises:
         Refused: the command is not allowed (its subclass says why); the group is unchanged.
     """
-    work = Work(group, now, leases)
+    context = StepContext(group, now, leases)
     match command:
         case Join():
-            _join(work, command)
+            _join(context, command)
         case Renew():
-            if not _renew(work, command):
-                return Transition(work.group)
+            if not _renew(context, command):
+                return Transition(context.group)
         case Disconnect():
-            _disconnect(work, command)
+            _disconnect(context, command)
         case Report():
-            _report(work, command)
+            _report(context, command)
         case NoteStall():
-            note_stall(work, command)
+            note_stall(context, command)
         case NoteTraining():
-            _note_training(work, command.round, command.at)
+            _note_training(context, command.round, command.at)
         case DeclareSnapshots():
-            snapshots.declare(work, command)
+            snapshots.declare(context, command)
         case UseSnapshot():
-            snapshots.use(work, command)
+            snapshots.use(context, command)
         case StartDaemon():
-            _start_daemon(work, command)
+            _start_daemon(context, command)
         case Leave():
-            _leave(work, command)
+            _leave(context, command)
         case Drain():
-            _drain(work, command)
+            _drain(context, command)
         case Undrain():
-            _undrain(work, command)
+            _undrain(context, command)
         case Restart():
-            _restart(work)
+            _restart(context)
         case Cancel():
-            _cancel(work, command)
+            _cancel(context, command)
         case Put():
-            _put(work, command)
+            _put(context, command)
         case Tick():
             pass
     if settles:
-        settle(work)
-    return Transition(work.group, tuple(work.events))
+        settle(context)
+    return Transition(context.group, tuple(context.events))
 
 
-def _put(work: Work, command: Put) -> None:
-    if is_reusable(work.group):
-        begin_job(work, GroupSpec(), spec_fixed=False)
-    known = work.group.by_put
-    agree(work, command.spec, final=True)
-    work.change(by_put=True)
+def _put(context: StepContext, command: Put) -> None:
+    if is_reusable(context.group):
+        begin_job(context, GroupSpec(), spec_fixed=False)
+    known = context.group.by_put
+    agree(context, command.spec, final=True)
+    context.change(by_put=True)
     if not known:
-        work.say(events.group_created(work.group.group_id))
+        context.say(events.group_created(context.group.group_id))
 
 
-def _join(work: Work, command: Join) -> None:
-    group = work.group
+def _join(context: StepContext, command: Join) -> None:
+    group = context.group
     node = group.nodes.get(command.node_id)
     if node is not None and node.incarnation == command.incarnation:
-        _ready_again(work, node, command)
+        _ready_again(context, node, command)
         return
-    former = _take_place(work, node, command.incarnation) if node is not None else ()
+    former = _take_place(context, node, command.incarnation) if node is not None else ()
     if is_reusable(group) and command.node_id not in group.drained:
-        begin_job(work, GroupSpec(), spec_fixed=False)
+        begin_job(context, GroupSpec(), spec_fixed=False)
     replaced: tuple[Difference, ...] = ()
-    if not work.group.state.terminal and command.node_id not in group.drained:  # else it is told to exit
-        require_same_script(work, command)
-        replaced = agree(work, command.spec, final=not command.wants_command, node_id=command.node_id)
-    group = work.group
-    _take_over_rounds(work, command)
-    work.change(
+    if not context.group.state.terminal and command.node_id not in group.drained:  # else it is told to exit
+        require_same_script(context, command)
+        replaced = agree(context, command.spec, final=not command.wants_command, node_id=command.node_id)
+    group = context.group
+    _take_over_rounds(context, command)
+    context.change(
         unreachable=frozenset(pair for pair in group.unreachable if command.node_id not in pair),
         failed_masters=0,  # this one may serve
     )
-    work.group = work.group.with_node(
+    context.group = context.group.with_node(
         Node(
             node_id=command.node_id,
             incarnation=command.incarnation,
             **{name: getattr(command, name) for name in OFFERED},
             job=group.job,
-            joined_at=work.now,
+            joined_at=context.now,
             acked_round=command.after_round,
-            heard_at=work.now,
+            heard_at=context.now,
             former=former,
             replaced=replaced,
         )
     )
-    work.say(events.node_joined(command.node_id, command.slots, command.address, command.not_ready))
+    context.say(events.node_joined(command.node_id, command.slots, command.address, command.not_ready))
 
 
-def _take_over_rounds(work: Work, command: Join) -> None:
+def _take_over_rounds(context: StepContext, command: Join) -> None:
     """Never reuse a round number that a node has seen."""
-    known = work.group.last_round
+    known = context.group.last_round
     if command.after_round > max(known, MAX_CLAIMED_ROUND):
         raise Refused(
             f"node '{command.node_id}' claims to have stopped round {command.after_round}, but the last one of "
-            f"group '{work.group.group_id}' is {known}: restart its agent"
+            f"group '{context.group.group_id}' is {known}: restart its agent"
         )
-    work.change(last_round=max(known, command.after_round))
+    context.change(last_round=max(known, command.after_round))
 
 
-def _take_place(work: Work, node: Node, incarnation: str) -> tuple[str, ...]:
+def _take_place(context: StepContext, node: Node, incarnation: str) -> tuple[str, ...]:
     """Let another agent take over a node id if the present one is cut off, expired or gone (rule 6).
 
     Returns the earlier incarnations of the node.
     """
     if incarnation in node.former:
         raise StaleIncarnation(
-            f"node '{node.node_id}' of group '{work.group.group_id}' was taken over by another agent at "
+            f"node '{node.node_id}' of group '{context.group.group_id}' was taken over by another agent at "
             f"{node.address}: this agent must stop its workers; to run both, give it another --node-id"
         )
-    expire(work)
-    node = work.group.nodes[node.node_id]
+    expire(context)
+    node = context.group.nodes[node.node_id]
     if not node.gone:
         if node.cut_at is None:
             raise NodeIdInUse(
-                f"node id '{node.node_id}' of group '{work.group.group_id}' belongs to an agent at "
+                f"node id '{node.node_id}' of group '{context.group.group_id}' belongs to an agent at "
                 f"{node.address} that is alive: start this agent with another --node-id, or wait until "
                 f"the other has exited"
             )
-        remove_node(work, node, NodePhase.LOST, departures.agent_replaced())
+        remove_node(context, node, NodePhase.LOST, departures.agent_replaced())
     return (*node.former, node.incarnation)[-FORMER_KEPT:]
 
 
-def _ready_again(work: Work, node: Node, command: Join) -> None:
+def _ready_again(context: StepContext, node: Node, command: Join) -> None:
     """A known incarnation joins: it acknowledges `stop`, returns, is ready or no longer, or repeats itself."""
     if (node.phase is NodePhase.LEFT or _has_died(node)) and node.rejected is None:
         raise StaleIncarnation(f"node '{node.node_id}' has left the group; to rejoin, restart its agent")
-    node = record_contact(work, node)
-    group = work.group
+    node = record_contact(context, node)
+    group = context.group
     if node.rejected is not None or node.job != group.job or group.state.terminal:
         return
     if command.after_round < node.member_of:
@@ -234,15 +234,15 @@ def _ready_again(work: Work, node: Node, command: Join) -> None:
     refreshed = {name: getattr(command, name) for name in REFRESHED_ON_REJOIN}
     if node.phase is NodePhase.READY and command.after_round <= node.acked_round:
         if any(getattr(node, name) != value for name, value in refreshed.items()):
-            node = work.change_node(node, **refreshed)
-        _note_readiness(work, node, command.not_ready)
+            node = context.change_node(node, **refreshed)
+        _note_readiness(context, node, command.not_ready)
         return
     if group.active_round is not None and not returns:
         why = ends.workers_stopped(node.node_id, command.stopped)
         cause = Cause(kind=EndKind.LEFT, reason=why, node_id=node.node_id)
-        withdraw(work, node, cause, done=group.part_done(node))
-    _take_over_rounds(work, command)
-    node = work.change_node(
+        withdraw(context, node, cause, done=group.part_done(node))
+    _take_over_rounds(context, command)
+    node = context.change_node(
         node,
         phase=NodePhase.READY,
         acked_round=max(node.acked_round, command.after_round),
@@ -255,95 +255,95 @@ def _ready_again(work: Work, node: Node, command: Join) -> None:
         departure_reason=None,
     )
     if returns:
-        work.say(events.node_returned(node.node_id))
-    _note_readiness(work, node, command.not_ready)
+        context.say(events.node_returned(node.node_id))
+    _note_readiness(context, node, command.not_ready)
 
 
-def _note_readiness(work: Work, node: Node, why: str) -> None:
+def _note_readiness(context: StepContext, node: Node, why: str) -> None:
     """Keep why a node takes part in no round, or that it can again; reasons that follow each other are one event."""
     if why == node.not_ready:
         return
-    work.change_node(node, not_ready=why)
+    context.change_node(node, not_ready=why)
     if not why:
-        work.say(events.node_ready(node.node_id))
+        context.say(events.node_ready(node.node_id))
     elif not node.not_ready:
-        work.say(events.node_not_ready(node.node_id, why))
+        context.say(events.node_not_ready(node.node_id, why))
 
 
-def _renew(work: Work, command: Renew) -> bool:
+def _renew(context: StepContext, command: Renew) -> bool:
     """Renew the lease; returns whether anything else can have changed."""
-    node = require_speaker(work.group, command.node_id, command.incarnation)
-    knows = has_got_stop(work.group, node, command.holds)
+    node = require_speaker(context.group, command.node_id, command.incarnation)
+    knows = has_got_stop(context.group, node, command.holds)
     news = node.cut_at is not None or knows
-    node = record_contact(work, node)
+    node = record_contact(context, node)
     if knows:
-        work.change_node(node, stop_told_at=work.now)
+        context.change_node(node, stop_told_at=context.now)
     return news
 
 
-def _disconnect(work: Work, command: Disconnect) -> None:
-    node = work.group.nodes.get(command.node_id)
+def _disconnect(context: StepContext, command: Disconnect) -> None:
+    node = context.group.nodes.get(command.node_id)
     if node is not None and node.incarnation == command.incarnation and not node.gone and node.cut_at is None:
-        work.change_node(node, cut_at=work.now)
+        context.change_node(node, cut_at=context.now)
 
 
-def _leave(work: Work, command: Leave) -> None:
-    node = require_speaker(work.group, command.node_id, command.incarnation)
+def _leave(context: StepContext, command: Leave) -> None:
+    node = require_speaker(context.group, command.node_id, command.incarnation)
     if command.died and not _has_died(node):
-        remove_node(work, node, NodePhase.LOST, departures.agent_died())
+        remove_node(context, node, NodePhase.LOST, departures.agent_died())
     elif node.phase is not NodePhase.LEFT and not command.died:
-        _say_goodbye(work, node, command.why)
+        _say_goodbye(context, node, command.why)
 
 
-def _say_goodbye(work: Work, node: Node, why: str) -> None:
+def _say_goodbye(context: StepContext, node: Node, why: str) -> None:
     said = departures.agent_left(why)
-    remove_node(work, node, NodePhase.LEFT, said if why else node.leaving or said)
+    remove_node(context, node, NodePhase.LEFT, said if why else node.leaving or said)
 
 
 def _has_died(node: Node) -> bool:
     return node.departure_reason is not None and node.departure_reason.code == ReasonCode.AGENT_DIED
 
 
-def _report(work: Work, command: Report) -> None:
-    node = record_contact(work, require_speaker(work.group, command.node_id, command.incarnation))
-    group = work.group
+def _report(context: StepContext, command: Report) -> None:
+    node = record_contact(context, require_speaker(context.group, command.node_id, command.incarnation))
+    group = context.group
     if command.kind is ReportKind.LEAVING:
-        gone_at = None if command.grace_s is None else work.now - max(0.0, command.age_s) + command.grace_s
-        set_leaving(work, node, departures.agent_left(command.message, leaving=True), gone_at)
+        gone_at = None if command.grace_s is None else context.now - max(0.0, command.age_s) + command.grace_s
+        set_leaving(context, node, departures.agent_left(command.message, leaving=True), gone_at)
         return
     if command.kind is ReportKind.PARTING:
-        snapshots.parting(work, node, command)
+        snapshots.parting(context, node, command)
         if not node.gone:
-            _say_goodbye(work, work.group.nodes[node.node_id], command.message)
+            _say_goodbye(context, context.group.nodes[node.node_id], command.message)
         return
     current = group.round
     if current is None or _is_stale(group, current, node, command):
         raise _stale(group, command.round, node)
     if command.kind in (ReportKind.STARTED, ReportKind.SUCCEEDED) and command.met is not None:
-        _count_met(work, node, current, command.met)
+        _count_met(context, node, current, command.met)
     if command.kind in (ReportKind.STARTED, ReportKind.SUCCEEDED, ReportKind.FAILED):
-        _note_moved(work, current, command.moved, command.age_s + command.unserved_s)
+        _note_moved(context, current, command.moved, command.age_s + command.unserved_s)
     match command.kind:
         case ReportKind.STARTED:
             if node.phase is NodePhase.STARTING:
-                work.change_node(node, phase=NodePhase.RUNNING)
+                context.change_node(node, phase=NodePhase.RUNNING)
             if node.node_id != current.master.node_id:
-                work.change(failed_masters=0)
+                context.change(failed_masters=0)
         case ReportKind.SUCCEEDED:
             if node.phase in (NodePhase.STARTING, NodePhase.RUNNING):
-                work.change_node(node, phase=NodePhase.SUCCEEDED)
-                work.say(events.node_succeeded(node.node_id))
-            latest = work.group.round
+                context.change_node(node, phase=NodePhase.SUCCEEDED)
+                context.say(events.node_succeeded(node.node_id))
+            latest = context.group.round
             strangers = apart(latest) if latest is not None else None
             if command.must_meet and strangers is not None:
-                fail(work, RootCause(reason=strangers, round=current.number))
+                fail(context, RootCause(reason=strangers, round=current.number))
         case ReportKind.READY_TO_STOP:
             if current.notice is not None:
-                work.change_node(node, ready_to_stop=current.number)
+                context.change_node(node, ready_to_stop=current.number)
         case ReportKind.FAILED:
-            _worker_failed(work, node, current, command)
+            _worker_failed(context, node, current, command)
         case ReportKind.ENDED:
-            _note_ended(work, current, command)
+            _note_ended(context, current, command)
         case ReportKind.MASTER_UNREACHABLE:
             master = current.master.node_id
             # Only a member that has reached the master starts its workers.
@@ -351,12 +351,12 @@ def _report(work: Work, command: Report) -> None:
                 group.phase_of(member) in (NodePhase.STARTING, NodePhase.LOST, NodePhase.LEFT)
                 for member in current.members[1:]
             )
-            work.change(
+            context.change(
                 unreachable=group.unreachable | {(node.node_id, master)},
                 failed_masters=group.failed_masters + unreached,
             )
             why = ends.master_unreachable(node.node_id, master, command.message)
-            end_round(work, Cause(kind=EndKind.MASTER_UNREACHABLE, reason=why, node_id=node.node_id))
+            end_round(context, Cause(kind=EndKind.MASTER_UNREACHABLE, reason=why, node_id=node.node_id))
 
 
 def _is_stale(group: Group, current: Round, node: Node, command: Report) -> bool:
@@ -380,34 +380,39 @@ def _stale(group: Group, number: int, node: Node) -> StaleRound:
     return StaleRound(f"round {number} of group '{group.group_id}' is over for node '{node.node_id}'")
 
 
-def _note_training(work: Work, number: int, at: float) -> None:
+def _note_training(context: StepContext, number: int, at: float) -> None:
     """The workers of a round have begun to train; nothing happens if it is over, or that is known."""
-    active = work.group.active_round
-    if active is None or active.number != number or active.trains_at is not None or work.group.state.terminal:
+    active = context.group.active_round
+    if (
+        active is None
+        or active.number != number
+        or active.trains_at is not None
+        or context.group.state.terminal
+    ):
         return
-    work.change(round=replace(active, trains_at=min(work.now, max(active.formed_at, at))))
-    work.say(events.training_began(number))
+    context.change(round=replace(active, trains_at=min(context.now, max(active.formed_at, at))))
+    context.say(events.training_began(number))
 
 
-def _note_moved(work: Work, current: Round, moved: Moved | None, age_s: float) -> None:
+def _note_moved(context: StepContext, current: Round, moved: Moved | None, age_s: float) -> None:
     """A member has said of its workers when they moved, really `age_s` seconds ago; None: nobody can tell."""
-    at = work.now - max(0.0, age_s)
+    at = context.now - max(0.0, age_s)
     if moved is not None and moved.began_s is not None:
-        _note_training(work, current.number, at - moved.began_s)
-    active = work.group.active_round
+        _note_training(context, current.number, at - moved.began_s)
+    active = context.group.active_round
     if active is not None and moved is None:
-        work.change(round=replace(active, unseen=True))
+        context.change(round=replace(active, unseen=True))
     elif active is not None and moved is not None and moved.idle_s is not None:
-        work.change(round=replace(active, moved_at=max(active.moved_at or 0.0, at - moved.idle_s)))
+        context.change(round=replace(active, moved_at=max(active.moved_at or 0.0, at - moved.idle_s)))
 
 
-def _count_met(work: Work, node: Node, current: Round, met: int) -> None:
+def _count_met(context: StepContext, node: Node, current: Round, met: int) -> None:
     if node.node_id != current.master.node_id or met == current.met:
         return
     current = replace(current, met=met)
-    work.change(round=current)
+    context.change(round=current)
     if (strangers := apart(current)) is not None:
-        work.say(strangers)
+        context.say(strangers)
 
 
 def _ended_before(group: Group, current: Round, ended: Ended | None) -> Ended | None:
@@ -423,42 +428,42 @@ def _ended_before(group: Group, current: Round, ended: Ended | None) -> Ended | 
     return replace(known[0], others=sum(1 + each.others for each in known) - 1, before_s=0.0)
 
 
-def _note_ended(work: Work, current: Round, command: Report) -> None:
+def _note_ended(context: StepContext, current: Round, command: Report) -> None:
     """A node tells of workers that had ended well, after a worker of another one has failed."""
     end, ended = current.end, command.ended
     if ended is None or end is None or end.kind is not EndKind.FAILED or end.before is not None:
         return  # that somebody had is known
-    ended_at = work.now - command.age_s - ended.before_s
-    nodes = (work.group.speaker(member) for member in current.members)
+    ended_at = context.now - command.age_s - ended.before_s
+    nodes = (context.group.speaker(member) for member in current.members)
     failed_at = min(
         (node.failure.at for node in nodes if node is not None and node.failure is not None), default=end.at
     )
     if ended_at <= failed_at:
-        work.change(round=replace(current, end=replace(end, before=replace(ended, before_s=0.0))))
+        context.change(round=replace(current, end=replace(end, before=replace(ended, before_s=0.0))))
 
 
-def _worker_failed(work: Work, node: Node, current: Round, command: Report) -> None:
+def _worker_failed(context: StepContext, node: Node, current: Round, command: Report) -> None:
     if node.failure is not None or not (current.end is not None or node.phase in _AT_WORK):
         return  # idempotent by (incarnation, round, kind)
     failure = command.failure or Failure(local_rank=-1, rank=-1, message=command.message)
-    failure = replace(failure, at=work.now - max(0.0, command.age_s))
+    failure = replace(failure, at=context.now - max(0.0, command.age_s))
     phase = NodePhase.FAILED if node.phase in _AT_WORK else node.phase
-    node = work.change_node(node, phase=phase, failure=failure)
-    before = _ended_before(work.group, current, command.ended) if current.end is None else None
+    node = context.change_node(node, phase=phase, failure=failure)
+    before = _ended_before(context.group, current, command.ended) if current.end is None else None
     why = ends.worker_failed(node.node_id, failure, before)
-    _note_ended(work, current, command)
-    work.say(why)
+    _note_ended(context, current, command)
+    context.say(why)
     raised_at = failure.at - failure.raised_s
     # A node's clock may have been set meanwhile.
     since = min(max(raised_at, current.formed_at), failure.at)
     cause = Cause(kind=EndKind.FAILED, reason=why, node_id=node.node_id)
-    end_round(work, cause, before=before, since=since - command.unserved_s)
+    end_round(context, cause, before=before, since=since - command.unserved_s)
 
 
-def _start_daemon(work: Work, command: StartDaemon) -> None:
+def _start_daemon(context: StepContext, command: StartDaemon) -> None:
     """Keep the daemon that the master has a member run until that member has stopped it with the round."""
-    master = record_contact(work, require_speaker(work.group, command.master, command.incarnation))
-    group, name, number = work.group, work.group.group_id, command.round
+    master = record_contact(context, require_speaker(context.group, command.master, command.incarnation))
+    group, name, number = context.group, context.group.group_id, command.round
     current = group.active_round
     if current is None or group.state.terminal or not group.in_round(master) or number != current.number:
         raise _stale(group, number, master)
@@ -485,64 +490,64 @@ def _start_daemon(work: Work, command: StartDaemon) -> None:
             f"node '{node.node_id}' already runs another daemon in round {number}: a node runs one per round"
         )
     first = not any(other.daemon for other in group.nodes.values())
-    work.change_node(node, daemon=command.words)
+    context.change_node(node, daemon=command.words)
     if first:  # else the history of a large group would contain little else
-        work.say(events.daemon_started(master.node_id, command.words[0].rpartition("/")[2]))
+        context.say(events.daemon_started(master.node_id, command.words[0].rpartition("/")[2]))
 
 
 _AT_WORK = (NodePhase.STARTING, NodePhase.RUNNING, NodePhase.SUCCEEDED)
 
 
-def _drain(work: Work, command: Drain) -> None:
-    group = work.group
+def _drain(context: StepContext, command: Drain) -> None:
+    group = context.group
     node = known_node(group, command.node_id)
     if command.node_id in group.drained:
         return
-    work.change(drained=group.drained | {command.node_id})
-    work.say(ends.node_drained(command.node_id))
+    context.change(drained=group.drained | {command.node_id})
+    context.say(ends.node_drained(command.node_id))
     if not (node.gone or group.state.terminal):
-        set_leaving(work, node, departures.drained())
+        set_leaving(context, node, departures.drained())
 
 
-def _undrain(work: Work, command: Undrain) -> None:
-    group = work.group
+def _undrain(context: StepContext, command: Undrain) -> None:
+    group = context.group
     if command.node_id not in group.drained | group.used_last:
         if command.node_id not in group.nodes:
             raise UnknownNode(f"group '{group.group_id}' has no node '{command.node_id}', drained or not")
         return
     failed_rounds = {name: times for name, times in group.failed_rounds.items() if name != command.node_id}
-    work.change(drained=group.drained - {command.node_id}, failed_rounds=failed_rounds)
+    context.change(drained=group.drained - {command.node_id}, failed_rounds=failed_rounds)
     node = group.nodes.get(command.node_id)
     if node is not None and node.drains and in_grace_period(group, node):
-        work.change_node(node, leaving=None)  # its agent has not been told to exit
-    work.say(events.node_undrained(command.node_id))
+        context.change_node(node, leaving=None)  # its agent has not been told to exit
+    context.say(events.node_undrained(command.node_id))
 
 
-def _restart(work: Work) -> None:
-    group = work.group
+def _restart(context: StepContext) -> None:
+    group = context.group
     if group.state.terminal:
-        begin_job(work, group.spec, spec_fixed=True)
+        begin_job(context, group.spec, spec_fixed=True)
     elif group.active_round is None:
         raise Refused(f"group '{group.group_id}' has no running round to restart: it is waiting for nodes")
     elif group.active_round.is_cancelled:
         raise Refused(f"group '{group.group_id}' is about to be cancelled: restart it once that is done")
     elif group.active_round.notice is not None:
-        end_round(work, group.active_round.notice.cause)  # it will not wait any longer
+        end_round(context, group.active_round.notice.cause)  # it will not wait any longer
     else:
-        why = ends.restart_requested(hang_of(group.active_round, work.now))
-        stop_with_grace(work, Cause(kind=EndKind.RESTARTED, reason=why))
+        why = ends.restart_requested(hang_of(group.active_round, context.now))
+        stop_with_grace(context, Cause(kind=EndKind.RESTARTED, reason=why))
 
 
-def _cancel(work: Work, command: Cancel) -> None:
-    group = work.group
+def _cancel(context: StepContext, command: Cancel) -> None:
+    group = context.group
     if group.state is GroupState.CANCELLED:
         return
     if group.state.terminal:
         raise GroupFinished(f"group '{group.group_id}' has already {group.state}: there is nothing to cancel")
     active = group.active_round
     if active is not None and active.is_cancelled:  # it will not wait any longer
-        finish_cancelled(work)
+        finish_cancelled(context)
     else:
-        why = ends.cancelled(command.by, hang_of(active, work.now))
-        work.change(cancellation=why)
-        stop_with_grace(work, Cause(kind=EndKind.CANCELLED, reason=why))
+        why = ends.cancelled(command.by, hang_of(active, context.now))
+        context.change(cancellation=why)
+        stop_with_grace(context, Cause(kind=EndKind.CANCELLED, reason=why))

@@ -18,7 +18,7 @@ from operator import attrgetter
 from hetrdzv.core.commands import NoteStall
 from hetrdzv.core.model import Cause, Round
 from hetrdzv.core.rounds.timers import hangs_at, stall_rests, told_at
-from hetrdzv.core.rounds.transitions import Work, end_round
+from hetrdzv.core.rounds.transitions import StepContext, end_round
 from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.hangs import MOST_RANKS, MOST_SHOWN, Culprit, Hang, culprits_of, culprits_text
 from hetrdzv.protocol.progress import NO_ANSWER, Collectives, Worker
@@ -400,15 +400,15 @@ def _comparable(op: str) -> str:
 # -- what follows for the round ------------------------------------------------------------------------------
 
 
-def note_stall(work: Work, command: NoteStall) -> None:
+def note_stall(context: StepContext, command: NoteStall) -> None:
     """Record who is waited for in the running round; nothing happens if that round is over."""
-    active, new = work.group.active_round, command.stall
-    if active is None or active.number != command.round or work.group.state.terminal:
+    active, new = context.group.active_round, command.stall
+    if active is None or active.number != command.round or context.group.state.terminal:
         return
     old = active.stall
     if old is not None and old.told and (new is None or new.since > old.since + SAME_S):
-        work.say(hangs.goes_on(active.number, old.at(work.now)))
-        active = replace(active, hung_s=active.hung_s + work.now - old.since)
+        context.say(hangs.goes_on(active.number, old.at(context.now)))
+        active = replace(active, hung_s=active.hung_s + context.now - old.since)
         old = None
     if new is not None and old is not None and new.since <= old.since + SAME_S:
         if not new.stack and new.ranks[:1] == old.ranks[:1]:  # it has stood there all the time
@@ -419,26 +419,26 @@ def note_stall(work: Work, command: NoteStall) -> None:
             )
             new = replace(new, since=old.since, told=old.told and same)
     if new != active.stall:
-        work.change(round=replace(active, stall=new))
+        context.change(round=replace(active, stall=new))
 
 
-def settle_stall(work: Work) -> None:
+def settle_stall(context: StepContext) -> None:
     """Tell of a stall that has lasted, and end its round where it lasts for too long."""
-    active = work.group.active_round
-    if active is None or active.stall is None or work.group.state.terminal or stall_rests(work.group):
+    active = context.group.active_round
+    if active is None or active.stall is None or context.group.state.terminal or stall_rests(context.group):
         return
-    stall, end_at = active.stall, hangs_at(work.group, active.stall)
-    if not stall.told and stall.is_known(at := told_at(work.group, stall)) and work.now >= at:
-        work.change(round=replace(active, stall=replace(stall, told=True)))
-        work.say(hangs.stalled(active.number, stall.at(work.now)))
-    if end_at is not None and stall.is_known(end_at) and work.now >= end_at:
+    stall, end_at = active.stall, hangs_at(context.group, active.stall)
+    if not stall.told and stall.is_known(at := told_at(context.group, stall)) and context.now >= at:
+        context.change(round=replace(active, stall=replace(stall, told=True)))
+        context.say(hangs.stalled(active.number, stall.at(context.now)))
+    if end_at is not None and stall.is_known(end_at) and context.now >= end_at:
         failure, node_id = Failure(local_rank=-1, rank=-1, at=stall.since), None  # of nobody in particular
         if (member := active.holder(stall.ranks)) is not None:
             rank, node_id = stall.ranks[0], member.node_id
             failure = replace(failure, rank=rank, local_rank=rank - member.rank_offset, message=stall.stack)
-        why = ends.hangs(stall.at(work.now), node_id, failure.rank)
+        why = ends.hangs(stall.at(context.now), node_id, failure.rank)
         cause = Cause(kind=EndKind.FAILED, reason=why, node_id=node_id)
-        end_round(work, cause, hang=failure, since=stall.since)
+        end_round(context, cause, hang=failure, since=stall.since)
 
 
 def hang_of(active: Round | None, now: float) -> Hang | None:

@@ -18,7 +18,7 @@ from hetrdzv.core.rounds.timers import admits_at, forms_at, gives_up_at, unresol
 from hetrdzv.core.rounds.transitions import (
     GONE_NODES_KEPT,
     LOSSES,
-    Work,
+    StepContext,
     blame_who_leaves,
     end_round,
     expire,
@@ -48,58 +48,60 @@ LASTED_S = 60.0
 """A round that ran this long has probably made progress (seconds)."""
 
 
-def settle(work: Work) -> None:
+def settle(context: StepContext) -> None:
     """Apply everything that follows from the group's state and the time."""
-    expire(work)
-    if not work.group.state.terminal:
-        snapshots.end_parting(work)
-        if work.group.active_round is None:
-            _judge(work)
-            _form(work)
+    expire(context)
+    if not context.group.state.terminal:
+        snapshots.end_parting(context)
+        if context.group.active_round is None:
+            _judge(context)
+            _form(context)
         else:
-            _progress(work)
-            _stop_in_time(work)
-            settle_stall(work)
-    if work.group.active_round is not None and not work.group.state.terminal:
-        _admit_joiners(work)
-    if work.events and len(work.group.nodes) > GONE_NODES_KEPT:
-        current = work.group.round
+            _progress(context)
+            _stop_in_time(context)
+            settle_stall(context)
+    if context.group.active_round is not None and not context.group.state.terminal:
+        _admit_joiners(context)
+    if context.events and len(context.group.nodes) > GONE_NODES_KEPT:
+        current = context.group.round
         keep = {member.node_id for member in current.members} if current is not None else set()
-        keep |= {node.node_id for node in work.group.nodes.values() if snapshots.is_needed(work.group, node)}
-        nodes = remembered(work.group.nodes, keep)
-        known = frozenset(pair for pair in work.group.unreachable if nodes.keys() >= set(pair))
-        work.change(nodes=nodes, unreachable=known)
+        keep |= {
+            node.node_id for node in context.group.nodes.values() if snapshots.is_needed(context.group, node)
+        }
+        nodes = remembered(context.group.nodes, keep)
+        known = frozenset(pair for pair in context.group.unreachable if nodes.keys() >= set(pair))
+        context.change(nodes=nodes, unreachable=known)
 
 
 # -- a round runs and ends -----------------------------------------------------------------------------------
 
 
-def _progress(work: Work) -> None:
+def _progress(context: StepContext) -> None:
     """Check whether all members of the active round have started, or succeeded."""
-    group, active = work.group, work.group.active_round
+    group, active = context.group, context.group.active_round
     assert active is not None
     if group.all_succeeded(active):
-        succeed(work, apart(active))
+        succeed(context, apart(active))
     elif group.state is GroupState.STARTING and not any(
         group.phase_of(member) is NodePhase.STARTING for member in active.members
     ):
-        work.change(state=GroupState.RUNNING, round=replace(active, runs_at=work.now))
-        work.say(waiting.round_running(active.number, len(active.members), active.world_size))
+        context.change(state=GroupState.RUNNING, round=replace(active, runs_at=context.now))
+        context.say(waiting.round_running(active.number, len(active.members), active.world_size))
 
 
-def _stop_in_time(work: Work) -> None:
+def _stop_in_time(context: StepContext) -> None:
     """End a round whose workers got a notice, once all are ready for that, or their time is over."""
-    active = work.group.active_round
-    if active is None or (notice := active.notice) is None or work.group.state.terminal:
+    active = context.group.active_round
+    if active is None or (notice := active.notice) is None or context.group.state.terminal:
         return
-    late = waited_for(work.group)
-    if late and work.now < notice.until:
+    late = waited_for(context.group)
+    if late and context.now < notice.until:
         return
     if late:
-        work.say(events.notice_expired(late, round(notice.until - notice.at, 3)))
+        context.say(events.notice_expired(late, round(notice.until - notice.at, 3)))
     else:
-        work.say(events.ready_to_stop(round(work.now - notice.at, 3)))
-    end_round(work, notice.cause)
+        context.say(events.ready_to_stop(round(context.now - notice.at, 3)))
+    end_round(context, notice.cause)
 
 
 class _Failed(NamedTuple):
@@ -117,32 +119,32 @@ class _Failed(NamedTuple):
         return RootCause(reason=reason, round=number, node_id=self.node_id, failure=failure)
 
 
-def _judge(work: Work) -> None:
+def _judge(context: StepContext) -> None:
     """Decide what an ended round costs, once every member has stopped, is gone or is overdue (rule 5)."""
-    ended = work.group.round
-    if ended is None or ended.end is None or ended.end.judged or unresolved(work.group, work.now):
+    ended = context.group.round
+    if ended is None or ended.end is None or ended.end.judged or unresolved(context.group, context.now):
         return
-    end = replace(blame_who_leaves(work, ended, ended.end), stopped_at=work.now)
-    failures = _failures(work.group, replace(ended, end=end))
+    end = replace(blame_who_leaves(context, ended, ended.end), stopped_at=context.now)
+    failures = _failures(context.group, replace(ended, end=end))
     if end.kind is EndKind.FAILED:
         first = failures[0]
         end = replace(end, cause=Cause(kind=end.kind, reason=first.reason, node_id=first.node_id))
     ended = replace(ended, end=end)
-    work.change(round=ended)
-    left = _prospects(work.group)
+    context.change(round=ended)
+    left = _prospects(context.group)
     # Later, a joiner that lacks a module, or a file server that is away, must not end a job that has worked.
     if ended.first and (hopeless := [failed for failed in failures if failed.failure.permanent]):
-        fail(work, hopeless[0].root_cause(ended.number, "permanent"))
+        fail(context, hopeless[0].root_cause(ended.number, "permanent"))
         return
     gave_up = {failed.node_id for failed in failures if failed.node_id and failed.failure.final}
     gave_up -= {node.node_id for node in left}
-    if gave_up and isinstance(select(work.group.spec, left), Shortfall):
+    if gave_up and isinstance(select(context.group.spec, left), Shortfall):
         cause = failures[0].root_cause(ended.number)
         if end.kind in LOSSES:  # the failures came of that
             cause = RootCause(reason=end.reason, round=ended.number, node_id=end.node_id)
-        fail(work, cause, gave_up=Nodes.of(gave_up))
+        fail(context, cause, gave_up=Nodes.of(gave_up))
     elif end.kind is EndKind.FAILED and not (gave_up and failures[0].is_start):
-        _charge(work, ended, failures[0])
+        _charge(context, ended, failures[0])
 
 
 def _failures(group: Group, ended: Round) -> list[_Failed]:
@@ -175,79 +177,79 @@ def _prospects(group: Group) -> list[Node]:
     ]
 
 
-def _charge(work: Work, ended: Round, first: _Failed) -> None:
+def _charge(context: StepContext, ended: Round, first: _Failed) -> None:
     """Charge one restart for a round that ended with a failure, or fail the group."""
-    group, end = work.group, ended.end
+    group, end = context.group, ended.end
     lasted = end is not None and end.at - ended.formed_at >= LASTED_S
     quick = 1 if lasted else group.quick + 1
     if first.node_id is not None:
-        _note_blame(work, ended, first.node_id)
+        _note_blame(context, ended, first.node_id)
     budget = group.spec.max_restarts
     if first.failure.exit_code in group.spec.no_restart_on:
-        fail(work, first.root_cause(ended.number, "no_restart_on"))
+        fail(context, first.root_cause(ended.number, "no_restart_on"))
     elif group.restarts >= budget:
-        fail(work, first.root_cause(ended.number, "used_up", budget))
+        fail(context, first.root_cause(ended.number, "used_up", budget))
     else:
         # The first restart does not wait, those in quick succession 1 s, 2 s, 4 s ...
         wait_s = min(group.spec.restart_wait_s, 2.0 ** min(quick - 2, 30)) if quick > 1 else 0.0
-        backoff_until = work.now + wait_s if wait_s else None
-        work.change(quick=quick, restarts=group.restarts + 1, backoff_until=backoff_until)
-        work.say(events.restart_spent(first.reason, group.restarts + 1, budget))
+        backoff_until = context.now + wait_s if wait_s else None
+        context.change(quick=quick, restarts=group.restarts + 1, backoff_until=backoff_until)
+        context.say(events.restart_spent(first.reason, group.restarts + 1, budget))
 
 
-def _note_blame(work: Work, ended: Round, node_id: str) -> None:
+def _note_blame(context: StepContext, ended: Round, node_id: str) -> None:
     """Count a failed round against a node, and end the rows of the others that were in it."""
     known = {
         name: times
-        for name, times in work.group.failed_rounds.items()
-        if name in work.group.nodes and (name == node_id or ended.member(name) is None)
+        for name, times in context.group.failed_rounds.items()
+        if name in context.group.nodes and (name == node_id or ended.member(name) is None)
     }
     times = known.get(node_id, 0) + 1
-    work.change(failed_rounds={**known, node_id: times})
+    context.change(failed_rounds={**known, node_id: times})
     if times == USED_LAST_AFTER:
-        work.say(events.node_used_last(node_id, times))
+        context.say(events.node_used_last(node_id, times))
 
 
 # -- the next round forms ------------------------------------------------------------------------------------
 
 
-def _form(work: Work) -> None:
+def _form(context: StepContext) -> None:
     """Form a round if the bounds hold and there is nothing left to wait for (rule 3)."""
-    group = work.group
+    group = context.group
     if group.state.terminal or (group.round is not None and not (group.round.end and group.round.end.judged)):
         return
     for node in stranded(ready_nodes(group)):
-        reject(work, node)
-    ready, answer = ready_nodes(work.group), next_round(work.group)
-    _track_waiting(work, ready, answer)
-    if work.group.bounds_since is not None:
-        if work.now < forms_at(work.group, answer) or answer.suspects:
+        reject(context, node)
+    ready, answer = ready_nodes(context.group), next_round(context.group)
+    _track_waiting(context, ready, answer)
+    if context.group.bounds_since is not None:
+        if context.now < forms_at(context.group, answer) or answer.suspects:
             return
-    elif (give_up_at := gives_up_at(work.group)) is None or work.now < give_up_at:
+    elif (give_up_at := gives_up_at(context.group)) is None or context.now < give_up_at:
         return
     if isinstance(answer, Selection):
-        _start_round(work, answer)
+        _start_round(context, answer)
     elif answer.lack is Lack.MASTER:
-        why = ends.no_node_can_be_master(cut_off(work.group, ready), work.group.spec.master)
-        fail(work, RootCause(reason=why))
+        why = ends.no_node_can_be_master(cut_off(context.group, ready), context.group.spec.master)
+        fail(context, RootCause(reason=why))
     else:
-        fail(work, RootCause(reason=_join_timeout(work.group, ready, answer)))
+        fail(context, RootCause(reason=_join_timeout(context.group, ready, answer)))
 
 
-def _track_waiting(work: Work, ready: Sequence[Node], answer: Selection | Shortfall) -> None:
+def _track_waiting(context: StepContext, ready: Sequence[Node], answer: Selection | Shortfall) -> None:
     """Record since when the group has been waiting with a node, and since when its bounds have held."""
-    group, now = work.group, work.now
+    group, now = context.group, context.now
     bounds_hold = isinstance(answer, Selection) or answer.final
     waits = bool(ready) or bool(not_ready_nodes(group)) or group.still_stopping
-    work.change(
+    context.change(
         waiting_since=(now if group.waiting_since is None else group.waiting_since) if waits else None,
         bounds_since=(now if group.bounds_since is None else group.bounds_since) if bounds_hold else None,
         last_call=group.last_call or not bounds_hold or not any(group.in_round(node) for node in ready),
     )
 
 
-def _start_round(work: Work, selection: Selection) -> None:
-    group, former, number = work.group, work.group.round, work.group.last_round + 1
+def _start_round(context: StepContext, selection: Selection) -> None:
+    group, former, number = context.group, context.group.round, context.group.last_round + 1
     end = former.end if former is not None else None
     placed, seats = place(group.spec, selection.nodes, group.seats, former_round(group), selection.master)
     members = [
@@ -268,13 +270,13 @@ def _start_round(work: Work, selection: Selection) -> None:
         number=number,
         members=placed,
         restart_count=group.restarts,
-        formed_at=work.now,
+        formed_at=context.now,
         first=former is None or (former.first and never_started),
         restarted_by=end.cause.reason if restarted and end and end.kind is EndKind.FAILED else None,
         warnings=(*drift(selection.nodes), *unordered(group.spec, selection.nodes)),
         weights=_weights(members),
     )
-    work.change(
+    context.change(
         state=GroupState.STARTING,
         spec_fixed=True,  # the round keeps the bounds under which it formed
         last_round=number,
@@ -289,13 +291,13 @@ def _start_round(work: Work, selection: Selection) -> None:
     )
     places = [(member.node_id, member.ranks) for member in new.members[:MOST_PLACES]]
     more, after = len(new.members) - len(places), end.kind if end is not None else None
-    work.say(events.round_formed(number, new.world_size, places, more, after))
+    context.say(events.round_formed(number, new.world_size, places, more, after))
     if former is None and not group.spec.bounded:
         restarts = group.spec.on_join is OnJoin.RESTART
-        work.say(events.started_unbounded(len(new.members), restarts=restarts))
-    cost = snapshots.begin(work, group)
-    if (record := newest_record(group, work.now)) is not None:
-        work.change(records=with_record(group, replace(record, cost=cost)))
+        context.say(events.started_unbounded(len(new.members), restarts=restarts))
+    cost = snapshots.begin(context, group)
+    if (record := newest_record(group, context.now)) is not None:
+        context.change(records=with_record(group, replace(record, cost=cost)))
 
 
 def _weights(members: Sequence[Node]) -> Weights:
@@ -322,22 +324,22 @@ def _join_timeout(group: Group, ready: Sequence[Node], answer: Shortfall) -> Rea
 # -- a running round takes nodes in --------------------------------------------------------------------------
 
 
-def _admit_joiners(work: Work) -> None:
+def _admit_joiners(context: StepContext) -> None:
     """End a running round for nodes that make the world larger, in one batch per last call (rule 3c)."""
-    active = work.group.active_round
+    active = context.group.active_round
     assert active is not None
     if not is_loopback(active.master.address):
-        for node in ready_nodes(work.group):
+        for node in ready_nodes(context.group):
             if is_loopback(node.address):
-                reject(work, node)
+                reject(context, node)
     if active.notice is not None:
         return
-    larger = growth(work.group)
+    larger = growth(context.group)
     if not larger.joiners:
-        work.change(joiners_since=None)
+        context.change(joiners_since=None)
         return
-    if work.group.joiners_since is None:
-        work.change(joiners_since=work.now)
-    if work.now >= admits_at(work.group, larger) and not larger.has_suspects:
+    if context.group.joiners_since is None:
+        context.change(joiners_since=context.now)
+    if context.now >= admits_at(context.group, larger) and not larger.has_suspects:
         who = sorted(larger.joiners)
-        stop_with_grace(work, Cause(kind=EndKind.JOINED, reason=ends.nodes_joined(who), node_id=who[0]))
+        stop_with_grace(context, Cause(kind=EndKind.JOINED, reason=ends.nodes_joined(who), node_id=who[0]))

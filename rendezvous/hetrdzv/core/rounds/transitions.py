@@ -22,7 +22,7 @@ LOSSES = frozenset({EndKind.LOST, EndKind.LEFT, EndKind.DRAINED})
 """Ends that explain what failed elsewhere at the same time (rule 5)."""
 
 
-class Work:
+class StepContext:
     """A step in progress: the group so far and the events so far. Lives no longer than one `step`."""
 
     def __init__(self, group: Group, now: float, leases: Leases) -> None:
@@ -76,42 +76,46 @@ def known_node(group: Group, node_id: str) -> Node:
     return node
 
 
-def record_contact(work: Work, node: Node) -> Node:
+def record_contact(context: StepContext, node: Node) -> Node:
     """Record that a node's agent was heard from."""
-    return work.change_node(node, heard_at=work.now, cut_at=None)
+    return context.change_node(node, heard_at=context.now, cut_at=None)
 
 
 # -- nodes go ------------------------------------------------------------------------------------------------
 
 
-def expire(work: Work) -> None:
+def expire(context: StepContext) -> None:
     """Mark nodes lost that missed their lease, or whose connection was cut."""
-    for node, lease_s in work.leases.lapsed(work.group, work.now):
+    for node, lease_s in context.leases.lapsed(context.group, context.now):
         if node.cut_at is None:
-            remove_node(work, node, NodePhase.LOST, departures.lease_expired(lease_s), work.now - lease_s)
+            remove_node(
+                context, node, NodePhase.LOST, departures.lease_expired(lease_s), context.now - lease_s
+            )
         else:
-            remove_node(work, node, NodePhase.LOST, departures.connection_lost(), node.cut_at)
+            remove_node(context, node, NodePhase.LOST, departures.connection_lost(), node.cut_at)
 
 
-def remove_node(work: Work, node: Node, phase: NodePhase, why: Reason, since: float | None = None) -> None:
+def remove_node(
+    context: StepContext, node: Node, phase: NodePhase, why: Reason, since: float | None = None
+) -> None:
     """Take a node out of the group's live ones; ends its round unless its part in it is done.
 
     The part of a node that succeeded is done, too, when it says goodbye in a round that something else ended. `since`:
     when it was last heard from.
     """
     lost = phase is NodePhase.LOST
-    late_goodbye = not lost and node.phase is NodePhase.SUCCEEDED and not work.group.active_round
-    done = late_goodbye or work.group.part_done(node)
-    work.change_node(node, phase=phase, daemon=(), gone_at=work.now, departure_reason=why, cut_at=None)
+    late_goodbye = not lost and node.phase is NodePhase.SUCCEEDED and not context.group.active_round
+    done = late_goodbye or context.group.part_done(node)
+    context.change_node(node, phase=phase, daemon=(), gone_at=context.now, departure_reason=why, cut_at=None)
     event = ends.node_lost(node.node_id, why) if lost else ends.node_left(node.node_id, why)
-    work.say(event)
+    context.say(event)
     if not node.gone:
         cause = Cause(kind=EndKind.LOST if lost else EndKind.LEFT, reason=event, node_id=node.node_id)
-        withdraw(work, node, cause, done=done, since=since)
+        withdraw(context, node, cause, done=done, since=since)
 
 
 def withdraw(
-    work: Work,
+    context: StepContext,
     node: Node,
     cause: Cause,
     *,
@@ -124,21 +128,21 @@ def withdraw(
     A node that goes because its workers failed explains nothing: its failure does. `since`: when it was last heard
     from; `gone_at`: it runs on, and has to stop its workers then.
     """
-    current = work.group.round
-    if current is None or work.group.state.terminal or not work.group.in_round(node):
+    current = context.group.round
+    if current is None or context.group.state.terminal or not context.group.in_round(node):
         return
     if done:
-        work.change(round=replace(current, finished=current.finished | {node.node_id}))
-    elif node.failure is not None and current.end is not None and work.group.gave_up(node):
+        context.change(round=replace(current, finished=current.finished | {node.node_id}))
+    elif node.failure is not None and current.end is not None and context.group.gave_up(node):
         departed = {**current.end.departed, node.node_id: node.failure}
-        work.change(round=replace(current, end=replace(current.end, departed=departed)))
+        context.change(round=replace(current, end=replace(current.end, departed=departed)))
     elif cause.kind is EndKind.DRAINED or gone_at is not None:
-        stop_with_grace(work, cause, gone_at)
+        stop_with_grace(context, cause, gone_at)
     else:
-        end_round(work, cause, since=since)
+        end_round(context, cause, since=since)
 
 
-def set_leaving(work: Work, node: Node, why: Reason, gone_at: float | None = None) -> None:
+def set_leaving(context: StepContext, node: Node, why: Reason, gone_at: float | None = None) -> None:
     """Record that a node is about to leave; ends its round unless its part in it is done.
 
     `gone_at`: its workers run on until then; None: they are being stopped, or nobody knows.
@@ -146,28 +150,28 @@ def set_leaving(work: Work, node: Node, why: Reason, gone_at: float | None = Non
     by_itself = why.code != ReasonCode.NODE_DRAINED
     if node.gone:
         if node.phase is NodePhase.LOST and node.leaving is None and by_itself:
-            work.change_node(node, leaving=why)  # a join that it sent before may yet bring it back
+            context.change_node(node, leaving=why)  # a join that it sent before may yet bring it back
         return
     if node.leaving is not None:
-        notice = work.group.round.notice if work.group.round is not None else None
-        runs_on = work.group.in_round(node) and not work.group.part_done(node)
+        notice = context.group.round.notice if context.group.round is not None else None
+        runs_on = context.group.in_round(node) and not context.group.part_done(node)
         if notice is not None and by_itself and runs_on:
-            work.change_node(node, leaving=why)  # it was drained, and ran on
-            _hasten(work, notice, gone_at)
+            context.change_node(node, leaving=why)  # it was drained, and ran on
+            _hasten(context, notice, gone_at)
         return
-    node = work.change_node(node, leaving=why)
-    work.say(ends.node_leaving(node.node_id, why))
-    if not work.group.part_done(node):
-        withdraw(work, node, _leaving(node.node_id, why), done=False, gone_at=gone_at)
+    node = context.change_node(node, leaving=why)
+    context.say(ends.node_leaving(node.node_id, why))
+    if not context.group.part_done(node):
+        withdraw(context, node, _leaving(node.node_id, why), done=False, gone_at=gone_at)
 
 
-def _hasten(work: Work, notice: Notice, gone_at: float | None) -> None:
+def _hasten(context: StepContext, notice: Notice, gone_at: float | None) -> None:
     """A member stops its workers then (seconds; None: now), and all others with it."""
-    active = work.group.active_round
+    active = context.group.active_round
     if active is None or gone_at is None:
-        end_round(work, notice.cause)
+        end_round(context, notice.cause)
     elif gone_at < notice.until:
-        work.change(round=replace(active, notice=replace(notice, until=max(gone_at, work.now))))
+        context.change(round=replace(active, notice=replace(notice, until=max(gone_at, context.now))))
 
 
 def _leaving(node_id: str, why: Reason) -> Cause:
@@ -176,13 +180,13 @@ def _leaving(node_id: str, why: Reason) -> Cause:
     return Cause(kind=kind, reason=ends.node_leaving(node_id, why), node_id=node_id)
 
 
-def reject(work: Work, node: Node) -> None:
+def reject(context: StepContext, node: Node) -> None:
     """Reject a node that no other host can reach; its agent is told to exit."""
-    why = departures.bad_address(work.group.group_id, node.node_id, node.address)
-    work.change_node(
-        node, rejected=why, phase=NodePhase.LEFT, gone_at=work.now, departure_reason=why, cut_at=None
+    why = departures.bad_address(context.group.group_id, node.node_id, node.address)
+    context.change_node(
+        node, rejected=why, phase=NodePhase.LEFT, gone_at=context.now, departure_reason=why, cut_at=None
     )
-    work.say(events.node_rejected(node.node_id, why))
+    context.say(events.node_rejected(node.node_id, why))
 
 
 def remembered(nodes: Mapping[str, Node], keep: AbstractSet[str] = frozenset()) -> Mapping[str, Node]:
@@ -199,7 +203,7 @@ def remembered(nodes: Mapping[str, Node], keep: AbstractSet[str] = frozenset()) 
 
 
 def end_round(
-    work: Work,
+    context: StepContext,
     cause: Cause,
     *,
     hang: Failure | None = None,
@@ -211,22 +215,22 @@ def end_round(
     `since`: when what ends it happened, where it was noticed later (in seconds before now: no server may have run
     then).
     """
-    current = work.group.round
+    current = context.group.round
     if cause.kind is EndKind.CANCELLED or (current is not None and current.is_cancelled):
-        finish_cancelled(work)
+        finish_cancelled(context)
     elif current is None:
         return
     elif current.end is None:
-        time = time_until_end(current, work.now if since is None else since, work.now)
-        end = End(cause=cause, at=work.now, time=time, hang=hang, before=before)
+        time = time_until_end(current, context.now if since is None else since, context.now)
+        end = End(cause=cause, at=context.now, time=time, hang=hang, before=before)
         ended = replace(current, end=end, stall=None, notice=None)
-        work.change(state=GroupState.WAITING, round=ended, joiners_since=None)
-        work.say(events.round_ended(current.number, cause.reason, cause.kind))
+        context.change(state=GroupState.WAITING, round=ended, joiners_since=None)
+        context.say(events.round_ended(current.number, cause.reason, cause.kind))
     elif cause.kind in LOSSES and current.end.kind is EndKind.FAILED and not current.end.judged:
-        _blame(work, current, current.end, cause)
+        _blame(context, current, current.end, cause)
 
 
-def blame_who_leaves(work: Work, ended: Round, end: End) -> End:
+def blame_who_leaves(context: StepContext, ended: Round, end: End) -> End:
     """The end of a round; a member that is about to leave is the cause of the failure that ended it (rule 5).
 
     It may have been drained before the failure, and have stopped its workers without having said goodbye.
@@ -234,78 +238,82 @@ def blame_who_leaves(work: Work, ended: Round, end: End) -> End:
     if end.kind is not EndKind.FAILED:
         return end
     for member in ended.members:
-        node = work.group.speaker(member)
+        node = context.group.speaker(member)
         if node is None or node.leaving is None or member.node_id in ended.finished:
             continue
-        if node.phase is not NodePhase.SUCCEEDED and not work.group.gave_up(node):
-            return _blame(work, ended, end, _leaving(node.node_id, node.leaving))
+        if node.phase is not NodePhase.SUCCEEDED and not context.group.gave_up(node):
+            return _blame(context, ended, end, _leaving(node.node_id, node.leaving))
     return end
 
 
-def _blame(work: Work, ended: Round, end: End, cause: Cause) -> End:
+def _blame(context: StepContext, ended: Round, end: End, cause: Cause) -> End:
     end = replace(end, cause=cause, consequences=True)
-    work.change(round=replace(ended, end=end))
-    work.say(events.round_judged(ended.number, cause.reason))
+    context.change(round=replace(ended, end=end))
+    context.say(events.round_judged(ended.number, cause.reason))
     return end
 
 
-def stop_with_grace(work: Work, cause: Cause, gone_at: float | None = None) -> None:
+def stop_with_grace(context: StepContext, cause: Cause, gone_at: float | None = None) -> None:
     """End the active round, to which nothing has happened yet; where there is time, once its workers have saved.
 
     A round that is about to end anyway keeps its notice, unless the job is to end with it. `gone_at`: see
     `notice_until`.
     """
-    active = work.group.active_round
-    until = notice_until(work.group, work.now, gone_at)
+    active = context.group.active_round
+    until = notice_until(context.group, context.now, gone_at)
     if active is not None and active.notice is not None:
         if cause.kind is EndKind.CANCELLED:
-            work.change(round=replace(active, notice=replace(active.notice, cause=cause)))
+            context.change(round=replace(active, notice=replace(active.notice, cause=cause)))
         elif gone_at is not None:
-            _hasten(work, active.notice, gone_at)
+            _hasten(context, active.notice, gone_at)
     elif active is None or until is None:
-        end_round(work, cause)
+        end_round(context, cause)
     else:
-        work.change(round=replace(active, notice=Notice(cause=cause, at=work.now, until=until)))
-        work.say(events.stop_announced(active.number, cause.reason, round(until - work.now, 3)))
+        context.change(round=replace(active, notice=Notice(cause=cause, at=context.now, until=until)))
+        context.say(events.stop_announced(active.number, cause.reason, round(until - context.now, 3)))
 
 
-def succeed(work: Work, apart: Reason | None) -> None:
+def succeed(context: StepContext, apart: Reason | None) -> None:
     """Finish the job, since all its workers have succeeded; `apart`: but they never met."""
-    _finish(work, GroupState.SUCCEEDED, events.group_succeeded(apart))
+    _finish(context, GroupState.SUCCEEDED, events.group_succeeded(apart))
 
 
-def fail(work: Work, cause: RootCause, *, gave_up: Nodes | None = None) -> None:
+def fail(context: StepContext, cause: RootCause, *, gave_up: Nodes | None = None) -> None:
     """Finish the job, which has failed; `gave_up`: see `group_failed`."""
-    _finish(work, GroupState.FAILED, events.group_failed(cause.reason, gave_up), cause)
+    _finish(context, GroupState.FAILED, events.group_failed(cause.reason, gave_up), cause)
 
 
-def finish_cancelled(work: Work) -> None:
+def finish_cancelled(context: StepContext) -> None:
     """Finish the job since a person has cancelled it."""
-    _finish(work, GroupState.CANCELLED, work.group.cancellation or ends.cancelled())
+    _finish(context, GroupState.CANCELLED, context.group.cancellation or ends.cancelled())
 
 
-def _finish(work: Work, state: GroupState, event: Reason, root_cause: RootCause | None = None) -> None:
-    active = work.group.active_round
+def _finish(
+    context: StepContext, state: GroupState, event: Reason, root_cause: RootCause | None = None
+) -> None:
+    active = context.group.active_round
     if active is not None and active.notice is not None:
-        work.change(round=replace(active, notice=None))
+        context.change(round=replace(active, notice=None))
         if active.is_cancelled and state is not GroupState.CANCELLED:
-            finish_cancelled(work)  # a person was told so; and scripts may exit with 0 once they have saved
+            finish_cancelled(
+                context
+            )  # a person was told so; and scripts may exit with 0 once they have saved
             return
-    record = newest_record(work.group, work.now)
+    record = newest_record(context.group, context.now)
     if record is not None:
         why = replace(event if root_cause is None else root_cause.reason, quote="", cause=None)
         record = replace(record, ended_by=state, reason=why, is_last=True)
-    work.change(
+    context.change(
         state=state,
-        records=with_record(work.group, record),
+        records=with_record(context.group, record),
         root_cause=root_cause,
-        cancellation=work.group.cancellation if state is GroupState.CANCELLED else None,
-        finished_at=work.now,
+        cancellation=context.group.cancellation if state is GroupState.CANCELLED else None,
+        finished_at=context.now,
         waiting_since=None,
         bounds_since=None,
         joiners_since=None,
     )
-    work.say(event)
+    context.say(event)
 
 
 def is_reusable(group: Group) -> bool:
@@ -313,21 +321,21 @@ def is_reusable(group: Group) -> bool:
     return group.state in (GroupState.SUCCEEDED, GroupState.FAILED) and not group.by_put
 
 
-def begin_job(work: Work, spec: GroupSpec, *, spec_fixed: bool) -> None:
+def begin_job(context: StepContext, spec: GroupSpec, *, spec_fixed: bool) -> None:
     """Start a new job in a finished group, once no node of the old one is left.
 
     Agents that came after the outcome was decided never had workers, so nothing waits for them.
     """
-    expire(work)
-    group = work.group
-    finished_at = group.finished_at if group.finished_at is not None else work.now
+    expire(context)
+    group = context.group
+    finished_at = group.finished_at if group.finished_at is not None else context.now
     old = [node for node in group.live if node.joined_at <= finished_at]
     if old:
         raise GroupFinishing(
             f"the last job of group '{group.group_id}' is over, but some of its nodes have yet to exit: "
             f"{Nodes.of(node.node_id for node in old)}; a new job can start once they are gone"
         )
-    work.group = Group(
+    context.group = Group(
         group_id=group.group_id,
         spec=spec,
         spec_fixed=spec_fixed,
@@ -340,4 +348,4 @@ def begin_job(work: Work, spec: GroupSpec, *, spec_fixed: bool) -> None:
         previous_outcome=group.state,
         created_at=group.created_at,
     )
-    work.say(events.job_began(group.group_id, work.group.job))
+    context.say(events.job_began(group.group_id, context.group.job))

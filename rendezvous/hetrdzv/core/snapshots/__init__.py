@@ -12,7 +12,7 @@ from typing import Any
 from hetrdzv.core.commands import DeclareSnapshots, Report, UseSnapshot
 from hetrdzv.core.memo import cached
 from hetrdzv.core.model import Group, Node, Round
-from hetrdzv.core.rounds.transitions import Work, require_speaker
+from hetrdzv.core.rounds.transitions import StepContext, require_speaker
 from hetrdzv.core.snapshots.complete import (
     Gathered,
     gathered,
@@ -37,12 +37,12 @@ MOST_SHOWN = 5
 """How many steps an error names."""
 
 
-def begin(work: Work, before: Group) -> str:
+def begin(context: StepContext, before: Group) -> str:
     """Choose the snapshot that a round begins from; returns what is lost of the one before it, in words.
 
     `before`: the group without it, whose newest round has been judged.
     """
-    group, current = work.group, work.group.active_round
+    group, current = context.group, context.group.active_round
     assert current is not None
     members = [group.nodes[member.node_id] for member in current.members]
     known = group.snapshots
@@ -55,19 +55,19 @@ def begin(work: Work, before: Group) -> str:
     taken = choose(known, all_found)
     if taken is not None and taken.stamp == known.wanted:
         known = replace(known, undone=taken.stamp, undone_before=current.number)
-    work.change(snapshots=replace(known, wanted=None))
+    context.change(snapshots=replace(known, wanted=None))
     lost = _lost(before, known, taken)
     newer = newer_than(taken.stamp.step if taken is not None else 0, all_found) if lost != 0 else None
     holders = [node.node_id for node, _ in taken.holders] if taken is not None else []
     if taken is not None:
         snapshot = chosen_from(taken, (node.node_id for node in members), lost, newer)
-        work.change(round=replace(current, snapshot=snapshot))
+        context.change(round=replace(current, snapshot=snapshot))
     if taken is not None or lost != 0:
         stamp, on_disk = (taken.stamp, taken.on_disk is not None) if taken is not None else (None, False)
         who = Nodes.of(holders)
-        work.say(reasons.began_from_snapshot(current.number, stamp, who, lost, newer, on_disk=on_disk))
-    for warning in found(work.group, current):
-        work.say(warning)
+        context.say(reasons.began_from_snapshot(current.number, stamp, who, lost, newer, on_disk=on_disk))
+    for warning in found(context.group, current):
+        context.say(warning)
     return reasons.lost(lost, newer) if lost != 0 else ""
 
 
@@ -79,19 +79,19 @@ def of_start(group: Group, current: Round, member: Member) -> Mapping[str, Any]:
     return {"snapshot": snapshot, "origin": group.snapshots.origin}
 
 
-def parting(work: Work, node: Node, report: Report) -> None:
+def parting(context: StepContext, node: Node, report: Report) -> None:
     """A node whose workers are gone says for how long it will serve what it holds; later, that this is done."""
-    known = work.group.snapshots
-    if known is None or node.job != work.group.job:
+    known = context.group.snapshots
+    if known is None or node.job != context.group.job:
         return
     if not report.serves_s and node.incarnation in known.parting:
         left = {whose: at for whose, at in known.parting.items() if whose != node.incarnation}
-        work.change(snapshots=replace(known, parting=left))
+        context.change(snapshots=replace(known, parting=left))
     if not report.serves_s or report.snapshots is None or node.gone:
         return
-    until = work.now - max(0.0, report.age_s) + min(report.serves_s, MOST_SERVES_S)
-    work.change_node(node, snapshots=report.snapshots)
-    work.change(snapshots=replace(known, parting={**known.parting, node.incarnation: until}))
+    until = context.now - max(0.0, report.age_s) + min(report.serves_s, MOST_SERVES_S)
+    context.change_node(node, snapshots=report.snapshots)
+    context.change(snapshots=replace(known, parting={**known.parting, node.incarnation: until}))
 
 
 def is_needed(group: Group, node: Node) -> bool:
@@ -102,12 +102,12 @@ def is_needed(group: Group, node: Node) -> bool:
     return complete is None or any(held.round >= complete.round for held in node.snapshots.held)
 
 
-def end_parting(work: Work) -> None:
+def end_parting(context: StepContext) -> None:
     """Forget agents that have served what they hold for as long as they said."""
-    known = work.group.snapshots
-    if known is not None and any(until < work.now for until in known.parting.values()):
-        parting = {whose: until for whose, until in known.parting.items() if until >= work.now}
-        work.change(snapshots=replace(known, parting=parting))
+    known = context.group.snapshots
+    if known is not None and any(until < context.now for until in known.parting.values()):
+        parting = {whose: until for whose, until in known.parting.items() if until >= context.now}
+        context.change(snapshots=replace(known, parting=parting))
 
 
 def found(group: Group, current: Round) -> Sequence[Reason]:
@@ -242,10 +242,10 @@ def safe_snapshot(group: Group) -> Gathered | None:
     return choose(group.snapshots, [one for one in gathered(group) if alone or is_copied(one)])
 
 
-def declare(work: Work, command: DeclareSnapshots) -> None:
+def declare(context: StepContext, command: DeclareSnapshots) -> None:
     """A member says what it holds while its round runs."""
-    node = require_speaker(work.group, command.node_id, command.incarnation)
-    group, current = work.group, work.group.active_round
+    node = require_speaker(context.group, command.node_id, command.incarnation)
+    group, current = context.group, context.group.active_round
     is_over = current is None or group.state.terminal or not group.in_round(node)
     if current is None or is_over or command.round != current.number:
         raise StaleRound(
@@ -253,16 +253,16 @@ def declare(work: Work, command: DeclareSnapshots) -> None:
         )
     if node.snapshots == command.holdings:
         return
-    for warning in _warnings([work.change_node(node, snapshots=command.holdings)]):
+    for warning in _warnings([context.change_node(node, snapshots=command.holdings)]):
         members = (each for each in map(group.speaker, current.members) if each is not None)
         known = (other.code for each in members for other in _warnings([each]))
         if warning.code not in known:  # the first to say so; all are in the warnings
-            work.say(warning)
+            context.say(warning)
 
 
-def use(work: Work, command: UseSnapshot) -> None:
+def use(context: StepContext, command: UseSnapshot) -> None:
     """A person chooses the snapshot from which the next round begins."""
-    group = work.group
+    group = context.group
     if group.state.terminal:
         raise GroupFinished(f"group '{group.group_id}' has already {group.state}: no round follows")
     complete = [one.stamp for one in gathered(group) if one.lack is None]
@@ -272,8 +272,8 @@ def use(work: Work, command: UseSnapshot) -> None:
             f"group '{group.group_id}' has no complete snapshot of step {command.step}; {_there_are(complete)}"
         )
     if group.snapshots.wanted != stamp:
-        work.change(snapshots=replace(group.snapshots, wanted=stamp))
-        work.say(reasons.snapshot_wanted(stamp))
+        context.change(snapshots=replace(group.snapshots, wanted=stamp))
+        context.say(reasons.snapshot_wanted(stamp))
 
 
 def _there_are(complete: Sequence[Stamp]) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from unittest import mock
 
 from hetagent.session import reports
-from hetagent.session.requests import Answer, Join, Leave, Poll, Request, SendReport
+from hetagent.session.requests import Answer, Join, Leave, Request, SendReport
 from hetrdzv.core import commands
 from hetrdzv.core.directive import directive
 from hetrdzv.core.group import Transition, step
@@ -26,7 +26,7 @@ from hetrdzv.protocol.snapshots import Stamp
 from hetrdzv.protocol.states import DirectiveKind, EndKind, GroupState, NodePhase, ReportKind
 from hetrdzv.service import leases as leases_module
 from hetrdzv.service import service as service_module
-from tests.sim.snapshots import HELD, BeginsFromTheNewest, SafeOutlivesANode
+from tests.sim.snapshots import BeginsFromTheNewest, SafeOutlivesANode
 from tests.sim.store import Disk
 from tests.sim.timeline import Timeline
 from tests.sim.workers import Workers
@@ -497,21 +497,11 @@ def _words(what: commands.Command | Request) -> str:
             return f"{what.node_id}: join after round {what.after_round} ({what.incarnation})"
         case commands.Report():
             return f"{what.node_id}: {what.kind} in round {what.round}, {what.age_s:.2f} s ago"
-        case commands.Tick():
-            return "tick"
-        case Join():
-            return f"join after round {what.body.after_round}"
-        case SendReport(route=reports.REPORT):
-            return f"{what.body.kind} in round {what.body.round}"
-        case Poll():
-            return f"poll for {what.wait_s:.2f} s after {what.after}"
-        case Leave():
-            return "leave"
-        case SendReport(route=route, body=body) if route is HELD:
-            stamps = [(held.round, held.step) for held in body.holdings.held]
-            return f"holds {stamps} in round {body.round}"
-    node_id = getattr(what, "node_id", "")
-    return f"{node_id + ': ' if node_id else ''}{type(what).__name__.lower()}"
+        case Join(body=body):
+            return f"join after round {body.after_round}"
+        case SendReport(route=reports.REPORT, body=body):
+            return f"{body.kind} in round {body.round}"
+    return f"{getattr(what, 'node_id', '')} {type(what).__name__.lower()}".strip()
 
 
 def standing(group: Group | None, now: float) -> str:

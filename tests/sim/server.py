@@ -14,7 +14,7 @@ from hetagent.session.requests import Answer
 from hetrdzv.api import errors
 from hetrdzv.api.errors import StaleReport
 from hetrdzv.api.routes.agents import join_command, report_command
-from hetrdzv.core.commands import Command, Leave, Renew
+from hetrdzv.core.commands import Command, Join, Leave, Renew
 from hetrdzv.core.model import Group
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import Directive
@@ -59,27 +59,24 @@ class Connection:
 
     async def join(self, group: str, node: str, request: JoinRequest) -> Directive:
         """As `PUT /v1/groups/{g}/nodes/{n}`."""
-        found = await self._polls.answer(self._caller, group, join_command(node, request), None, 0.0)
-        if found is None:
-            raise _HungUp
-        return found[1]
+        return await self._answer(group, join_command(node, request), None, 0.0)
 
     async def directive(
         self, group: str, node: str, incarnation: str, after: str | None, wait_s: float
     ) -> Directive:
         """As `GET .../directive`."""
-        renew = Renew(node, incarnation, after)
-        found = await self._polls.answer(self._caller, group, renew, after, wait_s)
-        if found is None:
-            raise _HungUp
-        return found[1]
+        return await self._answer(group, Renew(node, incarnation, after), after, wait_s)
 
     async def poll(self, group: str, node: str, request: PollRequest) -> Directive:
         """As `POST .../directive`."""
         renew = Renew(node, request.incarnation, request.after)
-        found = await self._polls.answer(
-            self._caller, group, renew, request.after, request.wait_s, asks=True, progress=request.progress
-        )
+        more = {"asks": True, "progress": request.progress}
+        return await self._answer(group, renew, request.after, request.wait_s, **more)
+
+    async def _answer(
+        self, group: str, command: Join | Renew, after: str | None, wait_s: float, **more: Any
+    ) -> Directive:
+        found = await self._polls.answer(self._caller, group, command, after, wait_s, **more)
         if found is None:
             raise _HungUp
         return found[1]

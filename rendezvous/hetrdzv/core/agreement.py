@@ -36,7 +36,7 @@ def agree(
             raise _conflict(context, replaced, holders)
         settle(context)  # the last round is judged
         if is_reusable(context.group):
-            begin_job(context, GroupSpec(), spec_fixed=False)
+            begin_job(context)
             return agree(context, given, final=final, node_id=node_id)
         if context.group.by_put or context.group.state.terminal:
             raise _conflict(context, replaced, [])

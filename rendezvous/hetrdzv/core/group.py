@@ -143,7 +143,7 @@ def step(group: Group, command: Command, now: float, leases: Leases, *, settles:
 
 def _put(context: StepContext, command: Put) -> None:
     if is_reusable(context.group):
-        begin_job(context, GroupSpec(), spec_fixed=False)
+        begin_job(context)
     known = context.group.by_put
     agree(context, command.spec, final=True)
     context.change(by_put=True)
@@ -159,7 +159,7 @@ def _join(context: StepContext, command: Join) -> None:
         return
     former = _take_place(context, node, command.incarnation) if node is not None else ()
     if is_reusable(group) and command.node_id not in group.drained:
-        begin_job(context, GroupSpec(), spec_fixed=False)
+        begin_job(context)
     replaced: tuple[Difference, ...] = ()
     if not context.group.state.terminal and command.node_id not in group.drained:  # else it is told to exit
         require_same_script(context, command)
@@ -526,7 +526,7 @@ def _undrain(context: StepContext, command: Undrain) -> None:
 def _restart(context: StepContext) -> None:
     group = context.group
     if group.state.terminal:
-        begin_job(context, group.spec, spec_fixed=True)
+        begin_job(context, group.spec)
     elif group.active_round is None:
         raise Refused(f"group '{group.group_id}' has no running round to restart: it is waiting for nodes")
     elif group.active_round.is_cancelled:

@@ -321,10 +321,11 @@ def is_reusable(group: Group) -> bool:
     return group.state in (GroupState.SUCCEEDED, GroupState.FAILED) and not group.by_put
 
 
-def begin_job(context: StepContext, spec: GroupSpec, *, spec_fixed: bool) -> None:
+def begin_job(context: StepContext, spec: GroupSpec | None = None) -> None:
     """Start a new job in a finished group, once no node of the old one is left.
 
-    Agents that came after the outcome was decided never had workers, so nothing waits for them.
+    Without `spec` whoever comes gives its settings. Agents that came after the outcome was decided never had workers, so
+    nothing waits for them.
     """
     expire(context)
     group = context.group
@@ -337,8 +338,8 @@ def begin_job(context: StepContext, spec: GroupSpec, *, spec_fixed: bool) -> Non
         )
     context.group = Group(
         group_id=group.group_id,
-        spec=spec,
-        spec_fixed=spec_fixed,
+        spec=spec or GroupSpec(),
+        spec_fixed=spec is not None,
         by_put=group.by_put,
         job=group.job + 1,
         last_round=group.last_round,

@@ -324,7 +324,7 @@ def is_reusable(group: Group) -> bool:
 def begin_job(context: StepContext, spec: GroupSpec | None = None) -> None:
     """Start a new job in a finished group, once no node of the old one is left.
 
-    Without `spec` whoever comes gives its settings. Agents that came after the outcome was decided never had workers, so
+    Without `spec` whoever comes gives its settings. Agents that came after the outcome was decided never had workers:
     nothing waits for them.
     """
     expire(context)

@@ -176,26 +176,24 @@ class _Choice:
         items = [Item(unit[0].node_id, self.size(unit), len(unit)) for unit in units]
         found = best_set(items, self.worlds) if items else None
         if found is not None and masters is not None:
-            places = {item.name: place for place, item in enumerate(items)}
-            leaders = [
-                item
-                for item, unit in zip(items, units, strict=True)
-                if not masters.isdisjoint(node.node_id for node in unit)
-            ]
-            tries = [found]
-            if {item.name for item in leaders}.isdisjoint(item.name for item in found):
-                tries = [
-                    served
-                    for leader in leaders[:MOST_TRIED]
-                    if (
-                        served := best_set([one for one in items if one is not leader], self.worlds, [leader])
-                    )
-                ]
-            found = min(
-                tries,
-                key=lambda some: (-sum(one.slots for one in some), sorted(places[one.name] for one in some)),
-                default=None,
-            )
+            able = {
+                unit[0].node_id for unit in units if not masters.isdisjoint(node.node_id for node in unit)
+            }
+            if able.isdisjoint(item.name for item in found):
+                leaders = [item for item in items if item.name in able][:MOST_TRIED]
+                tries = (
+                    best_set([one for one in items if one is not leader], self.worlds, [leader])
+                    for leader in leaders
+                )
+                places = {item.name: place for place, item in enumerate(items)}
+                found = min(
+                    filter(None, tries),
+                    key=lambda some: (
+                        -sum(one.slots for one in some),
+                        sorted(places[one.name] for one in some),
+                    ),
+                    default=None,
+                )
         if found is None:
             return None
         taken = {item.name for item in found}

@@ -155,7 +155,7 @@ class Story:
         while self.now < until:
             self.now = min(until, self.now + 1.0)
             for node in list(self.group.nodes.values()):
-                if node.node_id not in silent and not node.gone and node.cut_at is None:
+                if node.node_id not in silent and not node.gone and node.disconnected_at is None:
                     self.renew(node.node_id)
             self.tick()
 

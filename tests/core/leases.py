@@ -15,12 +15,14 @@ class OwnLeases:
         return [
             (node, group.spec.lease_s)
             for node in group.nodes.values()
-            if node.gone_at is None and now > self.ends_at(group, node)
+            if node.departed_at is None and now > self.ends_at(group, node)
         ]
 
     def ends_at(self, group: Group, node: Node) -> float:
         ends_at = node.heard_at + group.spec.lease_s
-        return ends_at if node.cut_at is None else min(ends_at, node.cut_at + SUSPECT_GRACE_S)
+        return (
+            ends_at if node.disconnected_at is None else min(ends_at, node.disconnected_at + SUSPECT_GRACE_S)
+        )
 
 
 OWN_LEASES = OwnLeases()
@@ -34,6 +36,6 @@ def step(
 
 def deadline(group: Group) -> float | None:
     """When the next `Tick` is due, the ends of leases included."""
-    moments = [OWN_LEASES.ends_at(group, node) for node in group.nodes.values() if node.gone_at is None]
+    moments = [OWN_LEASES.ends_at(group, node) for node in group.nodes.values() if node.departed_at is None]
     at = timers.deadline(group)
     return min([*moments, *([] if at is None else [at])], default=None)

@@ -123,7 +123,7 @@ def test_a_server_that_takes_over_judges_a_round_that_waited_for_a_suspect_only(
     story.cut("a")
     story.join("b")
     assert waits_for(story).nodes == ("a",)
-    story.group = story.group.with_node(replace(story.node("a"), heard_at=story.now, cut_at=None))
+    story.group = story.group.with_node(replace(story.node("a"), heard_at=story.now, disconnected_at=None))
     assert waits_for(story).nodes == ()
     assert story.deadline_in is not None
     assert story.deadline_in <= 0

@@ -183,7 +183,7 @@ class GroupMachine(RuleBasedStateMachine):
             for member in after.round.members if after.round.number == after.last_round else ():
                 node = after.nodes[member.node_id]
                 assert node.incarnation == member.incarnation
-                assert node.cut_at is None, "a suspect was taken into a round"
+                assert node.disconnected_at is None, "a suspect was taken into a round"
                 assert node.leaving is None, "a leaving node was taken into a round"
                 assert node.node_id not in after.drained, "a drained node was taken into a round"
         if before.round is not None and after.round is not None:
@@ -213,7 +213,11 @@ class GroupMachine(RuleBasedStateMachine):
             old = before.nodes.get(node_id)
             if old is not None and old.incarnation != node.incarnation:
                 assert node.incarnation not in old.former, "a replaced agent speaks again"
-                assert old.gone or old.cut_at is not None or self.now > old.heard_at + before.spec.lease_s
+                assert (
+                    old.gone
+                    or old.disconnected_at is not None
+                    or self.now > old.heard_at + before.spec.lease_s
+                )
             if old is not None and old.incarnation == node.incarnation and old.phase == "left":
                 assert node.phase == "left"
 
@@ -229,7 +233,7 @@ class GroupMachine(RuleBasedStateMachine):
             if not done and (member.incarnation, ended.number) not in self.gave_up:
                 assert node.incarnation == member.incarnation, "a replaced member was not the cause"
                 assert not node.gone, "a lost member was not the cause"
-                assert overdue or node.cut_at is None, "judged although a suspect may be lost"
+                assert overdue or node.disconnected_at is None, "judged although a suspect may be lost"
                 assert overdue or node.acked_round >= ended.number, "judged although a member has not stopped"
 
     def check_time(self, group: Group) -> None:

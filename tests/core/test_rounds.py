@@ -251,7 +251,7 @@ def test_who_was_told_of_one_end_was_not_told_of_the_next() -> None:
     story.join("a")
     story.wait(8, silent=("b",))
     assert story.group.state == "waiting"
-    assert story.node("b").stop_told_at is None
+    assert story.node("b").stop_acked_at is None
 
 
 def test_who_was_sent_the_end_of_its_round_may_not_have_got_it() -> None:

@@ -134,7 +134,7 @@ def test_who_is_gone_is_forgotten_once_its_lease_is_over() -> None:
     table = Table(group_of("a", "b"))
     for node_id in ("a", "b"):
         table.polls(node_id, 100.0)
-    gone = replace(table.group.nodes["a"], phase=NodePhase.LEFT, gone_at=101.0)
+    gone = replace(table.group.nodes["a"], phase=NodePhase.LEFT, departed_at=101.0)
     table.group = table.group.with_node(gone)
     table.polls("b", 104.0)
     assert table.lost(106.0) == []

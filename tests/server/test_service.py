@@ -566,8 +566,8 @@ async def test_after_a_stall_nobody_counts_as_told_to_stop() -> None:
         clock.at += 60.0
         await service.execute("g", Renew("a", "1", tell(service, "g", "a", "1")[1].version))
         nodes = service.group("g").nodes
-        assert nodes["a"].stop_told_at is not None
-        assert nodes["b"].stop_told_at is None
+        assert nodes["a"].stop_acked_at is not None
+        assert nodes["b"].stop_acked_at is None
 
 
 async def test_who_is_told_to_stop_without_a_command_is_overdue_in_time() -> None:
@@ -625,10 +625,10 @@ async def test_a_connection_cut_during_a_stall_makes_nobody_suspect() -> None:
         await two_nodes(service)
         clock.at += 3600.0
         await service.cut("g", "a", "1")
-        assert service.group("g").nodes["a"].cut_at is None
+        assert service.group("g").nodes["a"].disconnected_at is None
         clock.pass_by(service, leases_module.STALE_CUTS_S + 0.5)
         async with asyncio.timeout(10):  # on a busy machine the event loop may be late by itself
-            while service.group("g").nodes["a"].cut_at is None:
+            while service.group("g").nodes["a"].disconnected_at is None:
                 await service.cut("g", "a", "1")
                 await asyncio.sleep(0.01)
 
@@ -643,7 +643,7 @@ async def test_a_slow_start_excuses_no_cut() -> None:
         await two_nodes(service)
         clock.pass_by(service, clock_module.BEAT_S)
         await service.cut("g", "a", "1")
-        assert service.group("g").nodes["a"].cut_at is not None
+        assert service.group("g").nodes["a"].disconnected_at is not None
     finally:
         await service.close()
 
@@ -658,7 +658,7 @@ async def test_a_poll_cut_while_the_event_loop_was_blocked_makes_nobody_suspect(
         time.sleep(0.6)  # noqa: ASYNC251 - what a slow request does
         caller.hang_up()
         assert await waiting is None
-        assert service.group("g").nodes["a"].cut_at is None
+        assert service.group("g").nodes["a"].disconnected_at is None
         async with asyncio.timeout(15):  # it is lost all the same, at the end of its lease
             while not service.group("g").nodes["a"].gone:
                 await service.execute("g", Renew("b", "1"))
@@ -672,7 +672,7 @@ async def test_a_cut_of_what_is_gone_is_no_error() -> None:
         await two_nodes(service)
         await service.cut("g", "nobody", "1")
         await service.cut("g", "a", "former")
-        assert service.group("g").nodes["a"].cut_at is None
+        assert service.group("g").nodes["a"].disconnected_at is None
         service.begin_stop()
         await service.cut("g", "a", "1")
 

@@ -273,7 +273,7 @@ class Checks:
                     problem = problem or _report_is_lost(request, disk)
                 case Leave(incarnation=incarnation):
                     node = disk.node(request.node_id)
-                    if node is None or (node["incarnation"] == incarnation and node["gone_at"] is None):
+                    if node is None or (node["incarnation"] == incarnation and node["departed_at"] is None):
                         problem = "it left"
         if problem is not None:
             self.violate(
@@ -422,7 +422,7 @@ def _gone_or_open(group: Group, ended: Round, overdue: bool, done: Collection[st
             yield f"{member.node_id} is {node.phase}"
         elif node.leaving is not None:
             yield f"{member.node_id} is leaving"
-        elif not overdue and node.cut_at is not None:
+        elif not overdue and node.disconnected_at is not None:
             yield f"{member.node_id} is suspect"
         elif not overdue and node.acked_round < ended.number:
             yield f"{member.node_id} has not stopped"
@@ -467,7 +467,7 @@ def _report_is_lost(request: SendReport, disk: Disk) -> str | None:
     over = over or (disk.group is not None and disk.group["state"] == "cancelled")  # it was about to be
     match body.kind:
         case ReportKind.LEAVING:
-            return None if node["leaving"] or node["gone_at"] is not None else "the intention to leave"
+            return None if node["leaving"] or node["departed_at"] is not None else "the intention to leave"
         case ReportKind.FAILED | ReportKind.MASTER_UNREACHABLE:
             return None if over else "the end of the round"
         case ReportKind.STARTED:

@@ -8,7 +8,7 @@ import pytest
 
 from hetrdzv.core import commands
 from hetrdzv.core.model import Stall
-from hetrdzv.core.rounds.timers import STALL_TOLD_S
+from hetrdzv.core.rounds.timers import STALL_REPORTED_S
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.states import ReportKind, StallKind
@@ -89,7 +89,7 @@ def test_news_of_a_round_that_runs_start_nothing(story: Story, checks: Checks) -
     story.started("a", "b")
     stall = Stall(hang=of_kind(StallKind.BEHIND, 2, "b"), since=story.now)
     story.do(commands.NoteStall(1, stall))
-    story.wait(STALL_TOLD_S + 1)
+    story.wait(STALL_REPORTED_S + 1)
     hangs = told(story, "b")
     assert hangs.code == "stalled"
     story.do(commands.NoteStall(1, None))

@@ -105,7 +105,7 @@ PLANTED: dict[str, tuple[Any, str, Any]] = {
     "time in which the server stood still counts": (clock, "LATE_S", inf),
     "nobody stops without a server": (Backoff, "ends_at", lambda backoff, max_disconnect_s: None),
     "nobody corrects who is ready": (Session, "_is_contradicted", lambda session, number, directive: False),
-    "who has to go is given no time": (transitions, "notice_until", lambda group, now, gone_at: now + 0.05),
+    "who has to go is given no time": (transitions, "notice_until", lambda group, now, leaves_at: now + 0.05),
     "any world size is a multiple": (Worlds, "downward", _downward),
     "bounds in nodes are forgotten": (best_set, "_exact", _any_number(best_set._exact)),
     "a snapshot need not be complete": (snapshots, "choose", lambda kept, found: found[0] if found else None),

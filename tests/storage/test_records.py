@@ -85,7 +85,7 @@ class Kept:
 def as_restored(group: Group) -> Group:
     """What a server has to find after this group: everybody who is there has a full lease, and nobody is waited for."""
     nodes = {
-        n.node_id: replace(n, heard_at=0.0 if n.gone else NOW, cut_at=None, stop_told_at=None)
+        n.node_id: replace(n, heard_at=0.0 if n.gone else NOW, disconnected_at=None, stop_acked_at=None)
         for n in group.nodes.values()
     }
     current = replace(group.round, stall=None) if group.round is not None else None
@@ -288,7 +288,7 @@ def full() -> Group:
         failure=failure,
         leaving=departures.drained(),
         rejected=departures.bad_address("g", "gpu0", "127.0.0.1"),
-        gone_at=0.1 + 0.2,
+        departed_at=0.1 + 0.2,
         departure_reason=departures.lease_expired(5.0),
         former=("w",),
         replaced=(Difference("max_nodes", "2", "5"),),
@@ -427,7 +427,7 @@ def at_default(value: object) -> list[str]:
 def test_every_field_comes_back() -> None:
     group = full()
     assert at_default(group) == ["moved_at", "stall"], "a new field: give it a value in `full`"
-    assert set(at_default(group.nodes["gpu0"])) == {"heard_at", "cut_at", "stop_told_at"}
+    assert set(at_default(group.nodes["gpu0"])) == {"heard_at", "disconnected_at", "stop_acked_at"}
     kept = Kept()
     kept.take(None, group)
     assert kept.restored("g") == group
@@ -444,14 +444,18 @@ def test_the_round_of_a_job_goes_with_it() -> None:
 
 
 def test_what_is_never_stored() -> None:
-    node = replace(full().nodes["gpu0"], phase=NodePhase.READY, heard_at=1.0, cut_at=2.0, stop_told_at=1.5)
+    node = replace(
+        full().nodes["gpu0"], phase=NodePhase.READY, heard_at=1.0, disconnected_at=2.0, stop_acked_at=1.5
+    )
     group = replace(full(), nodes={"gpu0": node})
-    heard = group.with_node(replace(node, heard_at=3.0, cut_at=None, stop_told_at=None))
+    heard = group.with_node(replace(node, heard_at=3.0, disconnected_at=None, stop_acked_at=None))
     assert changes(group, heard) == ({}, set())
     stored, _ = changes(None, group)
-    assert not {"heard_at", "cut_at", "stop_told_at"} & record_of(stored, "groups/g/nodes/gpu0").keys()
+    assert (
+        not {"heard_at", "disconnected_at", "stop_acked_at"} & record_of(stored, "groups/g/nodes/gpu0").keys()
+    )
     restored = restore(stored, NOW)["g"].group.nodes["gpu0"]
-    assert (restored.heard_at, restored.cut_at, restored.stop_told_at) == (NOW, None, None)
+    assert (restored.heard_at, restored.disconnected_at, restored.stop_acked_at) == (NOW, None, None)
 
 
 def test_groups_whose_names_begin_alike_are_apart() -> None:

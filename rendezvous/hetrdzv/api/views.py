@@ -10,7 +10,7 @@ from typing import Any
 from starlette.responses import Response
 
 from hetrdzv.api import snapshots
-from hetrdzv.api.workers import told_stall, worker_replies
+from hetrdzv.api.workers import reported_stall, worker_replies
 from hetrdzv.core.commands import Command
 from hetrdzv.core.directive import late_exit_code, stop_notice
 from hetrdzv.core.drift import drift
@@ -203,7 +203,7 @@ def _round(
         ended=why_ended(current.number, current.end) if current.end is not None else None,
         met=current.met,
         notice=stop_notice(group, now),
-        workers=tuple(worker_replies(seen, told_stall(group), now)) if nodes else (),
+        workers=tuple(worker_replies(seen, reported_stall(group), now)) if nodes else (),
         shares=current.shares,
     )
 
@@ -232,7 +232,7 @@ _OFFER_SHOWN = [field.name for field in fields(NodeReply) if field.name in OFFER
 
 def ranks_behind(group: Group) -> Sequence[int]:
     """The first few ranks that others are said to wait for."""
-    stall = told_stall(group)
+    stall = reported_stall(group)
     return stall.ranks if stall is not None else ()
 
 
@@ -265,7 +265,7 @@ def node_state(group: Group, node: Node) -> NodeState:
             return "lost"
         case NodePhase.LEFT:
             return "drained" if node.drains or node.node_id in group.drained else "left"
-    if node.cut_at is not None:
+    if node.disconnected_at is not None:
         return "suspect"
     if node.leaving is not None or (group.in_round(node) and not node.stopped and group.active_round is None):
         return "stopping"

@@ -21,9 +21,9 @@ MOST_RANKS = 1 << 17
 """How many workers are asked at once for stacks or logs."""
 
 
-def told_stall(group: Group) -> Stall | None:
+def reported_stall(group: Group) -> Stall | None:
     """Who is said to be waited for in the round that runs; None: nobody."""
-    return group.active_round.told_stall if group.active_round is not None else None
+    return group.active_round.reported_stall if group.active_round is not None else None
 
 
 def worker_replies(seen: Mapping[int, Seen], stall: Stall | None, now: float) -> list[WorkerReply]:

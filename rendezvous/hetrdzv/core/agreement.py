@@ -110,9 +110,13 @@ def _conflict(
 def _retry_for_s(context: StepContext, holders: Sequence[Node]) -> float | None:
     """How long these nodes may take to be gone, if all of them are leaving (seconds)."""
     group = context.group
-    if group.by_put or not holders or any(node.cut_at is None and node.leaving is None for node in holders):
+    if (
+        group.by_put
+        or not holders
+        or any(node.disconnected_at is None and node.leaving is None for node in holders)
+    ):
         return None
     lost_in_s = max(context.leases.ends_at(group, node) for node in holders) - context.now
-    if all(node.cut_at is not None for node in holders):
+    if all(node.disconnected_at is not None for node in holders):
         return lost_in_s
     return max(lost_in_s, group.spec.stop_timeout_s + STOP_GRACE_S)

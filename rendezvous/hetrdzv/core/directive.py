@@ -80,7 +80,7 @@ def heading(group: Group, node: Node) -> Heading:
         if group.round.end is not None:
             return tell(DirectiveKind.STOP, "round_ended", group.round.number)
         if group.round.member(node.node_id) is not None:
-            news = "daemon" if node.daemon else "stalled" if group.round.told_stall else "round_formed"
+            news = "daemon" if node.daemon else "stalled" if group.round.reported_stall else "round_formed"
             return tell(DirectiveKind.START, news, group.round.number)
     if not node.stopped:
         return tell(DirectiveKind.STOP, "round_over", node.member_of)

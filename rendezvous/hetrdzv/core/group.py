@@ -210,7 +210,7 @@ def _take_place(context: StepContext, node: Node, incarnation: str) -> tuple[str
     expire(context)
     node = context.group.nodes[node.node_id]
     if not node.gone:
-        if node.cut_at is None:
+        if node.disconnected_at is None:
             raise NodeIdInUse(
                 f"node id '{node.node_id}' of group '{context.group.group_id}' belongs to an agent at "
                 f"{node.address} that is alive: start this agent with another --node-id, or wait until "
@@ -251,7 +251,7 @@ def _ready_again(context: StepContext, node: Node, command: Join) -> None:
         script_port=command.script_port,
         **refreshed,
         daemon=(),
-        gone_at=None,
+        departed_at=None,
         departure_reason=None,
     )
     if returns:
@@ -274,17 +274,22 @@ def _renew(context: StepContext, command: Renew) -> bool:
     """Renew the lease; returns whether anything else can have changed."""
     node = require_speaker(context.group, command.node_id, command.incarnation)
     knows = has_got_stop(context.group, node, command.holds)
-    news = node.cut_at is not None or knows
+    news = node.disconnected_at is not None or knows
     node = record_contact(context, node)
     if knows:
-        context.change_node(node, stop_told_at=context.now)
+        context.change_node(node, stop_acked_at=context.now)
     return news
 
 
 def _disconnect(context: StepContext, command: Disconnect) -> None:
     node = context.group.nodes.get(command.node_id)
-    if node is not None and node.incarnation == command.incarnation and not node.gone and node.cut_at is None:
-        context.change_node(node, cut_at=context.now)
+    if (
+        node is not None
+        and node.incarnation == command.incarnation
+        and not node.gone
+        and node.disconnected_at is None
+    ):
+        context.change_node(node, disconnected_at=context.now)
 
 
 def _leave(context: StepContext, command: Leave) -> None:
@@ -308,8 +313,10 @@ def _report(context: StepContext, command: Report) -> None:
     node = record_contact(context, require_speaker(context.group, command.node_id, command.incarnation))
     group = context.group
     if command.kind is ReportKind.LEAVING:
-        gone_at = None if command.grace_s is None else context.now - max(0.0, command.age_s) + command.grace_s
-        set_leaving(context, node, departures.agent_left(command.message, leaving=True), gone_at)
+        leaves_at = (
+            None if command.grace_s is None else context.now - max(0.0, command.age_s) + command.grace_s
+        )
+        set_leaving(context, node, departures.agent_left(command.message, leaving=True), leaves_at)
         return
     if command.kind is ReportKind.PARTING:
         snapshots.parting(context, node, command)

@@ -17,7 +17,7 @@ from operator import attrgetter
 
 from hetrdzv.core.commands import NoteStall
 from hetrdzv.core.model import Cause, Round
-from hetrdzv.core.rounds.timers import hangs_at, stall_rests, told_at
+from hetrdzv.core.rounds.timers import hangs_at, reported_at, stall_rests
 from hetrdzv.core.rounds.transitions import StepContext, end_round
 from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.hangs import MOST_RANKS, MOST_SHOWN, Culprit, Hang, culprits_of, culprits_text
@@ -406,7 +406,7 @@ def note_stall(context: StepContext, command: NoteStall) -> None:
     if active is None or active.number != command.round or context.group.state.terminal:
         return
     old = active.stall
-    if old is not None and old.told and (new is None or new.since > old.since + SAME_S):
+    if old is not None and old.reported and (new is None or new.since > old.since + SAME_S):
         context.say(hangs.goes_on(active.number, old.at(context.now)))
         active = replace(active, hung_s=active.hung_s + context.now - old.since)
         old = None
@@ -417,7 +417,7 @@ def note_stall(context: StepContext, command: NoteStall) -> None:
             same = new.kind == old.kind and (
                 new.ranks == old.ranks or not set(new.ranks).isdisjoint(old.ranks)
             )
-            new = replace(new, since=old.since, told=old.told and same)
+            new = replace(new, since=old.since, reported=old.reported and same)
     if new != active.stall:
         context.change(round=replace(active, stall=new))
 
@@ -428,8 +428,8 @@ def settle_stall(context: StepContext) -> None:
     if active is None or active.stall is None or context.group.state.terminal or stall_rests(context.group):
         return
     stall, end_at = active.stall, hangs_at(context.group, active.stall)
-    if not stall.told and stall.is_known(at := told_at(context.group, stall)) and context.now >= at:
-        context.change(round=replace(active, stall=replace(stall, told=True)))
+    if not stall.reported and stall.is_known(at := reported_at(context.group, stall)) and context.now >= at:
+        context.change(round=replace(active, stall=replace(stall, reported=True)))
         context.say(hangs.stalled(active.number, stall.at(context.now)))
     if end_at is not None and stall.is_known(end_at) and context.now >= end_at:
         failure, node_id = Failure(local_rank=-1, rank=-1, at=stall.since), None  # of nobody in particular
@@ -443,5 +443,5 @@ def settle_stall(context: StepContext) -> None:
 
 def hang_of(active: Round | None, now: float) -> Hang | None:
     """The hang of a round of which people have been told, so far; None: there is none."""
-    stall = active.told_stall if active is not None else None
+    stall = active.reported_stall if active is not None else None
     return stall.at(now) if stall is not None else None

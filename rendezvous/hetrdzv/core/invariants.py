@@ -76,8 +76,8 @@ def _node_violations(group: Group, nodes: Iterable[Node]) -> Iterator[str]:
         node_id, phase, gone = node.node_id, node.phase, node.gone
         if node.member_of > group.last_round:
             yield f"{node_id} is a member of round {node.member_of}, but the last round is {group.last_round}"
-        if gone != (node.gone_at is not None):
-            yield f"{node_id} is {phase}, but gone_at is {node.gone_at}"
+        if gone != (node.departed_at is not None):
+            yield f"{node_id} is {phase}, but departed_at is {node.departed_at}"
         if group.round is not None and group.in_round(node) and group.round.member(node_id) is None:
             yield f"{node_id} claims to be a member of the newest round, which does not name it"
         if phase in _WORKING and node.stopped:
@@ -86,7 +86,7 @@ def _node_violations(group: Group, nodes: Iterable[Node]) -> Iterator[str]:
             yield f"{node_id} is {phase}, but not ready: {node.not_ready}"
         if phase is NodePhase.READY and not node.stopped:
             yield f"{node_id} is ready, but has not stopped its workers of round {node.member_of}"
-        if gone and node.cut_at is not None:
+        if gone and node.disconnected_at is not None:
             yield f"{node_id} is suspect and {phase}"
         if node.incarnation in node.former:
             yield f"{node_id} belongs to '{node.incarnation}', which was replaced before"

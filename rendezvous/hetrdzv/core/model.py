@@ -44,10 +44,10 @@ class Node(Offer):
         leaving: why the node is about to leave while its workers may still run (drained, SIGTERM), or None.
         rejected: why the group cannot use this node, so that its agent must exit, or None.
         daemon: the command line of its launcher's daemon, from the round's master (`wants_daemon`); empty: none.
-        gone_at, departure_reason: when and why the node became lost or left.
+        departed_at, departure_reason: when and why the node became lost or left.
         heard_at: when the last command of the agent came; renewals are in a table of their own (memory only).
-        cut_at: when an open poll of the agent was cut; None once it is heard from again (memory only).
-        stop_told_at: when the agent first said that it has got what tells it to stop, its newest round having ended:
+        disconnected_at: when an open poll of the agent was cut; None once it is heard from again (memory only).
+        stop_acked_at: when the agent first said that it has got what tells it to stop, its newest round having ended:
             an answer may be lost on its way; None before (memory only).
     """
 
@@ -63,11 +63,11 @@ class Node(Offer):
     failure: Failure | None = None
     leaving: Reason | None = None
     rejected: Reason | None = None
-    gone_at: float | None = None
+    departed_at: float | None = None
     departure_reason: Reason | None = None
     heard_at: float = 0.0
-    cut_at: float | None = None
-    stop_told_at: float | None = None
+    disconnected_at: float | None = None
+    stop_acked_at: float | None = None
     former: tuple[str, ...] = ()
     replaced: tuple[Difference, ...] = ()
 
@@ -169,7 +169,7 @@ class Stall:
         hang: without its time.
         since: when that began, on the server's clock (seconds).
         stack: the Python stack of the first of its ranks, once its agent has sent it.
-        told: whether it has lasted long enough for an event and the state to say it.
+        reported: whether it has lasted long enough for an event and the state to say it.
         known_until: until when that is known (seconds): what follows from it later needs newer evidence; None: nothing
             is said of that.
     """
@@ -177,7 +177,7 @@ class Stall:
     hang: Hang
     since: float
     stack: str = ""
-    told: bool = False
+    reported: bool = False
     known_until: float | None = None
 
     @property
@@ -261,9 +261,9 @@ class Round:
         return Shares(round=self.number, weights=self.weights) if self.weights else None
 
     @property
-    def told_stall(self) -> Stall | None:
+    def reported_stall(self) -> Stall | None:
         """Its stall, if that has lasted long enough for people to be told."""
-        return self.stall if self.stall is not None and self.stall.told else None
+        return self.stall if self.stall is not None and self.stall.reported else None
 
     @property
     def is_cancelled(self) -> bool:
@@ -407,14 +407,15 @@ class Group:
         """Whether the node's round has ended, and it is not known that it has got that."""
         ended = self.round
         return (
-            ended is not None and ended.end is not None and self.in_round(node) and node.stop_told_at is None
+            ended is not None and ended.end is not None and self.in_round(node) and node.stop_acked_at is None
         )
 
     @property
     def still_stopping(self) -> bool:
         """Whether live nodes of this job have workers of a round that is over."""
         return any(
-            node.gone_at is None and node.job == self.job and not node.stopped for node in self.nodes.values()
+            node.departed_at is None and node.job == self.job and not node.stopped
+            for node in self.nodes.values()
         )
 
 

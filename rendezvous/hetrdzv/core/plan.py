@@ -85,7 +85,7 @@ def _answer(group: Group, node: Node) -> Command | None:
         return Join(node_id=node.node_id, incarnation=node.incarnation, after_round=node.member_of, **offer)
     if head.kind is DirectiveKind.START and node.phase is NodePhase.STARTING:
         return _report(node, head.round, ReportKind.STARTED)
-    return None if node.cut_at is None else Renew(node.node_id, node.incarnation)
+    return None if node.disconnected_at is None else Renew(node.node_id, node.incarnation)
 
 
 def _report(node: Node, number: int, kind: ReportKind) -> Report:

@@ -83,7 +83,7 @@ def _why_running(group: Group, current: Round, now: float) -> Reason:
     if current.notice is not None:
         notice = current.notice
         return waiting.about_to_end(current.number, notice.cause.reason, waited_for(group), notice.until)
-    if (stall := current.told_stall) is not None:
+    if (stall := current.reported_stall) is not None:
         return hang(group, current, stall, now)
     lost = [node.node_id for node in lost_members(group)]
     return waiting.round_running(
@@ -175,7 +175,7 @@ def _waits_for(group: Group, now: float) -> Reason:
 
 def _deserted_since(group: Group) -> float | None:
     """When the last node went; None: some are here, or none is known to have been."""
-    went = [node.gone_at for node in group.nodes.values()]
+    went = [node.departed_at for node in group.nodes.values()]
     return max((at for at in went if at is not None), default=None) if None not in went else None
 
 

@@ -86,7 +86,7 @@ class GroupPage:
     @cached_property
     def _stall(self) -> Stall | None:
         running = self._group.active_round
-        return running.told_stall if running is not None else None
+        return running.reported_stall if running is not None else None
 
     @cached_property
     def _left(self) -> Mapping[str, Any]:

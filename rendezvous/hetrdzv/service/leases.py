@@ -75,18 +75,18 @@ class _Lease:
     Attributes:
         heard_at: when it was last heard (seconds on the server's clock): then its lease began.
         lease_s: what it was granted (seconds).
-        cut_at: when its poll was cut; infinite: it was not since it was last heard.
+        disconnected_at: when its poll was cut; infinite: it was not since it was last heard.
     """
 
     incarnation: str
     heard_at: float
     lease_s: float
-    cut_at: float = inf
+    disconnected_at: float = inf
 
     @property
     def ends_at(self) -> float:
         """When it is lost (seconds)."""
-        return min(self.heard_at + self.lease_s, self.cut_at + SUSPECT_GRACE_S)
+        return min(self.heard_at + self.lease_s, self.disconnected_at + SUSPECT_GRACE_S)
 
 
 class LeaseTable:
@@ -115,7 +115,7 @@ class LeaseTable:
         if isinstance(command, Disconnect):
             lease = self._lease(group.group_id, command.node_id, command.incarnation)
             if lease is not None:
-                lease.cut_at = min(lease.cut_at, now)
+                lease.disconnected_at = min(lease.disconnected_at, now)
         elif (speaker := speaker_of(command)) is not None:
             polls = isinstance(command, Renew)
             self.heard(group.group_id, *speaker, group.spec.lease_s, now, polls=polls)
@@ -170,7 +170,7 @@ class LeaseTable:
             logger.warning("this process stood still for %.1f s: every node has a full lease again", late_s)
             for leases in self._of.values():
                 for lease in leases.values():
-                    lease.heard_at, lease.cut_at = now, inf
+                    lease.heard_at, lease.disconnected_at = now, inf
         return late_s
 
     def excuses_cut(self) -> bool:
@@ -225,7 +225,7 @@ class LeaseTable:
             for node_id in sorted(self._overdue.get(group.group_id, ()))
             if (lease := leases.get(node_id)) is not None
             and (node := group.nodes.get(node_id)) is not None
-            and node.gone_at is None
+            and node.departed_at is None
             and lease.ends_at < now
         ]
 
@@ -255,7 +255,7 @@ def is_heartbeat(group: Group, command: Command) -> bool:
     if not isinstance(command, Renew):
         return False
     node = group.nodes.get(command.node_id)
-    return node is None or (node.cut_at is None and not has_got_stop(group, node, command.holds))
+    return node is None or (node.disconnected_at is None and not has_got_stop(group, node, command.holds))
 
 
 def is_one_of_many(command: Command) -> bool:

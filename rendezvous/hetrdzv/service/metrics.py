@@ -155,7 +155,7 @@ class Metrics:
         for group in groups:
             states[group.state.value] += 1
             phases.update(node.phase.value for node in group.nodes.values())
-            if (active := group.active_round) is not None and (stall := active.told_stall) is not None:
+            if (active := group.active_round) is not None and (stall := active.reported_stall) is not None:
                 stalls[stall.kind] += 1
             self._count_slots(group, now)
             self._known[group.group_id].counted_at = now
@@ -172,7 +172,7 @@ class Metrics:
 def _doing(group: Group) -> str:
     """What the workers of a running round do, in a word."""
     active = group.round
-    if active is not None and active.told_stall is not None:
+    if active is not None and active.reported_stall is not None:
         return "hanging"
     if active is not None and active.trains_at is not None:
         return "training"

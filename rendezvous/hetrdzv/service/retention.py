@@ -53,6 +53,6 @@ def is_outdated(group: Group, used_at: float | None, now: float, limits: Limits)
     if group.state.terminal:
         over = group.finished_at is not None and now > group.finished_at + limits.keep_finished_s
     else:
-        went_at = max((node.gone_at or 0.0 for node in group.nodes.values()), default=0.0)
+        went_at = max((node.departed_at or 0.0 for node in group.nodes.values()), default=0.0)
         over = not group.by_put and now > max(used_at or group.created_at, went_at) + limits.keep_idle_s
     return over and all(node.gone for node in group.nodes.values())

@@ -33,7 +33,7 @@ from hetrdzv.protocol.rounds import RoundRecord
 
 VERSION = 2
 
-_MEMORY_ONLY = {"heard_at", "cut_at", "stop_told_at"}
+_MEMORY_ONLY = {"heard_at", "disconnected_at", "stop_acked_at"}
 _MEMORY_ONLY_OF_ROUND = {"stall", "moved_at"}
 _STORED_APART = {"nodes", "round", "records"}
 

@@ -70,7 +70,9 @@ class Server:
         """After a pause every node has a full lease (rule 8)."""
         self.answers_instead = None
         for group_id, group in self.groups.items():
-            nodes = {name: replace(node, heard_at=now, cut_at=None) for name, node in group.nodes.items()}
+            nodes = {
+                name: replace(node, heard_at=now, disconnected_at=None) for name, node in group.nodes.items()
+            }
             self.groups[group_id] = replace(group, nodes=nodes)
 
     def told(self, node_id: str, now: float, group_id: str = "g") -> Directive:

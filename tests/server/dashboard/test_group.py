@@ -121,11 +121,7 @@ async def test_the_card_of_the_cause_is_there_where_there_is_more_than_the_headl
 
 async def test_a_group_that_hangs_is_said_to_and_comes_first(service: Service) -> None:
     await service.execute("b", join("b", min_nodes=2))
-    stall = Stall(
-        hang=behind(3, "n003"),
-        since=0.0,
-        told=True,
-    )
+    stall = Stall(hang=behind(3, "n003"), since=0.0, reported=True)
     await service.execute("g", NoteStall(round=1, stall=stall))
     page = overview(service, EVERYTHING, "http://h:1")()
     assert page.index('href="/groups/g"') < page.index('href="/groups/b"')

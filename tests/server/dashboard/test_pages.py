@@ -80,7 +80,7 @@ async def test_a_reader_has_no_buttons_and_may_not_act_without_them(service: Ser
 
 
 async def test_what_the_worker_wrote_that_is_waited_for_is_asked_of_its_agent(service: Service) -> None:
-    stall = Stall(hang=behind(1, "b"), since=0.0, told=True, stack="in load")
+    stall = Stall(hang=behind(1, "b"), since=0.0, reported=True, stack="in load")
     async with browser(service, Tokens(TOKENS)) as client:
         await sign_in(client, "an-admin-token")
         assert "Nobody is waited for" in (await client.get("/groups/g/output")).text

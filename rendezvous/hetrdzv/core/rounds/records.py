@@ -24,7 +24,7 @@ def time_until_end(current: Round, at: float, now: float) -> TimeSpent:
         time |= {Phase.STARTING_UP: runs_at - formed, Phase.UNKNOWN: at - runs_at}
     time[Phase.NOTICING] = now - at
     hung_s = current.hung_s
-    if (stall := current.told_stall) is not None:
+    if (stall := current.reported_stall) is not None:
         if stall.since >= at:
             time[Phase.HANGING], time[Phase.NOTICING] = now - at, 0.0
         hung_s += max(0.0, at - stall.since)

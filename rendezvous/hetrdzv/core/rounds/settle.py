@@ -259,7 +259,7 @@ def _start_round(context: StepContext, selection: Selection) -> None:
             member_of=number,
             daemon=(),
             failure=None,
-            stop_told_at=None,
+            stop_acked_at=None,
         )
         for member in placed
     ]

@@ -14,7 +14,7 @@ from hetrdzv.protocol.states import GroupState, NodePhase
 SUSPECT_GRACE_S = 1.0
 """How long a node whose poll was cut has to send another request (seconds)."""
 
-STALL_TOLD_S = 15.0
+STALL_REPORTED_S = 15.0
 """How long a wait must last for an event and the state to tell of it (seconds), or `hang_timeout_s` if that is less."""
 
 STOP_GRACE_S = 5.0
@@ -37,15 +37,15 @@ class Leases(Protocol):
 # happened. So its members are told before, and it ends once all workers are ready to stop, or their time is over.
 
 
-def notice_until(group: Group, now: float, gone_at: float | None) -> float | None:
+def notice_until(group: Group, now: float, leaves_at: float | None) -> float | None:
     """When a round ends at the latest whose workers get a notice now; None: they get none, and it ends at once.
 
-    `gone_at`: when the node that it ends for has to stop its workers. In a round that starts there is nothing to save.
+    `leaves_at`: when the node that it ends for has to stop its workers. A round that starts has nothing to save.
     """
     if group.state is not GroupState.RUNNING or not waited_for(group):
         return None
     allowed = [now + group.spec.notice_s] if group.spec.notice_s > 0 else []
-    until = min([*allowed, *([gone_at] if gone_at is not None else [])], default=now)
+    until = min([*allowed, *([leaves_at] if leaves_at is not None else [])], default=now)
     return until if until > now else None
 
 
@@ -92,7 +92,7 @@ def _open(group: Group) -> list[Node]:
     return [
         node
         for node in group.nodes.values()
-        if (node.acked_round < node.member_of or node.cut_at is not None)
+        if (node.acked_round < node.member_of or node.disconnected_at is not None)
         and group.in_round(node)
         and not node.gone
     ]
@@ -103,9 +103,9 @@ def overdue_at(group: Group, node: Node) -> float:
 
     Infinite for one that has not been told to stop yet: its workers may run until its lease ends (rule 8).
     """
-    if node.stop_told_at is None:
+    if node.stop_acked_at is None:
         return inf
-    return node.stop_told_at + group.spec.stop_timeout_s + STOP_GRACE_S + node.ready_within_s
+    return node.stop_acked_at + group.spec.stop_timeout_s + STOP_GRACE_S + node.ready_within_s
 
 
 def resolved_at(group: Group, end: End) -> float:
@@ -149,9 +149,9 @@ def admits_at(group: Group, larger: Growth) -> float:
 # -- a stall -------------------------------------------------------------------------------------------------
 
 
-def told_at(group: Group, stall: Stall) -> float:
+def reported_at(group: Group, stall: Stall) -> float:
     """When a stall is told if it is known to last until then (seconds)."""
-    return stall.since + min(STALL_TOLD_S, group.spec.hang_timeout_s or STALL_TOLD_S)
+    return stall.since + min(STALL_REPORTED_S, group.spec.hang_timeout_s or STALL_REPORTED_S)
 
 
 def hangs_at(group: Group, stall: Stall) -> float | None:
@@ -171,7 +171,7 @@ def stall_rests(group: Group) -> bool:
     if active.notice is not None:
         return True
     return any(
-        node.cut_at is not None and node.member_of == active.number and not node.gone
+        node.disconnected_at is not None and node.member_of == active.number and not node.gone
         for node in group.nodes.values()
     )
 
@@ -223,7 +223,7 @@ def _stall_timers(group: Group) -> Iterator[float]:
     stall = group.active_round.stall if group.active_round is not None else None
     if stall is None or stall_rests(group):
         return
-    if not stall.told and stall.is_known(at := told_at(group, stall)):
+    if not stall.reported and stall.is_known(at := reported_at(group, stall)):
         yield at
     if (end_at := hangs_at(group, stall)) is not None and stall.is_known(end_at):
         yield end_at

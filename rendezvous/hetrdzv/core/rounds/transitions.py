@@ -78,7 +78,7 @@ def known_node(group: Group, node_id: str) -> Node:
 
 def record_contact(context: StepContext, node: Node) -> Node:
     """Record that a node's agent was heard from."""
-    return context.change_node(node, heard_at=context.now, cut_at=None)
+    return context.change_node(node, heard_at=context.now, disconnected_at=None)
 
 
 # -- nodes go ------------------------------------------------------------------------------------------------
@@ -87,12 +87,12 @@ def record_contact(context: StepContext, node: Node) -> Node:
 def expire(context: StepContext) -> None:
     """Mark nodes lost that missed their lease, or whose connection was cut."""
     for node, lease_s in context.leases.lapsed(context.group, context.now):
-        if node.cut_at is None:
+        if node.disconnected_at is None:
             remove_node(
                 context, node, NodePhase.LOST, departures.lease_expired(lease_s), context.now - lease_s
             )
         else:
-            remove_node(context, node, NodePhase.LOST, departures.connection_lost(), node.cut_at)
+            remove_node(context, node, NodePhase.LOST, departures.connection_lost(), node.disconnected_at)
 
 
 def remove_node(
@@ -106,7 +106,9 @@ def remove_node(
     lost = phase is NodePhase.LOST
     late_goodbye = not lost and node.phase is NodePhase.SUCCEEDED and not context.group.active_round
     done = late_goodbye or context.group.part_done(node)
-    context.change_node(node, phase=phase, daemon=(), gone_at=context.now, departure_reason=why, cut_at=None)
+    context.change_node(
+        node, phase=phase, daemon=(), departed_at=context.now, departure_reason=why, disconnected_at=None
+    )
     event = ends.node_lost(node.node_id, why) if lost else ends.node_left(node.node_id, why)
     context.say(event)
     if not node.gone:
@@ -121,12 +123,12 @@ def withdraw(
     *,
     done: bool,
     since: float | None = None,
-    gone_at: float | None = None,
+    leaves_at: float | None = None,
 ) -> None:
     """Take a node out of the newest round; ends that round unless the node's part in it is done.
 
     A node that goes because its workers failed explains nothing: its failure does. `since`: when it was last heard
-    from; `gone_at`: it runs on, and has to stop its workers then.
+    from; `leaves_at`: it runs on, and has to stop its workers then.
     """
     current = context.group.round
     if current is None or context.group.state.terminal or not context.group.in_round(node):
@@ -136,16 +138,16 @@ def withdraw(
     elif node.failure is not None and current.end is not None and context.group.gave_up(node):
         departed = {**current.end.departed, node.node_id: node.failure}
         context.change(round=replace(current, end=replace(current.end, departed=departed)))
-    elif cause.kind is EndKind.DRAINED or gone_at is not None:
-        stop_with_grace(context, cause, gone_at)
+    elif cause.kind is EndKind.DRAINED or leaves_at is not None:
+        stop_with_grace(context, cause, leaves_at)
     else:
         end_round(context, cause, since=since)
 
 
-def set_leaving(context: StepContext, node: Node, why: Reason, gone_at: float | None = None) -> None:
+def set_leaving(context: StepContext, node: Node, why: Reason, leaves_at: float | None = None) -> None:
     """Record that a node is about to leave; ends its round unless its part in it is done.
 
-    `gone_at`: its workers run on until then; None: they are being stopped, or nobody knows.
+    `leaves_at`: its workers run on until then; None: they are being stopped, or nobody knows.
     """
     by_itself = why.code != ReasonCode.NODE_DRAINED
     if node.gone:
@@ -157,21 +159,21 @@ def set_leaving(context: StepContext, node: Node, why: Reason, gone_at: float | 
         runs_on = context.group.in_round(node) and not context.group.part_done(node)
         if notice is not None and by_itself and runs_on:
             context.change_node(node, leaving=why)  # it was drained, and ran on
-            _hasten(context, notice, gone_at)
+            _hasten(context, notice, leaves_at)
         return
     node = context.change_node(node, leaving=why)
     context.say(ends.node_leaving(node.node_id, why))
     if not context.group.part_done(node):
-        withdraw(context, node, _leaving(node.node_id, why), done=False, gone_at=gone_at)
+        withdraw(context, node, _leaving(node.node_id, why), done=False, leaves_at=leaves_at)
 
 
-def _hasten(context: StepContext, notice: Notice, gone_at: float | None) -> None:
+def _hasten(context: StepContext, notice: Notice, leaves_at: float | None) -> None:
     """A member stops its workers then (seconds; None: now), and all others with it."""
     active = context.group.active_round
-    if active is None or gone_at is None:
+    if active is None or leaves_at is None:
         end_round(context, notice.cause)
-    elif gone_at < notice.until:
-        context.change(round=replace(active, notice=replace(notice, until=max(gone_at, context.now))))
+    elif leaves_at < notice.until:
+        context.change(round=replace(active, notice=replace(notice, until=max(leaves_at, context.now))))
 
 
 def _leaving(node_id: str, why: Reason) -> Cause:
@@ -184,17 +186,22 @@ def reject(context: StepContext, node: Node) -> None:
     """Reject a node that no other host can reach; its agent is told to exit."""
     why = departures.bad_address(context.group.group_id, node.node_id, node.address)
     context.change_node(
-        node, rejected=why, phase=NodePhase.LEFT, gone_at=context.now, departure_reason=why, cut_at=None
+        node,
+        rejected=why,
+        phase=NodePhase.LEFT,
+        departed_at=context.now,
+        departure_reason=why,
+        disconnected_at=None,
     )
     context.say(events.node_rejected(node.node_id, why))
 
 
 def remembered(nodes: Mapping[str, Node], keep: AbstractSet[str] = frozenset()) -> Mapping[str, Node]:
     """The live nodes, those to keep, and the newest of the others that are gone."""
-    gone = [node for node in nodes.values() if node.gone_at is not None and node.node_id not in keep]
+    gone = [node for node in nodes.values() if node.departed_at is not None and node.node_id not in keep]
     if len(gone) <= GONE_NODES_KEPT:
         return nodes
-    gone.sort(key=lambda node: node.gone_at or 0.0)
+    gone.sort(key=lambda node: node.departed_at or 0.0)
     forgotten = {node.node_id for node in gone[:-GONE_NODES_KEPT]}
     return {node_id: node for node_id, node in nodes.items() if node_id not in forgotten}
 
@@ -253,19 +260,19 @@ def _blame(context: StepContext, ended: Round, end: End, cause: Cause) -> End:
     return end
 
 
-def stop_with_grace(context: StepContext, cause: Cause, gone_at: float | None = None) -> None:
+def stop_with_grace(context: StepContext, cause: Cause, leaves_at: float | None = None) -> None:
     """End the active round, to which nothing has happened yet; where there is time, once its workers have saved.
 
-    A round that is about to end anyway keeps its notice, unless the job is to end with it. `gone_at`: see
+    A round that is about to end anyway keeps its notice, unless the job is to end with it. `leaves_at`: see
     `notice_until`.
     """
     active = context.group.active_round
-    until = notice_until(context.group, context.now, gone_at)
+    until = notice_until(context.group, context.now, leaves_at)
     if active is not None and active.notice is not None:
         if cause.kind is EndKind.CANCELLED:
             context.change(round=replace(active, notice=replace(active.notice, cause=cause)))
-        elif gone_at is not None:
-            _hasten(context, active.notice, gone_at)
+        elif leaves_at is not None:
+            _hasten(context, active.notice, leaves_at)
     elif active is None or until is None:
         end_round(context, cause)
     else:

@@ -84,7 +84,7 @@ class Growth:
     @property
     def has_suspects(self) -> bool:
         """Whether a joiner's connection broke and it has not been heard since."""
-        return any(node.cut_at is not None for node in self.joiners.values())
+        return any(node.disconnected_at is not None for node in self.joiners.values())
 
 
 @cached_for(*READ)
@@ -127,11 +127,11 @@ def lost_members(group: Group) -> Sequence[Node]:
             and node.leaving is None
             and node.node_id not in group.drained
         ),
-        key=lambda node: (node.gone_at or 0.0, node.node_id),
+        key=lambda node: (node.departed_at or 0.0, node.node_id),
     )
     if not lost or len(active.members) >= (group.spec.max_nodes or len(group.nodes)):
         return ()
-    first_at = lost[0].gone_at or 0.0
+    first_at = lost[0].departed_at or 0.0
     return lost[sum(1 for node in group.live if node.joined_at > first_at and not node.former) :]
 
 

@@ -117,7 +117,7 @@ def select(
     """
     if len(ready) < spec.min_nodes:
         return Shortfall(lack=Lack.NODES, missing=spec.min_nodes - len(ready))
-    suspects = tuple(node for node in ready if node.cut_at is not None)
+    suspects = tuple(node for node in ready if node.disconnected_at is not None)
     choice = _Choice(spec, ready, seats, last, used_last)
     allowed = None if spec.master is None else {node.node_id for node in ready if may_be_master(spec, node)}
     chosen = choice.best(allowed)

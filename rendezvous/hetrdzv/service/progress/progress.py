@@ -16,7 +16,7 @@ from typing import Any
 from hetrdzv.core.commands import Command, NoteStall, NoteTraining, Report
 from hetrdzv.core.hangs import SAME_S
 from hetrdzv.core.model import Group, Round, Stall
-from hetrdzv.core.rounds.timers import STALL_TOLD_S
+from hetrdzv.core.rounds.timers import STALL_REPORTED_S
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.hangs import Hang
 from hetrdzv.protocol.progress import NodeProgress
@@ -196,7 +196,7 @@ class Progress:
         group, active = running
         noted = active.stall
         stall = self._stall(group, active, found, found.hang, now) if found.hang is not None else None
-        maybe = stall is None and noted is not None and noted.told and found.unclear
+        maybe = stall is None and noted is not None and noted.reported and found.unclear
         if not maybe and not is_same(noted, stall, now):
             self._spawn(self._note(group_id, NoteStall(number, stall)))
         if found.again_s < inf:
@@ -239,7 +239,7 @@ class Progress:
         group_id, of = group.group_id, (active.number, stall.since, stall.ranks[:1])
         if group_id in self._open or self._asked.get(group_id) == of:
             return
-        lasts_s = min(STALL_TOLD_S, (group.spec.hang_timeout_s or inf) / 2)
+        lasts_s = min(STALL_REPORTED_S, (group.spec.hang_timeout_s or inf) / 2)
         if now < stall.since + lasts_s:
             self.look_soon(group_id, stall.since + lasts_s - now)
         else:

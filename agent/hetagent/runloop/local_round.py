@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from hetagent.errors import Starved
 from hetagent.launch.base import Assignment, Launch
 from hetagent.node.network import host_port
 from hetagent.roundhook import Environ
@@ -178,6 +179,12 @@ class LocalRound:
         if command is None:
             self.phase = Phase.WAITING
             return
+        chosen = self.assignment.start.snapshot
+        if chosen is not None and self._parts.snapshots is None:  # its workers would begin from nothing
+            raise Starved(
+                f"the round begins from the snapshot of step {chosen.step}, and this node keeps none: give it "
+                "--snapshot-memory and --snapshot-dir as the other nodes have them"
+            )
         for hook in self._parts.hooks:
             hook.prepare(self.assignment, command)
         count = 1 if self._launch.one_per_node else self.assignment.start.slots

@@ -1,4 +1,4 @@
-"""What devices have done of what a script has told them: it runs ahead of them, and they do one thing after another.
+"""Of which step the state is: optimizers tell before they change it, and devices run behind the script.
 
 A device has the state after a step from the end of that step until the first change of parameters by the next one; an
 event marks each. Copies have streams of their own, and of what the script goes on with only that change waits for them.
@@ -24,77 +24,59 @@ FEW = 1 << 20
 
 
 class Watched:
-    """Which tensors there are, to tell later whether they still are those.
+    """The tensors of a state, to tell later whether they still are the same."""
 
-    Args:
-        parameters: by name.
-        others: what optimizers have, by name.
-    """
-
-    def __init__(self, parameters: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> None:
-        self._addresses = {name: _address(tensor) for name, tensor in parameters.items()}
-        self._others = {name: weakref.ref(tensor) for name, tensor in others.items()}
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._known = {name: (weakref.ref(tensor), _address(tensor)) for name, tensor in tensors.items()}
         groups: dict[tuple[torch.Size, torch.dtype], dict[str, Tensor]] = {}
-        for name, tensor in {**parameters, **others}.items():
+        for name, tensor in tensors.items():
             if tensor.device.type in ON_HOST:
                 groups.setdefault((tensor.shape, tensor.dtype), {})[name] = tensor
         size = sum(tensor.nbytes for group in groups.values() for tensor in group.values())
         self._on_host = list(groups.values()) if size <= FEW else []
 
     def kept(self) -> list[Tensor]:
-        """What is on the CPU, where optimizers change it at once while devices are behind."""
+        """Copies of what is on the CPU, where optimizers change it at once while devices are behind."""
         return [torch.stack(list(group.values())) for group in self._on_host]
 
-    def then(self, kept: Sequence[Tensor], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors as they were when that was kept.
-
-        Args:
-            tensors: what there is now, also what came later.
-
-        Raises:
-            Overtaken: one is another one now.
-        """
+    def then(self, kept: Sequence[Tensor], now: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors as they were when that was kept; Overtaken: one is another one now, or was not kept."""
         groups = zip(self._on_host, kept, strict=True)
         found = {name: value for group, values in groups for name, value in zip(group, values, strict=True)}
-        for name in (*self._addresses, *self._others):
-            tensor = tensors.get(name)
-            if name in found:
-                continue
-            if tensor is None or tensor.device.type in ON_HOST or not self._is(name, tensor):
+        for name, (known, address) in self._known.items():
+            tensor = now.get(name)
+            is_same = tensor is not None and tensor is known() and _address(tensor) == address
+            if tensor is None or not is_same or (tensor.device.type in ON_HOST and name not in found):
                 raise Overtaken(f"'{name}' was changed on the CPU, or made anew")
-            found[name] = tensor
+            found.setdefault(name, tensor)
         return dict(sorted(found.items()))
-
-    def _is(self, name: str, tensor: Tensor) -> bool:
-        """Whether it is the one of that name."""
-        if name in self._others:
-            return self._others[name]() is tensor
-        return self._addresses[name] == _address(tensor)
 
 
 @dataclass
 class Mark:
-    """A step that has ended, as devices come to it.
-
-    Attributes:
-        ended: on each device, the end of the step.
-        changes: on each device, the first change of parameters after it; none: none was told.
-        watched, kept: the tensors that there were then, and what was kept of them.
-    """
+    """A step, with events on each device."""
 
     step: int
     ended: Sequence[torch.Event]
-    changes: Sequence[torch.Event] = ()
-    watched: Watched | None = None
+    changes: Sequence[torch.Event] | None = (
+        None  # the first change of parameters after it; None: none was told
+    )
+    watched: Watched | None = None  # the tensors that there were then, and what was kept of them
     kept: Sequence[Tensor] = ()
+
+    def has_ended(self) -> bool:
+        """Whether all devices have come to its end."""
+        return all(event.query() for event in self.ended)
+
+    def is_unchanged(self) -> bool:
+        """Whether no change after it has begun; the CPU changes parameters as soon as it is told to."""
+        return self.changes is None or (
+            bool(self.changes) and not any(event.query() for event in self.changes)
+        )
 
 
 class Devices:
-    """The devices of a worker's state; none if all of it is on the CPU.
-
-    Attributes:
-        captured: an optimizer's step has become part of a CUDA graph, which tells nobody from then on.
-    """
+    """The devices of a worker's state; none if all of it is on the CPU."""
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         found = {tensor.device for tensor in tensors if tensor.device.type not in ON_HOST}
@@ -102,8 +84,8 @@ class Devices:
         self._streams = [[torch.Stream(device) for device in self._devices] for _ in range(2)]
         self._marks: deque[Mark] = deque(maxlen=2)  # a script is no further ahead
         self._copies: Copies | None = None
-        self._watched = Watched({}, {})
-        self.captured = False
+        self._watched = Watched({})
+        self.captured = False  # by a CUDA graph: from then on an optimizer tells nobody
 
     def __bool__(self) -> bool:
         return bool(self._devices)
@@ -123,8 +105,7 @@ class Devices:
 
     def ended(self, step: int) -> None:
         """The script has told all of a step."""
-        if self._devices:
-            self._marks.append(Mark(step, self._now()))
+        self._marks.append(Mark(step, self._now()))
 
     def changing(self) -> None:
         """The script is about to tell the first change of parameters after a step."""
@@ -138,20 +119,20 @@ class Devices:
         if is_capturing:
             self.captured = True
             self.forget()
-        elif self._marks and not self._marks[-1].changes:
+        elif self._marks and self._marks[-1].changes is None:
             kept, changes = self._watched.kept(), self._now()
             for mark in self._marks:
-                if not mark.changes:  # the steps after it have changed nothing
+                if mark.changes is None:  # the steps after it have changed nothing
                     mark.watched, mark.kept, mark.changes = self._watched, kept, changes
 
     def forget(self) -> None:
         """Nobody knows what was changed when."""
         self._marks.clear()
 
-    def watch(self, parameters: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> None:
-        """These are the tensors from now on; see `Watched`."""
+    def watch(self, tensors: Mapping[str, Tensor]) -> None:
+        """These are the tensors from now on."""
         if self._devices:
-            self._watched = Watched(parameters, others)
+            self._watched = Watched(tensors)
 
     def enter(self) -> None:
         """This thread works for them: else it would have the first of all devices, and take memory there."""
@@ -173,37 +154,22 @@ class Devices:
 
     def has(self) -> int | None:
         """Of which step devices have the state now; None: they are changing it, or it is not known."""
-        for mark in reversed(self._marks):
-            if all(event.query() for event in mark.ended):
-                return mark.step if self.still(mark.step) else None
-        return None
+        mark = next((mark for mark in reversed(self._marks) if mark.has_ended()), None)
+        return mark.step if mark is not None and mark.is_unchanged() else None
 
     def still(self, step: int) -> bool:
         """Whether devices have that state: no change after it has begun."""
-        return any(
-            mark.step == step and not any(event.query() for event in mark.changes) for mark in self._marks
-        )
+        return any(mark.step == step and mark.is_unchanged() for mark in self._marks)
 
-    def then(self, step: int, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors of a step that devices have, while the script may be ahead.
-
-        Args:
-            tensors: what there is now.
-
-        Raises:
-            Overtaken: of one that was on the CPU, or is another one now, nothing was kept.
-        """
-        mark = next((mark for mark in self._marks if mark.step == step), None)
-        if mark is None or mark.watched is None:
-            return dict(tensors)
-        return mark.watched.then(mark.kept, tensors)
+    def then(self, step: int, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors of a step that devices have, while the script may be ahead; see `Watched.then`."""
+        for mark in self._marks:
+            if mark.step == step and mark.watched is not None:
+                return mark.watched.then(mark.kept, tensors)
+        return tensors
 
     def copies(self, *, now: bool) -> "Copies":
-        """Copies of what there is after a step.
-
-        Args:
-            now: devices have it. Else they will have it, and what they are told to change then comes after the copies.
-        """
+        """Copies of what devices have `now` after a step, or will have before they change it."""
         copies = Copies(self._streams[now])
         if not now and self._marks:
             self._copies = copies
@@ -222,7 +188,7 @@ class Copies:
         """Copy a tensor, or begin to; within `begun`."""
         if source.device.type not in ON_HOST:
             self._sources.append(source)
-        into.copy_(source, non_blocking=True)
+        into.copy_(source.detach(), non_blocking=True)
 
     @contextmanager
     def begun(self) -> Iterator[None]:

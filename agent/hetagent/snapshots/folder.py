@@ -45,41 +45,26 @@ class Stamp(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Control:
-    """What the agent tells its workers while a round runs.
+    """What the agent tells its workers while a round runs."""
 
-    Attributes:
-        round: the round; without an agent 0.
-        safe: the newest snapshot that outlives any node, as far as is known.
-        retained: the snapshots that are not to be overwritten, the one that matters most first.
-        every_s: how far apart snapshots are at most (seconds).
-        memory: how many bytes all slots together may have; None: whatever there is.
-        to_disk: the next one is wanted on disk.
-    """
-
-    round: int = 0
-    safe: Stamp | None = None
-    retained: tuple[Stamp, ...] = ()
+    round: int = 0  # 0: without an agent
+    ranks: tuple[int, ...] = ()  # of this node; empty: without an agent
+    safe: Stamp | None = None  # the newest that outlives any node, as far as is known
+    retained: tuple[Stamp, ...] = ()  # not to be overwritten, the one that matters most first
     every_s: float = EVERY_S
-    memory: int | None = None
-    to_disk: bool = False
+    memory: int | None = None  # bytes that all slots together may have
+    to_disk: bool = False  # the next one is wanted on disk
 
 
 class Place(NamedTuple):
-    """Where a tensor, or a rank's part of one, lies.
-
-    Attributes:
-        shape: of the whole tensor.
-        offsets, lengths: which part of it this is.
-        device: the type of the device that had it.
-        file, at, bytes: in which file of the slot.
-    """
+    """Where a tensor, or a rank's part of one, lies in a file of a slot."""
 
     name: str
     dtype: str
-    shape: tuple[int, ...]
-    offsets: tuple[int, ...]
+    shape: tuple[int, ...]  # of the whole tensor
+    offsets: tuple[int, ...]  # of this part
     lengths: tuple[int, ...]
-    device: str
+    device: str  # the type of the one that had it
     bytes: int
     file: str = ""
     at: int = 0
@@ -92,7 +77,7 @@ class Place(NamedTuple):
 
 
 class Sum(NamedTuple):
-    """What was written to a file: how many bytes, and their digest."""
+    """Size and digest of a file, as it was written."""
 
     bytes: int
     digest: str
@@ -100,24 +85,16 @@ class Sum(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Index:
-    """A rank's part of a snapshot.
-
-    Attributes:
-        sharded: ranks have parts of tensors.
-        shared: the tensors that all ranks have alike are in `shared.bin`, whoever has copied them.
-        files: the files that this worker has written, with what is in them.
-        tensors: what lies where in these.
-        values: where the values begin in `RANK.small`.
-    """
+    """A rank's part of a snapshot."""
 
     stamp: Stamp
     rank: int
     world_size: int
-    sharded: bool
-    shared: bool
-    files: Mapping[str, Sum] = field(default_factory=dict)
-    tensors: tuple[Place, ...] = ()
-    values: int = 0
+    sharded: bool  # ranks have parts of tensors
+    shared: bool  # some tensors are the same on all ranks: in `shared.bin`, whoever has copied them
+    files: Mapping[str, Sum] = field(default_factory=dict)  # those that this worker has written
+    tensors: tuple[Place, ...] = ()  # in these
+    values: int = 0  # where they begin in `RANK.small`
 
     @property
     def small(self) -> str:
@@ -140,11 +117,7 @@ class Index:
 
     @classmethod
     def read(cls, text: bytes) -> "Index":
-        """From its file.
-
-        Raises:
-            ValueError: it is none, or of a version that is not known.
-        """
+        """From its file; ValueError: it is none, or of a version that is not known."""
         try:
             told = json.loads(text)
             if (version := told.pop("v", None)) != VERSION:
@@ -162,17 +135,13 @@ class Index:
         return index
 
 
+@dataclass(frozen=True, slots=True)
 class Slot:
-    """The files of one snapshot on this node.
+    """The files of one snapshot on this node."""
 
-    Attributes:
-        number: of the slot.
-    """
-
-    def __init__(self, path: Path, number: int, stamp: Stamp) -> None:
-        self.path = path
-        self.number = number
-        self.stamp = stamp
+    path: Path
+    number: int
+    stamp: Stamp
 
     def indexes(self) -> dict[int, Path]:
         """The indexes that are there, by rank."""
@@ -188,20 +157,19 @@ class Slot:
                     found[rank] = index
         return found
 
-    def empty(self) -> None:
-        """Forget what it holds; the files stay, since their memory is used again."""
+    def empty(self, ranks: Sequence[int] = ()) -> None:
+        """Forget what it holds; files stay, since their memory is used again, but those of others than these ranks."""
         for path in self.indexes().values():
             path.unlink(missing_ok=True)
         self.path.mkdir(mode=0o700, exist_ok=True)
         (self.path / TO_DISK).unlink(missing_ok=True)
+        for path in self.path.glob("[0-9]*.*") if ranks else ():
+            if int(path.name.partition(".")[0]) not in ranks:
+                path.unlink(missing_ok=True)
 
 
 class Folder:
-    """All files of a node.
-
-    Args:
-        path: the folder; made if it is not there.
-    """
+    """All files of a node."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -218,15 +186,16 @@ class Folder:
                 told = json.loads(Path(self._control_file).read_bytes())
                 told["safe"] = Stamp(*told["safe"]) if told.get("safe") else None
                 told["retained"] = tuple(Stamp(*each) for each in told.get("retained", ()))
+                told["ranks"] = tuple(told.get("ranks", ()))
                 self._control, self._control_of = Control(**told), of
         return self._control
 
-    def start(self) -> Mapping[str, Any] | None:
-        """From which snapshot to start, as the agent says; empty: from none; None: it could not say."""
+    def start(self) -> Mapping[str, Any]:
+        """From which snapshot to start, as the agent says; empty: from none."""
         try:
             told: Mapping[str, Any] = json.loads((self.path / "start.json").read_bytes())
         except FileNotFoundError:
-            return None
+            return {}
         return told
 
     def slots(self) -> dict[Stamp, Slot]:
@@ -240,25 +209,19 @@ class Folder:
         return found
 
     def begin(self, stamp: Stamp, *, sharded: bool = False, to_disk: bool = False, due: bool = False) -> Slot:
-        """The slot for a snapshot, which may be that which another worker of this node has begun.
+        """The slot for a snapshot, which another worker of this node may have begun; see `room_for`.
 
-        Args:
-            sharded: it is of use only with those of other ranks, see `SLOTS`.
-            to_disk: it is to be written to disk as well.
-            due: another one will follow.
-
-        Raises:
-            Overtaken: newer ones are here, or what is here is retained.
+        Overtaken: newer ones are here, or what is here is retained.
         """
         with self._locked():
-            slots = self.slots()
+            slots, control = self.slots(), self.control()
             if (slot := slots.get(stamp)) is None:
                 held = {slot.number: known for known, slot in slots.items()}
-                number = room_for(stamp, held, self.control().retained, sharded=sharded, due=due)
+                number = room_for(stamp, held, control.retained, sharded=sharded, due=due)
                 if number is None:
                     raise Overtaken(f"newer snapshots than that of step {stamp.step} are here")
                 slot = Slot(self.path / str(number), number, stamp)
-                slot.empty()
+                slot.empty(control.ranks)
                 self.bad(stamp).unlink(missing_ok=True)
                 self._write({**held, number: stamp})
             if to_disk:
@@ -266,11 +229,7 @@ class Folder:
             return slot
 
     def rename(self, slot: Slot, beside: str, name: str) -> None:
-        """Give a file of a slot its name.
-
-        Raises:
-            Overtaken: the slot has been given to another snapshot meanwhile.
-        """
+        """Give a file of a slot its name; Overtaken: the slot has been given to another snapshot meanwhile."""
         with self._locked():
             if slot.stamp not in self.slots():
                 raise Overtaken(f"the slot of step {slot.stamp.step} has been given away")
@@ -280,14 +239,15 @@ class Folder:
         """The file that says that a snapshot cannot be loaded, and why."""
         return self.path / "bad" / f"{stamp.round}-{stamp.step}"
 
-    def forget(self, stamps: Sequence[Stamp]) -> None:
-        """These are not needed any more."""
+    def forget_newer(self, than: Stamp | None) -> None:
+        """All go on from that one, or from nothing, and make newer ones again."""
         with self._locked():
             slots = self.slots()
-            for stamp in stamps:
-                if stamp in slots:
-                    slots.pop(stamp).empty()
-            self._write({slot.number: stamp for stamp, slot in slots.items()})
+            newer = [stamp for stamp in slots if than is None or stamp > than]
+            for stamp in newer:
+                slots.pop(stamp).empty()
+            if newer:
+                self._write({slot.number: stamp for stamp, slot in slots.items()})
 
     def _write(self, held: Mapping[int, Stamp]) -> None:
         put(self.path / "slots.json", json.dumps(held).encode())
@@ -300,14 +260,7 @@ class Folder:
 
 
 def write_lock(path: Path, *, wait: bool) -> IO[bytes] | None:
-    """The right to copy what all ranks have alike: one worker of the node has it until it closes this file, or dies.
-
-    Args:
-        path: a file of the slot.
-
-    Returns:
-        None: another worker has it, and that is not to be waited for.
-    """
+    """The right to copy what all ranks have alike, until the file is closed; None: another living worker has it."""
     file = path.open("wb")
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -332,16 +285,10 @@ def room_for(
     sharded: bool,
     due: bool = False,
 ) -> int | None:
-    """The slot for a snapshot: an empty one, or that of the oldest which is not retained. Pure.
+    """The slot for a snapshot: an empty one, or that of the oldest which is not retained; None: there is none.
 
-    Args:
-        slots: what they hold.
-        retained: what the agent says, see `Control`.
-        due: another one will follow, so that the one that is being written to disk is spared; the last step of a round
-            needs a slot.
-
-    Returns:
-        None: all others are newer, or retained.
+    Another one follows what is `due`: so the one that is being written to disk is spared. The last step of a round
+    needs a slot.
     """
     count = SLOTS if sharded else REPLICATED_SLOTS
     spared = retained if due and not sharded else retained[: count - 1]

@@ -6,7 +6,6 @@ import pickle
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -28,118 +27,99 @@ from hetagent.snapshots.sources import Source, SourceError, digest_of, fill
 from hetagent.snapshots.state import State
 from hetagent.torch_compat.checkpoints import FsspecReader
 
+Part = tuple[Source, Index]
+"""A rank's part of a snapshot, and who has it."""
+
 GIVEN_UP_S = 2.0
 """How long a worker that cannot load waits for its agent to end the round: its own end would be a failure (seconds)."""
 
 
-@dataclass(slots=True)
-class Found:
-    """A snapshot that may be loaded.
-
-    Attributes:
-        parts: the ranks' parts, each with who has it; of this node first.
-    """
-
-    stamp: Stamp
-    world_size: int
-    parts: list[tuple[Source, Index]] = field(default_factory=list)
-
-    def of(self, rank: int) -> list[tuple[Source, Index]]:
-        """The part of a rank; of the lowest one, if it has none."""
-        ranks = {index.rank for _, index in self.parts}
-        whose = rank if rank in ranks else min(ranks)
-        parts = [part for part in self.parts if part[1].rank == whose]
-        return sorted(parts, key=lambda part: part[1].stands_in)
-
-
 class Loader:
-    """Loads what the agent has found, or without one what is on this node.
+    """Loads the snapshot that the agent has found, or that `newest` has, as `start.json` names it."""
 
-    Args:
-        folder: this node's.
-        rank: of this worker.
-    """
-
-    def __init__(self, folder: Folder, rank: int, *, has_agent: bool) -> None:
+    def __init__(self, folder: Folder, rank: int, start: Mapping[str, Any], *, has_agent: bool) -> None:
+        self.stamp = Stamp(start["round"], start["step"])
         self._folder = folder
         self._rank = rank
         self._has_agent = has_agent
+        self._world_size = start["world_size"]
+        self._sources = [Source(told, self.stamp) for told in start["sources"]]
         # The same for all: memory that is touched for the first time takes several times as long.
         self._buffer = torch.empty(0, dtype=torch.uint8, device="cpu")
 
-    def find(self) -> Found | None:
-        """The snapshot to load; None: there is none.
+    def load(self, state: State) -> None:
+        """Load it. SnapshotError: it is of another model, or no copy of a part is good."""
+        parts = self._parts()
+        mine, content = self._small(parts)
+        places = {
+            (place.name, place.offsets): place
+            for index in (mine, *(index for _, index in parts))
+            for place in index.tensors
+            if not _is_small(place.file) or index is mine
+        }
+        shapes = {
+            place.name: (place.shape, dtype_of(place), place.device) for place in reversed(places.values())
+        }
+        targets = state.targets(shapes)
+        small = {place.name: place for place in mine.tensors if _is_small(place.file)}
+        planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+        large = {name: target for name, target in targets.items() if name not in small}
+        with torch.no_grad():
+            memory = torch.frombuffer(content, dtype=torch.uint8)
+            for name, place in small.items():
+                targets[name].copy_(view(memory, place))
+            source = parts[0][0]
+            mark = Mark.read(source.path) if source.path is not None else None
+            if mark is not None:
+                self._read_disk(source, mark, planner, large)
+            else:
+                planner.set_up_planner(large, _metadata(places.values()), is_coordinator=True)
+                self._read(parts, planner, planner.create_local_plan())
+        replicated, per_rank = pickle.loads(memoryview(content)[mine.values :])
+        state.restore(targets, replicated, per_rank if mine.rank == self._rank and not mine.stands_in else {})
 
-        Raises:
-            SnapshotError: it cannot be read.
-        """
-        start = self._folder.start() if self._has_agent else _newest(self._folder)
-        if not start:
-            return None
-        found = Found(Stamp(start["round"], start["step"]), start["world_size"])
+    def _parts(self) -> list[Part]:
+        """The parts of ranks, each with who has it; those on this node come first."""
+        parts: list[Part] = []
         known: dict[tuple[int, str], Index] = {}
         trouble = []
-        for source in (Source(told, found.stamp) for told in start["sources"]):
+        for source in self._sources:
             for rank, digest in source.ranks.items():
                 try:
                     index = known.get((rank, digest)) or source.index(rank)[1]
                 except SourceError as error:
                     trouble.append((source, str(error)))
                     continue
-                if (index.stamp, index.world_size) != (found.stamp, found.world_size):
+                if (index.stamp, index.world_size) != (self.stamp, self._world_size):
                     trouble.append((source, f"another snapshot is in its place {source.where}"))
                     continue
                 if digest:
                     known[rank, digest] = index
-                found.parts.append((source, index))
-        if lack := lacks([index for _, index in found.parts], found.world_size):
-            raise self._bad(found, trouble or [(None, lack)])
-        return found
+                parts.append((source, index))
+        if lack := lacks([index for _, index in parts], self._world_size):
+            raise self._bad(trouble or [(None, lack)])
+        return parts
 
-    def load(self, found: Found, state: State) -> None:
-        """Load it.
+    def _small(self, parts: Sequence[Part]) -> tuple[Index, bytearray]:
+        """Buffers and values, with their index: this rank's own if there are any, else those of the lowest rank."""
+        ranks = {index.rank for _, index in parts}
+        whose = self._rank if self._rank in ranks else min(ranks)
+        trouble = []
+        for source, index in sorted(parts, key=lambda part: part[1].stands_in):
+            try:
+                if index.rank == whose:
+                    return index, bytearray(source.content(index.small, index.files[index.small]))
+            except (SourceError, KeyError) as error:
+                trouble.append((source, str(error)))
+        raise self._bad(trouble)
 
-        Raises:
-            SnapshotError: it is of another model, or no copy of a part is good.
-        """
-        mine, content = self._small(found)
-        parts = {
-            (place.name, place.offsets): place
-            for index in (mine, *(index for _, index in found.parts))
-            for place in index.tensors
-            if not _is_small(place.file) or index is mine
-        }
-        shapes = {
-            place.name: (place.shape, dtype_of(place), place.device) for place in reversed(parts.values())
-        }
-        targets = state.targets(shapes)
-        small = {place.name: place for place in mine.tensors if _is_small(place.file)}
-        planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-        large = {name: target for name, target in targets.items() if name not in small}
-        mark = next((Mark.read(source.path) for source, _ in found.parts if source.path is not None), None)
-        with torch.no_grad():
-            memory = torch.frombuffer(content, dtype=torch.uint8)
-            for name, place in small.items():
-                targets[name].copy_(view(memory, place))
-            if mark is not None:
-                self._read_disk(found, mark, planner, large)
-            else:
-                planner.set_up_planner(large, _metadata(parts.values()), is_coordinator=True)
-                self._read(found, planner, planner.create_local_plan())
-        replicated, per_rank = pickle.loads(memoryview(content)[mine.values :])
-        state.restore(targets, replicated, per_rank if mine.rank == self._rank and not mine.stands_in else {})
-
-    def _read(self, found: Found, planner: DefaultLoadPlanner, plan: LoadPlan) -> None:
-        """Fill tensors, each from the first copy that is good.
-
-        Raises:
-            SnapshotError: of one there is none.
-        """
+    def _read(self, parts: Sequence[Part], planner: DefaultLoadPlanner, plan: LoadPlan) -> None:
+        """Fill tensors, each from the first copy that is good. SnapshotError: of one there is none."""
         left: dict[tuple[str, tuple[int, ...]], list[ReadItem]] = defaultdict(list)
         for item in plan.items:
             left[item.storage_index.fqn, tuple(item.storage_index.offset or ())].append(item)
         trouble = []
-        for source, index in found.parts:
+        for source, index in parts:
             for name, expected in index.files.items():
                 places = [place for place in index.tensors if place.file == name]
                 if not any((place.name, place.offsets) in left for place in places):
@@ -152,7 +132,7 @@ class Loader:
                     for place in places:
                         left.pop((place.name, place.offsets), None)
         if left:
-            raise self._bad(found, trouble or [(None, f"nobody has '{min(left)[0]}'")])
+            raise self._bad(trouble or [(None, f"nobody has '{min(left)[0]}'")])
 
     def _fill(
         self,
@@ -163,11 +143,7 @@ class Loader:
         left: Mapping[tuple[str, tuple[int, ...]], Sequence[ReadItem]],
         planner: DefaultLoadPlanner,
     ) -> None:
-        """Read a file from its beginning to its end, and fill what is wanted of it.
-
-        Raises:
-            SourceError: it cannot be had, or is not what was written.
-        """
+        """Read a file from its beginning to its end, and fill what is wanted of it."""
         digest, ends = xxh3_64(), [*(place.at for place in places[1:]), expected.bytes]
         with source.open(name) as file:
             for place, end in zip(places, ends, strict=True):
@@ -183,14 +159,9 @@ class Loader:
             raise SourceError(f"{name} {source.where} is corrupt")
 
     def _read_disk(
-        self, found: Found, mark: Mark, planner: DefaultLoadPlanner, targets: dict[str, Any]
+        self, source: Source, mark: Mark, planner: DefaultLoadPlanner, targets: dict[str, Any]
     ) -> None:
-        """Have DCP read them, from files that are what was written.
-
-        Raises:
-            SnapshotError: they are not.
-        """
-        source = found.parts[0][0]
+        """Have DCP read them, from files that are what was written. SnapshotError: they are not."""
         assert source.path is not None
         try:
             reader = FsspecReader(str(source.path)) if is_url(source.path) else FileSystemReader(source.path)
@@ -205,7 +176,7 @@ class Loader:
             reader.read_data(plan, planner).wait()
         except Exception as error:  # whatever DCP makes of a file that is torn
             why = str(error) if isinstance(error, SourceError) else f"{type(error).__name__}: {error}"
-            raise self._bad(found, [(source, f"{why} ({source.path})")]) from None
+            raise self._bad([(source, f"{why} ({source.path})")]) from None
 
     @staticmethod
     def _verify(source: Source, mark: Mark, name: str) -> None:
@@ -218,19 +189,9 @@ class Loader:
             self._buffer = torch.empty(size, dtype=torch.uint8, device="cpu")
         return self._buffer[:size]
 
-    def _small(self, found: Found) -> tuple[Index, bytearray]:
-        """Buffers and values, with their index: this rank's own if there are any, else those of the lowest rank."""
-        trouble = []
-        for source, index in found.of(self._rank):
-            try:
-                return index, bytearray(source.content(index.small, index.files[index.small]))
-            except (SourceError, KeyError) as error:
-                trouble.append((source, str(error)))
-        raise self._bad(found, trouble)
-
-    def _bad(self, found: Found, trouble: Sequence[tuple[Source | None, str]]) -> SnapshotError:
+    def _bad(self, trouble: Sequence[tuple[Source | None, str]]) -> SnapshotError:
         """No copy is good: tell the agent, which has another one taken."""
-        stamp = found.stamp
+        stamp = self.stamp
         source, why = trouble[0]
         told = {"node": source.node if source is not None else "", "why": why}
         with contextlib.suppress(OSError):
@@ -268,7 +229,7 @@ def lacks(indexes: Sequence[Index], world_size: int) -> str:
     return ""
 
 
-def _newest(folder: Folder) -> Mapping[str, Any]:
+def newest(folder: Folder) -> Mapping[str, Any]:
     """As `start.json`, what is complete on this node alone."""
     for stamp, slot in sorted(folder.slots().items(), reverse=True):
         indexes = slot.read()
@@ -277,15 +238,3 @@ def _newest(folder: Folder) -> Mapping[str, Any]:
             source = {"path": str(slot.path), "ranks": dict.fromkeys(indexes, "")}
             return {"round": stamp.round, "step": stamp.step, "world_size": world_size, "sources": [source]}
     return {}
-
-
-def forget_newer(folder: Folder, chosen: Stamp | None) -> None:
-    """Drop what former rounds have beyond the snapshot that all start from: they make those steps again."""
-    current = folder.control().round
-    newer = [
-        stamp
-        for stamp in folder.slots()
-        if (stamp.round < current or not current) and stamp != chosen and (chosen is None or stamp > chosen)
-    ]
-    if newer:
-        folder.forget(newer)

@@ -1,11 +1,11 @@
-"""Files in memory that a worker copies tensors into: mapped once, and touched before they are needed."""
+"""Tensors in files: mapped and touched before they are needed, so that a snapshot takes no longer than a copy."""
 
 import ctypes
 import math
 import mmap
 import os
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from xxhash import xxh3_64_hexdigest
 
 from hetagent.snapshots.errors import SnapshotError
-from hetagent.snapshots.folder import ALIGNED, SLOTS, Folder, Place, Slot, Stamp, Sum
+from hetagent.snapshots.folder import ALIGNED, Place, Sum
 
 PORTABLE = 1
 """`cudaHostRegister`: pinned for all devices of the process."""
@@ -23,13 +23,7 @@ _POPULATE_WRITE = 23
 
 
 class Mapped:
-    """A file, mapped. What is not there yet takes a while: 10 times as long as a copy.
-
-    One that is larger stays so until its slot is given to another snapshot: somebody may need what is in it.
-
-    Raises:
-        SnapshotError: there is no room for it.
-    """
+    """A file, mapped. A larger one stays so for now: somebody may need what is in it; see `is_there`."""
 
     def __init__(self, path: Path, size: int) -> None:
         self.size = size
@@ -45,16 +39,12 @@ class Mapped:
             ) from None
         finally:
             os.close(fd)
-        madvise = ctypes.CDLL(
-            None
-        ).madvise  # without the GIL; older kernels refuse, and the first copy takes longer
+        # Without the GIL. Older kernels refuse, and the first copy takes 10 times as long.
+        madvise = ctypes.CDLL(None).madvise
         madvise(ctypes.c_void_p(self.memory.data_ptr()), ctypes.c_size_t(size), ctypes.c_int(_POPULATE_WRITE))
 
-    def trimmed(self) -> bool:
-        """Give back what the file is larger; returns whether it is still the one that was mapped.
-
-        Only for a slot that has been given to a snapshot that is about to be copied.
-        """
+    def is_there(self) -> bool:
+        """Whether it still is the file that was mapped, which is cut to its size: its slot is about to be written."""
         try:
             found = os.stat(self._path)
             if found.st_ino == self._inode and found.st_size > self.size:
@@ -63,66 +53,18 @@ class Mapped:
             return False
         return found.st_ino == self._inode and found.st_size >= self.size
 
-    def pin(self) -> bool:
-        """Have GPUs copy to it by themselves, beside what else they do; as torch pins memory that processes share.
+    def pin(self) -> None:
+        """Have GPUs copy to it by themselves, as torch pins shared memory; else copies take longer.
 
         Not for a script's thread, where an error would stay CUDA's last one.
-
-        Returns:
-            whether that worked; if not, copies are made all the same, and take longer.
         """
         cudart, address = torch.cuda.cudart(), self.memory.data_ptr()
-        if int(cudart.cudaHostRegister(address, self.size, PORTABLE)):
-            return False
-        weakref.finalize(self, cudart.cudaHostUnregister, address).atexit = False
-        return True
+        if not int(cudart.cudaHostRegister(address, self.size, PORTABLE)):
+            weakref.finalize(self, cudart.cudaHostUnregister, address).atexit = False
 
     def sum(self) -> Sum:
         """Of what is in it; without the GIL, since the script goes on beside it."""
         return Sum(self.size, xxh3_64_hexdigest(as_bytes(self.memory)))
-
-
-class Files:
-    """The files of all slots that a worker copies to.
-
-    Attributes:
-        pins: whether GPUs copy to them.
-        pinned: whether all could be pinned for that.
-    """
-
-    def __init__(self, folder: Folder) -> None:
-        self._folder = folder
-        self._mapped: dict[tuple[int, str], Mapped] = {}
-        self.pins, self.pinned = False, True
-
-    def file(self, slot: Slot, name: str, size: int) -> Mapped:
-        """A file of a slot that is given to the snapshot that is about to be copied."""
-        known = self._mapped.get((slot.number, name))
-        if known is None or known.size != size or not known.trimmed():
-            self._mapped[slot.number, name] = known = Mapped(slot.path / name, size)
-            known.trimmed()
-        return known
-
-    def make(self, sizes: Mapping[str, int], count: int) -> None:
-        """Have the memory of so many slots, so that no snapshot has to wait for that.
-
-        Args:
-            sizes: of the files of a slot (bytes).
-        """
-        for number in range(count):
-            path = Slot(self._folder.path / str(number), number, Stamp(0, 0)).path
-            path.mkdir(mode=0o700, exist_ok=True)
-            for name, size in sizes.items():
-                self._mapped[number, name] = made = Mapped(path / name, size)
-                self.pinned = not self.pins or (made.pin() and self.pinned)
-
-    def give_back(self, names: Iterable[str]) -> None:
-        """Nothing is copied any more; others need the memory of slots that hold nothing."""
-        held = {slot.number for slot in self._folder.slots().values()}
-        for number in set(range(SLOTS)) - held:
-            for name in names:
-                (self._folder.path / str(number) / name).unlink(missing_ok=True)
-        self._mapped.clear()
 
 
 def laid_out(places: Iterable[Place], file: str) -> tuple[list[Place], int]:
@@ -137,11 +79,7 @@ def laid_out(places: Iterable[Place], file: str) -> tuple[list[Place], int]:
 def place_of(
     name: str, tensor: Tensor, shape: Sequence[int] | None = None, offsets: Sequence[int] | None = None
 ) -> Place:
-    """What is known of a tensor before it has its place.
-
-    Args:
-        shape, offsets: of the whole, if this is a part.
-    """
+    """What is known of a tensor before it has its place; of a part also the whole one's shape, and where it begins."""
     lengths = tuple(tensor.shape)
     return Place(
         name=name,
@@ -155,11 +93,7 @@ def place_of(
 
 
 def dtype_of(place: Place) -> torch.dtype:
-    """Its dtype.
-
-    Raises:
-        ValueError: this torch has no such dtype.
-    """
+    """Its dtype; ValueError: this torch has no such dtype."""
     dtype = getattr(torch, place.dtype, None)
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"'{place.name}' is of dtype {place.dtype}, which this torch does not have")

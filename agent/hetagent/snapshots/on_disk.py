@@ -38,13 +38,9 @@ _NAME = re.compile(r"step-(\d{1,15})-round-(\d{1,15})(?:-job-([0-9A-Za-z]{1,32})
 
 
 class SnapshotId(NamedTuple):
-    """Which snapshot on disk. Those of one job are in the order in which they were taken.
+    """Which snapshot on disk. Those of one job are in the order in which they were taken."""
 
-    Attributes:
-        origin: the job, as the server names it; empty: none.
-    """
-
-    origin: str
+    origin: str  # the job, as the server names it; empty: none
     round: int
     step: int
 
@@ -62,21 +58,16 @@ class SnapshotId(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """What `snapshot.json` says.
-
-    Attributes:
-        size: of all files (bytes).
-        files: the digests of all of them, by name.
-        after: the jobs that this one has gone on with, the oldest first; nothing else of another job is ever pruned.
-        written_at: when it was complete (seconds since the epoch).
-    """
+    """What `snapshot.json` says."""
 
     world_size: int
     sharded: bool
-    size: int
-    files: Mapping[str, str] = field(default_factory=dict)
-    after: Sequence[str] = ()
-    written_at: int = 0
+    size: int  # of all files (bytes)
+    files: Mapping[str, str] = field(default_factory=dict)  # the digests of all of them
+    after: Sequence[
+        str
+    ] = ()  # the jobs that it went on with, the oldest first; those of others are never pruned
+    written_at: int = 0  # when it was complete (seconds since the epoch)
 
     @property
     def ranks(self) -> Mapping[int, str]:
@@ -109,9 +100,7 @@ class Mark:
 def path_of(text: str) -> Path:
     """A directory, or what a URL such as `s3://bucket/checkpoints` names: a `UPath`, which has the methods of a path.
 
-    Raises:
-        ModuleNotFoundError, ImportError: what reads such URLs is not installed.
-        ValueError: there are no such URLs.
+    ImportError: what reads such URLs is not installed. ValueError: there are no such URLs.
     """
     if not is_url(text):
         return Path(text)
@@ -130,12 +119,8 @@ def is_url(path: Path | str) -> bool:
 def require_own(path: Path, file: IO[bytes] | None = None) -> None:
     """Check that nobody else can write to a directory or a file: who loads a snapshot runs the code that is in it.
 
-    Args:
-        file: opened already; what its path names may be another one by now.
-
-    Raises:
-        SnapshotError: others can; says how to mend that.
-        OSError: nobody can tell.
+    A `file` is opened already: its path may name another one by now. SnapshotError: others can; OSError: nobody can
+    tell.
     """
     if is_url(path):
         return
@@ -165,11 +150,7 @@ def remove(path: Path) -> None:
 
 
 def directories(path: Path) -> dict[SnapshotId, Path]:
-    """The directories of snapshots below another one, complete or not.
-
-    Raises:
-        OSError: nobody can tell. Of a URL whatever its file system raises.
-    """
+    """The directories of snapshots below another one, complete or not; of a URL whatever its file system raises."""
     found = {}
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         for each in path.iterdir():
@@ -179,11 +160,7 @@ def directories(path: Path) -> dict[SnapshotId, Path]:
 
 
 def newest_first(marks: Mapping[SnapshotId, Mark], own: str) -> list[SnapshotId]:
-    """Snapshots in the order in which a job would go on from them: its own, then those of whoever wrote last.
-
-    Args:
-        own: the job; empty: it has no name yet.
-    """
+    """Snapshots in the order in which a job would go on from them: its own, then those of whoever wrote last."""
     last: dict[str, int] = {}
     for which, mark in marks.items():
         last[which.origin] = max(mark.written_at, last.get(which.origin, 0))

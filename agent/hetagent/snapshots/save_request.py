@@ -16,11 +16,7 @@ ASK = "ask"
 def listen(folder: Path, rank: int, stop: Callable[[], None]) -> int:
     """Call a function each time that the agent asks, in a thread, for as long as this process lives.
 
-    Args:
-        folder: the agent's.
-
-    Returns:
-        a file in which a worker writes each step that has ended: its agent reads it once the worker is dead.
+    Returns a file in which a worker writes each step that has ended: its agent reads it once the worker is dead.
     """
     pipe = folder / ASK / str(rank)
     pipe.parent.mkdir(mode=0o700, exist_ok=True)

@@ -33,13 +33,8 @@ _numbers = count()
 class Schedule:
     """The same steps on all ranks, although each has a clock of its own.
 
-    Steps are counted by calls, since scripts may number them in tens, or in samples.
-
-    Args:
-        store: which ranks share; None: torch.distributed's, or none where this rank is alone.
-
-    Attributes:
-        to_disk: the one that is due is to be written to disk as well.
+    Steps are counted by calls, since scripts may number them in tens, or in samples. Ranks share torch.distributed's
+    store, unless another one is given.
     """
 
     def __init__(self, rank: int, world_size: int, store: Any = None) -> None:
@@ -53,18 +48,14 @@ class Schedule:
         self._looks_at = self._writes_at = 0.0
         self._names_at: float | None = None
         self._wait_s = FIRST_S
-        self.to_disk = False
+        self.to_disk = False  # the one that is due is to be written to disk as well
 
     def is_due(
         self, now: float, every_s: float, *, is_ready: bool, waits: Callable[[], bool], to_disk: bool = False
     ) -> bool:
         """Whether a snapshot is due at the step that ends now.
 
-        Args:
-            every_s: how far apart they are (seconds).
-            is_ready: one can be taken here.
-            waits: whether the last one, or the one that was loaded, is not safe yet; it is given another interval.
-            to_disk: one is wanted on disk.
+        It `waits` for the last one, or the one that was loaded, to become safe, for another interval at most.
         """
         self._calls += 1
         self._at.append(now)

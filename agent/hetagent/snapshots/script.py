@@ -14,7 +14,7 @@ from hetagent.snapshots import save_request
 from hetagent.snapshots.copying import Copier, Copy, Who
 from hetagent.snapshots.errors import Overtaken
 from hetagent.snapshots.folder import Folder, Stamp
-from hetagent.snapshots.loading import Loader, forget_newer
+from hetagent.snapshots.loading import Loader, newest
 from hetagent.snapshots.schedule import Schedule
 from hetagent.snapshots.state import State
 
@@ -41,12 +41,7 @@ TROUBLE = (OSError, RuntimeError, ValueError)
 
 
 class Snapshots:
-    """The snapshots of this worker; made by `hetagent.snapshots.open`.
-
-    Args:
-        folder: where they go; None: nowhere.
-        has_agent: an agent says where to begin, and asks for the last step when the round ends.
-    """
+    """The snapshots of this worker; made by `hetagent.snapshots.open`. Without a folder there are none."""
 
     def __init__(self, folder: Folder | None, state: State, who: Who, *, has_agent: bool) -> None:
         self._last: int | None = None  # step
@@ -56,13 +51,11 @@ class Snapshots:
         self._folder = folder
         self._state = state
         self._rank = who.rank
-        self._pid = os.getpid()
         self._has_agent = has_agent
         self._lock = threading.RLock()  # held while anything is copied, and around changes of what is copied
         self._whole = threading.Condition(self._lock)  # a step has ended
-        self._clean: int | None = None  # the step after which parameters have not changed
-        self._changed = False  # since the last step
-        self._told = False  # an optimizer has told of a step, ever
+        self._changed = False  # an optimizer has told of a step since the last one
+        self._told = False  # or ever
         self._versions = 0  # of parameters, after the last step
         self._silent = 0  # of how many steps in a row it is not known what has changed parameters
         self._more: int | None = None  # how many steps training may still end; None: any number
@@ -78,6 +71,7 @@ class Snapshots:
         self._steps_s: deque[float] = deque(maxlen=16)
         self._ended_at = 0.0  # the last step (monotonic seconds)
         state.before_changes(self._changes)
+        os.register_at_fork(after_in_child=self._keep_nothing)
         atexit.register(self._let_threads_end)
         if has_agent:
             self._reached = save_request.listen(folder.path, self._rank, self._stop)
@@ -97,17 +91,17 @@ class Snapshots:
         """
         if not self._keeps:
             return None
-        loader = Loader(self._folder, self._rank, has_agent=self._has_agent)
-        found = loader.find()
-        if not self._has_agent or self._folder.start() is not None:  # else nobody knows what is newer
-            forget_newer(self._folder, found.stamp if found is not None else None)
-        if found is None:
+        start = self._folder.start() if self._has_agent else newest(self._folder)
+        if not self._has_agent:
+            self._folder.forget_newer(Stamp(start["round"], start["step"]) if start else None)
+        if not start:
             return None
-        loader.load(found, self._state)
+        loader = Loader(self._folder, self._rank, start, has_agent=self._has_agent)
+        loader.load(self._state)
         # An optimizer has made it; if nodes keep it in memory, it is copied before others.
-        self._due = found.stamp if found.stamp in self._folder.control().retained else None
+        self._due = loader.stamp if loader.stamp in self._folder.control().retained else None
         self._told, self._versions = bool(self._state.optimizers), self._state.versions()
-        self._last = found.stamp.step
+        self._last = loader.stamp.step
         return self._last
 
     def step(self, step: int) -> None:
@@ -125,7 +119,7 @@ class Snapshots:
             )
         self._last = step
         progress.follow(step)
-        if not self._keeps or os.getpid() != self._pid:
+        if not self._keeps:
             return
         self._copier.devices.keep_up()
         began = time.perf_counter()
@@ -141,10 +135,9 @@ class Snapshots:
             if self._ahead is None and (
                 self._told or self._silent == SILENT_STEPS or not self._state.optimizers
             ):
-                self._copier.prepare()
-                self._ahead = self._run("slots", self._make_slots)
+                sizes = self._copier.prepare()
+                self._ahead = self._run("slots", lambda: self._copier.make_slots(sizes))
             is_kept = not self._why and self._tries(lambda: self._copier.keep(step, values))
-            self._clean = step if is_known and is_kept else None
             self._changed = False
             self._copier.devices.ended(step)
             control = self._folder.control()
@@ -156,7 +149,7 @@ class Snapshots:
                 to_disk=control.to_disk,
             ):
                 self._tries(lambda: self._take_due(Stamp(control.round, step), waits=not is_known))
-            if self._clean is None:
+            if not is_known or not is_kept:
                 self._copier.devices.forget()
             if self._more:
                 self._more -= 1
@@ -166,14 +159,14 @@ class Snapshots:
 
     def _changes(self) -> None:
         """An optimizer is about to change parameters: not while they are copied."""
-        if not self._changed:
+        if self._keeps and not self._changed:
             with self._lock:
                 self._stand_still()
                 self._copier.devices.changing()
-                self._changed, self._clean = True, None
+                self._changed = True
 
     def _stand_still(self) -> None:
-        while self._more == 0 and os.getpid() == self._pid:
+        while self._more == 0:
             left_s = self._free_at - time.monotonic()
             if left_s <= 0:
                 self._more = None
@@ -200,6 +193,8 @@ class Snapshots:
     def _is_touched(self) -> bool:
         """Whether something has changed parameters since the last step, and no optimizer has told."""
         return not self._changed and self._state.versions() != self._versions
+
+    # -- beside the script -----------------------------------------------------------------------------------
 
     def _tries(self, what: Callable[[], None]) -> bool:
         """Do something, whose trouble ends snapshots; returns whether it was done."""
@@ -228,12 +223,6 @@ class Snapshots:
         thread.start()
         return thread
 
-    def _make_slots(self) -> None:
-        if not self._copier.make_slots():
-            _say(
-                f"rank {self._rank}: CUDA does not pin the memory of snapshots, so copying to it takes longer"
-            )
-
     def _is_closing(self) -> bool:
         return self._closing is not None and self._closing.is_alive()
 
@@ -249,7 +238,7 @@ class Snapshots:
             return
         copy = self._copier.copied(stamp, now=False, to_disk=self._schedule.to_disk)
         if waits:
-            copy.wait()
+            copy.copies.wait()
         self._due = stamp
         self._closing = self._run("digest", lambda: self._finish(copy))
 
@@ -259,9 +248,12 @@ class Snapshots:
 
     def _let_threads_end(self) -> None:
         """The interpreter ends: what is under way would be lost, and a thread within torch take the process down."""
-        if os.getpid() == self._pid:
-            for thread in filter(None, (self._ahead, self._closing)):
-                thread.join(LAST_S)
+        for thread in filter(None, (self._ahead, self._closing)):
+            thread.join(LAST_S)
+
+    def _keep_nothing(self) -> None:
+        """This is a child that was forked, to load data perhaps: the state is its parent's."""
+        self._keeps = False
 
     # -- when the round ends ---------------------------------------------------------------------------------
 
@@ -280,11 +272,7 @@ class Snapshots:
             self._answer()
 
     def _save(self, patience_s: float = 0.0) -> None:
-        """The same, unless that was done.
-
-        Args:
-            patience_s: how long to wait for the end of a step that is under way (seconds).
-        """
+        """The same, unless that was done; wait so long for the end of a step that is under way (seconds)."""
 
         def save() -> None:
             self._overtaken = ""
@@ -294,7 +282,7 @@ class Snapshots:
             except Overtaken as error:
                 self._overtaken = str(error)
 
-        if os.getpid() == self._pid:
+        if self._keeps:
             with self._lock:
                 if self._ahead is not None:
                     self._ahead.join()
@@ -302,19 +290,16 @@ class Snapshots:
 
     def _whole_step(self, patience_s: float) -> int | None:
         """The last step that is whole here; see `_save`."""
-        devices = self._copier.devices
-        if not devices:
-            if self._changed and patience_s:
-                self._whole.wait(patience_s)
-            return self._clean if not self._is_touched() else None
+        devices, began = self._copier.devices, time.monotonic()
         behind_s = min(HALF_STEP_S, max(ONE_MORE_S, STEPS_BEHIND * median(self._steps_s or [HALF_STEP_S])))
-        began = time.monotonic()
         if self._changed and patience_s:
-            self._whole.wait_for(lambda: not self._changed, behind_s)
-        while (has := devices.has()) != devices.newest:
+            self._whole.wait_for(lambda: not self._changed, behind_s if devices else patience_s)
+        has = devices.has()
+        while devices and has != devices.newest:
             if time.monotonic() > began + (behind_s if has is not None else HALF_STEP_S):
                 break  # they hang, and still have the step before, or nothing that is whole
             time.sleep(LOOKS_S)
+            has = devices.has()
         return has if not self._is_touched() else None
 
     def _is_saved(self, step: int | None) -> bool:
@@ -328,8 +313,8 @@ class Snapshots:
             self._closing.join()
             return False
         copy = self._copier.copied(Stamp(self._folder.control().round, step), now=True)
-        copy.wait()
-        if self._is_touched() or (self._copier.devices and not self._copier.devices.still(step)):
+        copy.copies.wait()
+        if self._is_touched() or not self._copier.devices.still(step):
             copy.close()
             return False
         self._finish(copy)
@@ -341,8 +326,9 @@ class Snapshots:
         devices.enter()
         with self._lock:
             self._save(HALF_STEP_S)
-            goes_on = self._clean is not None and not self._why and self._more != 0
-            if goes_on and devices.has() == devices.newest:
+            has = devices.has()
+            goes_on = not self._changed and has is not None and has == devices.newest and self._more != 0
+            if goes_on and not self._why:
                 self._more, self._free_at = 1, time.monotonic() + ONE_MORE_S + HOLD_S
                 self._whole.wait_for(lambda: not self._more, ONE_MORE_S)
                 self._save()

@@ -21,34 +21,20 @@ class SourceError(Exception):
 
 
 class Source:
-    """A node or a directory that has parts of a snapshot.
-
-    Args:
-        told: an entry of `sources` in `start.json`.
-        stamp: of the snapshot.
-
-    Attributes:
-        node: its id; empty: it is this node, or a directory that all nodes share.
-        where: the same for people.
-        path: the directory; None: it is another node.
-        ranks: the digests of the indexes that it has, by rank; empty: nobody told.
-    """
+    """A node or a directory that has parts of a snapshot: an entry of `sources` in `start.json`."""
 
     def __init__(self, told: Mapping[str, Any], stamp: Stamp) -> None:
-        self.node: str = told.get("node", "")
+        self.node: str = told.get("node", "")  # empty: this node, or a directory that all nodes share
         self.where = f"on node '{self.node}'" if self.node else f"in {told.get('path')}"
-        self.path = path_of(told["path"]) if told.get("path") else None
+        self.path = path_of(told["path"]) if told.get("path") else None  # None: it is another node
+        # The digests of the indexes that it has; empty: nobody told.
         self.ranks = {int(rank): str(digest) for rank, digest in told.get("ranks", {}).items()}
         self._url = f"{told.get('url')}{stamp.round}-{stamp.step}/"
         self._headers = {"Authorization": f"Bearer {told.get('key')}"}
 
     @contextlib.contextmanager
     def open(self, name: str) -> Iterator[IO[bytes]]:
-        """Read a file.
-
-        Raises:
-            SourceError: that goes wrong, also within the `with`; the errors of URLs have no base of their own.
-        """
+        """Read a file; SourceError: that goes wrong, also within the `with`."""
         try:
             if self.path is not None:
                 with (self.path / name).open("rb") as file:
@@ -59,17 +45,13 @@ class Source:
                     yield answer
         except SourceError:
             raise
-        except Exception as error:
+        except Exception as error:  # those of URLs have no base of their own
             raise SourceError(
                 f"{name} {self.where} cannot be read: {type(error).__name__}: {error}"
             ) from None
 
     def content(self, name: str, expected: Sum) -> bytes:
-        """A file, if it is what was written.
-
-        Raises:
-            SourceError: it is not, or cannot be had.
-        """
+        """A file; SourceError: it is not what was written, or cannot be had."""
         with self.open(name) as file:
             content = file.read(expected.bytes)
         if xxh3_64_hexdigest(content) != expected.digest:
@@ -77,11 +59,7 @@ class Source:
         return content
 
     def index(self, rank: int) -> tuple[bytes, Index]:
-        """The index of a rank's part, if it is what was told of it.
-
-        Raises:
-            SourceError: it cannot be had, or is another.
-        """
+        """The index of a rank's part; SourceError: it is not the one that was announced, or cannot be had."""
         name = INDEX.format(rank)
         with self.open(name) as file:
             text = file.read()
@@ -102,11 +80,7 @@ def digest_of(file: IO[bytes]) -> str:
 
 
 def fill(file: IO[bytes], into: memoryview) -> None:
-    """Fill memory with what comes next.
-
-    Raises:
-        EOFError: there is less.
-    """
+    """Fill memory with what comes next; EOFError: there is less."""
     got = 0
     while got < into.nbytes:
         if not (count := file.readinto(into[got:])):  # type: ignore[attr-defined]

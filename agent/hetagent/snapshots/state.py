@@ -5,7 +5,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, MutableSequence
 from operator import attrgetter
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -49,16 +49,7 @@ def module_in(value: nn.Module) -> nn.Module:
 
 
 class State:
-    """A script's state.
-
-    Args:
-        state: what all ranks have alike, or hold parts of: modules, optimizers, tensors, objects with `state_dict` and
-            `load_state_dict`, dictionaries and lists of plain values.
-        per_rank: what each rank has of its own; no modules or optimizers.
-
-    Raises:
-        SnapshotError: a value of a kind that cannot be saved; says what to do.
-    """
+    """A script's state, see `hetagent.snapshots.open`."""
 
     def __init__(self, state: Mapping[str, Any], per_rank: Mapping[str, Any]) -> None:
         self._modules: dict[str, nn.Module] = {}
@@ -86,7 +77,7 @@ class State:
             if isinstance(value, nn.Module | Optimizer | Tensor):
                 raise SnapshotError(f"per_rank '{name}' is a {type(value).__name__}: give it as state")
             _check_plain(name, value)
-        self._names: dict[Tensor, str] = {}  # of parameters, without the prefix of their module
+        self._names: dict[Tensor, str] = {}  # of parameters, as optimizers' state has them
         self._parameters: dict[str, Tensor] = {}
         self._buffers: list[tuple[str, MutableMapping[str, Tensor | None], str]] = []
         self._extra: dict[str, nn.Module] = {}
@@ -94,7 +85,7 @@ class State:
         self._counted, self._has_plain = (
             -1,
             False,
-        )  # whether optimizers keep more than tensors, of so many parameters
+        )  # whether optimizers of so many parameters keep more than tensors
         self._known: list[int] | None = None  # how many groups of parameters there were when that was found
 
     def learn(self) -> None:
@@ -107,8 +98,9 @@ class State:
             clean = _cleaner(module)
             kept = {clean(name) for name in module.state_dict()}
             for name, parameter in module.named_parameters():
-                self._names[parameter] = clean(name)
-                self._parameters[f"{prefix}.{clean(name)}"] = parameter
+                full = f"{prefix}.{clean(name)}"
+                self._names[parameter] = full if len(self._modules) > 1 else clean(name)
+                self._parameters[full] = parameter
             for path, owner in module.named_modules():
                 where = f"{path}." if path else ""
                 names = {key: clean(where + key) for key in (*owner._buffers, "_extra_state")}
@@ -128,9 +120,9 @@ class State:
 
     # -- what there is ---------------------------------------------------------------------------------------
 
-    def parameters(self) -> dict[str, Tensor]:
-        """What only optimizers change."""
-        return {name: parameter.detach() for name, parameter in self._parameters.items()}
+    def large(self) -> dict[str, Tensor]:
+        """What only optimizers change: parameters and their own tensors. Calls nothing of the script."""
+        return dict(sorted({**self._parameters, **dict(self._states(tensors=True))}.items()))
 
     def versions(self) -> int:
         """Another number once anything has changed parameters in place."""
@@ -144,22 +136,18 @@ class State:
                     if isinstance(value, Tensor) == tensors:
                         yield f"{prefix}.state.{self._names[parameter]}.{key}", value
 
-    def of_optimizers(self) -> dict[str, Tensor]:
-        """The optimizers' tensors. Calls nothing of the script."""
-        return dict(self._states(tensors=True))
-
     def count(self) -> int:
         """For how many parameters optimizers have something."""
         return sum(len(optimizer.state) for optimizer in self.optimizers.values())
 
     def devices(self) -> Devices:
         """What has it."""
-        return Devices([*self._parameters.values(), *(tensor for _, tensor in self.small())])
+        return Devices([*self._parameters.values(), *self.small().values()])
 
-    def small(self) -> list[tuple[str, Tensor]]:
+    def small(self) -> dict[str, Tensor]:
         """Buffers and tensors that were given as such, always in the same order."""
         buffers = ((name, owner[key]) for name, owner, key in self._buffers)
-        return [*((name, each) for name, each in buffers if each is not None), *self._tensors.items()]
+        return {**{name: each for name, each in buffers if each is not None}, **self._tensors}
 
     def replicated(self) -> dict[str, Any]:
         """Plain values that have to be the same on all ranks; calls `state_dict()` of what has it."""
@@ -183,22 +171,14 @@ class State:
     def targets(self, shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype, str]]) -> dict[str, Tensor]:
         """Tensors to load into: the script's own, and new ones for the optimizers' state.
 
-        Args:
-            shapes: of what was saved by name: shape, dtype, type of device.
-
-        Raises:
-            SnapshotError: it is not of this model; says where they differ.
+        `shapes` has what was saved by name: shape, dtype, type of device.
         """
         self.learn()
-        targets = {**self.parameters(), **dict(self.small())}
+        targets = {**self._parameters, **self.small()}
         for name, target in targets.items():
-            if name not in shapes:
-                raise SnapshotError(f"the snapshot has no '{name}': it is of another model")
-            if tuple(target.shape) != shapes[name][0]:
-                raise SnapshotError(
-                    f"'{name}' has the shape {list(shapes[name][0])} in the snapshot, and {list(target.shape)} here: "
-                    "it is of another model"
-                )
+            there = shapes[name][0] if name in shapes else None
+            if there != tuple(target.shape):
+                _refuse(name, there, tuple(target.shape))
         holders = {
             f"{prefix}.state.{name}": parameter
             for prefix in self.optimizers
@@ -208,9 +188,7 @@ class State:
             shape, dtype, device = shapes[name]
             parameter = holders.get(name.rpartition(".")[0])
             if parameter is None:
-                raise SnapshotError(
-                    f"the snapshot has '{name}', which nothing here has: it is of another model"
-                )
+                _refuse(name, shape, None)
             if tuple(parameter.shape) == shape:
                 targets[name] = torch.empty_like(parameter.detach(), dtype=dtype)
             else:
@@ -226,11 +204,10 @@ class State:
             where, _, key = name.rpartition(".")
             states.setdefault(where, {})[key] = value
         for prefix, optimizer in self.optimizers.items():
-            found = {
-                parameter: states.get(f"{prefix}.state.{name}") for parameter, name in self._names.items()
-            }
             optimizer.state.clear()
-            optimizer.state.update({parameter: state for parameter, state in found.items() if state})
+            for parameter, name in self._names.items():
+                if state := states.get(f"{prefix}.state.{name}"):
+                    optimizer.state[parameter] = state
             for group, saved in zip(
                 optimizer.param_groups, replicated[f"{prefix}.param_groups"], strict=True
             ):
@@ -248,6 +225,11 @@ class State:
         """Have a function called before each step of an optimizer."""
         for optimizer in self.optimizers.values():
             optimizer.register_step_pre_hook(lambda *_: changes())
+
+
+def _refuse(name: str, *shapes: tuple[int, ...] | None) -> NoReturn:
+    there, here = (f"has the shape {[*shape]}" if shape is not None else "does not exist" for shape in shapes)
+    raise SnapshotError(f"'{name}' {there} in the snapshot, and {here} here: it is of another model")
 
 
 def _check(name: str, value: object) -> None:

@@ -13,6 +13,7 @@ import pytest
 from tests.agent.rig import soon
 from tests.agent.workers.test_store import start
 
+from hetagent.errors import Starved
 from hetagent.launch.base import Assignment, Launch, PredictCommand
 from hetagent.launch.command import WorkerCommand
 from hetagent.node.processes import proctree as processes
@@ -20,6 +21,7 @@ from hetagent.roundhook import RoundHook
 from hetagent.runloop.local_round import LocalRound, Phase
 from hetagent.runloop.parts import Parts
 from hetagent.workers.starter import Exit, Program, Started, Take
+from hetrdzv.protocol.snapshots import Chosen
 
 
 class Popens:
@@ -148,6 +150,19 @@ def part() -> Iterator[Callable[[str], Part]]:
         if one.round.present:
             one.round.clear()
         assert processes.marked(one.incarnation) == []
+
+
+def test_a_node_without_snapshots_does_not_begin_from_nothing_while_others_load_one(
+    part: Callable[[str], Part],
+) -> None:
+    made = part("exit 0")
+    made.round._parts.snapshots = None
+    assignment = made.round.assignment
+    assignment.start = replace(assignment.start, snapshot=Chosen(round=1, step=40, world_size=2))
+    with pytest.raises(Starved, match=r"snapshot of step 40, and this node keeps none: .*--snapshot-memory"):
+        made.begin()
+    made.round.forgo()
+    assert made.round.phase is Phase.GONE
 
 
 def test_a_launch_that_waits_begins_with_another_start(part: Callable[[str], Part]) -> None:

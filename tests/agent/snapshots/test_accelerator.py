@@ -76,10 +76,6 @@ class Job:
         state = {"model": self.model, "optimizer": self.optimizer, "at": self.at}
         self.snaps = snapshots.open(state, directory=folder)
 
-    @property
-    def taker(self) -> script.Snapshots:
-        return self.snaps
-
     def train(self, step: int, busy: Callable[[], None] = lambda: None) -> None:
         """Make a step; the device is busy before it changes parameters."""
         loss = self.model(self.inputs[step]).mean()
@@ -92,10 +88,10 @@ class Job:
 
     def begin(self) -> None:
         """Make the first step, after which there are slots; no snapshot is due by itself from then on."""
-        self.taker._schedule.is_due = lambda *_, **__: False  # type: ignore
+        self.snaps._schedule.is_due = lambda *_, **__: False  # type: ignore
         self.train(0)
-        assert self.taker._ahead is not None
-        self.taker._ahead.join()
+        assert self.snaps._ahead is not None
+        self.snaps._ahead.join()
 
     def everything(self) -> dict[str, Any]:
         """All of its state, on the CPU."""
@@ -177,21 +173,21 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_due_is_copied_beside_the_script_and_is_of_its_step(
     job: Job, tmp_path: Path, history: list[dict[str, Any]], busy: Callable[[], None]
 ) -> None:
-    job.taker._schedule.is_due = lambda *_, **__: True  # type: ignore
+    job.snaps._schedule.is_due = lambda *_, **__: True  # type: ignore
     began = time.perf_counter()
     job.train(2, busy)
     enqueued_s = time.perf_counter() - began
-    job.taker._schedule.is_due = lambda *_, **__: False  # type: ignore
-    assert job.taker._copier.devices.has() == 2, "the device is behind"
-    closing = job.taker._closing
+    job.snaps._schedule.is_due = lambda *_, **__: False  # type: ignore
+    assert job.snaps._copier.devices.has() == 2, "the device is behind"
+    closing = job.snaps._closing
     assert closing is not None
     assert closing.is_alive()
     assert enqueued_s < BUSY_S / 2
     job.train(3)
     job.train(4)
     closing.join()
-    assert job.taker._saved is not None
-    assert job.taker._saved.step == 3
+    assert job.snaps._saved is not None
+    assert job.snaps._saved.step == 3
     assert_loads(tmp_path, 3, history[3])
     torch.accelerator.synchronize()
     assert_same(job.everything(), history[5])
@@ -206,10 +202,10 @@ def test_the_last_step_is_saved_once_the_device_has_ended_it(
     monkeypatch.setattr(script, "HALF_STEP_S", 60.0)
     job = Job(tmp_path)
     job.begin()
-    job.taker._steps_s.extend([30.0] * 16)
+    job.snaps._steps_s.extend([30.0] * 16)
     for step in (1, 2, 3):
         job.train(step, busy)
-    job.taker._steps_s.extend([30.0] * 16)
+    job.snaps._steps_s.extend([30.0] * 16)
     job.snaps.save_now()
     assert_loads(tmp_path, 4, history[4])
 
@@ -225,15 +221,15 @@ def test_of_a_device_that_hangs_the_step_before_is_saved(
 ) -> None:
     """The script is ahead: it has changed what its optimizer has on the CPU, and values."""
     if due:
-        job.taker._schedule.is_due = lambda *_, **__: True  # type: ignore
+        job.snaps._schedule.is_due = lambda *_, **__: True  # type: ignore
     job.train(2, lambda: [busy() for _ in range(3)])  # type: ignore[func-returns-value]
-    assert job.taker._clean == 3
-    assert job.taker._copier.devices.has() == 2
+    assert job.snaps._copier.devices.newest == 3
+    assert job.snaps._copier.devices.has() == 2
     job.snaps.save_now()
-    assert job.taker._copier.devices.has() == 2, "it hangs still"
-    if job.taker._closing is not None:
-        job.taker._closing.join()
-        Folder(tmp_path).forget([Stamp(0, 3)])
+    assert job.snaps._copier.devices.has() == 2, "it hangs still"
+    if job.snaps._closing is not None:
+        job.snaps._closing.join()
+        Folder(tmp_path).forget_newer(Stamp(0, 2))
     assert_loads(tmp_path, 2, history[2])
 
 
@@ -243,14 +239,14 @@ def test_nothing_is_changed_before_it_is_copied(
     job = Job(tmp_path)
     job.begin()
     job.train(1)
-    with Copies(job.taker._copier.devices._streams[0]).begun():
+    with Copies(job.snaps._copier.devices._streams[0]).begun():
         busy()
-    job.taker._schedule.is_due = lambda *_, **__: True  # type: ignore
+    job.snaps._schedule.is_due = lambda *_, **__: True  # type: ignore
     job.train(2)
-    job.taker._schedule.is_due = lambda *_, **__: False  # type: ignore
+    job.snaps._schedule.is_due = lambda *_, **__: False  # type: ignore
     job.train(3)
     job.train(4)
-    closing = job.taker._closing
+    closing = job.snaps._closing
     assert closing is not None
     closing.join()
     assert_loads(tmp_path, 3, history[3])
@@ -263,16 +259,16 @@ def test_a_step_that_changes_nothing_does_not_let_the_next_one_come_before_the_c
     job = Job(tmp_path)
     job.begin()
     job.train(1)
-    with Copies(job.taker._copier.devices._streams[0]).begun():
+    with Copies(job.snaps._copier.devices._streams[0]).begun():
         busy()
-    job.taker._schedule.is_due = lambda *_, **__: True  # type: ignore
+    job.snaps._schedule.is_due = lambda *_, **__: True  # type: ignore
     job.train(2)
-    job.taker._schedule.is_due = lambda *_, **__: False  # type: ignore
+    job.snaps._schedule.is_due = lambda *_, **__: False  # type: ignore
     job.snaps._last = 2
     job.snaps.step(3)
     job.train(3)
     job.train(4)
-    closing = job.taker._closing
+    closing = job.snaps._closing
     assert closing is not None
     closing.join()
     assert_loads(tmp_path, 3, history[3])
@@ -292,7 +288,7 @@ def test_what_came_later_is_no_part_of_the_step_before(tmp_path: Path, busy: Cal
         parameter.requires_grad = True
     job.train(2, busy)
     job.snaps.save_now()
-    assert job.taker._copier.devices.has() == 2
+    assert job.snaps._copier.devices.has() == 2
     assert_loads(tmp_path, 2, before)
 
 
@@ -304,7 +300,7 @@ def test_what_is_being_changed_is_not_saved(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(job.snaps, "step", lambda step: None)
     job.train(2)
     torch.accelerator.synchronize()
-    assert job.taker._copier.devices.has() is None
+    assert job.snaps._copier.devices.has() is None
     job.snaps.save_now()
     assert Folder(tmp_path).slots() == {}
 
@@ -324,13 +320,13 @@ def test_a_value_that_waits_for_a_device_holds_up_nobody_who_asks(
     torch.accelerator.synchronize()
     script = threading.Thread(target=job.train, args=(2, lambda: [busy() for _ in range(4)]))
     script.start()
-    while not job.taker._changed:
+    while not job.snaps._changed:
         time.sleep(0.001)
-    job.taker._stop()
-    assert job.taker._copier.devices.has() == 2, "it hangs still"
+    job.snaps._stop()
+    assert job.snaps._copier.devices.has() == 2, "it hangs still"
     script.join()
-    assert job.taker._saved is not None
-    assert job.taker._saved.step == 2
+    assert job.snaps._saved is not None
+    assert job.snaps._saved.step == 2
     assert_loads(tmp_path, 2, history[2])
 
 
@@ -363,9 +359,9 @@ def test_what_a_device_has_changed_meanwhile_is_no_snapshot(
     """It went on while it was copied; then the step that it has come to is."""
     job.train(2, busy)
     told = iter([2])
-    has = job.taker._copier.devices.has
-    monkeypatch.setattr(job.taker._copier.devices, "has", lambda: next(told, None) or has())
-    monkeypatch.setattr(type(job.taker._copier.devices), "newest", property(lambda self: 2))
+    has = job.snaps._copier.devices.has
+    monkeypatch.setattr(job.snaps._copier.devices, "has", lambda: next(told, None) or has())
+    monkeypatch.setattr(type(job.snaps._copier.devices), "newest", property(lambda self: 2))
     copied = Copier.copied
 
     def late(self: Copier, *args: Any, **named: Any) -> Any:

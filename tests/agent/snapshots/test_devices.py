@@ -89,7 +89,7 @@ def test_what_is_not_told_leaves_nothing_known(device: Device, monkeypatch: pyte
 
 def test_what_optimizers_have_on_the_cpu_is_that_of_the_step(device: Device) -> None:
     tensors = {"a.step": torch.tensor(1.0), "b.step": torch.tensor(1.0), "b.both": torch.tensor([1, 2])}
-    device.watch({}, tensors)
+    device.watch(tensors)
     device.ended(1)
     assert device.then(1, tensors) == tensors, "it has not changed"
     device.changing()
@@ -113,7 +113,7 @@ def on_device(values: int) -> Any:
 
 def test_tensors_on_devices_are_those_of_the_step_unless_they_are_others_now(device: Device) -> None:
     weights, momentum = on_device(3), on_device(3)
-    device.watch({"weights": weights}, {"momentum": momentum})
+    device.watch({"weights": weights, "momentum": momentum})
     device.ended(1)
     device.changing()
     now = {"weights": weights, "momentum": momentum, "new": on_device(3)}
@@ -127,7 +127,7 @@ def test_tensors_on_devices_are_those_of_the_step_unless_they_are_others_now(dev
 
 def test_what_is_large_is_not_kept_at_every_step(device: Device) -> None:
     tensors = {"weights": torch.zeros(1 << 19)}
-    device.watch(tensors, {})
+    device.watch(tensors)
     device.ended(1)
     device.changing()
     with pytest.raises(Overtaken, match="'weights' was changed on the CPU"):
@@ -154,7 +154,7 @@ def test_a_cpu_is_never_behind() -> None:
     assert not cpu
     cpu.ended(1)
     cpu.changing()
-    assert (cpu.newest, cpu.pins) == (None, False)
+    assert (cpu.newest, cpu.has(), cpu.pins) == (1, None, False)
     copies, into = cpu.copies(now=False), torch.zeros(2)
     with copies.begun():
         copies.copy(torch.ones(2), into)

@@ -87,9 +87,21 @@ def test_a_slot_that_is_given_away_has_no_index_any_more(tmp_path: Path) -> None
     folder = Folder(tmp_path)
     slot = folder.begin(ONE)
     (slot.path / "0.json").write_text("{}")
-    folder.forget([ONE])
+    folder.forget_newer(None)
     assert folder.slots() == {}
     assert slot.indexes() == {}
+
+
+def test_files_of_ranks_that_are_elsewhere_now_take_no_memory_for_ever(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    slot = folder.begin(ONE)
+    for name in ("shared.bin", "0.bin", "1.bin", "4.bin", "4.bin.new", "0.small", "4.small", "4.json"):
+        (slot.path / name).write_text("{}")
+    folder.forget_newer(None)
+    control(folder, round=2, ranks=[1, 2])
+    assert folder.begin(TWO).number == slot.number
+    left = {path.name for path in slot.path.iterdir()}
+    assert left == {"shared.bin", "1.bin"}
 
 
 def test_control_is_read_again_when_it_changes(tmp_path: Path) -> None:

@@ -332,6 +332,7 @@ class SnapshotHook(RoundHook):
             retained = (*retained[:1], self._disk.writing, *retained[1:])
         control = Control(
             round=self._round,
+            ranks=tuple(self._ranks),
             safe=self._reporter.safe,
             retained=retained,
             every_s=self._every_s,

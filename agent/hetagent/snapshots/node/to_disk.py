@@ -43,7 +43,6 @@ from hetagent.snapshots.on_disk import (
     remove,
     require_own,
 )
-from hetagent.snapshots.small import OnHost
 from hetagent.snapshots.sources import digest_of
 from hetagent.torch_compat.checkpoints import FsspecWriter
 
@@ -57,6 +56,15 @@ class Part(NamedTuple):
     plan: SavePlan
     results: Sequence[WriteResult]
     files: Mapping[str, str]
+
+
+class OnHost(pickle.Unpickler):
+    """Reads a worker's values; tensors that were on devices are on the CPU."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("torch.storage", "_load_from_bytes"):
+            return lambda content: torch.load(BytesIO(content), map_location="cpu", weights_only=False)
+        return super().find_class(module, name)
 
 
 class Planner(DefaultSavePlanner):

@@ -324,7 +324,7 @@ def test_workers_find_from_where_to_begin(node: Node) -> None:
     told = json.loads((node.path / "start.json").read_bytes())
     assert (told["step"], told["sources"][0]["path"]) == (120, str(node.path / "0"))
     kept = {"safe": [3, 120], "retained": [[3, 120]], "to_disk": False}
-    assert node.control() == {"round": 4, "every_s": 30, "memory": 1000, **kept}
+    assert node.control() == {"round": 4, "ranks": [2, 3], "every_s": 30, "memory": 1000, **kept}
     assert "round 4: begins from the snapshot of step 120, 2 before the last" in node.said
     node.enters(chosen=replace(chosen(), lost=None))
     unknown = "nobody is left who knows how many steps are lost"

@@ -152,7 +152,7 @@ def test_a_copy_of_an_earlier_round_leaves_alone_what_a_worker_has_mapped(nodes:
     fetch(nodes.here, nodes.copy, 1 << 20)
     assert (nodes.here / "0" / "1.bin").read_bytes() == nodes.content
     assert mapped.memory[-1] == ord("x"), "a file that was cut would end the process here"
-    assert not mapped.trimmed(), "it has to be mapped again"
+    assert not mapped.is_there(), "it has to be mapped again"
     assert not list((nodes.here / "0").glob("*.new"))
 
 

@@ -128,19 +128,15 @@ def test_plain_dcp_reads_it(trained: Script, slot: Slot, tmp_path: Path) -> None
     assert (mark.world_size, mark.sharded) == (1, False)
 
 
-def load(folder: Path, path: Path, script: Script) -> int | None:
+def load(folder: Path, path: Path, script: Script) -> int:
     """As a worker whose agent has found it on disk."""
     mark = Mark.read(path)
     assert mark is not None
     told = {"node": "", "path": str(path), "ranks": mark.ranks}
     start = {"round": 0, "step": STEP, "world_size": 1, "sources": [told]}
-    Folder(folder).start = lambda: start  # type: ignore[method-assign]
-    loader = Loader(Folder(folder), 0, has_agent=True)
-    loader._folder.start = lambda: start  # type: ignore[method-assign]
-    found = loader.find()
-    assert found is not None
-    loader.load(found, State(script.state(), {"own": []}))
-    return found.stamp.step
+    loader = Loader(Folder(folder), 0, start, has_agent=True)
+    loader.load(State(script.state(), {"own": []}))
+    return loader.stamp.step
 
 
 @pytest.mark.parametrize("scheme", ["", "file://"])

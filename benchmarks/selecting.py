@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from benchmarks.tables import Table, median
 from hetrdzv.core.model import Node
-from hetrdzv.core.selection.order import Former
+from hetrdzv.core.selection.order import Past
 from hetrdzv.core.selection.select import Selection, Shortfall, select
 from hetrdzv.protocol.settings import GroupSpec
 
@@ -66,7 +66,7 @@ def main() -> None:
         ready = cluster(args.nodes, sizes)
         slots = sum(node.slots for node in ready)
         seats = tuple(node.node_id for node in ready[: args.nodes * 8 // 10])
-        last = Former({node.node_id: node.slots for node in ready[: args.nodes * 6 // 10]})
+        past = Past({node.node_id: node.slots for node in ready[: args.nodes * 6 // 10]}, seats=seats)
         for bounds, spec in (
             ("a multiple of 64", GroupSpec(world_size_multiple=64)),
             ("half of the slots", GroupSpec(world_size_multiple=8, max_world_size=slots // 2)),
@@ -75,7 +75,7 @@ def main() -> None:
         ):
 
             def choose(ready: list[Node] = ready, spec: GroupSpec = spec) -> Selection | Shortfall:
-                return select(spec, ready, seats, last)  # noqa: B023 - called before the next ones
+                return select(spec, ready, past)  # noqa: B023 - called before the next ones
 
             answer = choose()
             found = (answer.world_size, len(answer.nodes)) if isinstance(answer, Selection) else ("none", "")

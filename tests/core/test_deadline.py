@@ -1,6 +1,8 @@
 """The deadline of a group in its several states: nothing happens before it, something past it."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -14,91 +16,50 @@ from tests.support.hangs import behind
 OF_A = behind(0, "a", waiting=(1,))
 
 
-def first_call() -> Story:
-    story = Story(min_nodes=1, last_call_s=3)
-    story.join("a")
-    return story
+def stalled(story: Story, for_s: float) -> None:
+    story.do(NoteStall(1, Stall(hang=OF_A, since=story.now - for_s)))
 
 
-def too_few() -> Story:
-    story = Story(min_nodes=2, join_timeout_s=2)
-    story.join("a")
-    return story
+def pair(**spec: Any) -> Callable[[], Story]:
+    """A group that runs on a and b."""
+    return lambda: running("a", "b", **spec)
 
 
-def stopping() -> Story:
-    story = running("a", "b", stop_timeout_s=0, lease_s=100)
-    story.failed("a")
-    story.renew("a", "b")  # which tells them to stop
-    return story
+CASES: dict[str, tuple[Callable[[], Story], Callable[[Story], object], float, str]] = {
+    "first call": (lambda: Story(min_nodes=1, last_call_s=3), lambda story: story.join("a"), 3.0, "starting"),
+    "too few": (lambda: Story(min_nodes=2, join_timeout_s=2), lambda story: story.join("a"), 2.0, "failed"),
+    "told to stop": (
+        pair(stop_timeout_s=0, lease_s=100),
+        lambda story: (story.failed("a"), story.renew("a", "b")),
+        5.0,
+        "waiting",
+    ),
+    "not told to stop": (
+        pair(stop_timeout_s=0, lease_s=7),
+        lambda story: (story.failed("a"), story.renew("a")),
+        7.0,
+        "waiting",
+    ),
+    "replaced": (
+        pair(min_nodes=1, replace_wait_s=4),
+        lambda story: (story.leave("b"), story.join("a")),
+        4.0,
+        "starting",
+    ),
+    "joined": (lambda: running("a", last_call_s=4), lambda story: story.join("b"), 4.0, "waiting"),
+    "cut": (pair(), lambda story: story.cut("a"), 1.0, "waiting"),
+    "silent": (pair(), lambda story: None, LEASE_S, "waiting"),
+    "stalls": (pair(lease_s=100), lambda story: stalled(story, 5), 10.0, "running"),
+    "hangs": (pair(lease_s=100, hang_timeout_s=30), lambda story: stalled(story, 20), 10.0, "waiting"),
+    "finished": (pair(), lambda story: story.succeeded("a", "b"), LEASE_S, "succeeded"),
+}
 
 
-def stopping_unheard() -> Story:
-    story = running("a", "b", stop_timeout_s=0, lease_s=7)
-    story.failed("a")
-    story.renew("a")
-    return story
-
-
-def replacing() -> Story:
-    story = running("a", "b", min_nodes=1, replace_wait_s=4)
-    story.leave("b")
-    story.join("a")
-    return story
-
-
-def joining() -> Story:
-    story = running("a", last_call_s=4)
-    story.join("b")
-    return story
-
-
-def cut() -> Story:
-    story = running("a", "b")
-    story.cut("a")
-    return story
-
-
-def lapsing() -> Story:
-    return running("a", "b")
-
-
-def stalling() -> Story:
-    story = running("a", "b", lease_s=100)
-    story.do(NoteStall(1, Stall(hang=OF_A, since=story.now - 5)))
-    return story
-
-
-def hanging() -> Story:
-    story = running("a", "b", lease_s=100, hang_timeout_s=30)
-    story.do(NoteStall(1, Stall(hang=OF_A, since=story.now - 20)))
-    return story
-
-
-def finished() -> Story:
-    story = running("a", "b")
-    story.succeeded("a", "b")
-    return story
-
-
-CASES = [
-    (first_call, 3.0, "starting"),
-    (too_few, 2.0, "failed"),
-    (stopping, 5.0, "waiting"),
-    (stopping_unheard, 7.0, "waiting"),
-    (replacing, 4.0, "starting"),
-    (joining, 4.0, "waiting"),
-    (cut, 1.0, "waiting"),
-    (lapsing, LEASE_S, "waiting"),
-    (stalling, 10.0, "running"),
-    (hanging, 10.0, "waiting"),
-    (finished, LEASE_S, "succeeded"),
-]
-
-
-@pytest.mark.parametrize(("make", "due_s", "state"), CASES, ids=lambda case: getattr(case, "__name__", None))
-def test_nothing_before_and_something_past_it(make, due_s: float, state: str) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize("case", CASES)
+def test_nothing_before_and_something_past_it(case: str) -> None:
+    make, act, due_s, state = CASES[case]
     story = make()
+    act(story)
     at = deadline(story.group)
     assert at == pytest.approx(story.now + due_s)
     assert step(story.group, Tick(), at - 1e-6).group is story.group

@@ -3,10 +3,11 @@
 import os
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import combinations, permutations
 
 from hetrdzv.core.model import Node
-from hetrdzv.core.selection.order import Former, ReplacementKey, fill, in_order, may_be_master, place
+from hetrdzv.core.selection.order import Past, ReplacementKey, fill, in_order, may_be_master, place
 from hetrdzv.core.selection.select import Lack, Selection, Shortfall, select
 from hetrdzv.protocol.reasons import ends, waiting, warnings
 from hetrdzv.protocol.reasons.reason import Reason
@@ -33,8 +34,8 @@ def node(node_id: str, slots: int = 1, weight: float = 1.0, **labels: str) -> No
     )
 
 
-World = tuple[list[Node], tuple[str, ...], Former]
-"""Ready nodes, places of the past, and a last round, some nodes of which are gone."""
+World = tuple[list[Node], Past]
+"""Ready nodes, and a last round, some nodes of which are gone."""
 
 
 def many(check: Callable[[random.Random], None]) -> Callable[[], None]:
@@ -61,8 +62,8 @@ def world(dice: random.Random, *, alike: bool = False) -> World:
         found[node_id] = node(node_id, slots, weight, **kept)
     ready = dice.sample(IDS, dice.randint(1, len(IDS)))
     seats = dice.sample(IDS, dice.randint(0, len(IDS)))
-    former = Former({one: found[one].slots for one in seats if dice.random() < 0.5}, found)
-    return [found[node_id] for node_id in ready], tuple(seats), former
+    past = Past({one: found[one].slots for one in seats if dice.random() < 0.5}, found, seats)
+    return [found[node_id] for node_id in ready], past
 
 
 def ids(nodes: Sequence[Node]) -> list[str]:
@@ -73,12 +74,11 @@ def ids(nodes: Sequence[Node]) -> list[str]:
 
 
 def test_of_several_spares_the_like_of_the_gap_is_taken() -> None:
-    seats = ("a", "b")
-    last = Former({"a": 8, "b": 4}, {"b": node("b", 4, rack="2")})
+    past = Past({"a": 8, "b": 4}, {"b": node("b", 4, rack="2")}, ("a", "b"))
     spares = [node("c", 8), node("d", 4, rack="1"), node("e", 4, rack="2")]
 
     def taken(*ready: Node, order: str = "sticky") -> list[str]:
-        answer = select(GroupSpec(max_nodes=2, rank_order=order), [node("a", 8), *ready], seats, last)
+        answer = select(GroupSpec(max_nodes=2, rank_order=order), [node("a", 8), *ready], past)
         assert isinstance(answer, Selection)
         return ids(answer.nodes)[1:]
 
@@ -137,24 +137,24 @@ def stands_before(order: str, one: Node, other: Node) -> bool:
 
 @many
 def test_every_two_nodes_stand_as_the_rule_says(dice: random.Random) -> None:
-    nodes, seats, last = world(dice)
+    nodes, past = world(dice)
     order, master = dice.choice(ORDERS), dice.choice(nodes)
     spec = GroupSpec(rank_order=order)
-    ordered, places = in_order(spec, nodes, seats, last)
+    ordered, places = in_order(spec, nodes, past)
     assert sorted(ids(ordered)) == sorted(ids(nodes))
     assert all(stands_before(order, one, other) for one, other in combinations(ordered, 2))
-    assert in_order(spec, reversed(nodes), seats, last) == (ordered, places), "the order of joins counts"
-    forced, _ = in_order(spec, nodes, seats, last, master.node_id)
+    assert in_order(spec, reversed(nodes), past) == (ordered, places), "the order of joins counts"
+    forced, _ = in_order(spec, nodes, past, master.node_id)
     assert forced[0] is master
 
 
 @many
 def test_a_master_takes_its_rack_with_it(dice: random.Random) -> None:
     """Zones and racks stay whole, those of the master come first, and the others keep their order."""
-    nodes, seats, last = world(dice)
+    nodes, past = world(dice)
     spec, master = GroupSpec(rank_order="topology:zone,rack"), dice.choice(nodes)
-    ordered, _ = in_order(spec, nodes, seats, last, master.node_id)
-    free, _ = in_order(spec, nodes, seats, last)
+    ordered, _ = in_order(spec, nodes, past, master.node_id)
+    free, _ = in_order(spec, nodes, past)
     zone, rack = (master.labels.get(name) for name in ("zone", "rack"))
     by_zone = [each for each in free if each.labels.get("zone") == zone]
     by_rack = [each for each in by_zone if each.labels.get("rack") == rack]
@@ -172,29 +172,29 @@ def test_a_master_takes_its_rack_with_it(dice: random.Random) -> None:
 
 @many
 def test_only_who_may_be_master_is(dice: random.Random) -> None:
-    nodes, seats, last = world(dice)
+    nodes, past = world(dice)
     order, master = dice.choice(("sticky", *ORDERS)), dice.choice(("zone=x", "rack=2", "n10", "b3", "rack=9"))
     most, pairs = dice.randint(1, 7), list(permutations(IDS, 2))
     cut = frozenset(dice.sample(pairs, dice.choice((0, 3, 20))))
     spec = GroupSpec(rank_order=order, master=master, max_nodes=most)
-    answer = select(spec, nodes, seats, last, cut)
+    answer = select(spec, nodes, replace(past, unreachable=cut))
     allowed = [each for each in nodes if may_be_master(spec, each)]
     if not allowed:
         assert isinstance(answer, Shortfall)
         assert (answer.lack, answer.final) == (Lack.ALLOWED_MASTER, False)
         return
     assert isinstance(answer, Selection), "one node alone is enough"
-    members, _ = place(spec, answer.nodes, seats, last, answer.master)
+    members, _ = place(spec, answer.nodes, past, answer.master)
     assert members[0].node_id in ids(allowed)
     assert all((member.node_id, members[0].node_id) not in cut for member in members)
-    free = select(GroupSpec(rank_order=order, max_nodes=most), nodes, seats, last)
+    free = select(GroupSpec(rank_order=order, max_nodes=most), nodes, past)
     assert isinstance(free, Selection)
     if not cut:
         assert len(answer.nodes) == len(free.nodes)
         missing = set(ids(free.nodes)) - set(ids(answer.nodes))
         assert len(missing) == (not set(ids(allowed)) & set(ids(free.nodes))), "more than one gave way"
         if not missing:
-            in_free, _ = place(spec, free.nodes, seats, last)
+            in_free, _ = place(spec, free.nodes, past)
             first = next(member for member in in_free if member.node_id in ids(allowed))
             assert members[0].node_id == first.node_id, "another than the first that may"
 

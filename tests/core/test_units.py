@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from hetrdzv.core.model import Node
-from hetrdzv.core.selection.order import Former, may_be_master
+from hetrdzv.core.selection.order import Past, may_be_master
 from hetrdzv.core.selection.select import Lack, Selection
 from hetrdzv.protocol.errors import InvalidSpec
 from hetrdzv.protocol.reasons import waiting, warnings
@@ -65,10 +65,12 @@ def test_the_best_set_of_units_is_taken(apart: bool) -> None:
         case = Case(
             random_spec(dice),
             nodes,
-            seats=tuple(name for name in names if dice.random() < 0.6),
-            last=Former(dict.fromkeys((name for name in names if dice.random() < 0.5), 1)),
-            unreachable=frozenset(dice.sample(pairs, min(len(pairs), 4))) if apart else frozenset(),
-            used_last=frozenset(name for name in names if dice.random() < 0.1),
+            Past(
+                seats=tuple(name for name in names if dice.random() < 0.6),
+                slots=dict.fromkeys((name for name in names if dice.random() < 0.5), 1),
+                unreachable=frozenset(dice.sample(pairs, min(len(pairs), 4))) if apart else frozenset(),
+                used_last=frozenset(name for name in names if dice.random() < 0.1),
+            ),
         )
         answer = case.answer()
         seen["taken" if isinstance(answer, Selection) else answer.lack] += 1
@@ -89,7 +91,7 @@ def test_the_best_set_of_units_is_taken(apart: bool) -> None:
 
 def serving(case: Case, master: Node) -> Case:
     """The same, with this master, and without the units of which a node cannot reach it."""
-    cut_off = {name for name, one in case.unreachable if one == master.node_id}
+    cut_off = {name for name, one in case.past.unreachable if one == master.node_id}
     lost = {one.labels.get("rack") for one in case.ready if one.node_id in cut_off} - {None}
     there = [one for one in case.ready if one.node_id not in cut_off and one.labels.get("rack") not in lost]
     if not may_be_master(case.spec, master) or master not in there:

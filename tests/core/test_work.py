@@ -9,6 +9,7 @@ import pytest
 from hetrdzv.core.model import Node
 from hetrdzv.core.selection import best_set
 from hetrdzv.core.selection.best_set import Worlds
+from hetrdzv.core.selection.order import Past
 from hetrdzv.core.selection.select import MOST_TRIED, Lack, Selection, Shortfall, select
 from hetrdzv.protocol.settings import GroupSpec
 
@@ -54,9 +55,8 @@ def test_a_selection_among_many_unlike_nodes_looks_at_few(
         else frozenset()
     )
     masters = frozenset(one.node_id for one in ready if one.labels.get("public"))
-    answer = select(
-        spec, ready, unreachable=pairs, used_last=masters
-    )  # so that the first choice has none of them
+    # so that the first choice has none of them
+    answer = select(spec, ready, Past(unreachable=pairs, used_last=masters))
     assert len(calls) <= 3 * (1 + MOST_TRIED) ** 2
     assert len(compared) <= len(ready)
     assert isinstance(answer, Selection)

@@ -11,7 +11,7 @@ import pytest
 from hetrdzv.core.model import Node
 from hetrdzv.core.rounds.timers import deadline
 from hetrdzv.core.selection import best_set
-from hetrdzv.core.selection.order import Former
+from hetrdzv.core.selection.order import Past
 from hetrdzv.core.selection.select import Selection, Shortfall
 from hetrdzv.protocol.errors import InvalidSpec
 from hetrdzv.protocol.reasons import ends, events, waiting
@@ -68,8 +68,7 @@ def random_case(rng: random.Random) -> Case:
     rng.shuffle(seats)
     last = tuple(name for name in seats if rng.random() < 0.7)
     late = frozenset(name for name in names if rng.random() < 0.15)
-    former = Former(dict.fromkeys(last, 1))
-    return Case(spec, ready, tuple(seats), former, used_last=late)
+    return Case(spec, ready, Past(dict.fromkeys(last, 1), seats=seats, used_last=late))
 
 
 def test_the_best_set_is_chosen() -> None:
@@ -111,7 +110,7 @@ def test_who_reaches_the_master_makes_the_largest_world() -> None:
         names = [one.node_id for one in case.ready]
         often = rng.choice((0.1, 0.5, 0.9))
         pairs = frozenset((a, b) for a in names for b in names if a != b and rng.random() < often)
-        answer = replace(case, unreachable=pairs).answer()
+        answer = replace(case, past=replace(case.past, unreachable=pairs)).answer()
         largest = 0
         for master in names:
             reach = [one for one in case.ready if (one.node_id, master) not in pairs]

@@ -1,13 +1,12 @@
 """The best set of nodes, found by trying every set: what the core's selection is held against."""
 
 from collections.abc import Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from itertools import product
 
 from hetrdzv.core.model import Group, Node
 from hetrdzv.core.selection.candidates import ready_nodes
-from hetrdzv.core.selection.order import NO_ROUND, Former, by_gaps, former_round, may_be_master
+from hetrdzv.core.selection.order import NO_PAST, Past, by_gaps, may_be_master, past_of
 from hetrdzv.core.selection.select import Selection, Shortfall, select
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.texts.ids import natural_key
@@ -19,14 +18,11 @@ class Case:
 
     spec: GroupSpec
     ready: Sequence[Node]
-    seats: tuple[str, ...] = ()
-    last: Former = NO_ROUND
-    unreachable: AbstractSet[tuple[str, str]] = frozenset()
-    used_last: AbstractSet[str] = frozenset()
+    past: Past = NO_PAST
 
     def answer(self) -> Selection | Shortfall:
         """What it answers."""
-        return select(self.spec, self.ready, self.seats, self.last, self.unreachable, 0, self.used_last)
+        return select(self.spec, self.ready, self.past)
 
 
 def fits(spec: GroupSpec, found: Sequence[Node]) -> bool:
@@ -51,14 +47,14 @@ def best_of_all(case: Case) -> list[str] | None:
         value = one.labels.get(case.spec.unit) if case.spec.unit is not None else None
         units.setdefault(f"node {one.node_id}" if value is None else f"unit {value}", []).append(one)
     by_id = {one.node_id: one for one in case.ready}
-    gaps = by_gaps(case.spec, by_id, case.seats, case.last, case.used_last)
+    gaps = by_gaps(case.spec, by_id, case.past)
 
     def preference(unit: list[Node]) -> tuple[object, ...]:
         names = [one.node_id for one in unit]
         return (
-            any(name in case.used_last for name in names),
-            not all(name in case.last.slots for name in names),
-            not all(name in case.seats for name in names),
+            any(name in case.past.used_last for name in names),
+            not all(name in case.past.slots for name in names),
+            not all(name in case.past.seats for name in names),
             min(gaps.get(name, len(gaps)) for name in names),
             -sum(one.slots for one in unit) / len(unit),
             natural_key(names[0]),
@@ -85,8 +81,8 @@ def not_best(old: Group, new: Group) -> str:
         return ""
     members = [new.nodes[member.node_id] for member in formed.members]
     ready = [*members, *ready_nodes(new)]
-    last = replace(former_round(old), nodes=new.nodes)
-    expected = best_of_all(Case(new.spec, ready, old.seats, last, used_last=new.used_last))
+    past = replace(past_of(old), nodes=new.nodes, used_last=new.used_last)
+    expected = best_of_all(Case(new.spec, ready, past))
     names = sorted((member.node_id for member in formed.members), key=natural_key)
     if expected == names or (new.unreachable and fits(new.spec, members)):
         return ""

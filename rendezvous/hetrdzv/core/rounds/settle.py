@@ -29,7 +29,7 @@ from hetrdzv.core.rounds.transitions import (
     succeed,
 )
 from hetrdzv.core.selection.candidates import growth, next_round, not_ready_nodes, ready_nodes, stranded
-from hetrdzv.core.selection.order import former_round, place
+from hetrdzv.core.selection.order import past_of, place
 from hetrdzv.core.selection.select import Lack, Selection, Shortfall, select
 from hetrdzv.core.why import apart, cut_off, no_world, not_ready, ready_of
 from hetrdzv.protocol.directive import Weights
@@ -251,7 +251,7 @@ def _track_waiting(context: StepContext, ready: Sequence[Node], answer: Selectio
 def _start_round(context: StepContext, selection: Selection) -> None:
     group, former, number = context.group, context.group.round, context.group.last_round + 1
     end = former.end if former is not None else None
-    placed, seats = place(group.spec, selection.nodes, group.seats, former_round(group), selection.master)
+    placed, seats = place(group.spec, selection.nodes, past_of(group), selection.master)
     members = [
         replace(
             group.nodes[member.node_id],

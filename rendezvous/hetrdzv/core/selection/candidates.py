@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from hetrdzv.core.memo import cached, cached_for
 from hetrdzv.core.model import Group, Node, Round
 from hetrdzv.core.selection.best_set import Worlds
-from hetrdzv.core.selection.order import former_round
+from hetrdzv.core.selection.order import past_of
 from hetrdzv.core.selection.select import Selection, Shortfall, in_units, select, unit_of
 from hetrdzv.protocol.reasons import waiting
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
@@ -55,15 +55,7 @@ def stranded(nodes: Iterable[Node]) -> list[Node]:
 @cached_for(*READ)
 def next_round(group: Group) -> Selection | Shortfall:
     """What `select` answers for the ready nodes of a group that runs no round."""
-    return select(
-        group.spec,
-        ready_nodes(group),
-        group.seats,
-        former_round(group),
-        group.unreachable,
-        group.failed_masters,
-        group.used_last,
-    )
+    return select(group.spec, ready_nodes(group), past_of(group), group.failed_masters)
 
 
 # -- while a round runs --------------------------------------------------------------------------------------
@@ -99,8 +91,7 @@ def growth(group: Group) -> Growth:
     if not spares or (spec.sized and Worlds.of(spec).up_to(slots) <= active.world_size):
         return Growth()
     there = [*(group.nodes[member.node_id] for member in active.members), *spares]
-    former = former_round(group)
-    answer = select(spec, there, group.seats, former, group.unreachable, used_last=group.used_last)
+    answer = select(spec, there, past_of(group))
     if isinstance(answer, Shortfall):
         return Growth()
     if answer.world_size <= active.world_size if spec.sized else len(answer.nodes) <= len(active.members):

@@ -19,30 +19,39 @@ from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.texts.ids import natural_key
 from hetrdzv.protocol.texts.rank_order import master_rule, order_labels
 
+Pairs = AbstractSet[tuple[str, str]]
+"""(node, master) pairs of node ids: the first could not reach the second's port."""
+
 
 @dataclass(frozen=True, slots=True)
-class Former:
-    """The last round, as far as its gaps are filled with nodes of their kind.
+class Past:
+    """What a group remembers that decides who is taken, and in which order.
 
     Attributes:
-        slots: its node ids, with the slots that each had.
-        nodes: the nodes of the group, gone ones included, for the labels.
+        slots: the node ids of the last round, with the slots that each had.
+        nodes: the nodes of the group, gone ones included, for the labels of those that left gaps.
+        seats: node ids in rank order, vacant places included.
+        used_last: node ids before which all others are taken.
     """
 
     slots: Mapping[str, int] = field(default_factory=dict)
     nodes: Mapping[str, Node] = field(default_factory=dict)
+    seats: Sequence[str] = ()
+    unreachable: Pairs = frozenset()
+    used_last: AbstractSet[str] = frozenset()
 
 
-NO_ROUND = Former()
+NO_PAST = Past()
 
 ReplacementKey = tuple[object, ...]
 """What the node that fills a gap should have in common with the one that left it: its slots, then the values of the
 labels that `rank_order` names, the widest first; if it names none, all labels."""
 
 
-def former_round(group: Group) -> Former:
-    """The last round of a group, or none."""
-    return NO_ROUND if group.round is None else Former(_slots(group.round), group.nodes)
+def past_of(group: Group) -> Past:
+    """What a group remembers."""
+    slots = {} if group.round is None else _slots(group.round)
+    return Past(slots, group.nodes, group.seats, group.unreachable, group.used_last)
 
 
 @cached
@@ -78,39 +87,33 @@ def fill(gaps: Mapping[str, ReplacementKey], newcomers: Mapping[str, Replacement
     return fillers
 
 
-def by_gaps(
-    spec: GroupSpec,
-    nodes: Mapping[str, Node],
-    seats: Sequence[str],
-    last: Former,
-    used_last: AbstractSet[str] = frozenset(),
-) -> Mapping[str, int]:
+def by_gaps(spec: GroupSpec, nodes: Mapping[str, Node], past: Past) -> Mapping[str, int]:
     """The nodes that would fill the gaps of the last round, numbered by how well they fit.
 
-    Those of `used_last` fill no gap that another can fill.
+    Those that are used last fill no gap that another can fill.
     """
     newcomers = sorted(
-        nodes.keys() - set(seats), key=lambda node_id: (node_id in used_last, natural_key(node_id))
+        nodes.keys() - set(past.seats), key=lambda node_id: (node_id in past.used_last, natural_key(node_id))
     )
-    taken = _fill(spec, nodes, seats, last, newcomers)
+    taken = _fill(spec, nodes, past, newcomers)
     return {node_id: number for number, node_id in enumerate(taken.values())}
 
 
 def _fill(
-    spec: GroupSpec, chosen: Mapping[str, Node], seats: Sequence[str], last: Former, newcomers: Sequence[str]
+    spec: GroupSpec, chosen: Mapping[str, Node], past: Past, newcomers: Sequence[str]
 ) -> Mapping[str, str]:
     """Which newcomer fills which gap, by gap, the best fit first."""
-    gaps = [node_id for node_id in seats if node_id in last.slots and node_id not in chosen]
+    gaps = [node_id for node_id in past.seats if node_id in past.slots and node_id not in chosen]
     if not (gaps and newcomers):
         return {}
     return fill(
-        {gap: _replacement_key(spec, last.slots[gap], last.nodes.get(gap)) for gap in gaps},
+        {gap: _replacement_key(spec, past.slots[gap], past.nodes.get(gap)) for gap in gaps},
         {node_id: _replacement_key(spec, chosen[node_id].slots, chosen[node_id]) for node_id in newcomers},
     )
 
 
 def in_order(
-    spec: GroupSpec, nodes: Iterable[Node], seats: Sequence[str], last: Former, master: str | None = None
+    spec: GroupSpec, nodes: Iterable[Node], past: Past, master: str | None = None
 ) -> tuple[list[Node], tuple[str, ...]]:
     """The nodes of a round in rank order, and the places for the next time, those of absent nodes included.
 
@@ -119,11 +122,11 @@ def in_order(
     """
     labels = order_labels(spec.rank_order)
     chosen = {node.node_id: node for node in nodes}
-    newcomers = sorted(chosen.keys() - set(seats), key=natural_key)
-    taken = _fill(spec, chosen, seats, last, newcomers)
+    newcomers = sorted(chosen.keys() - set(past.seats), key=natural_key)
+    taken = _fill(spec, chosen, past, newcomers)
     placed = frozenset(taken.values())
     places = (
-        *(taken.get(node_id, node_id) for node_id in seats),
+        *(taken.get(node_id, node_id) for node_id in past.seats),
         *(node_id for node_id in newcomers if node_id not in placed),
     )
     ordered = [chosen[node_id] for node_id in places if node_id in chosen]
@@ -153,10 +156,10 @@ def may_be_master(spec: GroupSpec, node: Node) -> bool:
 
 
 def place(
-    spec: GroupSpec, nodes: Iterable[Node], seats: Sequence[str], last: Former, master: str | None = None
+    spec: GroupSpec, nodes: Iterable[Node], past: Past, master: str | None = None
 ) -> tuple[tuple[Member, ...], tuple[str, ...]]:
     """The members of a round in order (see `in_order`) with their ranks, overall and per role; and the next places."""
-    ordered, places = in_order(spec, nodes, seats, last, master)
+    ordered, places = in_order(spec, nodes, past, master)
     role_sizes: Counter[str] = Counter()
     for node in ordered:
         role_sizes[node.role] += node.slots

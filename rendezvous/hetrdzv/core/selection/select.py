@@ -13,12 +13,9 @@ from functools import cached_property
 
 from hetrdzv.core.model import Node
 from hetrdzv.core.selection.best_set import Item, Worlds, best_set
-from hetrdzv.core.selection.order import NO_ROUND, Former, by_gaps, in_order, may_be_master
+from hetrdzv.core.selection.order import NO_PAST, Past, by_gaps, in_order, may_be_master
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.texts.ids import natural_key
-
-Pairs = AbstractSet[tuple[str, str]]
-"""(node, master) pairs of node ids: the first could not reach the second's port."""
 
 MOST_TRIED = 8
 """For how many masters the best set is looked for that has it, and whose nodes reach it."""
@@ -102,23 +99,20 @@ def in_units(spec: GroupSpec, nodes: Iterable[Node]) -> list[list[Node]]:
 def select(
     spec: GroupSpec,
     ready: Sequence[Node],
-    seats: Sequence[str] = (),
-    last: Former = NO_ROUND,
-    unreachable: Pairs = frozenset(),
+    past: Past = NO_PAST,
     failed_masters: int = 0,
-    used_last: AbstractSet[str] = frozenset(),
 ) -> Selection | Shortfall:
     """Choose the nodes of the next round: the most, or, where world sizes are bounded, those of the largest world.
 
     Preferred are survivors of the last round, then nodes that have a place, then those that best fill its gaps, then
-    (where world sizes are bounded) those with more slots, then natural order; those of `used_last` come after all
+    (where world sizes are bounded) those with more slots, then natural order; those that are used last come after all
     others. One that may be master is always among them. Where no master serves all of those who would be taken, the
     most that one serves are, if they are enough. `failed_masters`: how many in a row no node could reach.
     """
     if len(ready) < spec.min_nodes:
         return Shortfall(lack=Lack.NODES, missing=spec.min_nodes - len(ready))
     suspects = tuple(node for node in ready if node.disconnected_at is not None)
-    choice = _Choice(spec, ready, seats, last, used_last)
+    choice = _Choice(spec, ready, past)
     allowed = None if spec.master is None else {node.node_id for node in ready if may_be_master(spec, node)}
     chosen = choice.best(allowed)
     if chosen is None:
@@ -128,32 +122,24 @@ def select(
         never = choice.worlds.never({node.slots for node in ready})
         return Shortfall(lack=Lack.WORLD, missing=missing, never=never)
     master = None
-    if unreachable:
-        served = choice.served(chosen, unreachable) if failed_masters < MASTERS_TRIED else None
+    if past.unreachable:
+        served = choice.served(chosen) if failed_masters < MASTERS_TRIED else None
         if served is None:
-            final = failed_masters >= MASTERS_TRIED or {node.node_id for node in ready} >= last.slots.keys()
+            final = failed_masters >= MASTERS_TRIED or {node.node_id for node in ready} >= past.slots.keys()
             return Shortfall(lack=Lack.MASTER, final=final, suspects=suspects)
         chosen, master = served
     size = choice.size(chosen)
     # more of a unit may be on its way, and then another set is the best
     full = spec.unit is None and (size == choice.worlds.largest or len(chosen) == spec.max_nodes)
-    smaller = size < (sum(last.slots.values()) if spec.sized else len(last.slots))
+    smaller = size < (sum(past.slots.values()) if spec.sized else len(past.slots))
     return Selection(nodes=tuple(chosen), master=master, suspects=suspects, full=full, smaller=smaller)
 
 
 class _Choice:
     """The choice among the nodes that are ready. Where world sizes are not bounded, every node counts as one slot."""
 
-    def __init__(
-        self,
-        spec: GroupSpec,
-        ready: Sequence[Node],
-        seats: Sequence[str],
-        last: Former,
-        used_last: AbstractSet[str],
-    ) -> None:
-        self._spec, self._ready, self._seats, self._last = spec, ready, seats, last
-        self._used_last = used_last
+    def __init__(self, spec: GroupSpec, ready: Sequence[Node], past: Past) -> None:
+        self._spec, self._ready, self._past = spec, ready, past
         self.worlds = Worlds.of(spec)
         if not spec.sized:
             self.worlds = Worlds(1, spec.max_nodes, 1, spec.min_nodes, spec.max_nodes)
@@ -203,14 +189,14 @@ class _Choice:
     def _units(self) -> list[list[Node]]:
         """What is taken as a whole, the preferred first."""
         by_id = {node.node_id: node for node in self._ready}
-        gaps = by_gaps(self._spec, by_id, self._seats, self._last, self._used_last)
-        seated = frozenset(self._seats)
+        gaps = by_gaps(self._spec, by_id, self._past)
+        seated = frozenset(self._past.seats)
 
         def preference(unit: list[Node]) -> tuple[object, ...]:
             names = [node.node_id for node in unit]
             return (
-                not self._used_last.isdisjoint(names),
-                any(name not in self._last.slots for name in names),
+                not self._past.used_last.isdisjoint(names),
+                any(name not in self._past.slots for name in names),
                 any(name not in seated for name in names),
                 min(gaps.get(name, len(gaps)) for name in names),
                 -self.size(unit) / len(unit),
@@ -219,11 +205,11 @@ class _Choice:
 
         return sorted(in_units(self._spec, self._ready), key=preference)
 
-    def served(self, chosen: list[Node], unreachable: Pairs) -> tuple[list[Node], str] | None:
+    def served(self, chosen: list[Node]) -> tuple[list[Node], str] | None:
         """A master and the nodes that can reach it: all that were chosen, or the most that one serves."""
-        ordered, _ = in_order(self._spec, chosen, self._seats, self._last)
+        ordered, _ = in_order(self._spec, chosen, self._past)
         taken = {node.node_id for node in chosen}
-        shunned = {master for node_id, master in unreachable if node_id in taken}
+        shunned = {master for node_id, master in self._past.unreachable if node_id in taken}
         masters = [node.node_id for node in ordered if may_be_master(self._spec, node)]
         if (master := next((name for name in masters if name not in shunned), None)) is not None:
             return chosen, master
@@ -231,7 +217,7 @@ class _Choice:
         masters += [node.node_id for node in others if may_be_master(self._spec, node)]
         sizes = {node.node_id: self.size([node]) for node in self._ready}
         cut_off: defaultdict[str, set[str]] = defaultdict(set)
-        for node_id, name in unreachable:
+        for node_id, name in self._past.unreachable:
             if node_id in sizes:
                 cut_off[name].add(node_id)
         total = sum(sizes.values())

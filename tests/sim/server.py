@@ -61,12 +61,6 @@ class Connection:
         """As `PUT /v1/groups/{g}/nodes/{n}`."""
         return await self._answer(group, join_command(node, request), None, 0.0)
 
-    async def directive(
-        self, group: str, node: str, incarnation: str, after: str | None, wait_s: float
-    ) -> Directive:
-        """As `GET .../directive`."""
-        return await self._answer(group, Renew(node, incarnation, after), after, wait_s)
-
     async def poll(self, group: str, node: str, request: PollRequest) -> Directive:
         """As `POST .../directive`."""
         renew = Renew(node, request.incarnation, request.after)

@@ -74,6 +74,10 @@ class Session:
             each join has of its own. May be replaced before a `ready`.
         rng: for the jitter of pauses.
         connect_timeout_s: how long a first contact is attempted (seconds).
+
+    Attributes:
+        is_member: the server has this node, as far as is known; one that is away still has it.
+        finished: the server accepted the goodbye, or did not answer it in time.
     """
 
     def __init__(
@@ -107,11 +111,11 @@ class Session:
         self._leaving = False
         self._goodbye: str | None = None
         self._goodbye_until = self._last_reports_until = inf
-        self._finished = False
+        self.finished = False
         # what the server knows of this node, as far as this node can tell
-        self._is_member = False  # so a poll makes sense
+        self.is_member = False
         self._maybe_member = False  # a join was sent that it may have accepted
-        self._noticed: set[str] = set()
+        self._noticed = ""  # of what our join replaced
 
     # -- inputs: from the agent ----------------------------------------------------------------------------
 
@@ -134,12 +138,12 @@ class Session:
 
     def send(self, report: Report[Any], now: float) -> None:
         """Send a report; `now` is when it became true, which may be a while ago."""
-        if not self._finished and not (report.route.last and self._backoff.away):
+        if not self.finished and not (report.route.last and self._backoff.away):
             self._reports.append(QueuedReport(report, now))
 
     def ask(self, report: Report[Any], now: float) -> None:
         """Send a report whose reply is wanted; see `answers`."""
-        if self._finished or self._directives.exit_sent:
+        if self.finished or self._directives.exit_sent:
             self._answers.append((report, None))
         else:
             self._reports.append(QueuedReport(report, now, asks=True))
@@ -171,7 +175,7 @@ class Session:
         self._last_reports_until = now + LAST_REPORTS_S
         self._directives.left()
         self._backoff.retry_at = min(self._backoff.retry_at, now)
-        self._finished = self._finished or not self._maybe_member
+        self.finished = self.finished or not self._maybe_member
 
     # -- inputs: from the server ---------------------------------------------------------------------------
 
@@ -181,7 +185,7 @@ class Session:
         if what is None:
             return
         _, sent_at = self._in_flight.pop(what)
-        if self._finished:
+        if self.finished:
             return
         if isinstance(answer, HetError):
             self._failed(what, request, sent_at, answer, now)
@@ -189,17 +193,20 @@ class Session:
         self._answered(sent_at, now)
         match request:
             case Join():
-                self._is_member = self._maybe_member = True
+                self.is_member = self._maybe_member = True
                 self._joining.accepted(request.body)
             case SendReport():
                 self._settle(what, answer)
             case Leave():
-                self._finished = True
+                self.finished = True
         if isinstance(answer, Directive):
             if (question := answer.stacks or answer.logs) is not None:
                 self._questions.append(question)
             if answer.replaced:
-                self._notice_once("replaced", replaced_text(self.group, answer.replaced))
+                notice = replaced_text(self.group, answer.replaced)
+                if notice != self._noticed:
+                    self._notices.append(notice)
+                self._noticed = notice
             version = self._directives.version
             self._take(request.number, answer, now)
             if what == POLL:
@@ -222,7 +229,7 @@ class Session:
         """When to ask for `requests` again if nothing happens before; None: no need."""
         moments: list[float | None] = [max(at, self._backoff.retry_at) for _, at, _ in self._due(0.0)]
         moments.append(self._disconnects_at())
-        if self._goodbye is not None and not self._finished:
+        if self._goodbye is not None and not self.finished:
             moments.append(self._goodbye_until)
         return min((moment for moment in moments if moment is not None), default=None)
 
@@ -256,16 +263,6 @@ class Session:
         return self._directives.current.hang_timeout_s
 
     @property
-    def is_member(self) -> bool:
-        """Whether the server has this node, as far as is known; one that is away still has it."""
-        return self._is_member
-
-    @property
-    def finished(self) -> bool:
-        """Whether the server accepted the goodbye, or did not answer it in time."""
-        return self._finished
-
-    @property
     def workers_may_run(self) -> bool:
         """Whether a start was handed out and no `ready` has come since."""
         return self._directives.workers_may_run
@@ -278,7 +275,7 @@ class Session:
         Reports in order, joins and the goodbye go one at a time, in this order. Polls and other reports go beside them,
         once the server knows this node.
         """
-        if self._finished:
+        if self.finished:
             return
         first: dict[ReportRoute[Any], QueuedReport] = {}
         for queued in self._reports:
@@ -288,11 +285,11 @@ class Session:
             if in_order is not None:
                 yield in_order, 0.0, partial(self._next_report, in_order, now)
             elif self._goodbye is not None:
-                waits = self._is_member and any(route.last for route in first)
+                waits = self.is_member and any(route.last for route in first)
                 yield LEAVE, self._last_reports_until if waits else 0.0, self._next_leave
             elif self._joining.due is not None:
                 yield JOIN, self._joining.due_at, lambda: self._next_join(now)
-        if not self._is_member:
+        if not self.is_member:
             return
         if self._goodbye is None:
             is_joining = self._joining.due is not None or JOIN in self._in_flight
@@ -359,7 +356,7 @@ class Session:
 
     def _pass_time(self, now: float) -> None:
         if now >= self._goodbye_until:
-            self._finished = True
+            self.finished = True
         disconnects_at = self._disconnects_at()
         if disconnects_at is not None and now >= disconnects_at:
             refusal = self._backoff.refusal
@@ -385,11 +382,6 @@ class Session:
             not_ready=self._not_ready[:MAX_NOT_READY],
             stopped=self.offer.stopped[:MAX_NOT_READY],
         )
-
-    def _notice_once(self, what: str, text: str) -> None:
-        if what not in self._noticed:
-            self._noticed.add(what)
-            self._notices.append(text)
 
     # -- directives ----------------------------------------------------------------------------------------
 
@@ -425,8 +417,8 @@ class Session:
             gone: the server does not have this node, so there is nobody to say goodbye to.
         """
         if gone:
-            self._is_member = self._maybe_member = False
-            self._finished = self._finished or self._goodbye is not None
+            self.is_member = self._maybe_member = False
+            self.finished = self.finished or self._goodbye is not None
         self._drop_reports()
         self._directives.exit(code, why)
         self._joining.due = None
@@ -460,7 +452,7 @@ class Session:
                 self._answered(sent_at, now)
                 self.give_up(f"the server rejects a report from this agent: {error}", gone=False)
             case Leave(), code if is_answer(error) and code not in STRANGERS:
-                self._finished = True
+                self.finished = True
             case Join(), code if code in MAY_PASS:
                 self._answered(sent_at, now)
                 lease_s = self._directives.current.lease_s
@@ -495,10 +487,10 @@ class Session:
         self._answered(sent_at, now)
         if self._directives.is_late(request.number):
             return
-        self._is_member = self._maybe_member = False
+        self.is_member = self._maybe_member = False
         self._drop_reports()
         if self._goodbye is not None:
-            self._finished = True
+            self.finished = True
         elif self.workers_may_run:
             self._directives.stop("forgotten", f"the server has forgotten this node: {error}")
         elif not self._leaving and self._joining.due is None:

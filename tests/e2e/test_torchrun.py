@@ -4,7 +4,6 @@ import contextlib
 import gc
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -68,20 +67,6 @@ def test_uneven_nodes_succeed_together(pair: Torchruns) -> None:
     assert "Error waiting on exit barrier" not in pair.agents["a"].stderr + pair.agents["b"].stderr
 
 
-@pytest.mark.long
-def test_two_on_one_host_need_no_names(pair: Torchruns) -> None:
-    host = socket.gethostname()
-    pair.torchrun(host, 2)
-    pair.wait_for(
-        lambda: host in [node["node_id"] for node in pair.group().get("nodes", [])], "the first one", 30
-    )
-    pair.torchrun(f"{host}.2", 1)
-    pair.world(3)
-    told = f"hetrdzv[{host}.2]: this host already has an agent of group 'job', so this one is node '{host}.2'"
-    assert told in pair.agents[f"{host}.2"].stderr
-    pair.end_well(host, f"{host}.2")
-
-
 @pytest.mark.parametrize(
     ("name", "light"),
     [("a", True), ("b", True), pytest.param("a", False, marks=pytest.mark.long, id="a by torch")],
@@ -137,14 +122,6 @@ def test_an_agent_that_gives_up_ends_the_job_where_too_few_are_left(tmp_path: Pa
         assert f"RendezvousClosedError: the job failed: {failure}" in job.agents["b"].stderr
         group = job.group()
         assert (group["state"], group["reason"]["message"]) == ("failed", failure)
-
-
-@pytest.mark.long
-def test_a_cancelled_job_ends_everywhere(pair: Torchruns) -> None:
-    start_pair(pair)
-    pair.post("cancel")
-    assert {name: pair.agents[name].wait() for name in "ab"} == {"a": 1, "b": 1}
-    assert "RendezvousClosedError: the job was cancelled" in pair.agents["b"].stderr
 
 
 @pytest.mark.long

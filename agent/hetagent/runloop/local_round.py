@@ -251,7 +251,7 @@ class LocalRound:
 
     def ended_before(self, moment: float) -> Ended | None:
         """Workers that had ended with exit code 0 by a moment (monotonic seconds), while others ran; None: none had."""
-        if self._workers is None or not self.present or self._launch.one_per_node:
+        if self._workers is None or self._launch.one_per_node:
             return None
         ends = [end for end in self._workers.exits if end.succeeded and end.seen_at <= moment]
         if not ends:

@@ -19,7 +19,6 @@ from tests.agent.rig import SIGNALS, Make, soon
 from tests.support.servers import free_port
 from torch.distributed.elastic.multiprocessing import Std
 
-from hetagent.errors import AgentError
 from hetagent.launch.base import Launch
 from hetagent.node.network import hold_port
 from hetagent.node.processes import guardian
@@ -246,16 +245,6 @@ def test_a_guardian_that_died_is_replaced_and_one_that_cannot_be_is_done_without
         made.touches("stop"),
     )
     assert status == 0
-
-
-def test_no_port_to_offer_is_told(rig: Make) -> None:
-    with hold_port("127.0.0.1", None) as taken:
-        port = taken.getsockname()[1]
-        made = rig("exit 0", ports=(port, port))
-        with pytest.raises(
-            AgentError, match=rf"node 'a' cannot offer a port for the next round: no free port in {port}"
-        ):
-            made.run()
 
 
 def test_a_node_that_got_another_address_holds_its_ports_there(

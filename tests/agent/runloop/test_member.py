@@ -112,18 +112,3 @@ def test_a_failure_is_not_told_where_the_master_has_a_word(begun: Round) -> None
     )
     assert status == 9
     assert begun.told("worker_failed") == ["0", "0"]
-
-
-def test_a_round_that_ends_before_its_processes_came_is_left_for_the_next(begun: Round) -> None:
-    status = begun.rig.run(
-        begun.ready,
-        lambda: soon(lambda: begun.launch.begun == [(1, False)], "the first start"),
-        begun.rig.asks("restart"),
-        lambda: begun.ready(1),
-        lambda: begun.daemon("exit 0", 2),
-        lambda: soon(lambda: begun.state() == "succeeded", "succeeded"),
-        lambda: begun.reports("succeeded", 2),
-    )
-    assert status == 0
-    assert begun.launch.begun == [(1, False), (2, False), (2, True)]
-    assert begun.rig.group()["restarts"] == 0

@@ -2,8 +2,6 @@
 
 import json
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -18,7 +16,6 @@ from tests.agent.workers.test_store import start
 from hetagent import progress, statuses
 from hetagent.launch.base import Assignment
 from hetagent.launch.command import WorkerCommand
-from hetagent.node.processes.proctree import handles
 from hetagent.runloop import notices as notice
 from hetagent.runloop.notices import Notices
 from hetrdzv.protocol.directive import StopNotice
@@ -114,17 +111,6 @@ def test_without_an_agent_nothing_is_asked_for_and_nothing_fails(monkeypatch: py
         assert not progress.stop_requested()
         assert progress.notice() is None
         progress.ready_to_stop()
-
-
-def test_who_handles_a_signal() -> None:
-    script = "import signal; signal.signal(signal.SIGUSR1, lambda *_: None); print(flush=True); input()"
-    with subprocess.Popen([sys.executable, "-c", script], stdin=-1, stdout=-1) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        assert handles(process.pid, signal.SIGUSR1)
-        assert not handles(process.pid, signal.SIGUSR2)
-        process.communicate(b"\n")
-    assert not handles(process.pid, signal.SIGUSR1)
 
 
 def test_a_worker_that_the_agent_may_not_signal_has_the_file_all_the_same(
@@ -266,16 +252,6 @@ def test_on_other_nodes_only_workers_that_ask_are_waited_for(rig: Make, asked: b
     assert made.run(made.exists, joins, made.appears("up.1"), running(made), goes) == 0
     assert (made.folder / "told").exists() is asked
     assert made.group()["restarts"] == 0
-
-
-def test_a_second_signal_waits_for_nobody(rig: Make) -> None:
-    made = rig(
-        f"trap '' TERM; {ASK} touch up; {WAIT} touch told; while :; do sleep 0.05; done", grace_s=3600.0
-    )
-    made.offers(takes_notice=True)
-    kill = made.gets(signal.SIGTERM)
-    made.run(made.appears("up"), running(made), kill, made.appears("told"), kill)
-    assert any("got SIGTERM again: killing the workers" in line for line in made.said)
 
 
 def test_without_a_server_the_workers_are_stopped_in_time_all_the_same(

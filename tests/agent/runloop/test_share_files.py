@@ -85,13 +85,6 @@ def test_workers_get_their_weight_the_sum_and_a_file_with_all(place: Callable[..
         assert (environ["HET_WEIGHT"], environ["HET_WEIGHT_SUM"]) == (weight, "4.25")
 
 
-def test_without_weights_all_have_the_same(place: Callable[..., Place]) -> None:
-    found = place(assignment())
-    assert found.read() == {"round": 3, "weights": [1.0] * 4, "given": False}
-    environ = found.shares.environ(1)
-    assert (environ["HET_WEIGHT"], environ["HET_WEIGHT_SUM"]) == ("1", "4")
-
-
 def test_the_program_of_a_whole_node_has_a_weight_only_if_its_ranks_have_the_same(
     place: Callable[..., Place],
 ) -> None:

@@ -1,10 +1,8 @@
 """There is a standby for each local rank, in time, and what goes wrong costs no restart."""
 
 import os
-import shutil
 import signal
 import subprocess
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +14,6 @@ from tests.support.cluster import wait_for
 from hetagent.node.processes import proctree as processes
 from hetagent.standby import keeper
 from hetagent.standby.keeper import Standbys
-from hetagent.standby.waiting import IMPORTS_FILE
 from hetagent.workers.starter import Program
 
 INCARNATION = standbys.MARKS[processes.INCARNATION]
@@ -107,18 +104,6 @@ def test_before_the_first_round_all_are_made_at_once(
     assert kept.told == []
 
 
-def test_later_one_is_made_after_the_other(
-    keep: Callable[..., Kept], program: Program, tmp_path: Path
-) -> None:
-    kept = keep("slow")
-    assert [kept.take(rank, program) for rank in (0, 1)] == [None, None]  # a first round that nobody foresaw
-    wait_for(lambda: len(started(tmp_path)) == 1, "one that imports")
-    assert len(living()) == 1
-    (tmp_path / "go").touch()
-    kept.ready(0, 1)
-    assert kept.told == []
-
-
 def test_each_is_taken_for_its_rank_and_replaced(keep: Callable[..., Kept], program: Program) -> None:
     kept = keep("imported")
     kept.standbys.predict([program, program])
@@ -199,21 +184,6 @@ def test_memory_that_is_short_is_said_once_and_waited_for(
     monkeypatch.setattr(keeper, "NEEDED_BYTES", 1)
     kept.ready(0)
     assert len(kept.told) == 1
-
-
-def test_notes_of_imports_that_somebody_has_removed(
-    keep: Callable[..., Kept], program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    kept = keep("imported", "auto")
-    notes = kept.standbys.environ(0)[IMPORTS_FILE]
-    shutil.rmtree(Path(notes).parent)
-    kept.standbys.predict([program])
-    kept.ready(0)
-    worker = kept.take(0, program)
-    assert worker is not None
-    assert standbys.ended(worker) == 0
-    kept.ready(0)
 
 
 def test_taking_and_dying_at_the_same_time(keep: Callable[..., Kept], program: Program) -> None:

@@ -272,3 +272,30 @@ def test_programs_that_fit(program: Program) -> None:
     assert not fits(
         program, Program(program.args, {name: v for name, v in program.environ.items() if name != "GO"})
     )
+
+
+def test_clearing_a_round_ends_workers_only(tmp_path: Path) -> None:
+    """Even those that were standbys, and what they have started."""
+    (tmp_path / "s.py").write_text(
+        "import subprocess, time\nsubprocess.Popen(['sleep', '300'], start_new_session=True)\n"
+        "print('up', flush=True)\ntime.sleep(300)"
+    )
+    program = standbys.program(str(tmp_path / "s.py"))
+    worker_to_be, stays = standbys.ready(program, []), standbys.ready(program, [])
+    importing = Standby(program, [])
+    incarnation = standbys.MARKS[processes.INCARNATION]
+    with standbys.outputs(tmp_path) as streams:
+        worker = worker_to_be.take(standbys.in_round(program), *streams)
+    try:
+        wait_for((tmp_path / "stdout").read_text, "the worker's start")
+        assert len(processes.marked(incarnation)) == 4, "the worker, its child and two standbys"
+        assert (
+            processes.kill_all_of(incarnation, kept=lambda: [one.process.pid for one in (stays, importing)])
+            == []
+        )
+        assert worker.wait(10) == -signal.SIGKILL
+        assert {stays.process.pid, importing.process.pid} <= processes.living().keys()
+        assert processes.kill_all_of(incarnation) == []
+    finally:
+        assert [one.end() for one in (stays, importing)] == [-signal.SIGKILL] * 2
+        assert processes.marked(incarnation) == []

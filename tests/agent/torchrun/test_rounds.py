@@ -152,13 +152,6 @@ def test_the_others_are_told_of_the_failure(job: Job) -> None:
     assert job.group()["root_cause"]["failure"]["exit_code"] == 1
 
 
-def test_the_others_go_on_where_they_are_enough(job: Job) -> None:
-    a, b = job.pair(fewest=1)
-    gives_up(a)
-    told_to_stop(b)
-    assert job.enters(b).result(20).world_size == 1
-
-
 def test_a_signal_is_no_failure(job: Job) -> None:
     """A program with an agent of its own calls shutdown() then; torch's launcher does not."""
     a, b = job.pair(fewest=1)

@@ -31,7 +31,6 @@ SAVE_S = 10.0
 FAILING_S = 5.0
 """How long a program may take to end after one of its processes has died (seconds); it stops the others first."""
 
-
 LINGER_S = 10.0
 """How long a worker may take to end after an exception has ended its script (seconds): it may finish an upload."""
 

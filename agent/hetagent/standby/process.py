@@ -39,7 +39,6 @@ def fits(started_for: Program, program: Program) -> bool:
 class Standby:
     """A process that waits to become a worker. It is a child of this process and leads a session of its own.
 
-
     Attributes:
         program: as given.
         process: the process.

@@ -27,7 +27,6 @@ Ask = Callable[[str, Sequence[str]], "Future[Any]"]
 class Relay(socketserver.ThreadingUnixStreamServer):
     """Takes requests during one round, and handles each in a thread of its own.
 
-
     Attributes:
         command: what mpirun has to run instead of ssh.
     """

@@ -26,7 +26,6 @@ class DeviceError(UsageError):
 class NoGpuHere(DeviceError):
     """All GPUs were asked for, and there is none.
 
-
     Attributes:
         none_here: what is wrong, whichever flag asked.
     """

@@ -34,7 +34,6 @@ class Guardian:
     Selectors take it for a file that becomes readable when the guardian itself dies. Then `unregister` it, `start` it
     again and `register` it again.
 
-
     Attributes:
         pipes: the folder where workers listen that save their state when asked; None: none do.
         pid: the guardian's; None before `start` and after `dismiss`.

@@ -10,14 +10,7 @@ __all__ = ["open_store"]
 
 
 def open_store(url: str) -> StateStore:
-    """The store that a URL names. Nothing is touched before its `load`.
-
-    Args:
-        url: `memory` or `sqlite:PATH`; `~` is expanded.
-
-    Raises:
-        ValueError: the URL names no store.
-    """
+    """The store that a URL names; raises `ValueError` if it names none. Nothing is touched before its `load`."""
     if url == "memory":
         return MemoryStore()
     scheme, _, path = url.partition(":")

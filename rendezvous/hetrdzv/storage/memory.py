@@ -7,11 +7,7 @@ EMPTY = Snapshot(records={}, clock=0.0)
 
 
 class MemoryStore:
-    """Records in a dict.
-
-    Args:
-        content: what it holds at first, for example the snapshot of another store.
-    """
+    """Records in a dict; at first those of `content`, for example of another store."""
 
     def __init__(self, content: Snapshot = EMPTY) -> None:
         self._records = dict(content.records)

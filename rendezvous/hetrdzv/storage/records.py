@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 from urllib.parse import quote, unquote
 
 from hetrdzv.core.invariants import InvariantError
@@ -120,14 +120,12 @@ def changes(
 ) -> tuple[dict[str, bytes], set[str]]:
     """The writes that turn a stored `old` into a stored `new`: records to put by key, and keys to delete.
 
-    Args:
-        old: the group as it is stored; None if it is not.
-        new: the group as it should be; None to remove it (the caller removes its events).
-        changed: the nodes of `new` that `old` has not, or not as the same objects; None: they are looked for.
+    `changed` are the nodes of `new` that `old` has not, or not as the same objects; None: they are looked for. Whoever
+    removes a group also removes its events.
     """
     same = old is not None and new is not None and old.records is new.records
     known_rounds, rounds = ({}, {}) if same else (_rounds(old), _rounds(new))
-    puts = {key: _record(each) for key, each in rounds.items() if known_rounds.get(key) != each}
+    puts = {key: _record(record) for key, record in rounds.items() if known_rounds.get(key) != record}
     if new is not None:
         group_id, known = new.group_id, old.nodes if old is not None else {}
         if old is None or old != replace(new, nodes=old.nodes, round=old.round, records=old.records):
@@ -175,21 +173,20 @@ def _record(value: object, without: AbstractSet[str] = frozenset()) -> bytes:
 # -- reading ---------------------------------------------------------------------------------------------
 
 
-class _OtherVersion(StorageError):
-    """A record of a version that this server does not read."""
+class _Malformed(Exception):
+    """A record cannot be read; says which and why."""
+
+    def __init__(self, key: str, why: str) -> None:
+        super().__init__(f"record {key} is malformed ({why})")
 
 
 def restore(
     records: Mapping[str, bytes], now: float, check: Callable[[Group], None] = lambda group: None
 ) -> Restored:
-    """The groups in a store. One that cannot be read, or is in an impossible state, is set aside.
+    """The groups in a store. One that cannot be read, or that `check` finds impossible, is set aside.
 
-    Nodes come in the order in which they joined. Events without a group belonged to a deleted one and are skipped.
-
-    Args:
-        records: everything under `groups/`.
-        now: the server's clock (seconds); every live node gets a full lease from now.
-        check: raises `InvariantError` where a group's state is impossible.
+    Nodes come in the order in which they joined; every live one has a full lease from now. Events without a group
+    belonged to a deleted one and are skipped.
 
     Raises:
         StorageError: a record belongs to no group, or is of a version that this server does not read; says which.
@@ -211,9 +208,7 @@ def restore(
             if (restored := _assemble(group_id, own, now)) is not None:
                 check(restored.group)
                 groups[group_id] = restored
-        except _OtherVersion:
-            raise
-        except StorageError as error:
+        except _Malformed as error:
             quarantined[group_id] = Quarantined(str(error), frozenset(own))
         except InvariantError as error:
             quarantined[group_id] = Quarantined(error.wrong, frozenset(own))
@@ -240,34 +235,30 @@ def _assemble(group_id: str, records: Mapping[str, bytes], now: float) -> Restor
             case ["events", _]:
                 events.append(_read(Event, key, record))
             case _:
-                _malformed(key, "this hetserver does not know such a key")
+                raise _Malformed(key, "this hetserver does not know such a key")
     if group is None:
         if current is None and not nodes and not rounds:
             return None
-        _malformed(_group_key(group_id), "it is missing, but other records of the group exist")
+        raise _Malformed(_group_key(group_id), "it is missing, but other records of the group exist")
     if group.group_id != group_id:
-        _malformed(_group_key(group_id), f"it is about group '{group.group_id}'")
+        raise _Malformed(_group_key(group_id), f"it is about group '{group.group_id}'")
     in_order = sorted(nodes.items(), key=lambda item: (item[1].joined_at, item[0]))
     heard = {node_id: node if node.gone else replace(node, heard_at=now) for node_id, node in in_order}
-    history = sorted(events, key=lambda event: event.number)
-    past = tuple(sorted(rounds, key=lambda each: each.number))
-    return RestoredGroup(replace(group, nodes=heard, round=current, records=past), tuple(history))
+    by_number = attrgetter("number")
+    whole = replace(group, nodes=heard, round=current, records=tuple(sorted(rounds, key=by_number)))
+    return RestoredGroup(whole, tuple(sorted(events, key=by_number)))
 
 
 def _read(kind: type[T], key: str, record: bytes) -> T:
     try:
         version = codec.read(_Versioned, record, unknown="ignore").v
         if version > VERSION:
-            raise _OtherVersion(
+            raise StorageError(
                 f"record {key} has version {version}, but this hetserver reads at most version {VERSION}: "
                 f"upgrade hetserver, or name another store with --store"
             )
-        if version == VERSION:
-            return codec.read(kind, record, unknown="ignore")
+        if version < VERSION:
+            raise _Malformed(key, f"version {version} was never released")
+        return codec.read(kind, record, unknown="ignore")
     except (codec.Malformed, InvalidSpec) as error:
-        _malformed(key, str(error), error)
-    return _malformed(key, f"version {version} was never released")
-
-
-def _malformed(key: str, why: str, cause: Exception | None = None) -> NoReturn:
-    raise StorageError(f"record {key} is malformed ({why})") from cause
+        raise _Malformed(key, str(error)) from error

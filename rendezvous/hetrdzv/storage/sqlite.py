@@ -15,7 +15,7 @@ import fcntl
 import os
 import re
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -58,11 +58,7 @@ T = TypeVar("T")
 
 
 class SqliteStore:
-    """Records in a file. A worker thread owns the connection, so the event loop never waits for the disk.
-
-    Args:
-        path: the state file, made with mode 0600 if it is missing.
-    """
+    """Records in a file. A worker thread owns the connection, so the event loop never waits for the disk."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -95,8 +91,10 @@ class SqliteStore:
             raise self._error("is closed: the server is shutting down; try again in a moment")
 
         def explained() -> T:
-            with self._explaining(verb):
+            try:
                 return work()
+            except (sqlite3.Error, OSError) as error:
+                raise self._explained(verb, error) from error
 
         return asyncio.get_running_loop().run_in_executor(self._worker, explained)
 
@@ -119,19 +117,18 @@ class SqliteStore:
     def _commit(self, batch: Batch) -> None:
         connection = self._connected()
         try:
-            with self._explaining("written"):
-                self._write(connection, batch)
-        except StorageError as error:
+            self._write(connection, batch)
+        except (sqlite3.Error, StorageError) as error:
             with contextlib.suppress(sqlite3.Error):
                 if _meta(connection, "commits") == self._commits:
-                    raise NothingWritten(str(error)) from error
+                    raise NothingWritten(str(self._explained("written", error))) from error
             raise
         self._commits += 1
         self._note(self._commits)
 
     def _write(self, connection: sqlite3.Connection, batch: Batch) -> None:
-        connection.execute("BEGIN IMMEDIATE")
-        try:
+        with connection:  # commits, or rolls back
+            connection.execute("BEGIN IMMEDIATE")
             if connection.execute(_COUNT, (self._commits,)).rowcount != 1:
                 raise self._error(
                     "was changed by another program, or replaced: let no other program write to it; reading it again"
@@ -139,11 +136,6 @@ class SqliteStore:
             connection.executemany(_PUT, batch.puts.items())
             connection.executemany(_DELETE, ((key,) for key in batch.deletes))
             connection.execute(_ADVANCE_CLOCK, (batch.clock,))
-            connection.execute("COMMIT")
-        except BaseException:
-            if connection.in_transaction:  # SQLite rolls back by itself after some errors
-                connection.execute("ROLLBACK")
-            raise
 
     def _release(self) -> None:
         try:
@@ -216,21 +208,16 @@ class SqliteStore:
 
     def _take_lock(self) -> int:
         """Lock the file against other servers, if it is not ours yet; returns how many commits were noted last."""
-        lock, self._lock = self._lock, None
-        if lock is None:
-            lock = os.open(self._lock_path, os.O_RDWR | os.O_CLOEXEC | os.O_CREAT, 0o600)
-        with contextlib.ExitStack() as on_error:
-            on_error.callback(os.close, lock)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                pid = _noted(lock)[0].decode() or "unknown"
-                raise self._error(
-                    f"is in use by another hetserver (pid {pid}): stop that one, or {_ANOTHER_FILE}"
-                ) from error
-            commits = int(_noted(lock)[1] or 0)
-            on_error.pop_all()
-        self._lock = lock
+        if self._lock is None:
+            self._lock = os.open(self._lock_path, os.O_RDWR | os.O_CLOEXEC | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            pid = _noted(self._lock)[0].decode() or "unknown"
+            raise self._error(
+                f"is in use by another hetserver (pid {pid}): stop that one, or {_ANOTHER_FILE}"
+            ) from error
+        commits = int(_noted(self._lock)[1] or 0)
         self._note(commits)
         return commits
 
@@ -242,20 +229,19 @@ class SqliteStore:
 
     # -- errors ----------------------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def _explaining(self, verb: str) -> Iterator[None]:
-        """Turn errors of SQLite and the system into messages that say what to do next."""
-        try:
-            yield
-        except sqlite3.Error as error:
-            what = f"{error}, {getattr(error, 'sqlite_errorname', type(error).__name__)}"
-            code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
-            raise self._unusable(f"cannot be {verb} ({what})", code) from error
-        except OSError as error:
-            raise self._error(
-                f"cannot be {verb} ({error.filename or self._path}: {error.strerror}): "
-                f"give hetserver a directory that it may write to, or {_ANOTHER_FILE}"
-            ) from error
+    def _explained(self, verb: str, error: Exception) -> StorageError:
+        """An error of SQLite or of the system, with what to do next."""
+        match error:
+            case StorageError():
+                return error
+            case OSError():
+                return self._error(
+                    f"cannot be {verb} ({error.filename or self._path}: {error.strerror}): "
+                    f"give hetserver a directory that it may write to, or {_ANOTHER_FILE}"
+                )
+        what = f"{error}, {getattr(error, 'sqlite_errorname', type(error).__name__)}"
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
+        return self._unusable(f"cannot be {verb} ({what})", code)
 
     def _unusable(self, what: str, code: int) -> StorageError:
         """An error that says what to do about an error code, whose higher bits distinguish cases with one remedy."""

@@ -19,31 +19,20 @@ class InvalidEtcd(HetError, code="cannot_serve"):
 
 @dataclass(frozen=True, slots=True)
 class EtcdAccess:
-    """Address of an etcd cluster, and credentials for it.
+    """Address of an etcd cluster, and credentials for it."""
 
-    Attributes:
-        endpoints: `host:port` of the members.
-        prefix: prefix of all our keys, without the slash after it.
-        user, password: for a cluster with users.
-        tls: which certificates we trust and show; None: no TLS.
-    """
-
-    endpoints: tuple[str, ...]
-    prefix: str = DEFAULT_PREFIX
+    endpoints: tuple[str, ...]  # host:port of each member
+    prefix: str = DEFAULT_PREFIX  # of all our keys, without the slash after it
     user: str | None = None
     password: str | None = field(default=None, repr=False)
-    tls: ssl.SSLContext | None = None
+    tls: ssl.SSLContext | None = None  # None: no TLS
 
     def __str__(self) -> str:
         return f"etcd://{','.join(self.endpoints)}/{self.prefix}"
 
 
 def parse_url(url: str) -> tuple[tuple[str, ...], str]:
-    """The endpoints and the prefix in `etcd://h1:2379,h2:2379/prefix`.
-
-    Raises:
-        InvalidEtcd: the URL is wrong; says how.
-    """
+    """The endpoints and the prefix in `etcd://h1:2379,h2:2379/prefix`."""
     match = re.fullmatch(r"etcd://([^/]*)(/.*)?", url)
     if match is None:
         raise InvalidEtcd(f"the URL of an etcd store looks like {EXAMPLE}")
@@ -79,12 +68,7 @@ def access_from(
     cert: Path | None = None,
     key: Path | None = None,
 ) -> EtcdAccess:
-    """Reads the files that the options name.
-
-    Raises:
-        InvalidEtcd: the options contradict each other.
-        TlsError: a file cannot be used.
-    """
+    """Access as the options say; raises `InvalidEtcd` where they contradict each other, `TlsError` for a file."""
     endpoints, prefix = parse_url(url)
     if (user is None) != (password is None):
         raise InvalidEtcd(

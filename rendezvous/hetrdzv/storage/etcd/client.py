@@ -156,9 +156,9 @@ class Etcd:
         reply = await self._call("lease/grant", {"TTL": ttl_s}, within_s)
         return int(reply["ID"]), int(reply["TTL"])
 
-    async def keep_alive(self, lease: int, *, within_s: float, attempt_s: float = ATTEMPT_S) -> int:
+    async def keep_alive(self, lease: int, *, within_s: float) -> int:
         """Renew a lease; returns how long it lasts from now (seconds), 0 if it is gone."""
-        reply = await self._call("lease/keepalive", {"ID": lease}, within_s, attempt_s)
+        reply = await self._call("lease/keepalive", {"ID": lease}, within_s, within_s)
         return int(reply["result"].get("TTL", 0))
 
     async def revoke(self, lease: int, *, within_s: float) -> None:
@@ -166,7 +166,7 @@ class Etcd:
         try:
             await self._call("lease/revoke", {"ID": lease}, within_s)
         except EtcdRefused as error:
-            if "lease not found" not in str(error.__cause__):
+            if "lease not found" not in str(error):
                 raise
 
     # -- members ---------------------------------------------------------------------------------------------
@@ -224,7 +224,7 @@ class Etcd:
                 f"no answer of etcd's (HTTP {response.status_code}): is its gateway on?{hint}"
             ) from None
         if response.is_success and error is None:
-            if not {"header", "result"} & reply.keys():
+            if {"header", "result"}.isdisjoint(reply):
                 raise _MemberAway("no answer of etcd's: does another program listen there?")
             return reply
         problem = error if isinstance(error, dict) else reply
@@ -243,9 +243,7 @@ def _pairs(reply: Mapping[str, Any]) -> list[KeyValue]:
         KeyValue(
             b64decode(pair["key"]),
             b64decode(pair.get("value", "")),
-            int(pair["create_revision"]),
-            int(pair["mod_revision"]),
-            int(pair.get("lease", 0)),
+            *(int(pair.get(name, 0)) for name in ("create_revision", "mod_revision", "lease")),
         )
         for pair in reply.get("kvs", ())
     ]
@@ -272,9 +270,14 @@ def _reason(error: BaseException, timeout_s: float) -> str:
 def _meaning(text: str, access: EtcdAccess) -> StorageError:
     """What an error of etcd means, and what to do."""
     who = f"user '{access.user}'" if access.user is not None else "a client without a user"
+    no_user = "etcd requires a user: give --etcd-user and --etcd-password-file"
+    too_low = (
+        f"etcd's limits are below its defaults ({text}): "
+        f"start it with at least --max-txn-ops=128 and --max-request-bytes=1572864"
+    )
     meanings = {
-        "user name is empty": "etcd requires a user: give --etcd-user and --etcd-password-file",
-        "invalid auth token": "etcd requires a user: give --etcd-user and --etcd-password-file",
+        "user name is empty": no_user,
+        "invalid auth token": no_user,
         "authentication failed": f"etcd rejects {who} with this password: check --etcd-user and --etcd-password-file",
         "authentication is not enabled": "etcd has no users (authentication is not enabled): leave out --etcd-user",
         "permission denied": f"etcd does not let {who} access {access.prefix}/: "
@@ -282,13 +285,11 @@ def _meaning(text: str, access: EtcdAccess) -> StorageError:
         "database space exceeded": "etcd's database is full: compact and defragment it, then `etcdctl alarm disarm` "
         "(https://etcd.io/docs/v3.5/op-guide/maintenance/)",
         "lease not found": "etcd refuses: lease not found",
+        "too many operations": too_low,
+        "too large": too_low,
+        "larger than max": too_low,
     }
     for part, meaning in meanings.items():
         if part in text:
             return EtcdRefused(meaning)
-    if any(part in text for part in ("too many operations", "too large", "larger than max")):
-        return EtcdRefused(
-            f"etcd's limits are below its defaults ({text}): "
-            f"start it with at least --max-txn-ops=128 and --max-request-bytes=1572864"
-        )
     return StorageError(f"etcd answered with an error: {text[:300]}")

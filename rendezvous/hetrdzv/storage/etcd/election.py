@@ -33,35 +33,25 @@ def awake_s() -> float:
 
 
 class Term:
-    """Our term as the leader.
-
-    Attributes:
-        lease: the etcd lease that the leader key is bound to; `ttl_s`: how long it lasts without a renewal (seconds).
-        until: until when the leader key is certainly ours, by `awake_s`.
-    """
+    """Our term as the leader: for as long as the etcd lease lasts that the leader key is bound to."""
 
     def __init__(self, fence: Fence, lease: int, ttl_s: float, sent_at: float) -> None:
         self.fence = fence
         self.lease = lease
         self.ttl_s = ttl_s
-        self.until = 0.0
         self.renewed(sent_at, ttl_s)
 
     def renewed(self, sent_at: float, ttl_s: float) -> None:
         """Note that a renewal sent at this time succeeded."""
-        self.until = sent_at + ttl_s * (1.0 - MARGIN)
+        self._until = sent_at + ttl_s * (1.0 - MARGIN)
 
     def left_s(self) -> float:
         """For how much longer the leader key is certainly ours (seconds)."""
-        return 0.0 if self.fence.lost.is_set() else self.until - awake_s()
+        return 0.0 if self.fence.lost.is_set() else self._until - awake_s()
 
 
 async def who_leads(etcd: Etcd, within_s: float = CALL_S) -> str | None:
-    """Where the present leader answers, or None if there is none.
-
-    Raises:
-        StorageError: something else wrote the key, or etcd cannot be read.
-    """
+    """Where the present leader answers, or None if there is none."""
     pair = await etcd.get(etcd.key("leader"), within_s=within_s)
     if pair is None:
         return None
@@ -104,7 +94,7 @@ async def renew_until_over(etcd: Etcd, term: Term, complain: Callable[[str], Non
 
 
 async def _renew(etcd: Etcd, term: Term, complain: Callable[[str], None]) -> str:
-    attempt_s, pause_s, why = term.ttl_s / 5, 0.0, "its lease ran out"
+    pause_s, why = 0.0, "its lease ran out"
     while True:
         with suppress(TimeoutError):
             await asyncio.wait_for(term.fence.lost.wait(), pause_s)
@@ -115,14 +105,12 @@ async def _renew(etcd: Etcd, term: Term, complain: Callable[[str], None]) -> str
         if left_s <= 0.0:
             return why
         try:
-            within_s = min(attempt_s, left_s)
-            ttl_s = await etcd.keep_alive(term.lease, within_s=within_s, attempt_s=within_s)
-        except EtcdAway as error:
-            why = f"its lease could not be renewed in time: {error}"
-            continue
+            within_s = min(term.ttl_s / 5, left_s)
+            ttl_s = await etcd.keep_alive(term.lease, within_s=within_s)
         except StorageError as error:
-            why = f"its lease could not be renewed: {error}"
-            complain(why)
+            why = f"its lease could not be renewed in time: {error}"
+            if not isinstance(error, EtcdAway):
+                complain(why)
             continue
         if ttl_s <= 0:
             return "etcd ended its lease"

@@ -1,13 +1,13 @@
 """A store on an etcd cluster, written by the leader only; a batch of any size is committed as one.
 
     {prefix}/leader            who leads, see election.py; bound to a lease
-    {prefix}/meta              JSON: `v`, the clock, the id of the last commit, how many parts of the log to apply
+    {prefix}/meta              JSON: `v`, the clock, the id of the last transaction, how many parts of the log to apply
     {prefix}/records/{key}     a value, or the first piece of a large one; further pieces are {key}\\0{offset}
     {prefix}/log/{number}      parts of a batch that is too large for one transaction
 
-Every transaction checks two things. The *leader key* is still the one that we made: nobody else has become leader
-since, so a deposed leader writes nothing. *meta* is as our last commit left it: an attempt that got no answer cannot
-take effect later, after others.
+Every transaction writes meta, and checks two things. The *leader key* is still the one that we made: nobody else has
+become leader since, so a deposed leader writes nothing. *meta* is as our last transaction left it: an attempt that got
+no answer cannot take effect later, after others.
 
 etcd takes 128 operations and 1.5 MiB per transaction. A larger batch is written into the log first, in parts that fit;
 the transaction that declares the log valid in meta is its commit; then the log is applied and removed. Any other log
@@ -21,7 +21,7 @@ import json
 import secrets
 import zlib
 from base64 import b64decode, b64encode
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple, TypeVar
@@ -73,35 +73,24 @@ class Deposed(StorageError):
 class _MetaConflict(StorageError):
     """meta has changed: by an attempt of ours that got no answer, or by hand."""
 
-    def __init__(self) -> None:
-        super().__init__("the state on etcd has changed and must be read again")
-
 
 class Fence:
-    """Makes writes succeed only while we lead: while the leader key is the one that we made at `revision`.
-
-    Attributes:
-        lost: set as soon as we know that we no longer lead.
-    """
+    """Makes writes succeed only while we lead: while the leader key is the one that we made at `revision`."""
 
     def __init__(self, key: bytes, revision: int) -> None:
         self.key = key
-        self.lost = asyncio.Event()
+        self.lost = asyncio.Event()  # set as soon as we know that we no longer lead
         self._revision = revision
         self.compare = created_at(key, revision)
 
     def require(self, leader: KeyValue | None) -> None:
-        """Check that this is our leader key.
-
-        Raises:
-            Deposed: it is not.
-        """
+        """Check that this is our leader key, else raise `Deposed`."""
         if leader is None or leader.create_revision != self._revision:
             self.lost.set()
             raise Deposed("etcd refused a write: another server leads, or may lead; ask that one")
 
     async def guard(self, work: Awaitable[T]) -> T:
-        """Await some work, or give it up with `Deposed` when we are."""
+        """Await some work; give it up and raise `Deposed` as soon as we no longer lead."""
         task, lost = asyncio.ensure_future(work), asyncio.ensure_future(self.lost.wait())
         try:
             await asyncio.wait({task, lost}, return_when=asyncio.FIRST_COMPLETED)
@@ -114,19 +103,12 @@ class Fence:
 
 
 class _Meta(NamedTuple):
-    """meta as our last transaction left it.
+    """meta as our last transaction left it."""
 
-    Attributes:
-        revision: at which it was written; 0: there is none.
-        clock: the highest ever committed (seconds).
-        commit: which commit wrote it.
-        log: how many parts of the log are to be applied.
-    """
-
-    revision: int = 0
-    clock: float = 0.0
-    commit: str = ""
-    log: int = 0
+    revision: int = 0  # at which it was written; 0: there is none
+    clock: float = 0.0  # the highest ever committed (seconds)
+    transaction: str = ""  # the id of the one that wrote it
+    log: int = 0  # how many parts of the log are to be applied
 
     @classmethod
     def parse(cls, pair: KeyValue | None) -> "_Meta":
@@ -203,7 +185,7 @@ class EtcdStore:
         while True:
             self._meta = meta = _Meta.parse(await self._read(self._meta_key))
             try:
-                return await self._advance([], meta.clock, meta.log)
+                return await self._send([], log=meta.log)
             except _MetaConflict:
                 continue  # an earlier attempt of ours took effect just now
             except EtcdRefused:
@@ -211,15 +193,14 @@ class EtcdStore:
 
     async def _all_records(self) -> dict[str, bytes | None]:
         """Every key below records/ with its packed value, as of one moment."""
-        start, end = self._records, _end(self._records)
-        content: dict[str, bytes | None] = {}
+        start, content = self._records, dict[str, bytes | None]()
         revision, more = 0, True
         while more:
-            page = self._etcd.page(start, end, revision, PAGE, within_s=PATIENCE_S)
+            page = self._etcd.page(start, _end(self._records), revision, PAGE, within_s=PATIENCE_S)
             pairs, revision, more = await self._fence.guard(page)
             for pair in pairs:  # a key that is no text is not ours either, and is refused by name
                 content[pair.key.removeprefix(self._records).decode(errors="backslashreplace")] = pair.value
-            start = pairs[-1].key + b"\0" if pairs else end
+                start = pair.key + b"\0"
         return content
 
     async def _read_log(self, meta: _Meta) -> list[Part]:
@@ -227,13 +208,13 @@ class EtcdStore:
         parts: list[Part] = []
         for number in range(meta.log):
             pair = await self._read(self._log_key(number))
-            part = _part(pair.value) if pair is not None else None
-            if part is None:
+            try:
+                parts.append(json.loads(pair.value if pair is not None else b""))
+            except ValueError:
                 raise StorageError(
                     f"the store on etcd ({self._etcd.access}) lacks a part of a batch ({number + 1} of {meta.log}): "
                     f"restore a backup of it, or name another prefix with --store"
-                )
-            parts.append(part)
+                ) from None
         return parts
 
     # -- writing ---------------------------------------------------------------------------------------------
@@ -252,64 +233,46 @@ class EtcdStore:
 
     async def _write(self, parts: Sequence[Part], clock: float) -> None:
         if len(parts) == 1:
-            await self._advance(self._operations(parts[0]), clock)
+            await self._send(_operations(self._records, parts[0]), clock)
             return
-        # now no part of an earlier attempt can still come, and this etcd takes what applying a part will need
-        await self._advance([delete(self._log_key(number)) for number in range(MAX_OPERATIONS)], 0.0)
+        # this shows that etcd takes as many operations as applying a part will need
+        await self._send([delete(self._log_key(number)) for number in range(MAX_OPERATIONS)])
         for number, part in enumerate(parts):
             await self._send([put(self._log_key(number), json.dumps(part).encode())])
-        await self._advance([], clock, len(parts))
+        await self._send([], clock, log=len(parts))
         with suppress(EtcdRefused):  # it is committed; the next commit applies it
             await self._apply(parts)
 
-    async def _apply(self, parts: Iterable[Part]) -> None:
+    async def _apply(self, parts: Sequence[Part]) -> None:
         """Apply a valid log, then remove it. Harmless if it was already applied, wholly or in part."""
         for part in parts:
-            await self._send(self._operations(part))
-        await self._advance([delete(self._log, _end(self._log))], 0.0)
+            await self._send(_operations(self._records, part), log=len(parts))
+        await self._send([delete(self._log, _end(self._log))])
 
     def _log_key(self, number: int) -> bytes:
         return self._log + b"%06d" % number
 
-    def _operations(self, part: Part) -> list[Operation]:
-        keys = [self._records + name.encode() for name, _ in part]
-        values = [None if value is None else b64decode(value) for _, value in part]
-        return [
-            delete(key, key + b"\1") if value is None else put(key, value)
-            for key, value in zip(keys, values, strict=True)
-        ]
-
-    async def _advance(self, operations: list[Operation], clock: float, log: int = 0) -> _Meta:
-        """Run a transaction that is a commit: it writes meta."""
+    async def _send(self, operations: list[Operation], clock: float = 0.0, log: int = 0) -> _Meta:
+        """Run a transaction, which writes meta too, if we lead and meta is as our last one left it."""
         assert self._meta is not None
-        meta = self._meta._replace(clock=max(clock, self._meta.clock), commit=secrets.token_hex(8), log=log)
-        content = {"v": VERSION, "clock": meta.clock, "commit": meta.commit, "log": log}
-        revision = await self._send(
-            [*operations, put(self._meta_key, json.dumps(content).encode())], meta.commit
+        written = self._meta._replace(
+            clock=max(clock, self._meta.clock), transaction=secrets.token_hex(8), log=log
         )
-        self._meta = meta._replace(revision=revision)
-        return self._meta
-
-    async def _send(self, operations: list[Operation], commit: str = "") -> int:
-        """Run a transaction if we lead and meta is as our last one left it; returns at which revision.
-
-        Args:
-            commit: what it writes into meta; it is done if that is there, by an earlier attempt that got no answer.
-
-        Raises:
-            _MetaConflict: meta has changed since our last transaction; nothing was written.
-        """
-        assert self._meta is not None
+        content = {"v": VERSION, "clock": written.clock, "commit": written.transaction, "log": log}
+        writes = [*operations, put(self._meta_key, json.dumps(content).encode())]
         compare = [self._fence.compare, written_at(self._meta_key, self._meta.revision)]
         look = [get(self._fence.key), get(self._meta_key)]
-        reply = await self._fence.guard(self._etcd.txn(compare, operations, look, within_s=PATIENCE_S))
-        if reply.succeeded:
-            return reply.revision
-        leader, found = reply.found
-        if commit and (written := _Meta.parse(found)).commit == commit:
-            return written.revision
-        self._fence.require(leader)
-        raise _MetaConflict
+        reply = await self._fence.guard(self._etcd.txn(compare, writes, look, within_s=PATIENCE_S))
+        revision = reply.revision
+        if not reply.succeeded:
+            leader, found = reply.found
+            meta = _Meta.parse(found)
+            if meta.transaction != written.transaction:  # else an attempt that got no answer has done it
+                self._fence.require(leader)
+                raise _MetaConflict("the state on etcd has changed and must be read again")
+            revision = meta.revision
+        self._meta = written._replace(revision=revision)
+        return self._meta
 
     async def _read(self, key: bytes) -> KeyValue | None:
         """A key as it was while we led: the leader key is read after it and is never made twice.
@@ -324,15 +287,10 @@ class EtcdStore:
         return pair
 
 
-def _part(logged: bytes) -> Part | None:
-    """A part of the log; None: it cannot be applied."""
-    try:
-        part = [(str(name), value) for name, value in json.loads(logged)]
-        for _, value in part:
-            b64decode(value or "")
-    except (ValueError, TypeError):
-        return None
-    return part
+def _operations(records: bytes, part: Part) -> list[Operation]:
+    """What applies a part to the keys below `records`."""
+    keys = [(records + name.encode(), value) for name, value in part]
+    return [delete(key, key + b"\1") if value is None else put(key, b64decode(value)) for key, value in keys]
 
 
 def _parts(batch: Batch) -> Sequence[Part]:

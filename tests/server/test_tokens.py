@@ -73,9 +73,9 @@ def test_a_pattern_covers(pattern: str, inside: list[str], outside: list[str]) -
 
 def test_a_token_is_found_by_its_whole_self() -> None:
     tokens = Tokens({f"{LONG}{n}": Grant(Role.READ, f"g{n}") for n in range(3)})
-    assert tokens.entry(f"{LONG}1").grant == Grant(Role.READ, "g1")
+    assert tokens.grant(f"{LONG}1") == Grant(Role.READ, "g1")
     for other in ("", LONG, f"{LONG}12", f"{LONG}1 ", f"{LONG}ä"):
-        assert tokens.entry(other) is None
+        assert tokens.grant(other) is None
     assert LONG not in repr(vars(tokens))
 
 
@@ -112,8 +112,8 @@ def test_a_file_is_reloaded_only_when_it_has_changed(
         path, ns=(stat.st_atime_ns, stat.st_mtime_ns)
     )  # the same size and time: another file all the same
     tokens.refresh()
-    assert tokens.entry(f"{LONG}1") is None
-    assert tokens.entry(f"{LONG}2").grant == EVERYTHING
+    assert tokens.grant(f"{LONG}1") is None
+    assert tokens.grant(f"{LONG}2") == EVERYTHING
     assert f"reloaded token file {path}: 1 valid" in caplog.text
     assert "secret" not in caplog.text
 
@@ -124,7 +124,7 @@ def test_a_role_that_changes_counts_at_once(tmp_path: Path) -> None:
     tokens = TokenFile(path)
     put(path, f"{LONG} read group=a-*")
     tokens.refresh()
-    assert tokens.entry(LONG).grant == Grant(Role.READ, "a-*")
+    assert tokens.grant(LONG) == Grant(Role.READ, "a-*")
 
 
 @pytest.mark.parametrize("broken", ["", f"{LONG} admni", "\xff\xfe"])
@@ -137,7 +137,7 @@ def test_a_broken_file_changes_nothing_and_is_told_once(
     put(path, broken)
     for _ in range(3):
         tokens.refresh()
-    assert tokens.entry(LONG).grant == EVERYTHING
+    assert tokens.grant(LONG) == EVERYTHING
     assert caplog.text.count("the previous tokens stay valid") == 1
     path.unlink()
     tokens.refresh()
@@ -145,7 +145,7 @@ def test_a_broken_file_changes_nothing_and_is_told_once(
     assert caplog.text.count("No such file or directory; the previous tokens") == 1
     put(path, f"{LONG}2")
     tokens.refresh()
-    assert tokens.entry(LONG) is None
+    assert tokens.grant(LONG) is None
 
 
 def test_a_file_that_cannot_be_used_at_the_start_is_refused(tmp_path: Path) -> None:

@@ -13,8 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from hetrdzv.api.errors import MEDIA_TYPE, InvalidField
-from hetrdzv.auth.policy import Permit
-from hetrdzv.auth.tokens import Role
+from hetrdzv.auth.tokens import Grant, Role
 from hetrdzv.core.commands import Cancel
 from hetrdzv.protocol import bounds, codec
 from hetrdzv.service.polls.polls import Polls
@@ -35,15 +34,15 @@ async def service_of(request: Request) -> Service:
     return service
 
 
-async def permit_of(request: Request) -> Permit:
+async def grant_of(request: Request) -> Grant:
     """What a request may do."""
-    permit: Permit = request.state.permit
-    return permit
+    grant: Grant = request.state.grant
+    return grant
 
 
 CurrentPolls = Annotated[Polls, Depends(polls_of)]
 CurrentService = Annotated[Service, Depends(service_of)]
-CurrentPermit = Annotated[Permit, Depends(permit_of)]
+CurrentGrant = Annotated[Grant, Depends(grant_of)]
 
 
 @dataclass(frozen=True)
@@ -58,15 +57,14 @@ class Requires:
     scoped: bool = False
 
     async def __call__(self, request: Request) -> None:
-        permit, scope = await permit_of(request), request.scope
-        asked = f"{scope['method']} {scope['path']}"
-        permit.check(self.role, scope["path_params"].get("group_id"), asked, scoped=self.scoped)
+        grant, asked = await grant_of(request), f"{request.method} {request.scope['path']}"
+        grant.check(self.role, request.path_params.get("group_id"), asked, scoped=self.scoped)
 
 
 def cancellation(request: Request) -> Cancel:
     """That a job is to end, and who says so."""
     host = request.client.host if request.client is not None else ""
-    by = request.state.permit.bearer(host)
+    by = request.state.grant.bearer(host)
     return Cancel(by=by)
 
 

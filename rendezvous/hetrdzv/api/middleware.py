@@ -10,8 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from hetrdzv.api import errors
 from hetrdzv.api.refused import RefusalLog
 from hetrdzv.auth.hosts import same_origin, trusted_host
-from hetrdzv.auth.policy import Permit
-from hetrdzv.auth.tokens import Tokens
+from hetrdzv.auth.tokens import ANYBODY, Grant, Tokens
 from hetrdzv.protocol.bounds import MAX_BODY_BYTES, MAX_VALUES
 from hetrdzv.protocol.errors import (
     BodyTooLarge,
@@ -41,7 +40,7 @@ _VERSION = [(name.lower().encode(), value.encode()) for name, value in versions.
 
 
 class Gate:
-    """ASGI middleware. Puts the permit of a request and the polls of the service that answers it into its `state`.
+    """ASGI middleware. Puts the grant of a request and the polls of the service that answers it into its `state`.
 
     Attributes:
         tokens: every request must carry one of them; None: no token is required.
@@ -99,7 +98,7 @@ class Gate:
                 if self._is_page(path):
                     answers = self._pages
                 else:
-                    state["permit"] = _permit(headers.get("authorization", ""), self._tokens)
+                    state["grant"] = _grant(headers.get("authorization", ""), self._tokens)
                 receive = await _with_body(headers, receive)
                 if answers is self._app and path not in OF_THE_SERVER:
                     polls = state["polls"] = self._current_polls()
@@ -147,17 +146,17 @@ class Gate:
             )
 
 
-def _permit(authorization: str, tokens: Tokens | None) -> Permit:
+def _grant(authorization: str, tokens: Tokens | None) -> Grant:
     """What a request may do."""
     if tokens is None:
-        return Permit(None)
+        return ANYBODY
     scheme, _, given = authorization.partition(" ")
     if scheme.lower() != "bearer" or not given.strip():
         raise Unauthorized("this server requires a token: set HET_TOKEN or give --token-file")
-    entry = tokens.entry(given.strip())
-    if entry is None:
+    grant = tokens.grant(given.strip())
+    if grant is None:
         raise Unauthorized("this server does not accept the token: compare it with hetserver's token file")
-    return Permit(entry)
+    return grant
 
 
 async def _with_body(headers: Mapping[str, str], receive: Receive) -> Receive:

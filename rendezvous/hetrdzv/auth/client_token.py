@@ -9,11 +9,7 @@ from hetrdzv.auth.tokens import is_token
 
 
 def client_token(token_file: Path | None, warn: Callable[[str], None] = lambda text: None) -> str | None:
-    """The token in `--token-file`, else in `HET_TOKEN`; None if there is none. Warns if others can read that file.
-
-    Raises:
-        AccessError: what was given is not a token.
-    """
+    """The token in `--token-file`, else in `HET_TOKEN`; None if there is none. Warns if others can read that file."""
     if token_file is not None:
         given = read_token(token_file)
         if (warning := exposed(token_file)) is not None:
@@ -39,11 +35,7 @@ def reread_token(token_file: Path | None) -> str | None:
 
 
 def read_token(path: Path) -> str:
-    """The only token in a file.
-
-    Raises:
-        AccessError: the file cannot be read, is empty, or holds more than one word.
-    """
+    """The only token in a file."""
     try:
         token = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:

@@ -22,11 +22,7 @@ class Reloaded:
         self._stamps = [_stamp(path) for path in paths]
 
     def reload(self) -> None:
-        """Read the files.
-
-        Raises:
-            HetError: they cannot be used.
-        """
+        """Read the files; raises `HetError` if they cannot be used."""
         raise NotImplementedError
 
     def refresh(self, *, now: bool = False) -> None:

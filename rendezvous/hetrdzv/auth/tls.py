@@ -21,28 +21,17 @@ class TlsError(HetError, code="tls"):
 
 @dataclass(frozen=True, slots=True)
 class ClientTls:
-    """What a client trusts and shows.
+    """What a client trusts and shows."""
 
-    Attributes:
-        ca_cert: the CA that must have signed the server's certificate; None: any public CA.
-        cert, key: of this client; None: it shows none. The key may be in the file of the certificate.
-    """
-
-    ca_cert: Path | None = None
+    ca_cert: Path | None = (
+        None  # of the CA that must have signed the server's certificate; None: any public CA
+    )
     cert: Path | None = None
-    key: Path | None = None
+    key: Path | None = None  # may be in the file of the certificate
 
     @classmethod
     def of(cls, flags: Mapping[str, Path | None], environ: Mapping[str, str]) -> "ClientTls":
-        """From `--ca-cert`, `--client-cert` and `--client-key`, else from the environment.
-
-        Args:
-            flags: `ca_cert`, `client_cert`, `client_key`; None if not given.
-
-        Raises:
-            TlsError: a file cannot be used.
-        """
-
+        """From `--ca-cert`, `--client-cert` and `--client-key`, else from the environment."""
         paths: list[Path | None] = []
         names: list[str] = []
         for flag in ("ca_cert", "client_cert", "client_key"):
@@ -58,14 +47,7 @@ class ClientTls:
     def context(
         self, ca_flag: str = "--ca-cert", cert_flag: str = "--client-cert", key_flag: str = "--client-key"
     ) -> ssl.SSLContext:
-        """For httpx.
-
-        Args:
-            ca_flag, cert_flag, key_flag: what the errors call the files.
-
-        Raises:
-            TlsError: a file cannot be used.
-        """
+        """For httpx. Errors call the files by these flags."""
         if self.key is not None and self.cert is None:
             raise TlsError(f"{key_flag} is the key of a certificate: give {cert_flag} too")
         if self.ca_cert is None:
@@ -84,17 +66,28 @@ class ClientTls:
 def explain_tls(error: ssl.SSLError, host: str, tls: ClientTls) -> str:
     """What a TLS failure means, and what to do."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"TLS error: {error.verify_message}; {_advice(error.verify_code, host, tls)}"
+        by = f"a CA in {tls.ca_cert}" if tls.ca_cert is not None else "a public CA"
+        other_name = (
+            f"its certificate is not for {host}: use a name that is in the certificate, or replace it"
+        )
+        known = {
+            9: "its certificate is not valid yet: compare the clocks of both machines",
+            10: "its certificate has expired: renew it there",
+            62: other_name,
+            64: other_name,
+        }
+        unsigned = f"its certificate is not signed by {by}: give --ca-cert with the CA that signed it"
+        advice = known.get(error.verify_code, unsigned)
+        return f"TLS error: {error.verify_message}; {advice}"
     reason = _reason(error)
+    hint = ""
     if is_plain(error):
-        hint = "it does not speak TLS: use http://"
+        hint = "; it does not speak TLS: use http://"
     elif "certificate required" in reason:
-        hint = "this server requires a client certificate: give --client-cert and --client-key"
+        hint = "; this server requires a client certificate: give --client-cert and --client-key"
     elif "alert" in reason and ("certificate" in reason or "unknown ca" in reason):
-        hint = "it rejects our --client-cert: was that signed by the CA in its --tls-client-ca?"
-    else:
-        return f"TLS error: {reason}"
-    return f"TLS error: {reason}; {hint}"
+        hint = "; it rejects our --client-cert: was that signed by the CA in its --tls-client-ca?"
+    return f"TLS error: {reason}{hint}"
 
 
 def is_plain(error: ssl.SSLError) -> bool:
@@ -106,31 +99,11 @@ def _reason(error: ssl.SSLError) -> str:
     return (error.reason or "handshake failed").replace("_", " ").lower()
 
 
-def _advice(code: int, host: str, tls: ClientTls) -> str:
-    match code:
-        case 9:
-            return "its certificate is not valid yet: compare the clocks of both machines"
-        case 10:
-            return "its certificate has expired: renew it there"
-        case 62 | 64:
-            return f"its certificate is not for {host}: use a name that is in the certificate, or replace it"
-    by = f"a CA in {tls.ca_cert}" if tls.ca_cert is not None else "a public CA"
-    return f"its certificate is not signed by {by}: give --ca-cert with the CA that signed it"
-
-
 # -- the server's side -------------------------------------------------------------------------------------
 
 
 class ServerTls(Reloaded):
-    """What a server shows, and which clients it trusts. New connections see a changed certificate.
-
-    Args:
-        cert, key: of the server; the key may be in the file of the certificate.
-        client_ca: the CA that must have signed the clients' certificates; None: they need none.
-
-    Raises:
-        TlsError: a file cannot be used.
-    """
+    """What a server shows: new connections see a changed certificate. With a `client_ca` its clients need one, too."""
 
     def __init__(self, cert: Path, key: Path | None, client_ca: Path | None) -> None:
         super().__init__([cert, key or cert], "the previous certificate stays in use")
@@ -171,11 +144,7 @@ def _load_ca(context: ssl.SSLContext, path: Path, flag: str) -> None:
 
 
 def _load(context: ssl.SSLContext, cert: Path, key: Path | None, cert_flag: str, key_flag: str) -> None:
-    """Load a certificate and its key.
-
-    Raises:
-        TlsError: they cannot be used; says why.
-    """
+    """Load a certificate and its key."""
     _require_readable(cert_flag, cert)
     if key is not None:
         _require_readable(key_flag, key)

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from hetrdzv.auth.files import AccessError, Reloaded, exposed, is_private
-from hetrdzv.auth.tokens import EVERYTHING, Grant, Role, Tokens, entries, is_token
+from hetrdzv.auth.tokens import EVERYTHING, Grant, Role, Tokens, is_token
 
 logger = logging.getLogger(__name__)
 
@@ -18,11 +18,7 @@ SHORT = 16
 
 
 class TokenFile(Reloaded, Tokens):
-    """The tokens in a file. If a changed file cannot be used, the log says so and the old tokens stay valid.
-
-    Raises:
-        AccessError: the file cannot be used; names the line, never a token.
-    """
+    """The tokens in a file. If a changed file cannot be used, the log says so and the old tokens stay valid."""
 
     def __init__(self, path: Path) -> None:
         Reloaded.__init__(self, [path], "the previous tokens stay valid")
@@ -30,8 +26,8 @@ class TokenFile(Reloaded, Tokens):
         Tokens.__init__(self, self._load())
 
     def reload(self) -> None:
-        self._entries = entries(self._load())
-        logger.info("reloaded token file %s: %d valid", self.path, len(self._entries))
+        self.accept(self._load())
+        logger.info("reloaded token file %s: %d valid", self.path, len(self.grants))
 
     def _load(self) -> dict[str, Grant]:
         try:
@@ -102,11 +98,7 @@ def _mistake(words: Sequence[str], *, alone: bool) -> str | None:
 
 
 def require_token_file(path: Path) -> bool:
-    """Make a token file, unless there is one, that only its owner can read; returns whether it was made now.
-
-    Raises:
-        AccessError: it can be neither read nor written, or others can read it.
-    """
+    """Make a token file that only its owner can read, unless there is one; returns whether it was made now."""
     if path.exists():
         if not is_private(path):
             raise AccessError(

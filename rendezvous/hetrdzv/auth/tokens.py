@@ -1,12 +1,13 @@
 """Which tokens a server accepts, and what each may do."""
 
 import hashlib
-import hmac
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from fnmatch import fnmatchcase
+
+from hetrdzv.protocol.errors import Forbidden
 
 
 class Role(IntEnum):
@@ -27,14 +28,42 @@ class Grant:
     Attributes:
         role: in the groups of the scope.
         scope: shell pattern of the ids of those groups; None: all groups, and what concerns the whole server.
+        anonymous: there is no token, since none is required.
     """
 
     role: Role
     scope: str | None = None
+    anonymous: bool = False
 
     def covers(self, group_id: str) -> bool:
         """Whether a group is in the scope."""
         return self.scope is None or fnmatchcase(group_id, self.scope)
+
+    def check(self, role: Role, group_id: str | None, asked: str, *, scoped: bool = False) -> None:
+        """Check that a request is permitted that needs a role, and names a group; else raise `Forbidden`.
+
+        `scoped`: it names none, but shows only groups in the scope of the token.
+        """
+        if self.role < role:
+            why = f"needs the role {role}"
+        elif group_id is not None and not self.covers(group_id):
+            why = f"is about group '{group_id[:128]}'"
+        elif group_id is None and self.scope is not None and not scoped:
+            why = "is about all groups"
+        else:
+            return
+        raise Forbidden(
+            f"this token may not do that: its {self}, but {asked[:200]} {why}: "
+            f"use another token, or change its line in hetserver's token file"
+        )
+
+    def bearer(self, host: str) -> str:
+        """Who asks, as far as the server knows: `an admin of team-a-* at 10.0.0.9`. Never the token."""
+        who = "someone"
+        if not self.anonymous:
+            of = f" of {self.scope}" if self.scope is not None else ""
+            who = f"{'an' if self.role is not Role.READ else 'a'} {self.role}{of}"
+        return f"{who} at {host}" if host else who
 
     def __str__(self) -> str:
         where = f", its groups are {self.scope}" if self.scope is not None else ""
@@ -42,40 +71,25 @@ class Grant:
 
 
 EVERYTHING = Grant(Role.ADMIN)
+"""What a bare token may do."""
+
+ANYBODY = Grant(Role.ADMIN, anonymous=True)
 """What everybody may do if no token is required."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A token, as its hash, with its grant."""
-
-    digest: bytes
-    grant: Grant
-
-
 class Tokens:
-    """The tokens that a server accepts, each with its grant."""
+    """The tokens that a server accepts: their grants, by SHA-256."""
 
     def __init__(self, granted: Mapping[str, Grant]) -> None:
-        self._entries = entries(granted)
+        self.accept(granted)
 
-    @property
-    def accepted(self) -> Sequence[Entry]:
-        """All of them."""
-        return self._entries
+    def accept(self, granted: Mapping[str, Grant]) -> None:
+        """Accept these tokens, and no others."""
+        self.grants = {digest(token): grant for token, grant in granted.items()}
 
-    def entry(self, given: str) -> Entry | None:
-        """A token with its grant, or None. Compares with every token in constant time."""
-        digest, known = _digest(given), None
-        for entry in self._entries:
-            if hmac.compare_digest(entry.digest, digest):
-                known = entry
-        return known
-
-
-def entries(granted: Mapping[str, Grant]) -> list[Entry]:
-    """Tokens as a server keeps them: hashed."""
-    return [Entry(_digest(token), grant) for token, grant in granted.items()]
+    def grant(self, token: str) -> Grant | None:
+        """What a token may do; None: it is not accepted."""
+        return self.grants.get(digest(token))
 
 
 def is_token(word: str) -> bool:
@@ -83,5 +97,6 @@ def is_token(word: str) -> bool:
     return re.fullmatch(r"[!-~]+", word) is not None
 
 
-def _digest(token: str) -> bytes:
+def digest(token: str) -> bytes:
+    """How a token is kept in memory."""
     return hashlib.sha256(token.encode()).digest()

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.responses import Response
 
-from hetrdzv.auth.policy import Permit
 from hetrdzv.auth.tokens import Grant
 from hetrdzv.core.commands import Cancel, Command, Drain, Restart, Undrain
 from hetrdzv.core.model import Group
@@ -50,7 +49,7 @@ class Action:
             await service.delete(group.group_id)
             return Response(status_code=204, headers={**HEADERS, "HX-Redirect": "/"})
         host = request.client.host if request.client is not None else ""
-        by = Permit(request.app.state.sessions.entry(request)).bearer(host)
+        by = grant.bearer(host)
         await service.execute(group.group_id, self.command(node_id, by))
         return Response(status_code=204, headers={**HEADERS, "HX-Trigger": "done"})
 

@@ -11,8 +11,7 @@ import time
 from starlette.requests import Request
 
 from hetrdzv.auth.hosts import same_origin
-from hetrdzv.auth.policy import Permit
-from hetrdzv.auth.tokens import Entry, Grant, Role, Tokens
+from hetrdzv.auth.tokens import ANYBODY, Grant, Role, Tokens, digest
 from hetrdzv.protocol.errors import Forbidden, ForeignHost, Unauthorized
 
 SESSION_S = 12 * 3600
@@ -41,24 +40,19 @@ class Sessions:
         Raises:
             Unauthorized: this server does not accept it.
         """
-        entry = self._tokens.entry(token) if self._tokens is not None else None
-        if entry is None:
+        if self._tokens is None or self._tokens.grant(token) is None:
             raise Unauthorized("this server does not accept that token: check that it was copied whole")
-        request.session.update(fingerprint=self._fingerprint(entry), end=time.time() + SESSION_S)
+        request.session.update(fingerprint=self._fingerprint(digest(token)), end=time.time() + SESSION_S)
 
-    def entry(self, request: Request) -> Entry | None:
-        """The token that the browser has signed in with, as it is now; None: it needs none.
-
-        Raises:
-            Unauthorized: it has not, its time is up, or the token is gone.
-        """
+    def _signed_in(self, request: Request) -> Grant:
+        """What the token may do, as it is now, that the browser has signed in with."""
         if self._tokens is None:
-            return None
+            return ANYBODY
         known, end = request.session.get("fingerprint", ""), request.session.get("end", 0)
         if known and time.time() < end:
-            for entry in self._tokens.accepted:
-                if hmac.compare_digest(self._fingerprint(entry), known):
-                    return entry
+            for of_token, grant in self._tokens.grants.items():
+                if hmac.compare_digest(self._fingerprint(of_token), known):
+                    return grant
         raise Unauthorized("nobody is signed in here, or no longer: reload the page")
 
     def grant(self, request: Request, role: Role, group_id: str | None) -> Grant:
@@ -67,15 +61,15 @@ class Sessions:
         Raises:
             Unauthorized, Forbidden: not what it asks for: what needs this role, in that group.
         """
-        grant = Permit(self.entry(request)).grant
+        grant = self._signed_in(request)
         if grant.role < role:
             raise Forbidden(f"your {grant}, but this needs the role {role}: sign in with another token")
         if group_id is not None and not grant.covers(group_id):
             raise Forbidden(f"your {grant}, but this is about group '{group_id[:128]}'")
         return grant
 
-    def _fingerprint(self, entry: Entry) -> str:
-        return hmac.new(self.key.encode(), entry.digest, "sha256").hexdigest()
+    def _fingerprint(self, of_token: bytes) -> str:
+        return hmac.new(self.key.encode(), of_token, "sha256").hexdigest()
 
 
 def require_own_page(request: Request) -> None:

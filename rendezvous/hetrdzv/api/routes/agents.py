@@ -64,7 +64,7 @@ async def join(
     """Join, or ready for the next round. Replies with the directive; with `wait` it may wait for one."""
     if "command" in body.spec:
         asked = "a command in the spec of a join, which other nodes would run,"
-        request.state.permit.check(Role.ADMIN, group_id, asked, scoped=False)
+        request.state.grant.check(Role.ADMIN, group_id, asked)
     try:
         return await _answer_poll(request, group_id, join_command(node_id, body), None, wait)
     except SpecConflict as conflict:

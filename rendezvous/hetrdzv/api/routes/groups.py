@@ -11,7 +11,7 @@ from hetrdzv.api import snapshots, views
 from hetrdzv.api.dependencies import (
     GROUP_ERRORS,
     PEOPLES,
-    CurrentPermit,
+    CurrentGrant,
     CurrentService,
     JsonRoute,
     Nodes,
@@ -37,9 +37,9 @@ router = APIRouter(prefix="/v1/groups", route_class=JsonRoute, tags=["groups"], 
 
 
 @router.get("", response_model=GroupsReply, dependencies=[Depends(Requires(Role.READ, scoped=True))])
-async def list_groups(service: CurrentService, permit: CurrentPermit) -> Response:
+async def list_groups(service: CurrentService, grant: CurrentGrant) -> Response:
     """All groups in the scope of the token, in brief."""
-    now, grant = service.now(), permit.grant
+    now = service.now()
     covered = [group for group in service.groups() if grant.covers(group.group_id)]
     aside = [(name, why) for name, why in service.quarantined().items() if grant.covers(name)]
 

@@ -14,7 +14,7 @@ from hetrdzv.api.dependencies import Requires
 from hetrdzv.api.middleware import Gate
 from hetrdzv.api.refused import RefusalLog
 from hetrdzv.api.routes import agents, docs, groups, health
-from hetrdzv.auth.tokens import EVERYTHING, Tokens
+from hetrdzv.auth.tokens import Tokens
 from hetrdzv.dashboard.app import PATHS, dashboard
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import Directive
@@ -44,7 +44,6 @@ class Api(FastAPI):
 def create_app(
     service: Service | Replica,
     *,
-    token: str | None = None,
     tokens: Tokens | None = None,
     any_host: bool = False,
     secure: bool = False,
@@ -53,7 +52,6 @@ def create_app(
     """An application for a service or a replica; the caller starts and closes that.
 
     Args:
-        token: a token that may do everything, instead of `tokens`.
         tokens: every request must carry one of them; None: no token is required.
         any_host: whether it answers to every host name although it has no token.
         secure: whether it serves TLS, so that browsers send cookies over that only.
@@ -73,8 +71,6 @@ def create_app(
     )
     require_permissions(app.routes)
     replica = SingleReplica(service) if isinstance(service, Service) else service
-    if token is not None:
-        tokens = Tokens({token: EVERYTHING})
     app.state.replica = replica
     app.state.metrics = metrics or Metrics()
     app.state.refusals = refusals = RefusalLog()

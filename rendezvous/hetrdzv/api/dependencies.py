@@ -47,14 +47,10 @@ CurrentGrant = Annotated[Grant, Depends(grant_of)]
 
 @dataclass(frozen=True)
 class Requires:
-    """The permission of a route: the token must have a role, and cover the group that the path names.
-
-    Attributes:
-        scoped: the route names no group, but shows only groups in the scope of the token.
-    """
+    """The permission of a route: the token must have a role, and cover the group that the path names."""
 
     role: Role
-    scoped: bool = False
+    scoped: bool = False  # the route names no group, but shows only groups in the scope of the token
 
     async def __call__(self, request: Request) -> None:
         grant, asked = await grant_of(request), f"{request.method} {request.scope['path']}"
@@ -64,8 +60,7 @@ class Requires:
 def cancellation(request: Request) -> Cancel:
     """That a job is to end, and who says so."""
     host = request.client.host if request.client is not None else ""
-    by = request.state.grant.bearer(host)
-    return Cancel(by=by)
+    return Cancel(by=request.state.grant.bearer(host))
 
 
 # -- bodies --------------------------------------------------------------------------------------------------
@@ -105,13 +100,9 @@ class JsonRoute(APIRoute):
 
 @dataclass(frozen=True)
 class Reads:
-    """Marks the type of a body: how it is read from the bytes of a request.
+    """Marks the type of a body: how it is read from the bytes of a request."""
 
-    Attributes:
-        unknown: what becomes of unknown fields.
-    """
-
-    unknown: codec.Unknown
+    unknown: codec.Unknown  # what becomes of unknown fields
 
     def __get_pydantic_core_schema__(self, kind: Any, schema_of: GetCoreSchemaHandler) -> CoreSchema:
         def read(data: Any, handler: Any) -> Any:

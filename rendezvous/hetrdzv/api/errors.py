@@ -40,24 +40,18 @@ class InvalidField(InvalidRequest):
         self.field = field
 
     @classmethod
-    def of(cls, wrong: Sequence[Mistake], name: str = "body") -> "InvalidField":
-        """What is wrong, as one error: all of the first mistake, and where the others are. Never what was given.
-
-        Args:
-            name: of the whole in which the mistakes are.
-        """
+    def of(cls, wrong: Sequence[Mistake]) -> "InvalidField":
+        """What is wrong, as one error: all of the first mistake, and where the others are. Never what was given."""
         first, *others = wrong
-        more = f"; also wrong: {', '.join(mistake.field or name for mistake in others[:8])}" if others else ""
+        more = (
+            f"; also wrong: {', '.join(mistake.field or 'body' for mistake in others[:8])}" if others else ""
+        )
         shown = f" (given: {first.given!r:.80})" if isinstance(first.given, int | float) else ""
-        return cls(first.field or name, f"{first.text}{shown}{more}")
+        return cls(first.field or "body", f"{first.text}{shown}{more}")
 
 
 class StaleReport(StaleRound):
-    """A report about a round that is over.
-
-    Attributes:
-        directive: what the node has to do now.
-    """
+    """A report about a round that is over; with what the node has to do now."""
 
     def __init__(self, message: str, directive: Directive) -> None:
         super().__init__(message)

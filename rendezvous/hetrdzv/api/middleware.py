@@ -42,11 +42,7 @@ _VERSION = [(name.lower().encode(), value.encode()) for name, value in versions.
 class Gate:
     """ASGI middleware. Puts the grant of a request and the polls of the service that answers it into its `state`.
 
-    Attributes:
-        tokens: every request must carry one of them; None: no token is required.
-        any_host: whether a server without tokens answers to every host name (`--insecure`).
-        pages: answers what is for people, who sign in there, and sees to the read fence itself.
-        is_page: whether a path is of these.
+    What is for people goes to `pages`, where they sign in, and which sees to the read fence itself.
     """
 
     def __init__(
@@ -122,11 +118,7 @@ class Gate:
             await errors.answer(refused, Request(scope))(scope, receive, reply)
 
     def _current_polls(self) -> Polls:
-        """The polls of the service that answers right now.
-
-        Raises:
-            NotLeader, NoLeader, ServerStopping: no service answers here.
-        """
+        """The polls of the service that answers right now."""
         service = self._replica.service()
         if self._polls is None or self._polls.service is not service:
             self._polls = Polls(service)
@@ -160,12 +152,7 @@ def _grant(authorization: str, tokens: Tokens | None) -> Grant:
 
 
 async def _with_body(headers: Mapping[str, str], receive: Receive) -> Receive:
-    """The channel of a request with its body read: nothing beyond the limit is ever held or parsed.
-
-    Raises:
-        BodyTooLarge, RequestTooSlow: it is refused.
-        ClientDisconnect: its sender is gone.
-    """
+    """The channel of a request with its body read: nothing beyond the limit is ever held or parsed."""
     length = headers.get("content-length", "0")
     if length == "0" and "transfer-encoding" not in headers:
         return receive

@@ -26,13 +26,7 @@ BACKLOG = 4_096
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn's server; on a stop, open polls are answered first.
-
-    Args:
-        replica: told of a stop.
-        tls: None: plain HTTP.
-        reload: called on SIGHUP, in the event loop.
-    """
+    """uvicorn's server; on a stop, open polls are answered first. `reload` is called on SIGHUP, in the event loop."""
 
     def __init__(
         self,

@@ -7,21 +7,11 @@ from hetrdzv.core.memo import cached
 from hetrdzv.core.model import Group
 from hetrdzv.core.snapshots import is_undone, next_snapshot, on_disk, safe_snapshot
 from hetrdzv.core.snapshots.complete import Gathered, began_from, gathered
-from hetrdzv.protocol import codec
-from hetrdzv.protocol.snapshots import (
-    SafeShown,
-    SnapshotShown,
-    SnapshotsShown,
-)
+from hetrdzv.protocol.snapshots import SafeShown, SnapshotShown, SnapshotsShown
 from hetrdzv.protocol.texts.who import Nodes
 
 MOST_SHOWN = 32
 """How many snapshots are shown: the newest."""
-
-
-def written(group: Group) -> bytes:
-    """The same as JSON."""
-    return codec.write(shown(group))
 
 
 def shown(group: Group) -> SnapshotsShown:

@@ -10,7 +10,7 @@ from typing import Any
 from starlette.responses import Response
 
 from hetrdzv.api import snapshots
-from hetrdzv.api.workers import reported_stall, worker_replies
+from hetrdzv.api.workers import reported_stall, worker_reply
 from hetrdzv.core.commands import Command
 from hetrdzv.core.directive import late_exit_code, stop_notice
 from hetrdzv.core.drift import drift
@@ -19,7 +19,7 @@ from hetrdzv.core.model import OFFERED, Group, Node, Round
 from hetrdzv.core.snapshots import found as snapshot_warnings
 from hetrdzv.core.why import why, why_ended, why_left_out
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.directive import Directive, LogsAsked, Member, StacksAsked
+from hetrdzv.protocol.directive import Directive, LogsAsked, StacksAsked
 from hetrdzv.protocol.pages import (
     QUARANTINED,
     CountsReply,
@@ -39,11 +39,6 @@ from hetrdzv.service.progress.samples import Seen, unwatched
 from hetrdzv.service.service import Service
 
 
-def json_response(reply: object) -> Response:
-    """A reply as a response."""
-    return Response(codec.write(reply, nulls=True), media_type="application/json")
-
-
 def asked_of(service: Service, node_id: str, told: Told) -> Directive:
     """The directive of a node that may be asked something, with the query if there is one."""
     group, directive = told
@@ -55,21 +50,6 @@ def asked_of(service: Service, node_id: str, told: Told) -> Directive:
     if query.about is About.LOGS:
         return replace(directive, logs=LogsAsked(**asked))
     return replace(directive, stacks=StacksAsked(**asked))
-
-
-def quarantined_summary(group_id: str, why: str) -> GroupSummary:
-    """A group that is set aside, in brief."""
-    return GroupSummary(
-        group_id=group_id,
-        state=QUARANTINED,
-        reason=waiting.quarantined(why),
-        job=0,
-        round=0,
-        world_size=0,
-        restarts=0,
-        max_restarts=0,
-        counts=CountsReply(nodes=0, slots=0, members=0, spares=0, gone=0),
-    )
 
 
 LARGE = 300
@@ -95,33 +75,48 @@ async def changed(service: Service, group_id: str, command: Command) -> Response
 
 async def made(items: int, make: Callable[[], object]) -> Response:
     """A reply about so many nodes or events as a response."""
-    return await asyncio.to_thread(lambda: json_response(make())) if items > LARGE else json_response(make())
+
+    def written() -> bytes:
+        return codec.write(make(), nulls=True)
+
+    body = await asyncio.to_thread(written) if items > LARGE else written()
+    return Response(body, media_type="application/json")
 
 
 def group_summary(group: Group, now: float) -> GroupSummary:
     """A group in brief."""
-    current, reason = group.round, why(group, now)
+    active = group.active_round
+    is_over = group.state.terminal and group.finished_at is not None
     return GroupSummary(
         group_id=group.group_id,
         state=group.state,
-        reason=reason,
+        reason=why(group, now),
         clock=now,
         job=group.job,
         round=group.last_round,
-        world_size=current.world_size if current is not None and current.end is None else 0,
+        world_size=active.world_size if active is not None else 0,
         restarts=group.restarts,
         max_restarts=group.spec.max_restarts,
         counts=_counts(group),
-        ended_s_ago=_ended_s_ago(group, now),
+        ended_s_ago=round(max(0.0, now - (group.finished_at or 0.0)), 3) if is_over else None,
         exit_code=late_exit_code(group),
         **snapshots.of_group(group),
     )
 
 
-def _ended_s_ago(group: Group, now: float) -> float | None:
-    if not group.state.terminal or group.finished_at is None:
-        return None
-    return round(max(0.0, now - group.finished_at), 3)
+def quarantined_summary(group_id: str, why: str) -> GroupSummary:
+    """A group that is set aside, in brief."""
+    return GroupSummary(
+        group_id=group_id,
+        state=QUARANTINED,
+        reason=waiting.quarantined(why),
+        job=0,
+        round=0,
+        world_size=0,
+        restarts=0,
+        max_restarts=0,
+        counts=CountsReply(nodes=0, slots=0, members=0, spares=0, gone=0),
+    )
 
 
 @cached
@@ -147,19 +142,17 @@ def group_reply(
     nodes: bool = True,
 ) -> GroupReply:
     """Everything about a group; first nodes in rank order, then those without a rank, then those that are gone."""
-    current = group.round if nodes else None
-    places = {member.node_id: member.group_rank for member in current.members} if current is not None else {}
+    members = group.round.members if nodes and group.round is not None else ()
+    ranks = {member.node_id: member.group_rank for member in members}
     shown = sorted(
         group.nodes.values() if nodes else (),
-        key=lambda node: (node.gone, places.get(node.node_id, len(places)), node.node_id),
+        key=lambda node: (node.gone, ranks.get(node.node_id, len(ranks)), node.node_id),
     )
-    spec = codec.fields_of(group.spec)
-    newest = _round(group, group.round, seen, now, nodes=nodes) if group.round is not None else None
     summary = codec.fields_of(group_summary(group, now))
     return GroupReply(
         **summary,
-        spec=spec,
-        current_round=newest,
+        spec=codec.fields_of(group.spec),
+        current_round=_round(group, group.round, seen, now, nodes=nodes) if group.round is not None else None,
         nodes=tuple(node_reply(group, node, heard_at(node), now) for node in shown),
         drained=tuple(sorted(group.drained)),
         unreachable=tuple(
@@ -186,14 +179,8 @@ def _warnings(group: Group) -> tuple[Reason, ...]:
     return (*drift(nodes), *of_round)
 
 
-def _round(
-    group: Group,
-    current: Round,
-    seen: Mapping[int, Seen],
-    now: float,
-    *,
-    nodes: bool,
-) -> RoundReply:
+def _round(group: Group, current: Round, seen: Mapping[int, Seen], now: float, *, nodes: bool) -> RoundReply:
+    stall = reported_stall(group)
     return RoundReply(
         number=current.number,
         world_size=current.world_size,
@@ -203,7 +190,7 @@ def _round(
         ended=why_ended(current.number, current.end) if current.end is not None else None,
         met=current.met,
         notice=stop_notice(group, now),
-        workers=tuple(worker_replies(seen, reported_stall(group), now)) if nodes else (),
+        workers=tuple(worker_reply(seen[rank], stall, now) for rank in sorted(seen)) if nodes else (),
         shares=current.shares,
     )
 
@@ -218,7 +205,7 @@ def node_reply(group: Group, node: Node, heard_at: float, now: float) -> NodeRep
         group_rank=member.group_rank if member is not None else None,
         rank_offset=member.rank_offset if member is not None else None,
         heard_s_ago=None if node.gone else max(0.0, now - heard_at),
-        waited_for=member is not None and waited_for(group, member),
+        waited_for=member is not None and any(rank in member.ranks for rank in ranks_behind(group)),
         incarnation=node.incarnation,
         reason=_why_out(group, node),
         failure=node.failure,
@@ -234,11 +221,6 @@ def ranks_behind(group: Group) -> Sequence[int]:
     """The first few ranks that others are said to wait for."""
     stall = reported_stall(group)
     return stall.ranks if stall is not None else ()
-
-
-def waited_for(group: Group, member: Member) -> bool:
-    """Whether the workers of others are said to wait for some of a member's."""
-    return any(rank in member.ranks for rank in ranks_behind(group))
 
 
 def _why_out(group: Group, node: Node) -> Reason | None:

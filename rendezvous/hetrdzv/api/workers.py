@@ -1,6 +1,6 @@
 """What people see of workers: how far they have come, their stacks and logs, also of rounds that are over."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -26,14 +26,14 @@ def reported_stall(group: Group) -> Stall | None:
     return group.active_round.reported_stall if group.active_round is not None else None
 
 
-def worker_replies(seen: Mapping[int, Seen], stall: Stall | None, now: float) -> list[WorkerReply]:
-    """How far the workers of a round have come; `stall`: of which people have been told."""
-    return [worker_reply(seen[rank], stall, now) for rank in sorted(seen)]
-
-
 def worker_reply(seen: Seen, stall: Stall | None, now: float) -> WorkerReply:
-    """How far a worker has come."""
+    """How far a worker has come; `stall`: of which people have been told."""
     sample, worker = seen.sample, seen.worker(now)
+    shown_state: str = worker.state
+    if stall is not None and worker.state == "runs" and sample.rank in stall.ranks:
+        shown_state = "waited for"
+    elif stall is not None and worker.state == "runs" and sample.rank in stall.hang.waiting:
+        shown_state = "waits"
     return WorkerReply(
         rank=sample.rank,
         node_id=seen.node_id,
@@ -46,18 +46,9 @@ def worker_reply(seen: Seen, stall: Stall | None, now: float) -> WorkerReply:
         step=sample.step,
         steps_per_s=seen.steps.per_s,
         waiting=sample.waiting,
-        shown_state=_shown_state(worker.state, sample.rank, stall),
+        shown_state=shown_state,
         pid=sample.pid,
     )
-
-
-def _shown_state(state: str, rank: int, stall: Stall | None) -> str:
-    """What a worker does, where others wait for it as well."""
-    if stall is None or state != "runs":
-        return state
-    if rank in stall.ranks:
-        return "waited for"
-    return "waits" if rank in stall.hang.waiting else state
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +72,7 @@ async def shown(
 ) -> Shown:
     """The stacks or logs of a round's workers: of the running one from their agents, else what was kept.
 
-    Args:
-        ranks: whose (global ranks); None: all.
-        number: of the round; None: the running one, else the newest.
-
-    Raises:
-        UnknownGroup: there is no such group.
-        NoRound: nothing was kept.
-        UnknownRank: that round has, or had, no such rank.
+    Without a number the round is the running one, else the newest; without ranks all are meant.
     """
     group = service.group(group_id)
     if not ranks and group.round is not None and group.round.world_size > MOST_RANKS:

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from hetrdzv.api.app import create_app
+from hetrdzv.auth.tokens import EVERYTHING, Tokens
 from hetrdzv.core.commands import Put
 from hetrdzv.protocol.errors import HetError, NoLeader, NotLeader, ServerStopping
 from hetrdzv.service.replica import ReplicaStatus
@@ -60,7 +61,9 @@ async def replica(
 ) -> AsyncIterator[tuple[FakeReplica, httpx.AsyncClient, FaultyStore]]:
     async with serving() as (service, store):
         fake = FakeReplica(service)
-        transport = httpx.ASGITransport(create_app(fake, token=token))
+        transport = httpx.ASGITransport(
+            create_app(fake, tokens=Tokens({token: EVERYTHING}) if token else None)
+        )
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             yield fake, client, store
 

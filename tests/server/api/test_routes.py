@@ -6,9 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
-from starlette.responses import Response
 
-from hetrdzv.api import views
 from hetrdzv.api.views import LARGE
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import Directive
@@ -70,14 +68,14 @@ async def test_a_large_group_is_shown_with_and_without_its_nodes() -> None:
 
 async def test_a_long_history_is_written_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thousand events held the loop for 50 ms."""
-    response, here = views.json_response, threading.current_thread()
+    write, here = codec.write, threading.current_thread()
     threads: set[threading.Thread] = set()
 
-    def counted(reply: object) -> Response:
+    def counted(reply: object, **how: Any) -> bytes:
         threads.add(threading.current_thread())
-        return response(reply)
+        return write(reply, **how)
 
-    monkeypatch.setattr(views, "json_response", counted)
+    monkeypatch.setattr(codec, "write", counted)
     async with serving() as (service, _), api(service) as client:
         many = LARGE + 50
         spec = {"min_nodes": many, "max_nodes": many}

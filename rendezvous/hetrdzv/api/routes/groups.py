@@ -1,6 +1,5 @@
 """What people ask of groups and nodes: inspect, create, restart, cancel, drain, delete, look back."""
 
-import asyncio
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query
@@ -149,7 +148,7 @@ async def get_logs(
 async def list_snapshots(service: CurrentService, group_id: Id) -> Response:
     """The snapshots of the job: of which step, whether they are complete, and who has them."""
     group = service.group(group_id)
-    return Response(await asyncio.to_thread(snapshots.written, group), media_type="application/json")
+    return await views.made(len(group.nodes), lambda: snapshots.shown(group))
 
 
 @router.post("/{group_id}/snapshots", response_model=SnapshotsShown, dependencies=ADMIN)
@@ -158,7 +157,7 @@ async def use_snapshot(
 ) -> Response:
     """Have the next round begin from a snapshot, in place of the newest one; newer ones are undone then."""
     group = await service.execute(group_id, UseSnapshot(step=body.step))
-    return Response(await asyncio.to_thread(snapshots.written, group), media_type="application/json")
+    return await views.made(len(group.nodes), lambda: snapshots.shown(group))
 
 
 # -- the history ---------------------------------------------------------------------------------------------

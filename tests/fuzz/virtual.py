@@ -8,7 +8,6 @@ from hetrdzv.api.app import create_app
 from hetrdzv.protocol.errors import StorageError
 from hetrdzv.service.clock import ServedClock
 from hetrdzv.service.metrics import Metrics
-from hetrdzv.service.replica import SingleReplica
 from hetrdzv.service.service import Service
 from hetrdzv.settings import DEFAULT_LIMITS, Limits
 from tests.sim.loop import ServerLoop
@@ -44,7 +43,7 @@ class VirtualServer:
         self._loop.kill()
 
     @property
-    def replica(self) -> SingleReplica:
+    def replica(self) -> Service:
         """The present service."""
         return self._replica
 
@@ -81,11 +80,9 @@ class VirtualServer:
         """Make no further commit fail."""
         self._store.failures.clear()
 
-    def _new_replica(self) -> SingleReplica:
+    def _new_replica(self) -> Service:
         self._store = FaultyStore()
-        return SingleReplica(
-            Service(self._store, lambda base: ServedClock(base, self._loop.time), limits=self._limits)
-        )
+        return Service(self._store, lambda base: ServedClock(base, self._loop.time), limits=self._limits)
 
 
 class _Current:

@@ -8,7 +8,7 @@ from hetrdzv.core.model import Group
 from hetrdzv.protocol.errors import Conflict, Difference
 from hetrdzv.protocol.reasons.reason import MOST_CHARACTERS
 from hetrdzv.protocol.settings import GroupSpec
-from hetrdzv.service.refusals import LATELY_S, MOST, MOST_GROUPS, Refusals
+from hetrdzv.service.refusals import LATELY_S, MOST, MOST_KEPT, Refusals
 from tests.support.served import HandClock, api, serving
 
 
@@ -54,9 +54,9 @@ def group(group_id: str) -> Group:
 
 
 def test_however_many_are_refused_a_few_are_kept() -> None:
-    refusals = Refusals(lambda: 0.0)
+    refusals = Refusals(lambda: 100.0)
     conflict = Conflict(differences=(Difference("command", "x" * 9_000, "y" * 9_000),) * 9)
-    for number in range(MOST_GROUPS + 9):
+    for number in range(MOST_KEPT):
         refusals.note(f"g{number}", "a", conflict)
     for number in range(9):
         refusals.note("g9", f"n{number}", conflict)
@@ -64,4 +64,3 @@ def test_however_many_are_refused_a_few_are_kept() -> None:
     told = refusals.lately(group("g9"))
     assert [one.nodes for one in told] == [(f"n{number}",) for number in range(9 - MOST, 9)]
     assert all(len(one.message) <= MOST_CHARACTERS for one in told)
-    assert len(refusals._of) == MOST_GROUPS

@@ -10,18 +10,13 @@ from typing import Any
 import pytest
 
 from hetrdzv.core.commands import Cancel, Disconnect, Drain, Put, Renew, Restart, Tick
-from hetrdzv.core.group import empty
-from hetrdzv.core.invariants import InvariantError, check
-from hetrdzv.core.model import Node
 from hetrdzv.protocol.errors import (
     HetError,
-    Refused,
     ServerStopping,
     SpecConflict,
     StaleRound,
     StorageError,
     UnknownGroup,
-    UnknownNode,
 )
 from hetrdzv.protocol.reasons import departures
 from hetrdzv.protocol.states import GroupState, NodePhase
@@ -29,8 +24,8 @@ from hetrdzv.service import clock as clock_module
 from hetrdzv.service import leases as leases_module
 from hetrdzv.service import ledger
 from hetrdzv.service import service as service_module
-from hetrdzv.service.polls.caller import Caller
 from hetrdzv.service.polls.polls import Polls, heading_of, tell, watch
+from hetrdzv.service.polls.watchers import Caller
 from hetrdzv.service.service import Service
 from hetrdzv.storage import records
 from hetrdzv.storage.base import NothingWritten
@@ -86,13 +81,6 @@ async def test_nothing_is_seen_before_it_is_committed() -> None:
         assert service.group("g").nodes.keys() == {"a"}
 
 
-async def test_commands_of_one_turn_go_down_as_one_transaction() -> None:
-    async with serving() as (service, store):
-        await asyncio.gather(*(service.execute("g", join(f"n{i}")) for i in range(5)))
-        assert len(store.commits) == 1
-        assert len(service.group("g").nodes) == 5
-
-
 async def test_what_many_say_in_one_turn_is_settled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     settled_with: list[int] = []
     real = service_module.step
@@ -103,10 +91,11 @@ async def test_what_many_say_in_one_turn_is_settled_once(monkeypatch: pytest.Mon
         return real(group, command, now, leases, **more)
 
     monkeypatch.setattr(service_module, "step", step)
-    async with serving() as (service, _):
+    async with serving() as (service, store):
         many = [join(f"n{i}", min_nodes=50, max_nodes=50) for i in range(50)]
         await asyncio.gather(*(service.execute("g", one) for one in many))
         assert settled_with == [50]
+        assert len(store.commits) == 1
         group = service.group("g")
         assert (group.state, group.last_round) == (GroupState.STARTING, 1)
         kinds = [stored.reason.code for stored in service.history("g")[0]]
@@ -375,22 +364,7 @@ async def test_the_polls_of_a_deleted_group_end_at_once() -> None:
         await settled()
         with pytest.raises(UnknownGroup):
             waiting.result()
-        assert service.waiting() == 0
-
-
-async def test_nothing_is_kept_of_polls_that_are_gone() -> None:
-    async with serving() as (service, _):
-        await two_nodes(service)
-        for ending in (lambda poll: poll.cancel(), lambda _: service.begin_stop()):
-            waiting = [poll(service, "a"), poll(service, "a"), poll(service, "b")]
-            await settled()
-            assert service.waiting() == 3
-            for each in waiting:
-                ending(each)
-            await asyncio.gather(*waiting, return_exceptions=True)
-            assert service.waiting() == 0
-            assert not service._watchers._groups
-            assert not service._watchers._due
+        assert service.watchers.count() == 0
 
 
 # -- groups come and go ------------------------------------------------------------------------------------
@@ -420,17 +394,6 @@ async def test_a_deleted_group_leaves_nothing_behind() -> None:
                 await service.execute("g", command)
         with pytest.raises(UnknownGroup):
             await service.delete("g")
-
-
-async def test_errors_name_five_nodes_and_count_the_others() -> None:
-    async with serving() as (service, _):
-        for n in range(20):
-            await service.execute("g", join(f"gpu{n}", min_nodes=100))
-        some = "gpu0, gpu1, gpu2, gpu3, gpu4 and 15 more"
-        with pytest.raises(Refused, match=rf"still has nodes \({some}\)"):
-            await service.delete("g")
-        with pytest.raises(UnknownNode, match=f"its nodes: {some}$"):
-            await service.execute("g", Drain("gpu20"))
 
 
 # -- loading -----------------------------------------------------------------------------------------------
@@ -466,16 +429,6 @@ async def test_a_start_says_how_much_was_loaded_and_how_old_it_is(caplog: pytest
         assert f"loaded 1 group with 2 nodes; the newest event is of {newest}" in caplog.text
 
 
-def test_an_impossible_group_is_told_with_five_of_its_violations() -> None:
-    group = empty("g", 0.0)
-    nodes = {f"n{n}": Node(node_id=f"n{n}", incarnation="1", slots=1, address="h", port=1, member_of=1, acked_round=1)
-             for n in range(20)}  # fmt: skip
-    with pytest.raises(InvariantError) as caught:
-        check(replace(group, nodes=nodes))
-    assert str(caught.value).count("is a member of round 1") == 5
-    assert str(caught.value).endswith("; and 15 more")
-
-
 async def test_close_answers_what_is_being_committed() -> None:
     async with serving() as (service, store):
         store.open.clear()
@@ -490,21 +443,6 @@ async def test_close_answers_what_is_being_committed() -> None:
         await closing
         assert (await joining).nodes.keys() == {"a"}
         assert "groups/g/nodes/a" in store.keys
-
-
-async def test_a_stop_stores_what_was_proposed_by_somebody_who_is_gone() -> None:
-    async with serving() as (service, store):
-        store.open.clear()
-        joining = begun(service.execute("g", join("a")))
-        await settled()
-        joining.cancel()
-        await settled()
-        closing = begun(service.close())
-        await settled()
-        assert not closing.done()
-        store.open.set()
-        await closing
-        assert any("/a" in key for key in store.keys)
 
 
 async def test_a_stop_answers_polls() -> None:

@@ -26,8 +26,8 @@ from hetrdzv.protocol.requests.reports import ReportRequest
 from hetrdzv.service import snapshots
 from hetrdzv.service.clock import ServedClock
 from hetrdzv.service.leases import STALL_S
-from hetrdzv.service.polls.caller import Caller
 from hetrdzv.service.polls.polls import Polls, tell
+from hetrdzv.service.polls.watchers import Caller
 from hetrdzv.service.service import Service
 from tests.sim.checks import Checks
 from tests.sim.loop import ServerLoop

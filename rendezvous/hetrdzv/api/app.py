@@ -20,8 +20,7 @@ from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.pages import GroupReply, ProblemReply
 from hetrdzv.service.metrics import Metrics
-from hetrdzv.service.replica import Replica, SingleReplica
-from hetrdzv.service.service import Service
+from hetrdzv.service.replica import Replica
 from hetrdzv.storage import records
 
 ROUTERS: Sequence[APIRouter] = (agents.router, groups.router, health.router, docs.router)
@@ -42,14 +41,14 @@ class Api(FastAPI):
 
 
 def create_app(
-    service: Service | Replica,
+    replica: Replica,
     *,
     tokens: Tokens | None = None,
     any_host: bool = False,
     secure: bool = False,
     metrics: Metrics | None = None,
 ) -> FastAPI:
-    """An application for a service or a replica; the caller starts and closes that.
+    """An application for a service, or for one of several; the caller starts and closes that.
 
     Args:
         tokens: every request must carry one of them; None: no token is required.
@@ -70,7 +69,6 @@ def create_app(
         routes=[route for router in ROUTERS for route in router.routes],
     )
     require_permissions(app.routes)
-    replica = SingleReplica(service) if isinstance(service, Service) else service
     app.state.replica = replica
     app.state.metrics = metrics or Metrics()
     app.state.refusals = refusals = RefusalLog()

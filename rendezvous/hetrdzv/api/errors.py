@@ -1,6 +1,5 @@
 """Every error as problem details (RFC 9457): what routes raise, and what no route takes."""
 
-import logging
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, cast
@@ -26,8 +25,6 @@ from hetrdzv.protocol.errors import (
     Unauthorized,
 )
 from hetrdzv.protocol.pages import ProblemReply
-
-logger = logging.getLogger(__name__)
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -86,11 +83,6 @@ def answer(error: HetError, request: Request) -> Response:
         asked = (path + (b"?" + query if query else b"")).decode("latin-1")
         response.headers["location"] = error.leader + asked
     return response
-
-
-def bug_report() -> HetError:
-    """The error sent for a bug: it reveals nothing about the server's internals."""
-    return HetError("the server failed on this request; its log says more")
 
 
 def install(app: FastAPI) -> None:

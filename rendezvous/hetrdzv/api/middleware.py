@@ -110,7 +110,7 @@ class Gate:
             refused = ServerStopping("the server is stopping; try again in a moment")
         except Exception:
             logger.exception("request failed: %s %r", scope["method"], path)
-            refused = errors.bug_report()
+            refused = HetError("the server failed on this request; its log says more")
         else:
             return
         polls = None  # a refusal tells nothing of any group

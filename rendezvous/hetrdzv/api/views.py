@@ -34,18 +34,13 @@ from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.stacks import About
 from hetrdzv.protocol.states import GroupState, NodePhase, NodeState
 from hetrdzv.protocol.texts.who import Nodes
-from hetrdzv.service.polls.polls import Told
+from hetrdzv.service.progress.queries import Query
 from hetrdzv.service.progress.samples import Seen, unwatched
 from hetrdzv.service.service import Service
 
 
-def asked_of(service: Service, node_id: str, told: Told) -> Directive:
-    """The directive of a node that may be asked something, with the query if there is one."""
-    group, directive = told
-    query = service.queries.next(group.group_id, node_id)
-    if query is None:
-        return directive
-    query.is_sent = True
+def with_query(directive: Directive, query: Query) -> Directive:
+    """A directive that also asks something."""
     asked: dict[str, Any] = {"number": query.number, "round": query.round, "ranks": query.ranks}
     if query.about is About.LOGS:
         return replace(directive, logs=LogsAsked(**asked))

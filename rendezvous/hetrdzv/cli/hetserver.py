@@ -29,7 +29,7 @@ from hetrdzv.cli.types import FILE, Typed, duration
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.texts.addresses import DEFAULT_PORT, is_loopback
 from hetrdzv.service.metrics import Metrics
-from hetrdzv.service.replica import Replica, SingleReplica
+from hetrdzv.service.replica import Replica
 from hetrdzv.service.service import Service
 from hetrdzv.settings import Limits
 from hetrdzv.storage import open_store
@@ -189,7 +189,7 @@ def _replica(
         store = open_store(url)
     except ValueError as error:
         raise CannotServe(str(error)) from None
-    return partial(SingleReplica, make_service(store))
+    return partial(make_service, store)
 
 
 def state_home() -> Path:

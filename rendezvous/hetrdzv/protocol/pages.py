@@ -234,10 +234,10 @@ class HealthReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadyReply(HealthReply):
-    """The role of this server among its peers, see `ReplicaStatus`."""
+    """Whether a server is `ready`, or `degraded`: its last commit failed, so it refuses changes."""
 
-    role: str
-    leader: str | None
+    role: str  # among its peers: `single` (it has none), `leader`, `follower`
+    leader: str | None = None
 
 
 # -- in which order people are shown groups: what needs attention first, what ended long ago last ------------------

@@ -21,11 +21,7 @@ class ServedClock:
     """Monotonic time that goes on by one beat per beat at most.
 
     While no server runs, while its process is stopped, and while its event loop is busy with something else, nodes
-    cannot be heard; so this time is nobody's silence.
-
-    Args:
-        base: the high-water mark of the store (seconds).
-        monotonic: a clock that only goes forward (seconds).
+    cannot be heard; so this time is nobody's silence. It begins at `base`, the high-water mark of the store.
     """
 
     def __init__(self, base: float, monotonic: Callable[[], float] = time.monotonic) -> None:

@@ -9,9 +9,10 @@ import logging
 import random
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 
 from hetrdzv.protocol.errors import NoLeader, NotLeader, ServerStopping, StorageError
-from hetrdzv.service.replica import ReplicaStatus
+from hetrdzv.protocol.pages import ReadyReply
 from hetrdzv.service.service import Service
 from hetrdzv.storage.base import StateStore
 from hetrdzv.storage.etcd.client import Etcd, EtcdRefused
@@ -39,14 +40,7 @@ REPEAT_S = 10.0
 
 
 class ElectedReplica:
-    """One of several servers on one etcd cluster.
-
-    Args:
-        etcd: closed by `close`.
-        url: where clients reach this server.
-        lease_s: how long this server stays the leader without renewing its lease (seconds).
-        make_service: makes the service of a term from its store.
-    """
+    """One of several servers on one etcd cluster; clients reach it at `url`. `close` closes `etcd`, too."""
 
     def __init__(
         self,
@@ -82,13 +76,12 @@ class ElectedReplica:
     def answers(self, service: Service) -> bool:
         return service is self._service and self._term is not None and self._term.left_s() > 0.0
 
-    def status(self) -> ReplicaStatus:
+    def status(self) -> ReadyReply:
         try:
-            service = self.service()
+            alone = self.service().status()
         except NotLeader as error:
-            return ReplicaStatus("follower", error.leader)
-        service.require_ready()
-        return ReplicaStatus("leader", self._url, service.is_failing)
+            return ReadyReply(status="ready", role="follower", leader=error.leader)
+        return replace(alone, role="leader", leader=self._url)
 
     def _other(self) -> str | None:
         """The URL of another server that leads, if one was seen lately."""
@@ -144,8 +137,7 @@ class ElectedReplica:
     async def _lead(self, term: Term) -> None:
         """Serve until the term is over or the server stops.
 
-        Raises:
-            StorageError: the state cannot be served; raised after a pause in which other servers may try.
+        If the state cannot be served, its error comes after a pause in which other servers may try.
         """
         service = self._make_service(EtcdStore(self._etcd, term.fence))
         over = asyncio.ensure_future(renew_until_over(self._etcd, term, self._complain))

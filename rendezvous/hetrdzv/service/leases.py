@@ -46,42 +46,26 @@ STALE_CUTS_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How a node keeps in touch.
+    """How a node keeps in touch."""
 
-    Attributes:
-        poll_s: how long its next poll may wait (seconds).
-        lease_s: without a heartbeat for this long it is lost (seconds).
-    """
-
-    poll_s: float
-    lease_s: float
+    poll_s: float  # how long its next poll may wait (seconds)
+    lease_s: float  # without a heartbeat for this long it is lost (seconds)
 
 
 def pace(lease_s: float, nodes: int) -> Pace:
-    """How a node keeps in touch: few nodes poll twice per lease, more of them as often as the server has time for.
-
-    Args:
-        lease_s: the group's setting (seconds).
-        nodes: how many this server has in all its groups.
-    """
+    """How one of so many nodes of a server keeps in touch: few poll twice per lease, more as often as it has time."""
     poll_s = min(max(lease_s / 2, nodes / POLLS_PER_S), MAX_POLL_S)
     return Pace(poll_s, max(lease_s, 2 * poll_s))
 
 
 @dataclass(slots=True)
 class _Lease:
-    """The lease of one node.
-
-    Attributes:
-        heard_at: when it was last heard (seconds on the server's clock): then its lease began.
-        lease_s: what it was granted (seconds).
-        disconnected_at: when its poll was cut; infinite: it was not since it was last heard.
-    """
+    """The lease of one node."""
 
     incarnation: str
-    heard_at: float
-    lease_s: float
-    disconnected_at: float = inf
+    heard_at: float  # when it was last heard (seconds on the server's clock): then its lease began
+    lease_s: float  # what it was granted (seconds)
+    disconnected_at: float = inf  # when its poll was cut; infinite: it was not since it was last heard
 
     @property
     def ends_at(self) -> float:
@@ -90,12 +74,7 @@ class _Lease:
 
 
 class LeaseTable:
-    """The leases of all nodes of a server.
-
-    Args:
-        clock: the server's clock.
-        groups: the committed groups by id.
-    """
+    """The leases of all nodes of a server, whose committed groups are `groups`."""
 
     def __init__(self, clock: ServedClock, groups: Callable[[], Mapping[str, Group]]) -> None:
         self._clock = clock
@@ -263,6 +242,6 @@ def is_one_of_many(command: Command) -> bool:
     match command:
         case Join() | Renew() | DeclareSnapshots():
             return True
-        case Report():
-            return command.kind in (ReportKind.STARTED, ReportKind.READY_TO_STOP)
+        case Report(kind=kind):
+            return kind in (ReportKind.STARTED, ReportKind.READY_TO_STOP)
     return False

@@ -49,33 +49,21 @@ LARGE = 5_000
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A committed change of one group.
-
-    Attributes:
-        old, new: the group before and after; None where it did not exist, or was deleted.
-        events: what happened in between.
-    """
+    """A committed change of one group, with what happened in between."""
 
     group_id: str
-    old: Group | None
-    new: Group | None
+    old: Group | None  # None: it did not exist
+    new: Group | None  # None: it was deleted
     events: tuple[Reason, ...] = ()
 
 
 @dataclass(slots=True)
 class _Turn:
-    """What was proposed for a group in one turn of the event loop.
+    """What was proposed for a group in one turn of the event loop."""
 
-    Attributes:
-        head: the newest state; None to delete it.
-        done: the group as committed.
-    """
-
-    head: Group | None
+    head: Group | None  # the newest state; None to delete it
     events: list[Reason] = field(default_factory=list)
-    done: "asyncio.Future[Group | None]" = field(
-        default_factory=lambda: asyncio.get_running_loop().create_future()
-    )
+    done: "asyncio.Future[Group | None]" = field(default_factory=asyncio.Future)  # the group as committed
 
     def refuse(self, error: Exception) -> None:
         """Nothing comes of it."""
@@ -84,18 +72,7 @@ class _Turn:
 
 
 class Ledger:
-    """The groups of one store.
-
-    Args:
-        store: closed by `close`.
-        wall: wall-clock time for events, for people only.
-
-    Attributes:
-        groups: committed groups by id.
-        quarantined: groups that are in the store but cannot be served, by id.
-        is_loaded: whether `groups` is what the store holds.
-        is_failing: whether the last commit failed.
-    """
+    """The groups of one store, which it closes."""
 
     def __init__(self, store: StateStore, wall: Callable[[], datetime], metrics: Metrics) -> None:
         self._store = store
@@ -106,10 +83,10 @@ class Ledger:
         self._in_flight: dict[str, _Turn] = {}
         self._has_work = asyncio.Event()
         self._clock_stored = 0.0
-        self.groups: dict[str, Group] = {}
-        self.quarantined: dict[str, Quarantined] = {}
-        self.is_loaded = False
-        self.is_failing = False
+        self.groups: dict[str, Group] = {}  # as committed
+        self.quarantined: dict[str, Quarantined] = {}  # in the store, but they cannot be served
+        self.is_loaded = False  # whether `groups` is what the store holds
+        self.is_failing = False  # whether the last commit failed
 
     # -- reading ---------------------------------------------------------------------------------------------
 
@@ -163,11 +140,7 @@ class Ledger:
         turn.events += events
 
     async def settle(self, group_id: str) -> None:
-        """Wait until every proposed change of a group is committed; returns at once if there is none.
-
-        Raises:
-            StorageError: it could not be stored.
-        """
+        """Wait until every proposed change of a group is committed; raises `StorageError` if it could not be."""
         if (turn := self._turn(group_id)) is not None:
             await asyncio.shield(turn.done)
 
@@ -190,12 +163,8 @@ class Ledger:
     async def commit(self, now: float, failed: Mapping[str, Exception]) -> tuple[list[Change], list[str]]:
         """Commit everything proposed so far as one transaction, then answer the proposers.
 
-        Args:
-            now: the server's clock (seconds).
-            failed: groups of which nothing of this turn can be kept, and why.
-
-        Returns:
-            one change per group, and the groups whose changes were refused.
+        Of the groups in `failed` nothing of this turn can be kept. Returns one change per group, and the groups whose
+        changes were refused.
 
         Raises:
             NothingWritten: the caller has to `refuse` what was proposed.
@@ -212,9 +181,9 @@ class Ledger:
                     put, delete = await _changes(self.groups.get(group_id), turn.head)
                 except Exception as error:
                     refused[group_id] = error
-                    continue
-                puts.update(put)
-                deletes.update(delete)
+                else:
+                    puts.update(put)
+                    deletes.update(delete)
         for group_id, why in refused.items():
             self._refuse_turn(group_id, why)
         news = {group_id: self._numbered(group_id, turn) for group_id, turn in self._in_flight.items()}
@@ -298,22 +267,11 @@ class Ledger:
     # -- loading ---------------------------------------------------------------------------------------------
 
     async def read(self) -> Snapshot:
-        """What the store holds; changes nothing in memory.
-
-        Raises:
-            StorageError: it cannot be read.
-        """
+        """What the store holds; changes nothing in memory."""
         return await self._store.load()
 
     async def restore(self, snapshot: Snapshot, now: float) -> None:
-        """Replace what is in memory by a snapshot, with a full lease for every node.
-
-        Args:
-            now: the server's clock (seconds).
-
-        Raises:
-            StorageError: the snapshot is malformed; nothing changed.
-        """
+        """Replace what is in memory by a snapshot; if that is malformed, nothing changes."""
         parse = partial(records.restore, snapshot.records, now, check)
         read = await asyncio.to_thread(parse) if len(snapshot.records) > LARGE else parse()
         self._clock_stored = snapshot.clock
@@ -363,11 +321,7 @@ async def _changes(old: Group | None, new: Group | None) -> tuple[dict[str, byte
 
 
 def checked_changes(old: Group | None, new: Group | None) -> tuple[dict[str, bytes], set[str]]:
-    """As `records.changes`, of a group that can be loaded again.
-
-    Raises:
-        InvariantError: it could not; any other exception: no records can be made of it.
-    """
+    """As `records.changes`, of a group that can be loaded again; else raises `InvariantError`, or what went wrong."""
     changed = changed_nodes(old, new) if new is not None else ()
     if new is not None:
         check(new, old, changed)

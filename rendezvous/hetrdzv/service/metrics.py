@@ -11,7 +11,7 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from hetrdzv.core.model import Group
+from hetrdzv.core.model import Group, Round
 from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.states import GroupState, NodePhase, StallKind
 
@@ -23,30 +23,18 @@ SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
 SHORT_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 """Buckets for commits and late beats (seconds)."""
 
-_AT_WORK = (GroupState.STARTING, GroupState.RUNNING, GroupState.WAITING)
-
 
 @dataclass(slots=True)
 class _Known:
-    """What is remembered of a group.
+    """What is remembered of a group."""
 
-    Attributes:
-        counted_at: until when its slots were counted.
-        cause: what its newest round formed after.
-        ended_at: since when it has no running round.
-    """
-
-    counted_at: float | None = None
-    cause: str = "first"
-    ended_at: float | None = None
+    counted_at: float | None = None  # until when its slots were counted
+    cause: str = "first"  # what its newest round formed after
+    ended_at: float | None = None  # since when it has no running round
 
 
 class Metrics:
-    """The metrics of one server process.
-
-    Attributes:
-        commits, commit_failures, late: counted by whoever commits, and by whoever keeps time.
-    """
+    """The metrics of one server process."""
 
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
@@ -67,10 +55,7 @@ class Metrics:
         self._restarts = counter("hetrdzv_restarts", "Restarts used.")
         self._finished = counter("hetrdzv_groups_finished", "Jobs by their outcome.", ["outcome"])
         self._slots = counter(
-            "hetrdzv_slot_seconds", "Slots of the newest round times seconds, by group state.", ["state"]
-        )
-        self._running_slots = counter(
-            "hetrdzv_running_slot_seconds", "Of the running ones, by what their workers do.", ["doing"]
+            "hetrdzv_slot_seconds", "Slots of the newest round times seconds, by what is done.", ["doing"]
         )
         self._recovery = histogram(
             "hetrdzv_recovery_seconds",
@@ -87,8 +72,8 @@ class Metrics:
         for state in GroupState:
             if state.terminal:
                 self._finished.labels(state.value)
-        for doing in ("starting_up", "training", "hanging", "unknown"):
-            self._running_slots.labels(doing)
+        for doing in ("training", "unknown"):
+            self._slots.labels(doing)
         self._known: defaultdict[str, _Known] = defaultdict(_Known)
 
     def forget(self) -> None:
@@ -98,13 +83,7 @@ class Metrics:
     def published(
         self, group_id: str, old: Group | None, new: Group | None, events: Sequence[Reason], now: float
     ) -> None:
-        """Note a committed change of a group.
-
-        Args:
-            old, new: the group before and after; None if it did not exist, or was deleted.
-            events: what happened in between.
-            now: the server's clock (seconds).
-        """
+        """Note a committed change of a group, which may have been made or deleted."""
         if old is not None:
             self._count_slots(old, now)
         if new is None:
@@ -131,12 +110,8 @@ class Metrics:
 
     def _count_slots(self, group: Group, now: float) -> None:
         since, active = self._known[group.group_id].counted_at, group.round
-        if since is None or active is None or group.state not in _AT_WORK:
-            return
-        slots = active.world_size * max(0.0, now - since)
-        self._slots.labels(group.state.value).inc(slots)
-        if group.state is GroupState.RUNNING:
-            self._running_slots.labels(_doing(group)).inc(slots)
+        if since is not None and active is not None and not group.state.terminal:
+            self._slots.labels(_doing(group, active)).inc(active.world_size * max(0.0, now - since))
 
     def render(
         self,
@@ -169,11 +144,12 @@ class Metrics:
         return generate_latest(self._registry)
 
 
-def _doing(group: Group) -> str:
-    """What the workers of a running round do, in a word."""
-    active = group.round
-    if active is not None and active.reported_stall is not None:
+def _doing(group: Group, newest: Round) -> str:
+    """What is done with the slots of a group's newest round, in a word."""
+    if group.state is not GroupState.RUNNING:
+        return group.state.value
+    if newest.reported_stall is not None:
         return "hanging"
-    if active is not None and active.trains_at is not None:
+    if newest.trains_at is not None:
         return "training"
-    return "unknown" if active is None or active.unseen else "starting_up"
+    return "unknown" if newest.unseen else "starting_up"

@@ -8,11 +8,7 @@ from hetrdzv.settings import Limits
 
 
 def require_room(ledger: Ledger, limits: Limits) -> None:
-    """Check that one more group may be made.
-
-    Raises:
-        TooManyGroups: there are as many as the server may keep.
-    """
+    """Check that one more group may be made."""
     if not ledger.has_room(limits.max_groups):
         raise TooManyGroups(
             f"this server keeps {limits.max_groups} groups and may keep no more: delete some (hetctl delete GROUP), "
@@ -21,11 +17,7 @@ def require_room(ledger: Ledger, limits: Limits) -> None:
 
 
 def require_places(group: Group, command: Command, limits: Limits) -> None:
-    """Check that a command does not give a group too many nodes, or too many drained node ids.
-
-    Raises:
-        TooManyNodes: it would.
-    """
+    """Check that a command does not give a group too many nodes, or too many drained node ids."""
     most = limits.max_nodes_per_group
     match command:
         case Join(node_id=node_id) if len(group.nodes) >= most:
@@ -46,9 +38,6 @@ def is_outdated(group: Group, used_at: float | None, now: float, limits: Limits)
     (Ctrl-C, `scancel`) is kept for `keep_idle_s` after its last use: everything in it comes again with the next agent
     that joins. A group that a person made with `PUT` holds a spec and a command that no agent brings, so it
     stays until a person deletes it or its job ends. No group with live nodes is ever forgotten.
-
-    Args:
-        used_at: when a command changed it last (seconds); None: before this server had it.
     """
     if group.state.terminal:
         over = group.finished_at is not None and now > group.finished_at + limits.keep_finished_s

@@ -26,7 +26,7 @@ from hetrdzv.protocol.errors import (
     StorageError,
     UnknownGroup,
 )
-from hetrdzv.protocol.pages import Event
+from hetrdzv.protocol.pages import Event, ReadyReply
 from hetrdzv.protocol.reasons.reason import ReasonCode
 from hetrdzv.protocol.requests.plans import Changes, Plan
 from hetrdzv.protocol.rounds import RoundRecord
@@ -36,7 +36,6 @@ from hetrdzv.service.journal import log_events
 from hetrdzv.service.leases import LeaseTable, is_heartbeat, is_one_of_many, speaker_of
 from hetrdzv.service.ledger import Change, Ledger, checked_changes, in_words, quarantined
 from hetrdzv.service.metrics import Metrics
-from hetrdzv.service.polls.caller import Caller
 from hetrdzv.service.polls.watchers import Watchers
 from hetrdzv.service.progress.post_mortems import PostMortems
 from hetrdzv.service.progress.progress import Progress
@@ -69,23 +68,7 @@ MAX_SUSPECT_LEASE_S = 60.0
 
 
 class Service:
-    """All groups of one store.
-
-    Args:
-        store: where state is kept; closed by the service.
-        make_clock: makes the clock; loading moves it on to the store's high-water mark.
-        wall: wall-clock time for events, for people only.
-        metrics: outlives this service.
-        limits: how many groups of how many nodes are kept, and for how long.
-
-    Attributes:
-        leases: when nodes were heard, and when they are lost.
-        progress: how far workers have come, and who is waited for.
-        queries: what agents are asked about their workers.
-        post_mortems: what workers of rounds that are over left behind.
-        refusals: which nodes were refused lately.
-        stopping: whether a stop has begun.
-    """
+    """All groups of one store, which it closes. `metrics` outlive it; `wall` is for people only."""
 
     def __init__(
         self,
@@ -95,20 +78,20 @@ class Service:
         metrics: Metrics | None = None,
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
-        self._clock = make_clock(0.0)
+        self._clock = make_clock(0.0)  # loading moves it on to the store's high-water mark
         self._unsettled: set[str] = set()  # groups to settle at the end of this turn
         self._unable: dict[str, Exception] = {}  # groups whose tick has failed
         self._metrics = metrics or Metrics()
         self._limits = limits
         self._ledger = Ledger(store, wall, self._metrics)
-        self._watchers = Watchers()
+        self.watchers = Watchers()
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._used_at: dict[str, float] = {}  # when a command last changed each group
         self._sweep_at = 0.0
         self._planning = asyncio.Lock()
         self.leases = LeaseTable(self._clock, lambda: self._ledger.groups)
         self.post_mortems = PostMortems(wall)
-        self.queries = AgentQueries(self._watchers.wake)
+        self.queries = AgentQueries(self.watchers.wake)
         self.progress = Progress(
             lambda: self._ledger.groups,
             self.now,
@@ -124,11 +107,7 @@ class Service:
     # -- life ------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Load the store and begin to serve.
-
-        Raises:
-            StorageError: the store cannot be read, or holds an impossible state.
-        """
+        """Load the store and begin to serve; raises `StorageError` if it cannot be read."""
         await self._load()
         is_empty = not (self._ledger.groups or self._ledger.quarantined)
         logger.log(logging.DEBUG if is_empty else logging.INFO, "%s", self._ledger.summary())
@@ -139,7 +118,7 @@ class Service:
     def begin_stop(self) -> None:
         """Answer every open poll now and refuse new commands."""
         self.stopping = True
-        self._watchers.wake_all()
+        self.watchers.wake_all()
 
     async def close(self) -> None:
         """Commit what is pending and close the store."""
@@ -153,11 +132,7 @@ class Service:
         await self._ledger.close(self.now())
 
     def require_ready(self) -> None:
-        """Check that commands are answered: the state is loaded, and no stop has begun.
-
-        Raises:
-            ServerStopping, StorageError: what is in the way.
-        """
+        """Check that commands are answered: the state is loaded, and no stop has begun."""
         if self.stopping:
             raise ServerStopping("the server is stopping; try again in a moment, or try another server")
         self._require_loaded()
@@ -166,6 +141,19 @@ class Service:
     def is_failing(self) -> bool:
         """Whether the last commit failed, so that changes may be refused."""
         return self._ledger.is_failing
+
+    def service(self) -> "Service":
+        """Itself: a server that is alone always leads."""
+        return self
+
+    def answers(self, service: "Service") -> bool:
+        """Whether a reply may still be sent: nobody else leads."""
+        return True
+
+    def status(self) -> ReadyReply:
+        """That requests are answered; raises what `require_ready` does."""
+        self.require_ready()
+        return ReadyReply(status="degraded" if self.is_failing else "ready", role="single")
 
     def _require_loaded(self) -> None:
         if not self._ledger.is_loaded:
@@ -184,12 +172,7 @@ class Service:
         return [group for _, group in sorted(self._ledger.groups.items())]
 
     def group(self, group_id: str) -> Group:
-        """One group.
-
-        Raises:
-            UnknownGroup: there is none with this name.
-            GroupQuarantined: it is set aside.
-        """
+        """One group; raises `UnknownGroup`, or `GroupQuarantined` if it is set aside."""
         self._require_loaded()
         group = self._ledger.groups.get(group_id)
         if group is None:
@@ -220,11 +203,7 @@ class Service:
         return tuple(replace(one, formed_at=formed.get(one.number)) for one in rounds_of(group, self.now()))
 
     async def plan(self, group_id: str, changes: Changes) -> Plan:
-        """What would happen to a group if nodes came or went. Plans are made in a thread, one at a time.
-
-        Raises:
-            Refused: the change is not allowed.
-        """
+        """What would happen to a group if nodes came or went. Plans are made in a thread, one at a time."""
         group = self.group(group_id)
         async with self._planning:  # else whoever may read could take all of the server's time
             return await asyncio.to_thread(plan, group, changes, self.now())
@@ -232,10 +211,7 @@ class Service:
     # -- writing ---------------------------------------------------------------------------------------------
 
     async def execute(self, group_id: str, command: Command) -> Group:
-        """Apply a command to a group; returns once it is committed.
-
-        Returns:
-            the group as committed.
+        """Apply a command to a group; returns the group once it is committed.
 
         Raises:
             Refused: the group or a limit does not allow it; nothing changed.
@@ -291,11 +267,7 @@ class Service:
         return self.group(head.group_id)
 
     async def delete(self, group_id: str) -> None:
-        """Delete a group.
-
-        Raises:
-            Refused: it has live nodes, and its job is not over.
-        """
+        """Delete a group, unless it has live nodes and its job is not over."""
         head = await self._head(group_id)
         if head is None and group_id not in self._ledger.quarantined:
             raise _unknown(group_id)
@@ -363,8 +335,7 @@ class Service:
     def _settle(self, group_id: str) -> bool:
         """Settle what many nodes have said in this turn of the event loop, once for all of them.
 
-        Returns:
-            whether that went well; if not, the group stays unsettled.
+        False if that failed; the group stays unsettled then.
         """
         head = self._ledger.head(group_id)
         if group_id in self._unsettled and head is not None and not self._ledger.is_settled(group_id):
@@ -399,15 +370,14 @@ class Service:
         if change.new is None:
             self._set_timer(change.group_id, None)
             self.leases.forget(change.group_id)
-            self.refusals.forget(change.group_id)
             self._used_at.pop(change.group_id, None)
             self.post_mortems.forget(change.group_id)
         else:
-            self._set_timer(change.group_id, self._due_in(change.new))
+            self._await_deadline(change.new)
             self._used_at[change.group_id] = now
         if change.new is None or change.new.state.terminal:
             self.progress.forget(change.group_id)
-        self._watchers.wake_nodes(change.group_id, change.old, change.new)
+        self.watchers.wake_nodes(change.group_id, change.old, change.new)
 
     async def _reload(self) -> None:
         while not self._ledger.is_loaded:
@@ -433,9 +403,8 @@ class Service:
         self.post_mortems.clear()
         self._metrics.forget()
         for group in self._ledger.groups.values():
-            if (due_s := self._due_in(group)) is not None:
-                self._set_timer(group.group_id, max(due_s, ticks_after_s))
-        self._watchers.wake_all()
+            self._await_deadline(group, ticks_after_s)
+        self.watchers.wake_all()
 
     # -- time ------------------------------------------------------------------------------------------------
 
@@ -475,10 +444,10 @@ class Service:
         except StorageError as error:  # the next sweep finds it again
             logger.debug("group %s was not forgotten: %s", group.group_id, error)
 
-    def _due_in(self, group: Group) -> float | None:
-        """How long until time alone changes a group (seconds); None: it does not."""
+    def _await_deadline(self, group: Group, least_s: float = 0.0) -> None:
+        """Set the timer of a group to when time alone changes it, but not before `least_s`."""
         at = deadline(group)
-        return None if at is None else at - self.now()
+        self._set_timer(group.group_id, None if at is None else max(least_s, at - self.now()))
 
     def _set_timer(self, group_id: str, delay_s: float | None) -> None:
         """Set the timer of a group, in place of the one it had; None: it needs none (seconds)."""
@@ -486,7 +455,7 @@ class Service:
             handle.cancel()
         if delay_s is not None:
             loop = asyncio.get_running_loop()
-            self._timers[group_id] = loop.call_later(max(0.0, delay_s) + TICK_MARGIN_S, self._judge, group_id)
+            self._timers[group_id] = loop.call_later(delay_s + TICK_MARGIN_S, self._judge, group_id)
 
     def _judge(self, group_id: str) -> None:
         """Time alone has changed something in a group, or may have."""
@@ -504,26 +473,16 @@ class Service:
             self._unable[group_id] = error
             self._ledger.have_work()
 
-    # -- waiting ---------------------------------------------------------------------------------------------
-
-    async def wait(self, group_id: str, node_id: str, timeout_s: float, caller: Caller | None = None) -> None:
-        """Wait for news as `Watchers.wait` does."""
-        await self._watchers.wait(group_id, node_id, timeout_s, caller)
-
     def metrics(self) -> bytes:
         """The metrics of this server in Prometheus' text format, while it answers for the groups."""
         return self._metrics.render(
             self._ledger.groups.values(),
             now=self.now(),
-            open_polls=self.waiting(),
+            open_polls=self.watchers.count(),
             leads=True,
             quarantined=len(self._ledger.quarantined),
             failing=self.is_failing,
         )
-
-    def waiting(self) -> int:
-        """How many polls wait."""
-        return self._watchers.count()
 
 
 def _unknown(group_id: str) -> UnknownGroup:

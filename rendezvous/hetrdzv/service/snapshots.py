@@ -9,12 +9,7 @@ from hetrdzv.service.service import Service
 
 
 async def declare(service: Service, group_id: str, node_id: str, request: SnapshotsRequest) -> SnapshotsReply:
-    """Keep what a member holds, and say what all nodes of its group do.
-
-    Raises:
-        StaleRound: the round is over.
-        Refused, StorageError, ServerStopping: as `Service.execute`.
-    """
+    """Keep what a member holds, and say what all nodes of its group do."""
     command = DeclareSnapshots(
         node_id=node_id,
         incarnation=request.incarnation,
@@ -29,5 +24,4 @@ async def declare(service: Service, group_id: str, node_id: str, request: Snapsh
     if node is None or current is None or current.number != request.round:  # it has ended in the same turn
         raise StaleRound(f"round {request.round} of group '{group_id}' has ended")
     complete = complete_in_memory(group)
-    copy = copy_for(group, node, complete)
-    return SnapshotsReply(complete=complete, copy=copy)
+    return SnapshotsReply(complete=complete, copy=copy_for(group, node, complete))

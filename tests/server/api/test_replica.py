@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -12,7 +13,7 @@ from hetrdzv.api.app import create_app
 from hetrdzv.auth.tokens import EVERYTHING, Tokens
 from hetrdzv.core.commands import Put
 from hetrdzv.protocol.errors import HetError, NoLeader, NotLeader, ServerStopping
-from hetrdzv.service.replica import ReplicaStatus
+from hetrdzv.protocol.pages import ReadyReply
 from hetrdzv.service.service import Service
 from hetrdzv.storage.base import NothingWritten
 from tests.support.served import FaultyStore, serving, settled, two_nodes
@@ -42,11 +43,10 @@ class FakeReplica:
     def answers(self, service: Service) -> bool:
         return service is self.answering and not self.deposed
 
-    def status(self) -> ReplicaStatus:
+    def status(self) -> ReadyReply:
         if isinstance(self.error, NotLeader):
-            return ReplicaStatus("follower", self.error.leader)
-        self.service().require_ready()
-        return ReplicaStatus("leader", "http://me:1")
+            return ReadyReply(status="ready", role="follower", leader=self.error.leader)
+        return replace(self.service().status(), role="leader", leader="http://me:1")
 
     async def start(self) -> None: ...
 

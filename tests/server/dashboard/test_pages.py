@@ -17,7 +17,6 @@ from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.stacks import Stack
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.service.progress import queries
-from hetrdzv.service.replica import SingleReplica
 from hetrdzv.service.service import Service
 from tests.support.hangs import behind
 from tests.support.served import join, serving, settled, two_nodes
@@ -299,10 +298,9 @@ async def test_sections_are_of_a_role_and_a_scope(service: Service) -> None:
 
 
 async def test_who_lost_the_leadership_shows_nothing(service: Service) -> None:
-    replica = SingleReplica(service)
-    transport = httpx.ASGITransport(create_app(replica))
+    transport = httpx.ASGITransport(create_app(service))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-        replica.answers = lambda service: False  # type: ignore[method-assign]
+        service.answers = lambda service: False  # type: ignore[method-assign]
         for path in ("/", "/groups/g", "/groups/g/sections/now"):
             answer = await client.get(path)
             assert (answer.status_code, "round 1" in answer.text) == (503, False)

@@ -36,8 +36,8 @@ from hetrdzv.protocol.requests.reports import ReportRequest
 from hetrdzv.protocol.snapshots import SnapshotsReply, SnapshotsRequest
 from hetrdzv.protocol.stacks import LogsRequest, StacksRequest
 from hetrdzv.service import snapshots
-from hetrdzv.service.polls.caller import Caller
 from hetrdzv.service.polls.polls import Polls, Told, tell
+from hetrdzv.service.polls.watchers import Caller
 
 REPLIES_KEPT = 4
 """How many replies to waiting nodes are kept per group; all its nodes get the same."""
@@ -116,8 +116,11 @@ async def _answer_poll(
             watching.cancel()
     if told is None:  # nobody reads it
         return Response(status_code=204)
-    asked = asks and polls.service.queries.next(group_id, node_id) is not None
-    return _json(codec.write(views.asked_of(polls.service, node_id, told))) if asked else _directive(told)
+    query = polls.service.queries.next(group_id, node_id) if asks else None
+    if query is None:
+        return _directive(told)
+    query.is_sent = True
+    return _json(codec.write(views.with_query(told[1], query)))
 
 
 async def _hang_up(request: Request, caller: Caller) -> None:

@@ -27,10 +27,7 @@ async def readyz(request: Request) -> ReadyReply:
     `degraded`: the last change could not be stored, and others may be refused; polls are answered all the same.
     """
     replica: Replica = request.app.state.replica
-    status = replica.status()
-    return ReadyReply(
-        status="degraded" if status.degraded else "ready", role=status.role, leader=status.leader
-    )
+    return replica.status()
 
 
 @router.get("/metrics", response_class=PlainTextResponse, dependencies=[Depends(Requires(Role.READ))])

@@ -14,7 +14,7 @@ from hetrdzv.core.rounds.transitions import require_speaker
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.progress import NodeProgress
 from hetrdzv.protocol.states import DirectiveKind
-from hetrdzv.service.polls.caller import Caller
+from hetrdzv.service.polls.watchers import Caller
 from hetrdzv.service.service import Service
 
 AT_ONCE = 128
@@ -28,11 +28,7 @@ Speaker = tuple[str, str, str]
 
 
 class Polls:
-    """The open polls. An agent may have several while it gives up on one connection for another.
-
-    Attributes:
-        service: answers them.
-    """
+    """The open polls. An agent may have several while it gives up on one connection for another."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
@@ -52,14 +48,8 @@ class Polls:
     ) -> Told | None:
         """Apply a command, then answer with the directive, at the latest after `wait_s` seconds.
 
-        A join waits while there is nothing to do, another poll until the version is not `after`.
-
-        Args:
-            asks: whether its agent can be asked something, and answer.
-            progress: what it says of its workers; None: nothing.
-
-        Returns:
-            None if the client hung up before.
+        A join waits while there is nothing to do, another poll until the version is not `after`, or, where it `asks`,
+        until there is a query for its node. None if the client hung up before.
         """
         speaker = (group_id, command.node_id, command.incarnation)
         # counted before the command: an older poll may be found cut while that is committed
@@ -101,12 +91,7 @@ def heading_of(service: Service, group_id: str, node_id: str, incarnation: str) 
 
 
 def tell(service: Service, group_id: str, node_id: str, incarnation: str) -> Told:
-    """What a node has to do now, and how it keeps in touch; it is granted that lease.
-
-    Raises:
-        UnknownGroup, UnknownNode: there is none with this name.
-        StaleIncarnation: the node belongs to another agent now.
-    """
+    """What a node has to do now, and how it keeps in touch; it is granted that lease."""
     group = service.group(group_id)
     told = directive(group, require_speaker(group, node_id, incarnation), service.now())
     pace = service.leases.promise(group, node_id, incarnation)
@@ -126,15 +111,7 @@ async def watch(
 ) -> Told | None:
     """A node's directive as soon as its version differs from the given one, or after `wait_s` seconds.
 
-    Args:
-        caller: who waits for it.
-        asks: whether it is also to return as soon as there is a query for the node.
-
-    Returns:
-        None as soon as the caller is gone.
-
-    Raises:
-        Refused: as `tell` does, as soon as it does.
+    Where it `asks`, also as soon as there is a query for the node. None as soon as the caller is gone.
     """
     loop = asyncio.get_running_loop()
     until = loop.time() + wait_s
@@ -144,5 +121,5 @@ async def watch(
         now_version = heading_of(service, group_id, node_id, incarnation).version
         if now_version != version or asked or left_s <= 0 or service.stopping:
             return tell(service, group_id, node_id, incarnation)
-        await service.wait(group_id, node_id, left_s, caller)
+        await service.watchers.wait(group_id, node_id, left_s, caller)
     return None

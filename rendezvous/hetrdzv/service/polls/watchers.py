@@ -2,14 +2,27 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from hetrdzv.core.model import Group
-from hetrdzv.service.polls.caller import Caller
 
 AT_ONCE = 64
 """How many are woken in one turn of the event loop, since each of them makes a reply."""
+
+
+class Caller:
+    """The client of an open request, and whether it has hung up."""
+
+    def __init__(self) -> None:
+        self.gone = False
+        self.on_gone: Callable[[], None] | None = None  # called then, if it is not None
+
+    def hang_up(self) -> None:
+        """The client is gone: its connection was closed, or broke."""
+        self.gone = True
+        if self.on_gone is not None:
+            self.on_gone()
 
 
 class Watchers:
@@ -33,13 +46,13 @@ class Watchers:
         waiting[woken] = None
         timer = loop.call_later(max(0.0, timeout_s), _resolve, woken)
         if caller is not None:
-            caller.on_gone(partial(_resolve, woken))
+            caller.on_gone = partial(_resolve, woken)
         try:
             await woken
         finally:
             timer.cancel()
             if caller is not None:
-                caller.on_gone(None)
+                caller.on_gone = None
             waiting.pop(woken, None)
             if not waiting:
                 del nodes[node_id]

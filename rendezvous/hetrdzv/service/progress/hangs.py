@@ -22,20 +22,13 @@ RENEW_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a look at the workers of a round came to.
-
-    Attributes:
-        known_until: until when the hang is known to last (seconds on the server's clock).
-        stood_s: for how long all who are in it were seen to stand still, at least (seconds).
-        unclear: whether some may go on, of whom nothing is known, and nobody is known to.
-        again_s: when to look again, whatever they report (seconds from then); infinite: not at all.
-    """
+    """What a look at the workers of a round came to."""
 
     hang: Hang | None
-    known_until: float
-    stood_s: float
-    unclear: bool
-    again_s: float
+    known_until: float  # until when it is known to last (seconds on the server's clock)
+    stood_s: float  # for how long all who are in it were seen to stand still, at least (seconds)
+    unclear: bool  # whether some may go on, of whom nothing is known, and nobody is known to
+    again_s: float  # when to look again, whatever they report (seconds from then); infinite: not at all
 
 
 def look(seen: Sequence[Seen], world_size: int, now: float) -> Look:

@@ -19,27 +19,17 @@ ENTRY = 200
 
 @dataclass(slots=True, eq=False)
 class PostMortem:
-    """What is kept of the workers of a round.
-
-    Attributes:
-        at: when the last of it came (wall-clock time).
-        by_rank: of each worker, by its global rank.
-        size: how much that is (characters).
-    """
+    """What is kept of the workers of a round."""
 
     round: int
     world_size: int
-    at: datetime
-    by_rank: dict[int, Stack] = field(default_factory=dict)
-    size: int = 0
+    at: datetime  # when the last of it came
+    by_rank: dict[int, Stack] = field(default_factory=dict)  # by global rank
+    size: int = 0  # how much that is (characters)
 
 
 class PostMortems:
-    """Those of all groups.
-
-    Args:
-        wall: wall-clock time.
-    """
+    """Those of all groups."""
 
     def __init__(self, wall: Callable[[], datetime]) -> None:
         self._wall = wall

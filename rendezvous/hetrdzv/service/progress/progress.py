@@ -45,15 +45,7 @@ LATE_S = 1.0
 
 
 class Progress:
-    """The progress of all groups of a service.
-
-    Args:
-        groups: the committed groups by id.
-        now: the server's clock (seconds).
-        execute: applies a command to a group.
-        spawn: runs a task for as long as the server does.
-        queries, post_mortems: fetch and keep the stacks of workers that hang.
-    """
+    """The progress of all groups of a service; `spawn` runs a task for as long as that runs."""
 
     def __init__(
         self,
@@ -83,11 +75,7 @@ class Progress:
         self._open: set[str] = set()  # groups whose agents have not answered that yet
 
     def note(self, group_id: str, node_id: str, reported: NodeProgress, poll_s: float) -> None:
-        """The accepted agent of a node has reported on its workers; what comes late counts for nothing.
-
-        Args:
-            poll_s: when it will report again at the latest (seconds).
-        """
+        """The accepted agent of a node has reported on its workers, and will again after `poll_s` at the latest."""
         running = self._running(group_id)
         member = running[1].member(node_id) if running is not None else None
         if running is None or member is None or reported.round != running[1].number:

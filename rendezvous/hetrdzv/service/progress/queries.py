@@ -3,7 +3,7 @@
 import asyncio
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 from hetrdzv.core.model import Group, Round
@@ -18,30 +18,19 @@ MOST_OF_ALL = 16 << 20
 
 @dataclass(slots=True, eq=False)
 class Query:
-    """What a node is asked.
-
-    Attributes:
-        ranks: whose (global ranks).
-        most: how much of each worker is kept (characters).
-        answer: empty if the agent did not answer.
-        is_sent: whether a poll was answered with it.
-    """
+    """What a node is asked."""
 
     number: int
     about: About
     round: int
-    ranks: tuple[int, ...]
-    most: int
-    answer: asyncio.Future[list[Stack]]
-    is_sent: bool = False
+    ranks: tuple[int, ...]  # whose (global ranks)
+    most: int  # how much of each worker is kept (characters)
+    answer: asyncio.Future[list[Stack]] = field(default_factory=asyncio.Future)
+    is_sent: bool = False  # whether a poll was answered with it
 
 
 class AgentQueries:
-    """The open queries to all nodes.
-
-    Args:
-        wake: has the open polls of some nodes of a group look whether they are asked anything.
-    """
+    """The open queries to all nodes; `wake` has the open polls of some of them look whether they are asked anything."""
 
     def __init__(self, wake: Callable[[str, Iterable[str]], None]) -> None:
         self._wake = wake
@@ -51,13 +40,9 @@ class AgentQueries:
     async def of_workers(
         self, group: Group, active: Round, ranks: Iterable[int] | None = None, about: About = About.STACKS
     ) -> list[Stack]:
-        """The stacks or logs of a round's workers, in the order of ranks; each says why if there is none.
-
-        Args:
-            ranks: whose (global ranks); None: all.
-        """
+        """The stacks or logs of all or some of a round's workers, in order of ranks; each says why if there is none."""
         asked = tuple(range(active.world_size) if ranks is None else sorted(set(ranks)))
-        most, loop = min(MOST_OF_WORKER, MOST_OF_ALL // max(1, len(asked))), asyncio.get_running_loop()
+        most = min(MOST_OF_WORKER, MOST_OF_ALL // max(1, len(asked)))
         stacks, queries = dict[int, Stack](), dict[str, Query]()
         for member in active.members:
             own = asked[bisect_left(asked, member.ranks.start) : bisect_left(asked, member.ranks.stop)]
@@ -65,7 +50,7 @@ class AgentQueries:
             why = "its node is gone"
             if own and node is not None and not node.gone:
                 why = f"its agent has not answered within {WITHIN_S:g} s"
-                query = Query(next(self._numbers), about, active.number, own, most, loop.create_future())
+                query = Query(next(self._numbers), about, active.number, own, most)
                 queries[member.node_id] = query
                 self._open.setdefault((group.group_id, member.node_id), []).append(query)
             stacks |= {rank: Stack(rank=rank, node_id=member.node_id, why=why) for rank in own}

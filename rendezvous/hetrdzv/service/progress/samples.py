@@ -23,16 +23,11 @@ UNWATCHED_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """How fast a number grows.
+    """How fast a number grows."""
 
-    Attributes:
-        per_s: None until it has been measured.
-        since, base: when the measurement that is under way began (seconds), and with which number.
-    """
-
-    per_s: float | None = None
-    since: float = inf
-    base: int = 0
+    per_s: float | None = None  # None until it has been measured
+    since: float = inf  # when the measurement that is under way began (seconds)
+    base: int = 0  # with which number it began
 
     def at(self, number: int | None, now: float) -> "Rate":
         """The rate after another look at the number."""
@@ -47,22 +42,14 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The newest sample of a worker. Times are on the server's clock (seconds).
-
-    Attributes:
-        seen_at: when it was taken.
-        known_until: until when it holds: newer ones have stopped coming if none has by then.
-        began_at: when it first moved in its round; infinite: it has not, or nobody can tell.
-        unseen_since: since when its collectives cannot be known; infinite: they can.
-        collectives, steps: how fast they come.
-    """
+    """The newest sample of a worker. Times are on the server's clock (seconds)."""
 
     node_id: str
     sample: Worker
-    seen_at: float
-    known_until: float
-    began_at: float
-    unseen_since: float
+    seen_at: float  # when it was taken
+    known_until: float  # until when it holds: newer ones have stopped coming if none has by then
+    began_at: float  # when the worker first moved in its round; infinite: it has not, or nobody can tell
+    unseen_since: float  # since when its collectives cannot be known; infinite: they can
     collectives: Rate
     steps: Rate
 

@@ -36,7 +36,7 @@ Operation = Mapping[str, Any]
 
 
 class EtcdAway(StorageError):
-    """No member of the cluster answers; this may be over soon."""
+    """No member of the cluster has answered in time: the call may or may not have been done."""
 
 
 class EtcdRefused(StorageError):
@@ -93,13 +93,7 @@ def written_at(key: bytes, revision: int) -> Operation:
 
 
 class Etcd:
-    """A client of a cluster. Make it in a running event loop.
-
-    Every call may raise:
-        EtcdAway: no member answered in time; gives the reason for each. The call may or may not have been done.
-        EtcdRefused: etcd refuses the call; says what to change.
-        StorageError: etcd answered with another error.
-    """
+    """A client of a cluster. Every call may raise `EtcdAway`, `EtcdRefused`, or `StorageError` for any other error."""
 
     def __init__(self, access: EtcdAccess) -> None:
         self.access = access

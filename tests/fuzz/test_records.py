@@ -18,7 +18,6 @@ from hetrdzv.core.model import Group
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import Refused, StorageError
 from hetrdzv.service.leases import Pace
-from hetrdzv.storage import records
 from tests.core.leases import step
 from tests.core.test_machine import GroupMachine
 from tests.fuzz.settings import BIG, COMMON, examples
@@ -114,17 +113,6 @@ def test_what_a_release_wrote_is_read(name: str) -> None:
         assert_holds(place, given, f"{group_id}:{key}")
 
 
-@given(story=st.sampled_from(STORIES), version=st.integers(records.VERSION + 1, 2**70), data=st.data())
-@examples(30)
-def test_what_a_newer_version_wrote_is_refused(story: Any, version: int, data: st.DataObject) -> None:
-    stored = records_of(story().group, story().events)
-    key = data.draw(st.sampled_from(sorted(stored)))
-    stored[key] = json.dumps({**json.loads(stored[key]), "v": version}).encode()
-    with pytest.raises(StorageError, match="upgrade hetserver") as caught:
-        restore(stored, NOW)
-    assert f"record {key} has version {version}" in str(caught.value)
-
-
 # -- damage --------------------------------------------------------------------------------------------------
 
 
@@ -213,14 +201,6 @@ def test_a_field_that_became_something_else_is_named_or_harmless(
         place = place[name]
     place[name] = value
     read({**stored, key: encoded(record)}, key)
-
-
-def test_a_round_without_members_is_refused() -> None:
-    stored = records_of(full(), [])
-    [key] = [each for each in stored if each.endswith("/round")]
-    stored[key] = encoded({**json.loads(stored[key]), "members": []})
-    with pytest.raises(InvariantError, match="has no members"):
-        check(next(iter(restore(stored, NOW).values())).group)
 
 
 @pytest.mark.parametrize(

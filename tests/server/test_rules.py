@@ -1,7 +1,4 @@
-"""Each access rule, with requests that try to break it, against a real server with several tokens.
-
-`python -m tests.server.test_rules` prints the rules with the answers that they got.
-"""
+"""Each access rule, with requests that try to break it, against a real server with several tokens."""
 
 import http.client
 import json
@@ -136,9 +133,7 @@ def test_each_role_may_do_what_the_table_says_and_no_more(server: Hetserver, rou
             assert not any(token in json.dumps(answer.body) for token in TOKENS.values())
 
 
-@pytest.mark.parametrize(
-    "token", [None, "a-token-for-all-admi", "a-token-for-all-admin2", "admin", "group=team-a-*"]
-)
+@pytest.mark.parametrize("token", [None, "a-token-for-all-admi", "group=team-a-*"])
 @pytest.mark.parametrize("route", sorted(ROLES))
 def test_without_a_token_of_the_server_no_route_answers(
     server: Hetserver, route: str, token: str | None
@@ -150,105 +145,35 @@ def test_without_a_token_of_the_server_no_route_answers(
 # -- rules, and what was tried -----------------------------------------------------------------------------
 
 
-class Rule(NamedTuple):
-    """A rule, with a request that tries to break it and the expected reply."""
-
-    rule: str
-    who: str
-    method: str
-    path: str
-    body: object
-    status: int
-    code: str
-
-
 COMMAND = {**OFFER, "spec": {"command": ["evil.py"]}}
+NO_COMMAND = {**OFFER, "spec": {"command": None}}
 A, B = "/v1/groups/team-a-x", "/v1/groups/team-b-x"
-READER, AGENT, ADMIN = "read of team-a", "agent of team-a", "admin of team-a"
-RULES = [
-    Rule("a token is needed", "nobody", "GET", "/v1/groups", None, 401, "unauthorized"),
-    Rule("health needs none", "nobody", "GET", "/healthz", None, 200, ""),
-    Rule("a reader changes nothing", "read", "POST", f"{B}/cancel", None, 403, "forbidden"),
-    Rule(
-        "... renews no lease", "read", "GET", f"{B}/nodes/n/directive?incarnation=i", None, 403, "forbidden"
-    ),
-    Rule("... joins nothing", "read", "PUT", f"{B}/nodes/n", OFFER, 403, "forbidden"),
-    Rule(
-        "... says goodbye for no node", "read", "DELETE", f"{B}/nodes/n?incarnation=i", None, 403, "forbidden"
-    ),
-    Rule("... has no node run a daemon", "read", "POST", f"{B}/nodes/n/daemon", DAEMON, 403, "forbidden"),
-    Rule("... reads all groups", "read", "GET", B, None, 200, ""),
-    Rule("an agent makes groups by joining", "agent", "PUT", f"{B}-new/nodes/n", OFFER, 200, ""),
-    Rule(
-        "... but not by PUT, which sets commands",
-        "agent",
-        "PUT",
-        f"{B}-put",
-        {"command": ["x"]},
-        403,
-        "forbidden",
-    ),
-    Rule("... nor a command by a join", "agent", "PUT", f"{B}/nodes/n", COMMAND, 403, "forbidden"),
-    Rule(
-        "... nor an empty one",
-        "agent",
-        "PUT",
-        f"{B}/nodes/n",
-        {**OFFER, "spec": {"command": None}},
-        403,
-        "forbidden",
-    ),
-    Rule("... which an admin may", "admin", "PUT", f"{A}-cmd/nodes/n", COMMAND, 200, ""),
-    Rule(
-        "only members have a daemon run", "agent", "POST", f"{B}/nodes/n/daemon", DAEMON, 404, "unknown_node"
-    ),
-    Rule("... in their own groups", AGENT, "POST", f"{B}/nodes/n/daemon", DAEMON, 403, "forbidden"),
-    Rule("... drains nobody", "agent", "POST", f"{B}/nodes/n/drain", None, 403, "forbidden"),
-    Rule("... forgets no group", "agent", "DELETE", B, None, 403, "forbidden"),
-    Rule("a scope holds", ADMIN, "GET", B, None, 403, "forbidden"),
-    Rule("... for admins, too", ADMIN, "DELETE", B, None, 403, "forbidden"),
-    Rule("... for history", READER, "GET", f"{B}/events", None, 403, "forbidden"),
-    Rule(
-        "... for groups that do not exist", AGENT, "PUT", "/v1/groups/team-c/nodes/n", OFFER, 403, "forbidden"
-    ),
-    Rule("... case counts", READER, "GET", "/v1/groups/TEAM-A-x", None, 403, "forbidden"),
-    Rule("... its prefix is not enough", READER, "GET", "/v1/groups/xteam-a-x", None, 403, "forbidden"),
-    Rule("... for figures of the server", READER, "GET", "/metrics", None, 403, "forbidden"),
-    Rule("... by an encoded name", READER, "GET", "/v1/groups/%74eam-b-x", None, 403, "forbidden"),
-    Rule(
-        "... by an encoded slash",
-        READER,
-        "GET",
-        "/v1/groups/team-a-%2f..%2fteam-b-x",
-        None,
-        404,
-        "no_such_route",
-    ),
-    Rule("... by dots", READER, "GET", f"{A}/../team-b-x", None, 404, "no_such_route"),
-    Rule("... by a doubled slash", READER, "GET", "/v1/groups//team-b-x", None, 404, "no_such_route"),
-    Rule("... by an absolute URL", READER, "GET", f"http://localhost{B}", None, 403, "forbidden"),
-    Rule("... by a parameter", READER, "GET", f"{B}?group_id=team-a-x", None, 403, "forbidden"),
-    Rule("... by a newline behind the id", READER, "GET", f"{A}%0a", None, 422, "invalid_request"),
-    Rule("... by one behind an order", READER, "POST", f"{A}/cancel%0a", None, 403, "forbidden"),
-    Rule("another method does nothing", READER, "POST", A, None, 405, "method_not_allowed"),
-    Rule("... nor does HEAD", READER, "HEAD", B, None, 405, ""),
-    Rule(
-        "what is no route is said to whoever has a token",
-        "agent",
-        "GET",
-        "/v1/nothing",
-        None,
-        404,
-        "no_such_route",
-    ),
-    Rule("... as of a page beside the open ones", "nobody", "GET", "/healthz/", None, 401, "unauthorized"),
-    Rule("access comes before the body", "read", "PUT", A, {"no such": "field"}, 403, "forbidden"),
+READER = "read of team-a"
+RULES: list[tuple[str, str, str, str, object, int, str]] = [
+    ("health needs no token", "nobody", "GET", "/healthz", None, 200, ""),
+    ("... a page beside it does", "nobody", "GET", "/healthz/", None, 401, "unauthorized"),
+    ("an agent makes groups by joining", "agent", "PUT", f"{B}-new/nodes/n", OFFER, 200, ""),
+    ("... but not by PUT", "agent", "PUT", f"{B}-put", {"command": ["x"]}, 403, "forbidden"),
+    ("... nor a command by a join", "agent", "PUT", f"{B}/nodes/n", COMMAND, 403, "forbidden"),
+    ("... nor an empty one", "agent", "PUT", f"{B}/nodes/n", NO_COMMAND, 403, "forbidden"),
+    ("... which an admin may", "admin", "PUT", f"{A}-cmd/nodes/n", COMMAND, 200, ""),
+    ("only members have a daemon run", "agent", "POST", f"{B}/nodes/n/daemon", DAEMON, 404, "unknown_node"),
+    ("a scope holds", "agent of team-a", "PUT", "/v1/groups/team-c/nodes/n", OFFER, 403, "forbidden"),
+    ("... case counts", READER, "GET", "/v1/groups/TEAM-A-x", None, 403, "forbidden"),
+    ("... its prefix is not enough", READER, "GET", "/v1/groups/xteam-a-x", None, 403, "forbidden"),
+    ("... encoded name", READER, "GET", "/v1/groups/%74eam-b-x", None, 403, "forbidden"),
+    ("... encoded slash", READER, "GET", "/v1/groups/team-a-%2f..%2fteam-b-x", None, 404, "no_such_route"),
+    ("... dots", READER, "GET", f"{A}/../team-b-x", None, 404, "no_such_route"),
+    ("... doubled slash", READER, "GET", "/v1/groups//team-b-x", None, 404, "no_such_route"),
+    ("... absolute URL", READER, "GET", f"http://localhost{B}", None, 403, "forbidden"),
+    ("... parameter", READER, "GET", f"{B}?group_id=team-a-x", None, 403, "forbidden"),
+    ("... newline behind the id", READER, "GET", f"{A}%0a", None, 422, "invalid_request"),
+    ("... newline behind an order", READER, "POST", f"{A}/cancel%0a", None, 403, "forbidden"),
+    ("another method does nothing", READER, "POST", A, None, 405, "method_not_allowed"),
+    ("... nor does HEAD", READER, "HEAD", B, None, 405, ""),
+    ("no route", "agent", "GET", "/v1/nothing", None, 404, "no_such_route"),
+    ("access comes before the body", "read", "PUT", A, {"no such": "field"}, 403, "forbidden"),
 ]
-
-
-def attempt(server: Hetserver, rule: Rule) -> Answer:
-    """Try to break it."""
-    return ask(server, rule.method, rule.path, TOKENS.get(rule.who), rule.body)
 
 
 @pytest.fixture(scope="module")
@@ -259,10 +184,12 @@ def filled(server: Hetserver) -> Hetserver:
     return server
 
 
-@pytest.mark.parametrize("rule", RULES, ids=[rule.rule for rule in RULES])
-def test_a_rule_holds(filled: Hetserver, rule: Rule) -> None:
-    answer = attempt(filled, rule)
-    assert (answer.status, answer.code) == (rule.status, rule.code), answer
+@pytest.mark.parametrize(("rule", "who", "method", "path", "body", "status", "code"), RULES)
+def test_a_rule_holds(
+    filled: Hetserver, rule: str, who: str, method: str, path: str, body: object, status: int, code: str
+) -> None:
+    answer = ask(filled, method, path, TOKENS.get(who), body)
+    assert (answer.status, answer.code) == (status, code), (rule, answer)
 
 
 def test_the_list_of_groups_shows_those_of_the_token(filled: Hetserver) -> None:
@@ -318,20 +245,3 @@ def test_tokens_change_without_a_restart_and_a_broken_file_changes_nothing() -> 
         assert "cannot be read: No such file or directory" in server.log
         assert "token-of-all" not in server.log
         assert "Traceback" not in server.log
-
-
-def main() -> None:
-    """Print the rules and the replies."""
-    with served() as (server, _):
-        for group in (A, B):
-            ask(server, "PUT", group, TOKENS["admin"], {})
-        print("| rule | token | request | answer |\n|---|---|---|---|")
-        for rule in RULES:
-            answer = attempt(server, rule)
-            print(
-                f"| {rule.rule} | {rule.who} | `{rule.method} {rule.path}` | {answer.status} {answer.code} |"
-            )
-
-
-if __name__ == "__main__":
-    main()

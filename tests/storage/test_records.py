@@ -5,30 +5,14 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from hetrdzv.core.commands import (
-    Cancel,
-    Command,
-    Disconnect,
-    Drain,
-    Join,
-    Leave,
-    Put,
-    Renew,
     Report,
-    Restart,
-    StartDaemon,
     Tick,
-    Undrain,
 )
-from hetrdzv.core.directive import directive
-from hetrdzv.core.group import empty
-from hetrdzv.core.invariants import check
 from hetrdzv.core.model import Cause, End, Group, Node, Notice, Round
 from hetrdzv.protocol.directive import Member
-from hetrdzv.protocol.errors import Difference, Refused, StorageError
+from hetrdzv.protocol.errors import Difference, StorageError
 from hetrdzv.protocol.failure import Ended, Failure, RootCause
 from hetrdzv.protocol.pages import Event
 from hetrdzv.protocol.progress import Moved
@@ -95,122 +79,6 @@ def as_restored(group: Group) -> Group:
 def record_of(stored: Mapping[str, bytes], key: str) -> dict[str, object]:
     parsed: dict[str, object] = json.loads(stored[key])
     return parsed
-
-
-# -- groups that went through anything -----------------------------------------------------------------------
-
-node_ids = st.sampled_from(["gpu1", "gpu2", "gpu10", "a/b", "ü %2F"])
-incarnations = st.sampled_from(["x", "y"])
-texts = st.text(max_size=20)
-failures = st.builds(
-    Failure,
-    local_rank=st.integers(-1, 7),
-    rank=st.integers(-1, 63),
-    exit_code=st.none() | st.integers(0, 255),
-    signal=st.none() | st.just("SIGKILL"),
-    message=texts,
-    final=st.booleans(),
-    permanent=st.booleans(),
-)
-specs: st.SearchStrategy[Mapping[str, object]] = st.fixed_dictionaries(
-    {},
-    optional={
-        "min_nodes": st.integers(1, 2),
-        "max_nodes": st.integers(2, 3),
-        "world_size_multiple": st.integers(1, 3),
-        "min_world_size": st.integers(1, 6),
-        "growth_pause_s": st.sampled_from([0.0, 3.0]),
-        "max_restarts": st.integers(0, 2),
-        "last_call_s": st.sampled_from([0.0, 1.0]),
-        "join_timeout_s": st.sampled_from([2.5, 600.0]),
-        "on_join": st.sampled_from(OnJoin),
-        "command": st.lists(texts, min_size=1, max_size=3),
-    },
-)
-joins = st.builds(
-    Join,
-    node_id=node_ids,
-    incarnation=incarnations,
-    slots=st.integers(1, 8),
-    address=st.sampled_from(["10.0.0.1", "10.0.0.2", "fe80::1", "127.0.0.1"]),
-    port=st.integers(1, 65_535),
-    after_round=st.integers(0, 4),
-    labels=st.dictionaries(texts, texts, max_size=2),
-    device=st.dictionaries(texts, texts, max_size=2),
-    wants_command=st.booleans(),
-    wants_members=st.booleans(),
-    wants_daemon=st.booleans(),
-    spec=specs,
-)
-reports = st.builds(
-    Report,
-    node_id=node_ids,
-    incarnation=incarnations,
-    round=st.integers(1, 4),
-    kind=st.sampled_from(ReportKind),
-    age_s=st.floats(0, 10),
-    failure=st.none() | failures,
-    met=st.none() | st.integers(0, 20),
-    must_meet=st.booleans(),
-    message=texts,
-)
-daemons = st.builds(
-    StartDaemon,
-    node_id=node_ids,
-    master=node_ids,
-    incarnation=incarnations,
-    round=st.integers(1, 4),
-    words=st.lists(texts, max_size=2).map(lambda words: ("orted", *words)),
-)
-commands: st.SearchStrategy[Command] = st.one_of(
-    joins,
-    joins,
-    reports,
-    reports,
-    st.builds(Renew, node_ids, incarnations),
-    st.builds(Disconnect, node_ids, incarnations),
-    st.builds(Leave, node_id=node_ids, incarnation=incarnations, why=texts),
-    st.builds(Drain, node_ids),
-    st.builds(Undrain, node_ids),
-    st.builds(Put, specs),
-    st.just(Restart()),
-    st.builds(Cancel, by=texts),
-    st.just(Tick()),
-    daemons,
-)
-pauses = st.sampled_from([0.0, 0.1, 1.0, 1.1, 3.0, 6.0, 50.0])
-
-
-@settings(deadline=None)  # the first one makes what reads and writes records
-@given(
-    story=st.lists(st.tuples(commands, pauses), max_size=40), group_id=st.sampled_from(["g", "a/b c", "ü"])
-)
-def test_a_store_that_got_every_change_holds_the_group(
-    story: list[tuple[Command, float]], group_id: str
-) -> None:
-    kept, now = Kept(), 10.0
-    group: Group | None = None
-    for command, pause in story:
-        now += pause
-        try:
-            new = step(group if group is not None else empty(group_id, now), command, now).group
-        except Refused:
-            continue
-        kept.take(group, new)
-        group = new
-        assert kept.restored(group_id) == as_restored(group)
-    if group is None:
-        return
-    restored = kept.restored(group_id)
-    check(restored)
-    assert changes(group, restored) == ({}, set()), "only what is never stored differs"
-    assert all(
-        directive(restored, restored.nodes[node_id], NOW).version == directive(group, node, now).version
-        for node_id, node in as_restored(group).nodes.items()
-    )
-    assert all(key.startswith(group_prefix(group_id)) for key in kept.records)
-    kept.take(group, None)
-    assert kept.records == {}
 
 
 def member(number: int, slots: int = 4) -> Member:

@@ -126,12 +126,6 @@ async def test_a_sample_beyond_its_bounds_is_refused(body: dict[str, Any], field
         problem(await client.post(f"{NODE}/directive", json=body), 422, "invalid_request", field)
 
 
-@pytest.mark.parametrize("weight", [5e-324, 1e-323, 9.9e-7, 1.1e6])
-async def test_weights_whose_ratios_overflow_are_refused(weight: float) -> None:
-    async with serving() as (service, _), api(service) as client:
-        problem(await client.put(NODE, json=JOIN | {"weight": weight}), 422, "invalid_request", "weight")
-
-
 @pytest.mark.parametrize(
     ("change", "status", "says"),
     [

@@ -6,9 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from hetrdzv.service.polls.polls import tell
-from hetrdzv.storage.base import Snapshot
-from tests.support.served import FaultyStore, api, polled, serving, settled
+from tests.support.served import api, polled, serving, settled
 
 NODES = "/v1/groups/g/nodes"
 ORTED = ["orted", "-mca", "orte_hnp_uri", "1.0;tcp://10.0.0.1:5000"]
@@ -48,38 +46,6 @@ async def test_the_open_poll_of_the_member_is_answered_with_its_daemon() -> None
         assert [
             (one["reason"]["code"], one["reason"]["nodes"], one["reason"]["round"]) for one in events[-1:]
         ] == [("daemon_started", ["a"], 1)]
-
-
-async def test_it_costs_one_small_record_and_outlives_the_server() -> None:
-    store = FaultyStore()
-    async with serving(store) as (service, _), api(service) as client:
-        await begin(client)
-        store.commits.clear()
-        assert (await client.post(f"{NODES}/b/daemon", json=ASKED)).status_code == 200
-        puts = {key: value for batch in store.commits for key, value in batch.puts.items()}
-        assert sorted(key for key in puts if "events" not in key) == ["groups/g/nodes/b"]
-        version = (await polled(client, "b"))["version"]
-        content: Snapshot = await store.load()
-    async with serving(FaultyStore(content)) as (service, _), api(service) as client:
-        told = await polled(client, "b")
-        assert (told["version"], told["start"]["daemon"]) == (version, ORTED)
-        assert (await client.post(f"{NODES}/b/daemon", json=ASKED)).status_code == 200
-        reply = await client.post(f"{NODES}/b/daemon", json=ASKED | {"words": ["orted"]})
-        assert (reply.status_code, reply.json()["code"]) == (409, "daemon_refused")
-
-
-async def test_nobody_hears_of_it_before_it_is_committed() -> None:
-    async with serving() as (service, store), api(service) as client:
-        await begin(client)
-        store.open.clear()
-        asked = asyncio.create_task(client.post(f"{NODES}/b/daemon", json=ASKED))
-        await settled(50)
-        assert not asked.done()
-        start = tell(service, "g", "b", "1")[1].start
-        assert start is not None
-        assert start.daemon is None
-        store.open.set()
-        assert (await asked).status_code == 200
 
 
 @pytest.mark.parametrize(

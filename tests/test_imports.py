@@ -1,6 +1,8 @@
-"""No circle of files: imports in functions, and those for types only, count as well."""
+"""Imports go down only, and no circle of files: imports in functions, and those for types only, count as well."""
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from pathlib import Path
@@ -9,7 +11,25 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
-PACKAGES = ("agent/hetagent", "rendezvous/hetrdzv")
+MAY_IMPORT: dict[str, set[str]] = {
+    "core": {"protocol"},
+    "protocol": set(),
+    "settings": {"protocol"},
+    "auth": {"protocol"},
+    "storage": {"core", "protocol", "auth.tls", "client.explain"},
+    "service": {"core", "protocol", "settings", "storage"},
+    "api": {"core", "protocol", "settings", "storage", "auth", "service", "dashboard"},
+    "dashboard": {"core", "protocol", "storage", "auth", "service", "api.views", "api.workers"},
+    "client": {"protocol", "auth"},
+    "cli": {"core", "protocol", "settings", "storage", "auth", "service", "api", "client"},
+}
+"""By folder of hetrdzv (or module at the top): the others, or single modules of one, that it may import."""
+
+AGENT_MAY_IMPORT = {"auth.client_token", "auth.files", "auth.tls", "client", "protocol"}
+"""What hetagent may import of hetrdzv."""
+
+MAY_IMPORT_ETCD = {"service.leadership"}
+"""A single server needs no HTTP client, so only what runs with etcd imports it when it is loaded."""
 
 
 def modules(package: Path) -> dict[str, Path]:
@@ -21,9 +41,13 @@ def modules(package: Path) -> dict[str, Path]:
     return found
 
 
-def imports(source: str, known: AbstractSet[str]) -> Iterator[str]:
-    """The known modules that a source imports, wherever in it that is."""
-    for node in ast.walk(ast.parse(source)):
+SERVER, AGENT = modules(ROOT / "rendezvous/hetrdzv"), modules(ROOT / "agent/hetagent")
+
+
+def imports(source: str, known: AbstractSet[str], *, when_loaded: bool = False) -> Iterator[str]:
+    """The known modules that a source imports, wherever in it that is, or only when it is loaded."""
+    tree = ast.parse(source)
+    for node in tree.body if when_loaded else ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in known)
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
@@ -34,13 +58,64 @@ def imports(source: str, known: AbstractSet[str]) -> Iterator[str]:
                     yield name
 
 
-def graph(package: Path) -> dict[str, set[str]]:
-    """What each module of a package imports of it."""
-    found = modules(package)
+def graph(found: Mapping[str, Path], known: AbstractSet[str]) -> dict[str, set[str]]:
+    """What each module imports of the known ones, but for itself."""
     return {
-        name: set(imports(path.read_text(encoding="utf-8"), found.keys())) - {name}
-        for name, path in found.items()
+        name: set(imports(path.read_text(encoding="utf-8"), known)) - {name} for name, path in found.items()
     }
+
+
+def is_in(name: str, folders: AbstractSet[str]) -> bool:
+    """Whether a module of hetrdzv is in, or is, one of these folders or modules."""
+    name = name.removeprefix("hetrdzv.")
+    return any(name == folder or name.startswith(f"{folder}.") for folder in folders)
+
+
+# -- the direction -------------------------------------------------------------------------------------------
+
+
+def test_imports_go_downwards() -> None:
+    folders = {name.split(".")[1] for name in SERVER if "." in name}
+    assert folders == MAY_IMPORT.keys()
+    for name, found in graph(SERVER, SERVER.keys() - {"hetrdzv"}).items():
+        folder = name.removeprefix("hetrdzv").lstrip(".").split(".")[0]
+        allowed = MAY_IMPORT[folder] | {folder} if folder else set[str]()
+        assert {other for other in found if not is_in(other, allowed)} == set(), name
+
+
+def test_the_agent_imports_what_clients_need_and_the_server_nothing_of_the_agent() -> None:
+    for name, found in graph(AGENT, SERVER.keys() - {"hetrdzv"}).items():
+        assert {other for other in found if not is_in(other, AGENT_MAY_IMPORT)} == set(), name
+    assert not any(graph(SERVER, AGENT.keys()).values())
+
+
+def test_etcd_is_imported_only_where_it_is_used() -> None:
+    etcd = {name for name in SERVER if is_in(name, {"storage.etcd"})}
+    for name, path in SERVER.items():
+        found = set(imports(path.read_text(encoding="utf-8"), etcd, when_loaded=True))
+        assert not found or is_in(name, {"storage.etcd"} | MAY_IMPORT_ETCD), f"{name} imports {found}"
+
+
+def test_hetctl_imports_the_core_for_plans_only() -> None:
+    source = "import sys, hetrdzv.cli.hetctl.main; sys.exit('hetrdzv.core' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", source], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from p.a import x",
+        "from p import a",
+        "import p.a",
+        "def f():\n    from p.a import x",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from p.a import x",
+    ],
+)
+def test_an_import_is_found_wherever_it_is(source: str) -> None:
+    assert list(imports(source, {"p.a", "p.b"})) == ["p.a"]
+
+
+# -- circles -------------------------------------------------------------------------------------------------
 
 
 def circles(edges: Mapping[str, AbstractSet[str]]) -> set[frozenset[str]]:
@@ -71,33 +146,18 @@ def circles(edges: Mapping[str, AbstractSet[str]]) -> set[frozenset[str]]:
     return found
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_no_circle_of_files(package: str) -> None:
-    assert [sorted(circle) for circle in circles(graph(ROOT / package))] == []
+@pytest.mark.parametrize("found", [AGENT, SERVER], ids=["agent", "server"])
+def test_no_circle_of_files(found: dict[str, Path]) -> None:
+    assert [sorted(circle) for circle in circles(graph(found, found.keys()))] == []
 
 
 @pytest.mark.parametrize(
     ("edges", "found"),
     [
         ({"a": {"b"}, "b": {"c"}, "c": set()}, set()),
-        ({"a": {"b"}, "b": {"a"}}, {frozenset("ab")}),
         ({"a": {"b"}, "b": {"c"}, "c": {"d", "b"}, "d": {"a"}}, {frozenset("abcd")}),
         ({"a": {"b"}, "b": {"a", "c"}, "c": {"d"}, "d": {"c"}}, {frozenset("ab"), frozenset("cd")}),
     ],
 )
 def test_a_circle_is_found(edges: dict[str, set[str]], found: set[frozenset[str]]) -> None:
     assert circles(edges) == found
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "from p.a import x",
-        "from p import a",
-        "import p.a",
-        "def f():\n    from p.a import x",
-        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from p.a import x",
-    ],
-)
-def test_an_import_is_found_wherever_it_is(source: str) -> None:
-    assert list(imports(source, {"p.a", "p.b"})) == ["p.a"]

@@ -166,26 +166,27 @@ async def test_people_see_what_there_is_and_choose() -> None:
         for name in "ab":
             await declare(client, name, both)
         reply = (await client.get(f"{GROUP}/snapshots")).json()
-        assert reply["next"] == {"round": 1, "step": 16}
-        shown = [(one["stamp"]["step"], one.get("lack", {}).get("kind")) for one in reply["snapshots"]]
+        assert reply["next"] == {"round": 1, "step": 16, "origin": None}
+        shown = [(one["stamp"]["step"], (one["lack"] or {}).get("kind")) for one in reply["snapshots"]]
         assert shown == [(24, "nobody_has_all"), (16, None), (8, None)]
         assert reply["snapshots"][1] == {
-            "stamp": {"round": 1, "step": 16},
+            "stamp": {"round": 1, "step": 16, "origin": None},
             "world_size": 2,
             "sharded": False,
             "nodes": {"first": ["a", "b"], "more": 0},
             "size": 3_000_000_000,
             "on_disk": False,
             "undone": False,
+            "lack": None,
         }
         refused = await client.post(f"{GROUP}/snapshots", json={"step": 24})
         assert (refused.status_code, refused.json()["code"]) == (409, "no_such_snapshot")
         reply = (await client.post(f"{GROUP}/snapshots", json={"step": 8})).json()
-        assert (reply["next"], reply["wanted"]) == ({"round": 1, "step": 8}, True)
+        assert (reply["next"], reply["wanted"]) == ({"round": 1, "step": 8, "origin": None}, True)
         await fail(client, 1, both)
         assert (await told(client, "a"))["snapshot"]["step"] == 8
         reply = (await client.get(f"{GROUP}/snapshots")).json()
-        assert (reply["next"], reply["wanted"]) == ({"round": 1, "step": 8}, False)
+        assert (reply["next"], reply["wanted"]) == ({"round": 1, "step": 8, "origin": None}, False)
         assert [one["undone"] for one in reply["snapshots"]] == [True, True, False]
 
 

@@ -8,7 +8,7 @@ processes are still there.
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from math import inf
 from time import perf_counter
 from typing import Any
@@ -44,6 +44,17 @@ LATE_S = 1.0
 """How much later than it could a poll may come (seconds)."""
 
 
+@dataclass(slots=True)
+class _Watched:
+    """What is known of the workers of a group's newest round."""
+
+    round: int
+    workers: dict[int, Seen] = field(default_factory=dict)  # by global rank
+    training_noted: bool = False  # the group knows, or will soon, that they train
+    asked: tuple[float, tuple[int, ...]] | None = None  # of which stall stacks were asked for
+    is_asking: bool = False  # agents have not answered that yet
+
+
 class Progress:
     """The progress of all groups of a service; `spawn` runs a task for as long as that runs."""
 
@@ -60,19 +71,12 @@ class Progress:
         self._now = now
         self._execute = execute
         self._spawn = spawn
-        self._rounds: dict[
-            str, tuple[int, dict[int, Seen]]
-        ] = {}  # by group: its newest round, the workers by rank
-        self._begun: dict[str, int] = {}  # by group: of which round it was noted that its workers train
         self._queries = queries
         self._post_mortems = post_mortems
+        self._of: dict[str, _Watched] = {}  # by group
         self._turn = asyncio.Lock()
         self._judging: set[str] = set()  # groups that are judged in a thread
         self._due: dict[str, asyncio.TimerHandle] = {}  # groups that will be judged
-        self._asked: dict[
-            str, tuple[int, float, tuple[int, ...]]
-        ] = {}  # of which stall stacks were asked for
-        self._open: set[str] = set()  # groups whose agents have not answered that yet
 
     def note(self, group_id: str, node_id: str, reported: NodeProgress, poll_s: float) -> None:
         """The accepted agent of a node has reported on its workers, and will again after `poll_s` at the latest."""
@@ -83,30 +87,31 @@ class Progress:
         active = running[1]
         seen_at = self._now() - reported.age_s
         known_until = seen_at + reported.known_s + poll_s + LATE_S
-        number, workers = self._rounds.get(group_id, (0, {}))
-        if number != active.number:
-            workers = {}
-            self._rounds[group_id] = active.number, workers
+        watched = self._watched(group_id, active.number)
+        workers = watched.workers
         for sample in reported.workers:
             before = workers.get(sample.rank)
             if sample.rank in member.ranks and (before is None or before.seen_at <= seen_at):
                 workers[sample.rank] = Seen.of(node_id, sample, before, seen_at, known_until)
         if active.trains_at is None:
             own = [workers[rank].began_at for rank in member.ranks if rank in workers]
-            self._note_training(group_id, active, min(own, default=inf))
+            if (began_at := min(own, default=inf)) < inf and not watched.training_noted:
+                watched.training_noted = True
+                self._spawn(self._note(group_id, NoteTraining(active.number, began_at)))
         if active.stall is not None or any(worker.still for worker in reported.workers):
             self.look_soon(group_id)
 
-    def _note_training(self, group_id: str, active: Round, began_at: float) -> None:
-        """Note in the group that its workers train, once the first of them does."""
-        if began_at < inf and self._begun.get(group_id) != active.number:
-            self._begun[group_id] = active.number
-            self._spawn(self._note(group_id, NoteTraining(active.number, began_at)))
+    def _watched(self, group_id: str, number: int) -> _Watched:
+        """What is known of the workers of a group's newest round, which has this number."""
+        watched = self._of.get(group_id)
+        if watched is None or watched.round != number:
+            watched = self._of[group_id] = _Watched(number)
+        return watched
 
     def of_round(self, group_id: str, number: int) -> Mapping[int, Seen]:
         """The workers of a round, by global rank, as far as is known."""
-        newest, workers = self._rounds.get(group_id, (0, {}))
-        return workers if newest == number else {}
+        watched = self._of.get(group_id)
+        return watched.workers if watched is not None and watched.round == number else {}
 
     def workers(self, group: Group) -> Mapping[int, Seen]:
         """The workers of a group's newest round, by global rank, as far as is known."""
@@ -124,17 +129,11 @@ class Progress:
 
     def forget(self, group_id: str) -> None:
         """A group was deleted, or its job is over."""
-        self._rounds.pop(group_id, None)
-        self._begun.pop(group_id, None)
-        self._asked.pop(group_id, None)
-        self._open.discard(group_id)
+        self._of.pop(group_id, None)
 
     def clear(self) -> None:
         """The groups were loaded again."""
-        self._rounds.clear()
-        self._begun.clear()
-        self._asked.clear()
-        self._open.clear()
+        self._of.clear()
 
     # -- hangs -----------------------------------------------------------------------------------------------
 
@@ -201,8 +200,8 @@ class Progress:
         if noted is not None and abs(noted.since - since) <= SAME_S:
             since = noted.since
         timeout_s = group.spec.hang_timeout_s
-        has_asked = self._asked.get(group.group_id, (0,))[0] == active.number
-        answered = has_asked and group.group_id not in self._open
+        watched = self._watched(group.group_id, active.number)
+        answered = watched.asked is not None and not watched.is_asking
         if timeout_s is not None and (found.stood_s < timeout_s or not answered):
             known_until = min(known_until, since + timeout_s - SOONER_S)
         kept = self._post_mortems.of(group.group_id, About.STACKS, active.number)
@@ -213,10 +212,11 @@ class Progress:
     async def _note(self, group_id: str, command: NoteTraining | NoteStall) -> None:
         try:
             await self._execute(group_id, command)
-        except (
-            HetError
-        ) as error:  # the group is gone, or the server stops or loads: the next sample tries again
-            self._begun.pop(group_id, None)
+        except HetError as error:
+            # the group is gone, or the server stops or loads: the next sample tries again
+            watched = self._of.get(group_id)
+            if watched is not None and watched.round == command.round:
+                watched.training_noted = False
             logger.debug("workers of group %s: %s", group_id, error)
             return
         if isinstance(command, NoteStall) and command.stall is not None:
@@ -224,30 +224,29 @@ class Progress:
 
     def _take_stacks(self, group: Group, active: Round, stall: Stall, now: float) -> None:
         """Ask for the stacks of workers once a stall has lasted."""
-        group_id, of = group.group_id, (active.number, stall.since, stall.ranks[:1])
-        if group_id in self._open or self._asked.get(group_id) == of:
+        watched, asks = self._watched(group.group_id, active.number), (stall.since, stall.ranks[:1])
+        if watched.is_asking or watched.asked == asks:
             return
         lasts_s = min(STALL_REPORTED_S, (group.spec.hang_timeout_s or inf) / 2)
         if now < stall.since + lasts_s:
-            self.look_soon(group_id, stall.since + lasts_s - now)
+            self.look_soon(group.group_id, stall.since + lasts_s - now)
         else:
-            self._asked[group_id] = of
-            self._open.add(group_id)
-            self._spawn(self._fetch_stacks(group, active, stall))
+            watched.asked, watched.is_asking = asks, True
+            self._spawn(self._fetch_stacks(group, active, stall, watched))
 
-    async def _fetch_stacks(self, group: Group, active: Round, stall: Stall) -> None:
+    async def _fetch_stacks(self, group: Group, active: Round, stall: Stall, watched: _Watched) -> None:
         """Keep the stacks of those that are waited for, and of some others, unless the group is gone by then."""
         group_id = group.group_id
         others = range(0, active.world_size, -(-active.world_size // MOST_STACKS))
         try:
             stacks = await self._queries.of_workers(group, active, {*stall.ranks, *others})
         finally:
-            self._open.discard(group_id)
+            watched.is_asking = False
         there = self._groups().get(group_id)
         if there is not None and there.created_at == group.created_at:
             self._post_mortems.add_stacks(group_id, active.number, active.world_size, stacks)
             self.look_soon(group_id)
             if not any(stack.text for stack in stacks):  # as in a failover: ask again, later
                 await asyncio.sleep(WITHIN_S)
-                self._asked.pop(group_id, None)
+                watched.asked = None
                 self.look_soon(group_id)

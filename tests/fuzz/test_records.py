@@ -17,7 +17,6 @@ from hetrdzv.core.invariants import InvariantError, check
 from hetrdzv.core.model import Group
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import Refused, StorageError
-from hetrdzv.service.leases import Pace
 from tests.core.leases import step
 from tests.core.test_machine import GroupMachine
 from tests.fuzz.settings import BIG, COMMON, examples
@@ -30,8 +29,6 @@ WRITTEN: dict[str, Any] = {f"today/{make.__name__}": fixture(make()) for make in
     for path in Path(__file__).parent.parent.glob("storage/fixtures/*/*.json")
 }
 """What today's code writes, and what each release wrote: none yet."""
-
-PACE = Pace(2.5, 5.0)
 
 
 class StoredMachine(GroupMachine):

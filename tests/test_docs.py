@@ -25,9 +25,11 @@ import hetagent.cli.flags
 import hetagent.cli.parse
 import hetrdzv
 from hetrdzv.cli import hetctl, hetserver
+from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.http import versions
 from hetrdzv.protocol.reasons.reason import ReasonCode
+from hetrdzv.protocol.requests.joining import SpecFields
 from hetrdzv.protocol.settings import SETTINGS, GroupSpec
 from hetrdzv.protocol.states import DirectiveKind, GroupState, NodeState, ReportKind
 from hetrdzv.service.journal import WARNINGS
@@ -271,11 +273,11 @@ def check_spec(text: str) -> list[str]:
     table = {next(iter(quoted([row[0]]))): row for row in rows(section(text, "Settings"))}
     wrong = differences("field", "docs/groups.md", table.keys(), set(SETTINGS))
     spec = GroupSpec()
-    bounds = {
-        name: f"{shown(one.least)} to {shown(one.most)}"
-        for name, one in SETTINGS.items()
-        if one.least is not None
-    }
+    bounds = {}
+    for name, schema in codec.adapter(SpecFields).json_schema()["properties"].items():
+        for each in (*schema.get("anyOf", ()), schema, schema.get("items", {})):
+            if "minimum" in each:
+                bounds[name] = f"{shown(each['minimum'])} to {shown(each['maximum'])}"
     for name in table.keys() & set(SETTINGS):
         _, default, told, flag, *_ = table[name]
         if default != shown(getattr(spec, name)):

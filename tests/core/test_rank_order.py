@@ -1,9 +1,10 @@
 """What `rank_order`, `master` and `unit` can say."""
 
+import re
+
 import pytest
 
-from hetrdzv.protocol.errors import InvalidSpec
-from hetrdzv.protocol.settings import GroupSpec
+from hetrdzv.protocol.settings import SETTINGS, GroupSpec
 from hetrdzv.protocol.texts.rank_order import MasterRule, master_rule, order_labels
 
 
@@ -19,27 +20,18 @@ def test_orders(text: str, means: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("stiky", "rank_order 'stiky' must be sticky or topology:LABEL"),
-        ("", "rank_order '' must be sticky"),
-        ("topology:", "rank_order 'topology:' must be"),
+        ("stiky", "'stiky': must be sticky or topology:LABEL"),
+        ("", "'': must be sticky"),
+        ("topology:", "'topology:': must be"),
         ("topology:zone,", "must be sticky"),
         ("Topology:zone", "must be sticky"),
-        ("topology:zone,zone", "rank_order 'topology:zone,zone' names a label twice"),
+        ("topology:zone,zone", "'topology:zone,zone': names a label twice"),
         ("topology:1,2,3,4,5,6,7,8,9", "names 9 labels, but may name 8"),
-        (None, "rank_order is None, but must be text"),
-        (7, "rank_order is 7, but must be text"),
     ],
 )
 def test_orders_that_mean_nothing(text: str, says: str) -> None:
-    with pytest.raises(InvalidSpec) as caught:
-        GroupSpec(rank_order=text)
-    assert says in str(caught.value)
-
-
-def test_an_order_of_many_words_is_quoted_in_part() -> None:
-    with pytest.raises(InvalidSpec) as caught:
-        GroupSpec(rank_order="gpu1," * 1000)
-    assert len(str(caught.value)) < 400
+    with pytest.raises(ValueError, match=re.escape(says)):
+        SETTINGS["rank_order"].read(text)
 
 
 @pytest.mark.parametrize(
@@ -65,14 +57,14 @@ def test_whom_a_master_rule_allows() -> None:
     assert not master_rule("gpu7").allows("gpu70", {"gpu7": "gpu7"})
 
 
-@pytest.mark.parametrize("text", ["", "=yes", "gpu 7", "a,b", 5])
+@pytest.mark.parametrize("text", ["", "=yes", "gpu 7", "a,b"])
 def test_masters_that_mean_nothing(text: str) -> None:
-    with pytest.raises(InvalidSpec, match=r"^master "):
-        GroupSpec(master=text)
+    with pytest.raises(ValueError, match="must be LABEL=VALUE or a node id"):
+        SETTINGS["master"].read(text)
 
 
-@pytest.mark.parametrize("text", ["", "rack=1", "zone,rack", 5])
+@pytest.mark.parametrize("text", ["", "rack=1", "zone,rack"])
 def test_units_that_mean_nothing(text: str) -> None:
     assert GroupSpec(unit="rack").unit == "rack"
-    with pytest.raises(InvalidSpec, match=r"^unit "):
-        GroupSpec(unit=text)
+    with pytest.raises(ValueError, match="must be the name of one label"):
+        SETTINGS["unit"].read(text)

@@ -4,7 +4,7 @@ import pytest
 
 from hetrdzv.core.commands import Renew, Tick
 from hetrdzv.core.why import why_ended
-from hetrdzv.protocol.errors import InvalidSpec, StaleRound
+from hetrdzv.protocol.errors import StaleRound
 from hetrdzv.protocol.reasons import departures, ends, events, waiting
 from tests.core.driver import LEASE_S, Story, bare, running
 from tests.core.explained import ready, waits_for
@@ -411,22 +411,3 @@ def test_step_that_changes_nothing_returns_the_same_group() -> None:
     waiting = Story(min_nodes=2)
     waiting.join("a")
     assert step(waiting.group, Tick(), waiting.now).group is waiting.group
-
-
-@pytest.mark.parametrize(
-    ("spec", "words"),
-    [
-        ({"min_nodes": 3, "max_nodes": 2}, "max_nodes is 2, below min_nodes, which is 3"),
-        ({"min_nodes": 0}, "min_nodes is 0, but must be between 1 and"),
-        ({"min_nodes": None}, "min_nodes is None, but must be a whole number"),
-        ({"lease_s": None}, "lease_s is None, but must be a number"),
-        ({"max_restarts": 1.5}, "max_restarts is 1.5, but must be a whole number"),
-        ({"lease_s": float("nan")}, "lease_s is nan"),
-        ({"on_join": "explode"}, "on_join is explode, but must be restart or spare"),
-        ({"command": []}, "command is empty"),
-        ({"colour": 1}, "a group has no field 'colour'"),
-    ],
-)
-def test_bad_spec(spec: dict[str, object], words: str) -> None:
-    with pytest.raises(InvalidSpec, match=words):
-        Story(**spec).join("a")

@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
 from hypothesis import strategies as st
+from pydantic import AfterValidator
+from pydantic.fields import FieldInfo
 from typing_extensions import is_typeddict
-
-from hetrdzv.protocol.bounds import AtMost, Matches
 
 Strategy = st.SearchStrategy[Any]
 
@@ -84,6 +84,8 @@ def _plain(kind: type, limits: dict[str, Any]) -> Strategy:
     assert kind is str, f"no strategy for {kind}"
     if "pattern" in limits:
         return st.from_regex(limits["pattern"], fullmatch=True)
+    if "checked" in limits:
+        return st.just("sticky")  # an order, a node that may be master, and a label
     return st.text(min_size=limits.get("min_length", 0), max_size=min(20, limits.get("max_length", 20)))
 
 
@@ -102,8 +104,12 @@ def limits_of(about: list[Any]) -> dict[str, Any]:
                 limits["gt"] = gt
             case MinLen(min_length):
                 limits["min_length"] = min_length
-            case MaxLen(max_length) | AtMost(max_length):
+            case MaxLen(max_length):
                 limits["max_length"] = max_length
-            case Matches(pattern):
+            case FieldInfo(metadata=more):
+                limits |= limits_of(more)
+            case AfterValidator():
+                limits["checked"] = True
+            case _ if pattern := getattr(each, "pattern", None):
                 limits["pattern"] = pattern
     return limits

@@ -4,7 +4,6 @@ import os
 import re
 from argparse import REMAINDER, SUPPRESS, ArgumentParser, ArgumentTypeError, _ArgumentGroup
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,10 +17,10 @@ from hetagent.options.values import GRACE_S, ON_OFF, Flags, argument, grace, not
 from hetagent.session.backoff import CONNECT_TIMEOUT_S
 from hetagent.snapshots.folder import EVERY_S
 from hetrdzv import __version__
-from hetrdzv.protocol.settings import METAVARS, SETTINGS, Setting
+from hetrdzv.protocol.settings import SETTINGS, Setting
 from hetrdzv.protocol.texts import typed
 
-SPEC_FLAGS: Mapping[str, Setting] = {name: setting for name, setting in SETTINGS.items() if setting.has_flag}
+SPEC_FLAGS: Mapping[str, Setting] = {name: setting for name, setting in SETTINGS.items() if setting.help}
 """Settings of the group with a flag of their own name; --nnodes and --max-restarts are torchrun's."""
 
 OUR_FLAGS: Flags = {
@@ -235,10 +234,10 @@ def parser() -> Parser:
         groups.add_argument(
             f"--{name.replace('_', '-')}",
             dest=name,
-            type=argument(partial(typed.setting, setting)),
+            type=argument(setting.read),
             choices=setting.choices or None,
             help=f"{setting.help.removesuffix('.')} (default: {setting.shown_default}).",
-            metavar=None if setting.choices else setting.metavar or METAVARS[setting.kind],
+            metavar=None if setting.choices else setting.metavar,
         )
     made.add_argument(
         "training_script",

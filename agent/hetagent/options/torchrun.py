@@ -6,12 +6,11 @@ tests/agent/options/test_torchrun.py compares it with the parser of the torch th
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from hetagent.options.values import argument, filters
 from hetrdzv.protocol.settings import DEFAULTS, SETTINGS
-from hetrdzv.protocol.texts.typed import seconds, setting
+from hetrdzv.protocol.texts.typed import seconds
 
 TORCHRUNS_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 """torchrun's default for --signals-to-handle."""
@@ -52,7 +51,7 @@ ACCEPTED: Mapping[str, TorchrunFlag] = {
         switch=True, help="Start a private hetserver, for a job on this node only."
     ),
     "--max-restarts": TorchrunFlag(
-        type=argument(partial(setting, SETTINGS["max_restarts"])),
+        type=argument(SETTINGS["max_restarts"].read),
         help=f"How many failures may restart the group (default: {DEFAULTS.max_restarts})."
     ),
     "--monitor-interval": TorchrunFlag(

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from hetrdzv.protocol import codec
 from hetrdzv.protocol.requests.joining import JoinRequest, SpecFields
 from hetrdzv.protocol.settings import SETTINGS, UNLIMITED_RESTARTS
 from hetrdzv.protocol.texts.ids import checked_id
-from hetrdzv.protocol.texts.typed import seconds, setting, whole
+from hetrdzv.protocol.texts.typed import seconds
 
 TORCHS_OWN = frozenset({"timeout"})
 """Options that torch adds to every job for its own backends; ignored."""
@@ -47,9 +46,9 @@ OPTIONS: Mapping[str, Callable[[str], Any]] = {
     "ca_cert": _path,
     "client_cert": _path,
     "client_key": _path,
-    **{name: partial(setting, SETTINGS[name]) for name in WORLD_SIZES},
-    "max_restarts": whole,
-    **{name: partial(setting, spec) for name, spec in SPEC_FLAGS.items()},
+    **{name: SETTINGS[name].read for name in WORLD_SIZES},
+    "max_restarts": SETTINGS["max_restarts"].read,
+    **{name: spec.read for name, spec in SPEC_FLAGS.items()},
 }
 """Every option of --rdzv-conf, with the function that parses its value."""
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from hetrdzv.core.commands import Join
 from hetrdzv.core.memo import cached
@@ -12,7 +13,7 @@ from hetrdzv.core.rounds.timers import STOP_GRACE_S
 from hetrdzv.core.rounds.transitions import StepContext, begin_job, expire, is_reusable
 from hetrdzv.protocol.errors import SCRIPT, Conflict, Difference, SpecConflict
 from hetrdzv.protocol.reasons.events import settings_changed
-from hetrdzv.protocol.settings import SETTINGS, GroupSpec, differences, news_in
+from hetrdzv.protocol.settings import SETTINGS, GroupSpec, differences
 
 NODES_NAMED = 8
 """How many of the nodes that hold a group to its settings an error lists."""
@@ -28,7 +29,9 @@ def agree(
     `PUT`).
     """
     group = context.group
-    news = news_in(group.spec, given)
+    news: dict[str, Any] = {
+        name: value for name, value in given.items() if value != getattr(group.spec, name)
+    }
     replaced = differences(group.spec, news, SETTINGS.keys() if group.spec_fixed else group.given)
     if replaced:
         expire(context)

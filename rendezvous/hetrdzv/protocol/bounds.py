@@ -1,14 +1,13 @@
 """The types of the fields of all that is sent or stored, each with its bounds.
 
-Times are in seconds. What `annotated_types` has no word for is a rule of our own, which tells pydantic's schemas about
-itself; nothing of pydantic is imported for that.
+Times are in seconds.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 from annotated_types import Ge, Le, Lt, MaxLen
+from pydantic import AfterValidator, Field
 
 from hetrdzv.protocol.settings import MAX_SLOTS, MAX_WORLD_SIZE
 from hetrdzv.protocol.texts.ids import ID_PATTERN, MAX_ID_LENGTH
@@ -47,66 +46,9 @@ MAX_ALL_PROCESS_GROUPS = 1024
 """How many process groups of all workers of a node together."""
 
 
-# -- rules of our own ------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Matches:
-    """A text matches a regular expression from its beginning to its end."""
-
-    pattern: str
-
-    def __get_pydantic_core_schema__(self, kind: Any, schema_of: Callable[[Any], dict[str, Any]]) -> Any:
-        return {**schema_of(kind), "pattern": self.pattern}
-
-
-@dataclass(frozen=True, slots=True)
-class AtMost:
+def at_most(items: int) -> Any:
     """A tuple has no more items than this; reading it ends at the first wrong one, or where it gets too long."""
-
-    items: int
-
-    def __get_pydantic_core_schema__(self, kind: Any, schema_of: Callable[[Any], dict[str, Any]]) -> Any:
-        return {**schema_of(kind), "max_length": self.items, "fail_fast": True}
-
-
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """A value passes a check, which raises ValueError with what is wrong with it."""
-
-    check: Callable[[Any], None]
-
-    def __get_pydantic_core_schema__(self, kind: Any, schema_of: Callable[[Any], dict[str, Any]]) -> Any:
-        return {"type": "function-after", "function": _plainly(self.check), "schema": schema_of(kind)}
-
-
-def _plainly(check: Callable[[Any], None]) -> dict[str, Any]:
-    def checked(value: Any) -> Any:
-        check(value)
-        return value
-
-    return {"type": "no-info", "function": checked}
-
-
-class OrNewer:
-    """Of an enum or a text: the enum where it has the word, else the text, which a newer version has sent."""
-
-    def __get_pydantic_core_schema__(self, kind: Any, schema_of: Callable[[Any], dict[str, Any]]) -> Any:
-        error = {"custom_error_type": "word", "custom_error_message": "Input should be a valid string"}
-        return {**schema_of(kind), "mode": "left_to_right", **error}
-
-    def __get_pydantic_json_schema__(self, core: Any, schema_of: Callable[[Any], dict[str, Any]]) -> Any:
-        return schema_of({**core, "choices": core["choices"][:1]})
-
-
-class Documented:
-    """Adds to what the document of the API says of a value; nothing here looks at that."""
-
-    def __init__(self, **more: object) -> None:
-        self._more = more
-
-    def __get_pydantic_json_schema__(self, core: Any, schema_of: Callable[[Any], dict[str, Any]]) -> Any:
-        return {**schema_of(core), **self._more}
+    return Field(max_length=items, fail_fast=True)
 
 
 class Body:
@@ -118,7 +60,7 @@ class Body:
 
 # -- texts -----------------------------------------------------------------------------------------------------
 
-Id = Annotated[str, MaxLen(MAX_ID_LENGTH), Matches(ID_PATTERN)]
+Id = Annotated[str, MaxLen(MAX_ID_LENGTH), Field(pattern=ID_PATTERN)]
 Text = Annotated[str, MaxLen(16_384)]
 ShortText = Annotated[str, MaxLen(256)]
 
@@ -144,9 +86,10 @@ Weight = Annotated[float, Ge(MIN_WEIGHT), Le(MAX_WEIGHT)]
 # -- labels ----------------------------------------------------------------------------------------------------
 
 
-def _short(labels: Mapping[str, str]) -> None:
+def _short(labels: Mapping[str, str]) -> Mapping[str, str]:
     if (given := sum(len(name) + len(value) for name, value in labels.items())) > MAX_LABEL_CHARACTERS:
         raise ValueError(f"It should have at most {MAX_LABEL_CHARACTERS} characters in all, not {given}")
+    return labels
 
 
-Labels = Annotated[Mapping[ShortText, ShortText], MaxLen(MAX_LABELS), Checked(_short)]
+Labels = Annotated[Mapping[ShortText, ShortText], MaxLen(MAX_LABELS), AfterValidator(_short)]

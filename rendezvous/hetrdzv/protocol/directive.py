@@ -1,15 +1,14 @@
 """What a node is told: its directive, and what comes with it."""
 
 from dataclasses import dataclass
-from typing import Annotated
 
-from hetrdzv.protocol.bounds import OrNewer, Seconds
+from hetrdzv.protocol.bounds import Seconds
 from hetrdzv.protocol.errors import Difference
 from hetrdzv.protocol.failure import RootCause
 from hetrdzv.protocol.reasons.reason import Reason, shown
 from hetrdzv.protocol.rounds import TimeSpent
 from hetrdzv.protocol.snapshots import Chosen
-from hetrdzv.protocol.states import DirectiveKind, GroupState
+from hetrdzv.protocol.states import DirectiveKind
 from hetrdzv.protocol.texts.times import Clock
 
 
@@ -146,7 +145,7 @@ class Directive:
     restarts: int = 0
     job: int = 1
     start: Start | None = None
-    outcome: Annotated[GroupState | str, OrNewer()] | None = None
+    outcome: str | None = None
     exit_code: int | None = None
     root_cause: RootCause | None = None
     time: TimeSpent | None = None

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 from hetrdzv import __version__
-from hetrdzv.protocol.bounds import OrNewer, Seconds
+from hetrdzv.protocol.bounds import Seconds
 from hetrdzv.protocol.directive import Directive, Member, Shares, StopNotice
 from hetrdzv.protocol.errors import Conflict
 from hetrdzv.protocol.failure import Failure, RootCause
@@ -14,7 +14,7 @@ from hetrdzv.protocol.reasons.hangs import HANG_CODES
 from hetrdzv.protocol.reasons.reason import Reason, shown
 from hetrdzv.protocol.snapshots import SafeShown
 from hetrdzv.protocol.stacks import Stack
-from hetrdzv.protocol.states import HANGS, GroupState
+from hetrdzv.protocol.states import HANGS
 from hetrdzv.protocol.texts.ids import natural_key
 from hetrdzv.protocol.texts.times import Clock
 
@@ -134,7 +134,7 @@ class GroupSummary:
     """A group in `GET /v1/groups`."""
 
     group_id: str
-    state: Annotated[GroupState | str, OrNewer()]
+    state: str
     reason: Reason
     clock: Seconds = 0.0
     job: int

@@ -4,14 +4,13 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from annotated_types import Le
+from pydantic import AfterValidator
 
 from hetrdzv.protocol.bounds import (
     MAX_ALL_PROCESS_GROUPS,
     MAX_KNOWN_S,
     MAX_PROCESS_GROUPS,
-    AtMost,
     Body,
-    Checked,
     Count,
     Duration,
     Fraction,
@@ -21,6 +20,7 @@ from hetrdzv.protocol.bounds import (
     ShortText,
     Whole,
     Workers,
+    at_most,
 )
 from hetrdzv.protocol.settings import MAX_SLOTS
 
@@ -87,7 +87,7 @@ class Worker(Body):
     waiting: Fraction | None = None
     long_s: Duration = 0.0
     step: Whole | None = None
-    collectives: Annotated[tuple[Collectives, ...], AtMost(MAX_PROCESS_GROUPS)] = ()
+    collectives: Annotated[tuple[Collectives, ...], at_most(MAX_PROCESS_GROUPS)] = ()
 
     @property
     def ended(self) -> bool:
@@ -105,11 +105,12 @@ class Worker(Body):
         return sum(group.enqueued for group in self.collectives) if self.collectives else None
 
 
-def _few_process_groups(workers: tuple[Worker, ...]) -> None:
+def _few_process_groups(workers: tuple[Worker, ...]) -> tuple[Worker, ...]:
     if (given := sum(len(worker.collectives) for worker in workers)) > MAX_ALL_PROCESS_GROUPS:
         raise ValueError(
             f"its workers should have at most {MAX_ALL_PROCESS_GROUPS} process groups in all, not {given}"
         )
+    return workers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +125,7 @@ class NodeProgress(Body):
     round: Positive
     age_s: Duration = 0.0
     known_s: Annotated[Duration, Le(MAX_KNOWN_S)] = 60.0
-    workers: Annotated[tuple[Worker, ...], AtMost(MAX_SLOTS), Checked(_few_process_groups)]
+    workers: Annotated[tuple[Worker, ...], at_most(MAX_SLOTS), AfterValidator(_few_process_groups)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

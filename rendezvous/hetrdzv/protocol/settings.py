@@ -4,21 +4,20 @@ To add a setting, add a field to `GroupSpec`. The wire model, the flags of `heta
 bounds in the OpenAPI document follow from it; docs/groups.md is checked against it.
 """
 
-# ruff: noqa: RUF009 - `_setting` makes dataclass fields
+# ruff: noqa: RUF009 - `_flag` makes dataclass fields
 
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any, get_type_hints
 
+from annotated_types import Ge, Le, MaxLen, MinLen
+from pydantic import AfterValidator, ValidationError
+
+from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import Difference, InvalidSpec
-from hetrdzv.protocol.texts.rank_order import (
-    clipped_value,
-    master_rule,
-    order_labels,
-    unit_label,
-)
+from hetrdzv.protocol.texts.rank_order import clipped_value, master_rule, order_labels, unit_label
 
 
 class OnJoin(StrEnum):
@@ -27,86 +26,6 @@ class OnJoin(StrEnum):
     RESTART = "restart"
     SPARE = "spare"
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """One setting of a group: type, default, bounds and help."""
-
-    name: str
-    kind: type
-    default: Any
-    least: float | None
-    most: float | None
-    optional: bool
-    help: str
-    metavar: str = ""
-    reads: Callable[[str], object] = str
-
-    @property
-    def has_flag(self) -> bool:
-        """Whether `hetagent` and `hetctl create` have a flag of this name (`--lease-s`)."""
-        return bool(self.help)
-
-    @property
-    def choices(self) -> tuple[str, ...]:
-        """The values of an enum; empty for others."""
-        return tuple(choice.value for choice in self.kind) if issubclass(self.kind, StrEnum) else ()
-
-    @property
-    def shown_default(self) -> str:
-        """The default as a flag takes it, or `none`."""
-        return _shown(self.default)
-
-    def check(self, value: Any) -> None:
-        """Raise unless the value is of the right kind and within bounds.
-
-        Raises:
-            InvalidSpec: names the setting, the value and the bounds.
-        """
-        if self.kind is str and not (value is None and self.optional):
-            self._check_text(value)
-            return
-        if self.least is None or (value is None and self.optional):
-            return
-        if self.kind is tuple:
-            for number in value:
-                replace(self, kind=int).check(number)
-            return
-        if isinstance(value, bool) or not isinstance(value, int if self.kind is int else (int, float)):
-            what = "a whole number" if self.kind is int else "a number"
-            text = f"{self.name} is {value!r}, but must be {what} between {self.least} and {self.most}"
-            raise InvalidSpec(text, self.name)
-        if not self.least <= value <= (self.most or 0):
-            text = f"{self.name} is {value}, but must be between {self.least} and {self.most}"
-            raise InvalidSpec(text, self.name)
-
-    def _check_text(self, value: Any) -> None:
-        if not isinstance(value, str):
-            raise InvalidSpec(f"{self.name} is {value!r}, but must be text", self.name)
-        try:
-            self.reads(value)
-        except ValueError as error:
-            raise InvalidSpec(f"{self.name} {error}", self.name) from None
-
-
-def _setting(
-    kind: type,
-    default: Any,
-    least: float | None = None,
-    most: float | None = None,
-    *,
-    optional: bool = False,
-    help: str = "",  # noqa: A002 - argparse's and click's own word
-    **more: Any,
-) -> Any:
-    return field(
-        default=default,
-        metadata={"kind": kind, "least": least, "most": most, "optional": optional, "help": help, **more},
-    )
-
-
-METAVARS: Mapping[type, str] = {float: "S", int: "N", tuple: "N[,N...]"}
-"""What a flag takes, by the kind of its setting."""
 
 DAY_S = 86_400
 
@@ -123,114 +42,104 @@ UNLIMITED_RESTARTS = 1_000_000
 """A `max_restarts` that no job reaches, for agents that count restarts themselves (torch's). Texts leave it out."""
 
 
+MAX_COMMAND = 131_072
+"""How many characters a group's command may have in all; one word of a program's arguments may have so many bytes."""
+
+
+def _checked(check: Callable[[Any], object]) -> AfterValidator:
+    def checked(value: Any) -> Any:
+        check(value)
+        return value
+
+    return AfterValidator(checked)
+
+
+def _no_long_command(words: tuple[str, ...]) -> None:
+    if sum(map(len, words)) > MAX_COMMAND:
+        raise ValueError(f"A command should have at most {MAX_COMMAND} characters in all")
+
+
+_Text = Annotated[str, MaxLen(16_384)]
+_Nodes = Annotated[int, Ge(1), Le(MAX_NODES)]
+_WorldSize = Annotated[int, Ge(1), Le(MAX_WORLD_SIZE)]
+_UpToADay = Annotated[float, Ge(0), Le(DAY_S)]
+
+
+def _flag(default: Any, help: str = "", metavar: str = "S") -> Any:  # noqa: A002 - argparse's and click's own word
+    """A setting with a flag of its own, unless it has no help."""
+    return field(default=default, metadata={"help": help, "metavar": metavar})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSpec:
     """What a group was asked to be. JSON, flags and `PUT /v1/groups/{id}` share the names; times are in seconds.
 
+    Each value is checked where it comes in, see `Setting.read` and `SpecFields`.
+
     Raises:
-        InvalidSpec: a value is out of range, or bounds contradict each other.
+        InvalidSpec: bounds contradict each other.
     """
 
-    min_nodes: int = _setting(int, 1, 1, MAX_NODES)
-    max_nodes: int | None = _setting(int, None, 1, MAX_NODES, optional=True)
-    min_world_size: int | None = _setting(int, None, 1, MAX_WORLD_SIZE, optional=True)
-    max_world_size: int | None = _setting(int, None, 1, MAX_WORLD_SIZE, optional=True)
-    world_size_multiple: int = _setting(
-        int, 1, 1, 100_000, help="The world size is a multiple of this; nodes that do not fit are spares."
+    min_nodes: _Nodes = 1
+    max_nodes: _Nodes | None = None
+    min_world_size: _WorldSize | None = None
+    max_world_size: _WorldSize | None = None
+    world_size_multiple: Annotated[int, Ge(1), Le(100_000)] = _flag(
+        1, "The world size is a multiple of this; nodes that do not fit are spares.", "N"
     )
-    max_restarts: int = _setting(int, 3, 0, UNLIMITED_RESTARTS)
-    join_timeout_s: float = _setting(
-        float, 600.0, 0.1, 30 * DAY_S, help="Seconds until the group fails if its nodes do not come together."
+    max_restarts: Annotated[int, Ge(0), Le(UNLIMITED_RESTARTS)] = 3
+    join_timeout_s: Annotated[float, Ge(0.1), Le(30 * DAY_S)] = _flag(
+        600.0, "Seconds until the group fails if its nodes do not come together."
     )
-    last_call_s: float = _setting(
-        float, 10.0, 0, DAY_S, help="Seconds a round waits for more nodes once it has enough."
+    last_call_s: _UpToADay = _flag(10.0, "Seconds a round waits for more nodes once it has enough.")
+    replace_wait_s: _UpToADay = _flag(
+        0.0, "Seconds to wait for a replacement before the group shrinks after a loss."
     )
-    replace_wait_s: float = _setting(
-        float, 0.0, 0, DAY_S, help="Seconds to wait for a replacement before the group shrinks after a loss."
-    )
-    stop_timeout_s: float = _setting(
-        float, 30.0, 0, DAY_S, help="Seconds between SIGTERM and SIGKILL when workers are stopped."
-    )
-    notice_s: float = _setting(
-        float,
+    stop_timeout_s: _UpToADay = _flag(30.0, "Seconds between SIGTERM and SIGKILL when workers are stopped.")
+    notice_s: _UpToADay = _flag(
         0.0,
-        0,
-        DAY_S,
-        help="Seconds that workers have to save before a planned stop (HET_NOTICE_FILE); 0: they are not told.",
+        "Seconds that workers have to save before a planned stop (HET_NOTICE_FILE); 0: they are not told.",
     )
-    lease_s: float = _setting(
-        float, 5.0, 0.5, 3_600, help="Seconds without a heartbeat after which a node is lost."
+    lease_s: Annotated[float, Ge(0.5), Le(3_600)] = _flag(
+        5.0, "Seconds without a heartbeat after which a node is lost."
     )
-    max_disconnect_s: float = _setting(
-        float,
-        600.0,
-        0.5,
-        30 * DAY_S,
-        help="Seconds without any server after which an agent stops its workers.",
+    max_disconnect_s: Annotated[float, Ge(0.5), Le(30 * DAY_S)] = _flag(
+        600.0, "Seconds without any server after which an agent stops its workers."
     )
-    no_restart_on: tuple[int, ...] = _setting(
-        tuple, (), 1, 255, help="Exit codes of a worker after which the job fails at once, as in 2,64."
+    no_restart_on: Annotated[tuple[Annotated[int, Ge(1), Le(255)], ...], MaxLen(255)] = _flag(
+        (), "Exit codes of a worker after which the job fails at once, as in 2,64.", "N[,N...]"
     )
-    restart_wait_s: float = _setting(
-        float,
-        60.0,
-        0,
-        DAY_S,
-        help="Seconds that restarts in quick succession wait at most; 0: they do not wait.",
+    restart_wait_s: _UpToADay = _flag(
+        60.0, "Seconds that restarts in quick succession wait at most; 0: they do not wait."
     )
-    hang_timeout_s: float | None = _setting(
-        float,
-        None,
-        1,
-        30 * DAY_S,
-        optional=True,
-        help="Seconds for which workers may wait for another one before that ends the round as a failure.",
+    hang_timeout_s: Annotated[float, Ge(1), Le(30 * DAY_S)] | None = _flag(
+        None, "Seconds for which workers may wait for another one before that ends the round as a failure."
     )
-    growth_pause_s: float = _setting(
-        float,
-        0.0,
-        0,
-        DAY_S,
-        help="Seconds that a round runs at least before nodes that join restart the job.",
+    growth_pause_s: _UpToADay = _flag(
+        0.0, "Seconds that a round runs at least before nodes that join restart the job."
     )
-    on_join: OnJoin = _setting(
-        OnJoin,
-        OnJoin.RESTART,
-        help="What a node that joins a running group does: restart the job, or wait as a spare.",
+    on_join: OnJoin = _flag(
+        OnJoin.RESTART, "What a node that joins a running group does: restart the job, or wait as a spare."
     )
-    rank_order: str = _setting(
-        str,
+    rank_order: Annotated[_Text, _checked(order_labels)] = _flag(
         "sticky",
-        help="How ranks are ordered: sticky, or topology:LABEL[,LABEL] (nodes of one label value side by side).",
-        metavar="ORDER",
-        reads=order_labels,
+        "How ranks are ordered: sticky, or topology:LABEL[,LABEL] (nodes of one label value side by side).",
+        "ORDER",
     )
-    master: str | None = _setting(
-        str,
+    master: Annotated[_Text, _checked(master_rule)] | None = _flag(
+        None, "Who may be master: the nodes with a label of this value, or one node id.", "LABEL=VALUE|ID"
+    )
+    unit: Annotated[_Text, _checked(unit_label)] | None = _flag(
         None,
-        optional=True,
-        help="Who may be master: the nodes with a label of this value, or one node id.",
-        metavar="LABEL=VALUE|ID",
-        reads=master_rule,
+        "Nodes with the same value of this label are used all together or not at all, as in rack.",
+        "LABEL",
     )
-    unit: str | None = _setting(
-        str,
-        None,
-        optional=True,
-        help="Nodes with the same value of this label are used all together or not at all, as in rack.",
-        metavar="LABEL",
-        reads=unit_label,
-    )
-    command: tuple[str, ...] | None = _setting(tuple, None, optional=True)
+    command: Annotated[tuple[_Text, ...], MinLen(1), MaxLen(1024), _checked(_no_long_command)] | None = None
 
     def __post_init__(self) -> None:
-        for setting in SETTINGS.values():
-            setting.check(getattr(self, setting.name))
         if wrong := _contradiction(self):
             field, text = wrong
             raise InvalidSpec(f"{field} is {text}", field)
-        if self.command is not None and not self.command:
-            raise InvalidSpec("command is empty: name a script, for example: -- train.py --lr 0.1", "command")
 
     @property
     def bounded(self) -> bool:
@@ -275,24 +184,48 @@ def _contradiction(spec: GroupSpec) -> tuple[str, str] | None:
     return "world_size_multiple", f"{text}: {advice}"
 
 
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting of a group: its type with its bounds, its default, and its flag if it has help."""
+
+    name: str
+    kind: Any
+    default: Any
+    help: str = ""
+    metavar: str = "N"
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The values of an enum; empty for others."""
+        return tuple(OnJoin) if self.kind is OnJoin else ()
+
+    @property
+    def shown_default(self) -> str:
+        """The default as a flag takes it, or `none`."""
+        return _shown(self.default)
+
+    def read(self, text: str) -> object:
+        """The value that a person has typed.
+
+        Raises:
+            ValueError: it is none, or out of range.
+        """
+        given = text.split(",") if isinstance(self.default, tuple) else text
+        try:
+            return codec.adapter(self.kind).validate_python(given)
+        except ValidationError as error:
+            raise ValueError(f"{text!r}: {next(codec.mistakes(error)).text}") from None
+
+
+_KINDS = get_type_hints(GroupSpec, include_extras=True)
+
 SETTINGS: Mapping[str, Setting] = {
-    setting.name: Setting(name=setting.name, default=setting.default, **setting.metadata)
-    for setting in fields(GroupSpec)
+    one.name: Setting(one.name, _KINDS[one.name], one.default, **one.metadata) for one in fields(GroupSpec)
 }
 """Every setting of a group, by name."""
 
 DEFAULTS = GroupSpec()
 """The spec of a group for which nothing was given."""
-
-
-def news_in(spec: GroupSpec, given: Mapping[str, object]) -> Mapping[str, Any]:
-    """Those of the given settings that a spec has with another value.
-
-    Raises:
-        InvalidSpec: a setting that does not exist, or a value that it cannot have.
-    """
-    values = ((name, _value(name, value)) for name, value in given.items())
-    return {name: value for name, value in values if value != getattr(spec, name)}
 
 
 def differences(spec: GroupSpec, news: Mapping[str, Any], fixed: AbstractSet[str]) -> tuple[Difference, ...]:
@@ -302,20 +235,6 @@ def differences(spec: GroupSpec, news: Mapping[str, Any], fixed: AbstractSet[str
         for name, value in news.items()
         if name in fixed and not (name == "command" and spec.command is None)
     )
-
-
-def _value(name: str, value: object) -> object:
-    if name not in SETTINGS:
-        raise InvalidSpec(f"a group has no field '{name}'; its fields are {', '.join(SETTINGS)}")
-    kind = SETTINGS[name].kind
-    if kind is tuple and isinstance(value, list | tuple):
-        return tuple(value) if SETTINGS[name].least is not None else tuple(str(word) for word in value)
-    if issubclass(kind, StrEnum):
-        try:
-            return kind(str(value))
-        except ValueError:
-            raise InvalidSpec(f"{name} is {_shown(value)}, but must be {' or '.join(kind)}", name) from None
-    return value
 
 
 def _shown(value: object) -> str:

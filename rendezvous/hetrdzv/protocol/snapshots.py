@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Le, MaxLen
 
-from hetrdzv.protocol.bounds import AtMost, Body, Count, Id, Positive, Rank, ShortText
+from hetrdzv.protocol.bounds import Body, Count, Id, Positive, Rank, ShortText, at_most
 from hetrdzv.protocol.errors import Refused
 from hetrdzv.protocol.settings import MAX_SLOTS, MAX_WORLD_SIZE
 from hetrdzv.protocol.texts.who import NOBODY, Nodes, Ranks
@@ -76,7 +76,7 @@ class Held(Body):
     whole: bool = False
     sharded: bool = False
     size: Count = 0
-    ranks: Annotated[tuple[RankPart, ...], AtMost(MOST_PARTS)] = ()
+    ranks: Annotated[tuple[RankPart, ...], at_most(MOST_PARTS)] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,10 +124,10 @@ class Holdings(Body):
     origin: Annotated[str, MaxLen(32)] = ""
     port: Annotated[Count, Le(65_535)] = 0
     key: Annotated[str, MaxLen(128)] = field(default="", repr=False)
-    held: Annotated[tuple[Held, ...], AtMost(MOST_HELD)] = ()
+    held: Annotated[tuple[Held, ...], at_most(MOST_HELD)] = ()
     reached: Count = 0
-    refused: Annotated[tuple[Stamp, ...], AtMost(MOST_REFUSED)] = ()
-    on_disk: Annotated[tuple[OnDisk, ...], AtMost(MOST_ON_DISK)] = ()
+    refused: Annotated[tuple[Stamp, ...], at_most(MOST_REFUSED)] = ()
+    on_disk: Annotated[tuple[OnDisk, ...], at_most(MOST_ON_DISK)] = ()
     not_written: NotWritten | None = None
     not_taken: ShortText = ""
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Annotated
 
-from hetrdzv.protocol.bounds import AtMost, Body, Id, Rank, ShortText, Text, Whole
+from hetrdzv.protocol.bounds import Body, Id, Rank, ShortText, Text, Whole, at_most
 from hetrdzv.protocol.settings import MAX_SLOTS
 
 EARLIER = 3
@@ -82,7 +82,7 @@ class StacksRequest(Body):
 
     incarnation: Id
     number: Whole
-    stacks: Annotated[tuple[Stack, ...], AtMost(MAX_SLOTS)]
+    stacks: Annotated[tuple[Stack, ...], at_most(MAX_SLOTS)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,7 @@ class LogsRequest(Body):
 
     incarnation: Id
     round: Whole
-    logs: Annotated[tuple[Stack, ...], AtMost(MAX_SLOTS)]
+    logs: Annotated[tuple[Stack, ...], at_most(MAX_SLOTS)]
 
 
 @dataclass(frozen=True, slots=True)

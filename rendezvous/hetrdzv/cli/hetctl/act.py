@@ -3,7 +3,6 @@
 import os
 import sys
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import click
@@ -16,7 +15,7 @@ from hetrdzv.client import Client
 from hetrdzv.protocol.pages import GroupReply
 from hetrdzv.protocol.requests.joining import SpecFields
 from hetrdzv.protocol.requests.plans import Changes, sentences
-from hetrdzv.protocol.settings import METAVARS, SETTINGS, Setting
+from hetrdzv.protocol.settings import SETTINGS, Setting
 from hetrdzv.protocol.snapshots import UseRequest
 from hetrdzv.protocol.states import GroupState
 from hetrdzv.protocol.texts import typed
@@ -31,7 +30,7 @@ def flag_type(setting: Setting) -> click.ParamType:  # type: ignore[type-arg]
     """What the flag of a setting takes."""
     if setting.choices:
         return click.Choice(setting.choices)
-    return Typed(setting.metavar or METAVARS[setting.kind], partial(typed.setting, setting))
+    return Typed(setting.metavar, setting.read)
 
 
 def setting_flags() -> Iterator[click.Option]:
@@ -40,7 +39,7 @@ def setting_flags() -> Iterator[click.Option]:
     yield click.Option(["--world-size"], type=WORLD_SIZE, help="How many workers the job may have in all.")
     helps = {
         "max_restarts": "Restarts of the whole group.",
-        **{s.name: s.help for s in SETTINGS.values() if s.has_flag},
+        **{s.name: s.help for s in SETTINGS.values() if s.help},
     }
     for name, text in helps.items():
         flag, setting = f"--{name.replace('_', '-')}", SETTINGS[name]

@@ -7,9 +7,8 @@ reply that has any says what that clock reads: whoever shows a reason subtracts 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Annotated
 
-from hetrdzv.protocol.bounds import OrNewer, Seconds
+from hetrdzv.protocol.bounds import Seconds
 from hetrdzv.protocol.texts.inert import inert
 from hetrdzv.protocol.texts.times import Clock, lasted
 from hetrdzv.protocol.texts.who import NOBODY, Nodes, RankRange, Ranks
@@ -134,7 +133,7 @@ class Reason:
         cause: what led to it: the message of an event says that, too.
     """
 
-    code: Annotated[ReasonCode | str, OrNewer()]
+    code: str
     message: str
     nodes: tuple[str, ...] = ()
     more_nodes: int = 0

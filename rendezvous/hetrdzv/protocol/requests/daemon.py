@@ -6,7 +6,7 @@ from typing import Annotated
 
 from annotated_types import MaxLen, MinLen
 
-from hetrdzv.protocol.bounds import AtMost, Body, Count, Id
+from hetrdzv.protocol.bounds import Body, Count, Id, at_most
 
 PROGRAM = "orted"
 """The program's name. A path before it is ignored: each agent runs its own."""
@@ -34,4 +34,4 @@ class DaemonRequest(Body):
     master: Id
     incarnation: Id
     round: Count
-    words: Annotated[tuple[Annotated[str, MaxLen(MAX_CHARACTERS)], ...], MinLen(1), AtMost(MAX_WORDS)]
+    words: Annotated[tuple[Annotated[str, MaxLen(MAX_CHARACTERS)], ...], MinLen(1), at_most(MAX_WORDS)]

@@ -1,6 +1,5 @@
 """What a node says when it joins, and the settings of a group that come with that or with `PUT`."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,52 +8,23 @@ from typing_extensions import TypedDict
 
 from hetrdzv.protocol.bounds import (
     MAX_NOT_READY,
-    AtMost,
     Body,
-    Checked,
     Count,
-    Documented,
     Duration,
     Id,
     Labels,
     Port,
-    Seconds,
     ShortText,
     Slots,
-    Text,
     Weight,
-    Whole,
 )
-from hetrdzv.protocol.settings import DAY_S, SETTINGS, Setting
+from hetrdzv.protocol.settings import DAY_S, SETTINGS
 from hetrdzv.protocol.snapshots import Holdings
-
-MAX_COMMAND = 131_072
-"""How many characters a group's command may have in all; one word of a program's arguments may have so many bytes."""
-
-
-def _no_long_command(words: tuple[str, ...]) -> None:
-    if sum(map(len, words)) > MAX_COMMAND:
-        raise ValueError(f"A command should have at most {MAX_COMMAND} characters in all")
-
-
-_TYPES: Mapping[type, Any] = {int: Whole, float: Seconds, str: Text}
-_COMMAND = Annotated[tuple[Text, ...], AtMost(1024), Checked(_no_long_command), Documented(minItems=1)]
-
-
-def _type_of(setting: Setting) -> Any:
-    """What a body may have for a setting; whether it is in range the core checks, which says more about it."""
-    kind: Any = _TYPES.get(int if setting.kind is tuple else setting.kind, setting.kind)
-    if setting.least is not None:
-        kind = Annotated[kind, Documented(minimum=setting.least, maximum=setting.most)]
-    if setting.kind is tuple:
-        kind = _COMMAND if setting.least is None else Annotated[tuple[kind, ...], AtMost(255)]
-    return kind | None if setting.optional else kind
-
 
 if TYPE_CHECKING:
     SpecFields = dict[str, Any]
 else:
-    SpecFields = TypedDict("SpecFields", {name: _type_of(SETTINGS[name]) for name in SETTINGS}, total=False)
+    SpecFields = TypedDict("SpecFields", {one.name: one.kind for one in SETTINGS.values()}, total=False)
     SpecFields.__doc__ = "Settings of a group (protocol/settings.py). One that is not given is not compared."
     SpecFields.__pydantic_config__ = Body.__pydantic_config__
 

@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated
 
-from hetrdzv.protocol.bounds import Body, Id, OrNewer
+from hetrdzv.protocol.bounds import Body, Id
 from hetrdzv.protocol.directive import Member
 from hetrdzv.protocol.reasons.reason import Reason, shown
 from hetrdzv.protocol.reasons.waiting import ended
-from hetrdzv.protocol.states import OVER, GroupState
+from hetrdzv.protocol.states import OVER
 from hetrdzv.protocol.texts.phrasing import names
 from hetrdzv.protocol.texts.times import Clock
 
@@ -25,7 +24,7 @@ class Changes(Body):
 class Plan:
     """What would happen."""
 
-    state: Annotated[GroupState | str, OrNewer()]
+    state: str
     reason: Reason
     clock: float
     in_s: float

@@ -31,18 +31,18 @@ def order_labels(text: str) -> tuple[str, ...]:
     """The labels that a value of `rank_order` names, the widest first; none: ranks are sticky.
 
     Raises:
-        ValueError: it means nothing; the message quotes it and says what there is.
+        ValueError: it means nothing; the message says what there is.
     """
     if text == "sticky":
         return ()
     kind, _, rest = text.partition(":")
     labels = tuple(rest.split(","))
     if kind != "topology" or not all(labels):
-        raise ValueError(f"{_quoted(text)} must be sticky or topology:LABEL[,LABEL]")
+        raise ValueError("must be sticky or topology:LABEL[,LABEL]")
     if len(set(labels)) < len(labels):
-        raise ValueError(f"{_quoted(text)} names a label twice")
+        raise ValueError("names a label twice")
     if len(labels) > MOST_LABELS:
-        raise ValueError(f"{_quoted(text)} names {len(labels)} labels, but may name {MOST_LABELS}")
+        raise ValueError(f"names {len(labels)} labels, but may name {MOST_LABELS}")
     return labels
 
 
@@ -51,29 +51,25 @@ def master_rule(text: str) -> MasterRule:
     """What a value of `master` means.
 
     Raises:
-        ValueError: it means nothing; the message quotes it and says what there is.
+        ValueError: it means nothing; the message says what there is.
     """
     label, equals, value = text.partition("=")
     if equals and label:
         return MasterRule(label=label, value=value)
     if not equals and is_id(text):
         return MasterRule(node_id=text)
-    raise ValueError(f"{_quoted(text)} must be LABEL=VALUE or a node id")
+    raise ValueError("must be LABEL=VALUE or a node id")
 
 
 def unit_label(text: str) -> str:
     """The label that a value of `unit` names.
 
     Raises:
-        ValueError: it is no name of a label; the message quotes it.
+        ValueError: it is no name of a label.
     """
     if not text or "=" in text or "," in text:
-        raise ValueError(f"{_quoted(text)} must be the name of one label, such as rack")
+        raise ValueError("must be the name of one label, such as rack")
     return text
-
-
-def _quoted(text: str) -> str:
-    return repr(clipped_value(text))
 
 
 def clipped_value(text: str) -> str:

@@ -2,11 +2,9 @@
 
 import math
 import re
-from collections.abc import Callable
-from dataclasses import replace
 
 from hetrdzv.protocol.bounds import MAX_WEIGHT, MIN_WEIGHT
-from hetrdzv.protocol.settings import Setting
+from hetrdzv.protocol.settings import MAX_NODES, MAX_WORLD_SIZE
 
 LONGEST = 256
 """Characters of the name and of the value of a label."""
@@ -26,14 +24,6 @@ def seconds(text: str) -> float:
     if not (math.isfinite(value) and value >= 0):
         raise ValueError(f"{text!r} is not a number of seconds, such as 5 or 0.5, without a unit")
     return value
-
-
-def whole(text: str) -> int:
-    """A whole number."""
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError(f"{text!r} is not a whole number") from None
 
 
 def weight(text: str) -> float:
@@ -58,7 +48,7 @@ def nodes(text: str) -> tuple[int, int]:
         raise ValueError(f"{text!r} must be N or MIN:MAX, for example 2 or 2:4")
     low, _, high = text.partition(":")
     fewest, most = int(low), int(high or low)
-    _require_order(text, fewest, most)
+    _require_order(text, fewest, most, MAX_NODES)
     return fewest, most
 
 
@@ -70,24 +60,12 @@ def world_size(text: str) -> tuple[int | None, int | None]:
         )
     low, colon, high = text.partition(":")
     least, most = (int(number) if number else None for number in (low, high if colon else low))
-    _require_order(text, least, most)
+    _require_order(text, least, most, MAX_WORLD_SIZE)
     return least, most
 
 
-def _require_order(text: str, least: int | None, most: int | None) -> None:
+def _require_order(text: str, least: int | None, most: int | None, limit: int) -> None:
     if 0 in (least, most) or (least is not None and most is not None and most < least):
         raise ValueError(f"{text}: MIN must be at least 1, and MAX not below MIN")
-
-
-def setting(of: Setting, text: str) -> object:
-    """The value of a group's setting."""
-    if of.kind is str:
-        of.reads(text)
-        return text
-    if of.kind is tuple:
-        return tuple(setting(replace(of, kind=int), number) for number in text.split(","))
-    kinds: dict[type, Callable[[str], object]] = {float: seconds, int: whole}
-    value = kinds.get(of.kind, str)(text)
-    if of.least is not None and not of.least <= value <= (of.most or 0):  # type: ignore[operator]
-        raise ValueError(f"{text} is not between {of.least} and {of.most}")
-    return value
+    if max(least or 0, most or 0) > limit:
+        raise ValueError(f"{text} is more than {limit}, the most there may be")

@@ -10,7 +10,6 @@ import pytest
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.bounds import MAX_LABELS, Count, Duration, Id, Labels, ShortText, Slots, at_most
 from hetrdzv.protocol.codec import MAX_MISTAKES, Malformed, read, write
-from hetrdzv.protocol.snapshots import Incomplete
 from hetrdzv.protocol.states import GroupState
 
 
@@ -139,13 +138,6 @@ def test_what_is_not_json_is_refused(data: bytes) -> None:
 def test_what_is_no_object_is_refused(data: bytes) -> None:
     with pytest.raises(Malformed, match="it must be a JSON object"):
         read(Outer, data)
-
-
-@pytest.mark.parametrize("kind", [[], {}, 3, None])
-def test_a_kind_that_is_no_text_is_refused(kind: object) -> None:
-    stamp = {"round": 1, "step": 2}
-    with pytest.raises(Malformed, match="lack"):
-        read(Incomplete, json.dumps({"stamp": stamp, "lack": {"kind": kind}}).encode(), unknown="ignore")
 
 
 def test_many_mistakes_are_counted_only() -> None:

@@ -5,6 +5,7 @@ import pytest
 from hetrdzv.core.commands import Leave, Renew
 from hetrdzv.protocol.errors import Difference, NodeIdInUse, Refused, SpecConflict, StaleIncarnation
 from hetrdzv.protocol.reasons import departures, ends, waiting
+from hetrdzv.protocol.reasons.reason import ReasonCode
 from tests.core.driver import LEASE_S, Story, bare, running
 from tests.core.explained import left_out, waits_for
 
@@ -43,7 +44,7 @@ def test_no_joiner_once_a_member_has_succeeded() -> None:
     story.succeeded("a")
     story.wait(30)
     assert story.ended is None
-    assert left_out(story, "c") == waiting.others_succeeded("c")
+    assert left_out(story, "c") == waiting.spare(ReasonCode.OTHERS_SUCCEEDED, "c")
 
 
 def test_suspect_joiner_ends_nothing_until_it_is_heard() -> None:
@@ -127,7 +128,7 @@ def test_a_node_whose_agent_died_is_lost_for_good() -> None:
     for _ in range(2):
         story.do(Leave(node_id="b", incarnation="b-1", why="its agent died", died=True))
     assert story.ended == "lost"
-    assert story.said("node_lost") == [ends.node_lost("b", departures.agent_died())]
+    assert story.said("node_lost") == [ends.node_lost("b", departures.departed(ReasonCode.AGENT_DIED))]
     with pytest.raises(StaleIncarnation, match="restart its agent"):
         story.join("b", inc="b-1")
     story.join("b", inc="b-2")

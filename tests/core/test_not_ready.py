@@ -90,6 +90,6 @@ def test_a_survivor_that_is_being_checked_is_waited_for_as_long_as_it_has_said()
     story.join("a")
     story.wait(94.9)
     assert story.group.state is GroupState.WAITING
-    assert waits_for(story) == waiting.stopping(["b"], checked=True, until=pytest.approx(story.now, abs=0.2))
+    assert waits_for(story) == waiting.stopping(["b"], until=pytest.approx(story.now, abs=0.2))
     story.wait(0.2)
     assert story.order == ["a"]

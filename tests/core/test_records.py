@@ -15,6 +15,7 @@ from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.progress import Moved
 from hetrdzv.protocol.reasons import departures, ends
+from hetrdzv.protocol.reasons.reason import ReasonCode
 from hetrdzv.protocol.rounds import RoundRecord, down_after, share_trained, time_text, total_time, with_downs
 from hetrdzv.protocol.states import NodePhase
 from tests.core.driver import Story
@@ -134,7 +135,7 @@ def test_a_failure_that_was_a_loss_is_told_as_one() -> None:
     story.cut("b")
     story.now += 1.01
     story.tick()
-    lost = ends.node_lost("b", departures.connection_lost())
+    lost = ends.node_lost("b", departures.departed(ReasonCode.CONNECTION_LOST))
     assert str(story.rounds[0].reason) == ends.consequences(lost).message
 
 

@@ -6,6 +6,7 @@ from hetrdzv.core.commands import Renew, Tick
 from hetrdzv.core.why import why_ended
 from hetrdzv.protocol.errors import StaleRound
 from hetrdzv.protocol.reasons import departures, ends, events, waiting
+from hetrdzv.protocol.reasons.reason import ReasonCode
 from tests.core.driver import LEASE_S, Story, bare, running
 from tests.core.explained import ready, waits_for
 from tests.core.leases import step
@@ -35,7 +36,7 @@ def test_first_round_waits_for_the_last_call() -> None:
 def test_full_group_starts_at_once() -> None:
     story = Story(min_nodes=1, max_nodes=2)
     story.join("a")
-    assert waits_for(story) == waiting.last_call(ready=ready("a", 1), or_nodes=2, until=story.now + 10)
+    assert waits_for(story) == waiting.last_call(ready=ready("a", 1), until=story.now + 10)
     assert story.join("b").kind == "start"
 
 
@@ -167,16 +168,18 @@ def test_cut_node_has_a_grace() -> None:
     assert story.ended is None
     story.pass_by(0.001)
     assert story.ended == "lost"
-    assert bare(story.told("a").reason) == ends.node_lost("b", departures.connection_lost())
+    assert bare(story.told("a").reason) == ends.node_lost(
+        "b", departures.departed(ReasonCode.CONNECTION_LOST)
+    )
 
 
 def test_next_round_waits_for_every_stop() -> None:
     story = running("a", "b", "c")
     story.failed("b")
     assert story.join("b").kind == "wait"
-    assert waits_for(story) == waiting.stopping("ac", checked=False), "they are not told yet"
+    assert waits_for(story) == waiting.stopping("ac"), "they are not told yet"
     story.renew("a", "c")
-    assert waits_for(story) == waiting.stopping("ac", checked=False, until=story.now + 35)
+    assert waits_for(story) == waiting.stopping("ac", until=story.now + 35)
     story.join("a")
     assert story.group.state == "waiting"
     story.join("c")
@@ -368,7 +371,7 @@ def test_lost_and_succeeded_node_that_returns_waits_for_the_outcome() -> None:
     assert story.told("b").kind == "stop"
     told = story.join("b", after=1)
     assert told.kind == "wait"
-    assert told.reason == waiting.left_out(1, "b", waiting.others_succeeded("b"))
+    assert told.reason == waiting.left_out(1, "b", waiting.spare(ReasonCode.OTHERS_SUCCEEDED, "b"))
     story.wait(30)
     assert story.ended is None
     story.succeeded("a")

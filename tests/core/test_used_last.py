@@ -29,8 +29,8 @@ def test_a_node_whose_workers_fail_again_and_again_is_replaced_by_a_spare() -> N
     assert story.order == ["a", "b"]
     fails(story, "b")
     assert story.order == ["a", "c"]
-    assert story.said("node_used_last") == [events.node_used_last("b", 3)]
-    assert left_out(story, "b") == waiting.used_last("g", "b", 3)
+    assert story.said("node_used_last") == [events.node_used_last("g", "b", 3)]
+    assert left_out(story, "b") == events.node_used_last("g", "b", 3)
     fails(story, "a")
     assert story.order == ["a", "c"]
     story.leave("c")

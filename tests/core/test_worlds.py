@@ -178,11 +178,11 @@ def cluster(slots: Mapping[str, int], **spec: object) -> Cluster:
 def test_a_spare_says_which_world_size_it_would_make() -> None:
     found = cluster({"a": 4, "b": 4, "c": 3}, world_size_multiple=4)
     assert found.world == 8
-    assert left_out(found.story, "c") == waiting.world_size("c", 3, 11, found.story.group.spec)
+    assert left_out(found.story, "c") == waiting.world_size("c", 11, found.story.group.spec)
     full = cluster({"a": 4, "b": 4}, max_world_size=4)
     misfit = left_out(full.story, "b")
     assert misfit.code == "world_size"
-    assert misfit == waiting.world_size("b", 4, 8, full.story.group.spec)
+    assert misfit == waiting.world_size("b", 8, full.story.group.spec)
     crowded = cluster({"a": 4, "b": 4}, world_size_multiple=4, max_nodes=1)
     assert left_out(crowded.story, "b") == waiting.max_nodes("b", 1)
 

@@ -34,7 +34,7 @@ def test_the_job_runs_on_the_best_world_there_is(tmp_path: Path) -> None:
         first = job.world(2)
         job.agent("b", 1)
         job.wait_for(
-            lambda: "with its 1 slot the world size would be 3, not a multiple of 2" in spare(job, "b"),
+            lambda: "with it the world size would be 3, but it must be " in spare(job, "b"),
             "a spare",
         )
         job.agents["a"].workers()[1].kill()

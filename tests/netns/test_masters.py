@@ -54,7 +54,7 @@ def test_a_node_that_reaches_no_other_is_left_out_where_the_bounds_allow(tmp_pat
         number = job.world(2)
         assert {line["node"] for line in job.lines()} == {"a", "b"}
         job.becomes("c", "spare")
-        job.says("c", r"kept as a spare: it could not reach a at 10.77.1.2: check the firewall")
+        job.says("c", r"runs without c: it could not reach a at 10.77.1.2: check the firewall")
         assert re.search(r"unreachable  .*a from c", job.hetctl("get", "job"))
         assert (job.group()["round"], job.group()["restarts"]) == (number, 0)
         job.end_well("a", "b", "c")

@@ -8,7 +8,7 @@ from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.hangs import Hang
 from hetrdzv.protocol.reasons import departures, ends, events, hangs, waiting
 from hetrdzv.protocol.reasons.advice import next_step
-from hetrdzv.protocol.reasons.reason import Reason
+from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.reasons.waiting import Ready
 from hetrdzv.protocol.texts.who import Nodes
 from tests.support.hangs import behind
@@ -32,7 +32,7 @@ def exited(exit_code: int | None, message: str = "", rank: int = 0, signal: str 
             waiting.round_running(2, 1, 1, lost=["b"]),
             "b is lost: start hetagent on b again, or on another node in place of it",
         ),
-        (waiting.stopping(["b"], checked=False), ""),
+        (waiting.stopping(["b"]), ""),
         (waiting.too_few(A, 1), "start hetagent for group 'job' on 1 more node"),
         (
             waiting.too_few(A, 3, unit="slot"),
@@ -138,7 +138,7 @@ def timeout(**more: Any) -> Reason:
             ),
         ),
         (
-            ends.node_lost("b", departures.connection_lost()),
+            ends.node_lost("b", departures.departed(ReasonCode.CONNECTION_LOST)),
             "look at b: is it up, can it reach the server, and what did hetagent say last there?; " + AGAIN,
         ),
     ],

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.reasons import ends, events, waiting
+from hetrdzv.protocol.reasons import ends, events
 from hetrdzv.protocol.reasons.reason import (
     MOST_CHARACTERS,
     MOST_QUOTED,
@@ -73,9 +73,3 @@ def test_it_is_read_as_it_was_written_and_one_of_a_newer_server_as_well() -> Non
     assert codec.read(Reason, codec.write(found)) == found
     newer = codec.read(Reason, b'{"code":"moon","message":"the moon is full","phase":3}', unknown="ignore")
     assert (newer.code, newer.message) == ("moon", "the moon is full")
-
-
-def test_codes_of_spares_are_told_as_such() -> None:
-    for code in waiting.SPARES:
-        told = waiting.left_out(4, "b", reason(code, "why", nodes=["b"]))
-        assert (told.code, told.message) == (code, "round 4 runs without b, which is kept as a spare: why")

@@ -349,7 +349,7 @@ class SafeOutlivesANode:
             (
                 one
                 for one in gathered(new)
-                if one.lack is None and is_copied(one)
+                if not one.lack and is_copied(one)
                 # what the round did not begin from although it is newer has come back too late
                 if one.stamp.round == new.active_round.number
                 or (began is not None and one.stamp.newness <= began.newness)

@@ -59,5 +59,5 @@ def _safe(group: Group) -> SafeShown:
         on_disk=disk.stamp if disk is not None else None,
         began=began_from(current, origin) if current is not None else None,
         lost=began.lost if began is not None else 0,
-        newer=began.newer if began is not None else None,
+        newer=began.newer if began is not None else "",
     )

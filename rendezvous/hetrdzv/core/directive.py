@@ -144,7 +144,7 @@ def _details(group: Group, node: Node, head: Heading, now: float) -> dict[str, A
             left = ends.node_left(node_id, node.departure_reason or departures.agent_left())
             return {"reason": left, "exit_code": EXIT_FAILED if head.kind is DirectiveKind.EXIT else None}
         case "drained":
-            drained = waiting.is_drained(group.group_id, node_id)
+            drained = ends.node_drained(group.group_id, node_id)
             return {"reason": drained, "exit_code": EXIT_DRAINED}
         case "lost":
             return {"reason": ends.node_lost(node_id, node.departure_reason or departures.agent_left())}

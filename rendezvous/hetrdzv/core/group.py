@@ -216,7 +216,7 @@ def _take_place(context: StepContext, node: Node, incarnation: str) -> tuple[str
                 f"{node.address} that is alive: start this agent with another --node-id, or wait until "
                 f"the other has exited"
             )
-        remove_node(context, node, NodePhase.LOST, departures.agent_replaced())
+        remove_node(context, node, NodePhase.LOST, departures.departed(ReasonCode.AGENT_REPLACED))
     return (*node.former, node.incarnation)[-FORMER_KEPT:]
 
 
@@ -255,7 +255,7 @@ def _ready_again(context: StepContext, node: Node, command: Join) -> None:
         departure_reason=None,
     )
     if returns:
-        context.say(events.node_returned(node.node_id))
+        context.say(events.of_node(ReasonCode.NODE_RETURNED, node.node_id))
     _note_readiness(context, node, command.not_ready)
 
 
@@ -265,7 +265,7 @@ def _note_readiness(context: StepContext, node: Node, why: str) -> None:
         return
     context.change_node(node, not_ready=why)
     if not why:
-        context.say(events.node_ready(node.node_id))
+        context.say(events.of_node(ReasonCode.NODE_READY, node.node_id))
     elif not node.not_ready:
         context.say(events.node_not_ready(node.node_id, why))
 
@@ -295,7 +295,7 @@ def _disconnect(context: StepContext, command: Disconnect) -> None:
 def _leave(context: StepContext, command: Leave) -> None:
     node = require_speaker(context.group, command.node_id, command.incarnation)
     if command.died and not _has_died(node):
-        remove_node(context, node, NodePhase.LOST, departures.agent_died())
+        remove_node(context, node, NodePhase.LOST, departures.departed(ReasonCode.AGENT_DIED))
     elif node.phase is not NodePhase.LEFT and not command.died:
         _say_goodbye(context, node, command.why)
 
@@ -339,7 +339,7 @@ def _report(context: StepContext, command: Report) -> None:
         case ReportKind.SUCCEEDED:
             if node.phase in (NodePhase.STARTING, NodePhase.RUNNING):
                 context.change_node(node, phase=NodePhase.SUCCEEDED)
-                context.say(events.node_succeeded(node.node_id))
+                context.say(events.of_node(ReasonCode.NODE_SUCCEEDED, node.node_id))
             latest = context.group.round
             strangers = apart(latest) if latest is not None else None
             if command.must_meet and strangers is not None:
@@ -511,9 +511,9 @@ def _drain(context: StepContext, command: Drain) -> None:
     if command.node_id in group.drained:
         return
     context.change(drained=group.drained | {command.node_id})
-    context.say(ends.node_drained(command.node_id))
+    context.say(ends.node_drained(group.group_id, command.node_id))
     if not (node.gone or group.state.terminal):
-        set_leaving(context, node, departures.drained())
+        set_leaving(context, node, departures.departed(ReasonCode.NODE_DRAINED))
 
 
 def _undrain(context: StepContext, command: Undrain) -> None:
@@ -527,7 +527,7 @@ def _undrain(context: StepContext, command: Undrain) -> None:
     node = group.nodes.get(command.node_id)
     if node is not None and node.drains and in_grace_period(group, node):
         context.change_node(node, leaving=None)  # its agent has not been told to exit
-    context.say(events.node_undrained(command.node_id))
+    context.say(events.of_node(ReasonCode.NODE_UNDRAINED, command.node_id))
 
 
 def _restart(context: StepContext) -> None:

@@ -15,7 +15,6 @@ from hetrdzv.core.rounds.timers import (
     unresolved,
     waited_for,
 )
-from hetrdzv.core.selection.best_set import Worlds
 from hetrdzv.core.selection.candidates import (
     growth,
     lost_members,
@@ -34,19 +33,12 @@ from hetrdzv.protocol.texts.who import Nodes
 
 
 def why(group: Group, now: float) -> Reason:
-    """Why the group stands where it stands: found once per change and second, since every node gets it.
-
-    Args:
-        now: the server's clock (seconds).
-    """
-    known: dict[int, Reason] = _reasons(group)
-    second = int(now)
-    reason = known.get(second)
-    if reason is None:
-        reason = _why(group, now)
+    """Why the group stands where it stands at `now`: found once per change and second, since every node gets it."""
+    known, second = _reasons(group), int(now)
+    if second not in known:
         known.clear()
-        known[second] = reason
-    return reason
+        known[second] = _why(group, now)
+    return known[second]
 
 
 @cached
@@ -56,32 +48,21 @@ def _reasons(group: Group) -> dict[int, Reason]:
 
 
 def _why(group: Group, now: float) -> Reason:
+    current = group.round
     match group.state:
+        case GroupState.WAITING:
+            return _why_waiting(group, now)
         case GroupState.SUCCEEDED:
-            return events.group_succeeded(apart(group.round) if group.round is not None else None)
+            return events.group_succeeded(apart(current) if current is not None else None)
         case GroupState.CANCELLED:
             return group.cancellation or ends.cancelled()
         case GroupState.FAILED:
             return group.root_cause.reason if group.root_cause is not None else ends.unknown()
-        case GroupState.WAITING:
-            return _why_waiting(group, now)
-    current = group.round
     assert current is not None
-    return (
-        _why_starting(group, current)
-        if group.state is GroupState.STARTING
-        else _why_running(group, current, now)
-    )
-
-
-def _why_starting(group: Group, current: Round) -> Reason:
-    late = [member.node_id for member in current.members if group.phase_of(member) is NodePhase.STARTING]
-    return waiting.round_starting(current.number, late)
-
-
-def _why_running(group: Group, current: Round, now: float) -> Reason:
-    if current.notice is not None:
-        notice = current.notice
+    if group.state is GroupState.STARTING:
+        late = [one.node_id for one in current.members if group.phase_of(one) is NodePhase.STARTING]
+        return waiting.round_starting(current.number, late)
+    if (notice := current.notice) is not None:
         return waiting.about_to_end(current.number, notice.cause.reason, waited_for(group), notice.until)
     if (stall := current.reported_stall) is not None:
         return hang(group, current, stall, now)
@@ -92,11 +73,7 @@ def _why_running(group: Group, current: Round, now: float) -> Reason:
 
 
 def hang(group: Group, current: Round, stall: Stall, now: float) -> Reason:
-    """Who is waited for in a round that runs.
-
-    Args:
-        now: the server's clock (seconds).
-    """
+    """Who is waited for in a round that runs."""
     known = stall.is_known(now)
     until = hangs_at(group, stall) if known else None
     return hangs.hang(current.number, stall.hang, stall.since, known=known, until=until)
@@ -113,19 +90,15 @@ def apart(current: Round) -> Reason | None:
 
 
 def _why_waiting(group: Group, now: float) -> Reason:
-    last = group.round
+    last, late = group.round, not_ready(group)
     if last is None or last.end is None:
-        return waiting.also(_waits_for(group, now), not_ready(group), None)
+        return waiting.also(_waits_for(group, now), late, None)
     ended = why_ended(last.number, last.end)
     if last.end.judged:
-        return waiting.also(_waits_for(group, now), not_ready(group), ended)
-    late, until = unresolved(group, now), resolved_at(group, last.end)
-    what = waiting.stopping(
-        [node.node_id for node in late],
-        checked=any(node.ready_within_s for node in late),
-        until=until if until < inf else None,
-    )
-    return waiting.also(what, None, ended)
+        return waiting.also(_waits_for(group, now), late, ended)
+    until = resolved_at(group, last.end)
+    stopping = [node.node_id for node in unresolved(group, now)]
+    return replace(waiting.stopping(stopping, until if until < inf else None), cause=ended)
 
 
 def why_ended(number: int, end: End) -> Reason:
@@ -180,18 +153,11 @@ def _deserted_since(group: Group) -> float | None:
 
 
 def _last_wait(group: Group, ready: waiting.Ready, answer: Selection | Shortfall, now: float) -> Reason:
-    until, backoff_until, spec = forms_at(group, answer), group.backoff_until, group.spec
+    until, backoff_until, most = forms_at(group, answer), group.backoff_until, group.spec.max_restarts
     if backoff_until is not None and now < backoff_until == until:
-        budget = None if spec.max_restarts >= UNLIMITED_RESTARTS else spec.max_restarts
+        budget = None if most >= UNLIMITED_RESTARTS else most
         return waiting.restart_backoff(ready, group.restarts, budget, group.quick, backoff_until)
-    by_number = spec.unit is None  # with units no number of nodes shortens it
-    return waiting.last_call(
-        ready,
-        until,
-        replacement=not group.last_call,
-        or_nodes=spec.max_nodes if by_number else None,
-        or_slots=Worlds.of(spec).largest if by_number else None,
-    )
+    return waiting.last_call(ready, until, replacement=not group.last_call)
 
 
 def ready_of(spec: GroupSpec, there: Sequence[Node]) -> waiting.Ready:
@@ -229,11 +195,7 @@ def _gone(group: Group) -> list[str]:
 
 
 def why_waits(group: Group, node: Node, now: float) -> Reason:
-    """Why a node that has nothing to do has nothing to do.
-
-    Args:
-        now: the server's clock (seconds).
-    """
+    """Why a node that has nothing to do has nothing to do."""
     active = group.active_round
     if node.wants_command and group.spec.command is None:
         return waiting.no_command(group.group_id, [node.node_id])

@@ -28,7 +28,7 @@ class Refused(HetError, code="refused", status=409):
 
 
 class InvalidSpec(Refused, code="invalid_spec", status=422):
-    """Bounds contradict each other, or a value is out of range."""
+    """Bounds contradict each other."""
 
     def __init__(self, message: str, field: str | None = None) -> None:
         super().__init__(message)

@@ -6,14 +6,14 @@ with each join and whenever it changes; the server keeps no other record of it.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated
 
 from annotated_types import Ge, Le, MaxLen
 
 from hetrdzv.protocol.bounds import Body, Count, Id, Positive, Rank, ShortText, at_most
 from hetrdzv.protocol.errors import Refused
 from hetrdzv.protocol.settings import MAX_SLOTS, MAX_WORLD_SIZE
-from hetrdzv.protocol.texts.who import NOBODY, Nodes, Ranks
+from hetrdzv.protocol.texts.who import NOBODY, Nodes
 
 MOST_HELD = 4
 """Of how many snapshots a node declares what it holds."""
@@ -178,44 +178,6 @@ class SnapshotsReply:
     copy: Copy | None = None
 
 
-# -- what is missing -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NobodyHasAll:
-    """No node has all tensors that the ranks of a snapshot have alike."""
-
-    kind: Literal["nobody_has_all"] = "nobody_has_all"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartsMissing:
-    """Nobody has the parts of some ranks."""
-
-    kind: Literal["parts_missing"] = "parts_missing"
-    ranks: Ranks
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NotReadable:
-    """Workers of some nodes could load no copy of it."""
-
-    kind: Literal["not_readable"] = "not_readable"
-    nodes: Nodes
-
-
-Lack = NobodyHasAll | PartsMissing | NotReadable
-"""Why a snapshot is not complete."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Incomplete:
-    """A snapshot that no round can begin from, and why."""
-
-    stamp: Stamp
-    lack: Lack
-
-
 # -- what a round begins from --------------------------------------------------------------------------------
 
 
@@ -225,7 +187,7 @@ class Chosen:
 
     Attributes:
         lost: how many steps of the round before are lost with that; None: nobody who is here knows.
-        newer: what that round has left of these steps; None: nothing.
+        newer: what that round has left of these steps, in a clause; empty: nothing.
         sources: who has it. A member is told those that it needs, itself first: of what all ranks have alike a few, and
             of ranks' own parts all if the snapshot is sharded, else those of its own ranks.
         on_disk: each member reads it in the directory of `--snapshot-to`, so there are no sources.
@@ -237,7 +199,7 @@ class Chosen:
     world_size: int
     sharded: bool = False
     lost: int | None = None
-    newer: Incomplete | None = None
+    newer: str = ""
     sources: tuple[Source, ...] = ()
     on_disk: bool = False
     origin: str = ""
@@ -270,7 +232,7 @@ class SnapshotShown:
     """A snapshot of which some node has something.
 
     Attributes:
-        lack: why it is not complete; None: it is.
+        lack: why it is not complete; empty: it is.
         undone: a person has chosen an older one.
         nodes: who has some of it.
         on_disk: it is on disk; `nodes` are nobody then.
@@ -280,7 +242,7 @@ class SnapshotShown:
     stamp: Stamp
     world_size: int
     sharded: bool
-    lack: Lack | None = None
+    lack: str = ""
     undone: bool = False
     nodes: Nodes = NOBODY
     on_disk: bool = False
@@ -314,7 +276,7 @@ class SafeShown:
         on_disk: the newest one on disk; None: there is none.
         began: the one that the newest round began from; None: from none.
         lost: how many steps of the round before were lost with that; None: nobody who was there knew.
-        newer: what that round has left of these steps; None: nothing.
+        newer: what that round has left of these steps, in a clause; empty: nothing.
     """
 
     safe: Stamp | None = None
@@ -322,7 +284,7 @@ class SafeShown:
     on_disk: Stamp | None = None
     began: Stamp | None = None
     lost: int | None = None
-    newer: Incomplete | None = None
+    newer: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

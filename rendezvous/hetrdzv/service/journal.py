@@ -20,7 +20,7 @@ WARNINGS = frozenset(
         "not_on_disk",
         "not_taken",
         "node_lost",
-        "node_rejected",
+        "bad_address",
         "group_failed",
     }
 )

@@ -73,5 +73,5 @@ def test_which_node_is_missing_is_news_however_alike_the_words_are(clock: Clock)
     wait = WaitLog(told.append)
     for node_id in ("gpu3", "gpu7"):
         clock.now += NEWS_S
-        wait.update(answer(waiting.stopping([node_id], checked=False, until=510.0)), leaving=False)
+        wait.update(answer(waiting.stopping([node_id], until=510.0)), leaving=False)
     assert [line.split()[1] for line in told] == ["gpu3", "gpu7"]

@@ -27,12 +27,9 @@ from hetrdzv.protocol.snapshots import (
     Chosen,
     Held,
     Holdings,
-    Incomplete,
-    NobodyHasAll,
     NoSuchSnapshot,
     NotWritten,
     OnDisk,
-    PartsMissing,
     RankPart,
     Source,
     Stamp,
@@ -108,7 +105,7 @@ def test_a_round_begins_from_the_newest_complete_snapshot_and_says_what_is_lost(
     both = job.holds(held(90), held(100), reached=104)
     job.again(job.holds(held(90), held(100), held(110, whole=False), reached=103), both)
     assert (job.step, job.began and job.began.round, job.began and job.began.lost) == (100, 1, 4)
-    part = Incomplete(stamp=Stamp(round=1, step=110), lack=NobodyHasAll())
+    part = "of step 110 no node has all that its ranks have alike"
     event = bare(began_from_snapshot(2, Stamp(round=1, step=100), Nodes.of(["a", "b"]), 4, part))
     assert job.said("began_from_snapshot") == [event]
     assert job.events[-2].round == 2 or job.events[-1].round == 2
@@ -134,7 +131,7 @@ def test_a_sharded_snapshot_needs_the_part_of_every_rank() -> None:
     job.again(job.holds(held(90), a, reached=100), job.holds(held(90)))
     assert job.step == 90
     (event,) = job.said("began_from_snapshot")
-    gone = Incomplete(stamp=Stamp(round=1, step=100), lack=PartsMissing(ranks=Ranks.of([1])))
+    gone = "of step 100 nobody has the part of rank 1"
     assert event.data["lost"] == 10
     assert lost(10, gone) in event.message
     assert job.began is not None
@@ -150,8 +147,8 @@ def test_what_is_missing_is_named() -> None:
     job = Job().begin()
     job.declare("a", job.holds(held(3, whole=False), held(2, sharded=True, world_size=9, ranks=(0, 2, 3, 8))))
     assert [one.lack for one in gathered(job.group)] == [
-        NobodyHasAll(),
-        PartsMissing(ranks=Ranks(ranges=((1, 1), (4, 7)))),
+        "no node has all that its ranks have alike",
+        "nobody has the parts of ranks 1 and 4 to 7",
     ]
     assert missing(set(), 100_000_000) == Ranks(ranges=((0, 99_999_999),))
     assert missing({1, 3, 5, 7, 9, 11}, 13) == Ranks(ranges=((0, 0), (2, 2), (4, 4), (6, 6), (8, 8)), more=2)
@@ -476,7 +473,7 @@ def test_what_cannot_be_loaded_of_another_job_says_nothing_about_this_one() -> N
     job = Job().begin()
     refuses = (Stamp(round=1, step=90, origin="earlier"),)
     job.again(replace(job.holds(held(90)), refused=refuses, on_disk=(on_disk(90, of=1),)))
-    assert [(one.stamp.origin, one.lack is None) for one in gathered(job.group)] == [
+    assert [(one.stamp.origin, not one.lack) for one in gathered(job.group)] == [
         (None, True),
         ("earlier", False),
     ]

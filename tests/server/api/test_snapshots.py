@@ -167,17 +167,17 @@ async def test_people_see_what_there_is_and_choose() -> None:
             await declare(client, name, both)
         reply = (await client.get(f"{GROUP}/snapshots")).json()
         assert reply["next"] == {"round": 1, "step": 16, "origin": None}
-        shown = [(one["stamp"]["step"], (one["lack"] or {}).get("kind")) for one in reply["snapshots"]]
-        assert shown == [(24, "nobody_has_all"), (16, None), (8, None)]
+        shown = [(one["stamp"]["step"], one["lack"]) for one in reply["snapshots"]]
+        assert shown == [(24, "no node has all that its ranks have alike"), (16, ""), (8, "")]
         assert reply["snapshots"][1] == {
             "stamp": {"round": 1, "step": 16, "origin": None},
             "world_size": 2,
             "sharded": False,
+            "lack": "",
             "nodes": {"first": ["a", "b"], "more": 0},
             "size": 3_000_000_000,
             "on_disk": False,
             "undone": False,
-            "lack": None,
         }
         refused = await client.post(f"{GROUP}/snapshots", json={"step": 24})
         assert (refused.status_code, refused.json()["code"]) == (409, "no_such_snapshot")

@@ -20,7 +20,7 @@ from hetrdzv.client import Client
 from hetrdzv.protocol.failure import RootCause
 from hetrdzv.protocol.pages import Event, GroupReply, NodeReply, RoundReply, WorkerReply
 from hetrdzv.protocol.reasons.events import spent_of
-from hetrdzv.protocol.reasons.snapshots import lacks, of_group
+from hetrdzv.protocol.reasons.snapshots import of_group
 from hetrdzv.protocol.rounds import RoundRecord, RoundsReply
 from hetrdzv.protocol.settings import DEFAULTS
 from hetrdzv.protocol.snapshots import SnapshotShown, SnapshotsShown
@@ -314,7 +314,7 @@ def _where(snapshot: SnapshotShown) -> str:
 
 
 def _why_not(snapshot: SnapshotShown) -> str:
-    clauses = [lacks(snapshot.lack)] if snapshot.lack is not None else []
+    clauses = [snapshot.lack] if snapshot.lack else []
     clauses += ["an older one was chosen with hetctl restart --from"] if snapshot.undone else []
     return "; ".join(clauses)
 

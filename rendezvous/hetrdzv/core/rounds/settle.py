@@ -114,7 +114,7 @@ class _Failed(NamedTuple):
 
     def root_cause(self, number: int, no_restart: str = "", budget: int | None = None) -> RootCause:
         """What ends the job; for `no_restart` see `without_restart`."""
-        reason = ends.without_restart(self.reason, no_restart, budget) if no_restart else self.reason
+        reason = ends.without_restart(self.reason, no_restart, budget or 0) if no_restart else self.reason
         failure = self.failure if self.node_id is not None else None
         return RootCause(reason=reason, round=number, node_id=self.node_id, failure=failure)
 
@@ -207,7 +207,7 @@ def _note_blame(context: StepContext, ended: Round, node_id: str) -> None:
     times = known.get(node_id, 0) + 1
     context.change(failed_rounds={**known, node_id: times})
     if times == USED_LAST_AFTER:
-        context.say(events.node_used_last(node_id, times))
+        context.say(events.node_used_last(context.group.group_id, node_id, times))
 
 
 # -- the next round forms ------------------------------------------------------------------------------------

@@ -92,7 +92,7 @@ def expire(context: StepContext) -> None:
                 context, node, NodePhase.LOST, departures.lease_expired(lease_s), context.now - lease_s
             )
         else:
-            remove_node(context, node, NodePhase.LOST, departures.connection_lost(), node.disconnected_at)
+            remove_node(context, node, NodePhase.LOST, departures.departed(ReasonCode.CONNECTION_LOST), node.disconnected_at)
 
 
 def remove_node(
@@ -193,7 +193,7 @@ def reject(context: StepContext, node: Node) -> None:
         departure_reason=why,
         disconnected_at=None,
     )
-    context.say(events.node_rejected(node.node_id, why))
+    context.say(why)
 
 
 def remembered(nodes: Mapping[str, Node], keep: AbstractSet[str] = frozenset()) -> Mapping[str, Node]:

@@ -9,6 +9,7 @@ from hetrdzv.core.selection.best_set import Worlds
 from hetrdzv.core.selection.order import past_of
 from hetrdzv.core.selection.select import Selection, Shortfall, in_units, select, unit_of
 from hetrdzv.protocol.reasons import waiting
+from hetrdzv.protocol.reasons.events import node_used_last
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.settings import OnJoin
 from hetrdzv.protocol.states import NodePhase
@@ -131,25 +132,22 @@ def spare_reason(group: Group, node: Node, active: Round) -> Reason:
     code, most, node_id = _nobody_joins(group), group.spec.max_nodes, node.node_id
     match code:
         case ReasonCode.MAX_NODES if node_id in group.used_last:
-            return waiting.used_last(group.group_id, node_id, group.failed_rounds[node_id])
+            return node_used_last(group.group_id, node_id, group.failed_rounds[node_id])
         case ReasonCode.MAX_NODES:
             return waiting.max_nodes(node_id, most)
-        case ReasonCode.ON_JOIN_SPARE:
-            return waiting.on_join_spare(node_id)
-        case ReasonCode.OTHERS_SUCCEEDED:
-            return waiting.others_succeeded(node_id)
+        case ReasonCode.ON_JOIN_SPARE | ReasonCode.OTHERS_SUCCEEDED:
+            return waiting.spare(code, node_id)
     master, worlds = active.master, Worlds.of(group.spec)
     loopback = is_loopback(master.address) and not is_loopback(node.address)
     if loopback or (node_id, master.node_id) in group.unreachable:
         return waiting.out_of_reach(node_id, master.node_id, master.address, loopback=loopback)
     unit = _ready_units(group).get(unit_of(group.spec, node), [node])
-    slots = sum(each.slots for each in unit)
-    size = active.world_size + slots
+    size = active.world_size + sum(each.slots for each in unit)
     if not worlds.allows(size):
-        return waiting.world_size(node_id, slots, size, group.spec, nodes=len(unit), unit=group.spec.unit)
+        return waiting.world_size(node_id, size, group.spec)
     if most is not None and len(active.members) + len(unit) > most:
         return waiting.max_nodes(node_id, most)
-    return waiting.world_not_larger(node_id)
+    return waiting.spare(ReasonCode.WORLD_NOT_LARGER, node_id)
 
 
 @cached

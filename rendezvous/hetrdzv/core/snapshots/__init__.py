@@ -57,7 +57,7 @@ def begin(context: StepContext, before: Group) -> str:
         known = replace(known, undone=taken.stamp, undone_before=current.number)
     context.change(snapshots=replace(known, wanted=None))
     lost = _lost(before, known, taken)
-    newer = newer_than(taken.stamp.step if taken is not None else 0, all_found) if lost != 0 else None
+    newer = newer_than(taken.stamp.step if taken is not None else 0, all_found) if lost != 0 else ""
     holders = [node.node_id for node, _ in taken.holders] if taken is not None else []
     if taken is not None:
         snapshot = chosen_from(taken, (node.node_id for node in members), lost, newer)
@@ -132,7 +132,7 @@ def _warnings(nodes: Sequence[Node]) -> Sequence[Reason]:
 
 def choose(known: Kept, found: Sequence[Gathered]) -> Gathered | None:
     """The snapshot from which a round would begin, of all, the newest first; None: there is none."""
-    complete = [one for one in found if one.lack is None]
+    complete = [one for one in found if not one.lack]
     wanted = (one for one in complete if one.stamp == known.wanted)
     return next(wanted, None) or next((one for one in complete if not is_undone(known, one.stamp)), None)
 
@@ -214,7 +214,7 @@ def next_snapshot(group: Group) -> Gathered | None:
 
 def on_disk(group: Group) -> Gathered | None:
     """The newest snapshot on disk that can be read; None: there is none."""
-    return next((one for one in gathered(group) if one.on_disk and one.lack is None), None)
+    return next((one for one in gathered(group) if one.on_disk and not one.lack), None)
 
 
 @cached
@@ -226,7 +226,7 @@ def complete_in_memory(group: Group) -> Stamp | None:
         (
             one.stamp
             for one in gathered(group)
-            if one.lack is None
+            if not one.lack
             and not one.on_disk
             and (is_copied(one) or any(node.node_id == alone and has_all(held) for node, held in one.holders))
         ),
@@ -265,7 +265,7 @@ def use(context: StepContext, command: UseSnapshot) -> None:
     group = context.group
     if group.state.terminal:
         raise GroupFinished(f"group '{group.group_id}' has already {group.state}: no round follows")
-    complete = [one.stamp for one in gathered(group) if one.lack is None]
+    complete = [one.stamp for one in gathered(group) if not one.lack]
     stamp = next((one for one in complete if one.step == command.step), None)
     if stamp is None or group.snapshots is None:
         raise NoSuchSnapshot(

@@ -7,19 +7,10 @@ from dataclasses import dataclass, replace
 
 from hetrdzv.core.memo import cached
 from hetrdzv.core.model import Group, Node, Round
-from hetrdzv.protocol.snapshots import (
-    Chosen,
-    Held,
-    Incomplete,
-    Lack,
-    NobodyHasAll,
-    NotReadable,
-    OnDisk,
-    PartsMissing,
-    Stamp,
-)
+from hetrdzv.protocol.snapshots import Chosen, Held, OnDisk, Stamp
 from hetrdzv.protocol.states import NodePhase
-from hetrdzv.protocol.texts.who import MOST_RANGES, Nodes, Ranks
+from hetrdzv.protocol.texts.phrasing import names, one_or_more
+from hetrdzv.protocol.texts.who import MOST_RANGES, Ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +19,7 @@ class Gathered:
 
     Attributes:
         holders: who has some of it.
-        lack: why it is not complete; None: it is.
+        lack: why it is not complete, in a clause; empty: it is.
         on_disk: what is known of it where it is on disk, and not in the memory of nodes.
     """
 
@@ -36,7 +27,7 @@ class Gathered:
     world_size: int
     sharded: bool
     holders: tuple[tuple[Node, Held], ...] = ()
-    lack: Lack | None = None
+    lack: str = ""
     on_disk: OnDisk | None = None
 
 
@@ -86,14 +77,14 @@ def gathered_for(group: Group, origin: str, members: Sequence[str], last_round: 
     return sorted(found, key=newness, reverse=True)
 
 
-def _refused(group: Group, members: Iterable[str]) -> Mapping[Stamp, Lack]:
+def _refused(group: Group, members: Iterable[str]) -> Mapping[Stamp, str]:
     """What some members could load no copy of."""
     found: defaultdict[Stamp, list[str]] = defaultdict(list)
     for node in map(group.nodes.get, members):
         if node is not None and node.snapshots is not None:
             for stamp in node.snapshots.refused:
                 found[stamp].append(node.node_id)
-    return {stamp: NotReadable(nodes=Nodes.of(nodes)) for stamp, nodes in found.items()}
+    return {stamp: f"workers on {names(nodes)} could load no copy of it" for stamp, nodes in found.items()}
 
 
 def has_all(held: Held) -> bool:
@@ -131,12 +122,12 @@ def is_copied(one: Gathered) -> bool:
     )
 
 
-def newer_than(step: int, found: Iterable[Gathered]) -> Incomplete | None:
-    """What there is of a job's steps after one: the newest; None: nothing, or all of one that is undone."""
+def newer_than(step: int, found: Iterable[Gathered]) -> str:
+    """What there is of a job's steps after one: the newest; empty: nothing, or all of one that is undone."""
     newer = [one for one in found if one.stamp.origin is None and one.stamp.step > step]
-    if not newer or newer[0].lack is None or any(one.lack is None for one in newer):
-        return None
-    return Incomplete(stamp=newer[0].stamp, lack=newer[0].lack)
+    if not newer or not all(one.lack for one in newer):
+        return ""
+    return f"of step {newer[0].stamp.step} {newer[0].lack}"
 
 
 def stamp_of(held: Held | Chosen) -> Stamp:
@@ -157,14 +148,15 @@ def began_from(current: Round, origin: str) -> Stamp | None:
     return stamp_on_disk(chosen, origin) if chosen.on_disk else stamp_of(chosen)
 
 
-def _lack(world_size: int, sharded: bool, holders: Sequence[tuple[Node, Held]]) -> Lack | None:
+def _lack(world_size: int, sharded: bool, holders: Sequence[tuple[Node, Held]]) -> str:
     if not any(held.whole for _, held in holders):
-        return NobodyHasAll()
+        return "no node has all that its ranks have alike"
     if sharded:
         ranks = {part.rank for _, held in holders for part in held.ranks if part.rank < world_size}
         if len(ranks) < world_size:
-            return PartsMissing(ranks=missing(ranks, world_size))
-    return None
+            gone = missing(ranks, world_size)
+            return f"nobody has the {one_or_more(gone, 'part', 'parts')} of {gone}"
+    return ""
 
 
 def missing(ranks: AbstractSet[int], world_size: int) -> Ranks:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from hetrdzv.core.memo import cached
 from hetrdzv.core.snapshots.complete import Gathered
 from hetrdzv.protocol.directive import Member
-from hetrdzv.protocol.snapshots import Chosen, Incomplete, Source
+from hetrdzv.protocol.snapshots import Chosen, Source
 
 MOST_SOURCES = 1024
 """How many nodes are kept that have a snapshot, unless it is sharded: then all are needed."""
@@ -15,9 +15,7 @@ MOST_WHOLE = 8
 """How many sources of what all ranks have alike a member is told, besides itself."""
 
 
-def chosen_from(
-    found: Gathered, members: Iterable[str], lost: int | None, newer: Incomplete | None
-) -> Chosen:
+def chosen_from(found: Gathered, members: Iterable[str], lost: int | None, newer: str) -> Chosen:
     """A snapshot as a round keeps it: first who has all that its ranks have alike, and of those its members."""
     inside = frozenset(members)
     holders = sorted(found.holders, key=lambda holder: (not holder[1].whole, holder[0].node_id not in inside))

@@ -2,36 +2,28 @@
 
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode, clipped, reason
 
+_CLAUSES = {
+    ReasonCode.CONNECTION_LOST: "its connection was cut",
+    ReasonCode.AGENT_REPLACED: "its agent was restarted",
+    ReasonCode.AGENT_DIED: "its agent died, and its workers were stopped",
+    ReasonCode.NODE_DRAINED: "drained",
+}
+
+
+def departed(code: ReasonCode) -> Reason:
+    """What needs no figures: the connection was cut, the agent was replaced or died, or a person drained the node."""
+    return reason(code, _CLAUSES[code])
+
 
 def lease_expired(for_s: float) -> Reason:
     """Its agent was not heard for as long as its lease."""
-    return reason(ReasonCode.LEASE_EXPIRED, f"no heartbeat for {for_s:g} s", lease_s=for_s)
-
-
-def connection_lost() -> Reason:
-    """Its connection was cut, and it did not come back."""
-    return reason(ReasonCode.CONNECTION_LOST, "its connection was cut")
-
-
-def agent_replaced() -> Reason:
-    """Another agent took over its node id."""
-    return reason(ReasonCode.AGENT_REPLACED, "its agent was restarted")
+    return reason(ReasonCode.LEASE_EXPIRED, f"no heartbeat for {for_s:g} s")
 
 
 def agent_left(text: str = "", *, leaving: bool = False) -> Reason:
     """Its agent has said that it goes (`leaving`: is about to go), and maybe why."""
     unsaid = "its agent is leaving" if leaving else "its agent left"
     return reason(ReasonCode.AGENT_LEFT, clipped(text) or unsaid, quote=text)
-
-
-def agent_died() -> Reason:
-    """Its agent died, and its guardian has stopped the workers."""
-    return reason(ReasonCode.AGENT_DIED, "its agent died, and its workers were stopped")
-
-
-def drained() -> Reason:
-    """A person took it out."""
-    return reason(ReasonCode.NODE_DRAINED, "drained")
 
 
 def bad_address(group_id: str, node_id: str, address: str) -> Reason:
@@ -41,5 +33,4 @@ def bad_address(group_id: str, node_id: str, address: str) -> Reason:
         f"node '{node_id}' offers address {address}, but group '{group_id}' has nodes on other hosts: start hetagent "
         "with --local-addr or --interface",
         nodes=[node_id],
-        address=address,
     )

@@ -5,10 +5,8 @@ from dataclasses import replace
 
 from hetrdzv.protocol.failure import Ended, Failure
 from hetrdzv.protocol.hangs import Hang
-from hetrdzv.protocol.reasons.hangs import HANG_CODES
 from hetrdzv.protocol.reasons.reason import (
     MOST_CHARACTERS,
-    Datum,
     Reason,
     ReasonCode,
     clipped,
@@ -81,27 +79,6 @@ def hangs(hang: Hang, node_id: str | None = None, rank: int = -1) -> Reason:
     )
 
 
-def briefly(failed: Reason) -> str:
-    """Which worker failed and how, where what it said is known already; of anything else, its message."""
-    data, rank = failed.data, failed.ranks[0][0] if failed.ranks else -1
-    who, code = _worker(failed.nodes[0] if failed.nodes else "", rank), failed.code
-    if code == ReasonCode.WORKER_FAILED:
-        if "lingers" in data:
-            how = "failed and has not ended since"
-        elif "signal" in data:
-            how = f"was killed by {data['signal']}"
-        else:
-            how = "failed" if "where" in data else f"exited with code {data['exit_code']}"
-        text = f"{who} {how}"
-    elif code == ReasonCode.START_FAILED:
-        text = f"{failed.nodes[0]} could not start its workers"
-    elif code in HANG_CODES:
-        text = f"{who} hangs" if rank >= 0 else "the workers hang"
-    else:
-        return failed.message
-    return "; ".join(filter(None, (text, _no_restart(failed.data))))
-
-
 def _worker(node_id: str, rank: int) -> str:
     """Which worker it is: `rank 1 on gpu1`, or `the program of gpu1`."""
     return f"rank {rank} on {node_id}" if rank >= 0 else f"the program of {node_id}"
@@ -135,9 +112,10 @@ def node_leaving(node_id: str, why: Reason) -> Reason:
     return reason(ReasonCode.NODE_LEAVING, f"{node_id} is leaving: {why}", nodes=[node_id], why=why.code)
 
 
-def node_drained(node_id: str) -> Reason:
+def node_drained(group_id: str, node_id: str) -> Reason:
     """A person took a node out."""
-    return reason(ReasonCode.NODE_DRAINED, f"{node_id} was drained", nodes=[node_id])
+    text = f"{node_id} was drained; to readmit it: hetctl undrain {group_id} {node_id}"
+    return reason(ReasonCode.NODE_DRAINED, text, nodes=[node_id])
 
 
 def workers_stopped(node_id: str, why: str = "") -> Reason:
@@ -179,34 +157,23 @@ def _hung(hang: Hang | None) -> str:
 # -- why a job fails -----------------------------------------------------------------------------------------
 
 
-def without_restart(failed: Reason, why: str, max_restarts: int | None = None) -> Reason:
+def without_restart(failed: Reason, why: str, max_restarts: int = 0) -> Reason:
     """A worker's failure on which no restart could be spent."""
-    data: dict[str, Datum] = {**failed.data, "no_restart": why}
-    if max_restarts is not None:
-        data["max_restarts"] = max_restarts
-    return _again(failed, "; ".join(filter(None, (failed.message, _no_restart(data)))), data)
-
-
-def _no_restart(data: Mapping[str, Datum]) -> str:
-    match data.get("no_restart"):
-        case "permanent":
-            return "no restart, since it would end the same way"
-        case "no_restart_on":
-            return f"no restart, since no_restart_on has exit code {data['exit_code']}"
-        case "used_up" if data["max_restarts"] == 1:
-            return "the only restart is used up"
-        case "used_up" if data["max_restarts"]:
-            return f"all {data['max_restarts']} restarts are used up"
-    return ""
+    text = {
+        "permanent": "; no restart, since it would end the same way",
+        "no_restart_on": f"; no restart, since no_restart_on has exit code {failed.data.get('exit_code')}",
+        "used_up": f"; no restart is left ({max_restarts} used)" if max_restarts else "",
+    }[why]
+    return replace(_with(failed, text), data={**failed.data, "no_restart": why})
 
 
 def consequences(of: Reason) -> Reason:
     """A member's departure, after which others failed: before it was known, or since."""
-    return _again(of, f"{of}; failures elsewhere were a consequence", of.data)
+    return _with(of, "; failures elsewhere were a consequence")
 
 
-def _again(of: Reason, message: str, data: Mapping[str, Datum]) -> Reason:
-    return replace(of, message=one_line(message, MOST_CHARACTERS), data=data)
+def _with(of: Reason, more: str) -> Reason:
+    return replace(of, message=one_line(f"{of}{more}", MOST_CHARACTERS))
 
 
 def no_node_can_be_master(cut_off: Mapping[str, Collection[str]], rule: str | None = None) -> Reason:
@@ -225,18 +192,17 @@ def join_timeout(
     late: Reason | None = None,
 ) -> Reason:
     """Not enough nodes joined in time, or none that may be master."""
-    nodes, text, code, lacking = ready.nodes, "", ReasonCode.JOIN_TIMEOUT, "nodes"
+    nodes, code = ready.nodes, ReasonCode.JOIN_TIMEOUT
     if rule is not None:
         have = f"{are(nodes)} ready"
         text = f"no node that may be master joined within {within_s:g} s: {have}, but {may_not_be_master(nodes, rule)}"
-        lacking = "master"
     else:
         who = f" ({names(nodes)})" if len(nodes) else ""
         text = f"not enough nodes joined within {within_s:g} s: {ready} ready{who}"
     if world is not None:
-        text, lacking = f"{text}; {world}", "world_size"
+        text = f"{text}; {world}"
         code = ReasonCode.IMPOSSIBLE_WORLD if never else code
-    return reason(code, f"{text}{also_not_ready(late)}", nodes=nodes, within_s=within_s, lacking=lacking)
+    return reason(code, f"{text}{also_not_ready(late)}", nodes=nodes)
 
 
 def unknown() -> Reason:

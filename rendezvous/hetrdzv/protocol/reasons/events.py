@@ -4,7 +4,6 @@ from collections.abc import Iterable, Sequence
 
 from hetrdzv.protocol.errors import Difference
 from hetrdzv.protocol.reasons import ends
-from hetrdzv.protocol.reasons.hangs import HANG_CODES
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode, clipped, reason
 from hetrdzv.protocol.settings import UNLIMITED_RESTARTS
 from hetrdzv.protocol.texts.phrasing import count, names, one_or_more, ranked
@@ -54,16 +53,10 @@ def training_began(number: int) -> Reason:
 
 
 def round_ended(number: int, why: Reason, cause: str) -> Reason:
-    """The round is over for all members; of a failure, an event has told what the worker said."""
-    text = f"round {number} ended: {why if why.code in HANG_CODES else ends.briefly(why)}"
-    return reason(
-        ReasonCode.ROUND_ENDED,
-        text,
-        nodes=Nodes(first=why.nodes, more=why.more_nodes),
-        round=number,
-        cause=why,
-        kind=cause,
-    )
+    """The round is over for all members."""
+    nodes = Nodes(first=why.nodes, more=why.more_nodes)
+    text = f"round {number} ended: {why}"
+    return reason(ReasonCode.ROUND_ENDED, text, nodes=nodes, round=number, cause=why, kind=cause)
 
 
 def round_judged(number: int, why: Reason) -> Reason:
@@ -75,7 +68,7 @@ def round_judged(number: int, why: Reason) -> Reason:
 
 def restart_spent(failed: Reason, restarts: int, budget: int) -> Reason:
     """A failure was the cause, so one restart more is used: `restarts` of `budget`."""
-    text = f"restart {spent_of(restarts, budget)}: {ends.briefly(failed)}"
+    text = f"restart {spent_of(restarts, budget)}: {failed}"
     return reason(ReasonCode.RESTART_SPENT, text, nodes=failed.nodes, cause=failed, restarts=restarts)
 
 
@@ -92,9 +85,7 @@ def group_succeeded(apart: Reason | None = None) -> Reason:
 
 def group_failed(why: Reason, gave_up: Nodes | None = None) -> Reason:
     """The job is over and failed; `gave_up`: these nodes did, and too few were left."""
-    text = f"the job failed: {ends.briefly(why)}"
-    if why.data.get("max_restarts") == 0:
-        text += "; max_restarts is 0"
+    text = f"the job failed: {why}"
     if gave_up is not None:
         text += f"; {names(gave_up)} gave up, and too few nodes are left"
     return reason(ReasonCode.GROUP_FAILED, text, nodes=why.nodes, cause=why)
@@ -103,30 +94,30 @@ def group_failed(why: Reason, gave_up: Nodes | None = None) -> Reason:
 # -- nodes ---------------------------------------------------------------------------------------------------
 
 
-def _node(code: ReasonCode, node_id: str, text: str, quote: str = "") -> Reason:
-    return reason(code, f"{node_id} {text}", nodes=[node_id], quote=quote)
+_NODES = {
+    ReasonCode.NODE_RETURNED: "{} is back",
+    ReasonCode.NODE_READY: "{} is ready",
+    ReasonCode.NODE_UNDRAINED: "{} may join again",
+    ReasonCode.NODE_SUCCEEDED: "all workers of {} succeeded",
+}
+
+
+def of_node(code: ReasonCode, node_id: str) -> Reason:
+    """What happens to a node that needs no further words."""
+    return reason(code, _NODES[code].format(node_id), nodes=[node_id])
 
 
 def node_joined(node_id: str, slots: int, address: str, not_ready: str = "") -> Reason:
     """An agent joined; `not_ready`: why its node takes part in no round yet."""
     late = f", not ready yet: {clipped(not_ready)}" if not_ready else ""
     text = f"{node_id} joined with {count(slots, 'slot')} at {address}{late}"
-    return reason(ReasonCode.NODE_JOINED, text, nodes=[node_id], quote=not_ready, slots=slots)
-
-
-def node_returned(node_id: str) -> Reason:
-    """A lost node is back."""
-    return _node(ReasonCode.NODE_RETURNED, node_id, "is back")
+    return reason(ReasonCode.NODE_JOINED, text, nodes=[node_id], quote=not_ready)
 
 
 def node_not_ready(node_id: str, why: str) -> Reason:
     """A node takes part in no round for now."""
-    return _node(ReasonCode.NODE_NOT_READY, node_id, f"is not ready: {clipped(why)}", why)
-
-
-def node_ready(node_id: str) -> Reason:
-    """It can take part again."""
-    return _node(ReasonCode.NODE_READY, node_id, "is ready")
+    text = f"{node_id} is not ready: {clipped(why)}"
+    return reason(ReasonCode.NODE_NOT_READY, text, nodes=[node_id], quote=why)
 
 
 def node_refused(node_id: str, differences: Iterable[Difference]) -> Reason:
@@ -134,35 +125,23 @@ def node_refused(node_id: str, differences: Iterable[Difference]) -> Reason:
     differences = tuple(differences)
     has = ", ".join(f"{one.name}={clipped(one.group, 60)}" for one in differences)
     gave = ", ".join(f"{one.name}={clipped(one.given, 60)}" for one in differences)
-    text = f"is refused, since it gave {gave}, and the group has {has}"
-    return _node(ReasonCode.NODE_REFUSED, node_id, text)
+    text = f"{node_id} is refused, since it gave {gave}, and the group has {has}"
+    return reason(ReasonCode.NODE_REFUSED, text, nodes=[node_id])
 
 
-def node_rejected(node_id: str, why: Reason) -> Reason:
-    """Its agent has to exit."""
-    return reason(ReasonCode.NODE_REJECTED, why.message, nodes=[node_id], why=why.code)
-
-
-def node_undrained(node_id: str) -> Reason:
-    """A person let it in again."""
-    return _node(ReasonCode.NODE_UNDRAINED, node_id, "may join again")
-
-
-def node_used_last(node_id: str, failures: int) -> Reason:
-    """Its workers were the root cause of so many failed rounds in a row that others are used before it."""
-    text = f"workers on {node_id} caused the last {failures} failures: other nodes are preferred to it"
+def node_used_last(group_id: str, node_id: str, failures: int) -> Reason:
+    """Others are used before a node whose workers were the root cause of so many failed rounds in a row."""
+    text = (
+        f"workers on {node_id} caused the last {failures} failures of its rounds: other nodes are preferred; to change "
+        f"that: hetctl undrain {group_id} {node_id}"
+    )
     return reason(ReasonCode.NODE_USED_LAST, text, nodes=[node_id], failures=failures)
-
-
-def node_succeeded(node_id: str) -> Reason:
-    """All its workers ended with status 0."""
-    return reason(ReasonCode.NODE_SUCCEEDED, f"all workers of {node_id} succeeded", nodes=[node_id])
 
 
 def daemon_started(node_id: str, program: str) -> Reason:
     """The master has the other nodes run a launcher's daemon."""
     text = f"{node_id}, the master, has the others run {program}"
-    return reason(ReasonCode.DAEMON_STARTED, text, nodes=[node_id], program=program)
+    return reason(ReasonCode.DAEMON_STARTED, text, nodes=[node_id])
 
 
 # -- planned stops -------------------------------------------------------------------------------------------
@@ -178,7 +157,7 @@ def stop_announced(number: int, why: Reason, notice_s: float) -> Reason:
 def ready_to_stop(took_s: float) -> Reason:
     """All workers have saved, so long after they were told (seconds)."""
     text = f"all nodes are ready to stop, {took_s:.1f} s after they were told"
-    return reason(ReasonCode.READY_TO_STOP, text, took_s=took_s)
+    return reason(ReasonCode.READY_TO_STOP, text)
 
 
 def notice_expired(late: Iterable[str], notice_s: float) -> Reason:

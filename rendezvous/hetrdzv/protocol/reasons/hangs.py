@@ -2,16 +2,10 @@
 
 from hetrdzv.protocol.hangs import MOST_SHOWN, Hang
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode, reason
+from hetrdzv.protocol.states import StallKind
 from hetrdzv.protocol.texts.who import Ranks
 
-HANG_CODES = frozenset(
-    {
-        ReasonCode.BEHIND,
-        ReasonCode.NO_ANSWER,
-        ReasonCode.MISMATCH,
-        ReasonCode.NOTHING_COMPLETES,
-    }
-)
+HANG_CODES = frozenset(map(ReasonCode, StallKind))
 """The codes of hangs."""
 
 

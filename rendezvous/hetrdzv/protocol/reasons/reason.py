@@ -75,7 +75,6 @@ class ReasonCode(StrEnum):
     NODE_NOT_READY = "node_not_ready"
     NODE_READY = "node_ready"
     NODE_REFUSED = "node_refused"
-    NODE_REJECTED = "node_rejected"
     NODE_UNDRAINED = "node_undrained"
     NODE_USED_LAST = "node_used_last"
     NODE_SUCCEEDED = "node_succeeded"
@@ -104,7 +103,6 @@ class ReasonCode(StrEnum):
     MAX_NODES = "max_nodes"
     OUT_OF_REACH = "out_of_reach"
     WORLD_SIZE = "world_size"
-    USED_LAST = "used_last"
     # warnings
     VERSIONS_DIFFER = "versions_differ"
     NO_LABEL = "no_label"

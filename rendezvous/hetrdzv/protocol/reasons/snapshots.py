@@ -1,19 +1,9 @@
 """Snapshots: which step is safe, what is missing of one, and what was lost."""
 
-from typing import assert_never
-
 from hetrdzv.protocol.pages import GroupSummary
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode, clipped, reason
-from hetrdzv.protocol.snapshots import (
-    Incomplete,
-    Lack,
-    NobodyHasAll,
-    NotReadable,
-    PartsMissing,
-    SafeShown,
-    Stamp,
-)
-from hetrdzv.protocol.texts.phrasing import count, have, names, one_or_more, ranked
+from hetrdzv.protocol.snapshots import SafeShown, Stamp
+from hetrdzv.protocol.texts.phrasing import count, have, names
 from hetrdzv.protocol.texts.who import Nodes
 
 NOBODY_HAS = "no node that is here has a step (what was written to --snapshot-to is found by the next ones)"
@@ -61,25 +51,12 @@ def _where(value: SafeShown) -> str:
     return f"{names(value.nodes)}; {_step(value.on_disk)} on disk" if value.nodes else "on disk"
 
 
-def lost(steps: int | None, newer: Incomplete | None = None) -> str:
+def lost(steps: int | None, newer: str = "") -> str:
     """How many steps were lost, and why: `no step lost`, `7 steps lost (of step 127 nobody has the part of rank 1)`."""
-    why = f" (of step {newer.stamp.step} {lacks(newer.lack)})" if newer is not None else ""
+    why = f" ({newer})" if newer else ""
     if steps is None:
         return f"an unknown number of steps lost{why}"
     return f"{count(steps, 'step') if steps else 'no step'} lost{why}"
-
-
-def lacks(lack: Lack) -> str:
-    """Why a snapshot is not complete, in a clause."""
-    match lack:
-        case NobodyHasAll():
-            return "no node has all that its ranks have alike"
-        case PartsMissing():
-            return f"nobody has the {one_or_more(lack.ranks, 'part', 'parts')} of {ranked(lack.ranks)}"
-        case NotReadable():
-            return f"workers on {names(lack.nodes)} could load no copy of it"
-        case _:
-            assert_never(lack)
 
 
 def _which(stamp: Stamp) -> str:
@@ -103,7 +80,7 @@ def began_from_snapshot(
     stamp: Stamp | None,
     nodes: Nodes,
     steps_lost: int | None,
-    newer: Incomplete | None,
+    newer: str = "",
     *,
     on_disk: bool = False,
 ) -> Reason:

@@ -56,10 +56,8 @@ def no_world(spec: GroupSpec, never: Sequence[int] = (), *, too_small: bool = Fa
     """Why nodes make no world; `never`: no number of nodes with so many slots each ever makes one."""
     sizes = world_sizes(spec)
     if never:
-        known = ", ".join(map(str, never[:MOST_NAMES]))
-        slots = count(never[0], "slot") if len(never) == 1 else f"{known} slots"
-        if more := len(never[MOST_NAMES:]):
-            slots += f" or {count(more, 'other number')}"
+        numbers = ", ".join(map(str, never[:MOST_NAMES])) + (", ..." if len(never) > MOST_NAMES else "")
+        slots = "1 slot" if numbers == "1" else f"{numbers} slots"
         most = f" of at most {count(spec.max_nodes, 'node')}" if spec.max_nodes is not None else ""
         return f"nodes with {slots} can never form a world{most} whose size is {sizes}"
     if too_small:
@@ -71,16 +69,12 @@ def no_world(spec: GroupSpec, never: Sequence[int] = (), *, too_small: bool = Fa
 def world_sizes(spec: GroupSpec) -> str:
     """`from 8 to 16 and a multiple of 4`, to be put after "the world size must be"."""
     least, most, multiple = spec.min_world_size or 1, spec.max_world_size, spec.world_size_multiple
-    if most is not None and -(-least // multiple) == most // multiple:
-        return str(most - most % multiple)
-    parts = []
-    if most is not None:
-        parts.append(f"from {least} to {most}" if least > 1 else f"at most {most}")
-    elif least > 1:
-        parts.append(f"at least {least}")
+    if least == most:
+        return str(most)
+    parts = [f"from {least} to {most}" if most is not None else f"at least {least}"]
     if multiple > 1:
         parts.append(f"a multiple of {multiple}")
-    return " and ".join(parts) or "at least 1"
+    return " and ".join(parts)
 
 
 # -- the job and its round -----------------------------------------------------------------------------------
@@ -121,10 +115,10 @@ def round_running(
 # -- a group waits -------------------------------------------------------------------------------------------
 
 
-def stopping(nodes: Iterable[str], *, checked: bool, until: float | None = None) -> Reason:
-    """Nodes stop the workers of a round that has ended; some then check whether they are ready (`checked`)."""
+def stopping(nodes: Iterable[str], until: float | None = None) -> Reason:
+    """Nodes stop the workers of a round that has ended, and some check whether they are ready again."""
     who = Nodes.of(nodes)
-    text = f"{have(who)} to stop {_its(who)} workers{' and be ready again' if checked else ''}"
+    text = f"{have(who)} to stop {_its(who)} workers"
     return reason(ReasonCode.STOPPING, text, nodes=who, until=until)
 
 
@@ -220,27 +214,13 @@ def restart_backoff(ready: Ready, restart: int, of: int | None, quick: int, unti
     """A restart waits, since so many (`quick`) came in quick succession; `of`: the budget, None: without limit."""
     which = str(restart) if of is None else f"{restart} of {of}"
     text = f"{_have(ready)}; restart {which} waits, since {quick} came in quick succession"
-    return reason(ReasonCode.RESTART_BACKOFF, text, nodes=ready.nodes, until=until, quick=quick)
+    return reason(ReasonCode.RESTART_BACKOFF, text, nodes=ready.nodes, until=until)
 
 
-def last_call(
-    ready: Ready,
-    until: float,
-    *,
-    replacement: bool = False,
-    or_nodes: int | None = None,
-    or_slots: int | None = None,
-) -> Reason:
-    """A round forms soon: others may still come, or a replacement for a member that is gone.
-
-    Args:
-        or_nodes, or_slots: it forms at once when so many are ready; None: no number of them shortens it.
-    """
+def last_call(ready: Ready, until: float, *, replacement: bool = False) -> Reason:
+    """A round forms soon: others may still come, or a replacement for a member that is gone."""
     what = "waiting for a replacement" if replacement else "last call for others"
-    most = f", or until {or_nodes} are ready" if or_nodes is not None else ""
-    if or_slots is not None:
-        most += f", or until nodes with {count(or_slots, 'slot')} are"
-    return reason(ReasonCode.LAST_CALL, f"{_have(ready)}; {what}{most}", nodes=ready.nodes, until=until)
+    return reason(ReasonCode.LAST_CALL, f"{_have(ready)}; {what}", nodes=ready.nodes, until=until)
 
 
 def also(waits: Reason, late: Reason | None, ended: Reason | None) -> Reason:
@@ -271,20 +251,16 @@ def joins_next_round(node_id: str, until: float) -> Reason:
     return reason(ReasonCode.JOINS_NEXT_ROUND, text, nodes=[node_id], until=until)
 
 
-def on_join_spare(node_id: str) -> Reason:
-    """`on_join` is spare."""
-    return reason(ReasonCode.ON_JOIN_SPARE, "on_join is spare", nodes=[node_id])
+_SPARES = {
+    ReasonCode.ON_JOIN_SPARE: "on_join is spare",
+    ReasonCode.OTHERS_SUCCEEDED: "workers on other nodes have already succeeded",
+    ReasonCode.WORLD_NOT_LARGER: "the world would not be larger with it",
+}
 
 
-def others_succeeded(node_id: str) -> Reason:
-    """Workers of the round have succeeded: it restarts for nobody."""
-    text = "workers on other nodes have already succeeded"
-    return reason(ReasonCode.OTHERS_SUCCEEDED, text, nodes=[node_id])
-
-
-def world_not_larger(node_id: str) -> Reason:
-    """The world would not be larger."""
-    return reason(ReasonCode.WORLD_NOT_LARGER, "the world would not be larger with it", nodes=[node_id])
+def spare(code: ReasonCode, node_id: str) -> Reason:
+    """A node is kept as a spare, for a reason that needs no figures."""
+    return reason(code, _SPARES[code], nodes=[node_id])
 
 
 def max_nodes(node_id: str, most: int | None) -> Reason:
@@ -304,58 +280,20 @@ def out_of_reach(node_id: str, master: str, address: str, *, loopback: bool = Fa
             f"it could not reach {master} at {address}: check the firewall, --port-range and --interface, then "
             "restart its agent"
         )
-    return reason(ReasonCode.OUT_OF_REACH, text, nodes=[node_id], master=master, address=address)
+    return reason(ReasonCode.OUT_OF_REACH, text, nodes=[node_id], master=master)
 
 
-def world_size(
-    node_id: str, slots: int, size: int, spec: GroupSpec, *, nodes: int = 1, unit: str | None = None
-) -> Reason:
-    """With a node, or the `nodes` of its unit, the world size would be one that is not allowed."""
-    whose = f"the {count(nodes, 'node')} of its {unit} and their" if nodes > 1 else "its"
-    if spec.max_world_size is not None and size > spec.max_world_size:
-        wrong = f"above max_world_size, which is {spec.max_world_size}"
-    elif size < (least := spec.min_world_size or 1):
-        wrong = f"below min_world_size, which is {least}"
-    else:
-        wrong = f"not a multiple of {spec.world_size_multiple}"
-    text = f"with {whose} {count(slots, 'slot')} the world size would be {size}, {wrong}"
+def world_size(node_id: str, size: int, spec: GroupSpec) -> Reason:
+    """With a node, or with its unit, the world size would be one that is not allowed."""
+    whom = "it" if spec.unit is None else f"its {spec.unit}"
+    text = f"with {whom} the world size would be {size}, but it must be {world_sizes(spec)}"
     return reason(ReasonCode.WORLD_SIZE, text, nodes=[node_id], world_size=size)
-
-
-def used_last(group_id: str, node_id: str, failures: int) -> Reason:
-    """Others are used before a node whose workers were the cause of so many failures in a row."""
-    text = (
-        f"its workers caused the last {failures} failures of its rounds, so other nodes are preferred; to change "
-        f"that: hetctl undrain {group_id} {node_id}"
-    )
-    return reason(ReasonCode.USED_LAST, text, nodes=[node_id], failures=failures)
-
-
-SPARES = frozenset(
-    {
-        ReasonCode.ON_JOIN_SPARE,
-        ReasonCode.OTHERS_SUCCEEDED,
-        ReasonCode.WORLD_NOT_LARGER,
-        ReasonCode.MAX_NODES,
-        ReasonCode.OUT_OF_REACH,
-        ReasonCode.WORLD_SIZE,
-        ReasonCode.USED_LAST,
-    }
-)
-"""Why a node is kept as a spare."""
 
 
 def left_out(number: int, node_id: str, why: Reason) -> Reason:
     """A round runs without a node: the reason for that as a whole sentence."""
-    if why.code in SPARES:
-        text = f"round {number} runs without {node_id}, which is kept as a spare: {why}"
-    elif why.code == ReasonCode.JOINS_NEXT_ROUND:
-        text = f"round {number} runs, and will restart to include {node_id}"
-    elif why.code == ReasonCode.NODE_NOT_READY:
-        text = f"round {number} runs without {node_id}, which is not ready: {why}"
-    else:
-        return why
-    return replace(why, message=one_line(text, MOST_CHARACTERS), round=number)
+    message = one_line(f"round {number} runs without {node_id}: {why}", MOST_CHARACTERS)
+    return replace(why, message=message, round=number)
 
 
 # -- a node is told to stop, or to exit ----------------------------------------------------------------------
@@ -363,7 +301,7 @@ def left_out(number: int, node_id: str, why: Reason) -> Reason:
 
 def earlier_job(outcome: str) -> Reason:
     """The job that a node was in is over, and another one has begun."""
-    return reason(ReasonCode.EARLIER_JOB, f"the job that this node was in {ended(outcome)}", outcome=outcome)
+    return reason(ReasonCode.EARLIER_JOB, f"the job that this node was in {ended(outcome)}")
 
 
 def came_late(group_id: str, outcome: str, by: str = "") -> Reason:
@@ -375,12 +313,6 @@ def came_late(group_id: str, outcome: str, by: str = "") -> Reason:
         "another --group"
     )
     return reason(ReasonCode.CAME_LATE, text, outcome=outcome, by=by or None)
-
-
-def is_drained(group_id: str, node_id: str) -> Reason:
-    """What a node is told that a person took out."""
-    text = f"{node_id} was drained; to readmit it: hetctl undrain {group_id} {node_id}"
-    return reason(ReasonCode.NODE_DRAINED, text, nodes=[node_id])
 
 
 def round_over(number: int) -> Reason:

@@ -1,0 +1,402 @@
+"""Each message once, by the module that makes it: `code: message`."""
+
+from dataclasses import replace
+
+from hetrdzv.protocol.errors import Difference
+from hetrdzv.protocol.failure import Ended, Failure
+from hetrdzv.protocol.hangs import Hang
+from hetrdzv.protocol.reasons import departures, ends, events, hangs, snapshots, waiting, warnings
+from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
+from hetrdzv.protocol.reasons.waiting import Ready
+from hetrdzv.protocol.settings import GroupSpec
+from hetrdzv.protocol.snapshots import Stamp
+from hetrdzv.protocol.states import StallKind
+from hetrdzv.protocol.texts.who import NOBODY, Nodes, Ranks
+from tests.support.hangs import behind
+
+B, BC = Nodes.of(["b"]), Nodes.of(["b", "c"])
+HANG = behind(0, "gpu2", waiting=(1,), where="is at collective 4 of 5", for_s=30.0)
+TRACE = 'Traceback (most recent call last):\n  File "/w/train.py", line 7, in f\nValueError: x'
+
+
+def check(found: list[Reason], expected: str) -> None:
+    assert [f"{one.code}: {one.message}" for one in found] == expected.strip().splitlines()
+
+
+def failed(exit_code: int | None = 1, message: str = "", rank: int = 2, **more: object) -> Reason:
+    failure = Failure(local_rank=0, rank=rank, exit_code=exit_code, message=message, **more)  # type: ignore[arg-type]
+    return ends.worker_failed("gpu2", failure)
+
+
+BAD = failed(message="bad data")
+LOST = ends.node_lost("b", departures.lease_expired(5.0))
+
+
+def test_workers() -> None:
+    found = [
+        BAD,
+        failed(message=TRACE),
+        failed(message=TRACE, lingers=True),
+        failed(None, "half a line", signal="SIGKILL"),
+        failed(2, rank=-1),
+        failed(None, "no such file", rank=-1),
+        ends.worker_failed(
+            "a", Failure(local_rank=0, rank=0, exit_code=1), Ended(node_id="b", rank=4, others=2)
+        ),
+        ends.hangs(HANG, "gpu2", 0),
+        ends.hangs(HANG),
+        ends.without_restart(BAD, "used_up", 3),
+        ends.without_restart(BAD, "used_up", 0),
+        ends.without_restart(BAD, "permanent"),
+        ends.without_restart(BAD, "no_restart_on"),
+        ends.never_met(1, 3),
+        ends.never_met(0, 9),
+    ]
+    check(
+        found,
+        """
+worker_failed: rank 2 on gpu2 exited with code 1: bad data
+worker_failed: ValueError: x (train.py:7, rank 2 on gpu2)
+worker_failed: rank 2 on gpu2 raised ValueError: x (train.py:7) and has not ended since
+worker_failed: rank 2 on gpu2 was killed by SIGKILL
+worker_failed: the program of gpu2 exited with code 2
+start_failed: gpu2 could not start its workers: no such file
+worker_failed: rank 0 on a exited with code 1; rank 4 on b and 2 other workers had ended with exit code 0 before that
+behind: a worker hangs: rank 1 has waited 30 s for rank 0 (gpu2), which is at collective 4 of 5
+behind: the workers hang: rank 1 has waited 30 s for rank 0 (gpu2), which is at collective 4 of 5
+worker_failed: rank 2 on gpu2 exited with code 1: bad data; no restart is left (3 used)
+worker_failed: rank 2 on gpu2 exited with code 1: bad data
+worker_failed: rank 2 on gpu2 exited with code 1: bad data; no restart, since it would end the same way
+worker_failed: rank 2 on gpu2 exited with code 1: bad data; no restart, since no_restart_on has exit code 1
+never_met: only 1 of 3 workers met: the others may have trained alone, unless they meet in another way than \
+init_process_group with env:// or hvd.init()
+never_met: ranks 0 to 8 never met: each may have trained alone, unless they meet in another way than \
+init_process_group with env:// or hvd.init()
+""",
+    )
+    assert (BAD.quote, BAD.nodes, BAD.ranks, BAD.data) == ("bad data", ("gpu2",), ((2, 2),), {"exit_code": 1})
+
+
+def test_ends() -> None:
+    found = [
+        LOST,
+        ends.node_lost("b", departures.departed(ReasonCode.CONNECTION_LOST)),
+        ends.node_lost("b", departures.departed(ReasonCode.AGENT_REPLACED)),
+        ends.node_lost("b", departures.departed(ReasonCode.AGENT_DIED)),
+        ends.node_left("b", departures.agent_left()),
+        ends.node_left("b", departures.agent_left("SIGTERM")),
+        ends.node_leaving("b", departures.agent_left(leaving=True)),
+        ends.node_leaving("b", departures.departed(ReasonCode.NODE_DRAINED)),
+        ends.node_drained("g", "b"),
+        ends.consequences(LOST),
+        ends.workers_stopped("b"),
+        ends.workers_stopped("b", "runs"),
+        ends.nodes_joined(["b", "c"]),
+        ends.master_unreachable("b", "a", "connection refused"),
+        ends.restart_requested(),
+        ends.restart_requested(HANG),
+        ends.cancelled(),
+        ends.cancelled("an admin"),
+        ends.no_node_can_be_master({"a": ["b"]}),
+        ends.join_timeout(60.0, Ready(B, 3)),
+        ends.join_timeout(60.0, Ready(want=2), late=waiting.not_ready(B, "no GPU")),
+        ends.join_timeout(60.0, Ready(B, 1), rule="zone=x"),
+        ends.join_timeout(60.0, Ready(B, 1, 3), world=waiting.no_world(EVEN, [3]), never=True),
+        ends.unknown(),
+        departures.bad_address("g", "b", "127.0.0.1"),
+    ]
+    check(
+        found,
+        """
+node_lost: b lost: no heartbeat for 5 s
+node_lost: b lost: its connection was cut
+node_lost: b lost: its agent was restarted
+node_lost: b lost: its agent died, and its workers were stopped
+node_left: b left: its agent left
+node_left: b left: SIGTERM
+node_leaving: b is leaving: its agent is leaving
+node_leaving: b is leaving: drained
+node_drained: b was drained; to readmit it: hetctl undrain g b
+node_lost: b lost: no heartbeat for 5 s; failures elsewhere were a consequence
+workers_stopped: b stopped its workers on its own
+workers_stopped: b left the round, which runs
+nodes_joined: b, c joined
+master_unreachable: b cannot reach the master a: connection refused
+restart_requested: a restart was requested
+restart_requested: a restart was requested; it hung: rank 1 has waited 30 s for rank 0 (gpu2), which is at collective \
+4 of 5
+group_cancelled: the job was cancelled
+group_cancelled: the job was cancelled by an admin
+no_master: no node can be master: a cannot be reached from b
+join_timeout: not enough nodes joined within 60 s: 1 of 3 nodes ready (b)
+join_timeout: not enough nodes joined within 60 s: 0 of 2 nodes ready; b is not ready: no GPU
+join_timeout: no node that may be master joined within 60 s: b is ready, but it may not be master, since master is \
+zone=x
+impossible_world: not enough nodes joined within 60 s: 1 node with 3 slots ready (b); nodes with 3 slots can never \
+form a world whose size is from 8 to 16 and a multiple of 4
+group_failed: the job failed: unknown cause
+bad_address: node 'b' offers address 127.0.0.1, but group 'g' has nodes on other hosts: start hetagent with \
+--local-addr or --interface
+""",
+    )
+
+
+def test_events() -> None:
+    found = [
+        events.group_created("bert"),
+        events.job_began("bert", 2),
+        events.settings_changed("b", [Difference("max_nodes", "2", "3")]),
+        events.round_formed(3, 7, [("a", range(2)), ("b", range(2, 3))], 2, "lost"),
+        events.started_unbounded(1, restarts=True),
+        events.started_unbounded(2, restarts=False),
+        events.training_began(3),
+        events.round_ended(3, BAD, "failed"),
+        events.round_judged(3, LOST),
+        events.restart_spent(BAD, 1, 3),
+        events.restart_spent(BAD, 1, 2**40),
+        events.group_succeeded(),
+        events.group_succeeded(LOST),
+        events.group_failed(BAD),
+        events.group_failed(BAD, Nodes.of(["gpu2"])),
+        events.node_joined("a", 2, "10.0.0.1"),
+        events.node_joined("a", 1, "10.0.0.1", "no GPU"),
+        events.of_node(ReasonCode.NODE_RETURNED, "a"),
+        events.node_not_ready("a", "no GPU"),
+        events.of_node(ReasonCode.NODE_READY, "a"),
+        events.node_refused("a", [Difference("script", "train.py", "other.py")]),
+        events.of_node(ReasonCode.NODE_UNDRAINED, "a"),
+        events.node_used_last("g", "a", 3),
+        events.of_node(ReasonCode.NODE_SUCCEEDED, "a"),
+        events.daemon_started("a", "orted"),
+        events.stop_announced(3, LOST, 30.0),
+        events.ready_to_stop(2.04),
+        events.notice_expired(["a", "b"], 30.0),
+    ]
+    check(
+        found,
+        """
+group_created: group 'bert' was created
+job_began: job 2 of group 'bert' started
+settings_changed: b changed the settings, since no other node was left: max_nodes 2 -> 3
+round_formed: round 3 formed: world size 7, a ranks 0 and 1, b rank 2 and 2 more nodes
+started_unbounded: started with 1 node, since no --nnodes was given; nodes that join later restart the job
+started_unbounded: started with 2 nodes, since no --nnodes was given; nodes that join later are kept as spares
+training_began: round 3 trains
+round_ended: round 3 ended: rank 2 on gpu2 exited with code 1: bad data
+round_judged: round 3 ended because b lost: no heartbeat for 5 s; failures elsewhere were a consequence
+restart_spent: restart 1 of 3: rank 2 on gpu2 exited with code 1: bad data
+restart_spent: restart 1: rank 2 on gpu2 exited with code 1: bad data
+group_succeeded: the job succeeded
+group_succeeded: the job succeeded, but b lost: no heartbeat for 5 s
+group_failed: the job failed: rank 2 on gpu2 exited with code 1: bad data
+group_failed: the job failed: rank 2 on gpu2 exited with code 1: bad data; gpu2 gave up, and too few nodes are left
+node_joined: a joined with 2 slots at 10.0.0.1
+node_joined: a joined with 1 slot at 10.0.0.1, not ready yet: no GPU
+node_returned: a is back
+node_not_ready: a is not ready: no GPU
+node_ready: a is ready
+node_refused: a is refused, since it gave script=other.py, and the group has script=train.py
+node_undrained: a may join again
+node_used_last: workers on a caused the last 3 failures of its rounds: other nodes are preferred; to change that: \
+hetctl undrain g a
+node_succeeded: all workers of a succeeded
+daemon_started: a, the master, has the others run orted
+stop_announced: round 3 is about to end (b lost: no heartbeat for 5 s): its workers have 30 s to save
+ready_to_stop: all nodes are ready to stop, 2.0 s after they were told
+notice_expired: a, b were not ready to stop within 30 s
+""",
+    )
+
+
+# -- what is waited for ----------------------------------------------------------------------------------------
+
+A, AB, NONE = Ready(Nodes.of(["a"]), 2), Ready(Nodes.of(["a", "b"]), 2, 7), Ready(want=2)
+EVEN = GroupSpec(min_world_size=8, max_world_size=16, world_size_multiple=4)
+
+
+def lacks(*never: int, too_small: bool = False, spec: GroupSpec = EVEN) -> Reason:
+    world = waiting.no_world(spec, never, too_small=too_small)
+    return waiting.too_few(A, 3 if too_small else 0, unit="slot", world=world)
+
+
+def test_rounds_and_groups() -> None:
+    many = [f"gpu{number}" for number in range(1, 8)]
+    found = [
+        waiting.round_starting(4, many),
+        waiting.about_to_end(4, ends.nodes_joined(["c"]), ["b"], 530.0),
+        waiting.round_running(4, 2, 9),
+        waiting.round_running(4, 2, 9, LOST),
+        waiting.stopping(["a", "b"]),
+        waiting.no_allowed_master(A, "zone=x"),
+        waiting.no_command("g", ["a", "b"]),
+        waiting.too_few(A, 1),
+        waiting.too_few(NONE, 2, gone=["b"]),
+        waiting.too_few(NONE, 2, since=320.0),
+        lacks(too_small=True),
+        lacks(too_small=True, spec=GroupSpec(min_world_size=8, max_world_size=8)),
+        lacks(too_small=True, spec=GroupSpec(min_world_size=8)),
+        lacks(3, 5),
+        lacks(1, 2, 3, 5, 7, 9, spec=replace(EVEN, max_nodes=2)),
+        lacks(spec=replace(EVEN, unit="rack")),
+        lacks(),
+        waiting.no_reachable_master(A, {"a": ["b"]}, "zone=x"),
+        waiting.no_reachable_master(A, {name: ["b"] for name in reversed(many)}),
+        waiting.reconnecting(A, ["b"]),
+        waiting.restart_backoff(A, 2, 3, 2, 504.0),
+        waiting.last_call(AB, 510.0),
+        waiting.last_call(A, 510.0, replacement=True),
+        waiting.also(waiting.too_few(A, 1), waiting.not_ready(B, "no GPU"), None),
+        waiting.also(waiting.too_few(NONE, 2), waiting.not_ready(BC, "no GPU"), None),
+        waiting.earlier_job("cancelled"),
+        waiting.came_late("g", "cancelled", "an admin"),
+        waiting.round_over(3),
+        waiting.round_formed(3),
+        waiting.quarantined("it is odd"),
+    ]
+    check(
+        found,
+        """
+round_starting: round 4 is starting: waiting for gpu1, gpu2, gpu3, gpu4, gpu5 and 2 more to start their workers
+stop_announced: round 4 is about to end (c joined); waiting for b to save and be ready to stop
+round_running: round 4 runs on 2 nodes, world size 9
+round_running: round 4 runs on 2 nodes, world size 9; so far b lost: no heartbeat for 5 s
+stopping: a, b have to stop their workers
+no_allowed_master: 1 of 2 nodes ready (a), but it may not be master, since master is zone=x; waiting for one that may
+no_command: a, b were started without a script, and group 'g' has no command yet: give hetagent one, or: hetctl \
+create g -- train.py
+too_few_nodes: 1 of 2 nodes ready (a); waiting for 1 more
+too_few_nodes: no node is ready; waiting for 2 more in place of b
+too_few_nodes: no agents connected; waiting for 2 more
+too_few_slots: 1 of 2 nodes ready (a); the world size must be from 8 to 16 and a multiple of 4: waiting for 3 more slots
+too_few_slots: 1 of 2 nodes ready (a); the world size must be 8: waiting for 3 more slots
+too_few_slots: 1 of 2 nodes ready (a); the world size must be at least 8: waiting for 3 more slots
+too_few_slots: 1 of 2 nodes ready (a); nodes with 3, 5 slots can never form a world whose size is from 8 to 16 and a \
+multiple of 4: waiting for others
+too_few_slots: 1 of 2 nodes ready (a); nodes with 1, 2, 3, 5, 7, ... slots can never form a world of at most 2 nodes \
+whose size is from 8 to 16 and a multiple of 4: waiting for others
+too_few_slots: 1 of 2 nodes ready (a); no set of whole units (rack) has a world size that is from 8 to 16 and a \
+multiple of 4: waiting for others
+too_few_slots: 1 of 2 nodes ready (a); no set of them has a world size that is from 8 to 16 and a multiple of 4: \
+waiting for others
+no_master: 1 of 2 nodes ready (a), but none can be master (a cannot be reached from b; master is zone=x); waiting for \
+more
+no_master: 1 of 2 nodes ready (a), but none can be master (gpu1 cannot be reached from b; gpu2 cannot be reached from \
+b; gpu3 cannot be reached from b; gpu4 cannot be reached from b; gpu5 cannot be reached from b; and 2 more masters); \
+waiting for more
+reconnecting: 1 of 2 nodes ready (a); lost the connection to b, waiting to hear from it again
+restart_backoff: 1 of 2 nodes ready (a); restart 2 of 3 waits, since 2 came in quick succession
+last_call: 2 nodes with 7 slots ready (a, b); last call for others
+last_call: 1 of 2 nodes ready (a); waiting for a replacement
+too_few_nodes: 1 of 2 nodes ready (a); waiting for 1 more; b is not ready: no GPU
+too_few_nodes: no node is ready; waiting for 2 more; b, c are not ready; b: no GPU
+earlier_job: the job that this node was in was cancelled
+came_late: the last job of group 'g' was cancelled by an admin, before this node joined; to start another: hetctl \
+restart g, or hetctl delete g if its settings are to differ; or give the agents another --group
+round_ended: round 3 is over
+round_formed: round 3 formed
+quarantined: hetserver cannot serve it: it is odd
+""",
+    )
+    drained = waiting.too_few(A, 1, gone=["b", "c"], drained=["c"])
+    assert (drained.nodes, drained.data) == (("c",), {"missing": 1, "ready": 1, "drained": 1})
+
+
+def test_nodes_in_no_round() -> None:
+    found = [
+        waiting.not_ready(B, "no GPU"),
+        waiting.joins_next_round("b", 510.0),
+        waiting.spare(ReasonCode.ON_JOIN_SPARE, "b"),
+        waiting.spare(ReasonCode.OTHERS_SUCCEEDED, "b"),
+        waiting.spare(ReasonCode.WORLD_NOT_LARGER, "b"),
+        waiting.max_nodes("b", 3),
+        waiting.out_of_reach("b", "a", "10.0.0.1"),
+        waiting.out_of_reach("b", "a", "::1", loopback=True),
+        waiting.world_size("b", 11, EVEN),
+        waiting.world_size("b", 20, replace(EVEN, unit="rack")),
+        waiting.left_out(4, "b", waiting.max_nodes("b", 3)),
+    ]
+    check(
+        found,
+        """
+node_not_ready: no GPU
+joins_next_round: the round is going to restart to include it
+on_join_spare: on_join is spare
+others_succeeded: workers on other nodes have already succeeded
+world_not_larger: the world would not be larger with it
+max_nodes: max_nodes is 3
+out_of_reach: it could not reach a at 10.0.0.1: check the firewall, --port-range and --interface, then restart its agent
+out_of_reach: a, the master, offers address ::1, which no other host can reach: start hetagent there with --local-addr \
+or --interface
+world_size: with it the world size would be 11, but it must be from 8 to 16 and a multiple of 4
+world_size: with its rack the world size would be 20, but it must be from 8 to 16 and a multiple of 4
+max_nodes: round 4 runs without b: max_nodes is 3
+""",
+    )
+    assert [(one.nodes, one.round) for one in found] == [(("b",), None)] * 10 + [(("b",), 4)]
+
+
+# -- hangs, warnings, snapshots --------------------------------------------------------------------------------
+
+
+def test_hangs() -> None:
+    nobody = Hang(kind=StallKind.NOTHING_COMPLETES, waiting=Ranks.of(range(3)), wait_for="collective 9")
+    known = hangs.hang(4, behind(3, "gpu2"), 460.0, until=510.0)
+    check(
+        [
+            known,
+            hangs.hang(4, behind(3, "gpu2"), 460.0, known=False),
+            hangs.stalled(4, HANG),
+            hangs.goes_on(4, HANG),
+        ],
+        """
+behind: round 4: ranks 0 and 1 wait for rank 3 (gpu2), which is at collective 17,203 of 17,204
+behind: round 4: ranks 0 and 1 wait for rank 3 (gpu2), which is at collective 17,203 of 17,204; whether they still \
+wait is no longer known
+stalled: round 4 hangs: rank 1 has waited 30 s for rank 0 (gpu2), which is at collective 4 of 5
+goes_on: round 4 goes on, after rank 1 has waited 30 s for rank 0 (gpu2), which is at collective 4 of 5
+""",
+    )
+    assert (known.nodes, known.ranks, known.round) == (("gpu2",), ((3, 3),), 4)
+    assert (known.since, known.until) == (460.0, 510.0)
+    told = hangs.stalled(4, nobody)
+    assert (told.nodes, told.ranks, told.data["kind"]) == ((), ((0, 2),), "nothing_completes")
+
+
+def test_warnings_and_snapshots() -> None:
+    stamp, earlier = Stamp(round=2, step=100), Stamp(round=9, step=1200, origin="x")
+    found = [
+        warnings.versions_differ("torch", [("2.12.1", B), ("2.13.0", BC)]),
+        warnings.versions_differ("cuda", [("12.8", B), ("12.9", BC)], more=2),
+        warnings.no_label("rack", B),
+        warnings.no_label("rack", BC, units=True),
+        warnings.not_watched(Ranks.of([3]), "never"),
+        warnings.not_watched(Ranks.of([3, 4]), "no_torch"),
+        warnings.not_watched(Ranks.of([3]), "torch is too old"),
+        snapshots.not_on_disk(stamp, B, "No space left on device"),
+        snapshots.not_taken(BC, "they need 5 MB"),
+        snapshots.snapshot_wanted(stamp),
+        snapshots.began_from_snapshot(3, stamp, BC, 7, "of step 107 nobody has the part of rank 1"),
+        snapshots.began_from_snapshot(3, stamp, B, 0),
+        snapshots.began_from_snapshot(3, None, NOBODY, None),
+        snapshots.began_from_snapshot(3, earlier, NOBODY, 0, on_disk=True),
+    ]
+    check(
+        found,
+        """
+versions_differ: b has torch 2.12.1, b, c have 2.13.0
+versions_differ: b has CUDA 12.8, b, c have 12.9, 2 more versions on other nodes
+no_label: b has no label rack, by which ranks are ordered: it comes last
+no_label: b, c have no label rack, by which units are formed: each is a unit by itself
+not_watched: rank 3 cannot be watched: its agent has not reported on it
+not_watched: ranks 3 and 4 cannot be watched: their script has not imported torch
+not_watched: rank 3 cannot be watched: torch is too old
+not_on_disk: the snapshot of step 100 of round 2 is not on disk: No space left on device (b)
+not_taken: no snapshots are taken on b, c: they need 5 MB
+snapshot_wanted: the next round is to begin from the snapshot of step 100 of round 2
+began_from_snapshot: round 3 begins from the snapshot of step 100 of round 2, which b, c have: 7 steps lost (of step \
+107 nobody has the part of rank 1)
+began_from_snapshot: round 3 begins from the snapshot of step 100 of round 2, which b has: no step lost
+began_from_snapshot: round 3 begins from nothing: an unknown number of steps lost
+began_from_snapshot: round 3 begins from the snapshot of step 1200 of round 9 of an earlier job, which is on disk
+""",
+    )

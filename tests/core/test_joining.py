@@ -111,7 +111,7 @@ def test_agent_that_was_restarted_ends_its_round() -> None:
     story.cut("b")
     story.join("b", inc="b-2")
     assert story.ended == "lost"
-    assert bare(story.told("a").reason) == ends.node_lost("b", departures.agent_replaced())
+    assert bare(story.told("a").reason) == ends.node_lost("b", departures.departed(ReasonCode.AGENT_REPLACED))
     assert story.told("b").kind == "wait"
     with pytest.raises(StaleIncarnation):
         story.do(Renew("b", "b-1"))

@@ -31,7 +31,7 @@ HERE = f"line {LINE} in <module>"
 def stacks(job: Cluster) -> dict[int, str]:
     """The stacks of a round's workers that can be had now, by rank."""
     reply = job.ask("POST", "/stacks")
-    found: list[dict[str, Any]] = reply.json().get("stacks", [])
+    found: list[dict[str, Any]] = reply.json().get("workers", [])
     return {one["rank"]: one["text"] for one in found if one["text"]}
 
 

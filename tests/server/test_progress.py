@@ -250,7 +250,7 @@ async def test_stacks_are_asked_for_in_the_reply_to_an_open_poll() -> None:
         assert (await client.post(f"{GROUP}/nodes/a/stacks", json=answer)).status_code == 204
         assert (await asked).json() == {
             "round": 1,
-            "stacks": [{"rank": 0, "node_id": "a", "text": "File train.py", "stderr": "", "why": ""}],
+            "workers": [{"rank": 0, "node_id": "a", "text": "File train.py", "stderr": "", "why": ""}],
             "over": False,
             "at": None,
         }
@@ -271,8 +271,8 @@ async def test_logs_are_asked_for_as_stacks_are_and_keep_their_end() -> None:
         assert (await client.post(f"{GROUP}/nodes/a/stacks", json=answer)).status_code == 204
         reply = (await asked).json()
         logs = [{"rank": 0, "node_id": "a", "text": text, "stderr": "", "why": ""}]
-        assert reply == {"round": 1, "logs": logs, "over": False}
-        silent = (await client.post(f"{GROUP}/logs", params={"rank": 1})).json()["logs"]
+        assert reply == {"round": 1, "workers": logs, "over": False, "at": None}
+        silent = (await client.post(f"{GROUP}/logs", params={"rank": 1})).json()["workers"]
         assert silent[0]["why"] == "its agent has not answered within 2 s"
 
 
@@ -288,9 +288,9 @@ async def test_logs_of_a_job_that_is_over_are_those_that_its_agents_sent_as_they
         first = {"rank": 0, "node_id": "a", "text": "loss 3", "stderr": "boom", "why": ""}
         why = "nobody has kept what it wrote in round 1"
         second = {"rank": 1, "node_id": "", "text": "", "stderr": "", "why": why}
-        shown = {"round": 1, "logs": [first, second], "over": True}
-        assert (await client.post(f"{GROUP}/logs")).json() == shown
-        assert (await client.post(f"{GROUP}/logs", params={"rank": 1})).json()["logs"] == [second]
+        shown = (await client.post(f"{GROUP}/logs")).json()
+        assert (shown["workers"], shown["over"]) == ([first, second], True)
+        assert (await client.post(f"{GROUP}/logs", params={"rank": 1})).json()["workers"] == [second]
         refused = await client.post(f"{GROUP}/logs", params={"round": 6})
         assert refused.json()["detail"] == "group 'g' has no round 6: its newest is round 1"
         refused = await client.post(f"{GROUP}/stacks", params={"round": 1})
@@ -332,7 +332,7 @@ async def test_stacks_of_an_agent_that_does_not_answer_and_without_workers(
         await two_nodes(service)
         wrong = await client.post(f"{GROUP}/stacks", params={"rank": 2})
         assert (wrong.status_code, wrong.json()["code"]) == (404, "unknown_rank")
-        shown = (await client.post(f"{GROUP}/stacks")).json()["stacks"]
+        shown = (await client.post(f"{GROUP}/stacks")).json()["workers"]
         assert [(one["rank"], one["text"]) for one in shown] == [(0, ""), (1, "")]
         assert shown[0]["why"] == "its agent has not answered within 2 s"
         monkeypatch.setattr(api_workers, "MOST_RANKS", 1)
@@ -366,7 +366,7 @@ async def test_the_stacks_of_all_workers_are_taken_once_a_hang_has_lasted_and_sh
         assert first_stack() == "line 1", "of the worker that is waited for"
         (await client.post(f"{GROUP}/cancel")).raise_for_status()
         reply = (await client.post(f"{GROUP}/stacks")).json()
-        assert [(one["rank"], one["node_id"], one["text"]) for one in reply["stacks"]] == [
+        assert [(one["rank"], one["node_id"], one["text"]) for one in reply["workers"]] == [
             (0, "a", "line 0"),
             (1, "b", "line 1"),
         ]
@@ -378,7 +378,7 @@ async def test_the_stacks_of_all_workers_are_taken_once_a_hang_has_lasted_and_sh
                 "no such rank: round 1 of group 'g' had ranks 0 and 1, not 5",
             )
         del service.post_mortems.of("g", About.STACKS).by_rank[1]  # type: ignore[union-attr]
-        missing = (await client.post(f"{GROUP}/stacks", params={"round": 1, "rank": 1})).json()["stacks"]
+        missing = (await client.post(f"{GROUP}/stacks", params={"round": 1, "rank": 1})).json()["workers"]
         assert missing[0]["why"] == "its stack was not taken when round 1 hung"
 
 

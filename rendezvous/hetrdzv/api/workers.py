@@ -1,13 +1,11 @@
 """What people see of workers: how far they have come, their stacks and logs, also of rounds that are over."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import datetime
 
 from hetrdzv.core.model import Group, Stall
 from hetrdzv.core.why import why as why_group
 from hetrdzv.protocol.errors import NoRound, UnknownRank
-from hetrdzv.protocol.pages import WorkerReply
+from hetrdzv.protocol.pages import StacksReply, WorkerReply
 from hetrdzv.protocol.reasons.reason import shown as in_words
 from hetrdzv.protocol.reasons.warnings import UNSEEN
 from hetrdzv.protocol.stacks import About, Stack
@@ -51,25 +49,9 @@ def worker_reply(seen: Seen, stall: Stall | None, now: float) -> WorkerReply:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """The stacks or logs of a round's workers.
-
-    Attributes:
-        told: in the order of ranks; each says why if there is nothing of it.
-        over: whether that round is over.
-        at: when they were taken (wall-clock time); None: just now.
-    """
-
-    round: int
-    told: tuple[Stack, ...]
-    over: bool = False
-    at: datetime | None = None
-
-
 async def shown(
     service: Service, group_id: str, about: About, ranks: Sequence[int] | None, number: int | None
-) -> Shown:
+) -> StacksReply:
     """The stacks or logs of a round's workers: of the running one from their agents, else what was kept.
 
     Without a number the round is the running one, else the newest; without ranks all are meant.
@@ -83,7 +65,8 @@ async def shown(
     active = None if group.state.terminal else group.active_round
     if active is not None and number in (None, active.number):
         _require_ranks(group, active.number, active.world_size, ranks, "has")
-        return Shown(active.number, tuple(await service.queries.of_workers(group, active, ranks, about)))
+        found = await service.queries.of_workers(group, active, ranks, about)
+        return StacksReply(round=active.number, workers=tuple(found))
     if about is About.LOGS and number is None and group.round is not None:
         number = group.round.number
     kept = service.post_mortems.of(group_id, about, number)
@@ -97,8 +80,9 @@ async def shown(
             sorted(ranks or range(kept.world_size)),
             f"nobody has kept what it wrote in round {kept.round}",
         )
-    told = tuple(kept.by_rank.get(rank) or Stack(rank=rank, why=why) for rank in dict.fromkeys(wanted))
-    return Shown(kept.round, told, over=True, at=kept.at)
+    workers = tuple(kept.by_rank.get(rank) or Stack(rank=rank, why=why) for rank in dict.fromkeys(wanted))
+    at = kept.at.isoformat(timespec="milliseconds")
+    return StacksReply(round=kept.round, workers=workers, over=True, at=at)
 
 
 def _require_ranks(group: Group, number: int, world_size: int, ranks: Sequence[int] | None, has: str) -> None:

@@ -9,13 +9,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from hetrdzv.api.views import ranks_behind
-from hetrdzv.api.workers import Shown, shown
+from hetrdzv.api.workers import shown
 from hetrdzv.auth.tokens import Grant, Role
 from hetrdzv.dashboard.cache import Section, SectionCache
 from hetrdzv.dashboard.group import LARGE, SECTIONS, GroupPage, version
 from hetrdzv.dashboard.overview import overview
 from hetrdzv.dashboard.render import EVERY_S, HEADERS, page
 from hetrdzv.protocol.errors import InvalidRequest, NoRound
+from hetrdzv.protocol.pages import StacksReply
 from hetrdzv.protocol.stacks import About, Stack, collapsed
 from hetrdzv.protocol.texts.raised import raised
 from hetrdzv.service.service import Service
@@ -71,7 +72,7 @@ async def output(request: Request, service: Service, grant: Grant) -> Response:
         found = await shown(service, group_id, About.LOGS, ranks, number)
     except NoRound as error:
         return page("nothing.html", why=str(error))
-    logs = sorted(found.told, key=lambda log: (not _raises(log), not log.size))
+    logs = sorted(found.workers, key=lambda log: (not _raises(log), not log.size))
     return page("output.html", **_some(logs, MOST_LOGS), **_when(found))
 
 
@@ -83,7 +84,7 @@ async def stacks(request: Request, service: Service, grant: Grant) -> Response:
     except NoRound as error:
         return page("nothing.html", why=str(error))
     verb = ("was", "were") if found.over else ("is", "are")
-    return page("stacks.html", verb=verb, **_some(collapsed(found.told), MOST_STACKS), **_when(found))
+    return page("stacks.html", verb=verb, **_some(collapsed(found.workers), MOST_STACKS), **_when(found))
 
 
 async def _section(request: Request, service: Service, grant: Grant, name: str) -> Section:
@@ -151,6 +152,5 @@ def _some(values: Sequence[object], most: int) -> dict[str, Any]:
     return {"shown": values[:most], "more": max(0, len(values) - most)}
 
 
-def _when(found: Shown) -> dict[str, Any]:
-    at = found.at or datetime.now(UTC)
-    return {"round": found.round, "at": at.isoformat(timespec="milliseconds")}
+def _when(found: StacksReply) -> dict[str, Any]:
+    return {"round": found.round, "at": found.at or datetime.now(UTC).isoformat(timespec="milliseconds")}

@@ -40,21 +40,18 @@ class WorkerReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StacksReply:
-    """`POST /v1/groups/{g}/stacks`: in the order of ranks."""
+    """`POST /v1/groups/{g}/stacks`, and `/logs`.
+
+    Attributes:
+        workers: in the order of ranks; each says why if there is nothing of it.
+        over: that round is over.
+        at: when they were taken (wall-clock time); None: just now.
+    """
 
     round: int
-    stacks: tuple[Stack, ...]
+    workers: tuple[Stack, ...]
     over: bool = False
     at: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogsReply:
-    """`POST /v1/groups/{g}/logs`: in the order of ranks."""
-
-    round: int
-    logs: tuple[Stack, ...]
-    over: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from hetrdzv.api.workers import shown
 from hetrdzv.auth.tokens import Role
 from hetrdzv.core.commands import Drain, Put, Restart, Undrain, UseSnapshot
 from hetrdzv.protocol.bounds import MAX_NUMBER, Id
-from hetrdzv.protocol.pages import EventsReply, GroupReply, GroupsReply, LogsReply, StacksReply
+from hetrdzv.protocol.pages import EventsReply, GroupReply, GroupsReply, StacksReply
 from hetrdzv.protocol.requests.joining import SpecFields
 from hetrdzv.protocol.requests.plans import Changes, Plan
 from hetrdzv.protocol.rounds import RoundsReply
@@ -120,14 +120,10 @@ async def get_stacks(
     Of a round that is over those that were taken when it hung.
     """
     found = await shown(service, group_id, About.STACKS, rank, round)
-    at = found.at.isoformat(timespec="milliseconds") if found.at is not None else None
-    return await views.made(
-        len(found.told),
-        lambda: StacksReply(round=found.round, stacks=found.told, over=found.over, at=at),
-    )
+    return await views.made(len(found.workers), lambda: found)
 
 
-@router.post("/{group_id}/logs", response_model=LogsReply, dependencies=ADMIN)
+@router.post("/{group_id}/logs", response_model=StacksReply, dependencies=ADMIN)
 async def get_logs(
     service: CurrentService,
     group_id: Id,
@@ -139,9 +135,7 @@ async def get_logs(
     Of a round that is over what agents that are still here have kept, or have sent as they left.
     """
     found = await shown(service, group_id, About.LOGS, rank, round)
-    return await views.made(
-        len(found.told), lambda: LogsReply(round=found.round, logs=found.told, over=found.over)
-    )
+    return await views.made(len(found.workers), lambda: found)
 
 
 @router.get("/{group_id}/snapshots", response_model=SnapshotsShown, dependencies=READ)

@@ -14,7 +14,7 @@ from hetrdzv.cli.hetctl.options import GROUP, RANKS, command, round_option, shar
 from hetrdzv.cli.hetctl.wait import OUTCOMES
 from hetrdzv.client import Client
 from hetrdzv.protocol.errors import NoRound, Problem
-from hetrdzv.protocol.pages import LogsReply, StacksReply
+from hetrdzv.protocol.pages import StacksReply
 from hetrdzv.protocol.stacks import Stack, collapsed
 from hetrdzv.protocol.texts.phrasing import count, names, ranked
 
@@ -58,7 +58,7 @@ def logs(group: str, ranks: tuple[int, ...], tail: int | None, number: int | Non
     printer.show(reply)
 
 
-async def _logs(client: Client, group: str, ranks: Sequence[int], number: int | None = None) -> LogsReply:
+async def _logs(client: Client, group: str, ranks: Sequence[int], number: int | None = None) -> StacksReply:
     try:
         return await client.logs_of(group, rank=ranks, round=number)
     except Problem as problem:
@@ -95,12 +95,12 @@ class _Printer:
         self._printed: dict[tuple[int, int, int], str] = {}  # by round, rank and stream
         self._complaints: set[str] = set()
 
-    def show(self, reply: LogsReply) -> None:
+    def show(self, reply: StacksReply) -> None:
         """Print what is new."""
         if shared().as_json:
             print_json(reply)
             return
-        for log in reply.logs:
+        for log in reply.workers:
             for stream, text in enumerate((log.text, log.stderr)):
                 for line in self._new_lines((reply.round, log.rank, stream), text):
                     tables.write(f"{'' if self._alone else f'{log.node_id}:{log.rank}  '}{line}")
@@ -155,10 +155,10 @@ def stacks(group: str, ranks: tuple[int, ...], number: int | None) -> None:
 
 def stacks_view(reply: StacksReply) -> Iterator[RenderableType]:
     """Stacks as a terminal shows them."""
-    alike = collapsed(reply.stacks)
+    alike = collapsed(reply.workers)
     different = count(sum(1 for shown in alike if shown.text), "different stack")
     yield Text.assemble(
-        (f"round {reply.round}", "bold"), f": {count(len(reply.stacks), 'rank')}, {different}"
+        (f"round {reply.round}", "bold"), f": {count(len(reply.workers), 'rank')}, {different}"
     )
     for shown in alike:
         yield ""

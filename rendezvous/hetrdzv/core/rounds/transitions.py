@@ -92,7 +92,13 @@ def expire(context: StepContext) -> None:
                 context, node, NodePhase.LOST, departures.lease_expired(lease_s), context.now - lease_s
             )
         else:
-            remove_node(context, node, NodePhase.LOST, departures.departed(ReasonCode.CONNECTION_LOST), node.disconnected_at)
+            remove_node(
+                context,
+                node,
+                NodePhase.LOST,
+                departures.departed(ReasonCode.CONNECTION_LOST),
+                node.disconnected_at,
+            )
 
 
 def remove_node(

@@ -4,7 +4,7 @@ from types import NoneType
 
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.http.route import NODE, Route
-from hetrdzv.protocol.pages import EventsReply, GroupReply, GroupsReply, HealthReply, LogsReply, StacksReply
+from hetrdzv.protocol.pages import EventsReply, GroupReply, GroupsReply, HealthReply, StacksReply
 from hetrdzv.protocol.requests.plans import Plan
 from hetrdzv.protocol.rounds import RoundsReply
 from hetrdzv.protocol.snapshots import SnapshotsReply, SnapshotsShown
@@ -35,7 +35,7 @@ DELETE = Route("DELETE", _GROUP, NoneType)
 RESTART = Route("POST", f"{_GROUP}/restart", GroupReply, once=True)
 CANCEL = Route("POST", f"{_GROUP}/cancel", GroupReply)
 STACKS_OF = Route("POST", f"{_GROUP}/stacks", StacksReply, wait_s=STACKS_WAIT_S)
-LOGS_OF = Route("POST", f"{_GROUP}/logs", LogsReply, wait_s=STACKS_WAIT_S)
+LOGS_OF = Route("POST", f"{_GROUP}/logs", StacksReply, wait_s=STACKS_WAIT_S)
 SNAPSHOTS_OF = Route("GET", f"{_GROUP}/snapshots", SnapshotsShown)
 USE_SNAPSHOT = Route("POST", f"{_GROUP}/snapshots", SnapshotsShown)
 DRAIN = Route("POST", f"{NODE}/drain", GroupReply)

@@ -3,7 +3,7 @@
 import pytest
 
 from hetrdzv.protocol.reasons import departures, ends, events
-from hetrdzv.protocol.reasons.reason import Reason
+from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.states import GroupState
 from tests.core.driver import Story, bare
 from tests.core.leases import deadline
@@ -79,7 +79,11 @@ def test_a_node_that_goes_during_a_planned_stop_hastens_it() -> None:
     story.leaving("b", grace_s=5.0)
     assert deadline(story.group) == pytest.approx(story.now + 5.0)
     assert story.said("stop_announced") == [
-        bare(events.stop_announced(1, ends.node_leaving("a", departures.drained()), 30.0))
+        bare(
+            events.stop_announced(
+                1, ends.node_leaving("a", departures.departed(ReasonCode.NODE_DRAINED)), 30.0
+            )
+        )
     ]
     story.leaving("c")
     assert story.ended == "left", "the workers of c are being stopped"

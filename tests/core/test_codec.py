@@ -74,7 +74,6 @@ def test_only_the_fields_of_the_type_that_was_declared_are_written() -> None:
     value = Outer(node_id="a", several=(Known(count=1),), inner=Known())
     assert b"secret" not in write(value)
     assert b"secret" in write(Known())
-    assert b"secret" not in write(Known(), Inner)
 
 
 def refusal(news: Mapping[str, Any]) -> codec.Mistake:
@@ -97,7 +96,7 @@ def refusal(news: Mapping[str, Any]) -> codec.Mistake:
         ({"flag": True}, "", "there must be several with flag"),
         ({"several": [{}, {"lasts_s": float("nan")}]}, "several.1.lasts_s", "less than or equal"),
         ({"several": [{"lasts_s": float("inf")}]}, "several.0.lasts_s", "less than or equal"),
-        ({"several": [{}] * 4}, "several", "it should have at most 3 items"),
+        ({"several": [{}] * 4}, "several", "at most 3 items"),
         ({"several": {}}, "several", "valid array"),
         ({"inner": {"cuont": 1}}, "inner.cuont", "there is no such field"),
         ({"inner": []}, "inner", "it must be a JSON object"),
@@ -117,7 +116,7 @@ def test_unknown_fields_are_refused_or_ignored() -> None:
     data = b'{"node_id": "a", "inner": {"news": 1}}'
     with pytest.raises(Malformed) as caught:
         read(Outer, data)
-    assert [(one.field, one.unknown) for one in caught.value.mistakes] == [("inner.news", True)]
+    assert [one.field for one in caught.value.mistakes] == ["inner.news"]
     assert read(Outer, data, unknown="ignore") == Outer(node_id="a", inner=Inner())
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from hetrdzv.protocol.failure import Ended
 from hetrdzv.protocol.reasons import departures, ends, events
-from hetrdzv.protocol.reasons.reason import Reason
+from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.texts.who import Nodes
 from tests.core.driver import Story, running
 from tests.core.explained import failed
@@ -93,7 +93,7 @@ def test_whatever_becomes_of_its_agent(how: str) -> None:
 @pytest.mark.parametrize(
     ("how", "kind", "cause"),
     [
-        (Story.lose, "node_lost", ends.node_lost("b", departures.connection_lost())),
+        (Story.lose, "node_lost", ends.node_lost("b", departures.departed(ReasonCode.CONNECTION_LOST))),
         (Story.leave, "node_left", ends.node_left("b", departures.agent_left())),
     ],
 )

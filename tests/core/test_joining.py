@@ -156,7 +156,7 @@ def test_drained_node_exits_and_stays_out() -> None:
     story.drain("b")
     told = story.told("b")
     assert (told.kind, told.code, told.exit_code) == ("exit", "drained", 4)
-    assert told.reason == waiting.is_drained("g", "b")
+    assert told.reason == ends.node_drained("g", "b")
     assert story.ended == "drained"
     story.leave("b")
     story.join("a")
@@ -224,14 +224,14 @@ def test_open_group_waits_for_a_command() -> None:
     assert story.group.state == "waiting"
     assert story.deadline_in == pytest.approx(LEASE_S)
     with pytest.raises(SpecConflict) as refused:
-        story.put(min_nodes=3, command=["train.py"])
+        story.put(min_nodes=3, command=("train.py",))
     assert refused.value.conflict.differences == (Difference("min_nodes", "2", "3"),)
-    story.put(command=["train.py", "--lr", "1"], max_restarts=9)
+    story.put(command=("train.py", "--lr", "1"), max_restarts=9)
     story.wait(10)
     start = story.start("a")
     assert (start.command, start.max_restarts) == (("train.py", "--lr", "1"), 9)
     with pytest.raises(SpecConflict) as refused:
-        story.put(command=["other.py"])
+        story.put(command=("other.py",))
     assert refused.value.conflict.differences == (Difference("command", "'train.py --lr 1'", "'other.py'"),)
     with pytest.raises(SpecConflict):
         story.put(max_restarts=8)

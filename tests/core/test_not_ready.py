@@ -3,6 +3,7 @@
 import pytest
 
 from hetrdzv.protocol.reasons import events, waiting
+from hetrdzv.protocol.reasons.reason import ReasonCode
 from hetrdzv.protocol.states import GroupState, NodePhase
 from hetrdzv.protocol.texts.who import Nodes
 from tests.core.driver import Story
@@ -21,10 +22,10 @@ def test_a_node_that_is_not_ready_is_shown_and_takes_part_once_it_is() -> None:
     assert story.join("b", not_ready=WHY).code == "not_ready"
     assert story.said("node_joined")[-1] == events.node_joined("b", 1, "10.0.0.1", WHY)
     waits = waiting.too_few(ready(["a"], 2), 1, until=story.now + 600)
-    assert story.reason == waiting.also(waits, waiting.not_ready(Nodes.of(["b"]), WHY), None)
+    assert story.reason == waiting.also_not_ready(waits, waiting.not_ready(Nodes.of(["b"]), WHY))
     assert story.told("a").reason == story.reason
     assert story.join("b").kind == "start"
-    assert story.said("node_ready") == [events.node_ready("b")]
+    assert story.said("node_ready") == [events.of_node(ReasonCode.NODE_READY, "b")]
     assert story.order == ["a", "b"]
 
 

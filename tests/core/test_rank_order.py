@@ -5,7 +5,7 @@ import re
 import pytest
 
 from hetrdzv.protocol.settings import SETTINGS, GroupSpec
-from hetrdzv.protocol.texts.rank_order import MasterRule, master_rule, order_labels
+from hetrdzv.protocol.texts.rank_order import allows_master, order_labels
 
 
 @pytest.mark.parametrize(
@@ -34,27 +34,18 @@ def test_orders_that_mean_nothing(text: str, says: str) -> None:
         SETTINGS["rank_order"].read(text)
 
 
-@pytest.mark.parametrize(
-    ("text", "means"),
-    [
-        ("public=yes", MasterRule(label="public", value="yes")),
-        ("note=a=b", MasterRule(label="note", value="a=b")),
-        ("public=", MasterRule(label="public")),
-        ("gpu7", MasterRule(node_id="gpu7")),
-    ],
-)
-def test_masters(text: str, means: MasterRule) -> None:
-    assert master_rule(text) == means
-    assert GroupSpec(master=text).master == text
-
-
 def test_whom_a_master_rule_allows() -> None:
-    public = master_rule("public=yes")
-    assert public.allows("a", {"public": "yes"})
-    assert not public.allows("a", {"public": "no"})
-    assert not public.allows("public=yes", {})
-    assert master_rule("gpu7").allows("gpu7", {})
-    assert not master_rule("gpu7").allows("gpu70", {"gpu7": "gpu7"})
+    for rule, labels, may in (
+        ("public=yes", {"public": "yes"}, True),
+        ("public=yes", {"public": "no"}, False),
+        ("public=yes", {}, False),
+        ("note=a=b", {"note": "a=b"}, True),
+        ("public=", {"public": ""}, True),
+        ("gpu7", {}, True),
+        ("gpu70", {"gpu70": "gpu7"}, False),
+    ):
+        assert SETTINGS["master"].read(rule) == rule
+        assert allows_master(rule, "gpu7", labels) is may
 
 
 @pytest.mark.parametrize("text", ["", "=yes", "gpu 7", "a,b"])

@@ -74,7 +74,7 @@ def test_join_timeout() -> None:
     story.wait(0.1)
     told = story.told("a")
     assert (told.kind, told.outcome, told.exit_code) == ("exit", "failed", 1)
-    assert told.reason == ends.join_timeout(within_s=60, ready=ready(["a", "b"], 3))
+    assert told.reason == ends.join_timeout(60, waiting.too_few(ready(["a", "b"], 3), 1))
     assert told.root_cause is not None
     assert told.root_cause.reason.code == "join_timeout"
 
@@ -297,9 +297,8 @@ def test_last_call_after_having_been_below_the_minimum() -> None:
     story.started("a", "b")
     story.leave("b")
     story.join("a")
-    assert waits_for(story) == waiting.too_few(
-        ready=ready("a", 2), missing=1, gone="b", until=story.now + 600
-    )
+    few = waiting.too_few(ready("a", 2), 1, until=story.now + 600)
+    assert waits_for(story) == waiting.in_place_of(few, ["b"])
     story.join("c")
     what = waits_for(story)
     assert what == waiting.last_call(ready("ac", 2), what.until)

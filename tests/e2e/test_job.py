@@ -140,7 +140,7 @@ def test_too_few_nodes_time_out(tmp_path: Path) -> None:
     with cluster(tmp_path, "--nnodes", "2", "--join-timeout-s", "2") as job:
         agent = job.agent("a", 1)
         assert agent.wait() == statuses.NOBODY
-        assert "not enough nodes joined within 2 s: 1 of 2 nodes ready (a)" in agent.stderr
+        assert "gave up after 2 s: 1 of 2 nodes ready (a)" in agent.stderr
 
 
 def test_the_workers_do_not_notice_that_the_server_was_killed(pair: Cluster) -> None:

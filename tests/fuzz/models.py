@@ -53,7 +53,9 @@ def _values(kind: Any, about: list[Any]) -> Strategy:
         limits = limits_of(about)
         size = min(3, limits.get("max_length", 3))
         return (
-            st.lists(*parts, min_size=limits.get("min_length", 0), max_size=size).map(origin)
+            st.lists(*parts, min_size=limits.get("min_length", int("checked" in limits)), max_size=size).map(
+                origin
+            )
             if origin is not dict
             else st.dictionaries(*parts, max_size=size)
         )

@@ -21,7 +21,7 @@ GB = {"gpu": "NVIDIA H200", "driver": "590.1"}
 
 def waiting() -> Story:
     """Three nodes of four, and one that has left."""
-    story = Story(min_nodes=4, max_nodes=8, command=["train.py", "--lr", "0.1"], lease_s=7.5)
+    story = Story(min_nodes=4, max_nodes=8, command=("train.py", "--lr", "0.1"), lease_s=7.5)
     story.join("gpu1", 8, labels={"rack": "r1"}, device=GB, script_port=4001)
     story.join("gpu2", 4, role="trainer", wants_command=True)
     story.join("gpu10", 8)

@@ -98,10 +98,8 @@ def test_ends() -> None:
         ends.cancelled(),
         ends.cancelled("an admin"),
         ends.no_node_can_be_master({"a": ["b"]}),
-        ends.join_timeout(60.0, Ready(B, 3)),
-        ends.join_timeout(60.0, Ready(want=2), late=waiting.not_ready(B, "no GPU")),
-        ends.join_timeout(60.0, Ready(B, 1), rule="zone=x"),
-        ends.join_timeout(60.0, Ready(B, 1, 3), world=waiting.no_world(EVEN, [3]), never=True),
+        ends.join_timeout(60.0, waiting.too_few(Ready(B, 3), 2)),
+        ends.join_timeout(60.0, waiting.too_few(Ready(B, 3), 2), never=True),
         ends.unknown(),
         departures.bad_address("g", "b", "127.0.0.1"),
     ]
@@ -128,12 +126,8 @@ restart_requested: a restart was requested; it hung: rank 1 has waited 30 s for 
 group_cancelled: the job was cancelled
 group_cancelled: the job was cancelled by an admin
 no_master: no node can be master: a cannot be reached from b
-join_timeout: not enough nodes joined within 60 s: 1 of 3 nodes ready (b)
-join_timeout: not enough nodes joined within 60 s: 0 of 2 nodes ready; b is not ready: no GPU
-join_timeout: no node that may be master joined within 60 s: b is ready, but it may not be master, since master is \
-zone=x
-impossible_world: not enough nodes joined within 60 s: 1 node with 3 slots ready (b); nodes with 3 slots can never \
-form a world whose size is from 8 to 16 and a multiple of 4
+join_timeout: gave up after 60 s: 1 of 3 nodes ready (b); waiting for 2 more
+impossible_world: gave up after 60 s: 1 of 3 nodes ready (b); waiting for 2 more
 group_failed: the job failed: unknown cause
 bad_address: node 'b' offers address 127.0.0.1, but group 'g' has nodes on other hosts: start hetagent with \
 --local-addr or --interface
@@ -230,7 +224,7 @@ def test_rounds_and_groups() -> None:
         waiting.no_allowed_master(A, "zone=x"),
         waiting.no_command("g", ["a", "b"]),
         waiting.too_few(A, 1),
-        waiting.too_few(NONE, 2, gone=["b"]),
+        waiting.in_place_of(waiting.too_few(NONE, 2), ["b"]),
         waiting.too_few(NONE, 2, since=320.0),
         lacks(too_small=True),
         lacks(too_small=True, spec=GroupSpec(min_world_size=8, max_world_size=8)),
@@ -245,8 +239,8 @@ def test_rounds_and_groups() -> None:
         waiting.restart_backoff(A, 2, 3, 2, 504.0),
         waiting.last_call(AB, 510.0),
         waiting.last_call(A, 510.0, replacement=True),
-        waiting.also(waiting.too_few(A, 1), waiting.not_ready(B, "no GPU"), None),
-        waiting.also(waiting.too_few(NONE, 2), waiting.not_ready(BC, "no GPU"), None),
+        waiting.also_not_ready(waiting.too_few(A, 1), waiting.not_ready(B, "no GPU")),
+        waiting.also_not_ready(waiting.too_few(NONE, 2), waiting.not_ready(BC, "no GPU")),
         waiting.earlier_job("cancelled"),
         waiting.came_late("g", "cancelled", "an admin"),
         waiting.round_over(3),
@@ -297,7 +291,7 @@ round_formed: round 3 formed
 quarantined: hetserver cannot serve it: it is odd
 """,
     )
-    drained = waiting.too_few(A, 1, gone=["b", "c"], drained=["c"])
+    drained = waiting.in_place_of(waiting.too_few(A, 1), ["b", "c"], ["c"])
     assert (drained.nodes, drained.data) == (("c",), {"missing": 1, "ready": 1, "drained": 1})
 
 

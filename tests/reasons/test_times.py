@@ -29,7 +29,7 @@ def test_a_date_is_shown_for_another_day_only() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "shown"),
-    [(0.2, "0 s ago"), (119, "119 s ago"), (180, "3 min ago"), (7_200, "2 h ago"), (200_000, "2 days ago")],
+    [(0.2, "0.2 s ago"), (180, "3 min ago"), (7_200, "2 h ago"), (200_000, "2 d ago")],
 )
 def test_ago(seconds: float, shown: str) -> None:
     assert ago(seconds) == shown

@@ -118,7 +118,7 @@ class Reads:
         return core_schema.no_info_wrap_validator_function(read, schema_of(kind))
 
 
-AGENTS, PEOPLES = Reads("ignore"), Reads("refuse")
+AGENTS, PEOPLES = Reads("ignore"), Reads("forbid")
 """Agents may be newer than this server; a person's unknown field is a typo."""
 
 

@@ -30,12 +30,12 @@ def drift(nodes: Sequence[Node]) -> tuple[Reason, ...]:
     Gpu3 has torch 2.12.1, gpu1 and gpu2 have 2.13.0; scripts may differ between roles.
     """
     differences = []
-    for name, part in PARTS.items():
+    for name, (_, counts) in PARTS.items():
         having: defaultdict[str, defaultdict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
         for node in nodes:
             text = node.device.get(name, "")
-            if version := _version(text, part.counts) if part.counts else text[:MOST_CHARACTERS]:
-                having["" if part.counts else node.role][version].append(node.node_id)
+            if version := _version(text, counts) if counts else text[:MOST_CHARACTERS]:
+                having["" if counts else node.role][version].append(node.node_id)
         differences += [_differs(name, of_role) for of_role in having.values() if len(of_role) > 1]
     return tuple(differences)
 

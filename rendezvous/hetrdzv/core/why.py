@@ -90,12 +90,12 @@ def apart(current: Round) -> Reason | None:
 
 
 def _why_waiting(group: Group, now: float) -> Reason:
-    last, late = group.round, not_ready(group)
+    last = group.round
     if last is None or last.end is None:
-        return waiting.also(_waits_for(group, now), late, None)
+        return waits_for(group, now)
     ended = why_ended(last.number, last.end)
     if last.end.judged:
-        return waiting.also(_waits_for(group, now), late, ended)
+        return replace(waits_for(group, now), cause=ended)
     until = resolved_at(group, last.end)
     stopping = [node.node_id for node in unresolved(group, now)]
     return replace(waiting.stopping(stopping, until if until < inf else None), cause=ended)
@@ -106,41 +106,37 @@ def why_ended(number: int, end: End) -> Reason:
     return replace(end.reason, round=number)
 
 
-def not_ready(group: Group) -> Reason | None:
-    """Which nodes are here but not ready, and why the first of them is not."""
-    unready = not_ready_nodes(group)
+def waits_for(group: Group, now: float) -> Reason:
+    """What a group waits for that has no round, or whose round was judged; and which nodes are not ready, and why."""
+    waits, unready = _waits_for(group, now), not_ready_nodes(group)
     if not unready:
-        return None
+        return waits
     first = min(unready, key=lambda node: natural_key(node.node_id))
-    return waiting.not_ready(Nodes.of([node.node_id for node in unready]), first.not_ready)
+    late = waiting.not_ready(Nodes.of([node.node_id for node in unready]), first.not_ready)
+    return waiting.also_not_ready(waits, late)
 
 
 def _waits_for(group: Group, now: float) -> Reason:
-    """What a group waits for that has no round, or whose round was judged."""
     there, answer = ready_nodes(group), next_round(group)
     ready, until = ready_of(group.spec, there), gives_up_at(group)
     if isinstance(answer, Shortfall) and answer.lack is Lack.ALLOWED_MASTER:
         return waiting.no_allowed_master(ready, group.spec.master or "", until)
-    gone = _gone(group)
-    drained = sorted(group.drained.intersection(gone or group.drained))
     if isinstance(answer, Shortfall) and answer.lack is not Lack.MASTER:
         wanting = [node.node_id for node in group.live if node.wants_command and group.spec.command is None]
         if wanting:
             return waiting.no_command(group.group_id, wanting)
-        return waiting.too_few(
+        few = waiting.too_few(
             ready,
             0 if answer.never else answer.missing,
             unit="node" if answer.lack is Lack.NODES else "slot",
             world=no_world(group.spec, there, answer),
-            gone=gone,
-            drained=drained,
             since=_deserted_since(group),
             until=until,
         )
+        return _in_place_of_gone(group, few)
     if group.bounds_since is None:
-        return waiting.no_reachable_master(
-            ready, cut_off(group, there), group.spec.master, gone=gone, drained=drained, until=until
-        )
+        none = waiting.no_reachable_master(ready, cut_off(group, there), group.spec.master, until)
+        return _in_place_of_gone(group, none)
     if answer.suspects:
         return waiting.reconnecting(ready, [node.node_id for node in answer.suspects])
     return _last_wait(group, ready, answer, now)
@@ -184,11 +180,11 @@ def cut_off(group: Group, there: Sequence[Node]) -> dict[str, list[str]]:
     return by_master
 
 
-def _gone(group: Group) -> list[str]:
-    """The members of the last round that are gone."""
-    members = group.round.members if group.round is not None else ()
-    known = group.nodes
-    return [member.node_id for member in members if (node := known.get(member.node_id)) is None or node.gone]
+def _in_place_of_gone(group: Group, waits: Reason) -> Reason:
+    """What a group waits for, with the members of the last round that are gone."""
+    members, known = group.round.members if group.round is not None else (), group.nodes
+    gone = [one.node_id for one in members if (node := known.get(one.node_id)) is None or node.gone]
+    return waiting.in_place_of(waits, gone, group.drained.intersection(gone or group.drained))
 
 
 # -- a node is in no round -----------------------------------------------------------------------------------

@@ -1,12 +1,13 @@
-"""Values as JSON and back, for HTTP and for the store. The only module of this package that knows pydantic.
+"""Values as JSON and back, for HTTP and for the store.
 
 Unknown fields are refused in requests, where they are typos, and ignored in replies and records, which a newer server
 may have written.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import Any, Literal, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -14,12 +15,11 @@ from pydantic_core import ErrorDetails, PydanticSerializationError
 
 T = TypeVar("T")
 
-Unknown = Literal["refuse", "ignore"]
+Unknown = Literal["forbid", "ignore"]
+"""What becomes of unknown fields, in pydantic's words."""
 
 MAX_MISTAKES = 64
 """JSON with more mistakes than this is refused without a list of them: making that takes longer than all else."""
-
-_EXTRA: Mapping[Unknown, Literal["forbid", "ignore"]] = {"refuse": "forbid", "ignore": "ignore"}
 
 _REASONS = {
     "missing": "it is missing",
@@ -39,7 +39,6 @@ class Mistake:
 
     place: tuple[str | int, ...]
     text: str
-    unknown: bool = False
     given: str | float | None = None
 
     @property
@@ -59,20 +58,20 @@ class Malformed(ValueError):
         self.mistakes = mistakes
 
 
-def read(kind: type[T], data: bytes | str, *, unknown: Unknown = "refuse") -> T:
+def read(kind: type[T], data: bytes | str, *, unknown: Unknown = "forbid") -> T:
     """A value from JSON.
 
     Raises:
         Malformed: it is no value of this type; says where and why.
     """
     try:
-        value: T = adapter(kind).validate_json(data, strict=True, extra=_EXTRA[unknown])
+        value: T = adapter(kind).validate_json(data, strict=True, extra=unknown)
     except ValidationError as error:
         raise Malformed(tuple(mistakes(error))) from None
     return value
 
 
-def checked(kind: type[T], value: object, *, unknown: Unknown = "refuse") -> T:
+def checked(kind: type[T], value: object, *, unknown: Unknown = "forbid") -> T:
     """A value from what a reader of JSON has made of it, or a value that was made here, after a check of its bounds.
 
     Raises:
@@ -87,7 +86,6 @@ def checked(kind: type[T], value: object, *, unknown: Unknown = "refuse") -> T:
 
 def write(
     value: object,
-    kind: Any = None,
     *,
     nulls: bool = False,
     given: bool = False,
@@ -95,7 +93,7 @@ def write(
     indent: int | None = None,
 ) -> bytes:
     """A value as JSON."""
-    known = adapter(type(value) if kind is None else kind)
+    known = adapter(type(value))
     return known.dump_json(
         value,
         exclude_none=not nulls and not given,
@@ -111,15 +109,8 @@ def fields_of(value: Any) -> dict[str, Any]:
     return {field.name: getattr(value, field.name) for field in fields(value)}
 
 
-_adapters: dict[Any, TypeAdapter[Any]] = {}
-
-
-def adapter(kind: Any) -> TypeAdapter[Any]:
-    """What reads and writes values of a type; made when it is first needed."""
-    known = _adapters.get(kind)
-    if known is None:
-        known = _adapters[kind] = TypeAdapter(kind)
-    return known
+adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
+"""What reads and writes values of a type; made when it is first needed."""
 
 
 def prepare(*kinds: Any) -> None:
@@ -143,27 +134,17 @@ def mistakes(error: ValidationError) -> Iterator[Mistake]:
     """What pydantic found, in plainer words."""
     if (wrong := error.error_count()) > MAX_MISTAKES:
         yield Mistake((), f"{wrong} of its fields are unknown, malformed or out of range")
-        return
-    errors = error.errors(include_url=False)
-    for details in errors:
-        place = details["loc"]
-        # whatever comes after the first wrong item was not read, so that there seem to be too few
-        if details["type"] == "too_short" and any(other["loc"][:-1] == place for other in errors):
-            continue
-        yield mistake(details)
+    else:
+        yield from map(mistake, error.errors(include_url=False))
 
 
 def mistake(details: ErrorDetails) -> Mistake:
     """One of pydantic's errors, in plainer words."""
     kind, place, given = details["type"], details["loc"], details.get("input")
     text = _REASONS.get(kind, details["msg"])
-    if kind == "too_long" and "max_length" in details["ctx"]:
-        text = f"it should have at most {details['ctx']['max_length']} items"
-    if kind == "too_short":
-        text = f"it should have at least {details['ctx']['min_length']} items"
     if kind == "json_invalid":
         return Mistake((), f"it is not JSON: {details['ctx']['error']}")
     if kind == "value_error":
         text = str(details["ctx"]["error"])
     shown = given if isinstance(given, str | int | float) and kind not in _UNKNOWN else None
-    return Mistake(place, text, kind in _UNKNOWN, shown)
+    return Mistake(place, text, shown)

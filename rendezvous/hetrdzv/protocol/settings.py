@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Annotated, Any, get_type_hints
 
-from annotated_types import Ge, Le, MaxLen, MinLen
-from pydantic import AfterValidator, ValidationError
+from annotated_types import Ge, Le, MaxLen
+from pydantic import AfterValidator, Field, ValidationError
 
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import Difference, InvalidSpec
-from hetrdzv.protocol.texts.rank_order import clipped_value, master_rule, order_labels, unit_label
+from hetrdzv.protocol.texts.rank_order import check_master, check_unit, order_labels
 
 
 class OnJoin(StrEnum):
@@ -42,6 +42,9 @@ UNLIMITED_RESTARTS = 1_000_000
 """A `max_restarts` that no job reaches, for agents that count restarts themselves (torch's). Texts leave it out."""
 
 
+MOST_SHOWN = 200
+"""How much of a value a message quotes (characters)."""
+
 MAX_COMMAND = 131_072
 """How many characters a group's command may have in all; one word of a program's arguments may have so many bytes."""
 
@@ -54,7 +57,9 @@ def _checked(check: Callable[[Any], object]) -> AfterValidator:
     return AfterValidator(checked)
 
 
-def _no_long_command(words: tuple[str, ...]) -> None:
+def _check_command(words: tuple[str, ...]) -> None:
+    if not words:
+        raise ValueError("it is empty: name a script, for example: -- train.py --lr 0.1")
     if sum(map(len, words)) > MAX_COMMAND:
         raise ValueError(f"A command should have at most {MAX_COMMAND} characters in all")
 
@@ -106,9 +111,9 @@ class GroupSpec:
     max_disconnect_s: Annotated[float, Ge(0.5), Le(30 * DAY_S)] = _flag(
         600.0, "Seconds without any server after which an agent stops its workers."
     )
-    no_restart_on: Annotated[tuple[Annotated[int, Ge(1), Le(255)], ...], MaxLen(255)] = _flag(
-        (), "Exit codes of a worker after which the job fails at once, as in 2,64.", "N[,N...]"
-    )
+    no_restart_on: Annotated[
+        tuple[Annotated[int, Ge(1), Le(255)], ...], MaxLen(255), Field(fail_fast=True)
+    ] = _flag((), "Exit codes of a worker after which the job fails at once, as in 2,64.", "N[,N...]")
     restart_wait_s: _UpToADay = _flag(
         60.0, "Seconds that restarts in quick succession wait at most; 0: they do not wait."
     )
@@ -119,22 +124,26 @@ class GroupSpec:
         0.0, "Seconds that a round runs at least before nodes that join restart the job."
     )
     on_join: OnJoin = _flag(
-        OnJoin.RESTART, "What a node that joins a running group does: restart the job, or wait as a spare."
+        OnJoin.RESTART,
+        "What a node that joins a running group does: restart the job, or wait as a spare.",
+        "",
     )
     rank_order: Annotated[_Text, _checked(order_labels)] = _flag(
         "sticky",
         "How ranks are ordered: sticky, or topology:LABEL[,LABEL] (nodes of one label value side by side).",
         "ORDER",
     )
-    master: Annotated[_Text, _checked(master_rule)] | None = _flag(
+    master: Annotated[_Text, _checked(check_master)] | None = _flag(
         None, "Who may be master: the nodes with a label of this value, or one node id.", "LABEL=VALUE|ID"
     )
-    unit: Annotated[_Text, _checked(unit_label)] | None = _flag(
+    unit: Annotated[_Text, _checked(check_unit)] | None = _flag(
         None,
         "Nodes with the same value of this label are used all together or not at all, as in rack.",
         "LABEL",
     )
-    command: Annotated[tuple[_Text, ...], MinLen(1), MaxLen(1024), _checked(_no_long_command)] | None = None
+    command: (
+        Annotated[tuple[_Text, ...], MaxLen(1024), Field(fail_fast=True), _checked(_check_command)] | None
+    ) = None
 
     def __post_init__(self) -> None:
         if wrong := _contradiction(self):
@@ -197,7 +206,7 @@ class Setting:
     @property
     def choices(self) -> tuple[str, ...]:
         """The values of an enum; empty for others."""
-        return tuple(OnJoin) if self.kind is OnJoin else ()
+        return tuple(one.value for one in OnJoin) if self.kind is OnJoin else ()
 
     @property
     def shown_default(self) -> str:
@@ -237,6 +246,10 @@ def differences(spec: GroupSpec, news: Mapping[str, Any], fixed: AbstractSet[str
     )
 
 
+def _clipped(text: str) -> str:
+    return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 1]}…"
+
+
 def _shown(value: object) -> str:
     match value:
         case None | ():
@@ -244,8 +257,8 @@ def _shown(value: object) -> str:
         case tuple() if isinstance(value[0], int):
             return ",".join(map(str, value))
         case tuple():
-            return repr(clipped_value(" ".join(str(word) for word in value)))
+            return repr(_clipped(" ".join(str(word) for word in value)))
         case float():
             return f"{value:g}"
         case _:
-            return clipped_value(str(value))
+            return _clipped(str(value))

@@ -412,7 +412,7 @@ def test_contradictions(argv: list[str], message: str) -> None:
         (["--lease-s", "5s"], "--lease-s: '5s': Input should be a valid number"),
         (["--lease-s", "0.1"], "--lease-s: '0.1': Input should be greater than or equal to 0.5"),
         (["--connect-timeout-s", "-1"], "--connect-timeout-s: '-1' is not a number of seconds"),
-        (["--on-join", "dance"], "--on-join: invalid choice: 'dance'"),
+        (["--on-join", "dance"], "--on-join: 'dance': Input should be 'restart' or 'spare'"),
         (["--max-restarts", "often"], "--max-restarts: 'often': Input should be a valid integer"),
         (["--max_restarts", "-1"], "--max_restarts: '-1': Input should be greater than or equal to 0"),
     ],

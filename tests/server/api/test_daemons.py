@@ -59,7 +59,7 @@ async def test_the_open_poll_of_the_member_is_answered_with_its_daemon() -> None
         ("x", {}, 404, "unknown_node"),
         ("b", {"words": ["sh", "-c", "orted"]}, 409, "daemon_refused"),
         ("b", {"words": ["orted", *["x" * 16_000] * 3]}, 409, "daemon_refused"),
-        ("b", {"words": []}, 422, "invalid_request"),
+        ("b", {"words": []}, 409, "daemon_refused"),
         ("b", {"words": "orted"}, 422, "invalid_request"),
         ("b", {"words": ["orted", "x" * 32_769]}, 422, "invalid_request"),
         ("b", {"words": ["orted"] * 1025}, 422, "invalid_request"),

@@ -90,7 +90,7 @@ async def test_members_hear_what_is_complete_and_the_next_round_begins_from_it()
             "on_disk": None,
             "began": None,
             "lost": 0,
-            "newer": None,
+            "newer": "",
         }
         await fail(client, 1, holdings(held(5), origin=origin, reached=7))
         snapshot = (await told(client, "b"))["snapshot"]
@@ -102,6 +102,7 @@ async def test_members_hear_what_is_complete_and_the_next_round_begins_from_it()
             "on_disk": False,
             "origin": "",
             "lost": 2,
+            "newer": "",
             "sources": [
                 {"node_id": name, "address": "10.0.0.1", "port": 7000, "key": KEY, "whole": True, "ranks": []}
                 for name in "ba"

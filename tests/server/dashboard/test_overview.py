@@ -69,7 +69,7 @@ async def test_groups_have_an_age_or_when_they_ended() -> None:
         await service.execute("runs", Cancel())
         clock.pass_by(service, 5)
         page = overview(service, EVERYTHING, "http://h:1")()
-        assert 'data-label="ended">5 s ago<' in page
+        assert 'data-label="ended">5.0 s ago<' in page
         assert 'data-label="age"' not in page
 
 

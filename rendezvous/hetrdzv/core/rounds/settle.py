@@ -31,7 +31,7 @@ from hetrdzv.core.rounds.transitions import (
 from hetrdzv.core.selection.candidates import growth, next_round, not_ready_nodes, ready_nodes, stranded
 from hetrdzv.core.selection.order import past_of, place
 from hetrdzv.core.selection.select import Lack, Selection, Shortfall, select
-from hetrdzv.core.why import apart, cut_off, no_world, not_ready, ready_of
+from hetrdzv.core.why import apart, cut_off, waits_for
 from hetrdzv.protocol.directive import Weights
 from hetrdzv.protocol.failure import Failure, RootCause
 from hetrdzv.protocol.reasons import ends, events, waiting
@@ -233,7 +233,9 @@ def _form(context: StepContext) -> None:
         why = ends.no_node_can_be_master(cut_off(context.group, ready), context.group.spec.master)
         fail(context, RootCause(reason=why))
     else:
-        fail(context, RootCause(reason=_join_timeout(context.group, ready, answer)))
+        why = waits_for(context.group, context.now)
+        why = ends.join_timeout(context.group.spec.join_timeout_s, why, never=answer.never)
+        fail(context, RootCause(reason=why))
 
 
 def _track_waiting(context: StepContext, ready: Sequence[Node], answer: Selection | Shortfall) -> None:
@@ -306,19 +308,6 @@ def _weights(members: Sequence[Node]) -> Weights:
         return ()
     runs = groupby(members, key=lambda node: node.speed)
     return tuple((sum(node.slots for node in run), weight) for weight, run in runs)
-
-
-def _join_timeout(group: Group, ready: Sequence[Node], answer: Shortfall) -> Reason:
-    """What was missing when the time to join was over."""
-    lacks_master = answer.lack is Lack.ALLOWED_MASTER
-    return ends.join_timeout(
-        group.spec.join_timeout_s,
-        ready_of(group.spec, ready),
-        rule=group.spec.master if lacks_master else None,
-        world=None if lacks_master else no_world(group.spec, ready, answer),
-        never=answer.never,
-        late=not_ready(group),
-    )
 
 
 # -- a running round takes nodes in --------------------------------------------------------------------------

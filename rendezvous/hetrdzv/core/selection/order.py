@@ -17,7 +17,7 @@ from hetrdzv.core.model import Group, Node, Round
 from hetrdzv.protocol.directive import Member
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.texts.ids import natural_key
-from hetrdzv.protocol.texts.rank_order import master_rule, order_labels
+from hetrdzv.protocol.texts.rank_order import allows_master, order_labels
 
 Pairs = AbstractSet[tuple[str, str]]
 """(node, master) pairs of node ids: the first could not reach the second's port."""
@@ -152,7 +152,7 @@ def _sort_key(labels: Sequence[str], node: Node, master: Node | None) -> tuple[A
 
 def may_be_master(spec: GroupSpec, node: Node) -> bool:
     """Whether the settings allow a node to be master."""
-    return spec.master is None or master_rule(spec.master).allows(node.node_id, node.labels)
+    return spec.master is None or allows_master(spec.master, node.node_id, node.labels)
 
 
 def place(

@@ -13,8 +13,8 @@ from hetrdzv.protocol.reasons.reason import (
     one_line,
     reason,
 )
-from hetrdzv.protocol.reasons.waiting import Ready, also_not_ready, may_not_be_master, no_master
-from hetrdzv.protocol.texts.phrasing import are, count, names
+from hetrdzv.protocol.reasons.waiting import no_master
+from hetrdzv.protocol.texts.phrasing import count, names
 from hetrdzv.protocol.texts.raised import raised
 from hetrdzv.protocol.texts.who import Nodes, Ranks
 
@@ -182,27 +182,10 @@ def no_node_can_be_master(cut_off: Mapping[str, Collection[str]], rule: str | No
     return reason(ReasonCode.NO_MASTER, text, nodes=cut_off)
 
 
-def join_timeout(
-    within_s: float,
-    ready: Ready,
-    *,
-    rule: str | None = None,
-    world: str | None = None,
-    never: bool = False,
-    late: Reason | None = None,
-) -> Reason:
-    """Not enough nodes joined in time, or none that may be master."""
-    nodes, code = ready.nodes, ReasonCode.JOIN_TIMEOUT
-    if rule is not None:
-        have = f"{are(nodes)} ready"
-        text = f"no node that may be master joined within {within_s:g} s: {have}, but {may_not_be_master(nodes, rule)}"
-    else:
-        who = f" ({names(nodes)})" if len(nodes) else ""
-        text = f"not enough nodes joined within {within_s:g} s: {ready} ready{who}"
-    if world is not None:
-        text = f"{text}; {world}"
-        code = ReasonCode.IMPOSSIBLE_WORLD if never else code
-    return reason(code, f"{text}{also_not_ready(late)}", nodes=nodes)
+def join_timeout(within_s: float, why: Reason, *, never: bool = False) -> Reason:
+    """What a group has waited for in vain; `never`: no number of such nodes makes a world."""
+    code = ReasonCode.IMPOSSIBLE_WORLD if never else ReasonCode.JOIN_TIMEOUT
+    return reason(code, f"gave up after {within_s:g} s: {why}", nodes=why.who)
 
 
 def unknown() -> Reason:

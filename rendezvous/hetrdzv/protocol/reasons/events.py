@@ -54,22 +54,21 @@ def training_began(number: int) -> Reason:
 
 def round_ended(number: int, why: Reason, cause: str) -> Reason:
     """The round is over for all members."""
-    nodes = Nodes(first=why.nodes, more=why.more_nodes)
     text = f"round {number} ended: {why}"
-    return reason(ReasonCode.ROUND_ENDED, text, nodes=nodes, round=number, cause=why, kind=cause)
+    return reason(ReasonCode.ROUND_ENDED, text, nodes=why.who, round=number, cause=why, kind=cause)
 
 
 def round_judged(number: int, why: Reason) -> Reason:
     """Something else than a failure that had ended the round turned out to be the cause."""
     why = ends.consequences(why)
     text = f"round {number} ended because {why}"
-    return reason(ReasonCode.ROUND_JUDGED, text, nodes=why.nodes, round=number, cause=why)
+    return reason(ReasonCode.ROUND_JUDGED, text, nodes=why.who, round=number, cause=why)
 
 
 def restart_spent(failed: Reason, restarts: int, budget: int) -> Reason:
     """A failure was the cause, so one restart more is used: `restarts` of `budget`."""
     text = f"restart {spent_of(restarts, budget)}: {failed}"
-    return reason(ReasonCode.RESTART_SPENT, text, nodes=failed.nodes, cause=failed, restarts=restarts)
+    return reason(ReasonCode.RESTART_SPENT, text, nodes=failed.who, cause=failed, restarts=restarts)
 
 
 def spent_of(restarts: int, budget: int) -> str:
@@ -88,7 +87,7 @@ def group_failed(why: Reason, gave_up: Nodes | None = None) -> Reason:
     text = f"the job failed: {why}"
     if gave_up is not None:
         text += f"; {names(gave_up)} gave up, and too few nodes are left"
-    return reason(ReasonCode.GROUP_FAILED, text, nodes=why.nodes, cause=why)
+    return reason(ReasonCode.GROUP_FAILED, text, nodes=why.who, cause=why)
 
 
 # -- nodes ---------------------------------------------------------------------------------------------------
@@ -150,8 +149,7 @@ def daemon_started(node_id: str, program: str) -> Reason:
 def stop_announced(number: int, why: Reason, notice_s: float) -> Reason:
     """Something is about to end the round; its workers may save for so long (seconds)."""
     text = f"round {number} is about to end ({why}): its workers have {notice_s:g} s to save"
-    nodes = Nodes(first=why.nodes, more=why.more_nodes)
-    return reason(ReasonCode.STOP_ANNOUNCED, text, nodes=nodes, round=number, cause=why, notice_s=notice_s)
+    return reason(ReasonCode.STOP_ANNOUNCED, text, nodes=why.who, round=number, cause=why, notice_s=notice_s)
 
 
 def ready_to_stop(took_s: float) -> Reason:

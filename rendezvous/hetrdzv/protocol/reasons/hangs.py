@@ -1,5 +1,7 @@
 """Who is waited for in a round: `ranks 0 to 2 wait for rank 3 (gpu2), which is at collective 5 of 6`."""
 
+from typing import Any
+
 from hetrdzv.protocol.hangs import MOST_SHOWN, Hang
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode, reason
 from hetrdzv.protocol.states import StallKind
@@ -13,7 +15,7 @@ def hang(number: int, of: Hang, since: float, *, known: bool = True, until: floa
     """A round runs, but workers wait for others."""
     unclear = "" if known else "; whether they still wait is no longer known"
     text = f"round {number}: {of.message()}{unclear}"
-    return _of(of, ReasonCode(of.kind), text, number, since, until, unclear=not known)
+    return _of(of, ReasonCode(of.kind), text, number, since=since, until=until, unclear=None if known else 1)
 
 
 def stalled(number: int, of: Hang) -> Reason:
@@ -28,17 +30,7 @@ def goes_on(number: int, of: Hang) -> Reason:
     return _of(of, ReasonCode.GOES_ON, text, number, for_s=round(of.for_s, 3))
 
 
-def _of(
-    of: Hang,
-    code: ReasonCode,
-    text: str,
-    number: int,
-    since: float | None = None,
-    until: float | None = None,
-    for_s: float | None = None,
-    *,
-    unclear: bool = False,
-) -> Reason:
+def _of(of: Hang, code: ReasonCode, text: str, number: int, **more: Any) -> Reason:
     """Its nodes and ranks are those that are waited for; with nobody in particular, the ranks are those that wait."""
     ranks = [
         rank for one in of.culprits for first, last in one.ranks.ranges for rank in range(first, last + 1)
@@ -49,9 +41,6 @@ def _of(
         nodes=[one.node_id for one in of.culprits[:MOST_SHOWN]],
         ranks=Ranks.of(ranks) if ranks else of.waiting,
         round=number,
-        since=since,
-        until=until,
-        for_s=for_s,
         kind=of.kind.value,
-        unclear=1 if unclear else None,
+        **more,
     )

@@ -146,6 +146,11 @@ class Reason:
     def __str__(self) -> str:
         return self.message
 
+    @property
+    def who(self) -> Nodes:
+        """Which nodes it is about."""
+        return Nodes(first=self.nodes, more=self.more_nodes)
+
 
 def reason(
     code: ReasonCode,

@@ -28,14 +28,6 @@ class Ready:
         return f"{there} of {count(self.want, 'node')}" if there <= self.want else count(there, "node")
 
 
-def also_not_ready(late: Reason | None) -> str:
-    """Which nodes are here but not ready (`not_ready`), to be put after a sentence; else empty."""
-    if late is None:
-        return ""
-    who = Nodes(first=late.nodes, more=late.more_nodes)
-    return f"; {are(who)} not ready{': ' if len(who) == 1 else f'; {who.first[0]}: '}{late}"
-
-
 def may_not_be_master(nodes: Nodes, rule: str) -> str:
     """That no node that is ready may be master, and why."""
     return f"{one_or_more(nodes, 'it may not', 'none of them may')} be master, since master is {rule}"
@@ -144,8 +136,6 @@ def too_few(
     *,
     unit: str = "node",
     world: str | None = None,
-    gone: Iterable[str] = (),
-    drained: Iterable[str] = (),
     since: float | None = None,
     until: float | None = None,
 ) -> Reason:
@@ -154,8 +144,6 @@ def too_few(
     Args:
         missing: how many nodes or slots (`unit`) more; 0: other ones.
         world: why those that are ready make no world (`no_world`); None: they are just too few.
-        gone: members of the last round that are gone.
-        drained: nodes that a person has drained: of those members, or if none is gone, at all.
         since: when the last node went, none being here; None: some are, or none is known to have been.
         until: when the group gives up; None: it does not.
     """
@@ -165,41 +153,23 @@ def too_few(
     else:
         text = f"{have}; {world}: waiting for {count(missing, 'more slot') if missing else 'others'}"
     code = ReasonCode.TOO_FEW_NODES if unit == "node" else ReasonCode.TOO_FEW_SLOTS
-    return _missing(code, text, ready, gone, drained, since=since, until=until, missing=missing)
+    return reason(code, text, since=since, until=until, missing=missing, ready=len(ready.nodes))
 
 
 def no_reachable_master(
-    ready: Ready,
-    cut_off: Mapping[str, Collection[str]],
-    rule: str | None = None,
-    *,
-    gone: Iterable[str] = (),
-    drained: Iterable[str] = (),
-    until: float | None = None,
+    ready: Ready, cut_off: Mapping[str, Collection[str]], rule: str | None = None, until: float | None = None
 ) -> Reason:
-    """Nodes are ready, but none can be master of the others; see `too_few` and `no_master`."""
+    """Nodes are ready, but none can be master of the others; see `no_master`."""
     text = f"{_have(ready)}, but none can be master ({no_master(cut_off, rule)}); waiting for more"
-    return _missing(ReasonCode.NO_MASTER, text, ready, gone, drained, until=until)
+    return reason(ReasonCode.NO_MASTER, text, until=until, ready=len(ready.nodes))
 
 
-def _missing(
-    code: ReasonCode,
-    text: str,
-    ready: Ready,
-    gone: Iterable[str],
-    drained: Iterable[str],
-    **more: float | None,
-) -> Reason:
-    """Nodes are missing: `nodes` are those that could come back, the drained ones if there are any."""
+def in_place_of(waits: Reason, gone: Iterable[str], drained: Iterable[str] = ()) -> Reason:
+    """What a group waits for, with those who could come back: the drained nodes, else the former members."""
     back, away = Nodes.of(drained), Nodes.of(gone)
-    return reason(
-        code,
-        f"{text} in place of {names(away)}" if away else text,
-        nodes=back or away,
-        ready=len(ready.nodes),
-        drained=1 if back else None,
-        **more,  # type: ignore[arg-type]
-    )
+    who, data = back or away, {**waits.data, "drained": 1} if back else waits.data
+    message = one_line(f"{waits} in place of {names(away)}", MOST_CHARACTERS) if away else waits.message
+    return replace(waits, message=message, nodes=who.first, more_nodes=who.more, data=data)
 
 
 def reconnecting(ready: Ready, nodes: Iterable[str]) -> Reason:
@@ -223,10 +193,11 @@ def last_call(ready: Ready, until: float, *, replacement: bool = False) -> Reaso
     return reason(ReasonCode.LAST_CALL, f"{_have(ready)}; {what}", nodes=ready.nodes, until=until)
 
 
-def also(waits: Reason, late: Reason | None, ended: Reason | None) -> Reason:
-    """What a group waits for, with the nodes that are not ready and the end of its last round."""
-    message = one_line(f"{waits}{also_not_ready(late)}", MOST_CHARACTERS)
-    return replace(waits, message=message, cause=ended)
+def also_not_ready(waits: Reason, late: Reason) -> Reason:
+    """What a group waits for, with the nodes that are here but not ready (`not_ready`)."""
+    who = late.who
+    text = f"{waits}; {are(who)} not ready{': ' if len(who) == 1 else f'; {who.first[0]}: '}{late}"
+    return replace(waits, message=one_line(text, MOST_CHARACTERS))
 
 
 def _have(ready: Ready) -> str:

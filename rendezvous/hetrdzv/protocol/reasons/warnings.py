@@ -1,31 +1,21 @@
 """What people should know of the nodes and workers of a group, though it runs."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode, reason
 from hetrdzv.protocol.texts.phrasing import count, have, one_or_more, ranked
 from hetrdzv.protocol.texts.who import Nodes, Ranks
 
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Something whose version should be the same on all nodes."""
-
-    title: str
-    counts: int
-
-
-PARTS: Mapping[str, Part] = {
-    "torch": Part("torch", 3),
-    "cuda": Part("CUDA", 3),
-    "rocm": Part("ROCm", 3),
-    "nccl": Part("NCCL", 3),
-    "python": Part("Python", 2),
-    "driver": Part("GPU driver", 1),
-    "script": Part("a script with checksum", 0),
+PARTS: Mapping[str, tuple[str, int]] = {
+    "torch": ("torch", 3),
+    "cuda": ("CUDA", 3),
+    "rocm": ("ROCm", 3),
+    "nccl": ("NCCL", 3),
+    "python": ("Python", 2),
+    "driver": ("GPU driver", 1),
+    "script": ("a script with checksum", 0),
 }
-"""By the fact of a node that has it (a key of `Offer.device`)."""
+"""What should be the same on all nodes, and how many numbers of its version, by its key in `Offer.device`."""
 
 Version = tuple[str, Nodes]
 """A version of something, and the nodes that have it."""
@@ -34,7 +24,7 @@ Version = tuple[str, Nodes]
 def versions_differ(part: str, versions: Sequence[Version], more: int = 0) -> Reason:
     """Nodes have different versions of something that should be the same: the rarest first, `more` are not named."""
     (first, of_first), *others = versions
-    shown = [f"{have(of_first)} {PARTS[part].title} {first}"]
+    shown = [f"{have(of_first)} {PARTS[part][0]} {first}"]
     shown += [f"{have(nodes)} {version}" for version, nodes in others]
     if more:
         shown.append(f"{count(more, 'more version')} on other nodes")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from annotated_types import MaxLen, MinLen
+from annotated_types import MaxLen
 
 from hetrdzv.protocol.bounds import Body, Count, Id, at_most
 
@@ -34,4 +34,4 @@ class DaemonRequest(Body):
     master: Id
     incarnation: Id
     round: Count
-    words: Annotated[tuple[Annotated[str, MaxLen(MAX_CHARACTERS)], ...], MinLen(1), at_most(MAX_WORDS)]
+    words: Annotated[tuple[Annotated[str, MaxLen(MAX_CHARACTERS)], ...], at_most(MAX_WORDS)]

@@ -32,11 +32,8 @@ def clock_time(at: datetime, now: datetime) -> str:
 
 
 def ago(seconds: float) -> str:
-    """How long ago something was, in the largest fitting unit: `40 s ago`, `3 min ago`, `5 h ago`, `2 days ago`."""
-    for size, unit in ((172_800, "days"), (7_200, "h"), (120, "min")):
-        if seconds >= size:
-            return f"{seconds // {'days': 86_400, 'h': 3_600, 'min': 60}[unit]:.0f} {unit} ago"
-    return f"{seconds:.0f} s ago"
+    """How long ago something was, in the largest fitting unit: `40 s ago`, `3 min ago`, `5 h ago`, `2 d ago`."""
+    return f"{lasted(seconds, roughly=True)} ago"
 
 
 LEAST_S = 0.05

@@ -240,10 +240,15 @@ class Folder:
         return self.path / "bad" / f"{stamp.round}-{stamp.step}"
 
     def forget_newer(self, than: Stamp | None) -> None:
-        """All go on from that one, or from nothing, and make newer ones again."""
+        """All go on from that one, or from nothing, and make what former rounds have beyond it again."""
+        current = self.control().round
         with self._locked():
             slots = self.slots()
-            newer = [stamp for stamp in slots if than is None or stamp > than]
+            newer = [
+                stamp
+                for stamp in slots
+                if (than is None or stamp > than) and (not current or stamp.round < current)
+            ]
             for stamp in newer:
                 slots.pop(stamp).empty()
             if newer:

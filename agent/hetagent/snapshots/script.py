@@ -92,8 +92,8 @@ class Snapshots:
         if not self._keeps:
             return None
         start = self._folder.start() if self._has_agent else newest(self._folder)
-        if not self._has_agent:
-            self._folder.forget_newer(Stamp(start["round"], start["step"]) if start else None)
+        # Not before: a round may be over before its workers load anything.
+        self._folder.forget_newer(Stamp(start["round"], start["step"]) if start else None)
         if not start:
             return None
         loader = Loader(self._folder, self._rank, start, has_agent=self._has_agent)

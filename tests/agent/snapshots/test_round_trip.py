@@ -16,7 +16,7 @@ from torch import nn
 
 from hetagent import snapshots
 from hetagent.snapshots import SnapshotError
-from hetagent.snapshots.folder import Folder, Index
+from hetagent.snapshots.folder import Folder, Index, Stamp
 from hetagent.snapshots.script import Snapshots
 
 STEPS = 4
@@ -216,6 +216,25 @@ def test_nothing_found_touches_nothing(tmp_path: Path) -> None:
     assert job.snaps.load() is None
     assert not job.optimizer.state
     assert_same(dict(job.model.state_dict()), before)
+
+
+def test_a_worker_that_loads_forgets_what_former_rounds_have_beyond_that_and_nothing_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(tmp_path, adamw)
+    job.snaps._schedule.is_due = lambda *_, **__: True
+    (tmp_path / "control.json").write_text(json.dumps({"round": 1}))
+    job.train(0, 3)
+    (tmp_path / "control.json").write_text(json.dumps({"round": 2}))
+    own = Folder(tmp_path).begin(Stamp(2, 1), sharded=True).stamp  # another worker of this node was faster
+    source = {"path": str(Folder(tmp_path).slots()[Stamp(1, 2)].path), "ranks": {"0": ""}}
+    start = {"round": 1, "step": 2, "world_size": 1, "sources": [source]}
+    (tmp_path / "start.json").write_text(json.dumps(start))
+    monkeypatch.setenv("HET_SNAPSHOTS", str(tmp_path))
+    monkeypatch.setenv("RANK", "0")
+    assert set(Folder(tmp_path).slots()) == {Stamp(1, 2), Stamp(1, 3), own}
+    assert Job(tmp_path, adamw).snaps.load() == 2
+    assert set(Folder(tmp_path).slots()) == {Stamp(1, 2), own}
 
 
 SCRIPT = """

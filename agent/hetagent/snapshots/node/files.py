@@ -81,7 +81,6 @@ class SnapshotDir:
 
     def start(self, chosen: Chosen | None, own: str, on_disk: Mapping[str, Any] | None = None) -> None:
         """Write from which snapshot to begin, and where it is: on disk, on this node, then on others."""
-        self.slots.forget_newer(Stamp(chosen.round, chosen.step) if chosen is not None else None)
         start: dict[str, Any] = {}
         if chosen is not None:
             start = {name: getattr(chosen, name) for name in ("round", "step", "world_size")}

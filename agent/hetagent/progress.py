@@ -40,9 +40,6 @@ READY = ".ready"
 ASKED = ".asked"
 """What the name of the file beside it ends with that is there once a worker has looked for a notice."""
 
-LOOK_S = 0.01
-"""How often `stop_requested` looks whether that file is there (seconds)."""
-
 SUFFIX = ".map"
 """What the name of that other file ends with: who writes a text truncates, and a map would not survive that."""
 
@@ -56,10 +53,7 @@ _UNTIL_AT, _FIRST_AT, _LAST_AT = 8, 16, 24
 _pack, _pack_time = _STEP.pack_into, _TIME.pack_into
 _first: list[float] = []  # when a step was first said, once one was
 _followed = [0]  # what `follow` has written
-_looks = [
-    0.0,
-    False,
-]  # when to look for a notice again (CLOCK_MONOTONIC, seconds), and what the last look found
+_asked: list[bool] = []  # once the script has asked for notices
 _maps: list[mmap.mmap | bytearray] = []  # one, once it is opened
 _pauses: dict[object, float] = {}  # until when (CLOCK_MONOTONIC, seconds), by the block that announced it
 
@@ -137,23 +131,19 @@ class Notice(NamedTuple):
 
 
 def stop_requested() -> bool:
-    """Whether the round is about to end, so that it is time to save; takes well below a microsecond.
+    """Whether the round is about to end, so that it is time to save; takes some microseconds.
 
     Workers see it at slightly different moments, so they have to agree before one of them leaves the others alone in a
     collective: all-reduce the answer.
     """
-    now = time.monotonic()
-    if now >= _looks[0]:
-        if not _looks[0]:
-            _note_asked()
-        _looks[:] = now + LOOK_S, os.path.exists(os.environ.get(NOTICE_FILE) or "")
-    return bool(_looks[1])
-
-
-def _note_asked() -> None:
-    """Show the agent that this worker saves when its round is about to end, so that it is waited for."""
-    with contextlib.suppress(Exception):
-        open(os.environ[NOTICE_FILE] + ASKED, "ab").close()
+    path = os.environ.get(NOTICE_FILE)
+    if not path:
+        return False
+    if not _asked:  # shows the agent that this worker saves, so that it is waited for
+        _asked.append(True)
+        with contextlib.suppress(Exception):
+            open(path + ASKED, "ab").close()
+    return os.path.exists(path)
 
 
 def notice() -> Notice | None:

@@ -155,9 +155,7 @@ def refresh(
 def _decided(weights: tuple[float, ...], sizes: Sequence[int], speeds: Sequence[int]) -> tuple[float, ...]:
     """Weights in proportion to speeds, of which the largest is 1; those of before where they do nearly as well.
 
-    Args:
-        sizes: samples of each rank with the weights of before.
-        speeds: of all ranks, in any unit; 0: unknown, which counts as the slowest that is known.
+    A speed that is unknown (0) counts as the slowest that is known.
     """
     known = [speed for speed in speeds if speed > 0]
     if not known:
@@ -239,12 +237,7 @@ def _check_weights(weights: Sequence[object]) -> None:
 
 
 def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Rank and world size, as given or from the environment.
-
-    Raises:
-        SharesError: there is an agent, but nothing says which rank this is.
-        ValueError: what says it is no number, or no rank of that world.
-    """
+    """Rank and world size, as given or from the environment."""
     if (rank is None) != (world_size is None):
         raise ValueError("give both rank and world_size, or neither")
     if rank is None or world_size is None:

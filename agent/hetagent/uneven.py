@@ -43,14 +43,11 @@ VERSION = 2
 LEAST = 2
 """Samples that a batch of a rank has at least where possible: BatchNorm cannot be trained on a single value."""
 
-_NEEDS_MORE = "more than 1 value per channel"
-"""torch's words for that."""
-
 TIMED = 5
 """Steps whose median counts when shares are decided again."""
 
-LEAST_PAUSE, MOST_PAUSE = 16, 1024
-"""Steps that are not timed after a decision that has changed nothing: twice as many each time."""
+PAUSE = 128
+"""Steps that are not timed after a decision that has changed nothing."""
 
 Batch = TypeVar("Batch")
 
@@ -154,7 +151,7 @@ class UnevenBatchSampler(Sampler[list[int]]):
         self._consumed = 0
         self._timer = WorkTimer()
         self._is_new = True  # no step was trained on since the sampler was made
-        self._pause = self._untimed = 0  # steps that are not timed after the next decision, and from now on
+        self._untimed = 0  # steps that are not timed from now on
 
     @property
     def epoch(self) -> int:
@@ -273,11 +270,7 @@ class UnevenBatchSampler(Sampler[list[int]]):
                     follows = False
 
     def _step_done(self, *, is_timed: bool) -> bool:
-        """Decide the shares anew where enough steps were timed, and before that by what the round before has measured.
-
-        Returns:
-            whether they are others.
-        """
+        """Decide the shares anew if enough steps were timed, at first by the round before; whether they are others."""
         if self._is_new:
             self._is_new = False
             return self._decide(None)
@@ -288,8 +281,7 @@ class UnevenBatchSampler(Sampler[list[int]]):
         if self._timer.steps < WARM_UP + TIMED:
             return False
         is_changed = self._decide(self._timer.median_ns())
-        self._pause = 0 if is_changed else min(max(LEAST_PAUSE, 2 * self._pause), MOST_PAUSE)
-        self._untimed = self._pause
+        self._untimed = 0 if is_changed else PAUSE
         return is_changed
 
     def _decide(self, time_ns: int | None) -> bool:
@@ -349,11 +341,7 @@ class UnevenBatchSampler(Sampler[list[int]]):
             consumed = after
 
     def _compare_ranks(self) -> bool:
-        """Compare on all ranks what the batches follow from; returns whether there are several, in a process group.
-
-        Raises:
-            RuntimeError: on every rank, if one of them differs.
-        """
+        """Refuse ranks with other batches, on all of them; returns whether there are several, in a process group."""
         if not dist.is_available() or not dist.is_initialized():
             return False
         shares, here, ranks = self.shares, dist.get_rank(self._group), dist.get_world_size(self._group)
@@ -392,8 +380,7 @@ def accumulate(model: torch.nn.Module, part: Part) -> Iterator[None]:
         model: in DDP, after `fully_shard`, or neither.
 
     Raises:
-        ValueError: DDP was told that the graph is static, and the step has several parts; or BatchNorm gets a single
-            sample, with a note that says how to avoid it.
+        ValueError: DDP was told that the graph is static, and the step has several parts.
     """
     if part.parts > 1 and getattr(model, "static_graph", False):
         raise ValueError(
@@ -409,16 +396,7 @@ def accumulate(model: torch.nn.Module, part: Part) -> Iterator[None]:
             around.enter_context(part.timer.part(model))
         if of_ddp is not None and not part.last:
             around.enter_context(of_ddp())
-        try:
-            yield
-        except ValueError as error:
-            if part.count < LEAST and _NEEDS_MORE in str(error):
-                error.add_note(
-                    f"a step of {part.total} samples over {part.world_size} ranks, in {part.parts} parts, leaves a "
-                    f"single one for this rank: give the sampler a global batch of at least {LEAST * part.world_size}, "
-                    f"memory of more than {LEAST} where a rank has a bound, and drop_last=True for a small last step"
-                )
-            raise
+        yield
 
 
 def gathered(value: int, group: dist.ProcessGroup | None = None) -> list[int]:
@@ -438,11 +416,7 @@ def _all_gather(values: list[int], group: dist.ProcessGroup | None) -> list[list
 
 
 def _bounds(memory: Memory, ranks: int) -> list[int | None]:
-    """How many samples each rank can take at once; None: any number.
-
-    Raises:
-        ValueError: a bound below 1, or not as many as there are ranks.
-    """
+    """How many samples each rank can take at once; None: any number."""
     listed = [memory] * ranks if memory is None or isinstance(memory, int) else list(memory)
     if len(listed) != ranks:
         raise ValueError(

@@ -133,7 +133,6 @@ class Rig:
                 launch,
                 cpu=True,
                 reports_output=report_output,
-                keeps_stacks=True,
                 secrets=lambda: ["sesame"],
             )
         for name, make in parts.items():

@@ -104,11 +104,6 @@ def test_the_shares_of_a_round(path: Path) -> None:
     assert shares.current() == Shares((1.0, 1.0, 1.0), rank=2, round=3, given=False)
 
 
-def test_fields_that_a_later_agent_adds_do_no_harm(path: Path) -> None:
-    path.write_text(json.dumps({"round": 3, "weights": [1, 1, 2], "given": True, "unit": "samples/s"}))
-    assert shares.current().weight == 2
-
-
 def test_without_an_agent_all_ranks_weigh_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (shares.FILE, *(name for pair in shares.RANKS for name in pair)):
         monkeypatch.delenv(name, raising=False)

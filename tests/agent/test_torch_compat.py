@@ -30,7 +30,6 @@ from hetagent.workers.store import HetRendezvousHandler
 from hetagent.workers.torch_starter import TorchStarter
 
 ASKED: dict[str, list[str]] = {
-    "--event-log-handler": ["console"],
     "--duplicate-stdout-filters": ["loss"],
     "--duplicate-stderr-filters": ["error"],
     "--virtual-local-rank": [],
@@ -88,7 +87,6 @@ def test_the_spec_of_this_torch_gets_everything() -> None:
     given = [word for flag, value in ASKED.items() if NEEDS[flag].met for word in (flag, *value)]
     spec = torchs.worker_spec(flags(*given), 2, handler())
     for field, value in {
-        "event_log_handler": "console",
         "duplicate_stdout_filters": ["loss"],
         "duplicate_stderr_filters": ["error"],
         "virtual_local_rank": True,
@@ -131,26 +129,9 @@ def test_what_copies_to_the_console(several: bool) -> None:
     assert torch_starter._tails(context) == [out, err]
 
 
-class Place(HetRendezvousHandler):
-    """A round that needs no server; torch 2.7 and before end it together with the workers."""
-
-    closed = False
-
-    def next_rendezvous(self) -> Any:
-        from torch.distributed import HashStore
-        from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousStoreInfo
-
-        return RendezvousInfo(HashStore(), 0, 1, RendezvousStoreInfo("127.0.0.1", 1))
-
-    def shutdown(self) -> bool:
-        self.closed = True
-        return super().shutdown()
-
-
 @pytest.fixture
 def agent(tmp_path: Path) -> TorchStarter:
-    place = Place("job", "a", lambda: pytest.fail("it is not the master"))
-    spec = WorkerSpec("r", 1, place, entrypoint="none yet")
+    spec = WorkerSpec("r", 1, handler(), entrypoint="none yet")
     return TorchStarter(spec, DefaultLogsSpecs(str(tmp_path)), "${hostname}/${rank}: ")
 
 
@@ -176,12 +157,6 @@ def test_torch_leaves_the_signal_handlers_alone(agent: TorchStarter, monkeypatch
     assert [signal.getsignal(one) for one in signals] == before
     assert torch_starter.processes_api.signal is signal
     end(started)
-
-
-def test_the_rendezvous_does_not_end_with_the_workers(agent: TorchStarter) -> None:
-    end(begin(agent))
-    assert isinstance(agent.spec.rdzv_handler, Place)
-    assert not agent.spec.rdzv_handler.closed
 
 
 def test_the_host_name_in_the_prefix(agent: TorchStarter) -> None:

@@ -242,43 +242,6 @@ def test_batch_norm_gets_two_samples_where_the_batch_allows_it(
                 model(torch.rand(len(indices), 1)).sum().backward()
 
 
-@pytest.mark.parametrize(
-    ("samples", "global_batch", "weights", "memory", "note"),
-    [
-        (
-            9,
-            4,
-            [1.0],
-            None,
-            "a step of 1 samples over 1 ranks, in 1 parts, .* drop_last=True for a small last step",
-        ),
-        (
-            6,
-            3,
-            [1.0, 1.0],
-            None,
-            "a step of 3 samples over 2 ranks, in 1 parts, leaves a single one for this rank",
-        ),
-        (6, 6, [1.0, 1.0], 1, "a step of 6 samples over 2 ranks, in 3 parts, .* memory of more than 2"),
-    ],
-)
-def test_where_it_does_not_the_error_says_what_to_do(
-    samples: int, global_batch: int, weights: list[float], memory: Memory, note: str
-) -> None:
-    model = Normed()
-    one = sampler(samples, global_batch, *weights, memory=memory, rank=len(weights) - 1)
-
-    def train() -> None:
-        for indices, part in one.parts(one):
-            with accumulate(model, part):
-                model(torch.rand(len(indices), 1)).sum().backward()
-
-    with pytest.raises(ValueError, match="more than 1 value per channel") as error:
-        train()
-    [said] = error.value.__notes__
-    assert re.match(note, said)
-
-
 def test_drop_last_leaves_out_what_is_no_whole_step() -> None:
     """As torch's own BatchSampler, over all ranks."""
     one = sampler(11, 4, drop_last=True, shuffle=False)

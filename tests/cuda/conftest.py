@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from hetagent.monitor.round_watch import opening
-from hetagent.monitor.torch_client import Asked, NoAnswer
+from hetagent.monitor.torch_client import NoAnswer, Query
 from hetagent.worker import runner
 from tests.support.needs import ALL
 
@@ -46,7 +46,7 @@ class Server:
 
     def ask(self, what: str) -> tuple[str, bytes]:
         """How it answers, as far as the agent reads that: `200`, or the status line; and the body."""
-        asked = Asked(str(self.path), what)
+        asked = Query(str(self.path), what)
         try:
             while (body := asked.read()) is None:
                 assert self.worker.poll() is None, "the worker has ended"

@@ -68,7 +68,8 @@ def test_it_can_be_kept_on_the_node(pair: Cluster) -> None:
     script = "import sys; sys.stderr.write('private\\n'); sys.exit(3)"
     flags = ("--report-output", "off", "--max-restarts", "0")
     for cause in causes(run(pair, "import time; time.sleep(60)", *flags, b=script)):
-        assert "  | exit code 3\n" in cause
+        assert "exit code 3, round 1\n" in cause
+        assert "  | " not in cause
     assert "private" not in pair.ask("GET").text + pair.ask("GET", "/events").text
     assert "private\n" in pair.agents["b"].stderr
 

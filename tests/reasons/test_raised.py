@@ -92,7 +92,7 @@ def test_what_is_no_exception(text: str) -> None:
         (PLAIN, 3, "ValueError: no such label (train.py:4, rank 1 on gpu1)"),
         (f"{PLAIN}giving up", 3, "rank 1 on gpu1 exited with code 3: giving up"),
         (f"{PLAIN}giving up", 1, "ValueError: no such label (train.py:4, rank 1 on gpu1)"),
-        ("exit code 3", 3, "rank 1 on gpu1 exited with code 3"),
+        ("", 3, "rank 1 on gpu1 exited with code 3"),
     ],
 )
 def test_a_failure_in_a_line(message: str, exit_code: int, line: str) -> None:

@@ -119,9 +119,7 @@ async def test_the_group_shows_how_far_its_workers_have_come() -> None:
         await two_nodes(service)
         await poll(client, "a", progress(worker(0, 100, step=4, waiting=0.5)))
         clock.pass_by(service, 10)
-        await poll(
-            client, "a", progress(worker(0, 150, step=9, waiting=0.25, idle_s=0.1, sources="gloo", pid=4711))
-        )
+        await poll(client, "a", progress(worker(0, 150, step=9, waiting=0.25, idle_s=0.1, pid=4711)))
         shown = (await group(client))["current_round"]["workers"]
         assert shown == [
             {
@@ -130,7 +128,6 @@ async def test_the_group_shows_how_far_its_workers_have_come() -> None:
                 "state": "runs",
                 "idle_s": 0.0,
                 "unseen": "",
-                "sources": "gloo",
                 "collectives": 150,
                 "per_s": 5.0,
                 "step": 9,

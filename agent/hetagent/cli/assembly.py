@@ -258,7 +258,6 @@ def _furnish(parts: Parts, context: AgentContext, line: ServerConnection) -> Non
         launch,
         cpu=devices.is_cpu_job(context.devices),
         reports_output=options.report_output,
-        keeps_stacks=options.torchrun.log_dir is not None,
         secrets=context.access.secrets,
         log=tell,
     )

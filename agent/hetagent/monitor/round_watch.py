@@ -3,8 +3,6 @@
 import contextlib
 import os
 import random
-import selectors
-import socket
 import sys
 import tempfile
 import threading
@@ -16,8 +14,10 @@ from pathlib import Path
 
 from hetagent.monitor import stacks
 from hetagent.monitor.stall_detector import State, Track, node_progress
+from hetagent.monitor.torch_client import Query
 from hetagent.monitor.worker_probe import TICK_S, WorkerProbe, process_state
 from hetagent.node import release, scratch
+from hetagent.node.self_pipe import SelfPipe, readable
 from hetagent.progress import FILE
 from hetagent.roundhook import Motion
 from hetagent.worker import runner
@@ -27,7 +27,7 @@ from hetrdzv.protocol.stacks import Stack
 SERVER = str(Path(runner.__file__).with_name("torch_server.py"))
 """Opens torch's server in a worker."""
 
-PREFIX = "hetp_"
+PREFIX, SOCKET = "hetp_", ".sock"
 
 MAX_FOLDER = 90
 """The longest name of a folder for sockets (bytes): the kernel takes 107 for a socket's."""
@@ -39,7 +39,7 @@ NO_FOLDER = "there is no folder for its torch server's socket"
 NOT_OURS = "it is not a Python script that hetagent starts itself"
 """Why the collectives of a worker cannot be known."""
 
-NOT_YET = "somebody else has asked for it, and it has not answered yet"
+NOT_YET = "somebody else has asked for stacks, which have not come yet"
 
 SUSPENDED_S = 2.0
 """Whoever wakes up so much too late was suspended, perhaps together with the workers (seconds)."""
@@ -49,14 +49,10 @@ class RoundWatch:
     """The workers of one round on this node.
 
     Args:
-        number: the round's.
-        world_size: the round's.
         push: called when the server has to know at once what `fields` returns, in the watch's thread.
-        hang_timeout_s: the group's setting (seconds), or None.
         cpu: the workers have no GPUs.
         unseen: why the collectives of all of them cannot be known, whatever torch says; empty: they can.
         python: the workers' interpreter.
-        log: shows one line at the terminal.
     """
 
     def __init__(
@@ -86,41 +82,27 @@ class RoundWatch:
         self._probes: dict[int, WorkerProbe] = {}  # by global rank
         self._targets: dict[int, stacks.Target] = {}
         self._taking = threading.Lock()
-        self._taken: dict[int, Stack] = {}  # the newest answer, as far as it has come
         self._warned = False
-        self._woken, self._wake = socket.socketpair()
+        self._stop = SelfPipe()  # the thread closes it
         self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
 
     def environ(self, local_rank: int, *, torch: bool) -> dict[str, str]:
-        """What a worker gets.
-
-        Args:
-            torch: whether it opens torch's server: it runs under our runner, and is a worker by itself.
-        """
+        """What a worker gets; with `torch` it opens torch's server: it runs under our runner, a worker by itself."""
         if not torch:
             self._unseen = NOT_OURS
-        file, socket = self._names(local_rank)
-        if file is None or socket is None:
-            return {}
-        return {FILE: file, **(opening(socket) if torch else {})}
+        file = self._file(local_rank)
+        return {} if file is None else {FILE: file, **(opening(file + SOCKET) if torch else {})}
 
-    def _names(self, local_rank: int) -> tuple[str, str] | tuple[None, None]:
-        """The file and the socket of a worker; None if there is no folder for them."""
-        if self._folder is None:
-            return None, None
-        file = str(self._folder.path / str(local_rank))
-        return file, f"{file}.sock"
+    def _file(self, local_rank: int) -> str | None:
+        """The file of a worker; None: there is no folder for it."""
+        return None if self._folder is None else str(self._folder.path / str(local_rank))
 
     def begin(self, pids: Mapping[int, int], rank_offset: int) -> None:
-        """The workers were started.
-
-        Args:
-            pids: by local rank.
-            rank_offset: the global rank of local rank 0.
-        """
+        """The workers were started, with these pids by local rank."""
         now = self._watched_at = time.monotonic()
         for local_rank, pid in pids.items():
-            rank, (file, socket) = rank_offset + local_rank, self._names(local_rank)
+            rank, file = rank_offset + local_rank, self._file(local_rank)
+            socket = None if file is None else file + SOCKET
             track = Track(now, is_first=rank == 0, pid=pid)
             self._probes[rank] = WorkerProbe(pid, track, self._world_size, file, socket, self._cpu)
             self._targets[rank] = stacks.Target(rank, pid, socket)
@@ -139,23 +121,15 @@ class RoundWatch:
         return self._motion
 
     def stacks(self, ranks: Collection[int] | None, timeout_s: float) -> list[Stack]:
-        """The Python stacks of workers; from any thread.
-
-        Args:
-            ranks: whose; None: of all workers here. Those that are not here are left out.
-            timeout_s: how long it may take, about (seconds). If somebody else asks at the same time for as long, the
-                answer is what that one has by then.
-        """
+        """The Python stacks of those of these ranks that are here (None: all), after about so long; from any thread."""
         wanted, until = self.ranks(ranks), time.monotonic() + timeout_s
         if not self._taking.acquire(timeout=timeout_s):
-            taken = self._taken
-            return [taken.get(rank) or Stack(rank=rank, why=NOT_YET) for rank in wanted]
+            return [Stack(rank=rank, why=NOT_YET) for rank in wanted]
         try:
-            self._taken = {}
             targets = [self._targets[rank] for rank in wanted]
             states = {rank: self._state(rank) for rank in wanted}
             left_s = max(until - time.monotonic(), timeout_s / 4)
-            return stacks.take(targets, states, left_s, self._python, self._taken)
+            return stacks.take(targets, states, left_s, self._python)
         finally:
             self._taking.release()
 
@@ -171,11 +145,11 @@ class RoundWatch:
 
     def close(self) -> None:
         """Look no more; the workers are gone."""
-        self._wake.close()
+        self._stop.wake()
         if self._thread.is_alive():
             self._thread.join(CLOSE_S)
         else:
-            self._woken.close()
+            self._stop.close()
         if self._taking.acquire(timeout=CLOSE_S):
             for target in self._targets.values():
                 target.close()
@@ -187,7 +161,7 @@ class RoundWatch:
 
     def _run(self) -> None:
         with contextlib.ExitStack() as stack:
-            stack.enter_context(self._woken)
+            stack.callback(self._stop.close)
             for probe in self._probes.values():
                 stack.callback(probe.close)
             due_at = time.monotonic()
@@ -212,17 +186,13 @@ class RoundWatch:
             self._publish()
             if any(judged):
                 for track in tracks:
-                    track.told()
+                    track.mark_sent()
                 self._push()
-            with selectors.PollSelector() as selector:  # needs no descriptor of its own
-                selector.register(self._woken, selectors.EVENT_READ)
-                for rank, probe in self._probes.items():
-                    if probe.asked is not None:
-                        selector.register(probe.asked, selectors.EVENT_READ, rank)
-                for key, _ in selector.select(until - now):
-                    if key.data is None:
-                        return False
-                    self._try(key.data, self._probes[key.data].receive)
+            queries = {probe.query: rank for rank, probe in self._probes.items() if probe.query is not None}
+            for source in readable([self._stop, *queries], until - now):
+                if not isinstance(source, Query):
+                    return False
+                self._try(queries[source], self._probes[queries[source]].receive)
         return True
 
     def _try(self, rank: int, look: Callable[[], None]) -> None:
@@ -234,10 +204,8 @@ class RoundWatch:
             why = self._unseen or probe.blind(now)
             has_torch = probe.sources is not None or self._listened(probe)
             track.unseen = None if why and not self._unseen and not has_torch else why
-            answering = [source.name for source in (probe.sources or {}).values() if not source.blind(now)]
-            track.sources = ", ".join(answering)
             if why:  # what it says itself is all that there is to see
-                track.stands(now)
+                track.on_nothing_new(now)
             track.lost = ""
         except Exception as error:
             probe.close()

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from hetagent.monitor.stall_detector import State
-from hetagent.monitor.torch_client import Asked, NoAnswer
+from hetagent.monitor.torch_client import NoAnswer, Query
 from hetagent.worker import runner
 from hetrdzv.protocol.stacks import Stack
 
@@ -43,40 +43,28 @@ class Target:
 
     Attributes:
         socket: where torch's server listens in it, if it does.
-        asked: an earlier question that it has not answered: it gets no other one until then.
+        query: an earlier one that it has not answered: it gets no other until then.
     """
 
     rank: int
     pid: int
     socket: str | None
-    asked: Asked | None = None
+    query: Query | None = None
 
     def close(self) -> None:
         """Give up waiting for an answer, or take note that it has come."""
-        if self.asked is not None:
-            self.asked.close()
-            self.asked = None
+        if self.query is not None:
+            self.query.close()
+            self.query = None
 
 
 def take(
-    targets: Sequence[Target],
-    states: Mapping[int, State],
-    timeout_s: float,
-    python: str,
-    stacks: dict[int, Stack],
+    targets: Sequence[Target], states: Mapping[int, State], timeout_s: float, python: str
 ) -> list[Stack]:
-    """The stacks of workers, taken at the same time.
-
-    Args:
-        states: what their processes do, by rank.
-        timeout_s: how long it may take, about (seconds).
-        python: the workers' interpreter; py-spy is looked for beside it, too.
-        stacks: gets each as soon as it is known, by rank.
-    """
+    """The stacks of workers, whose states are known by rank; py-spy is looked for beside `python`, too."""
     until = time.monotonic() + timeout_s
-    for target in targets:
-        if states[target.rank] in WHY_FROZEN:
-            stacks[target.rank] = _none(target, WHY_FROZEN[states[target.rank]])
+    frozen = {target.rank: WHY_FROZEN.get(states[target.rank]) for target in targets}
+    stacks = {target.rank: _none(target, why) for target in targets if (why := frozen[target.rank])}
     spy = _py_spy(python)
     rest = [target for target in targets if target.rank not in stacks]
     _answers(rest, until - timeout_s / 2 if spy else until, stacks)
@@ -84,7 +72,7 @@ def take(
     if spy is not None:
         _spied(rest, spy, until, stacks)
     for target in rest:
-        why = "holds the GIL" if target.asked is not None else "does not run torch's server"
+        why = "holds the GIL" if target.query is not None else "does not run torch's server"
         stacks.setdefault(target.rank, _none(target, f"it {why}: {INSTALL}"))
     return [stacks[target.rank] for target in targets]
 
@@ -102,22 +90,22 @@ def _answers(targets: Sequence[Target], until: float, stacks: dict[int, Stack]) 
     """What the workers' own servers answer in time."""
     with selectors.DefaultSelector() as selector:
         for target in targets:
-            if target.asked is None and target.socket is not None:
+            if target.query is None and target.socket is not None:
                 with suppress(OSError):
-                    target.asked = Asked(target.socket, QUESTION)
-            if target.asked is not None:
-                selector.register(target.asked, selectors.EVENT_READ, target)
+                    target.query = Query(target.socket, QUESTION)
+            if target.query is not None:
+                selector.register(target.query, selectors.EVENT_READ, target)
         while selector.get_map() and (left_s := until - time.monotonic()) > 0:
             for key, _ in selector.select(left_s):
                 target = key.data
                 try:
-                    answer = target.asked.read()
+                    answer = target.query.read()
                     if answer is None:
                         continue
                     stacks[target.rank] = _shown(target, answer)
                 except NoAnswer:
                     pass
-                selector.unregister(target.asked)
+                selector.unregister(target.query)
                 target.close()
 
 
@@ -169,19 +157,3 @@ def fitting(stacks: Sequence[Stack]) -> list[Stack]:
     """As much of each as the server takes of all of them together."""
     most = MAX_SHOWN // max(1, len(stacks))
     return [replace(stack, text=stack.text[:most]) for stack in stacks]
-
-
-def write(stacks: Sequence[Stack], folders: Mapping[int, str]) -> None:
-    """Write each stack into a file `stack.txt`.
-
-    Args:
-        folders: of the ranks.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    for stack in stacks:
-        if stack.rank in folders:
-            path = os.path.join(folders[stack.rank], "stack.txt")
-            with open(path, "w", encoding="utf-8") as file:
-                file.write(f"{stack.text or f'no stack: {stack.why}'}\n")

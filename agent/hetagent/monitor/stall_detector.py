@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
 
-from hetagent.monitor.cpu import CpuTime
 from hetagent.roundhook import Motion
 from hetrdzv.protocol.bounds import MAX_ALL_PROCESS_GROUPS, MAX_KNOWN_S, MAX_PROCESS_GROUPS, MAX_SECONDS
 from hetrdzv.protocol.progress import Collectives, NodeProgress, Worker
@@ -31,6 +30,9 @@ ENDED_S = 2.0
 HOLDS_S = 5.0
 """For how long what was seen at a look holds (seconds): the next one follows within a second, unless the watch stands
 still itself."""
+
+CPU_S = 1.0
+"""A share of a core is measured over at least this long (seconds)."""
 
 MAX_REASON = 200
 """The longest reason why nothing can be known that is told (characters)."""
@@ -76,9 +78,8 @@ class Track:
         is_first: it is rank 0, of which the server has to know at once that it moves.
         unseen: why its collectives cannot be known now; empty: they are; None: there is nothing to see yet.
         lost: why nothing at all can be known of it now; empty: something can.
-        sources: which of torch's backends tell of them.
         report, counts, groups: as last seen.
-        cpu: what its process does while it does not move.
+        cpu: how much of a core its process has taken since it last moved (0 to 1); None: nobody knows yet.
         motion: when its collectives and steps first changed, and last.
         changed_at: when anything of it last changed, also what its process does.
         looked_at: until when it is known to have changed no more.
@@ -89,11 +90,10 @@ class Track:
     pid: int = 0
     unseen: str | None = None
     lost: str = ""
-    sources: str = ""
     report: ProgressReport = ProgressReport()
     counts: Mapping[str, object] = field(default_factory=dict)
     groups: Sequence[Collectives] = ()
-    cpu: CpuTime = field(default_factory=CpuTime)
+    cpu: float | None = None
     motion: Motion = field(default_factory=Motion)
     changed_at: float = field(init=False)
     looked_at: float = field(init=False)
@@ -102,7 +102,8 @@ class Track:
     _longest_s: float = 0.0
     _still: bool = False
     _news: tuple[object, ...] = ()  # what the server has to know at once, if it is not what it was told
-    _told: tuple[object, ...] = (State.RUNS, None, False, False, False)
+    _sent: tuple[object, ...] = (State.RUNS, None, False, False, False)
+    _cpu_began: tuple[float, float] | None = None  # the first reading since it moved: when, how much
     _answers: int = 0
     _waits: int = 0
 
@@ -111,7 +112,7 @@ class Track:
 
     # -- what is seen ------------------------------------------------------------------------------------------
 
-    def process(self, state: State, at: float) -> None:
+    def on_process_state(self, state: State, at: float) -> None:
         """What its process does."""
         if state is self._state:
             return
@@ -119,7 +120,7 @@ class Track:
         if state is State.ENDED:  # it may have gone on since it was last asked
             self._changed(at, counts=False)
 
-    def says(self, report: ProgressReport, at: float) -> None:
+    def on_report(self, report: ProgressReport, at: float) -> None:
         """What the script says."""
         if report != self.report:
             # An announced pause is none, and neither is its end.
@@ -128,11 +129,21 @@ class Track:
                 self._moved(_within(report.last_at, at), _within(report.first_at, at))
             self.report, self.looked_at = report, at
 
-    def stands(self, at: float) -> None:
+    def uses_cpu(self, cpu_s: float | None, at: float) -> None:
+        """So much CPU time all its threads have taken so far (seconds); None: nobody can tell."""
+        self.cpu = None
+        if cpu_s is None:
+            self._cpu_began = None
+        elif self._cpu_began is None or self._cpu_began[0] < self.changed_at:
+            self._cpu_began = at, cpu_s
+        elif (for_s := at - self._cpu_began[0]) >= CPU_S:
+            self.cpu = min(1.0, max(0.0, cpu_s - self._cpu_began[1]) / for_s)
+
+    def on_nothing_new(self, at: float) -> None:
         """It has no collectives to look at, or cannot have gone on with them."""
         self.looked_at = at
 
-    def asked_for(
+    def on_collectives(
         self,
         counts: Mapping[str, object],
         groups: Sequence[Collectives],
@@ -141,11 +152,9 @@ class Track:
         *,
         waits: bool,
     ) -> None:
-        """How far its collectives are.
+        """How far its collectives are, and when it asked for the last one, if that is known.
 
-        Args:
-            newest_at: when it asked for the last one, if that is known.
-            waits: whether it waits for one of them; else, if one is not done, it computes meanwhile, and moves.
+        If it does not wait for one of them, and one is not done, it computes meanwhile, and moves.
         """
         self.unseen = ""
         self._answers += 1
@@ -172,11 +181,7 @@ class Track:
         self.changed_at = max(self.changed_at, at)
 
     def _moved(self, at: float, first_at: float | None = None) -> None:
-        """It has moved.
-
-        Args:
-            first_at: when it may have begun to, if it had not before.
-        """
+        """It has moved; if it had not before, it may have begun to at `first_at`."""
         first, last = self.motion.first_at, self.motion.last_at
         if first is None:
             first = at if first_at is None else min(first_at, at)
@@ -229,11 +234,11 @@ class Track:
         self._news = (process, self._still_since, lasted, unseen, begun)
         if state is State.ENDED and at - self._state_since < ENDED_S:
             return False
-        return self._told != self._news
+        return self._sent != self._news
 
-    def told(self) -> None:
+    def mark_sent(self) -> None:
         """The server is told."""
-        self._told = self._news
+        self._sent = self._news
 
     @property
     def _still_since(self) -> float | None:
@@ -241,11 +246,7 @@ class Track:
         return self.changed_at if self._still else None
 
     def fields(self, rank: int, at: float, *, most: int = MAX_PROCESS_GROUPS) -> Worker:
-        """What the server is told.
-
-        Args:
-            most: of how many process groups.
-        """
+        """What the server is told, at most of so many process groups."""
         state = self.state(at)
         if self.lost:
             return Worker(rank=rank, pid=self.pid, state=state, unseen=self.lost[:MAX_REASON])
@@ -257,11 +258,10 @@ class Track:
             pid=self.pid,
             state=state,
             unseen="" if known else (self.unseen or "")[:MAX_REASON],
-            sources=self.sources[:MAX_REASON],
             idle_s=round(self.idle_s, 3),
             began_s=self._began_s,
             still=self._still,
-            cpu=None if self.cpu.share is None else round(self.cpu.share, 2),
+            cpu=None if self.cpu is None else round(self.cpu, 2),
             waiting=round(share, 3) if known and share is not None else None,
             long_s=round(min(max(0.0, self.report.until - at), MAX_SECONDS), 3),
             step=self.report.step,
@@ -287,12 +287,7 @@ def _waits(group: Collectives) -> bool:
 def node_progress(
     round_number: int, tracks: Mapping[int, Track], watched_at: float, at: float
 ) -> NodeProgress:
-    """What the server is told of the workers of a round on this node.
-
-    Args:
-        tracks: by global rank.
-        watched_at: when they were last looked at (monotonic seconds).
-    """
+    """What the server is told of the workers of a round on this node, which were last looked at at `watched_at`."""
     looked_at = max(track.looked_at for track in tracks.values())
     most = max(1, min(MAX_PROCESS_GROUPS, MAX_ALL_PROCESS_GROUPS // len(tracks)))
     return NodeProgress(

@@ -13,7 +13,7 @@ class NoAnswer(Exception):
     """There is no server, or it does not say what was asked for."""
 
 
-class Asked:
+class Query:
     """One question, on a connection of its own.
 
     Args:

@@ -1,6 +1,5 @@
-"""How an agent watches its workers, round after round, and shows their stacks to those who may see them."""
+"""How an agent watches its workers, round after round, and shows their stacks and logs to those who may see them."""
 
-import os
 import threading
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
@@ -10,18 +9,18 @@ from typing import Any
 from hetagent.launch.base import Assignment, Launch
 from hetagent.launch.command import WorkerCommand, python
 from hetagent.monitor import stacks
-from hetagent.monitor.logs import logs
 from hetagent.monitor.round_watch import RoundWatch
 from hetagent.roundhook import Motion, RoundHook
 from hetagent.session.connection import ServerConnection
 from hetagent.session.requests import Report, ReportRoute
+from hetagent.workers.failures import concealed, plain_text, sendable
 from hetagent.workers.processes import Workers
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.directive import Directive, LogsAsked, StacksAsked
+from hetrdzv.protocol.directive import LogsAsked, StacksAsked
 from hetrdzv.protocol.http import routes
 from hetrdzv.protocol.progress import NodeProgress
 from hetrdzv.protocol.stacks import About, LogsRequest, Stack, StacksRequest, fitting_of
-from hetrdzv.protocol.states import DirectiveKind, ReportKind
+from hetrdzv.protocol.states import ReportKind
 
 STACKS = ReportRoute(route=routes.STACKS, repeats=False)
 
@@ -30,16 +29,14 @@ LOGS = ReportRoute(route=routes.LOGS, repeats=False, last=True)
 STACKS_S = 5.0
 """How long it may take to answer who wants to see stacks (seconds)."""
 
-LAST_STACKS_S = 2.0
-"""For how long the stop of a round that hangs is put off for its stacks (seconds)."""
-
-LATE_S = 0.5
-"""By how much the stacks of a round that hangs are taken sooner, so that they are written by then (seconds)."""
+MOST, MOST_OF_ALL = 16_000, 240_000
+"""How much of a worker's log is shown, and of all of a node at once (characters): requests have a limit."""
 
 NOT_TORCH = "its collectives are not those of torch.distributed"
 """Why the collectives of Horovod's workers cannot be known."""
 
 OFF = "this node shows nothing of its workers (--report-output off)"
+NOTHING, NOT_KEPT = "it has written nothing", "nobody keeps what it writes"
 
 FEW_WORKERS = 1_024
 """Of a world of so many workers the server gets the logs of each round as it ends; of a larger one from nodes where a
@@ -53,17 +50,7 @@ BUFFER_SIZE = 20
 
 
 class Watcher(RoundHook):
-    """Watches the workers of the newest round.
-
-    Args:
-        line: where progress and stacks go.
-        launch: how the workers are started.
-        cpu: they have no GPUs.
-        reports_output: whether the server is shown stacks, and what workers write.
-        keeps_stacks: whether stacks of a round that hangs are written beside the workers' logs.
-        secrets: what the server must not be shown.
-        log: shows one line at the terminal.
-    """
+    """Watches the workers of the newest round; without `reports_output` the server sees no stacks and logs."""
 
     def __init__(
         self,
@@ -72,7 +59,6 @@ class Watcher(RoundHook):
         *,
         cpu: bool,
         reports_output: bool,
-        keeps_stacks: bool,
         secrets: Callable[[], Collection[str]] = tuple,
         log: Callable[[str], None] = lambda text: None,
     ) -> None:
@@ -80,16 +66,12 @@ class Watcher(RoundHook):
         self._launch = launch
         self._cpu = cpu
         self._reports_output = reports_output
-        self._keeps_stacks = keeps_stacks
         self._secrets = secrets
         self._log = log
         self._output: Callable[[int], tuple[bytes, bytes] | None] = lambda rank: (b"", b"")
         self._shows_collectives = False
-        self._rank_offset = 0
-        self._world_size = 1
+        self._assignment: Assignment | None = None
         self._watch: RoundWatch | None = None
-        self._round = 0
-        self._folders: Mapping[int, str] = {}
         self._failed = False  # one of the workers has, in this round
 
     def static_env(self, given: Mapping[str, str]) -> dict[str, str]:
@@ -100,9 +82,7 @@ class Watcher(RoundHook):
 
     def prepare(self, assignment: Assignment, command: WorkerCommand) -> None:
         self.end()
-        self._round, self._rank_offset = assignment.round, assignment.start.rank_offset
-        self._failed = False
-        self._world_size = assignment.start.world_size
+        self._assignment, self._failed = assignment, False
         self._shows_collectives = command.is_python and not self._launch.one_per_node
         self._watch = RoundWatch(
             assignment.round,
@@ -121,12 +101,9 @@ class Watcher(RoundHook):
 
     def begin(self, workers: Workers) -> None:
         assert self._watch is not None
-        first = self._rank_offset
+        assert self._assignment is not None
+        first = self._assignment.start.rank_offset
         self._output = lambda rank: workers.output(rank - first)
-        self._folders = {
-            first + local_rank: os.path.dirname(path)
-            for local_rank, path in workers.started.error_files.items()
-        }
         self._watch.begin(workers.pids, first)
         self._line.watch(self._sample, self._on_question)
 
@@ -139,32 +116,16 @@ class Watcher(RoundHook):
         """When the workers moved in the round; None: nobody can tell."""
         return self._watch.motion() if self._watch is not None else None
 
-    def on_directive(self, directive: Directive) -> None:
-        """Keep the stacks of workers that hang and are about to be stopped, for whoever looks into the logs."""
-        watch, folders = self._watch, self._folders
-        ends = directive.kind in (DirectiveKind.STOP, DirectiveKind.EXIT) and directive.hang
-        if watch is None or not self._keeps_stacks or not ends:
-            return
-
-        def write() -> None:
-            with suppress(OSError):
-                stacks.write(watch.stacks(None, LAST_STACKS_S - LATE_S), folders)
-
-        thread = threading.Thread(target=write, name="stacks", daemon=True)
-        thread.start()
-        thread.join(LAST_STACKS_S)
-
     def end(self) -> None:
         """Leave the end of what the workers wrote with the server: nobody can ask this agent for it any more."""
         watch, self._watch = self._watch, None
-        if watch is None:
+        if watch is None or self._assignment is None:
             return
-        ranks = watch.ranks(None)
-        if ranks and self._reports_output and (self._failed or self._world_size <= FEW_WORKERS):
-            most = fitting_of(self._world_size)
+        ranks, world_size = watch.ranks(None), self._assignment.start.world_size
+        if ranks and self._reports_output and (self._failed or world_size <= FEW_WORKERS):
             found = logs(ranks, self._output, self._secrets())
-            shortened = tuple(log.shortened(About.LOGS, most) for log in found)
-            self._line.send(Report(LOGS, partial(LogsRequest, round=self._round, logs=shortened)))
+            shortened = tuple(log.shortened(About.LOGS, fitting_of(world_size)) for log in found)
+            self._line.send(Report(LOGS, partial(LogsRequest, round=self._assignment.round, logs=shortened)))
         watch.close()
 
     # -- in the line's thread ----------------------------------------------------------------------------------
@@ -177,7 +138,8 @@ class Watcher(RoundHook):
         return None
 
     def _on_question(self, asked: StacksAsked) -> None:
-        watch = self._watch if asked.round == self._round else None
+        is_newest = self._assignment is not None and asked.round == self._assignment.round
+        watch = self._watch if is_newest else None
 
         def answer() -> None:
             shown = tuple(self._shown(watch, asked)) if watch is not None else ()
@@ -196,3 +158,20 @@ class Watcher(RoundHook):
         why = f"one program runs all ranks of this node: see rank {min(watch.ranks(None), default=0)}"
         found = logs(ranks, self._output, self._secrets())
         return [*found, *(Stack(rank=rank, why=why) for rank in others)]
+
+
+def logs(
+    ranks: Collection[int], output: Callable[[int], tuple[bytes, bytes] | None], secrets: Collection[str]
+) -> list[Stack]:
+    """The end of what each of these ranks has written (see `Workers.output`), as plain text without secrets."""
+    most = min(MOST, MOST_OF_ALL // max(1, len(ranks)))
+    return [_log(rank, output(rank), secrets, most) for rank in ranks]
+
+
+def _log(rank: int, output: tuple[bytes, bytes] | None, secrets: Collection[str], most: int) -> Stack:
+    if output is None:
+        return Stack(rank=rank, why=NOT_KEPT)
+    text, stderr = (sendable(concealed(plain_text(stream), secrets)).rstrip() for stream in output)
+    if not text and not stderr:
+        return Stack(rank=rank, why=NOTHING)
+    return Stack(rank=rank, text=text, stderr=stderr).shortened(About.LOGS, most)

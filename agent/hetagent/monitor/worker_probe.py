@@ -9,7 +9,7 @@ from hetagent.monitor import progress_files
 from hetagent.monitor.flight_recorder import FlightRecorderDump
 from hetagent.monitor.sources import Health, Source, sources
 from hetagent.monitor.stall_detector import State, Track
-from hetagent.monitor.torch_client import Asked, NoAnswer
+from hetagent.monitor.torch_client import NoAnswer, Query
 from hetagent.node.processes import proctree as processes
 from hetagent.worker.torch_server import ERROR
 
@@ -50,7 +50,7 @@ class WorkerProbe:
         file: its HET_PROGRESS_FILE; None: it has none.
         socket: where torch's server listens in it, if there is one; None: there is none.
         cpu: it has no GPU, so its main thread does what it has asked for itself.
-        asked: the question that is not answered yet.
+        query: what it has not answered yet.
         sources: what its server is asked, by backend; None: it has not answered yet; empty: there is nothing to ask.
     """
 
@@ -60,21 +60,21 @@ class WorkerProbe:
     file: str | None = None
     socket: str | None = None
     cpu: bool = False
-    asked: Asked | None = None
+    query: Query | None = None
     sources: dict[str, Source] | None = None
     _server: Health = field(default_factory=lambda: Health("its torch server is not listening yet"))
-    _source: Source | None = None  # which one `asked` is about; None: which handlers there are
+    _source: Source | None = None  # which one `query` is about; None: which handlers there are
 
     def look(self, now: float) -> None:
         """Look at the process and its files; ask its server, if it is time for that."""
         state = process_state(self.pid)
-        self.track.process(state, now)
-        self.track.cpu.read(processes.cpu_s(self.pid), now, self.track.changed_at)
+        self.track.on_process_state(state, now)
+        self.track.uses_cpu(processes.cpu_s(self.pid), now)
         if self.file is not None:
-            self.track.says(progress_files.read(self.file), now)
+            self.track.on_report(progress_files.read(self.file), now)
         if state is not State.RUNS or not self.sources:
-            self.track.stands(now)
-        if state is State.RUNS and self.asked is None:
+            self.track.on_nothing_new(now)
+        if state is State.RUNS and self.query is None:
             self._ask(now)
 
     def _ask(self, now: float) -> None:
@@ -85,7 +85,7 @@ class WorkerProbe:
         if now < self._health.next_at - TICK_S / 2:
             return
         try:
-            self.asked = Asked(self.socket, self._source.question if self._source is not None else "")
+            self.query = Query(self.socket, self._source.question if self._source is not None else "")
         except (FileNotFoundError, ConnectionRefusedError):
             self._health.next_at = now + TICK_S  # it has not imported torch yet, or is about to end
             with suppress(FileNotFoundError), open(f"{self.socket}{ERROR}", encoding="utf-8") as file:
@@ -121,14 +121,14 @@ class WorkerProbe:
 
     def answers_soon(self, now: float) -> bool:
         """Whether it has only just been asked."""
-        return self.asked is not None and now - self.asked.at < SOON_S
+        return self.query is not None and now - self.query.at < SOON_S
 
     def receive(self) -> None:
         """Something of the answer has come."""
-        assert self.asked is not None
+        assert self.query is not None
         health = self._health
         try:
-            answer = self.asked.read()
+            answer = self.query.read()
             now = time.monotonic()
             if answer is None:
                 return
@@ -137,7 +137,7 @@ class WorkerProbe:
                 health.answered(now, 0.0)
             else:
                 self._take(self._source, answer, now)
-                self._source.costs.append(now - self.asked.at)
+                self._source.costs.append(now - self.query.at)
                 cost_s = min(self._source.costs) * len(self.sources or ())
                 health.answered(now, max(TICK_S, min(RARELY_S, cost_s / SHARE)))
         except NoAnswer as error:
@@ -160,19 +160,19 @@ class WorkerProbe:
         newest_at = None if dump.newest_at is None else now - (time.time() - dump.newest_at)
         asked = any(group.enqueued > group.completed for group in groups)
         waits = asked and (not self.cpu or processes.state(self.pid) == ASLEEP)
-        self.track.asked_for(counts, groups, now, newest_at, waits=waits)
+        self.track.on_collectives(counts, groups, now, newest_at, waits=waits)
 
     def slept(self, seconds: float) -> None:
         """See `Track.slept`."""
         self.track.slept(seconds)
-        if self.asked is not None:
-            self.asked.at += seconds
+        if self.query is not None:
+            self.query.at += seconds
 
     def close(self) -> None:
         """Ask no more."""
-        if self.asked is not None:
-            self.asked.close()
-            self.asked = None
+        if self.query is not None:
+            self.query.close()
+            self.query = None
 
 
 def process_state(pid: int) -> State:

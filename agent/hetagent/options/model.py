@@ -20,7 +20,6 @@ class TorchrunOptions:
     run_path: bool
     virtual_local_rank: bool
     numa_binding: str | None
-    event_log_handler: str
     log_dir: str | None
     log_line_prefix_template: str | None
     logs_specs: str | None

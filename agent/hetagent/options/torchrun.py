@@ -57,9 +57,6 @@ ACCEPTED: Mapping[str, TorchrunFlag] = {
     "--monitor-interval": TorchrunFlag(
         type=float, help="Accepted without effect: the exit of a worker is noticed at once."
     ),
-    "--event-log-handler": TorchrunFlag(
-        default="null", help="The registered handler that gets torch's own events (default: null, none)."
-    ),
     "--role": TorchrunFlag(default="default", help="A name for what the workers do (default: default)."),
     "--module": TorchrunFlag(
         short="-m", switch=True, help="The script is the name of a module, as with python -m."
@@ -126,6 +123,7 @@ REFUSED: Mapping[str, str] = {
     "--rdzv-backend": "hetagent always uses hetserver: give --server URL (torchrun itself takes hetrdzv there)",
     "--rdzv-endpoint": "give --server URL",
     "--rdzv-conf": "the settings of a group are flags of their own, such as --last-call-s",
+    "--event-log-handler": "torch's events are not recorded; hetctl events GROUP shows those of the job",
     "--print-completion": "it completes torchrun's flags: use torchrun --print-completion",
     "--start-method": "workers are always started as separate programs",
 }

@@ -101,20 +101,11 @@ class Agent:
             AgentError: this node cannot continue.
             GuardianError: the guardian cannot be started.
         """
-        error: str | None = None
         try:
             self._run()
-            error = self.shutdown.unfinished(self.outcome)
             self.shutdown.write_error_file(self.outcome)
-        except BaseException:  # Ctrl-C too, where --signals-to-handle leaves SIGINT out
-            error = traceback.format_exc()
-            raise
         finally:
-            failed = self._local.failed if self._local is not None else []
-            try:
-                self.starter.finish(failed, succeeded=self._succeeded, error=error)
-            except Exception as failure:  # an event log must not change how the job ends
-                self.log(f"the end of this agent was not recorded: {type(failure).__name__}: {failure}")
+            self.starter.close()
 
     def _run(self) -> None:
         with process_signals.noted(self.signals, self._got_signals) as self._woken:
@@ -466,7 +457,6 @@ class Agent:
             traceback.clear_frames(error.__traceback__)
             # Nobody else knows what was started or taken before it.
             self._orphans.kill_all(self.starter.unfinished())
-            self.starter.forget()
             if not isinstance(error, Exception):  # Ctrl-C, where --signals-to-handle leaves SIGINT out
                 raise
             self._clear_workers()

@@ -88,7 +88,6 @@ class LocalRound:
 
     Attributes:
         phase: where it is.
-        failed: how the failed workers ended, if one of them failed by itself; known once they have been cleared away.
     """
 
     def __init__(
@@ -101,7 +100,6 @@ class LocalRound:
     ) -> None:
         self.assignment = assignment
         self.phase = Phase.HELD
-        self.failed: list[Exit] = []
         self._launch = launch
         self._starter = starter
         self._incarnation = incarnation
@@ -302,7 +300,7 @@ class LocalRound:
             exit_code=failure.exit_code,
             signal=failure.signal,
             lingers=failure.lingers,
-            message=failure_message(remains, failure.status, secrets),
+            message=failure_message(remains, secrets),
             raised_s=self._workers.raised_s(failure),
             permanent=is_permanent(remains),
         )
@@ -339,8 +337,6 @@ class LocalRound:
             return
         stop = Stop(signum, grace_s, time.monotonic() + grace_s)
         if not self.stopping:
-            if self.phase is Phase.ENDING:
-                self._end = None  # nobody has heard of it
             self._stop = stop
             if self._parts.snapshots is not None and grace_s > 0:
                 self._parts.snapshots.save(min(grace_s, SAVE_S))
@@ -392,8 +388,6 @@ class LocalRound:
         # If this fails, they are still ours to clear.
         cleared = self._workers.clear(spare_detached=spare_detached, until=until)
         self._end_hooks()
-        if self._end is not None and self._end.failure is not None:
-            self.failed = [end for end in self._workers.exits if not end.succeeded]
         self._workers = None
         self.phase = Phase.GONE
         return cleared

@@ -179,18 +179,12 @@ class Shutdown:
             return self.ended_by
         return "its agent has finished" if outcome is not None else "its agent failed"
 
-    def unfinished(self, outcome: Directive | None) -> str | None:
-        """Why this agent did not see the job to its end; None if it did."""
-        if self.signum is not None:
-            return f"got {self.signum.name}"
-        if outcome is not None and outcome.outcome is None and outcome.exit_code == statuses.FAILED:
-            return outcome.why
-        return self.ended_by or None
-
     def write_error_file(self, outcome: Directive | None) -> None:
         """Write the root cause, or why this agent did not see the job to its end."""
-        why = self.unfinished(outcome)
         if outcome is not None and outcome.root_cause is not None:
             failures.write_root_cause(outcome.root_cause)
-        elif why is not None and self.signum is None and not self._announced:
+            return
+        is_refused = outcome is not None and outcome.outcome is None and outcome.exit_code == statuses.FAILED
+        why = outcome.why if outcome is not None and is_refused else self.ended_by
+        if why and self.signum is None and not self._announced:
             failures.write_error(why, why)

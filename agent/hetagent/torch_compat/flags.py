@@ -15,6 +15,7 @@ from torch.distributed.elastic.utils import macros
 
 from hetagent.errors import UsageError
 from hetagent.options.model import TorchrunOptions
+from hetagent.options.torchrun import dest
 from hetagent.options.values import Streams
 
 try:
@@ -31,19 +32,13 @@ SPEC_FIELDS = frozenset(field.name for field in dataclasses.fields(WorkerSpec))
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a flag needs of torch.
-
-    Attributes:
-        release: the first one with it.
-        met: whether the installed torch has it.
-    """
+    """What a flag needs of torch: the first release with it, and whether the installed one has it."""
 
     release: str
     met: bool
 
 
 NEEDS: Mapping[str, Need] = {
-    "--event-log-handler": Need("2.8", "event_log_handler" in SPEC_FIELDS),
     "--duplicate-stdout-filters": Need("2.10", "duplicate_stdout_filters" in SPEC_FIELDS),
     "--duplicate-stderr-filters": Need("2.10", "duplicate_stderr_filters" in SPEC_FIELDS),
     "--virtual-local-rank": Need("2.10", "virtual_local_rank" in SPEC_FIELDS),
@@ -54,20 +49,9 @@ NEEDS: Mapping[str, Need] = {
 
 
 def refuse_what_is_missing(flags: TorchrunOptions, needs: Mapping[str, Need] = NEEDS) -> None:
-    """Refuse what was asked for and the installed torch cannot do.
-
-    Raises:
-        UsageError: says which release it needs.
-    """
-    asked = {
-        "--event-log-handler": flags.event_log_handler != "null",
-        "--duplicate-stdout-filters": flags.duplicate_stdout_filters,
-        "--duplicate-stderr-filters": flags.duplicate_stderr_filters,
-        "--virtual-local-rank": flags.virtual_local_rank,
-        "--numa-binding": flags.numa_binding,
-    }
+    """Refuse what was asked for and the installed torch cannot do."""
     for flag, need in needs.items():
-        if asked[flag] and not need.met:
+        if getattr(flags, dest(flag)) and not need.met:
             raise UsageError(
                 f"{flag} needs torch {need.release} or newer, but torch {VERSION} is installed: "
                 "upgrade torch, or leave the flag out"
@@ -78,13 +62,9 @@ def refuse_what_is_missing(flags: TorchrunOptions, needs: Mapping[str, Need] = N
 
 
 def worker_spec(flags: TorchrunOptions, slots: int, handler: RendezvousHandler) -> WorkerSpec:
-    """torch's description of the workers, whose command each round brings.
-
-    `refuse_what_is_missing` has looked at the flags.
-    """
+    """torch's description of the workers, whose command each round brings."""
     mode = flags.numa_binding
     newer: dict[str, Any] = {
-        "event_log_handler": flags.event_log_handler,
         "duplicate_stdout_filters": list(flags.duplicate_stdout_filters),
         "duplicate_stderr_filters": list(flags.duplicate_stderr_filters),
         "virtual_local_rank": flags.virtual_local_rank,
@@ -112,11 +92,7 @@ def std(streams: Streams) -> Std | dict[int, Std]:
 
 
 def local_world_size(nproc_per_node: str) -> int:
-    """How many workers --nproc-per-node means.
-
-    Raises:
-        ValueError: it means nothing, or needs devices that are not here.
-    """
+    """How many workers --nproc-per-node means; a ValueError: it means nothing, or needs devices that are not here."""
     return torch.distributed.run.determine_local_world_size(nproc_per_node)
 
 
@@ -135,9 +111,5 @@ or DistributedDataParallel is made: 820 modules, as much CPU as the rest of torc
 
 
 def logs_specs_class(name: str) -> type[LogsSpecs]:
-    """The class that --logs-specs names.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """The class that --logs-specs names; a ValueError: there is none."""
     return torch.distributed.run._get_logs_specs_class(name)

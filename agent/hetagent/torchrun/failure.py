@@ -25,5 +25,5 @@ def failure_of_callers() -> Failure:
         rank=rank,
         exit_code=code if code >= 0 else None,
         signal=signal_name(-code) if code < 0 else None,
-        message=failure_message(WorkerRemains(error_file=first.error_file), code),
+        message=failure_message(WorkerRemains(error_file=first.error_file)),
     )

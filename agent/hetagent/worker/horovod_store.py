@@ -50,9 +50,6 @@ class Store(RendezvousHTTPServer):
     Unlike horovodrun, we do not tell it the hosts. With them it empties a scope once all of that scope have met, and
     forgets who has in the other scopes, so a program that calls `hvd.init()` again may find old addresses (three of
     six tries with horovodrun 0.28.1). Without them every worker deletes its own key.
-
-    Args:
-        fd: the socket's file descriptor.
     """
 
     daemon_threads = True

@@ -41,9 +41,6 @@ NOTICE = "HET_NOTICE_FILE"
 MOST_RECORDED = 1 << 18
 """The longest text in an error file (characters)."""
 
-CANNOT_OPEN = 2
-"""The exit status of `python` when it cannot open the script."""
-
 
 def main() -> None:
     """Remove all traces of this file, then run the script."""
@@ -154,7 +151,7 @@ def _run_file(path: str, namespace: dict[str, object]) -> None:
         message = f"can't open file {path!r}: [Errno {error.errno}] {error.strerror}"
         _write_record(message, message, permanent=True)
         print(f"{sys.orig_argv[0]}: {message}", file=sys.stderr)
-        sys.exit(CANNOT_OPEN)
+        sys.exit(2)
     namespace["__file__"] = path
     if path.endswith(".pyc"):
         from _frozen_importlib_external import SourcelessFileLoader
@@ -171,10 +168,7 @@ def _run_file(path: str, namespace: dict[str, object]) -> None:
 def _recorded(run: "Callable[[], None]", anew: "Callable[[str], NoReturn] | None") -> None:
     """Run the script; record the exception that ends it, and let the interpreter handle it, without our frames.
 
-    Args:
-        run: does it.
-        anew: starts over without what was imported ahead: whether that made the script's own imports fail is seen by
-            doing without it.
+    Where imports fail, `anew` starts over without what was imported ahead, which may have made them fail.
     """
     pid = os.getpid()
     try:
@@ -188,10 +182,8 @@ def _recorded(run: "Callable[[], None]", anew: "Callable[[str], NoReturn] | None
             _record(error.with_traceback(theirs), permanent=_is_permanent(error, theirs))
         elif os.getpid() == pid and (refusal := _refusal(error, theirs)):
             _write_record(refusal, refusal, permanent=True)
-        if os.getpid() == pid and not _is_done(
-            error
-        ):  # after the record, whose time is that of the exception
-            _save_state()
+        if os.getpid() == pid and not _is_done(error):
+            _save_state()  # after the record, whose time is that of the exception
         _hide_our_frames(theirs)
         raise
     if os.getpid() == pid and not _is_done(None):
@@ -313,11 +305,7 @@ def _record(error: BaseException, *, permanent: bool) -> None:
 
 
 def _write_record(message: str, stack: str, *, permanent: bool = False) -> None:
-    """Write the error file, if the agent wants one; what torch's `@record` has written stays.
-
-    Args:
-        permanent: a restart would end the same way.
-    """
+    """Write the error file, if the agent wants one; what torch's `@record` has written stays."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not path:
         return

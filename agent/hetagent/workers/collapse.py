@@ -27,15 +27,10 @@ class _Entry:
 
 
 class LineMerger:
-    """A stream for the lines of several ranks: equal ones that come within `WAIT_S` are written once.
+    """A stream for the lines of several local ranks: equal ones that come within `WAIT_S` are written once.
 
-    The lines of each rank stay in order; what a rank writes twice is shown twice.
-
-    Args:
-        out: where they go.
-        ranks: the local ranks that write.
-        offset: the global rank of local rank 0.
-        prefix: what a line begins with, of the global and the local numbers of its ranks.
+    The lines of each rank stay in order; what a rank writes twice is shown twice. `prefix` makes the beginning of a
+    line of the global and the local numbers of its ranks.
     """
 
     def __init__(

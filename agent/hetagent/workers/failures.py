@@ -14,7 +14,7 @@ from typing import Any
 from hetagent.errors import CommandError, PermanentStartError, Starved
 from hetagent.launch.command import explained
 from hetagent.node.console import say
-from hetagent.node.processes.signals import signal_name, signal_number
+from hetagent.node.processes.signals import signal_number
 from hetrdzv.protocol.failure import Failure, RootCause
 from hetrdzv.protocol.texts.raised import raised
 
@@ -35,12 +35,9 @@ ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
 @dataclass(frozen=True, slots=True)
 class WorkerRemains:
-    """What a worker left behind.
+    """What a worker left behind: a file of the runner's or torch's `@record`, the end of its stderr, and where that is.
 
-    Attributes:
-        error_file: what the runner or torch's `@record` wrote, if anything; it may be missing, broken or hostile.
-        stderr: the end of what it wrote to stderr.
-        stderr_file: the file that its stderr went to; empty: to none.
+    The files may be missing, broken or hostile; an empty name is none.
     """
 
     error_file: str = ""
@@ -48,20 +45,15 @@ class WorkerRemains:
     stderr_file: str = ""
 
 
-def failure_message(remains: WorkerRemains, exitcode: int, secrets: Collection[str] = ()) -> str:
-    """Why a worker failed, in its own words if there are any.
+def failure_message(remains: WorkerRemains, secrets: Collection[str] = ()) -> str:
+    """Why a worker failed, in its own words; empty: it has left none.
 
-    Args:
-        exitcode: its exit status, negative for a signal as in `subprocess`.
-        secrets: what must not be sent, wherever the worker has it from.
-
-    Returns:
-        The end of the traceback, else of stderr, in whole lines and at most `MAX_CHARACTERS`; else what the exit status
-        says, and that the disk is full if that is why nothing else is known. All of it is `sendable`.
+    That is the end of the traceback, else of stderr, in whole lines and at most `MAX_CHARACTERS`; else that the disk is
+    full, if that is why nothing is known. All of it is `sendable`.
     """
     output = _end(concealed(_recorded(remains.error_file), secrets))
     output = output or _last_words(concealed(plain_text(remains.stderr), secrets))
-    return output or sendable(describe_exit(exitcode) + _lost_output(remains))
+    return output or sendable(_lost_output(remains))
 
 
 def start_failure(error: Exception) -> Failure:
@@ -79,8 +71,7 @@ def start_failure(error: Exception) -> Failure:
 
 def is_permanent(remains: WorkerRemains) -> bool:
     """Whether the runner has found that a restart would end the same way."""
-    record = read_record(remains.error_file) if remains.error_file else None
-    return record is not None and record.get("permanent") is True
+    return (read_record(remains.error_file) or {}).get("permanent") is True
 
 
 def raised_at(error_file: str) -> float | None:
@@ -110,11 +101,6 @@ def sendable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def describe_exit(exitcode: int) -> str:
-    """`exit code 3`, `killed by SIGKILL`."""
-    return f"exit code {exitcode}" if exitcode >= 0 else f"killed by {signal_name(-exitcode)}"
-
-
 def read_record(error_file: str) -> dict[str, Any] | None:
     """The content of an error file; None if it is not a regular file of reasonable size with a JSON object."""
     content = _read(error_file, MAX_RECORD_BYTES + 1)
@@ -127,11 +113,8 @@ def read_record(error_file: str) -> dict[str, Any] | None:
     return record if isinstance(record, dict) else None
 
 
-def _recorded(error_file: str | None) -> str:
-    record = read_record(error_file) if error_file else None
-    if record is None or "message" not in record:
-        return ""
-    message = record["message"]
+def _recorded(error_file: str) -> str:
+    message = (read_record(error_file) or {}).get("message")
     if isinstance(message, dict):
         extra = message.get("extraInfo")
         stack = extra.get("py_callstack") if isinstance(extra, dict) else None
@@ -201,7 +184,7 @@ def _lost_output(remains: WorkerRemains) -> str:
         with contextlib.suppress(OSError):
             disk = os.statvfs(folder)
             if disk.f_blocks and disk.f_bavail * disk.f_frsize < MAX_CHARACTERS:
-                return f"; its error output is lost: No space left on device ({folder})"
+                return f"its error output is lost: No space left on device ({folder})"
     return ""
 
 
@@ -256,13 +239,7 @@ def write_root_cause(cause: RootCause) -> None:
 
 
 def write_error(message: str, stack: str, exitcode: int | None = None) -> None:
-    """Write an error where this agent's own `TORCHELASTIC_ERROR_FILE` says, if it says so, in torch's format.
-
-    Args:
-        message: in a line.
-        stack: the traceback, or whatever else explains it.
-        exitcode: of the worker that caused it, negative for a signal.
-    """
+    """Write an error where this agent's own `TORCHELASTIC_ERROR_FILE` says, if it says so, in torch's format."""
     path = os.environ.get(ERROR_FILE)
     if not path:
         return

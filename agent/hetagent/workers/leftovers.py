@@ -6,13 +6,7 @@ from hetagent.node.processes import proctree as processes
 
 
 class OrphanReaper:
-    """Processes of one agent that outlive their rounds.
-
-    Args:
-        incarnation: the `HET_INCARNATION` of its workers.
-        log: shows one line at the terminal.
-        kept_sessions: of processes for later rounds.
-    """
+    """Processes of one agent that outlive their rounds; those of `kept_sessions` are for later rounds."""
 
     def __init__(
         self,
@@ -61,9 +55,5 @@ class OrphanReaper:
             self.kill_all()
 
     def kill_all(self, sessions: Collection[int] = ()) -> None:
-        """Kill everything that this agent's workers are or have started.
-
-        Args:
-            sessions: ids of sessions known to be theirs.
-        """
+        """Kill everything that this agent's workers are or have started, in these sessions or marked as theirs."""
         self.note_stuck(processes.kill_all_of(self._incarnation, sessions, self._kept_sessions))

@@ -16,12 +16,8 @@ class RoundLogsSpecs(DefaultLogsSpecs):
     torch names the directory after the restart count and empties it first. But a round that ended because a node joined
     costs no restart, so the next round would take its directory. Round numbers are never used twice.
 
-    Args:
-        log_dir: as torch's; without one, a private directory that `close` removes.
-        redirects, tee, local_ranks_filter: as torch's.
-
     Attributes:
-        folder: where logs of this agent's rounds are and stay; empty: there is none.
+        folder: where logs of this agent's rounds are and stay; empty: they go with the agent.
     """
 
     def __init__(
@@ -40,11 +36,7 @@ class RoundLogsSpecs(DefaultLogsSpecs):
         super().__init__(log_dir, redirects, tee, local_ranks_filter)
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        """Make the round's directories, and set each rank's TORCHELASTIC_ERROR_FILE.
-
-        Args:
-            envs: the environment of each local rank, with HET_ROUND.
-        """
+        """Make the round's directories (HET_ROUND is in `envs`), and set each rank's TORCHELASTIC_ERROR_FILE."""
         drafts = {rank: env | {"TORCHELASTIC_RESTART_COUNT": env["HET_ROUND"]} for rank, env in envs.items()}
         dest = super().reify(drafts)
         for rank, env in envs.items():

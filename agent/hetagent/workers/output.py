@@ -60,12 +60,9 @@ class TailBuffer:
 
 @dataclass(frozen=True, slots=True)
 class CapturedOutput:
-    """What is kept of one worker's output.
+    """The end of one worker's output: of all that is captured, and of what came through stderr.
 
-    Attributes:
-        writers: what the worker gets in place of our stdout or stderr; one that is missing goes elsewhere.
-        both: the end of all that is captured.
-        stderr: the end of what came through stderr.
+    The worker gets `writers` in place of our stdout and stderr; one that is missing goes elsewhere.
     """
 
     writers: Mapping[int, int]
@@ -80,12 +77,7 @@ class CapturedOutput:
 
 @dataclass(frozen=True, slots=True)
 class _Stream:
-    """One worker's stdout or stderr.
-
-    Attributes:
-        console: where it is copied to; None: nowhere.
-        tails: remember its end.
-    """
+    """One worker's stdout or stderr: where it is copied to (None: nowhere), and what remembers its end."""
 
     console: int | None
     tails: Sequence[TailBuffer]
@@ -121,11 +113,7 @@ class OutputCapture:
         return CapturedOutput(writers, both, own)
 
     def catch_up(self, until: float | None = None) -> bool:
-        """Wait until all that has been written by now is on the console; False: the console is blocked.
-
-        Args:
-            until: when to stop waiting in any case (monotonic seconds).
-        """
+        """Wait until all that has been written by now is on the console; False: the console is blocked."""
         if self._thread is None:
             return True
         self._caught_up = threading.Event()
@@ -188,9 +176,7 @@ class OutputCapture:
 def drained(stops: Collection[Callable[[], None]], until: float | None = None) -> bool:
     """Wait until torch has copied what is left in the workers' log files; False: the console is blocked.
 
-    Args:
-        stops: torch's ways to stop copying, which return when everything has been copied.
-        until: when to stop waiting in any case (monotonic seconds).
+    torch's ways to stop copying return when everything has been copied.
     """
     threads = [threading.Thread(target=stop, daemon=True) for stop in stops]
     for thread in threads:

@@ -24,28 +24,16 @@ PATIENCE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """What clearing away a round's processes came to.
-
-    Attributes:
-        stuck: pids that would not die within `processes.KILL_TIMEOUT_S`.
-        shown: whether all output has reached the console.
-    """
+    """After clearing away a round: pids that would not die, and whether all output has reached the console."""
 
     stuck: list[int]
     shown: bool
 
 
 class Workers:
-    """The processes that a starter started for one round.
+    """The processes that a starter started for one round, marked with this `HET_INCARNATION`.
 
-    Args:
-        started: the processes; each leads a session of its own.
-        incarnation: the `HET_INCARNATION` in their environment.
-        kept_sessions: of processes for later rounds.
-        spawns: each of them starts this node's workers itself.
-
-    Attributes:
-        started: as given.
+    Those of `kept_sessions` are for later rounds. With `spawns` each of them starts this node's workers itself.
     """
 
     def __init__(
@@ -99,8 +87,7 @@ class Workers:
     def output(self, local_rank: int) -> tuple[bytes, bytes] | None:
         """The end of what a local rank has written, wherever that goes; None: nobody keeps it.
 
-        Returns:
-            both streams in one and nothing, or where one goes into a file, stdout and stderr.
+        That is both streams in one and nothing, or where one goes into a file, stdout and stderr.
         """
         captured = self.started.captured.get(local_rank)
         if captured is None:
@@ -148,7 +135,6 @@ class Workers:
         A worker that was killed, or exited without an exception, was gone at once; the others recorded their
         exceptions in the order in which these were raised, and unwound only after that.
         """
-
         return min(failed, key=lambda failure: self._raised_at(failure.local_rank) or 0.0)
 
     def raised_s(self, failure: Exit) -> float:
@@ -183,9 +169,7 @@ class Workers:
     def clear(self, *, spare_detached: bool = False, until: float | None = None) -> "Cleared":
         """Kill what is left of the workers and of what they started, reap the workers, close their logs.
 
-        Args:
-            spare_detached: leave alone the processes that have left the workers' sessions (`setsid`).
-            until: when to stop waiting for the console (monotonic seconds).
+        With `spare_detached` what has left the workers' sessions (`setsid`) is left alone.
         """
         if spare_detached:
             stuck = processes.kill_all(lambda: processes.session_members(self._sids))

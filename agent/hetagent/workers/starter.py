@@ -26,16 +26,14 @@ def no_process(local_rank: int, program: Program, stdout: int, stderr: int) -> N
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The worker processes of one round.
+    """The worker processes of one round, by local rank.
 
     Attributes:
-        pids: by local rank; each is a child of this process, leads a session of its own, and is reaped by `close` only.
-        error_files: where each local rank records its exception.
-        stdout_files, stderr_files: where its output goes; an empty name: to the console only.
-        captured: its output that goes to no file.
-        close: reaps the processes that have ended, waits until their output has reached the console, until the given
-            moment at most (monotonic seconds), and takes down everything that was set up beside them; returns False if
-            the console is blocked.
+        pids: each is a child of this process, leads a session of its own, and is reaped by `close` only.
+        close: reaps the processes that have ended, waits for their output until the given moment at most (monotonic
+            seconds), and takes down everything that was set up beside them; returns False if the console is blocked.
+        stdout_files, stderr_files: where output goes; an empty name: to the console only.
+        captured: output that goes to no file.
         catch_up: waits in the same way for what has been written by now.
         met: how many workers have come to the round's store by now, if this node hosts it; None: unknown.
     """

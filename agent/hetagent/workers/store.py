@@ -24,15 +24,10 @@ _ANSWER_S = 2.0
 
 
 class HetRendezvousHandler(RendezvousHandler):
-    """Gives torch's agent the round that the server formed.
+    """Gives torch's agent the round that the server formed; `group` is torch's run id.
 
     Every round has a new store, on a socket that this node has held open since it offered the port: so nobody else can
-    take the port, and a peer can test it before it starts anything.
-
-    Args:
-        group: the group's id, which is torch's run id.
-        node_id: this node's id.
-        hold: opens a listening socket on the address that this node offers.
+    take the port, and a peer can test it before it starts anything. `hold` opens one.
     """
 
     def __init__(self, group: str, node_id: str, hold: Callable[[], socket.socket]) -> None:
@@ -136,13 +131,10 @@ def hosted_store(host: str, listener: socket.socket, release: tuple[int, ...] = 
 
 
 def workers_in(store: tuple[str, int]) -> int | None:
-    """How many workers have come to a TCPStore since it was made; None if it does not say.
+    """How many workers have come to a TCPStore (address, port) since it was made; None if it does not say.
 
     Each counts itself there when it opens the store with a world size, as `init_process_group` does; torch's own
     interface does not show the number.
-
-    Args:
-        store: its address and port.
     """
     key = b"init/"
     query = struct.pack("=BIBQ", _VALIDATE, _MAGIC, _ADD, len(key)) + key + struct.pack("=q", 0)

@@ -1,26 +1,24 @@
 """Starts workers with torch's own elastic agent, so that they get everything that torchrun's workers get.
 
 Used of torch's agent: how it starts the workers of a round (environment, macros in arguments, log specs and prefixes,
-filtered copies, error files, NUMA binding, virtual local ranks), the watchdog and the health check beside them, and its
-events. Not used: its run loop, its way of watching and stopping workers, its ranks.
+filtered copies, error files, NUMA binding, virtual local ranks), the watchdog and the health check beside them. Not
+used: its run loop, its way of watching and stopping workers, its ranks, its events.
 """
 
 import contextlib
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from string import Template
 from types import SimpleNamespace
 from typing import Any, TextIO, cast
 
-from torch.distributed.elastic import events
-from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerSpec, WorkerState
+from torch.distributed.elastic.agent.server.api import Worker, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.events import Event, EventSource
-from torch.distributed.elastic.multiprocessing import LogsSpecs, ProcessFailure, SubprocessContext
+from torch.distributed.elastic.multiprocessing import LogsSpecs, SubprocessContext
 from torch.distributed.elastic.multiprocessing import api as processes_api
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
@@ -28,22 +26,13 @@ from hetagent.launch.base import Assignment, PredictCommand
 from hetagent.launch.command import WorkerCommand
 from hetagent.torch_compat.flags import changes_the_command, substituted
 from hetagent.workers.collapse import LineMerger
-from hetagent.workers.failures import read_record
 from hetagent.workers.output import STDERR, STDOUT, CapturedOutput, OutputCapture, drained
-from hetagent.workers.starter import Exit, Program, Started, Take, no_process
+from hetagent.workers.starter import Program, Started, Take, no_process
 from hetagent.workers.store import HetRendezvousHandler
 
 
 class TorchStarter(LocalElasticAgent):
-    """Makes the worker processes of this node, round after round.
-
-    Args:
-        spec: torch's worker spec; its handler is a `HetRendezvousHandler`.
-        logs_specs: torch's.
-        log_line_prefix_template: torch's; `${hostname}` is filled in here, for releases before 2.14 as well.
-        capture: keeps the end of what workers write; None: nothing of it is to be kept or looked at.
-        collapse: equal lines of several ranks are shown once.
-    """
+    """Makes the worker processes of this node, round after round; captures what they write if it gets a `capture`."""
 
     def __init__(
         self,
@@ -54,15 +43,13 @@ class TorchStarter(LocalElasticAgent):
         *,
         collapse: bool = False,
     ) -> None:
-        if log_line_prefix_template is not None:
+        if log_line_prefix_template is not None:  # before 2.14 torch does not fill in the host's name
             hostname = os.uname().nodename
             log_line_prefix_template = Template(log_line_prefix_template).safe_substitute(hostname=hostname)
         super().__init__(spec, logs_specs, log_line_prefix_template=log_line_prefix_template)
         self._prefix = Template(log_line_prefix_template or "[${role_name}${local_rank}]:")
         self._assignment: Assignment | None = None  # of the newest round
         self._environs: Sequence[Mapping[str, str | None]] = ()
-        self._error_files: Mapping[int, str] = {}
-        self._created_at = time.monotonic()
         self._capture = capture
         self._captured: dict[int, CapturedOutput] = {}  # of the newest round, by local rank
         self._collapse = collapse
@@ -78,12 +65,7 @@ class TorchStarter(LocalElasticAgent):
     def predict_programs(
         self, predict_command: PredictCommand, environ: Mapping[str, str]
     ) -> Sequence[Program]:
-        """What the worker of each local rank will probably run in the first round; empty: only that round will tell.
-
-        Args:
-            predict_command: see `Launch.predict_command`.
-            environ: what every worker of this agent gets beside torchrun's environment.
-        """
+        """What the worker of each local rank will probably run in the first round; empty: only that round will tell."""
         if changes_the_command(self.spec):
             return ()  # the first round must show what it is
         programs = []
@@ -94,9 +76,8 @@ class TorchStarter(LocalElasticAgent):
             command, changes = predicted
             args = substituted([command.entrypoint, *command.args], local_rank)
             values = {**os.environ, **environ, **changes}
-            programs.append(
-                Program(args, {name: value for name, value in values.items() if value is not None})
-            )
+            known = {name: value for name, value in values.items() if value is not None}
+            programs.append(Program(args, known))
         return programs
 
     def start(
@@ -108,14 +89,8 @@ class TorchStarter(LocalElasticAgent):
     ) -> Started:
         """Start the workers of a round, each as a child of this process with a session of its own.
 
-        Args:
-            assignment: this node's part of the round: ranks, master, restart count.
-            command: what every worker runs.
-            environs: for each local rank, changes to torchrun's environment; None removes a variable.
-            take: has a process for a worker; without one it is started.
-
-        Raises:
-            Exception: they could not be started. Some may be running: see `unfinished`.
+        `environs` has changes to torchrun's environment for each local rank; None removes a variable. Where this fails,
+        some workers may be running: see `unfinished`.
         """
         group, spec, start = self._worker_group, self.spec, assignment.start
         assert isinstance(spec.rdzv_handler, HetRendezvousHandler)
@@ -124,10 +99,8 @@ class TorchStarter(LocalElasticAgent):
         spec.entrypoint, spec.args, spec.max_restarts = command.entrypoint, command.args, start.max_restarts
         self._remaining_restarts = start.max_restarts - start.restart_count
         self._captured = {}
-        # A worker inherits this process's environment as well.
-        removed = {name for environ in environs for name, value in environ.items() if value is None}
         try:
-            with _without(removed), _no_signal_handlers(), self._taking(take), self._merging():
+            with _no_signal_handlers(), self._taking(take), self._merging():
                 self._initialize_workers(group)
         except BaseException:
             self._stop_helpers()
@@ -136,10 +109,10 @@ class TorchStarter(LocalElasticAgent):
             self._store = group.store = None  # the handler has it: other references would keep its port taken
         context, self._pcontext = self._pcontext, None
         assert isinstance(context, SubprocessContext), "commands, not functions, are started"
-        self._error_files, self._begun = dict(context.error_files), []
+        self._begun = []
         return Started(
             pids=context.pids(),
-            error_files=self._error_files,
+            error_files=dict(context.error_files),
             stdout_files=dict(context.stdouts),
             stderr_files=dict(context.stderrs) if self._capture is not None else {},
             captured=self._captured,
@@ -149,34 +122,29 @@ class TorchStarter(LocalElasticAgent):
         )
 
     def unfinished(self) -> Collection[int]:
-        """Pids of the processes of a start that failed, known beside their marks; each leads a session of its own."""
-        return [process.pid for process in self._begun]
+        """Once, the pids of the processes of a start that failed: torch has forgotten them. Each leads a session."""
+        begun, self._begun = self._begun, []
+        return [process.pid for process in begun]
 
-    def forget(self) -> None:
-        """Reap the processes of a start that failed, which were killed; torch has forgotten them."""
-        for process in self._begun:
-            process.poll()
-        self._begun = []
-
-    def _open(self, take: Take, local_rank: int, program: Program, stdout: int, stderr: int) -> Any:
-        """A process for a worker; None: torch may start it."""
-        writers: Mapping[int, int] = {}
-        if self._capture is not None:
-            self._captured[local_rank] = self._capture.open(stdout, stderr)
-            writers = self._captured[local_rank].writers
-        stdout, stderr = writers.get(STDOUT, stdout), writers.get(STDERR, stderr)
+    def _open(
+        self, take: Take, local_rank: int, program: Program, stdout: int, stderr: int
+    ) -> "subprocess.Popen[bytes]":
+        """The process of a worker."""
+        captured = self._capture.open(stdout, stderr) if self._capture is not None else None
+        if captured is not None:
+            self._captured[local_rank] = captured
+            stdout, stderr = captured.writers.get(STDOUT, stdout), captured.writers.get(STDERR, stderr)
         try:
             process = take(local_rank, program, stdout, stderr)
-            if process is None and writers:
+            if process is None:
                 process = subprocess.Popen(
                     program.args, env=program.environ, stdout=stdout, stderr=stderr, start_new_session=True
                 )
-            if process is not None:
-                self._begun.append(process)
+            self._begun.append(process)
             return process
         finally:
-            if writers:
-                self._captured[local_rank].close_writers()
+            if captured is not None:
+                captured.close_writers()
 
     # -- end -------------------------------------------------------------------------------------------------
 
@@ -209,42 +177,12 @@ class TorchStarter(LocalElasticAgent):
             if helper is not None:
                 helper.stop()
 
-    def finish(self, failed: Sequence[Exit], *, succeeded: bool, error: str | None) -> None:
-        """Tell torch's events how this agent ended, as `LocalElasticAgent.run` and `launch_agent` do.
-
-        Args:
-            failed: how the workers of the last round ended, if one of them failed by itself.
-            succeeded: whether the job did.
-            error: what kept the agent from seeing the job to its end; None if nothing did.
-        """
+    def close(self) -> None:
+        """The agent ends: what workers have detached writes on to the console."""
         if self._capture is not None:
             self._capture.hand_over()
-        self._total_execution_time = int(time.monotonic() - self._created_at)
-        if error is None and self._assignment is not None:
-            ranks = {worker.local_rank: worker.global_rank for worker in self._worker_group.workers}
-            failures = {ranks[end.local_rank]: self._failure(end) for end in failed}
-            result = RunResult(WorkerState.FAILED, failures=failures)
-            if succeeded:
-                result = RunResult(WorkerState.SUCCEEDED, return_values=dict.fromkeys(ranks.values()))
-            self._record_worker_events(result)
-        state = "SUCCEEDED" if error is None else "FAILED"  # of the agent, not of the workers
-        event = self._construct_event(state, EventSource.AGENT, raw_error=error)
-        events.record(event, self._event_log_handler)
-
-    def _failure(self, end: Exit) -> ProcessFailure:
-        """torch's record of a failed worker, with what that wrote into its error file if torch can read it."""
-        path = self._error_files.get(end.local_rank, "")
-        make = partial(ProcessFailure, end.local_rank, end.pid, end.status)
-        try:
-            return make(path if read_record(path) is not None else "")
-        except Exception:  # it is not of torch's format
-            return make("")
 
     # -- torch's hooks ---------------------------------------------------------------------------------------
-
-    @property
-    def _event_log_handler(self) -> str:
-        return getattr(self.spec, "event_log_handler", "null")
 
     def _assign_worker_ranks(self, *_: Any, **__: Any) -> list[Worker]:
         """The server's ranks: this node's offset plus the local rank."""
@@ -271,24 +209,24 @@ class TorchStarter(LocalElasticAgent):
                     env[name] = value
         super()._setup_local_watchdog(envs)
 
-    def _construct_event(self, state: str, source: EventSource, *args: Any, **more: Any) -> Event:
-        """torch asks DNS for the host's name, which can take seconds: only if somebody listens to events."""
-        if self._event_log_handler == "null":
-            return Event(f"torchelastic.worker.status.{state}", source=source)
-        return super()._construct_event(state, source, *args, **more)
+    def _construct_event(self, state: str, source: EventSource, *_: Any, **__: Any) -> Event:
+        """An event for nobody: torch asks DNS for the host's name to fill it, which can take seconds."""
+        return Event(f"torchelastic.worker.status.{state}", source=source)
 
     # -- what torch does otherwise while it starts workers ---------------------------------------------------
 
     def _taking(self, take: Take) -> contextlib.AbstractContextManager[None]:
-        """Have torch take processes of ours where there are any."""
-        begin = partial(self._open, take)
+        """Have torch take our processes: standbys, or such that write to us."""
+        begin, environs = partial(self._open, take), self._environs
 
         class Taken(SubprocessHandler):
             def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> "subprocess.Popen[bytes]":
+                for name, value in environs[self.local_rank_id].items():
+                    if value is None:  # this process may have it
+                        env.pop(name, None)
                 stdout = self._stdout.fileno() if self._stdout else STDOUT
                 stderr = self._stderr.fileno() if self._stderr else STDERR
-                process = begin(self.local_rank_id, Program(args, env), stdout, stderr)
-                return process if process is not None else super()._popen(args, env)
+                return begin(self.local_rank_id, Program(args, env), stdout, stderr)
 
         return _replaced(processes_api, "get_subprocess_handler", Taken)
 
@@ -345,13 +283,3 @@ def _replaced(module: Any, name: str, by: object) -> Iterator[None]:
         yield
     finally:
         setattr(module, name, original)
-
-
-@contextlib.contextmanager
-def _without(names: set[str]) -> Iterator[None]:
-    """Remove variables of this process for the length of a block."""
-    before = {name: os.environ.pop(name) for name in names if name in os.environ}
-    try:
-        yield
-    finally:
-        os.environ.update(before)

@@ -38,7 +38,6 @@ def worker_reply(seen: Seen, stall: Stall | None, now: float) -> WorkerReply:
         state=worker.state,
         idle_s=round(worker.idle_s, 3),
         unseen=UNSEEN[why][0] if (why := seen.unseen(now)) in UNSEEN else why,
-        sources=sample.sources,
         collectives=sample.count,
         per_s=seen.collectives.per_s,
         step=sample.step,

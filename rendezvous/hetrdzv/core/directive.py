@@ -5,7 +5,7 @@ from typing import Any
 
 from hetrdzv.core import snapshots
 from hetrdzv.core.memo import cached_for
-from hetrdzv.core.model import End, Group, Node, Round
+from hetrdzv.core.model import Group, Node, Round
 from hetrdzv.core.rounds.timers import in_grace_period
 from hetrdzv.core.rounds.transitions import is_reusable
 from hetrdzv.core.why import why, why_ended, why_waits
@@ -95,7 +95,6 @@ def has_got_stop(group: Group, node: Node, holds: str | None) -> bool:
 def directive(group: Group, node: Node, now: float) -> Directive:
     """What a node of a group has to do now."""
     head = heading(group, node)
-    end = _end_of(group, head.round)
     spec = group.spec
     return Directive(
         kind=head.kind,
@@ -110,14 +109,8 @@ def directive(group: Group, node: Node, now: float) -> Directive:
         notice_s=spec.notice_s,
         restarts=group.restarts,
         replaced=node.replaced or None,
-        hang=(end is not None and end.hang is not None) or None,
         **_details(group, node, head, now),
     )
-
-
-def _end_of(group: Group, round_number: int) -> End | None:
-    newest = group.round
-    return newest.end if newest is not None and newest.number == round_number else None
 
 
 def _details(group: Group, node: Node, head: Heading, now: float) -> dict[str, Any]:

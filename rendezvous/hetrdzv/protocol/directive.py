@@ -125,7 +125,6 @@ class Directive:
         replaced: the settings of the group that this node's join replaced, as they were and as it gave them.
         came_late: with `exit`: the node joined after the job was over.
         stays: with `exit`: agents that join begin no new job.
-        hang: with `stop` and `exit`: the round was ended since its workers hung.
         hang_timeout_s, notice_s: see protocol/settings.py.
         stacks, logs: in reply to a `POST` only.
         notice: with `start`: the round is about to end, and its workers may save now.
@@ -152,7 +151,6 @@ class Directive:
     replaced: tuple[Difference, ...] | None = None
     came_late: bool | None = None
     stays: bool | None = None
-    hang: bool | None = None
     hang_timeout_s: float | None = None
     notice_s: float = 0.0
     stacks: StacksAsked | None = None

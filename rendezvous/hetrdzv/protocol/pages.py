@@ -28,7 +28,6 @@ class WorkerReply:
     state: str
     idle_s: float
     unseen: str = ""
-    sources: str = ""
     collectives: int | None = None
     per_s: float | None = None
     step: int | None = None

@@ -61,7 +61,6 @@ class Worker(Body):
         state: `runs`; `stopped` (by a signal), `blocked` (in the kernel, uninterruptibly), `ended`, or `unknown`: it
             runs, but its collectives cannot be known now.
         unseen: why they cannot; empty: they are known.
-        sources: which of torch's backends have told of them (`gloo`, `gloo, nccl`).
         idle_s: how long nothing of what follows has changed (seconds).
         began_s: how long before that look it first asked for a collective or said a step in this round (seconds); None:
             it has not, or nobody can tell.
@@ -79,7 +78,6 @@ class Worker(Body):
     pid: Count = 0
     state: ShortText = "runs"
     unseen: ShortText = ""
-    sources: ShortText = ""
     idle_s: Duration = 0.0
     began_s: Duration | None = None
     still: bool = False

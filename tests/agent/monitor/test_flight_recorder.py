@@ -58,6 +58,7 @@ def test_groups_have_the_names_that_all_members_use_not_the_numbers_of_one_proce
         ("4", 1, 0),
     ]
     assert [group.op for group in one] == ["all_reduce [[10]]", "barrier [[10]]"]
+    assert [FlightRecorderParser(2).read(said).newest_at for said in (of_one, answer())] == [7.0, None]
 
 
 def test_a_name_is_remembered_once_its_entries_have_gone() -> None:
@@ -235,17 +236,6 @@ def test_nccl_that_waits_in_the_main_thread_does_not_count() -> None:
     assert seen.uncounted
 
 
-def test_groups_of_several_backends_with_one_name_are_several() -> None:
-    """A group may have gloo for the CPU's tensors and NCCL for the others; each backend counts for itself."""
-    gloo = FlightRecorderParser(8).read(answer(entry(0, "0", 2, 2), g0=(2, -1, 1))).groups
-    nccl = FlightRecorderParser(8, "/nccl", counts_operations=False).read(NCCL_ANSWER.encode()).groups
-    assert [(one.name, one.enqueued) for one in (*gloo, *nccl)] == [
-        ("0", 2),
-        ("0/nccl", 812),
-        ("5/nccl", 96),
-    ]
-
-
 def test_a_recorder_that_is_switched_off_knows_of_no_group() -> None:
     assert (
         not FlightRecorderParser(2)
@@ -253,11 +243,6 @@ def test_a_recorder_that_is_switched_off_knows_of_no_group() -> None:
         .records
     )
     assert FlightRecorderParser(2).read(answer()).records
-
-
-def test_the_newest_operation_is_dated() -> None:
-    assert FlightRecorderParser(2).read(answer(entry(0, "0", 7, 7), g0=(7, -1, 7))).newest_at == 7.0
-    assert FlightRecorderParser(2).read(answer()).newest_at is None
 
 
 @pytest.mark.parametrize(

@@ -1,28 +1,23 @@
-"""Stacks of workers that cannot show them, and of a round that ends while somebody else asks for them."""
+"""Stacks: of workers that cannot show them, without what is ours, and as many as a request takes."""
 
 import os
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
-from unittest.mock import Mock
 
 import pytest
 from tests.agent.rig import soon
-from tests.agent.workers.test_store import start
 from tests.support.fuse import DeadFiles
 
-from hetagent.monitor import round_watch, stacks, watcher
+from hetagent.monitor import round_watch, stacks
 from hetagent.monitor.round_watch import RoundWatch
 from hetagent.monitor.stall_detector import State
-from hetagent.monitor.watcher import Watcher
 from hetagent.node.processes import proctree
-from hetrdzv.protocol.directive import StacksAsked
-from hetrdzv.protocol.stacks import Stack
-from hetrdzv.protocol.states import DirectiveKind
+from hetagent.worker import runner
+from hetrdzv.protocol import codec
+from hetrdzv.protocol.bounds import MAX_BODY_BYTES
+from hetrdzv.protocol.settings import MAX_SLOTS
+from hetrdzv.protocol.stacks import Stack, StacksRequest
 
 
 def watch_of(pid: int) -> RoundWatch:
@@ -55,69 +50,47 @@ def test_one_that_is_there_for_a_moment_is_not(monkeypatch: pytest.MonkeyPatch) 
     assert stack.why.startswith(("it does not run torch's server", "py-spy"))
 
 
-class Rounds:
-    """An agent's watcher of rounds of one worker, the stack of which is known, and that of another, who hangs.
+def test_dumps_are_shown_without_what_is_ours() -> None:
+    dump = f"""
+Current thread 0x01 (most recent call first):
+  <no Python frame>
 
-    Attributes:
-        asked: whether their stacks are being taken.
-        answered: to be set when the other's is known, too.
-    """
+Thread 0x02 (most recent call first):
+  File "/a/train.py", line 7 in step
+  File "{runner.__file__}", line 185 in _run_file
+  File "{runner.__file__}", line 351 in <module>
 
-    def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.path = path
-        self.asked, self.answered = threading.Event(), threading.Event()
-        self.line, launch = Mock(), Mock(uses_process_groups=True, one_per_node=False)
-        self.watcher = Watcher(self.line, launch, cpu=True, reports_output=True, keeps_stacks=True)
-        monkeypatch.setattr(stacks, "take", self._take)
+Thread 0x03 (most recent call first):
+  File "/a/load.py", line 3 in run
+"""
+    assert stacks.tidy(dump).splitlines() == [
+        "Thread 0x02 (most recent call first):",
+        '  File "/a/train.py", line 7 in step',
+        "Thread 0x03 (most recent call first):",
+        '  File "/a/load.py", line 3 in run',
+    ]
+    spied = """
+Process 985: python -u /a/hetagent/worker/runner.py /a/train.py --key secret
+Python v3.11.7 (/usr/bin/python3.11)
 
-    def _take(self, targets: Sequence[stacks.Target], *given: Any) -> list[Stack]:
-        taken = given[-1]
-        taken[0] = Stack(rank=0, text="in barrier")
-        self.asked.set()
-        self.answered.wait(20)
-        return list(taken.values())
-
-    def begin(self, number: int) -> None:
-        place = Mock(rank_offset=0, world_size=2)
-        self.watcher.prepare(Mock(round=number, start=place), Mock())
-        files = {rank: str(self.path / f"{number}.{rank}" / "error.json") for rank in range(2)}
-        for file in files.values():
-            Path(file).parent.mkdir()
-        workers = Mock(pids=dict.fromkeys(range(2), os.getpid()), started=Mock(error_files=files))
-        workers.output.return_value = (b"", b"")
-        self.watcher.begin(workers)
-
-    def hangs(self) -> None:
-        stop = replace(start("a", 1), kind=DirectiveKind.STOP, start=None, hang=True)
-        self.watcher.on_directive(stop)
-
-    def shown(self, number: int) -> list[str]:
-        return [path.read_text() for path in sorted(self.path.glob(f"{number}.*/stack.txt"))]
+Thread 985 (idle): "MainThread"
+    step (train.py:12)
+    _run_file (hetagent/worker/runner.py:185)
+    <module> (hetagent/worker/runner.py:351)
+Thread 1480 (idle)
+"""
+    assert stacks.tidy(spied).splitlines() == [
+        'Thread 985 (idle): "MainThread"',
+        "    step (train.py:12)",
+    ]
+    assert stacks.tidy("nothing") == ""
+    assert len(stacks.tidy("Thread x\n" + " y\n" * 100_000)) == stacks.MAX_STACK
+    codec.checked(stacks.Stack, stacks.Stack(rank=0, why="w" * stacks.MAX_WHY))
 
 
-@pytest.fixture
-def rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rounds]:
-    made = Rounds(tmp_path, monkeypatch)
-    made.begin(1)
-    yield made
-    made.answered.set()
-    made.watcher.end()
-
-
-def test_stacks_of_a_hang_are_there_although_somebody_else_waits_for_them(rounds: Rounds) -> None:
-    _, ask = rounds.line.watch.call_args.args
-    ask(StacksAsked(number=1, round=1))
-    assert rounds.asked.wait(10)
-    rounds.hangs()
-    assert rounds.shown(1) == ["in barrier\n", f"no stack: {round_watch.NOT_YET}\n"]
-
-
-def test_stacks_that_come_late_are_those_of_their_round(
-    rounds: Rounds, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(watcher, "LAST_STACKS_S", 0.6)
-    rounds.hangs()
-    rounds.begin(2)
-    rounds.answered.set()
-    soon(lambda: rounds.shown(1) == ["in barrier\n"], "that")
-    assert rounds.shown(2) == []
+def test_the_stacks_of_the_largest_node_fit_into_a_request() -> None:
+    for workers in (1, 8, MAX_SLOTS):
+        shown = stacks.fitting([Stack(rank=rank, text="\u20ac" * 16_000) for rank in range(workers)])
+        assert len(shown[-1].text) == min(16_000, stacks.MAX_SHOWN // workers)
+        body = StacksRequest(incarnation="i" * 128, number=1, stacks=tuple(shown))
+        assert len(codec.write(body, given=True)) < MAX_BODY_BYTES

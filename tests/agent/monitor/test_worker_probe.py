@@ -93,11 +93,11 @@ class Worker:
     def look(self, at: float) -> None:
         """Look, and take in all that is answered by then."""
         self.probe.look(at)
-        while self.probe.asked is not None:
+        while self.probe.query is not None:
             self.server.serve()
-            while (asked := self.probe.asked) is not None and asked.at == self.probe.asked.at:
+            while (query := self.probe.query) is not None and query.at == self.probe.query.at:
                 self.probe.receive()
-                if self.probe.asked is not asked:
+                if self.probe.query is not query:
                     break
 
     def close(self) -> None:
@@ -245,22 +245,6 @@ def test_a_source_that_does_not_answer_is_asked_again_after_ever_longer_pauses()
     assert health.next_at == at + 1
 
 
-def test_an_agent_without_descriptors_says_so(
-    make: Callable[[list[str]], Worker], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    worker = make(OF_213)
-    with monkeypatch.context() as patch:
-
-        def none_left(*_: object, **__: object) -> None:
-            raise OSError(24, "Too many open files")
-
-        patch.setattr("socket.socket", none_left)
-        now = time.monotonic()
-        worker.probe.look(now)
-    assert "Too many open files" in worker.probe.blind(now)
-    assert worker.probe.asked is None
-
-
 MAKES = """
 import os, sys
 import torch, torch.distributed as dist
@@ -323,7 +307,7 @@ def test_what_is_known_of_a_real_worker(
 
         def answered() -> bool:
             probe.look(time.monotonic())
-            while probe.asked is not None:
+            while probe.query is not None:
                 probe.receive()
             source = (probe.sources or {}).get("gloo")
             return source is not None and source.dump is not None

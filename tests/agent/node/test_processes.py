@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import psutil
 import pytest
 from tests.support.cluster import wait_for
 
@@ -225,3 +226,9 @@ def test_nothing_reacts_to_the_death_of_what_is_killed_with_it(tmp_path: Path) -
     for shell in shells:
         assert shell.wait() == -signal.SIGKILL
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_cpu_time_of_a_process_is_the_kernels() -> None:
+    used = sum(psutil.Process().cpu_times()[:2])
+    assert used <= (processes.cpu_s(os.getpid()) or 0.0) + 0.02
+    assert processes.cpu_s(2**22 + 1) is None

@@ -53,7 +53,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> Iterator[Given]:
         assignment = Assignment(group="g", node_id="a", round=1, start=replace(of, slots=workers))
         notices.prepare(assignment, command)
         monkeypatch.setenv(progress.NOTICE_FILE, str(notices.environ(0)[progress.NOTICE_FILE]))
-        monkeypatch.setattr(progress, "_looks", [0.0, False])
+        monkeypatch.setattr(progress, "_asked", [])
         notices.begin(cast("Any", SimpleNamespace(pids={0: 7}, alive={}, exits=[], running=True)))
         made.append(notices)
         return notices, line
@@ -103,7 +103,7 @@ def test_workers_that_share_a_file_are_counted_or_one_speaks_for_all(
 
 
 def test_without_an_agent_nothing_is_asked_for_and_nothing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "_looks", [0.0, False])
+    monkeypatch.setattr(progress, "_asked", [])
     for path in (None, "", "/nowhere/at/all", "\0"):
         monkeypatch.delenv(progress.NOTICE_FILE, raising=False)
         if path is not None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hetagent.monitor.round_watch import opening
-from hetagent.monitor.torch_client import Asked
+from hetagent.monitor.torch_client import Query
 from hetagent.worker import runner
 
 RUNNER = os.path.abspath(runner.__file__)
@@ -92,99 +92,22 @@ def test_the_script_sees_nothing_of_it(tmp_path: Path) -> None:
     assert watched[1].startswith("[]\nTrue SourceFileLoader\n")
 
 
-FINDERS = """
-import importlib.machinery, importlib.util, sys, warnings
-warnings.simplefilter("ignore")
-asked = []
-NAME = "torch.distributed"
-
-class OldLoader:
-    def load_module(self, name):
-        module = sys.modules[name] = type(sys)(name)
-        return module
-
-class BareLoader:
-    def exec_module(self, module):
-        pass
-
-class OwnSpec:
-    __slots__ = ()
-    name, loader, parent, origin = NAME, BareLoader(), "torch", None
-
-class Finder:
-    pass
-
-class Incomparable(Finder):
-    def __eq__(self, other):
-        raise TypeError("not comparable")
-
-def found(spec):
-    def find_spec(name, path=None, target=None):
-        if name == NAME:
-            asked.append(name)
-            return spec() if callable(spec) else spec
-    return find_spec
-
-kind, finder = sys.argv[1], Finder()
-if kind == "find_spec is None":
-    finder.find_spec = None
-elif kind == "old":
-    finder.find_module = lambda name, path=None: OldLoader() if name == NAME else None
-elif kind == "raises":
-    finder.find_spec = found(lambda: 1 / 0)
-elif kind == "raises ImportError":
-    finder.find_spec = found(lambda: importlib.import_module("nowhere"))
-elif kind == "loader that cannot create":
-    finder.find_spec = found(importlib.util.spec_from_loader(NAME, BareLoader()))
-elif kind == "old loader":
-    finder.find_spec = found(importlib.machinery.ModuleSpec(NAME, OldLoader()))
-elif kind == "spec of its own":
-    finder.find_spec = found(OwnSpec)
-elif kind == "not comparable":
-    finder = Incomparable()
-
-sys.path.insert(0, sys.argv[0] + ".d")
-sys.meta_path.insert(-1, finder)
-try:
-    import torch.distributed
-    print("imported", type(getattr(torch.distributed, "__loader__", None)))
-finally:
-    print("asked", asked)
-"""
-
-
-@pytest.mark.parametrize("torch", [True, False], ids=["torch is there", "torch is not there"])
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "no find_spec",
-        "find_spec is None",
-        "old",
-        "raises",
-        "raises ImportError",
-        "loader that cannot create",
-        "old loader",
-        "spec of its own",
-        "not comparable",
-    ],
-)
-def test_a_script_with_finders_of_any_kind_sees_nothing_of_it(kind: str, torch: bool, tmp_path: Path) -> None:
+def test_a_finder_that_cannot_be_compared_sees_nothing_of_it(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
-    script.write_text(FINDERS)
-    package = Path(f"{script}.d") / "torch"
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text("")
-    if torch:
-        (package / "distributed.py").write_text("")
-    plain, watched = run(script, None, kind), run(script, tmp_path / "s", kind)
-    assert without_importlib(watched) == without_importlib(plain)
-    assert "asked" in plain[1], plain[2]
-
-
-def without_importlib(ended: tuple[int, str, str]) -> tuple[int, str, str]:
-    """Without the interpreter's own frames, of which there may be more."""
-    status, out, err = ended
-    return status, out, "".join(line for line in err.splitlines(True) if "<frozen importlib" not in line)
+    script.write_text(
+        "import sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        return None\n"
+        "    def __eq__(self, other):\n"
+        "        raise TypeError('not comparable')\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "import torch.distributed\n"
+        "print(len(sys.meta_path))\n"
+    )
+    plain, watched = run(script, None), run(script, tmp_path / "s")
+    assert watched == plain
+    assert watched[0] == 0
 
 
 COLLECTS = """
@@ -245,7 +168,7 @@ def test_it_serves_until_the_worker_ends_and_logs_nothing(tmp_path: Path) -> Non
         while not Path(f"{script}.ends").exists():
             assert worker.poll() is None
             time.sleep(0.001)
-        asked = [Asked(f"{script}.sock", "dump_traceback") for _ in range(4)]
+        asked = [Query(f"{script}.sock", "dump_traceback") for _ in range(4)]
         out, err = worker.communicate(timeout=60)
     assert out == "child False\n"
     assert err == "this line True\nTrue True\nTrue\n"

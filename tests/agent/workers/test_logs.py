@@ -5,8 +5,6 @@ import errno
 import fcntl
 import json
 import os
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -145,15 +143,3 @@ def test_no_logs_at_all() -> None:
     assert specs.folder == ""
     assert dest.error_files == {0: os.devnull}
     assert given[0]["TORCHELASTIC_ERROR_FILE"] == ""
-
-
-@pytest.fixture(autouse=True)
-def torchs_signal_handlers() -> Iterator[None]:
-    """torch's start_processes replaces them."""
-    before = {
-        number: signal.getsignal(number)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-    }
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)

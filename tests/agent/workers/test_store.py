@@ -123,10 +123,3 @@ def test_a_master_behind_a_router_finds_its_own_store() -> None:
     client(port).set("key", "value")
     assert info.store.get("key") == b"value"
     handler.shutdown()
-
-
-def test_what_torch_asks(handler: HetRendezvousHandler) -> None:
-    assert (handler.get_backend(), handler.get_run_id(), handler.num_nodes_waiting()) == ("hetrdzv", "job", 0)
-    assert handler.use_agent_store
-    handler.set_closed()
-    assert not handler.is_closed()

@@ -34,13 +34,13 @@ def worker_failed(node_id: str, failure: Failure, before: Ended | None = None) -
         return reason(ReasonCode.START_FAILED, message, nodes=[node_id], quote=text)
     said = where = ""
     if failure.signal is None:
-        last, exception = text.rpartition("\n")[2].strip(), raised(text)
+        exception = raised(text)
         if exception is not None and (
             failure.exit_code == 1 or failure.lingers or exception.end == len(text)
         ):
             said, where = exception.headline, exception.where
-        elif last != failure.how:  # as agents say it where a worker has written nothing
-            said = last
+        else:
+            said = text.rpartition("\n")[2].strip()
     ended = ""
     if before is not None:
         others = f" and {count(before.others, 'other worker')}" if before.others else ""

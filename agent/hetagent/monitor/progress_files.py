@@ -15,13 +15,9 @@ FOR_EVER = 1e15
 
 
 def read(path: str) -> ProgressReport:
-    """What is said now; what the module has written counts, if a program uses both.
+    """What is said now in this HET_PROGRESS_FILE; what the module has written counts, if a program uses both.
 
-    Args:
-        path: the value of HET_PROGRESS_FILE.
-
-    Raises:
-        OSError: nobody can tell: this process has no descriptors left, for instance.
+    An OSError: nobody can tell, since this process has no descriptors left, for instance.
     """
     mapped = _mapped(path)
     return mapped if mapped.step is not None else replace(mapped, step=_written(path))

@@ -51,12 +51,7 @@ no groups costs little."""
 
 @dataclass(slots=True)
 class Health:
-    """Whether a source answers, and when to ask it.
-
-    Attributes:
-        why: why it does not answer now; empty: it does.
-        next_at: when it is asked next (monotonic seconds).
-    """
+    """Why a source does not answer now (empty: it does), and when it is asked next (monotonic seconds)."""
 
     why: str = "has not answered yet"
     next_at: float = 0.0
@@ -78,14 +73,7 @@ class Health:
 
 @dataclass(slots=True)
 class Source:
-    """What a worker's server tells of one backend.
-
-    Attributes:
-        name: the backend's.
-        question: what to ask the worker's server.
-        dump: its last answer.
-        costs: how long its last answers took (seconds).
-    """
+    """What a worker's server tells of one backend: its last answer, and how long the last ones took (seconds)."""
 
     name: str
     question: str

@@ -39,11 +39,9 @@ _OURS = re.compile(rf"{re.escape(runner.__file__)}|\(hetagent/worker/runner\.py:
 
 @dataclass(slots=True)
 class Target:
-    """A worker whose stack is wanted.
+    """A worker whose stack is wanted, of torch's server if it has a socket.
 
-    Attributes:
-        socket: where torch's server listens in it, if it does.
-        query: an earlier one that it has not answered: it gets no other until then.
+    It gets no other query until an earlier one is answered.
     """
 
     rank: int

@@ -14,17 +14,9 @@ class NoAnswer(Exception):
 
 
 class Query:
-    """One question, on a connection of its own.
+    """One question to a handler with its parameters (empty: which handlers there are), on a connection of its own.
 
-    Args:
-        path: of the socket.
-        what: the handler to ask, with its parameters; empty: which handlers there are.
-
-    Attributes:
-        at: when it was asked (monotonic seconds).
-
-    Raises:
-        OSError: nobody listens there.
+    `at` is when it was asked (monotonic seconds). An OSError: nobody listens there.
     """
 
     def __init__(self, path: str, what: str) -> None:
@@ -47,11 +39,7 @@ class Query:
         return self._socket.fileno()
 
     def read(self) -> bytes | None:
-        """The body of the answer; None: not all of it has come.
-
-        Raises:
-            NoAnswer: there will be none.
-        """
+        """The body of the answer; None: not all of it has come. A NoAnswer: there will be none."""
         try:
             while data := self._socket.recv(1 << 18):
                 self._received += data

@@ -106,7 +106,7 @@ class LocalRound:
         self._parts = parts
         self._workers: Workers | None = None  # until they are cleared away
         self._look_at = 0.0  # for workers that do not end (monotonic seconds)
-        self._end: End | None = None  # from ENDING on, unless they are stopped before it was reported
+        self._end: End | None = None  # from ENDING on
         self._stop: Stop | None = None  # under way, or put off while the program has time to end by itself
 
     @property

@@ -106,8 +106,7 @@ def _serve(server: "Any", path: str, collects: bool, opened: "Any") -> None:
 def _have_own_descriptors() -> None:
     """Give this thread a table of descriptors of its own, with nothing in it but /dev/null, many times.
 
-    Raises:
-        OSError: the kernel, or a filter in front of it, refuses: Linux before 5.9 in a container, for instance.
+    An OSError: the kernel, or a filter in front of it, refuses (Linux before 5.9 in a container, for instance).
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.syscall(_CLOSE_RANGE, 3, ctypes.c_uint(_ALL), _CLOSE_RANGE_UNSHARE) != 0:

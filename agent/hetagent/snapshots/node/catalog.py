@@ -24,8 +24,8 @@ from hetrdzv.protocol.texts.times import ago
 GLANCE_S, PATIENT_S = 0.05, 5.0
 """How long a look may take while a round runs, and before the first and after the last one (seconds)."""
 
-Found = Mapping[SnapshotId, Mark | None]
-"""None: it is incomplete."""
+Found = Mapping[SnapshotId, Mark]
+"""Those that are complete."""
 
 
 class Catalog:
@@ -67,8 +67,10 @@ class Catalog:
     def _list(self, known: Found, reading: Future[Found]) -> None:
         try:
             require_own(self.path)
-            there = directories(self.path).items()
-            reading.set_result({which: known.get(which) or self._mark(path) for which, path in there})
+            marks = {
+                which: known.get(which) or self._mark(at) for which, at in directories(self.path).items()
+            }
+            reading.set_result({which: mark for which, mark in marks.items() if mark is not None})
         except Exception as error:
             reading.set_exception(error)
 
@@ -85,9 +87,8 @@ class Catalog:
 
     @property
     def marks(self) -> Mapping[SnapshotId, Mark]:
-        """The complete ones, in the order in which this job would go on from them."""
-        marks = {which: mark for which, mark in self._found.items() if mark is not None}
-        return {which: marks[which] for which in newest_first(marks, self.origin)}
+        """In the order in which this job would go on from them."""
+        return {which: self._found[which] for which in newest_first(self._found, self.origin)}
 
     def path_of(self, which: SnapshotId) -> Path:
         """The directory of a snapshot."""

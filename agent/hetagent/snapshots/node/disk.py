@@ -24,7 +24,7 @@ from hetrdzv.protocol.snapshots import Stamp as ServerStamp
 LOOK_S, RUNNING_S = 5.0, 0.5
 """How often a node looks at the directory, and while it waits for something there (seconds)."""
 
-PARTS_S, LAST_PARTS_S = 120.0, 20.0
+PARTS_S, LAST_PARTS_S = 120.0, 30.0
 """How long the node with rank 0 waits for the parts of others, and for those of the last step, which all write at the
 same time (seconds)."""
 

@@ -46,6 +46,9 @@ from hetagent.snapshots.on_disk import (
 from hetagent.snapshots.sources import digest_of
 from hetagent.torch_compat.checkpoints import FsspecWriter
 
+VALUES_S = 10.0
+"""How long it waits for those of state that is not sharded, which are values of ranks alone (seconds)."""
+
 PAUSE_S = 0.2
 """How often the node that leads looks for the parts of others (seconds)."""
 
@@ -232,8 +235,9 @@ def run(
         if leads_s is None:
             put(into / PART.format(ranks[0]), pickle.dumps(part))
         else:
-            wait_s = max(leads_s, time.monotonic() - began_at)  # that of others may take as long
             first = Index.read((into / INDEX.format(ranks[0])).read_bytes())
+            wait_s = leads_s if first.sharded else min(leads_s, VALUES_S)
+            wait_s = max(wait_s, time.monotonic() - began_at)  # that of others may take as long
             finish(into, part, first, wait_s=wait_s, after=jobs[:-1])
     except Exception:
         with contextlib.suppress(Exception):  # what went wrong first is what is said

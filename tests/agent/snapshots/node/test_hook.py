@@ -236,19 +236,6 @@ def test_the_next_join_says_what_was_saved_last_and_how_far_workers_had_come(nod
     assert node.offer.reached == 123
 
 
-def test_how_far_a_killed_worker_had_come_is_declared_also_by_the_next_agent(
-    nodes: Callable[..., Node],
-) -> None:
-    node = nodes()
-    node.enters()
-    (node.path / "ask" / "2.step").write_text("131")
-    node.part((4, 120))
-    node.hook.end()
-    assert node.offer.reached == 131
-    node.leaves()
-    assert nodes().offer.reached == 131
-
-
 def test_a_round_does_not_go_on_where_workers_cannot_be_told_where_to_begin(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -277,15 +264,18 @@ def test_a_node_that_has_nothing_asks_for_what_to_copy_of_shards_before_its_work
     assert [request.round for request, _ in node.line.asked] == [4]
 
 
-def test_the_next_agent_declares_what_is_left(nodes: Callable[..., Node]) -> None:
+def test_the_next_agent_declares_what_is_left_and_how_far_killed_workers_had_come(
+    nodes: Callable[..., Node],
+) -> None:
     first = nodes()
     first.enters()
     first.part((4, 120))
+    (first.path / "ask" / "2.step").write_text("131")
     first.hook.end()
     first.leaves()
     second = nodes(serves=True)
     assert second.offer.held == first.offer.held != ()
-    assert second.offer.origin == "job1"
+    assert (second.offer.origin, second.offer.reached) == ("job1", 131)
     assert second.offer.port > 0
 
 
@@ -295,25 +285,6 @@ def test_the_next_agent_declares_what_is_left(nodes: Callable[..., Node]) -> Non
 def chosen(step: int = 120, node_id: str = "a") -> Chosen:
     source = Source(node_id=node_id, address="127.0.0.1", port=7, whole=True)
     return Chosen(round=3, step=step, world_size=4, lost=2, sources=(source,))
-
-
-def test_what_outlived_any_node_is_kept_until_something_newer_does(node: Node) -> None:
-    node.enters(number=3)
-    os.close(node.opens())
-    node.part((3, 60))
-    node.hook.look()
-    node.line.asked[-1][1].set_result(SnapshotsReply(complete=Stamp(round=3, step=60)))
-    node.hook.look()
-    node.part((3, 120), slot=1, sharded=True)
-    node.hook.end()
-    node.enters(chosen=replace(chosen(), sharded=True), nnodes=2)
-    assert (node.control()["safe"], node.control()["retained"]) == ([3, 60], [[3, 60], [3, 120]])
-    for step, complete, kept in ((130, None, [3, 60]), (140, Stamp(round=3, step=120), [3, 120])):
-        node.part((4, step), slot=2, sharded=True)
-        node.hook.look()
-        node.line.asked[-1][1].set_result(SnapshotsReply(complete=complete))
-        node.hook.look()
-        assert (node.control()["safe"], node.control()["retained"]) == (kept, [kept, [4, step]])
 
 
 def test_workers_find_from_where_to_begin(node: Node) -> None:
@@ -489,16 +460,6 @@ def test_workers_save_before_a_restart_stops_them(rig: Make, parent: Path) -> No
     assert [(held.step, held.round, held.whole) for held in told[1].held] == [(120, 1, True)]
     assert told[1].reached == 120
     assert list(parent.iterdir()) == [], "the job is over"
-
-
-def test_the_others_of_a_failed_worker_save(rig: Make, parent: Path) -> None:
-    fails = "until [ -e up.0.1 ]; do sleep 0.01; done; exit 3"
-    made = rig(f"[ $HET_ROUND = 2 ] && exit 0; [ $RANK = 1 ] && {{ {fails}; }}; {WORKER} 7", slots=2)
-    furnished(made, parent)
-    told = joins(made)
-    assert made.run() == 0
-    assert (told[1].reached, [each.rank for each in told[1].held[0].ranks]) == (7, [0])
-    assert made.group()["restarts"] == 1
 
 
 def test_a_second_signal_waits_for_nobody(rig: Make, parent: Path) -> None:

@@ -82,14 +82,6 @@ def test_what_is_corrupt_does_not_count(nodes: Nodes, name: str) -> None:
     assert not (nodes.here / "0" / "1.json").exists()
 
 
-def test_of_what_a_round_began_from_a_node_that_has_nothing_gets_a_copy(nodes: Nodes) -> None:
-    (nodes.here / "slots.json").unlink()
-    fetch(nodes.here, nodes.copy, 1 << 20)
-    slot = Folder(nodes.here).slots()[Taken(3, 120)]
-    assert (slot.path / "1.bin").read_bytes() == nodes.content
-    assert (slot.path / "1.json").exists()
-
-
 def alike(nodes: Nodes, content: bytes) -> None:
     """Rank 1 has copied what all have alike; the other node has it."""
     (nodes.there / "2" / "shared.bin").write_bytes(content)
@@ -132,17 +124,6 @@ def test_what_ranks_have_alike_is_not_fetched_twice(nodes: Nodes, monkeypatch: p
     fetch(nodes.here, nodes.copy, 1 << 20)
     assert "shared.bin" not in asked
     assert (nodes.here / "0" / "shared.bin").read_bytes() == content + b"of other ranks"
-
-
-def test_what_ranks_have_alike_and_is_corrupt_does_not_count(nodes: Nodes) -> None:
-    alike(nodes, os.urandom(700))
-    (nodes.there / "2" / "shared.bin").write_bytes(bytes(700))
-    before = (nodes.here / "0" / "shared.bin").read_bytes()
-    with pytest.raises(SourceError, match=r"shared\.bin on node 'b' is corrupt"):
-        fetch(nodes.here, nodes.copy, 1 << 20)
-    assert not (nodes.here / "0" / "1.json").exists()
-    assert (nodes.here / "0" / "shared.bin").read_bytes() == before
-    assert not list((nodes.here / "0").glob("*.new"))
 
 
 def test_a_copy_of_an_earlier_round_leaves_alone_what_a_worker_has_mapped(nodes: Nodes) -> None:

@@ -117,7 +117,7 @@ class Cluster:
         self.server = server or Hetserver(store=f"sqlite:{folder / 'state.db'}")
         self.agents: dict[str, Agent] = {}
         self._all: list[Agent] = []
-        self._http = httpx.Client(trust_env=False)
+        self._http = httpx.Client(trust_env=False, timeout=30.0)  # agents have 10 s to show stacks
         self.light = False
         self.notice = False
         self.mark = 0

@@ -53,7 +53,7 @@ def shown_of(made: Rig, what: str) -> list[dict[str, Any]]:
     """The stacks or logs that the server is shown."""
     reply = httpx.post(f"{made._url}/{what}", trust_env=False, timeout=30)
     reply.raise_for_status()
-    found: list[dict[str, Any]] = reply.json()[what]
+    found: list[dict[str, Any]] = reply.json()["workers"]
     return found
 
 
@@ -113,14 +113,14 @@ def test_the_logs_of_earlier_rounds_are_kept(rig: Make) -> None:
         soon(lambda: [one["step"] for one in workers(made)] == [17], "round 3")
         for number in (1, 2, 3):
             reply = httpx.post(f"{made._url}/logs?round={number}", trust_env=False, timeout=30)
-            logs.extend((number, log["rank"], log["text"]) for log in reply.json()["logs"])
+            logs.extend((number, log["rank"], log["text"]) for log in reply.json()["workers"])
         (made.folder / "go").touch()
 
     assert made.run(look) == 0
     assert logs == [(number, 0, f"round {number}") for number in (1, 2, 3)]
     for number, which in ((3, ""), (3, "?round=3"), (2, "?round=2"), (1, "?round=1")):
         left = httpx.post(f"{made._url}/logs{which}", trust_env=False, timeout=30).json()
-        assert (left["over"], [log["text"] for log in left["logs"]]) == (True, [f"round {number}"])
+        assert (left["over"], [log["text"] for log in left["workers"]]) == (True, [f"round {number}"])
 
 
 def test_streams_that_go_into_files_are_shown_apart(rig: Make) -> None:
@@ -146,7 +146,7 @@ def test_of_many_workers_logs_are_left_where_one_failed(rig: Make, monkeypatch: 
     assert made.run(look) == 0
     for number, texts in ((1, ["round 1"]), (2, [])):
         reply = httpx.post(f"{made._url}/logs?round={number}", trust_env=False, timeout=30).json()
-        assert [log["text"] for log in reply.get("logs", ()) if log["text"]] == texts
+        assert [log["text"] for log in reply.get("workers", ()) if log["text"]] == texts
 
 
 def test_workers_that_cannot_be_started_leave_nothing_behind(rig: Make, tmp_path: Path) -> None:

@@ -325,7 +325,7 @@ def test_kernel(machine: Machine, tmp_path: Path, seen: Seen) -> None:
         here = [f"line {at} in kernel" for at, line in enumerate(lines, 1) if "# in a kernel" in line]
 
         def shown() -> bool:
-            stacks = job.cluster.ask("POST", "/stacks").json().get("stacks", [])
+            stacks = job.cluster.ask("POST", "/stacks").json().get("workers", [])
             text = "".join(one["text"] or "" for one in stacks if one["rank"] == victim)
             return any(line in text for line in here)
 

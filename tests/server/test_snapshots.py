@@ -3,13 +3,13 @@
 import asyncio
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
 
 from hetrdzv.cli import hetctl
-from hetrdzv.cli.hetctl.describe import snapshots_view
+from hetrdzv.cli.hetctl.describe import snapshots_table
+from hetrdzv.cli.hetctl.tables import lines
 from hetrdzv.client import Client
 from hetrdzv.protocol.http import routes
 from hetrdzv.protocol.requests.joining import JoinRequest, SpecFields
@@ -64,13 +64,11 @@ def shown(server: Hetserver, *argv: str, status: int = 0) -> str:
 
 
 def test_snapshots_are_listed_and_one_is_chosen(server: Hetserver) -> None:
-    table = (
-        "STEP ROUND SIZE NODES WHY NOT "
+    assert (
+        "STEP ROUND SIZE NODES NOTE "
         "30 1 2.5 GB gpu1 no node has all that its ranks have alike "
-        "20 1 2.5 GB gpu1 - 10 1 2.5 GB gpu1 - "
-    )
-    described = shown(server, "describe", "bert")
-    assert f"{table}the next round begins from step 20 of round 1" in described
+        "20 1 2.5 GB gpu1 the next round begins here 10 1 2.5 GB gpu1 - settings"
+    ) in shown(server, "describe", "bert")
     assert "GONE SNAPSHOT WHY bert" in (wide := shown(server, "get", "groups", "--wide"))
     assert " 0 step 20 round 1" in wide
     assert " 0 - round 1" in wide
@@ -80,7 +78,7 @@ def test_snapshots_are_listed_and_one_is_chosen(server: Hetserver) -> None:
     )
     assert "group 'bert' restarts" in shown(server, "restart", "bert", "--from", "10")
     described = shown(server, "describe", "bert")
-    assert "the next round begins from step 10 of round 1, which was chosen with restart --from" in described
+    assert "10 1 2.5 GB gpu1 the next round begins here, as chosen with restart --from" in described
     assert "step 10 is safe (gpu1)" in described
     reply = json.loads(shown(server, "describe", "bert", "--json"))["snapshots"]
     assert (reply["next"], reply["wanted"]) == ({"round": 1, "step": 10, "origin": None}, True)
@@ -90,12 +88,15 @@ def test_without_snapshots_that_is_said(server: Hetserver) -> None:
     assert "snapshot" not in shown(server, "describe", "plain")
 
 
-@pytest.mark.parametrize(("safe", "otherwise"), [(10, "from step 10"), (None, "anew")])
-def test_what_is_not_copied_yet_is_not_all_that_is_told(safe: int | None, otherwise: str) -> None:
-    newest = Stamp(round=1, step=20)
-    one = SnapshotShown(stamp=newest, world_size=2, sharded=True)
-    reply = SnapshotsShown(group_id="bert", next=newest, snapshots=(one,))
-    *_, last = snapshots_view(replace(reply, safe=Stamp(round=1, step=safe) if safe is not None else None))
-    assert str(last) == f"the next round begins from step 20 of round 1, or {otherwise} if a node is lost"
-    *_, last = snapshots_view(replace(reply, safe=newest))
-    assert str(last) == "the next round begins from step 20 of round 1"
+def test_what_is_not_copied_yet_is_not_all_that_is_told() -> None:
+    newest, older = Stamp(round=1, step=20), Stamp(round=1, step=10)
+    kept = tuple(SnapshotShown(stamp=stamp, world_size=2, sharded=True) for stamp in (newest, older))
+
+    def notes(safe: Stamp | None) -> list[str]:
+        reply = SnapshotsShown(group_id="bert", next=newest, safe=safe, snapshots=kept)
+        return [line.split("nobody")[1].strip() for line in lines(snapshots_table(reply))[1:]]
+
+    here = "the next round begins here"
+    assert notes(newest) == [here, "-"]
+    assert notes(older) == [here, f"{here} if a node is lost"]
+    assert notes(None) == [f"{here}; or anew if a node is lost", "-"]

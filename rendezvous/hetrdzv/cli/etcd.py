@@ -26,16 +26,7 @@ def elected(
     cert: Path | None,
     key: Path | None,
 ) -> Callable[[], Replica]:
-    """Makes the replica of one of several servers.
-
-    Args:
-        url: `etcd://HOST:PORT,...[/PREFIX]`.
-        advertise: where agents reach this server.
-        make_service: makes the service of a term from its store.
-
-    Raises:
-        CannotServe: the password cannot be read.
-    """
+    """Makes the replica of one of several servers, which agents reach at `advertise`."""
     from hetrdzv.service import leadership  # a single server needs no client
     from hetrdzv.storage.etcd.access import access_from
     from hetrdzv.storage.etcd.client import Etcd
@@ -46,14 +37,7 @@ def elected(
 
 
 def advertised(given: str | None, listener: socket.socket, *, tls: bool) -> str:
-    """Where agents reach this server.
-
-    Args:
-        given: `--advertise`.
-
-    Raises:
-        CannotServe: `--advertise` is missing, or no URL.
-    """
+    """Where agents reach this server: as `--advertise` says, else where it listens."""
     from hetrdzv.client.urls import normal_url
 
     if given is None:

@@ -22,12 +22,7 @@ LONGEST = 2_000
 
 @contextmanager
 def logging_to_stderr(level: str, style: str) -> Iterator[None]:
-    """Log to stderr for the length of a block.
-
-    Args:
-        level: `debug`, `info`, `warning` or `error`.
-        style: `text` or `json`.
-    """
+    """Log to stderr for the length of a block; `style`: `text` or `json`."""
     handler = StderrHandler()
     handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
     root = logging.getLogger()

@@ -22,11 +22,7 @@ class CannotServe(HetError, code="cannot_serve"):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Open a listening socket on a host name or address; IPv4 if a name such as localhost stands for both.
-
-    Raises:
-        CannotServe: this machine has no such address, or the port is taken.
-    """
+    """Open a listening socket on a host name or address; IPv4 if a name such as localhost stands for both."""
     try:
         if not host:
             raise socket.gaierror
@@ -50,11 +46,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def inherited(fd: int) -> socket.socket:
-    """The listening socket that a parent process left open.
-
-    Raises:
-        CannotServe: the descriptor is not such a socket.
-    """
+    """The listening socket that a parent process left open."""
     try:
         listener = socket.socket(fileno=fd)
     except (OSError, ValueError) as error:

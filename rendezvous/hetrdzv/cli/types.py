@@ -15,12 +15,7 @@ _UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 
 class Typed(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4
-    """A value that is read from its text.
-
-    Args:
-        name: shown in help.
-        parse: raises ValueError, whose message is shown.
-    """
+    """A value that `parse` reads from its text, or raises a ValueError, whose message is shown."""
 
     def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
         self.name, self._parse = name, parse

@@ -27,10 +27,6 @@ from hetrdzv.protocol.progress import PollRequest
 from hetrdzv.protocol.requests.joining import JoinRequest
 from hetrdzv.protocol.texts.ids import ID_RULE, is_id
 
-KEEP_ALIVE_S = 2.0
-"""How long an idle connection is kept (seconds): less than a server keeps it (uvicorn: 5 s), so that no request
-meets a server that is closing it."""
-
 POLL_LATE_S = 1.0
 """How late the answer to a poll may be: this, or half of what the poll was to wait if that is longer (seconds).
 
@@ -57,6 +53,7 @@ class Client:
         NotHetserver: what answered is something else.
         VersionMismatch: the server speaks another version of the API.
         Problem: the server's own error, with its status, code and body.
+        ValueError: an id is none.
 
     Args:
         servers: URLs; see `servers_from`.
@@ -72,7 +69,7 @@ class Client:
         servers: Sequence[str],
         *,
         token: str | None = None,
-        renew_token: Callable[[], str | None] | None = None,
+        renew_token: Callable[[], str | None] = lambda: None,
         tls: ClientTls | None = None,
         connect_timeout_s: float = 3.0,
         timeout_s: float = 10.0,
@@ -90,7 +87,6 @@ class Client:
             verify=_tls_context(tls, self._servers.urls),
             trust_env=False,
             follow_redirects=False,
-            limits=httpx.Limits(max_connections=None, keepalive_expiry=KEEP_ALIVE_S),
         )
 
     def __repr__(self) -> str:
@@ -109,6 +105,11 @@ class Client:
         """The URLs of the servers, normalised."""
         return self._servers.urls
 
+    @property
+    def last_server(self) -> str:
+        """The URL of the server that answered last."""
+        return self._servers.last
+
     async def aclose(self) -> None:
         """Close every connection."""
         await self._http.aclose()
@@ -117,25 +118,27 @@ class Client:
 
     async def join(self, group: str, node: str, request: JoinRequest, wait_s: float = 0.0) -> Directive:
         """Join, or declare the node ready for the next round; the server may wait `wait_s` for a directive (s)."""
-        return await self.ask(routes.JOIN, group, node, request, wait=wait_s)
+        query = {"wait": wait_s or None}
+        return await self._send(routes.JOIN, (group, node), query, request, wait_s=wait_s)
 
     async def directive(
         self, group: str, node: str, incarnation: str, after: str | None = None, wait_s: float = 0.0
     ) -> Directive:
         """What the node has to do; returns once its version is not `after`, at the latest after `wait_s` seconds."""
         query = {"incarnation": incarnation, "after": after, "wait": wait_s}
-        return await self._poll(routes.DIRECTIVE, group, node, query=query, wait_s=wait_s)
+        return await self._send(
+            routes.DIRECTIVE, (group, node), query, wait_s=wait_s, late_s=self._late(wait_s)
+        )
 
     async def poll(self, group: str, node: str, request: PollRequest) -> Directive:
         """What the node has to do, as `directive` asks; also tells how far its workers have come."""
-        return await self._poll(routes.POLL, group, node, body=request, wait_s=request.wait_s)
+        wait_s = request.wait_s
+        return await self._send(
+            routes.POLL, (group, node), {}, request, wait_s=wait_s, late_s=self._late(wait_s)
+        )
 
-    async def _poll(
-        self, route: Route[Directive], group: str, node: str, *, wait_s: float, **what: Any
-    ) -> Directive:
-        late_s = min(self._timeout_s, max(POLL_LATE_S, wait_s / 2)) if wait_s > 0 else None
-        response = await self._send(route, (group, node), wait_s=wait_s, late_s=late_s, **what)
-        return self._parsed(route, response)
+    def _late(self, wait_s: float) -> float | None:
+        return min(self._timeout_s, max(POLL_LATE_S, wait_s / 2)) if wait_s > 0 else None
 
     stacks = Asks(routes.STACKS)
     report = Asks(routes.REPORT)
@@ -161,58 +164,35 @@ class Client:
     events = Asks(routes.EVENTS)
     health = Asks(routes.HEALTHZ)
 
-    @property
-    def last_server(self) -> str:
-        """The URL of the server that answered last."""
-        return self._servers.last
-
     # -- sending -------------------------------------------------------------------------------------------
 
-    async def ask(self, route: Route[Reply], *given: Any, wait: float = 0.0, **query: Any) -> Reply:
+    async def ask(self, route: Route[Reply], *given: Any, **query: Any) -> Reply:
         """What a route answers: `await client.ask(routes.DRAIN, group, node)`.
 
         Args:
             given: what its path names, in that order, then its body if it takes one.
-            wait: how long the server may wait before it answers, if the route takes that (seconds).
-            query: its other parameters; None: not given.
-
-        Raises:
-            ValueError: an id is none.
+            query: its parameters; None: not given.
         """
         names, (body,) = given[: len(route.names)], given[len(route.names) :] or (None,)
-        if wait > 0:
-            query["wait"] = wait
-        response = await self._send(route, names, query=query, body=body, wait_s=route.wait_s + wait)
-        return self._parsed(route, response)
-
-    def _parsed(self, route: Route[Reply], response: httpx.Response) -> Reply:
-        if route.reply is NoneType:
-            return cast(Reply, None)
-        return parsed(route.reply, response.content, self._servers.last)
+        return await self._send(route, names, query, body, wait_s=route.wait_s)
 
     async def _send(
         self,
-        route: Route[Any],
+        route: Route[Reply],
         names: Sequence[str],
-        *,
-        query: Mapping[str, Any] | None = None,
+        query: Mapping[str, Any],
         body: object = None,
-        wait_s: float = 0.0,
+        *,
+        wait_s: float,
         late_s: float | None = None,
-    ) -> httpx.Response:
-        """The first usable answer if it is a success, else a `Problem` raised.
-
-        Args:
-            names: what the path names.
-            wait_s: how long the server was asked to wait before it answers.
-            late_s: how long an answer may take beyond `wait_s`; None: the client's `timeout_s`.
-        """
-        path, params = _path(route, names), _params(query or {})
+    ) -> Reply:
+        """The first usable answer, awaited for `wait_s` and then `late_s` (None: the client's `timeout_s`) seconds."""
         answer_s = wait_s + (self._timeout_s if late_s is None else late_s)
         timeout = httpx.Timeout(self._timeout_s, connect=self._connect_timeout_s, read=answer_s)
         content, head = None, {}
         if body is not None:
             content, head["Content-Type"] = codec.write(body, given=True), "application/json"
+        path, params = _path(route, names), _params(query)
 
         async def send(server: str) -> httpx.Response:
             request = self._http.build_request(
@@ -228,11 +208,13 @@ class Client:
             response = await self._servers.ask(send, timeout, silence_s=silence_s, once=route.once)
         if response.status_code >= 400:
             raise problem_of(response)
-        return response
+        if route.reply is NoneType:
+            return cast(Reply, None)
+        return parsed(route.reply, response.content, self._servers.last)
 
     def _got_new_token(self) -> bool:
         """Whether there is another token than the rejected one; if so, it is used from now on."""
-        token = self._renew_token() if self._renew_token is not None else None
+        token = self._renew_token()
         if token is None or self._http.headers.get("Authorization") == _bearer(token):
             return False
         self._http.headers["Authorization"] = _bearer(token)

@@ -1,7 +1,7 @@
 """Turns transport errors and unusable answers into errors that a person understands."""
 
-import errno
 import json
+import os
 import socket
 import ssl
 from collections.abc import Iterator, Mapping
@@ -29,7 +29,6 @@ _R = TypeVar("_R")
 
 TLS_HINT = "; if it speaks TLS, give https://"
 """Of a server that was given as http:// and does not answer as one."""
-
 
 REFUSED = "connection refused"
 
@@ -69,12 +68,7 @@ def unusable(response: httpx.Response, server: str) -> HetError | None:
 def transport_error(
     error: httpx.TransportError, server: str, limits: httpx.Timeout, tls: ClientTls, *, answered_before: bool
 ) -> HetError:
-    """A transport error in words that a person understands.
-
-    Args:
-        limits: the timeouts of the request (seconds).
-        answered_before: whether this server has answered a request, which rules some causes out.
-    """
+    """A transport error in words that a person understands; `answered_before` by that server rules some causes out."""
     with_tls = server.startswith("https://")
     tls_hint = "" if with_tls else TLS_HINT
     no_port = "" if answered_before else port_hint(server)
@@ -87,13 +81,15 @@ def transport_error(
             return Unreachable(f"timed out after {limits.connect:g} s{no_port}")
         return Unreachable(f"timed out after {limits.read:g} s")
     for cause in causes(error):
-        match cause:
-            case ssl.SSLError() if (
-                is_plain(cause) and isinstance(error, httpx.ConnectError) and not answered_before
-            ):
-                return NotHetserver(f"{server} answered, but does not speak TLS: use http://{no_port}")
-            case ssl.SSLError() if cause.reason != "APPLICATION_DATA_AFTER_CLOSE_NOTIFY":
-                return _no_tls(cause)(explain_tls(cause, urlsplit(server).hostname or "", tls))
+        if not isinstance(cause, ssl.SSLError):
+            continue
+        if is_plain(cause) and isinstance(error, httpx.ConnectError) and not answered_before:
+            return NotHetserver(f"{server} answered, but does not speak TLS: use http://{no_port}")
+        if cause.reason != "APPLICATION_DATA_AFTER_CLOSE_NOTIFY":
+            # a side that does not trust the other's certificate never will; other errors may pass
+            refuses = isinstance(cause, ssl.SSLCertVerificationError) or "ALERT" in (cause.reason or "")
+            kind = NoTls if refuses else Unreachable
+            return kind(explain_tls(cause, urlsplit(server).hostname or "", tls))
     if reason := connection_error(error):
         return Unreachable(reason + (no_port if reason == REFUSED else ""))
     hint = "" if answered_before else tls_hint
@@ -104,28 +100,16 @@ def transport_error(
 
 def connection_error(error: BaseException) -> str:
     """Why there is no connection, in a few words; empty: there was one, or it is unknown."""
-    for cause in causes(error):
-        match cause:
-            case socket.gaierror(errno=socket.EAI_AGAIN):
-                return "host name lookup failed for now"
-            case socket.gaierror():
-                return "host name unknown"
-            case ConnectionRefusedError():
-                return REFUSED
-            case OSError(errno=errno.EHOSTUNREACH):
-                return "no route to host"
-            case OSError(errno=errno.ENETUNREACH):
-                return "network unreachable"
     if not isinstance(error, httpx.ConnectError):
         return ""
-    texts = (cause.strerror for cause in causes(error) if isinstance(cause, OSError) and cause.strerror)
-    return f"no connection ({reason})" if (reason := next(texts, None)) else "no connection"
-
-
-def _no_tls(error: ssl.SSLError) -> type[Unreachable]:
-    """What an error of TLS is: a side that does not trust the other's certificate never will; others may pass."""
-    refuses = isinstance(error, ssl.SSLCertVerificationError) or "ALERT" in (error.reason or "")
-    return NoTls if refuses else Unreachable
+    for cause in causes(error):
+        if isinstance(cause, socket.gaierror):
+            return (
+                "host name lookup failed for now" if cause.errno == socket.EAI_AGAIN else "host name unknown"
+            )
+        if isinstance(cause, OSError) and cause.errno is not None:
+            return os.strerror(cause.errno).lower()
+    return "no connection"
 
 
 def verdict(failures: Mapping[str, HetError]) -> HetError:
@@ -163,11 +147,7 @@ def problem_of(response: httpx.Response) -> Problem:
 
 
 def parsed(kind: type[_R], data: bytes | str, server: str) -> _R:
-    """A reply from its JSON.
-
-    Raises:
-        NotHetserver: it is none of this kind.
-    """
+    """A reply from its JSON, or `NotHetserver` raised."""
     try:
         return codec.read(kind, data, unknown="ignore")
     except codec.Malformed as error:

@@ -40,13 +40,9 @@ class Servers:
         """The first usable answer: first from the server that answered last, then the others in random order.
 
         Args:
-            limits: the timeouts of each request, for error messages (seconds).
             silence_s: ask the others too after this long without an answer, since a server may hang; and again
                 every `SILENCE_S`, since they may not know its successor yet (seconds). None: wait.
             once: do not ask another server if one may have acted on the request already.
-
-        Raises:
-            HetError: no server gave a usable answer; says why for each.
         """
         others = [server for server in self.urls if server != self.last]
         queue = deque([self.last, *random.sample(others, len(others))])

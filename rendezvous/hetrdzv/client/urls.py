@@ -62,11 +62,7 @@ def normal_url(text: str) -> str:
 
 
 def port_hint(server: str) -> str:
-    """What to do where a server's port may have been left out by mistake; empty: it was not.
-
-    Args:
-        server: its URL, normalised.
-    """
+    """What to do where the port may have been left out of a (normalised) URL by mistake; empty: it was not."""
     parts = urlsplit(server)
     if parts.port != PORTS[parts.scheme]:
         return ""

@@ -20,7 +20,6 @@ class Action:
     """Something that an admin can do to a group, or to a node of one; each as under `/v1`.
 
     Attributes:
-        verb: on the button that does it.
         command: what does it, given the node and who asks; None: the group is deleted.
         changes: what to plan, to be shown before, given the node.
         warns: what to show before where there is no plan, given the group and the node.
@@ -58,10 +57,6 @@ def _named(request: Request, service: Service) -> tuple[Group, str]:
     return service.group(request.path_params["group_id"]), request.path_params.get("node_id", "")
 
 
-def _cancel(node_id: str, by: str) -> Command:
-    return Cancel(by=by)
-
-
 def _cancel_warns(group: Group, node_id: str) -> list[str]:
     active = group.active_round
     lines = ["All agents of the job exit with status 3."]
@@ -73,7 +68,7 @@ def _cancel_warns(group: Group, node_id: str) -> list[str]:
 
 GROUP_ACTIONS: Mapping[str, Action] = {
     "restart": Action("Restart", lambda _, by: Restart(), changes=lambda _: Changes(restart=True)),
-    "cancel": Action("Cancel the job", _cancel, warns=_cancel_warns),
+    "cancel": Action("Cancel the job", lambda _, by: Cancel(by), warns=_cancel_warns),
     "delete": Action(
         "Delete",
         warns=lambda *_: [
@@ -84,11 +79,11 @@ GROUP_ACTIONS: Mapping[str, Action] = {
 }
 NODE_ACTIONS: Mapping[str, Action] = {
     "drain": Action(
-        "Drain", lambda node_id, by: Drain(node_id), changes=lambda node_id: Changes(drain=node_id)
+        "Drain", lambda node_id, _: Drain(node_id), changes=lambda node_id: Changes(drain=node_id)
     ),
     "undrain": Action(
         "Undrain",
-        lambda node_id, by: Undrain(node_id),
+        lambda node_id, _: Undrain(node_id),
         warns=lambda _, node_id: [f"{node_id} may join again once its agent is started there."],
     ),
 }

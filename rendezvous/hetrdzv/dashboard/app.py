@@ -48,13 +48,7 @@ FILES = {
 
 
 def dashboard(replica: Replica, tokens: Tokens | None, *, secure: bool, note: Note) -> Starlette:
-    """The pages.
-
-    Args:
-        tokens: whose bearers may sign in; None: no token is required.
-        secure: whether browsers reach this server over TLS.
-        note: logs a refusal.
-    """
+    """The pages. If `secure`, browsers reach this server over TLS; `note` logs a refusal."""
     group = "/groups/{group_id}"
     routes = [
         Route("/static/{name}", static),

@@ -17,13 +17,7 @@ LARGEST_SHARE = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A section as HTML.
-
-    Attributes:
-        etag: that of its text.
-        version: of what it was made from.
-        fresh_until: until then it is not made again (by the clock).
-    """
+    """A section as HTML, which is not made again before `fresh_until`."""
 
     html: str
     etag: str
@@ -32,11 +26,7 @@ class Section:
 
 
 class SectionCache:
-    """The newest version of each section that somebody looks at.
-
-    Args:
-        clock: only goes forward (seconds).
-    """
+    """The newest version of each section that somebody looks at."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
@@ -46,13 +36,11 @@ class SectionCache:
     async def get(
         self, key: Hashable, version: object, begin: Callable[[], Callable[[], str]], *, in_thread: bool
     ) -> Section:
-        """A section; in threads, one is made at a time.
+        """A section; the same version is not made again. In threads, one is made at a time.
 
         Args:
             key: which one, for whom.
-            version: of what it is made from; the same version is not made again.
             begin: collects what is needed, and returns what makes it.
-            in_thread: it takes long to make.
         """
         async with self._making if in_thread else nullcontext():
             section = self._sections.pop(key, None)

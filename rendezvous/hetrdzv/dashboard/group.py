@@ -2,19 +2,20 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
 from hetrdzv.api import views
-from hetrdzv.core.model import Group, Stall
+from hetrdzv.api.workers import told_stall
+from hetrdzv.core.model import Group
 from hetrdzv.dashboard.nodes import ORDINARY, on_map, paces
 from hetrdzv.dashboard.render import EVERY_S, section
-from hetrdzv.dashboard.timeline import bars
 from hetrdzv.protocol.pages import GroupReply
 from hetrdzv.protocol.reasons.advice import after_exit
 from hetrdzv.protocol.reasons.reason import beside
 from hetrdzv.protocol.reasons.snapshots import of_group
-from hetrdzv.protocol.rounds import total_time, with_downs
+from hetrdzv.protocol.rounds import RoundRecord, total_time, with_downs
 from hetrdzv.protocol.stacks import About, line_of
 from hetrdzv.protocol.texts.times import Clock
 from hetrdzv.service.progress.samples import unwatched
@@ -32,13 +33,35 @@ LARGE = 64
 MOST_ROUNDS, OPEN_ROUNDS, MOST_EVENTS = 40, 5, 100
 """How many are shown; rounds after the first few are folded away."""
 
-
 SECTIONS = ("now", "cause", "facts", "timeline", "nodes", "pace", "rounds", "history")
 
 
 def version(group: Group, name: str, now: float) -> object:
     """Of what a section is made from: what is the same again is not made again."""
     return group if name == "nodes" else (group, int(now / EVERY_S))
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """What a stretch of time of a round went into (a `Phase`); x and width in thousandths of the timeline."""
+
+    phase: str
+    length: float
+    round: int
+    x: float
+    width: float
+
+
+def bars(rounds: Sequence[RoundRecord]) -> list[Bar]:
+    """What the time of rounds went into; what is too short to be seen is made wide enough."""
+    drawn: list[Bar] = []
+    start, whole_s = 0.0, sum(sum(record.time.values()) for record in rounds)
+    for record in rounds:
+        for phase, length in record.time.items():
+            x, width = 1000 * start / whole_s, 1000 * length / whole_s
+            drawn.append(Bar(phase, length, record.number, x, max(2.0, width)))
+            start += length
+    return drawn
 
 
 class GroupPage:
@@ -48,25 +71,22 @@ class GroupPage:
     Args:
         acts: whether it has the buttons that change something.
         whole: whether all nodes and workers have rows, however many they are.
-
-    Attributes:
-        sections: what makes each of `SECTIONS`.
     """
 
-    def __init__(
-        self,
-        service: Service,
-        group: Group,
-        *,
-        acts: bool,
-        whole: bool = False,
-    ) -> None:
-        self._service, self._group, self._acts, self._whole = service, group, acts, whole
-        self._now, self._rounds = service.now(), service.rounds(group.group_id)
+    def __init__(self, service: Service, group: Group, *, acts: bool, whole: bool = False) -> None:
+        self._group, self._acts, self._whole, group_id = group, acts, whole, group.group_id
+        self._now, self._rounds = service.now(), service.rounds(group_id)
         self._time = total_time(self._rounds)
-        self._events, _ = service.history(group.group_id)
+        self._events, _ = service.history(group_id)
         self._seen = dict(service.progress.workers(group))
         self._heard_at = partial(service.leases.heard_at, group)
+        self._refused, self._stall = service.refusals.lately(group), told_stall(group)
+        kept = service.post_mortems.rounds if acts else lambda *_: frozenset()
+        self._left = {
+            "group_id": group_id,
+            "outputs": kept(group_id, About.LOGS),
+            "stacks": kept(group_id, About.STACKS),
+        }
         self.sections: Mapping[str, Callable[[], str]] = {
             "now": self._now_section,
             "cause": self._cause,
@@ -83,27 +103,9 @@ class GroupPage:
         """The group without its nodes."""
         return views.group_reply(self._group, self._now, self._heard_at, nodes=False)
 
-    @cached_property
-    def _stall(self) -> Stall | None:
-        running = self._group.active_round
-        return running.reported_stall if running is not None else None
-
-    @cached_property
-    def _left(self) -> Mapping[str, Any]:
-        """Of which rounds that are over it can be shown what workers wrote, and where they were."""
-        group, post_mortems = self._group, self._service.post_mortems
-        if not self._acts:
-            return {"group_id": group.group_id, "outputs": frozenset(), "stacks": frozenset()}
-        return {
-            "group_id": group.group_id,
-            "outputs": post_mortems.rounds(group.group_id, About.LOGS),
-            "stacks": post_mortems.rounds(group.group_id, About.STACKS),
-        }
-
     def _now_section(self) -> str:
         group, brief, running, stall = self._group, self._brief, self._group.active_round, self._stall
         failed = running.restarted_by if running is not None and not group.state.terminal else None
-        notes = [*unwatched(group, self._seen, self._now), *self._service.refusals.lately(group)]
         return section(
             "now.html",
             group=brief,
@@ -111,7 +113,7 @@ class GroupPage:
             state=brief.shown_state,
             snapshot=of_group(brief),
             restarted_by="; ".join(filter(None, (failed.message, after_exit(failed)))) if failed else "",
-            notes=notes,
+            notes=[*unwatched(group, self._seen, self._now), *self._refused],
             stack=stall.stack if stall is not None else "",
             at=line_of(stall.stack) if stall is not None else "",
             beside=beside(brief.reason, Clock(brief.clock)),

@@ -9,7 +9,7 @@ from hetrdzv.api.workers import worker_reply
 from hetrdzv.core.model import Stall
 from hetrdzv.protocol.errors import SCRIPT
 from hetrdzv.protocol.pages import GroupReply, NodeReply, WorkerReply
-from hetrdzv.protocol.texts.phrasing import percent
+from hetrdzv.protocol.texts.phrasing import digits, percent
 from hetrdzv.protocol.texts.times import lasted
 from hetrdzv.service.progress.samples import Seen
 
@@ -23,13 +23,8 @@ IDLE_S = 10.0
 """It is said of a worker that it has not moved for so long (seconds)."""
 
 
-def number(value: float | None) -> str:
-    """A number to about three digits, whole from 100 on; nothing for None."""
-    if value is None:
-        return ""
-    if value >= 99.95 or value == int(value):
-        return f"{value:,.0f}".replace(",", "\N{NARROW NO-BREAK SPACE}")
-    return f"{value:.3g}"
+def _number(value: float | None) -> str:
+    return "" if value is None else digits(value)
 
 
 def _state(worker: WorkerReply) -> str:
@@ -41,8 +36,8 @@ COLUMNS: Sequence[tuple[str, Callable[[WorkerReply], str]]] = (
     ("state", _state),
     ("process", lambda worker: str(worker.pid or "")),
     ("step", lambda worker: "" if worker.step is None else str(worker.step)),
-    ("steps/s", lambda worker: number(worker.steps_per_s)),
-    ("collectives/s", lambda worker: number(worker.per_s)),
+    ("steps/s", lambda worker: _number(worker.steps_per_s)),
+    ("collectives/s", lambda worker: _number(worker.per_s)),
     ("waits for others", lambda worker: "" if worker.waiting is None else percent(worker.waiting)),
 )
 """What is shown of a worker."""
@@ -50,27 +45,12 @@ COLUMNS: Sequence[tuple[str, Callable[[WorkerReply], str]]] = (
 
 @dataclass(frozen=True, slots=True)
 class Paces:
-    """The pace of workers.
-
-    Attributes:
-        columns: those in which something is to be seen.
-        rows: in the order of ranks: each worker, and its cells.
-        total: how many workers there are.
-        usual: the medians of all workers; None: all are shown.
-    """
+    """The pace of workers in the order of ranks; `usual`: the medians of all `total` of them, unless all are shown."""
 
     columns: Sequence[str]
     rows: Sequence[tuple[WorkerReply, Sequence[str]]]
     total: int
     usual: Sequence[str] | None
-
-
-def ranks_of(node: NodeReply, to: str = " to ") -> str:
-    """The global ranks of a node; empty: it has none."""
-    if node.rank_offset is None:
-        return ""
-    last = node.rank_offset + node.slots - 1
-    return f"{last}" if node.slots == 1 else f"{node.rank_offset}{to}{last}"
 
 
 def facts_of(node: NodeReply) -> str:
@@ -90,22 +70,14 @@ def facts_of(node: NodeReply) -> str:
 
 
 def on_map(reply: GroupReply) -> list[NodeReply]:
-    """All nodes: members of the newest round in the order of their ranks, then the others.
-
-    One that is lost stays in its place until the next round.
-    """
+    """All nodes: members of the newest round in the order of their ranks, even if they are lost, then the others."""
     members = reply.current_round.members if reply.current_round is not None else ()
     places = {member.node_id: place for place, member in enumerate(members)}
     return sorted(reply.nodes, key=lambda node: places.get(node.node_id, len(places)))
 
 
 def paces(seen: Collection[Seen], now: float, *, stall: Stall | None = None, whole: bool = False) -> Paces:
-    """The workers with their pace; of many those that others wait for most.
-
-    Args:
-        stall: who is said to be waited for; None: nobody.
-        whole: all of them, up to `ALL_WORKERS`.
-    """
+    """The workers with their pace; of many those that others wait for most, unless the `whole` is asked for."""
     behind = stall.ranks if stall is not None else ()
 
     def attention(worker: Seen) -> tuple[bool, float, int]:

@@ -18,12 +18,7 @@ def tally(groups: Sequence[GroupSummary]) -> list[tuple[str, int]]:
 
 
 def overview(service: Service, grant: Grant, url: str, token_file: str = "") -> Callable[[], str]:
-    """All groups that a grant covers: what makes that, in a thread if need be.
-
-    Args:
-        url: this server's, as the browser reaches it.
-        token_file: on this machine; empty: no token is required.
-    """
+    """What makes the section of all groups that a grant covers, in a thread if need be."""
     now = service.now()
     groups = [group for group in service.groups() if grant.covers(group.group_id)]
     aside = [(name, why) for name, why in service.quarantined().items() if grant.covers(name)]

@@ -90,11 +90,8 @@ async def stacks(request: Request, service: Service, grant: Grant) -> Response:
 async def _section(request: Request, service: Service, grant: Grant, name: str) -> Section:
     service.require_ready()
     cache: SectionCache = request.app.state.cache
-    found, acts, whole = (
-        service.group(request.path_params["group_id"]),
-        grant.role >= Role.ADMIN,
-        _whole(request),
-    )
+    found = service.group(request.path_params["group_id"])
+    acts, whole = grant.role >= Role.ADMIN, _whole(request)
     return await cache.get(
         (service, found.group_id, acts, whole, name),
         version(found, name, service.now()),

@@ -7,7 +7,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.responses import HTMLResponse
 
 from hetrdzv import __version__
-from hetrdzv.dashboard.nodes import facts_of, ranks_of
+from hetrdzv.dashboard.nodes import facts_of
 from hetrdzv.protocol.rounds import Down, known_s, share_trained
 from hetrdzv.protocol.texts.phrasing import count, names, percent, ranked
 from hetrdzv.protocol.texts.times import ago, lasted
@@ -47,11 +47,6 @@ SIGNS = {
 """By the state of a group or a node: seen also where colours are not."""
 
 
-def roughly(seconds: float) -> str:
-    """A length of time in words, one unit: `3 min`."""
-    return lasted(seconds, roughly=True)
-
-
 def split(down: Down) -> str:
     """What the time after a round went into, in words; what took no time is left out."""
     parts = zip(("noticed", "stopped", "formed", "started"), down.parts, strict=True)
@@ -60,10 +55,7 @@ def split(down: Down) -> str:
 
 def clock(at: str) -> str:
     """The time of day of an ISO 8601 time, in UTC; the page turns it into local time."""
-    try:
-        return f"{datetime.fromisoformat(at).astimezone(UTC):%H:%M:%S}"
-    except ValueError:
-        return at
+    return f"{datetime.fromisoformat(at).astimezone(UTC):%H:%M:%S}"
 
 
 def _environment() -> Environment:
@@ -82,8 +74,6 @@ def _environment() -> Environment:
         "known_s": known_s,
         "lasted": lasted,
         "percent": percent,
-        "ranks_of": ranks_of,
-        "roughly": roughly,
         "share": share_trained,
         "split": split,
     }

@@ -21,25 +21,14 @@ COOKIE = "hetrdzv"
 
 
 class Sessions:
-    """Who looks at the pages of a server.
-
-    Args:
-        tokens: that it accepts; None: it needs none, and everybody may do everything.
-
-    Attributes:
-        key: signs cookies.
-    """
+    """Who looks at the pages of a server; without tokens everybody may do everything. `key` signs cookies."""
 
     def __init__(self, tokens: Tokens | None) -> None:
         self._tokens = tokens
         self.key = secrets.token_urlsafe(32)
 
     def sign_in(self, request: Request, token: str) -> None:
-        """Sign the browser in with a token.
-
-        Raises:
-            Unauthorized: this server does not accept it.
-        """
+        """Sign the browser in with a token, or raise `Unauthorized`."""
         if self._tokens is None or self._tokens.grant(token) is None:
             raise Unauthorized("this server does not accept that token: check that it was copied whole")
         request.session.update(fingerprint=self._fingerprint(digest(token)), end=time.time() + SESSION_S)
@@ -56,11 +45,7 @@ class Sessions:
         raise Unauthorized("nobody is signed in here, or no longer: reload the page")
 
     def grant(self, request: Request, role: Role, group_id: str | None) -> Grant:
-        """What the browser may do.
-
-        Raises:
-            Unauthorized, Forbidden: not what it asks for: what needs this role, in that group.
-        """
+        """What the browser may do, unless that is not what needs this role, in that group."""
         grant = self._signed_in(request)
         if grant.role < role:
             raise Forbidden(f"your {grant}, but this needs the role {role}: sign in with another token")
@@ -73,13 +58,10 @@ class Sessions:
 
 
 def require_own_page(request: Request) -> None:
-    """Check that a request which changes something comes from a page of this server.
+    """Refuse a request which changes something unless it comes from a page of this server.
 
     A cookie that is `SameSite=Strict` stays at home, and no page of another site can send htmx's header here; both are
     needed, since other ports of a host are the same site.
-
-    Raises:
-        ForeignHost: it does not.
     """
     headers = request.headers
     if "hx-request" not in headers or not same_origin(headers.get("origin"), headers.get("host", "")):

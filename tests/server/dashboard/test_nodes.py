@@ -5,7 +5,7 @@ from math import inf
 
 from hetrdzv.api import views
 from hetrdzv.core.model import Group, Stall
-from hetrdzv.dashboard.nodes import FEW_WORKERS, OUTLIERS, facts_of, on_map, paces, ranks_of
+from hetrdzv.dashboard.nodes import FEW_WORKERS, OUTLIERS, facts_of, on_map, paces
 from hetrdzv.protocol.pages import NodeReply
 from hetrdzv.protocol.progress import Worker
 from hetrdzv.service.progress.samples import Seen
@@ -29,7 +29,7 @@ def test_members_come_in_the_order_of_their_ranks() -> None:
     story.join("spare")
     found = shown(story.group)
     assert [one.node_id for one in found] == [*NAMES, "spare"]
-    assert [ranks_of(found[place]) for place in (0, 119, 120)] == ["0", "119", ""]
+    assert [found[place].ranks() for place in (0, 119, 120)] == ["0", "119", ""]
 
 
 def test_a_node_that_is_lost_stays_in_its_place() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hetrdzv.dashboard.timeline import bars
+from hetrdzv.dashboard.group import bars
 from hetrdzv.protocol.rounds import RoundRecord
 
 

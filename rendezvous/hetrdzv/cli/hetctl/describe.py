@@ -66,7 +66,7 @@ def _view(reply: Description) -> Iterator[RenderableType]:
     yield from group_view(reply.group, ranks=current is not None and bool(current.workers), most=MOST_ROWS)
     if reply.snapshots is not None and reply.snapshots.snapshots:
         yield ""
-        yield from snapshots_view(reply.snapshots)
+        yield snapshots_table(reply.snapshots)
     if changed := _changed(reply.group.spec):
         yield ""
         yield Text("settings", style="bold")
@@ -286,45 +286,36 @@ def _holds_up(worker: WorkerReply) -> tuple[bool, float, float, int]:
 # -- snapshots ---------------------------------------------------------------------------------------------
 
 
-def snapshots_view(reply: SnapshotsShown) -> Iterator[RenderableType]:
+def snapshots_table(reply: SnapshotsShown) -> Table:
     """From which steps a job can go on, and from which of them the next round does."""
     columns = [
         *tables.numbers("STEP", "ROUND", "SIZE"),
         tables.folded("NODES", 10),
-        tables.folded("WHY NOT", 20),
+        tables.folded("NOTE", 20),
     ]
     rows = (
         [
             str(snapshot.stamp.step),
             str(snapshot.stamp.round),
             decimal(int(snapshot.size)),
-            _where(snapshot),
-            _why_not(snapshot),
+            "on disk" if snapshot.on_disk else names(snapshot.nodes),
+            "; ".join(_notes(snapshot, reply)),
         ]
         for snapshot in reply.snapshots
     )
-    yield tables.table(columns, rows)
-    yield _next(reply)
+    return tables.table(columns, rows)
 
 
-def _where(snapshot: SnapshotShown) -> str:
-    if not snapshot.on_disk:
-        return names(snapshot.nodes)
-    return "on disk" if snapshot.stamp.origin is None else "on disk, of an earlier job"
-
-
-def _why_not(snapshot: SnapshotShown) -> str:
-    clauses = [snapshot.lack] if snapshot.lack else []
-    clauses += ["an older one was chosen with hetctl restart --from"] if snapshot.undone else []
-    return "; ".join(clauses)
-
-
-def _next(reply: SnapshotsShown) -> str:
-    """From which step the next round begins, and from which if a node is lost before others have copies."""
-    if reply.next is None:
-        return "a round that forms now begins from none of them"
-    chosen = ", which was chosen with restart --from" if reply.wanted else ""
-    text = f"the next round begins from step {reply.next.step} of round {reply.next.round}{chosen}"
-    if reply.safe == reply.next:
-        return text
-    return f"{text}, or {f'from step {reply.safe.step}' if reply.safe else 'anew'} if a node is lost"
+def _notes(snapshot: SnapshotShown, reply: SnapshotsShown) -> Iterator[str]:
+    if snapshot.stamp.origin is not None:
+        yield "of an earlier job"
+    if snapshot.stamp == reply.next:
+        yield "the next round begins here" + (", as chosen with restart --from" if reply.wanted else "")
+        if reply.safe is None:
+            yield "or anew if a node is lost"
+    elif snapshot.stamp == reply.safe:
+        yield "the next round begins here if a node is lost"
+    if snapshot.lack:
+        yield snapshot.lack
+    if snapshot.undone:
+        yield "undone with restart --from"

@@ -19,19 +19,10 @@ PIPED_WIDTH = 10_000
 """Width where output is not a terminal (columns): every row stays on one line, for grep and awk."""
 
 _STYLES = {
-    "running": "green",
-    "succeeded": "green",
-    "starting": "cyan",
-    "ready": "cyan",
-    "spare": "cyan",
-    "not_ready": "yellow",
-    "waiting": "yellow",
-    "stopping": "yellow",
-    "suspect": "yellow",
-    "failed": "bold red",
-    "hangs": "bold red",
-    "quarantined": "bold red",
-    "lost": "red",
+    "green": ("running", "succeeded"),
+    "cyan": ("starting", "ready", "spare"),
+    "yellow": ("not_ready", "waiting", "stopping", "suspect"),
+    "bold red": ("failed", "hangs", "lost", "quarantined"),
 }
 
 
@@ -121,7 +112,7 @@ def numbers(*names: str) -> list[Column]:
 
 def state_text(state: str) -> Text:
     """The state of a group or a node, in its colour."""
-    return Text(state, style=_STYLES.get(state, ""))
+    return Text(state, style=next((style for style, states in _STYLES.items() if state in states), ""))
 
 
 def event_line(event: Event) -> str:

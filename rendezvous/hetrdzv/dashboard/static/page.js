@@ -110,28 +110,6 @@
     filter(root);
   }
 
-  // What somebody else needs to know: why, what to do, the root cause, the rounds. Browsers offer a clipboard to pages
-  // over TLS only; the older way works on all.
-  async function copy(text) {
-    if (navigator.clipboard) return navigator.clipboard.writeText(text);
-    const area = document.body.appendChild(document.createElement("textarea"));
-    area.value = text;
-    area.select();
-    const done = document.execCommand("copy");
-    area.remove();
-    if (!done) throw new Error("the browser does not copy");
-  }
-
-  document.body.addEventListener("click", async (event) => {
-    const copying = event.target.closest("#copy");
-    if (copying) {
-      const parts = ["now", "asked", "cause", "rounds", "asked-of-round"].map((id) => document.getElementById(id).innerText.trim());
-      const text = [location.href, ...parts].filter(Boolean).join("\n\n");
-      copying.textContent = await copy(text).then(() => "Copied", () => "Not copied");
-      setTimeout(() => { copying.textContent = "Copy"; }, 2000);
-    }
-  });
-
   // Sections ask for themselves; the server answers with nothing (304) if a page has the newest. What came is put into
   // a section only where something differs, so that what people read, select or have scrolled stays.
   const polled = (event) => event.detail.elt.dataset && "etag" in event.detail.elt.dataset;

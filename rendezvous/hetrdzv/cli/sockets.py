@@ -1,6 +1,7 @@
 """The socket that hetserver listens on: a new one, or one inherited from its parent."""
 
 import errno
+import os
 import socket
 
 from hetrdzv.api.server import BACKLOG
@@ -30,18 +31,14 @@ def listen(host: str, port: int) -> socket.socket:
     except (socket.gaierror, UnicodeError):
         raise CannotServe(f"unknown host name '{host}': give --host an address of this machine") from None
     family, _, _, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
-    listener = None
+    both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
     try:
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        keep_alive(listener, SILENT_S)  # which connections inherit
-        listener.bind(address)
-        listener.listen(BACKLOG)
+        listener = socket.create_server(address, family=family, backlog=BACKLOG, dualstack_ipv6=both)
     except OSError as error:
-        if listener is not None:
-            listener.close()
         hint = HINTS.get(error.errno or 0, "choose another --host or --port")
-        raise CannotServe(f"cannot listen on {host} port {port}: {error.strerror}; {hint}") from None
+        reason = os.strerror(error.errno or 0)
+        raise CannotServe(f"cannot listen on {host} port {port}: {reason}; {hint}") from None
+    keep_alive(listener, SILENT_S)  # which connections inherit
     return listener
 
 

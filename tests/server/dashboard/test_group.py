@@ -67,56 +67,45 @@ async def test_nodes_that_need_attention_have_rows_and_all_have_them_for_who_ask
     assert "<i " not in nodes
 
 
-async def test_workers_that_are_watched_are_not_said_to_be_unseen() -> None:
+@pytest.mark.parametrize("over", [False, True])
+async def test_workers_that_nobody_watches_are_named_until_they_are_watched_or_the_job_is_over(
+    over: bool,
+) -> None:
     clock = HandClock()
     async with serving(clock=clock) as (service, _):
         await two_nodes(service)
         clock.pass_by(service, 60)
         assert shown(service, "now").count("have not reported on them") == 1
-        for rank, name in enumerate("ab"):
-            told = NodeProgress(round=1, workers=(Worker(rank=rank, step=3),))
-            service.progress.note("g", name, told, 60.0)
-        clock.pass_by(service, 10)
-        assert "not reported on" not in shown(service, "now")
-
-
-async def test_who_is_not_watched_is_not_said_of_a_job_that_is_over() -> None:
-    clock = HandClock()
-    async with serving(clock=clock) as (service, _):
-        await two_nodes(service)
-        clock.pass_by(service, 60)
-        assert "cannot be watched" in shown(service, "now")
-        await service.execute("g", Cancel())
-        assert "cannot be watched" not in shown(service, "now")
-
-
-async def test_a_node_says_how_its_worker_failed() -> None:
-    async with serving() as (service, _):
-        await two_nodes(service)
-        failure = Failure(local_rank=0, rank=1, exit_code=1)
-        await service.execute(
-            "g", Report(node_id="b", incarnation="1", round=1, kind=ReportKind.FAILED, failure=failure)
-        )
-        assert "rank 1: exit code 1" in shown(service, "nodes")
+        if over:
+            await service.execute("g", Cancel())
+        else:
+            for rank, name in enumerate("ab"):
+                told = NodeProgress(round=1, workers=(Worker(rank=rank, step=3),))
+                service.progress.note("g", name, told, 60.0)
+            clock.pass_by(service, 10)
+        now = shown(service, "now")
+        assert "not reported on" not in now
+        assert "cannot be watched" not in now
 
 
 async def test_the_card_of_the_cause_is_there_where_there_is_more_than_the_headline() -> None:
-    for worker_fails in (False, True):
-        clock = HandClock()
-        async with serving(clock=clock) as (service, _):
-            if worker_fails:
-                await two_nodes(service)
-                failure = Failure(local_rank=0, rank=1, exit_code=1, permanent=True)
-                await service.execute(
-                    "g",
-                    Report(node_id="b", incarnation="1", round=1, kind=ReportKind.FAILED, failure=failure),
-                )
-            else:
-                await service.execute("g", join("a", min_nodes=2, join_timeout_s=1.0))
-            clock.pass_by(service, 120.0 if worker_fails else 2.0)
-            await service.execute("g", Tick())
-            assert service.group("g").state.terminal
-            assert ("Root cause" in shown(service, "cause")) is worker_fails
+    clock = HandClock()
+    async with serving(clock=clock) as (service, _):
+        await two_nodes(service)
+        failure = Failure(local_rank=0, rank=1, exit_code=1, permanent=True)
+        report = Report(node_id="b", incarnation="1", round=1, kind=ReportKind.FAILED, failure=failure)
+        await service.execute("g", report)
+        assert "rank 1: exit code 1" in shown(service, "nodes")
+        clock.pass_by(service, 120.0)
+        await service.execute("g", Tick())
+        assert service.group("g").state.terminal
+        assert "Root cause" in shown(service, "cause")
+    async with serving(clock=clock) as (service, _):
+        await service.execute("g", join("a", min_nodes=2, join_timeout_s=1.0))
+        clock.pass_by(service, 2.0)
+        await service.execute("g", Tick())
+        assert service.group("g").state.terminal
+        assert "Root cause" not in shown(service, "cause")
 
 
 async def test_a_group_that_hangs_is_said_to_and_comes_first(service: Service) -> None:

@@ -615,6 +615,26 @@ def test_follow_ends_quietly_on_ctrl_c(job: Job) -> None:
         assert ended(running) == (0, "", "")
 
 
+def test_ctrl_c_is_130(job: Job) -> None:
+    with process("wait", f"{job.group}-never", "--for", "running") as running:
+        assert running.stderr is not None
+        assert "waiting for it" in running.stderr.readline()
+        running.send_signal(signal.SIGINT)
+        assert ended(running) == (130, "", "")
+
+
+def test_a_terminal_that_does_not_speak_utf_8_gets_the_rest(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "latin-1")
+    job.run()
+    job.fail()
+    with process("get", job.group) as running:
+        code, out, err = ended(running)
+    assert (code, err) == (0, "")
+    assert "  ? 12 lines before" in out
+
+
 def test_follow_outlives_a_restart_of_the_server(tmp_path: Path) -> None:
     with Hetserver(f"sqlite:{tmp_path / 'state.db'}") as server:
         job = Job(server.url, "lasting", min_nodes=2)

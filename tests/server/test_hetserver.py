@@ -417,6 +417,14 @@ def test_a_state_file_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
         assert str(path) in said
 
 
+def test_a_user_without_a_home_is_told_to_name_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+    says = "no home directory: set HOME, or name files with --store and --token-file"
+    assert says in refused("--port", "0", home=Path("relative"))
+    assert says in refused("--port", "0", "--host", "0.0.0.0", "--store", "memory", home=Path("relative"))
+
+
 def test_an_inherited_socket_is_served(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as given:
         arguments = ("--fd", str(given.fileno()), "--store", "memory")

@@ -196,7 +196,9 @@ def state_home() -> Path:
     """Where state is kept by default: `$XDG_STATE_HOME/hetrdzv`, else `~/.local/state/hetrdzv`."""
     base = Path(os.environ.get("XDG_STATE_HOME", ""))
     if not base.is_absolute():  # the XDG specification says to ignore such a value
-        base = Path("~/.local/state").expanduser()
+        base = Path(os.path.expanduser("~/.local/state"))
+    if not base.is_absolute():
+        raise CannotServe("no home directory: set HOME, or name files with --store and --token-file")
     return base / "hetrdzv"
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import sys
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
@@ -43,8 +44,8 @@ def connect() -> Client:
         raise click.ClickException(str(error)) from None
 
 
-def call(ask: Ask[_T]) -> _T:
-    """Run a coroutine with a client of the server; an error of it ends hetctl with status 1."""
+def call(ask: Ask[_T], *, interrupted: int = 130) -> _T:
+    """Run a coroutine with a client of the server. An error ends hetctl with status 1, Ctrl-C with `interrupted`."""
 
     async def run() -> _T:
         async with connect() as client:
@@ -52,6 +53,8 @@ def call(ask: Ask[_T]) -> _T:
 
     try:
         return asyncio.run(run())
+    except KeyboardInterrupt:
+        sys.exit(interrupted)
     except HetError as error:
         unreached = isinstance(error, Unreachable) and not isinstance(error, Unavailable | NoTls)
         text = f"{error}; {ADVICE}" if unreached else str(error)
@@ -104,11 +107,3 @@ def look(ask: Ask[_T], view: View[_T]) -> None:
         print_json(reply)
     elif parts := list(view(reply)):
         tables.show(*parts)
-
-
-def interruptible(ask: Ask[None]) -> None:
-    """As `call`, for what goes on until Ctrl-C."""
-    try:
-        call(ask)
-    except KeyboardInterrupt:
-        return

@@ -8,7 +8,7 @@ import click
 from rich.console import RenderableType
 
 from hetrdzv.cli.hetctl import tables
-from hetrdzv.cli.hetctl.calls import complain, interruptible, look, print_json, retrying
+from hetrdzv.cli.hetctl.calls import call, complain, look, print_json, retrying
 from hetrdzv.cli.hetctl.options import GROUP, WIDE, command, shared
 from hetrdzv.client import Client
 from hetrdzv.protocol.errors import Problem, UnknownGroup
@@ -30,7 +30,7 @@ PAUSE_S = 1.0
 def events(group: str, follow: bool, after: int) -> None:
     """Show the history of GROUP: number, local time, what happened."""
     if follow:
-        interruptible(lambda client: _follow(client, group, after))
+        call(lambda client: _follow(client, group, after), interrupted=0)
     else:
         look(lambda client: client.events(group, after=after), _events_view)
 

@@ -9,7 +9,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from hetrdzv.cli.hetctl import tables
-from hetrdzv.cli.hetctl.calls import EVERY_S, call, complain, interruptible, print_json, retrying
+from hetrdzv.cli.hetctl.calls import EVERY_S, call, complain, print_json, retrying
 from hetrdzv.cli.hetctl.options import GROUP, RANKS, command, round_option, shared
 from hetrdzv.cli.hetctl.wait import OUTCOMES
 from hetrdzv.client import Client
@@ -50,7 +50,7 @@ def logs(group: str, ranks: tuple[int, ...], tail: int | None, number: int | Non
     if follow and number is not None:
         raise click.UsageError("--follow goes on with the newest round: give no --round with it")
     if follow:
-        interruptible(lambda client: _follow(client, group, ranks, printer))
+        call(lambda client: _follow(client, group, ranks, printer), interrupted=0)
         return
     reply = call(lambda client: _logs(client, group, ranks, number))
     if reply.over and number is None:

@@ -1,5 +1,8 @@
 """hetctl's command line: the list of subcommands."""
 
+import io
+import sys
+
 import click
 
 from hetrdzv import __version__
@@ -37,4 +40,6 @@ def cli() -> None:
 
 def main() -> None:
     """The entry point `hetctl`."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # not every terminal speaks UTF-8
     cli(prog_name="hetctl")

@@ -113,7 +113,7 @@ class GroupPage:
             state=brief.shown_state,
             snapshot=of_group(brief),
             restarted_by="; ".join(filter(None, (failed.message, after_exit(failed)))) if failed else "",
-            notes=[*unwatched(group, self._seen, self._now), *self._refused],
+            notes=[*brief.warnings, *unwatched(group, self._seen, self._now), *self._refused],
             stack=stall.stack if stall is not None else "",
             at=line_of(stall.stack) if stall is not None else "",
             beside=beside(brief.reason, Clock(brief.clock)),

@@ -10,11 +10,12 @@ from hetrdzv.auth.tokens import EVERYTHING
 from hetrdzv.core.commands import Cancel, Leave, NoteStall, Report, Tick
 from hetrdzv.core.model import Stall
 from hetrdzv.dashboard.cache import LARGEST_SHARE, MOST, SectionCache
-from hetrdzv.dashboard.group import SECTIONS, GroupPage, version
+from hetrdzv.dashboard.group import SECTIONS, GroupPage, bars, version
 from hetrdzv.dashboard.overview import overview
 from hetrdzv.dashboard.render import EVERY_S
 from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.progress import NodeProgress, Worker
+from hetrdzv.protocol.rounds import RoundRecord
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.service.service import Service
 from tests.support.hangs import behind
@@ -127,6 +128,21 @@ async def test_a_group_that_hangs_is_said_to_and_comes_first(service: Service) -
     await service.execute("g", Cancel())
     now = shown(service, "now")
     assert "Where rank 3 was" in now
+
+
+def test_bars_fill_the_width_and_none_is_too_thin_to_be_seen() -> None:
+    time = {"starting_up": 2.0, "training": 2_000.0, "noticing": 0.5}
+    rounds = [RoundRecord(number=1, world_size=2, time=time), RoundRecord(number=2, world_size=2, time=time)]
+    drawn = bars(rounds)
+    assert [(bar.phase, bar.length, bar.round) for bar in drawn[:4]] == [
+        ("starting_up", 2.0, 1),
+        ("training", 2_000.0, 1),
+        ("noticing", 0.5, 1),
+        ("starting_up", 2.0, 2),
+    ]
+    assert min(bar.width for bar in drawn) == 2
+    assert drawn[3].x == pytest.approx(500)
+    assert bars([]) == bars([RoundRecord(number=1, world_size=2)]) == []
 
 
 # -- the cache ---------------------------------------------------------------------------------------------

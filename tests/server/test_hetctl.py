@@ -27,7 +27,8 @@ from hetrdzv.cli.hetctl.history import rounds_view
 from hetrdzv.client import Client
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.failure import Failure
-from hetrdzv.protocol.pages import GroupReply, WorkerReply
+from hetrdzv.protocol.http import routes
+from hetrdzv.protocol.pages import GroupReply, GroupsReply, WorkerReply
 from hetrdzv.protocol.reasons import departures, ends
 from hetrdzv.protocol.requests.joining import JoinRequest, SpecFields
 from hetrdzv.protocol.requests.reports import ReportRequest
@@ -437,6 +438,21 @@ def test_get_nodes(ctl: Callable[..., str], job: Job) -> None:
     assert [job.group, "gpu1"] in [row[:2] for row in rows(ctl("get", "nodes"), "GROUP")]
     (group,) = json.loads(ctl("--json", "get", "nodes", job.group))["groups"]
     assert group["nodes"][0]["node_id"] == "gpu1"
+
+
+def test_nodes_are_listed_though_a_group_is_deleted_meanwhile(
+    ctl: Callable[..., str], job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.run()
+    gone = Job(job.url, f"{job.group}-gone")
+
+    async def groups(client: Client) -> GroupsReply:
+        reply = await client.ask(routes.GROUPS)
+        await client.delete(gone.group)
+        return reply
+
+    monkeypatch.setattr(Client, "groups", groups)
+    assert [job.group, "gpu1"] in [row[:2] for row in rows(ctl("get", "nodes"), "GROUP")]
 
 
 def test_describe_shows_why_settings_that_differ_rounds_and_events(ctl: Callable[..., str], job: Job) -> None:

@@ -125,7 +125,7 @@ def _route(path: str, handler: Handler, role: Role = Role.READ, method: str = "G
 
 async def sign_in_page(request: Request) -> Response:
     """The form that takes a token."""
-    return _sign_in(request, "/")
+    return page("sign_in.html", why="", where="/")
 
 
 async def sign_in(request: Request) -> Response:
@@ -139,7 +139,7 @@ async def sign_in(request: Request) -> Response:
         request.app.state.sessions.sign_in(request, form.get("token", [""])[0].strip())
     except Unauthorized as error:
         request.app.state.note(error, request)
-        return _sign_in(request, where, str(error), error.status)
+        return page("sign_in.html", error.status, why=str(error), where=where)
     return RedirectResponse(where, 303, dict(HEADERS))
 
 
@@ -149,10 +149,6 @@ async def sign_out(request: Request) -> Response:
     if "session" in request.scope:
         request.session.clear()
     return Response(status_code=204, headers={**HEADERS, "HX-Redirect": "/sign-in"})
-
-
-def _sign_in(request: Request, where: str, why: str = "", status: int = 200) -> Response:
-    return page("sign_in.html", status, why=why, where=where)
 
 
 # -- everything else ---------------------------------------------------------------------------------------
@@ -175,7 +171,7 @@ def _refusal(request: Request, error: HetError) -> Response:
     if "hx-request" in request.headers:
         return page("wrong.html", error.status, why=str(error))
     if isinstance(error, Unauthorized):
-        return _sign_in(request, request.url.path, status=error.status)
+        return page("sign_in.html", error.status, why="", where=request.url.path)
     return page("error.html", error.status, title=HTTPStatus(error.status).phrase, why=str(error))
 
 

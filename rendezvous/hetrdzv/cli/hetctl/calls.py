@@ -15,7 +15,7 @@ from hetrdzv.cli.hetctl import tables
 from hetrdzv.cli.hetctl.options import shared
 from hetrdzv.client import Client
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.errors import HetError, NoTls, Unavailable, Unreachable
+from hetrdzv.protocol.errors import HetError, NoTls, Problem, Unavailable, UnknownGroup, Unreachable
 from hetrdzv.protocol.pages import GroupReply, GroupSummary
 from hetrdzv.protocol.texts.phrasing import predicate
 
@@ -72,6 +72,16 @@ async def retrying(ask: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
                 complain(f"{error}; trying again")
             complained = True
         await asyncio.sleep(EVERY_S)
+
+
+async def group_if_any(client: Client, group: str) -> GroupReply | None:
+    """A group; None: there is none."""
+    try:
+        return await client.group(group)
+    except Problem as problem:
+        if problem.code != UnknownGroup.code:
+            raise
+        return None
 
 
 # -- printing ----------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from hetrdzv.cli.hetctl import tables
-from hetrdzv.cli.hetctl.calls import look
+from hetrdzv.cli.hetctl.calls import group_if_any, look
 from hetrdzv.cli.hetctl.describe import group_view, nodes_table
 from hetrdzv.cli.hetctl.options import ID, WIDE, command
 from hetrdzv.client import Client
@@ -87,7 +87,8 @@ class FullGroups:
 
 async def _full(client: Client, group: str | None) -> FullGroups:
     served = (each.group_id for each in (await _groups(client, group)).groups if each.state != QUARANTINED)
-    return FullGroups(groups=tuple([await client.group(group_id) for group_id in served]))
+    found = [await group_if_any(client, group_id) for group_id in served]  # one may have been deleted by now
+    return FullGroups(groups=tuple(filter(None, found)))
 
 
 def _nodes_view(reply: FullGroups, *, only: str | None, wide: bool) -> Iterator[RenderableType]:

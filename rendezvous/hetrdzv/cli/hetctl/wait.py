@@ -4,11 +4,10 @@ import asyncio
 
 import click
 
-from hetrdzv.cli.hetctl.calls import call, complain, retrying, say, stands
+from hetrdzv.cli.hetctl.calls import call, complain, group_if_any, retrying, say, stands
 from hetrdzv.cli.hetctl.options import GROUP, command, shared
 from hetrdzv.cli.types import Typed
 from hetrdzv.client import Client
-from hetrdzv.protocol.errors import Problem, UnknownGroup
 from hetrdzv.protocol.pages import GroupReply
 from hetrdzv.protocol.states import GroupState
 from hetrdzv.protocol.texts.typed import seconds
@@ -67,22 +66,13 @@ async def _until(client: Client, group: str, wanted: str, timeout_s: float | Non
     Raises:
         TimeoutError: it is neither in time; it is looked at once at least.
     """
-    reply = await _group(client, group)
+    reply = await group_if_any(client, group)
     if reply is None:
         complain(f"there is no group '{group}' yet: waiting for it")
     async with asyncio.timeout(timeout_s):
         while reply is None or not (_is_reached(reply, wanted) or reply.state in OUTCOMES):
             await asyncio.sleep(EVERY_S)
-            before, reply = reply, await retrying(lambda: _group(client, group))
+            before, reply = reply, await retrying(lambda: group_if_any(client, group))
             if before is not None and reply is None:
                 return None
     return reply
-
-
-async def _group(client: Client, group: str) -> GroupReply | None:
-    try:
-        return await client.group(group)
-    except Problem as problem:
-        if problem.code != UnknownGroup.code:
-            raise
-        return None

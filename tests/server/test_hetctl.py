@@ -27,7 +27,6 @@ from hetrdzv.cli.hetctl.history import rounds_view
 from hetrdzv.client import Client
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.failure import Failure
-from hetrdzv.protocol.http import routes
 from hetrdzv.protocol.pages import GroupReply, GroupsReply, WorkerReply
 from hetrdzv.protocol.reasons import departures, ends
 from hetrdzv.protocol.requests.joining import JoinRequest, SpecFields
@@ -446,12 +445,12 @@ def test_nodes_are_listed_though_a_group_is_deleted_meanwhile(
     job.run()
     gone = Job(job.url, f"{job.group}-gone")
 
-    async def groups(client: Client) -> GroupsReply:
-        reply = await client.ask(routes.GROUPS)
+    async def groups(client: Client, group: str | None) -> GroupsReply:
+        reply: GroupsReply = await client.groups()
         await client.delete(gone.group)
         return reply
 
-    monkeypatch.setattr(Client, "groups", groups)
+    monkeypatch.setattr("hetrdzv.cli.hetctl.get._groups", groups)
     assert [job.group, "gpu1"] in [row[:2] for row in rows(ctl("get", "nodes"), "GROUP")]
 
 

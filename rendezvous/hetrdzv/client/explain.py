@@ -53,7 +53,7 @@ def unusable(response: httpx.Response, server: str) -> HetError | None:
             f"{server} answered, but is not a hetserver (HTTP {status}, {what[:100]}): check --server{hint}"
         )
     if version != str(versions.MAJOR):
-        older = "the server" if version.isdecimal() and int(version) < versions.MAJOR else "this client"
+        older = "the server" if version.isdecimal() and int(version[:20]) < versions.MAJOR else "this client"
         return VersionMismatch(
             f"{server} speaks version {version[:20]} of the API and this client version {versions.MAJOR}: "
             f"{older} is older, upgrade it"

@@ -7,7 +7,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from hetrdzv.api import views
-from hetrdzv.api.workers import told_stall
+from hetrdzv.api.workers import reported_stall
 from hetrdzv.core.model import Group
 from hetrdzv.dashboard.nodes import ORDINARY, on_map, paces
 from hetrdzv.dashboard.render import EVERY_S, section
@@ -80,7 +80,7 @@ class GroupPage:
         self._events, _ = service.history(group_id)
         self._seen = dict(service.progress.workers(group))
         self._heard_at = partial(service.leases.heard_at, group)
-        self._refused, self._stall = service.refusals.lately(group), told_stall(group)
+        self._refused, self._stall = service.refusals.lately(group), reported_stall(group)
         kept = service.post_mortems.rounds if acts else lambda *_: frozenset()
         self._left = {
             "group_id": group_id,

@@ -350,6 +350,19 @@ def test_restart_drain_undrain_cancel_delete_say_what_happened(ctl: Callable[...
     assert "there is no group" in ctl("get", name, status=1)
 
 
+def test_a_dry_run_of_create_checks_and_makes_nothing(ctl: Callable[..., str]) -> None:
+    said = ctl("create", "dry", "--dry-run", "--nnodes", "2:4", "--", "a.py")
+    assert said == "group 'dry' would be created: min_nodes=2, max_nodes=4, command=('a.py',)\n"
+    assert "there is no group 'dry'" in ctl("get", "dry", status=1)
+    wrong = ("--world-size", "9:11", "--world-size-multiple", "4")
+    assert "there is no multiple of it" in ctl("create", "dry", "--dry-run", *wrong, status=1)
+    ctl("create", "dry", "--nnodes", "2:4", "--no-restart-on", "2", "--", "a.py")
+    same = ("create", "dry", "--dry-run", "--nnodes", "2:4", "--no-restart-on", "2", "--", "a.py")
+    assert ctl(*same) == "nothing: group 'dry' exists with these settings\n"
+    said = ctl("create", "dry", "--dry-run", "--max-restarts", "9", status=1)
+    assert "group 'dry' exists with max_restarts=3, not 9" in said
+
+
 def test_dry_runs_change_nothing(ctl: Callable[..., str], job: Job) -> None:
     job.run()
     before = job.ask(lambda client: client.events(job.group)).last

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import click
@@ -12,10 +12,11 @@ from hetrdzv.cli.hetctl.calls import call, look, say, stands
 from hetrdzv.cli.hetctl.options import DRY_RUN, GROUP, ID, NODE, command, shared
 from hetrdzv.cli.types import Typed
 from hetrdzv.client import Client
+from hetrdzv.protocol.errors import Problem, UnknownGroup
 from hetrdzv.protocol.pages import GroupReply
 from hetrdzv.protocol.requests.joining import SpecFields
 from hetrdzv.protocol.requests.plans import Changes, sentences
-from hetrdzv.protocol.settings import SETTINGS, Setting
+from hetrdzv.protocol.settings import SETTINGS, GroupSpec, Setting
 from hetrdzv.protocol.snapshots import UseRequest
 from hetrdzv.protocol.states import GroupState
 from hetrdzv.protocol.texts import typed
@@ -49,9 +50,11 @@ def setting_flags() -> Iterator[click.Option]:
 @command("Create a group.", *setting_flags())
 @GROUP
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- SCRIPT ARGS...]")
+@DRY_RUN
 def create(
     group: str,
     command: tuple[str, ...],
+    dry_run: bool,
     nnodes: tuple[int, int] | None,
     world_size: tuple[int | None, int | None] | None,
     **spec: object,
@@ -64,8 +67,34 @@ def create(
     spec["min_world_size"], spec["max_world_size"] = world_size or (None, None)
     spec["command"] = command or None
     given: dict[str, Any] = {name: value for name, value in spec.items() if value is not None}
+    if dry_run:
+        _create_dry(group, given)
+        return
     reply = call(lambda client: client.put(group, SpecFields(**given)))
     say(reply, f"group '{group}' exists and {stands(reply)}")
+
+
+def _create_dry(group: str, given: Mapping[str, Any]) -> None:
+    """Check settings, and say whether the group exists and has others."""
+
+    async def ask(client: Client) -> Mapping[str, object] | None:
+        GroupSpec(**given)
+        try:
+            return (await client.group(group)).spec
+        except Problem as problem:
+            if problem.code != UnknownGroup.code:
+                raise
+            return None
+
+    there = call(ask)
+    if there is None:
+        chosen = ", ".join(f"{name}={value}" for name, value in given.items()) or "defaults only"
+        tables.write(tables.one_line(f"group '{group}' would be created: {chosen}"))
+        return
+    for name, value in given.items():
+        if there[name] != (list(value) if isinstance(value, tuple) else value):
+            raise click.ClickException(f"group '{group}' exists with {name}={there[name]}, not {value}")
+    tables.write(f"nothing: group '{group}' exists with these settings")
 
 
 @command("End a group's round so that another forms.")

@@ -184,7 +184,9 @@ class State:
             for prefix in self.optimizers
             for parameter, name in self._names.items()
         }
-        for name in shapes.keys() - targets.keys():
+        for name in sorted(
+            shapes.keys() - targets.keys()
+        ):  # on all ranks alike: full_tensor() is a collective
             shape, dtype, device = shapes[name]
             parameter = holders.get(name.rpartition(".")[0])
             if parameter is None:

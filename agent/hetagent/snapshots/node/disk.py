@@ -1,11 +1,12 @@
 """Writes snapshots to the directory that all nodes share, one at a time, each by a child process.
 
 Rank 0 of the workers names a step when one is due. All nodes write their parts of it; the node with rank 0 makes the
-checkpoint of them. When the agent ends, the last step is written.
+checkpoint of them. When the agent ends, the last step is written; what cannot be stays in memory for the next agent.
 """
 
 import contextlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -14,9 +15,10 @@ from collections.abc import Callable, Sequence
 
 from hetagent.context import Identity
 from hetagent.node.processes import proctree as processes
-from hetagent.snapshots.folder import TO_DISK, Folder, Slot, Stamp
+from hetagent.snapshots.folder import TO_DISK, Folder, Slot, Stamp, put
 from hetagent.snapshots.node.catalog import PATIENT_S, Catalog
 from hetagent.snapshots.node.files import MOST_WHY
+from hetagent.snapshots.node.folder import UNSAVED
 from hetagent.snapshots.on_disk import OVERTAKEN, SnapshotId
 from hetrdzv.protocol.snapshots import NotWritten
 from hetrdzv.protocol.snapshots import Stamp as ServerStamp
@@ -57,6 +59,7 @@ class DiskWriter:
         self._log = log
         self._marks = identity.marks
         self._stderr = folder.path / "to_disk.stderr"
+        self._unsaved = folder.path / UNSAVED
         self._process: subprocess.Popen[bytes] | None = None
         self._begun: set[SnapshotId] = set()
         self._due_at = time.monotonic() + every_s
@@ -70,6 +73,11 @@ class DiskWriter:
     def wants(self) -> bool:
         """Whether the next snapshot is to be written, too; rank 0 has all ranks know."""
         return self._process is None and time.monotonic() >= self._due_at
+
+    @property
+    def is_unsaved(self) -> bool:
+        """Whether what should be on disk is in memory alone."""
+        return self._unsaved.exists()
 
     def look(self, number: int, ranks: Sequence[int]) -> None:
         """Write what is due of a round, of this node's ranks."""
@@ -90,40 +98,64 @@ class DiskWriter:
     def write_last(self, ranks: Sequence[int], until: float, hurried: Callable[[], bool]) -> str:
         """Write the newest snapshot, unless that was done; returns whether it is on disk, in a sentence.
 
-        Gives up at `until` (monotonic seconds), or once `hurried`.
+        Gives up at `until` (monotonic seconds), or once `hurried`; then it stays in memory (`is_unsaved`).
         """
         slots = self._folder.slots()
-        mine = {stamp: len(slot.indexes().keys() & {*ranks}) for stamp, slot in slots.items()}
-        held = [(count == len(ranks), stamp) for stamp, count in mine.items() if count]
+        mine = {stamp: slot.indexes().keys() & {*ranks} for stamp, slot in slots.items()}
+        held = [(len(closed) == len(ranks), stamp) for stamp, closed in mine.items() if closed]
         if not held:
             return ""
         _, newest = max(held)
-        until = min(until, time.monotonic() + LAST_S)
-        if self.writing not in (None, newest):
-            self.close()
-        if not self._is_on_disk(newest, until) and self._id(newest) not in self._begun:
-            self._log(f"writing the snapshot of step {newest.step} to {self.catalog.path}; Ctrl-C gives up")
-            self.not_written = None
-            self._begin(slots[newest], ranks, LAST_PARTS_S)
-        while self._process is not None:
-            if time.monotonic() >= until or hurried():
-                self._fail(newest, "there was no time")
-                self.close()
-                break
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(0.1)
-            self._reap()
+        self._write(slots[newest], ranks, until, hurried)
         if self.not_written is None and 0 not in ranks:  # another node makes the checkpoint
             until = min(until, time.monotonic() + LAST_PARTS_S)
             while not self._is_on_disk(newest, until) and time.monotonic() < until and not hurried():
                 time.sleep(RUNNING_S)
         if self._is_on_disk(newest, until):
+            self._unsaved.unlink(missing_ok=True)
             return f"step {newest.step} is on disk: {self.catalog.path_of(self._id(newest))}"
+        with contextlib.suppress(OSError):
+            put(self._unsaved, json.dumps([*newest, *sorted(mine[newest])]).encode())
         lack = self.not_written
         why = lack.why if lack is not None else "not all nodes have written their parts"
         last = next(iter(self.catalog.marks), None)
         instead = f"the newest there is step {last.step}" if last is not None else "none is there"
-        return f"step {newest.step} is not on disk: {why}; {instead}"
+        stays = f"it stays in this node's memory, {self._folder.path}, and the next agent writes it"
+        return f"step {newest.step} is not on disk: {why}; {instead}; {stays}"
+
+    def write_left(self) -> None:
+        """Write what the last agent of this node could not; if it fails again, it is left to the next one."""
+        try:
+            number, step, *ranks = json.loads(self._unsaved.read_bytes())
+        except (OSError, ValueError):
+            return
+        slot = self._folder.slots().get(Stamp(number, step))
+        if slot is not None and slot.indexes().keys() >= {*ranks}:
+            self._log("the last agent of this node has left a snapshot in memory that is not on disk")
+            self._write(slot, ranks, math.inf, lambda: False)
+        if self.not_written is None:
+            self._unsaved.unlink(missing_ok=True)
+        self.not_written = None
+        self._begun.clear()
+        self.catalog.look(PATIENT_S, again=True)
+
+    def _write(self, slot: Slot, ranks: Sequence[int], until: float, hurried: Callable[[], bool]) -> None:
+        """Write this node's part of a snapshot, unless that was done; `not_written` says what became of it."""
+        stamp, until = slot.stamp, min(until, time.monotonic() + LAST_S)
+        if self.writing not in (None, stamp):
+            self.close()
+        if not self._is_on_disk(stamp, until) and self._id(stamp) not in self._begun:
+            self._log(f"writing the snapshot of step {stamp.step} to {self.catalog.path}; Ctrl-C leaves it")
+            self.not_written = None
+            self._begin(slot, ranks, LAST_PARTS_S)
+        while self._process is not None:
+            if time.monotonic() >= until or hurried():
+                self._fail(stamp, "there was no time")
+                self.close()
+                break
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(0.1)
+            self._reap()
 
     def close(self) -> None:
         """Give up what is being written."""

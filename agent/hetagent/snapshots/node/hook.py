@@ -89,6 +89,7 @@ class SnapshotHook(RoundHook):
         self._failed: set[ServerStamp] = set()  # others' copies that could not be loaded once
         if disk is not None:
             disk.catalog.begin(self._dir.origin)
+            disk.write_left()
         self._reached = self._dir.reached()
         self._holdings = Holdings()
         line.offers(snapshots=self._holdings)
@@ -231,7 +232,8 @@ class SnapshotHook(RoundHook):
             self._server.close()
             if self._disk is not None:
                 self._disk.close()
-            self._folder.close(remove=self._over or self._drained or not self._dir.held())
+            is_useless = self._over or self._drained or not self._dir.held()
+            self._folder.close(remove=is_useless and not (self._disk is not None and self._disk.is_unsaved))
         return f"snapshot {outcome}" if outcome else ""
 
     @property

@@ -1,5 +1,6 @@
 """What an agent does about snapshots on disk, but for the writing itself: tests/agent/snapshots, tests/e2e."""
 
+import json
 import math
 import threading
 import time
@@ -16,6 +17,7 @@ from hetagent.snapshots.node import catalog as catalogs
 from hetagent.snapshots.node import disk as disks
 from hetagent.snapshots.node.catalog import Catalog
 from hetagent.snapshots.node.disk import DiskWriter
+from hetagent.snapshots.node.folder import UNSAVED
 from hetagent.snapshots.node.to_disk import prune
 from hetagent.snapshots.on_disk import MARK, Mark, SnapshotId
 from hetrdzv.protocol.snapshots import Chosen, NotWritten, OnDisk
@@ -250,12 +252,16 @@ def test_one_whose_memory_was_taken_is_no_news_and_a_later_one_is_written_at_onc
 # -- the last one ----------------------------------------------------------------------------------------------
 
 
-def test_what_cannot_be_written_is_said_with_what_is_there(node: Node) -> None:
+def test_what_cannot_be_written_is_said_and_stays_in_memory(node: Node) -> None:
     stamp = node.holds(10, 0)
     node.has(9, job="aaaa")
     node.memory.begin(Stamp(1, 20))  # a worker was taking it as it ended
     why = "this node does not have all of step 10"
-    assert node.writes_last(0) == f"step 10 is not on disk: {why}; the newest there is step 9"
+    assert node.writes_last(0) == (
+        f"step 10 is not on disk: {why}; the newest there is step 9; it stays in this node's memory, "
+        f"{node.memory.path}, and the next agent writes it"
+    )
+    assert node.disk.is_unsaved
     assert node.disk.not_written == NotWritten(stamp=Declared(round=1, step=10), why=why)
     assert not (node.catalog.path / SnapshotId(JOB, *stamp).name).exists(), "what is torn takes no space"
     assert [text.partition(" to ")[0] for text in node.said] == [
@@ -265,11 +271,29 @@ def test_what_cannot_be_written_is_said_with_what_is_there(node: Node) -> None:
     assert node.disk.sessions == []
 
 
+def test_what_the_last_agent_could_not_write_is_tried_until_it_is_on_disk_or_gone(node: Node) -> None:
+    stamp = node.holds(10, 0)
+    put(node.memory.path / UNSAVED, json.dumps([*stamp, 0]).encode())
+    for _ in range(2):
+        node.said.clear()
+        node.disk.write_left()
+        assert node.disk.is_unsaved
+        assert node.said[-1].startswith("the snapshot of step 10 is not on disk: ")
+    node.has(10)
+    node.disk.write_left()
+    assert not node.disk.is_unsaved
+    put(node.memory.path / UNSAVED, json.dumps([1, 20, 0]).encode())
+    node.disk.write_left()
+    assert not node.disk.is_unsaved, "nothing can be done"
+
+
 def test_what_is_on_disk_is_said_at_the_end(node: Node) -> None:
     stamp = node.holds(10, 0)
+    put(node.memory.path / UNSAVED, json.dumps([1, 5, 0]).encode())  # of an agent before
     node.has(10)
     assert node.writes_last(0) == f"step 10 is on disk: {node.catalog.path / SnapshotId(JOB, *stamp).name}"
     assert node.said == []
+    assert not node.disk.is_unsaved
 
 
 def test_whoever_has_written_its_part_waits_until_all_have(
@@ -281,8 +305,8 @@ def test_whoever_has_written_its_part_waits_until_all_have(
     monkeypatch.setattr(disks, "LAST_PARTS_S", 0.2)
     node.disk._begun.add(node.disk._id(node.holds(20, 1)))
     said = node.writes_last(1)
-    assert (
-        said == "step 20 is not on disk: not all nodes have written their parts; the newest there is step 10"
+    assert said.startswith(
+        "step 20 is not on disk: not all nodes have written their parts; the newest there is step 10; it stays"
     )
     assert node.said == []
 
@@ -290,7 +314,8 @@ def test_whoever_has_written_its_part_waits_until_all_have(
 def test_whoever_is_in_a_hurry_leaves_it(node: Node) -> None:
     node.holds(10, 0)
     said = node.writes_last(0, hurried=True)
-    assert said == "step 10 is not on disk: there was no time; none is there"
+    assert said.startswith("step 10 is not on disk: there was no time; none is there; it stays")
+    assert node.disk.is_unsaved
     assert node.said[-1] == "the snapshot of step 10 is not on disk: there was no time"
     assert node.disk.sessions == []
 
@@ -306,4 +331,4 @@ def test_a_disk_that_does_not_answer_keeps_nobody(
         said = node.disk.write_last([0], math.inf, dead.asked.is_set)
         assert dead.asked.is_set()
     node.disk.close()
-    assert said == "step 10 is not on disk: there was no time; none is there"
+    assert said.startswith("step 10 is not on disk: there was no time; none is there; it stays")

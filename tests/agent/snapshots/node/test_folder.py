@@ -18,7 +18,7 @@ from hetagent.options import parts
 from hetagent.options.parts import SnapshotOptions
 from hetagent.snapshots.node import folder as folders
 from hetagent.snapshots.node import setup
-from hetagent.snapshots.node.folder import OLD_S, NodeFolder, sweep
+from hetagent.snapshots.node.folder import OLD_S, UNSAVED, NodeFolder, sweep
 from hetagent.snapshots.node.setup import snapshot_hook
 from hetrdzv.protocol.snapshots import Holdings
 
@@ -81,14 +81,15 @@ def aged(folder: NodeFolder, by_s: float) -> None:
 
 
 def test_what_nobody_comes_back_for_is_swept(tmp_path: Path) -> None:
-    old, younger, used = (made(tmp_path, group) for group in ("old", "younger", "used"))
-    for folder in (old, used):
+    old, younger, used, unsaved = (made(tmp_path, group) for group in ("old", "younger", "used", "unsaved"))
+    (unsaved.path / UNSAVED).touch()
+    for folder in (old, used, unsaved):
         aged(folder, OLD_S + 1)
     aged(younger, OLD_S - 60)
-    for folder in (old, younger):
+    for folder in (old, younger, unsaved):
         folder.close(remove=False)
     sweep(tmp_path)
-    assert {*tmp_path.iterdir()} == {younger.path, used.path}
+    assert {*tmp_path.iterdir()} == {younger.path, used.path, unsaved.path}
     used.close(remove=True)
 
 

@@ -145,7 +145,7 @@ async def stored_groups(*names: str) -> dict[str, bytes]:
 
 DAMAGE = {
     "no JSON": ("groups/g/nodes/a", b"\xff\xfe{"),
-    "a number that is none": ("groups/g/round", b'{"v":2,"number":null}'),
+    "a number that is none": ("groups/g/round", b'{"v":3,"number":null}'),
     "an impossible state": ("groups/g/group", None),
     "an unknown key": ("groups/g/nodes/a/b", b"{}"),
 }
@@ -183,7 +183,7 @@ async def test_a_start_at_which_no_group_can_be_served_does_not_say_that_there_i
 
 async def test_a_store_of_a_newer_server_is_refused_as_a_whole() -> None:
     stored = await stored_groups("g", "h")
-    stored["groups/g/group"] = stored["groups/g/group"].replace(b'"v":2', b'"v":99')
+    stored["groups/g/group"] = stored["groups/g/group"].replace(b'"v":3', b'"v":99')
     service = Service(FaultyStore(Snapshot(stored, 5.0)))
     with pytest.raises(StorageError, match="upgrade hetserver"):
         await service.start()

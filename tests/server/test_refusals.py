@@ -8,7 +8,7 @@ from hetrdzv.core.model import Group
 from hetrdzv.protocol.errors import Conflict, Difference
 from hetrdzv.protocol.reasons.reason import MOST_CHARACTERS
 from hetrdzv.protocol.settings import GroupSpec
-from hetrdzv.service.refusals import LATELY_S, MOST, MOST_KEPT, Refusals
+from hetrdzv.service.refusals import LATELY_S, MOST, MOST_GROUPS, Refusals
 from tests.support.served import HandClock, api, serving
 
 
@@ -56,11 +56,13 @@ def group(group_id: str) -> Group:
 def test_however_many_are_refused_a_few_are_kept() -> None:
     refusals = Refusals(lambda: 100.0)
     conflict = Conflict(differences=(Difference("command", "x" * 9_000, "y" * 9_000),) * 9)
-    for number in range(MOST_KEPT):
+    for number in range(MOST_GROUPS + 1):
         refusals.note(f"g{number}", "a", conflict)
-    for number in range(9):
+    for number in (*range(9), 5):
         refusals.note("g9", f"n{number}", conflict)
     assert refusals.lately(group("g0")) == ()
+    assert len(refusals.lately(group("g1"))) == 1, "however many there are of another group"
     told = refusals.lately(group("g9"))
-    assert [one.nodes for one in told] == [(f"n{number}",) for number in range(9 - MOST, 9)]
+    assert [one.nodes for one in told] == [("n6",), ("n7",), ("n8",), ("n5",)]
+    assert len(told) == MOST
     assert all(len(one.message) <= MOST_CHARACTERS for one in told)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
@@ -100,3 +101,5 @@ def test_what_is_not_copied_yet_is_not_all_that_is_told() -> None:
     assert notes(newest) == [here, "-"]
     assert notes(older) == [here, f"{here} if a node is lost"]
     assert notes(None) == [f"{here}; or anew if a node is lost", "-"]
+    kept = (replace(kept[0], lack="a part is gone"), *kept)  # memory lacks a part that the disk has
+    assert notes(newest)[:2] == ["a part is gone", here]

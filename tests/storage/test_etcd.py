@@ -422,21 +422,29 @@ async def rewrite(servers: Cluster, name: str, value: bytes) -> None:
     await wire.txn([], [put(wire.key(name), value)], within_s=5.0)
 
 
+CUT = b'[["cut'
+
+
+def meta_of(log: int, v: int = 1) -> bytes:
+    return json.dumps({"v": v, "clock": 1.0, "commit": "x", "log": log}).encode()
+
+
 @pytest.mark.parametrize(
-    ("meta", "says"),
+    ("meta", "log", "says"),
     [
-        (
-            json.dumps({"v": 2, "clock": 1.0, "commit": "x", "log": 0}).encode(),
-            "version 2.*upgrade hetserver",
-        ),
-        (b"{}", "does not belong to hetserver"),
-        (b"\xff", "does not belong to hetserver"),
-        (json.dumps({"v": 1, "clock": 1.0, "commit": "x", "log": 2}).encode(), r"lacks a part.*\(1 of 2\)"),
+        (meta_of(0, v=2), CUT, "version 2.*upgrade hetserver"),
+        (b"{}", CUT, "does not belong to hetserver"),
+        (b"\xff", CUT, "does not belong to hetserver"),
+        (meta_of(2), CUT, r"lacks a part.*\(1 of 2\)"),
+        (meta_of(1), b'{"no": "list"}', r"lacks a part.*\(1 of 1\)"),
+        (meta_of(1), b'[["name", 7]]', r"lacks a part.*\(1 of 1\)"),
     ],
 )
-async def test_a_store_that_cannot_be_read_says_why(servers: Cluster, meta: bytes, says: str) -> None:
+async def test_a_store_that_cannot_be_read_says_why(
+    servers: Cluster, meta: bytes, log: bytes, says: str
+) -> None:
     await rewrite(servers, "meta", meta)
-    await rewrite(servers, "log/000000", b'[["cut')
+    await rewrite(servers, "log/000000", log)
     _, _, store = await servers.lead()
     for _ in range(2):
         with pytest.raises(StorageError, match=says):

@@ -419,12 +419,12 @@ def refusal(stored: Mapping[str, bytes]) -> str:
 
 @pytest.mark.parametrize("key", KEYS)
 def test_every_record_has_a_version_and_a_newer_one_is_named(key: str) -> None:
-    assert record_of(all_records(), key)["v"] == records.VERSION == 2
-    said = refusal(edited(key, v=3, node_id=["another", "shape"], round={}))
-    assert f"record {key} has version 3, but this hetserver reads at most version 2" in said
+    assert record_of(all_records(), key)["v"] == records.VERSION == 3
+    said = refusal(edited(key, v=4, node_id=["another", "shape"], round={}))
+    assert f"record {key} has version 4, but this hetserver reads at most version 3" in said
     assert "upgrade hetserver, or name another store with --store" in said
-    said = refusal(edited(key, v=1))
-    assert f"record {key} is malformed (version 1 was never released)" in said
+    said = refusal(edited(key, v=2))
+    assert f"record {key} is malformed (version 2 was never released)" in said
 
 
 def test_a_record_from_before_a_field_gets_its_default() -> None:

@@ -1,6 +1,5 @@
 """Which nodes were refused lately since they gave other settings: a group that waits may be waiting for these."""
 
-from collections import deque
 from collections.abc import Callable
 
 from hetrdzv.core.model import Group
@@ -14,28 +13,32 @@ LATELY_S = 60.0
 MOST = 4
 """How many nodes of a group, and how many differences of each, are shown."""
 
-MOST_KEPT = 1024
-"""How many refusals are kept, of all groups together."""
+MOST_GROUPS = 1024
+"""Of how many groups refusals are kept."""
 
 
 class Refusals:
-    """The latest refusals of all groups. `now` is the server's clock (seconds)."""
+    """The latest refusals of each group. `now` is the server's clock (seconds)."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        self._latest: deque[tuple[float, str, str, Reason]] = deque(maxlen=MOST_KEPT)
+        self._of: dict[str, tuple[tuple[float, str, Reason], ...]] = {}
 
     def note(self, group_id: str, node_id: str, conflict: Conflict) -> None:
         """A node was refused."""
+        others = [one for one in self._of.pop(group_id, ()) if one[1] != node_id]
         refusal = node_refused(node_id, conflict.differences[:MOST])
-        self._latest.append((self._now(), group_id, node_id, refusal))
+        self._of[group_id] = (*others, (self._now(), node_id, refusal))[-MOST:]
+        if len(self._of) > MOST_GROUPS:
+            del self._of[next(iter(self._of))]
 
     def lately(self, group: Group) -> tuple[Reason, ...]:
         """Those of a group as it is since it was made, but for nodes that are in it nevertheless; from any thread."""
-        since, here = self._now() - LATELY_S, {node.node_id for node in group.live}
-        by_node = {
-            node_id: refusal
-            for at, group_id, node_id, refusal in tuple(self._latest)
-            if group_id == group.group_id and at > since and at >= group.created_at and node_id not in here
-        }
-        return tuple(by_node.values())[-MOST:]
+        since = self._now() - LATELY_S
+        return tuple(
+            refusal
+            for at, node_id, refusal in self._of.get(group.group_id, ())
+            if at > since
+            and at >= group.created_at
+            and ((node := group.nodes.get(node_id)) is None or node.gone)
+        )

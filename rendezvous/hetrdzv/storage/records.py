@@ -31,7 +31,7 @@ from hetrdzv.protocol.errors import InvalidSpec, StorageError
 from hetrdzv.protocol.pages import Event
 from hetrdzv.protocol.rounds import RoundRecord
 
-VERSION = 2
+VERSION = 3
 
 _MEMORY_ONLY = {"heard_at", "disconnected_at", "stop_acked_at"}
 _MEMORY_ONLY_OF_ROUND = {"stall", "moved_at"}

@@ -309,7 +309,9 @@ def snapshots_table(reply: SnapshotsShown) -> Table:
 def _notes(snapshot: SnapshotShown, reply: SnapshotsShown) -> Iterator[str]:
     if snapshot.stamp.origin is not None:
         yield "of an earlier job"
-    if snapshot.stamp == reply.next:
+    if snapshot.lack or snapshot.undone:
+        pass  # another copy of that step may be whole: on disk, say
+    elif snapshot.stamp == reply.next:
         yield "the next round begins here" + (", as chosen with restart --from" if reply.wanted else "")
         if reply.safe is None:
             yield "or anew if a node is lost"

@@ -35,7 +35,7 @@ from hetrdzv.core.why import apart, cut_off, waits_for
 from hetrdzv.protocol.directive import Weights
 from hetrdzv.protocol.failure import Failure, RootCause
 from hetrdzv.protocol.reasons import ends, events, waiting
-from hetrdzv.protocol.reasons.reason import Reason
+from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.settings import OnJoin
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase
 from hetrdzv.protocol.texts.addresses import is_loopback
@@ -234,7 +234,8 @@ def _form(context: StepContext) -> None:
         fail(context, RootCause(reason=why))
     else:
         why = waits_for(context.group, context.now)
-        why = ends.join_timeout(context.group.spec.join_timeout_s, why, never=answer.never)
+        never = answer.never and why.code in (ReasonCode.TOO_FEW_NODES, ReasonCode.TOO_FEW_SLOTS)
+        why = ends.join_timeout(context.group.spec.join_timeout_s, why, never=never)
         fail(context, RootCause(reason=why))
 
 

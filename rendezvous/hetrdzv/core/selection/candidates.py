@@ -144,7 +144,7 @@ def spare_reason(group: Group, node: Node, active: Round) -> Reason:
     unit = _ready_units(group).get(unit_of(group.spec, node), [node])
     size = active.world_size + sum(each.slots for each in unit)
     if not worlds.allows(size):
-        return waiting.world_size(node_id, size, group.spec)
+        return waiting.world_size(node_id, size, group.spec, alone=unit_of(group.spec, node) is None)
     if most is not None and len(active.members) + len(unit) > most:
         return waiting.max_nodes(node_id, most)
     return waiting.spare(ReasonCode.WORLD_NOT_LARGER, node_id)

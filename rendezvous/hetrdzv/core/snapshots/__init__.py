@@ -98,8 +98,12 @@ def is_needed(group: Group, node: Node) -> bool:
     """Whether others need what a node that has left, but whose agent is there, holds: they have nothing newer yet."""
     if not serves(group, node) or not _goes_on(group) or node.snapshots is None:
         return False
-    complete = complete_in_memory(group)
-    return complete is None or any(held.round >= complete.round for held in node.snapshots.held)
+    complete, known = complete_in_memory(group), group.snapshots
+    wanted = known.wanted if known is not None else None
+    return complete is None or any(
+        held.round >= complete.round or (wanted is not None and held.step == wanted.step)
+        for held in node.snapshots.held
+    )
 
 
 def end_parting(context: StepContext) -> None:

@@ -210,7 +210,9 @@ class EtcdStore:
             pair = await self._read(self._log_key(number))
             try:
                 parts.append(json.loads(pair.value if pair is not None else b""))
-            except ValueError:
+                for _, value in parts[-1]:
+                    b64decode(value or "")
+            except (ValueError, TypeError):
                 raise StorageError(
                     f"the store on etcd ({self._etcd.access}) lacks a part of a batch ({number + 1} of {meta.log}): "
                     f"restore a backup of it, or name another prefix with --store"

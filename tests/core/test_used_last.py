@@ -53,3 +53,21 @@ def test_failures_elsewhere_break_the_row() -> None:
     for node_id in "bbabb":
         fails(story, node_id)
     assert story.order == ["a", "b"]
+
+
+def test_one_that_cannot_start_again_and_again_costs_nothing_and_is_used_last() -> None:
+    story = running("a", "b", min_nodes=1, max_restarts=1, restart_wait_s=0, lease_s=50)
+    for number in range(3):
+        story.failed("b", rank=-1, local_rank=-1, exit_code=None, message="no snapshots", final=True)
+        story.leave("b")
+        story.join("a")
+        story.wait(1.1)
+        assert (story.group.restarts, story.order) == (0, ["a"])
+        assert len(story.said("node_used_last")) == (number == 2)
+        story.started("a")
+        story.join("b", inc=f"b{number}")
+        story.wait(1.1)
+        story.join("a")
+        story.wait(1.1)
+        assert story.order == ["a", "b"]
+        story.started("a", "b")

@@ -13,6 +13,7 @@ from hetrdzv.core.directive import directive
 from hetrdzv.core.model import Group
 from hetrdzv.protocol.pages import Event
 from hetrdzv.protocol.reasons.reason import Reason
+from hetrdzv.protocol.settings import OnJoin
 from hetrdzv.storage.records import changes, event_key, event_record
 from tests.core.driver import Story, running
 
@@ -41,7 +42,7 @@ def starting() -> Story:
 
 def restarted() -> Story:
     """The second round, after a failure; one member cannot be reached by another, a spare is there."""
-    story = running("gpu1", "gpu2", max_nodes=2, on_join="spare")
+    story = running("gpu1", "gpu2", max_nodes=2, on_join=OnJoin.SPARE)
     story.join("gpu3", 2)
     story.failed("gpu2", age_s=0.25, exit_code=None, signal="SIGKILL", message="boom\n\x00é🙂")
     story.joins("gpu1", "gpu2")

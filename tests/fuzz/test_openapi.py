@@ -123,9 +123,7 @@ def ask(server: VirtualServer, case: Case) -> httpx.Response:
 NO_SCHEMA_SAYS = "|".join(
     [
         ": (raise|lower) (min|max)_",
-        "begin rank_order with ",
-        "rank_order .* (must be |twice)",
-        "(master|unit) .* must be ",
+        "(rank_order|master|unit|command): .*(must be |twice|may name |is empty|characters in all)",
         r"there must be one for each of the \d+ slots",
     ]
 )

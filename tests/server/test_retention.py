@@ -91,8 +91,8 @@ async def test_a_group_with_a_live_node_is_kept() -> None:
 async def test_a_group_that_a_person_made_is_kept_whether_it_had_nodes_or_not() -> None:
     clock = HandClock()
     async with serving(clock=clock, limits=QUICK) as (service, _):
-        await service.execute("new", Put({"command": ["train.py"]}))
-        await service.execute("used", Put({"command": ["train.py"], "min_nodes": 2, "max_nodes": 2}))
+        await service.execute("new", Put({"command": ("train.py",)}))
+        await service.execute("used", Put({"command": ("train.py",), "min_nodes": 2, "max_nodes": 2}))
         await left(service, "used")
         assert await swept(service, clock, 1000.0) == ["new", "used"]
 

@@ -89,7 +89,8 @@ def test_without_snapshots_that_is_said(server: Hetserver) -> None:
     assert "snapshot" not in shown(server, "describe", "plain")
 
 
-def test_what_is_not_copied_yet_is_not_all_that_is_told() -> None:
+def test_what_is_not_copied_yet_is_not_all_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)  # no line is folded
     newest, older = Stamp(round=1, step=20), Stamp(round=1, step=10)
     kept = tuple(SnapshotShown(stamp=stamp, world_size=2, sharded=True) for stamp in (newest, older))
 

@@ -179,8 +179,8 @@ class LocalRound:
         chosen = self.assignment.start.snapshot
         if chosen is not None and self._parts.snapshots is None:  # its workers would begin from nothing
             raise Starved(
-                f"the round begins from the snapshot of step {chosen.step}, and this node keeps none: give it "
-                "--snapshot-memory and --snapshot-dir as the other nodes have them"
+                f"the round begins from the snapshot of step {chosen.step}, and this node keeps none: it has "
+                "--snapshot-memory off, or its agent has said at its start what is missing"
             )
         for hook in self._parts.hooks:
             hook.prepare(self.assignment, command)

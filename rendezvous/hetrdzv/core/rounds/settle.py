@@ -143,7 +143,9 @@ def _judge(context: StepContext) -> None:
         if end.kind in LOSSES:  # the failures came of that
             cause = RootCause(reason=end.reason, round=ended.number, node_id=end.node_id)
         fail(context, cause, gave_up=Nodes.of(gave_up))
-    elif end.kind is EndKind.FAILED and not (gave_up and failures[0].is_start):
+    elif end.kind is EndKind.FAILED and gave_up and failures[0].is_start:
+        _note_blame(context, ended, failures[0].node_id or "")  # it may come again and again
+    elif end.kind is EndKind.FAILED:
         _charge(context, ended, failures[0])
 
 

@@ -37,6 +37,7 @@ from hetrdzv.core.why import why
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import Refused, StaleIncarnation
 from hetrdzv.protocol.failure import Failure
+from hetrdzv.protocol.settings import OnJoin
 from hetrdzv.protocol.states import DirectiveKind, EndKind, ReportKind, StallKind
 from tests.core.drawn import is_drawn
 from tests.core.leases import deadline, step
@@ -58,7 +59,7 @@ SPECS = st.fixed_dictionaries(
     },
     optional={
         "max_nodes": st.integers(3, 4),
-        "on_join": st.sampled_from(["restart", "spare"]),
+        "on_join": st.sampled_from(OnJoin),
         "replace_wait_s": st.just(3.0),
         "stop_timeout_s": st.just(2.0),
         "join_timeout_s": st.just(20.0),

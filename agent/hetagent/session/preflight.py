@@ -40,6 +40,8 @@ async def reachable(address: str, port: int, timeout_s: float = 3.0) -> str | No
             return f"cannot resolve '{address}'"
         except OSError as error:
             # that of a name with several addresses has no number
-            reason = os.strerror(error.errno).lower() if error.errno else "no connection to any of its addresses"
+            reason = (
+                os.strerror(error.errno).lower() if error.errno else "no connection to any of its addresses"
+            )
             await asyncio.sleep(min(RETRY_S, max(0.0, until - time.monotonic())))
     return reason

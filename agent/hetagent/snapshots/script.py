@@ -129,14 +129,13 @@ class Snapshots:
         values = self._copier.values() if not self._why else b""
         with self._lock:
             if self._has_agent:
-                os.pwrite(self._reached, b"%d" % step, 0)  # steps count up
+                self._tries(lambda: self._note(step))
             is_known = self._knows_changes(step)
             has_slots = self._ahead is not None and not self._ahead.is_alive()
             if self._ahead is None and (
                 self._told or self._silent == SILENT_STEPS or not self._state.optimizers
             ):
-                sizes = self._copier.prepare()
-                self._ahead = self._run("slots", lambda: self._copier.make_slots(sizes))
+                self._tries(self._make_slots)
             is_kept = not self._why and self._tries(lambda: self._copier.keep(step, values))
             self._changed = False
             self._copier.devices.ended(step)
@@ -156,6 +155,13 @@ class Snapshots:
             self._whole.notify_all()
             self._stand_still()
         self._ended_at = time.perf_counter()
+
+    def _make_slots(self) -> None:
+        sizes = self._copier.prepare()
+        self._ahead = self._run("slots", lambda: self._copier.make_slots(sizes))
+
+    def _note(self, step: int) -> None:
+        os.pwrite(self._reached, b"%d" % step, 0)  # steps count up
 
     def _changes(self) -> None:
         """An optimizer is about to change parameters: not while they are copied."""
@@ -329,8 +335,13 @@ class Snapshots:
             has = devices.has()
             goes_on = not self._changed and has is not None and has == devices.newest and self._more != 0
             if goes_on and not self._why:
-                self._more, self._free_at = 1, time.monotonic() + ONE_MORE_S + HOLD_S
-                self._whole.wait_for(lambda: not self._more, ONE_MORE_S)
+                more_s = ONE_MORE_S
+                if (
+                    self._copier.sharded
+                ):  # without this step of all ranks, all go back to the last that was due
+                    more_s = min(HOLD_S, max(more_s, STEPS_BEHIND * median(self._steps_s or [HOLD_S])))
+                self._more, self._free_at = 1, time.monotonic() + more_s + HOLD_S
+                self._whole.wait_for(lambda: not self._more, more_s)
                 self._save()
             self._answer()
             self._free_at = time.monotonic() + HOLD_S

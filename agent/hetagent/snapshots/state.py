@@ -133,7 +133,7 @@ class State:
         for prefix, optimizer in self.optimizers.items():
             for parameter, state in list(optimizer.state.items()):  # it may be growing just now
                 for key, value in list(state.items()):
-                    if isinstance(value, Tensor) == tensors:
+                    if isinstance(value, Tensor) == tensors and parameter in self._names:
                         yield f"{prefix}.state.{self._names[parameter]}.{key}", value
 
     def count(self) -> int:

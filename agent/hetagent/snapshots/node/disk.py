@@ -61,6 +61,7 @@ class DiskWriter:
         self._stderr = folder.path / "to_disk.stderr"
         self._unsaved = folder.path / UNSAVED
         self._process: subprocess.Popen[bytes] | None = None
+        self._stuck: list[subprocess.Popen[bytes]] = []  # they wait for a disk, which nothing ends
         self._begun: set[SnapshotId] = set()
         self._due_at = time.monotonic() + every_s
 
@@ -95,27 +96,38 @@ class DiskWriter:
                 self._due_at, self.looks_at = now + self._every_s, now + RUNNING_S
                 return
 
-    def write_last(self, ranks: Sequence[int], until: float, hurried: Callable[[], bool]) -> str:
+    def write_last(
+        self, ranks_of: Callable[[int], Sequence[int]], until: float, hurried: Callable[[], bool]
+    ) -> str:
         """Write the newest snapshot, unless that was done; returns whether it is on disk, in a sentence.
 
         Gives up at `until` (monotonic seconds), or once `hurried`; then it stays in memory (`is_unsaved`).
         """
         slots = self._folder.slots()
-        mine = {stamp: slot.indexes().keys() & {*ranks} for stamp, slot in slots.items()}
-        held = [(len(closed) == len(ranks), stamp) for stamp, closed in mine.items() if closed]
+        ranks_by = {stamp: ranks_of(stamp.round) for stamp in slots}
+        held = [
+            (_is_whole(slot, ranks_by[stamp]), stamp)
+            for stamp, slot in slots.items()
+            if slot.indexes().keys() & {*ranks_by[stamp]}
+        ]
         if not held:
             return ""
         _, newest = max(held)
+        ranks = ranks_by[newest]
         self._write(slots[newest], ranks, until, hurried)
         if self.not_written is None and 0 not in ranks:  # another node makes the checkpoint
-            until = min(until, time.monotonic() + LAST_PARTS_S)
-            while not self._is_on_disk(newest, until) and time.monotonic() < until and not hurried():
+            gives_up_at, changed_at = time.monotonic() + LAST_PARTS_S, 0.0
+            while not self._is_on_disk(newest, until) and time.monotonic() < min(until, gives_up_at):
+                if hurried():
+                    break
+                if (at := self._changed_at(newest)) != changed_at:  # that one still writes
+                    gives_up_at, changed_at = time.monotonic() + LAST_PARTS_S, at
                 time.sleep(RUNNING_S)
         if self._is_on_disk(newest, until):
             self._unsaved.unlink(missing_ok=True)
             return f"step {newest.step} is on disk: {self.catalog.path_of(self._id(newest))}"
         with contextlib.suppress(OSError):
-            put(self._unsaved, json.dumps([*newest, *sorted(mine[newest])]).encode())
+            put(self._unsaved, json.dumps([*newest, *ranks]).encode())
         lack = self.not_written
         why = lack.why if lack is not None else "not all nodes have written their parts"
         last = next(iter(self.catalog.marks), None)
@@ -130,7 +142,7 @@ class DiskWriter:
         except (OSError, ValueError):
             return
         slot = self._folder.slots().get(Stamp(number, step))
-        if slot is not None and slot.indexes().keys() >= {*ranks}:
+        if slot is not None and _is_whole(slot, ranks):
             self._log("the last agent of this node has left a snapshot in memory that is not on disk")
             self._write(slot, ranks, math.inf, lambda: False)
         if self.not_written is None:
@@ -162,9 +174,18 @@ class DiskWriter:
         self.writing = None
         if self._process is not None:
             self._process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):
+            try:
                 self._process.wait(END_S)
-                self._process = None
+            except subprocess.TimeoutExpired:
+                self._stuck.append(self._process)
+            self._process = None
+
+    def _changed_at(self, stamp: Stamp) -> float:
+        """When somebody has last written of a snapshot; 0.0: nobody can tell."""
+        path = self.catalog.path_of(self._id(stamp))
+        with contextlib.suppress(OSError, NotImplementedError):
+            return max((each.stat().st_mtime for each in path.iterdir()), default=0.0)
+        return 0.0
 
     def _is_on_disk(self, stamp: Stamp, until: float) -> bool:
         """Look again, until then at most (monotonic seconds)."""
@@ -186,6 +207,7 @@ class DiskWriter:
             "leads_s": parts_s if 0 in ranks else None,
             "keep": self._keep,
             "jobs": [*self.catalog.ancestors, self.catalog.origin],
+            "is_last": parts_s == LAST_PARTS_S,
         }
         try:
             with self._stderr.open("wb") as stderr:
@@ -224,3 +246,11 @@ class DiskWriter:
 
     def _id(self, stamp: Stamp) -> SnapshotId:
         return SnapshotId(self.catalog.origin, *stamp)
+
+
+def _is_whole(slot: Slot, ranks: Sequence[int]) -> bool:
+    """Whether some ranks have saved all that there is of theirs: of what all have alike, one is enough."""
+    mine = [index for rank, index in slot.read().items() if rank in ranks]
+    if any(index.has_replicated and not index.sharded for index in mine):
+        return True
+    return len(mine) == len(ranks)

@@ -39,6 +39,8 @@ class NodeFolder:
         node_id: str,
         servers: Sequence[str],
         log: Callable[[str], None] = lambda text: None,
+        *,
+        wait_s: float | None = None,
     ) -> None:
         key = "\0".join([str(os.getuid()), group, node_id, *sorted(set(servers))])
         self.path = parent / (PREFIX + hashlib.sha256(key.encode()).hexdigest()[:16])
@@ -52,6 +54,7 @@ class NodeFolder:
                 continue
             except BlockingIOError as error:
                 limit_s = LEAVES_S if (self.path / LEAVING).exists() else WAIT_S
+                limit_s = limit_s if wait_s is None else wait_s
                 if time.monotonic() >= began + limit_s:
                     raise
                 if not logged:

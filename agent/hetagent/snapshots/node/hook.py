@@ -78,6 +78,7 @@ class SnapshotHook(RoundHook):
         self._created = Created(*self._dir.folders)
         self._round = 0  # the newest one
         self._start: Start | None = None  # of that
+        self._ranks_by_round: dict[int, range] = {}
         self._workers: Workers | None = None
         self._over = self._drained = False
         self._saving: set[int] = set()  # the ranks that were asked to and have not answered
@@ -118,6 +119,7 @@ class SnapshotHook(RoundHook):
         """
         start, joined, chosen = assignment.start, self._holdings, assignment.start.snapshot
         self._round, self._start, self._answer = assignment.round, start, None
+        self._ranks_by_round = {**self._ranks_by_round, self._round: self._ranks}
         self._reporter.begin(self._round, start.nnodes, chosen)
         try:
             self._dir.begin(start.origin or "")
@@ -226,7 +228,7 @@ class SnapshotHook(RoundHook):
             if self._disk is not None:
                 self._folder.leave()
                 last = until - LEFT_S if until is not None else math.inf
-                outcome = self._disk.write_last(self._ranks, last, hurried)
+                outcome = self._disk.write_last(self._ranks_of, last, hurried)
         finally:
             self._handover.wait(hurried)
             self._server.close()
@@ -268,6 +270,10 @@ class SnapshotHook(RoundHook):
         if self._one_per_node:  # nobody here knows which of its workers run
             return pipes
         return {rank: pipe for rank, pipe in pipes.items() if rank - self._ranks.start in workers.alive}
+
+    def _ranks_of(self, number: int) -> range:
+        """Of this node in a round; if an agent before this one was in it, those of the newest."""
+        return self._ranks_by_round.get(number, self._ranks)
 
     @property
     def _ranks(self) -> range:

@@ -1,6 +1,7 @@
 """Copies parts of a sharded snapshot from another node to this one, in a thread: shards live once, and nodes die."""
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,9 @@ from hetagent.snapshots.node.reporter import stamp_of
 from hetagent.snapshots.sources import Source, SourceError, fill
 from hetrdzv.protocol.snapshots import Copy
 
+PAUSE_S, MOST_PAUSE_S = 1.0, 60.0
+"""For how long nothing is fetched after a failure, and after many in a row (seconds)."""
+
 CHUNK = 8 << 20
 """How much is fetched at a time (bytes)."""
 
@@ -25,10 +29,12 @@ class Prefetch:
         self._folder = folder
         self._log_once = WarnOnce(log)
         self._thread: threading.Thread | None = None
+        self._failed, self._not_before = 0, 0.0  # how often in a row, and until when nothing is fetched
 
     def start(self, copy: Copy, memory: int | None = None) -> None:
-        """Fetch it, unless something is being fetched; see `fetch`."""
-        if self._thread is None or not self._thread.is_alive():
+        """Fetch it, unless something is being fetched, or that has failed a moment ago; see `fetch`."""
+        is_free = self._thread is None or not self._thread.is_alive()
+        if is_free and time.monotonic() >= self._not_before:
             self._thread = threading.Thread(
                 target=self._run, args=(copy, memory), name="hetagent-copy", daemon=True
             )
@@ -37,9 +43,12 @@ class Prefetch:
     def _run(self, copy: Copy, memory: int | None) -> None:
         try:
             fetch(self._folder, copy, memory)
+            self._failed = 0
         except Overtaken:
             return
         except (SourceError, OSError) as error:
+            self._failed += 1
+            self._not_before = time.monotonic() + min(MOST_PAUSE_S, PAUSE_S * 2 ** min(self._failed - 1, 9))
             self._log_once(f"no copy of the snapshot's shards of node '{copy.source.node_id}': {error}")
 
 

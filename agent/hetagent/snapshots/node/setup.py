@@ -1,5 +1,6 @@
 """Makes what keeps snapshots on this node."""
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -41,7 +42,12 @@ def snapshot_hook(
 
 def _made(context: AgentContext, options: SnapshotOptions, line: ServerConnection) -> SnapshotHook:
     identity, standalone, log = context.identity, context.options.standalone, context.tell
-    folder = NodeFolder(options.folder, identity.group, identity.node_id, context.access.servers, log)
+    folder: NodeFolder | None = None
+    if standalone and options.to is not None:  # the next agent goes on there, unless another uses it
+        with contextlib.suppress(BlockingIOError):
+            folder = NodeFolder(options.folder, "standalone", identity.node_id, [str(options.to)], wait_s=0.0)
+    if folder is None:
+        folder = NodeFolder(options.folder, identity.group, identity.node_id, context.access.servers, log)
     sweep(options.folder)
     try:
         alone = standalone or context.options.spec.get("max_nodes") == 1
@@ -86,5 +92,8 @@ def _require_writable(path: Path) -> None:
 def free_space(folder: Path) -> int:
     """What snapshots may take in a folder (bytes); what is in the folder already counts as free."""
     stats = os.statvfs(folder)
-    used = sum(each.lstat().st_blocks * 512 for each in folder.glob("*/*"))
+    used = 0
+    for each in folder.glob("*/*"):
+        with contextlib.suppress(OSError):  # a worker of the last agent may still be at it
+            used += each.lstat().st_blocks * 512
     return used + min(stats.f_bavail * stats.f_frsize, free_memory())

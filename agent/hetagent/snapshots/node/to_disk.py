@@ -218,7 +218,13 @@ def finish(into: Path, part: Part, first: Index, *, wait_s: float, after: Sequen
 
 
 def run(
-    slot: Slot, into: Path, ranks: Sequence[int], leads_s: float | None, jobs: Sequence[str] = ("",)
+    slot: Slot,
+    into: Path,
+    ranks: Sequence[int],
+    leads_s: float | None,
+    jobs: Sequence[str] = ("",),
+    *,
+    is_last: bool = False,
 ) -> None:
     """Write the parts of a node; the node that leads makes a checkpoint of all parts then, or leaves nothing.
 
@@ -236,7 +242,7 @@ def run(
             put(into / PART.format(ranks[0]), pickle.dumps(part))
         else:
             first = Index.read((into / INDEX.format(ranks[0])).read_bytes())
-            wait_s = leads_s if first.sharded else min(leads_s, VALUES_S)
+            wait_s = min(leads_s, VALUES_S) if is_last and not first.sharded else leads_s
             wait_s = max(wait_s, time.monotonic() - began_at)  # that of others may take as long
             finish(into, part, first, wait_s=wait_s, after=jobs[:-1])
     except Exception:
@@ -267,13 +273,15 @@ def main() -> None:
     torch.set_num_threads(1)
     os.umask(os.umask(0) | OTHERS)
     try:
-        run(slot, into, told["ranks"], told["leads_s"], told["jobs"])
+        run(slot, into, told["ranks"], told["leads_s"], told["jobs"], is_last=told["is_last"])
         if told["leads_s"] is not None:
             with contextlib.suppress(Exception):  # this one is written, whatever becomes of older ones
                 prune(into.parent, told["keep"], told["jobs"])
     except (SnapshotError, OSError, RuntimeError, ValueError) as error:
+        if isinstance(error, Overtaken):
+            sys.exit(OVERTAKEN)
         print(_no_space(slot.path, into) or f"{error}", file=sys.stderr)
-        sys.exit(OVERTAKEN if isinstance(error, Overtaken) else 1)
+        sys.exit(1)
 
 
 def _no_space(slot: Path, into: Path) -> str:

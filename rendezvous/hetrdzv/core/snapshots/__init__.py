@@ -226,12 +226,14 @@ def complete_in_memory(group: Group) -> Stamp | None:
     """The newest snapshot in memory that outlives any other node than its holder, where it is alone; None: none."""
     current = group.active_round
     alone = current.members[0].node_id if current is not None and len(current.members) == 1 else None
+    known = group.snapshots
     return next(
         (
             one.stamp
             for one in gathered(group)
             if not one.lack
             and not one.on_disk
+            and not (known is not None and is_undone(known, one.stamp))
             and (is_copied(one) or any(node.node_id == alone and has_all(held) for node, held in one.holders))
         ),
         None,

@@ -74,7 +74,7 @@ class Node:
         return [(one.origin, one.step) for one in self.catalog.on_disk()]
 
     def writes_last(self, *ranks: int, within_s: float = 60.0, hurried: bool = False) -> str:
-        return self.disk.write_last(ranks, time.monotonic() + within_s, lambda: hurried)
+        return self.disk.write_last(lambda number: ranks, time.monotonic() + within_s, lambda: hurried)
 
 
 @pytest.fixture
@@ -287,6 +287,26 @@ def test_what_the_last_agent_could_not_write_is_tried_until_it_is_on_disk_or_gon
     assert not node.disk.is_unsaved, "nothing can be done"
 
 
+def test_the_last_step_of_one_that_lives_is_newer_than_one_of_all_of_this_node(node: Node) -> None:
+    """What all ranks have alike is whole as soon as one of them has saved it."""
+    node.holds(10, 0, 1)
+    slot = node.memory.begin(Stamp(1, 12))
+    index = Index(stamp=Stamp(1, 12), rank=0, world_size=2, sharded=False, shared=False)
+    put(slot.path / INDEX.format(0), index.written())
+    node.has(12)
+    assert node.writes_last(0, 1).startswith("step 12 is on disk: ")
+
+
+def test_a_step_is_written_for_the_ranks_that_this_node_had_in_its_round(node: Node) -> None:
+    """The newest round may not have taken any step yet."""
+    node.holds(10, 1)
+    node.has(10)
+    until = time.monotonic() + 60
+    assert node.disk.write_last(lambda number: [1] if number == 1 else [0], until, lambda: False).startswith(
+        "step 10 is on disk: "
+    )
+
+
 def test_what_is_on_disk_is_said_at_the_end(node: Node) -> None:
     stamp = node.holds(10, 0)
     put(node.memory.path / UNSAVED, json.dumps([1, 5, 0]).encode())  # of an agent before
@@ -328,7 +348,7 @@ def test_a_disk_that_does_not_answer_keeps_nobody(
     with DeadFiles(tmp_path / "dead") as dead:
         node.catalog.path = dead.folder
         monkeypatch.setattr(node.catalog, "look", lambda within_s, again: None)
-        said = node.disk.write_last([0], math.inf, dead.asked.is_set)
+        said = node.disk.write_last(lambda number: [0], math.inf, dead.asked.is_set)
         assert dead.asked.is_set()
-    node.disk.close()
+    node.disk._stuck[0].wait()
     assert said.startswith("step 10 is not on disk: there was no time; none is there; it stays")

@@ -93,7 +93,14 @@ def written(slot: Slot, into: Path) -> Path:
 
 def command(slot: Slot, path: Path) -> list[str]:
     """As the agent starts it."""
-    told = {"slot": str(slot.path), "stamp": slot.stamp, "into": str(path), "ranks": [0], "leads_s": 5}
+    told = {
+        "slot": str(slot.path),
+        "stamp": slot.stamp,
+        "into": str(path),
+        "ranks": [0],
+        "leads_s": 5,
+        "is_last": True,
+    }
     told |= {"keep": 3, "jobs": ["j"]}
     return [sys.executable, "-P", "-m", "hetagent.snapshots.node.to_disk", json.dumps(told)]
 

@@ -65,7 +65,7 @@ worker_failed: rank 0 on a exited with code 1; rank 4 on b and 2 other workers h
 behind: a worker hangs: rank 1 has waited 30 s for rank 0 (gpu2), which is at collective 4 of 5
 behind: the workers hang: rank 1 has waited 30 s for rank 0 (gpu2), which is at collective 4 of 5
 worker_failed: rank 2 on gpu2 exited with code 1: bad data; no restart is left (3 used)
-worker_failed: rank 2 on gpu2 exited with code 1: bad data; max_restarts is 0
+worker_failed: rank 2 on gpu2 exited with code 1: bad data
 worker_failed: rank 2 on gpu2 exited with code 1: bad data; no restart, since it would end the same way
 worker_failed: rank 2 on gpu2 exited with code 1: bad data; no restart, since no_restart_on has exit code 1
 never_met: only 1 of 3 workers met: the others may have trained alone, unless they meet in another way than \

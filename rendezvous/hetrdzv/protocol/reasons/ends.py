@@ -162,7 +162,7 @@ def without_restart(failed: Reason, why: str, max_restarts: int = 0) -> Reason:
     text = {
         "permanent": "; no restart, since it would end the same way",
         "no_restart_on": f"; no restart, since no_restart_on has exit code {failed.data.get('exit_code')}",
-        "used_up": f"; no restart is left ({max_restarts} used)" if max_restarts else "; max_restarts is 0",
+        "used_up": f"; no restart is left ({max_restarts} used)" if max_restarts else "",
     }[why]
     return replace(_with(failed, text), data={**failed.data, "no_restart": why})
 

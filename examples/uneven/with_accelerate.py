@@ -27,4 +27,6 @@ for batch, part in sampler.parts(loader):
 
 total = sum(float(parameter.detach().abs().sum()) for parameter in model.parameters())
 print(f"rank {accelerator.process_index}: parameters {total:.4f}", flush=True)
+accelerator.free_memory(model, optimizer)
+del model, optimizer  # over gloo a model that outlives its process group may hang (docs/torch.md)
 accelerator.end_training()

@@ -83,6 +83,7 @@ class Agent:
         )
         # the connection
         self._fresh: deque[Directive] = deque()
+        self._reached_round = 0  # as ServerConnection: a round's master is tried once
         self._trying = False
         self._newest_told = 0
         self._wakes_at = -1.0
@@ -191,7 +192,11 @@ class Agent:
         while self._fresh and not self._trying:
             directive = self._fresh.popleft()
             start = directive.start
-            if start is None or start.master.node_id == self.node_id:
+            if (
+                start is None
+                or start.master.node_id == self.node_id
+                or directive.round == self._reached_round
+            ):
                 self._hand_over(directive)
             elif not self._fresh:
                 self._trying = True
@@ -202,6 +207,7 @@ class Agent:
         assert start is not None
         if not self._fresh:
             if self.world.reaches(self.machine, start.master.port):
+                self._reached_round = directive.round
                 self._hand_over(directive)
             elif self.world.timeline.now < until:
                 self.after(0.3, self._try_master, directive, until)

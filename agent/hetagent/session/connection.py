@@ -82,9 +82,8 @@ class ServerConnection:
         self._loop = asyncio.new_event_loop()
         self._kick = asyncio.Event()
         self._queue = DirectiveQueue()
-        self._preflight: asyncio.Task[None] | None = (
-            None  # of the newest start, if its master is another node
-        )
+        # of the newest start, if its master is another node
+        self._preflight: asyncio.Task[None] | None = None
         self._reached_round = 0  # the newest round whose master was reached
         self._thread = threading.Thread(target=self._main, name="hetagent-server", daemon=True)
         self._closing = False

@@ -116,9 +116,8 @@ class Directives:
             self.version = self.version if self.is_late(number) else directive.version
             return FollowUp.NOTHING
         if kind is DirectiveKind.START and is_newer and out_of_touch:
-            return (
-                FollowUp.NOTHING
-            )  # it took so long that the server may have given us up: the next poll tells
+            # it took so long that the server may have given us up: the next poll tells
+            return FollowUp.NOTHING
         is_newest = (
             kind is DirectiveKind.EXIT
             or (kind is DirectiveKind.START and is_newer)

@@ -58,9 +58,7 @@ class Mark:
 
     step: int
     ended: Sequence[torch.Event]
-    changes: Sequence[torch.Event] | None = (
-        None  # the first change of parameters after it; None: none was told
-    )
+    changes: Sequence[torch.Event] | None = None  # the first of parameters after it; None: none was told
     watched: Watched | None = None  # the tensors that there were then, and what was kept of them
     kept: Sequence[Tensor] = ()
 

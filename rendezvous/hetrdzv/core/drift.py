@@ -25,10 +25,7 @@ MOST_CHARACTERS = 16
 
 
 def drift(nodes: Sequence[Node]) -> tuple[Reason, ...]:
-    """Each difference that matters.
-
-    Gpu3 has torch 2.12.1, gpu1 and gpu2 have 2.13.0; scripts may differ between roles.
-    """
+    """Each difference that matters: `gpu3 has torch 2.12.1, gpu1, gpu2 have 2.13.0`; scripts only within a role."""
     differences = []
     for name, (_, counts) in PARTS.items():
         having: defaultdict[str, defaultdict[str, list[str]]] = defaultdict(lambda: defaultdict(list))

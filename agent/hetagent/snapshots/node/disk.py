@@ -116,12 +116,8 @@ class DiskWriter:
         ranks = ranks_by[newest]
         self._write(slots[newest], ranks, until, hurried)
         if self.not_written is None and 0 not in ranks:  # another node makes the checkpoint
-            gives_up_at, changed_at = time.monotonic() + LAST_PARTS_S, 0.0
-            while not self._is_on_disk(newest, until) and time.monotonic() < min(until, gives_up_at):
-                if hurried():
-                    break
-                if (at := self._changed_at(newest)) != changed_at:  # that one still writes
-                    gives_up_at, changed_at = time.monotonic() + LAST_PARTS_S, at
+            until = min(until, time.monotonic() + LAST_PARTS_S)
+            while not self._is_on_disk(newest, until) and time.monotonic() < until and not hurried():
                 time.sleep(RUNNING_S)
         if self._is_on_disk(newest, until):
             self._unsaved.unlink(missing_ok=True)
@@ -179,13 +175,6 @@ class DiskWriter:
             except subprocess.TimeoutExpired:
                 self._stuck.append(self._process)
             self._process = None
-
-    def _changed_at(self, stamp: Stamp) -> float:
-        """When somebody has last written of a snapshot; 0.0: nobody can tell."""
-        path = self.catalog.path_of(self._id(stamp))
-        with contextlib.suppress(OSError, NotImplementedError):
-            return max((each.stat().st_mtime for each in path.iterdir()), default=0.0)
-        return 0.0
 
     def _is_on_disk(self, stamp: Stamp, until: float) -> bool:
         """Look again, until then at most (monotonic seconds)."""

@@ -101,7 +101,8 @@ def is_needed(group: Group, node: Node) -> bool:
     complete, known = complete_in_memory(group), group.snapshots
     wanted = known.wanted if known is not None else None
     return complete is None or any(
-        held.round >= complete.round or (wanted is not None and held.step == wanted.step)
+        held.round >= complete.round
+        or (wanted is not None and (held.round, held.step) == (wanted.round, wanted.step))
         for held in node.snapshots.held
     )
 

@@ -20,9 +20,8 @@ class SnapshotReporter:
     """What this node has reported, and what the server has answered."""
 
     def __init__(self) -> None:
-        self.safe: Stamp | None = (
-            None  # the newest known to outlive any other node, or that this one has all of
-        )
+        # the newest known to outlive any other node, or that this one has all of
+        self.safe: Stamp | None = None
         self._fallback: Stamp | None = None  # the newest that is safe, or that a round began from before
         self._pending: Stamp | None = None  # the newest that was reported, and lives once
         self._reported = Holdings()

@@ -27,9 +27,9 @@ import hetrdzv
 from hetrdzv.cli import hetctl, hetserver
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import HetError
-from hetrdzv.protocol.http import versions
 from hetrdzv.protocol.reasons.reason import ReasonCode
-from hetrdzv.protocol.requests.joining import SpecFields
+from hetrdzv.protocol.requests import SpecFields
+from hetrdzv.protocol.routes import VERSION_HEADERS
 from hetrdzv.protocol.settings import SETTINGS, GroupSpec
 from hetrdzv.protocol.states import DirectiveKind, GroupState, NodeState, ReportKind
 from hetrdzv.service.journal import WARNINGS
@@ -340,7 +340,7 @@ def check_routes(text: str, there: Mapping[str, AbstractSet[str]]) -> list[str]:
 
 def test_the_version_of_the_api_is_told_as_it_is() -> None:
     told = page("docs/api.md")
-    assert [header for header in versions.HEADERS.items() if "`{}: {}`".format(*header) not in told] == []
+    assert [header for header in VERSION_HEADERS.items() if "`{}: {}`".format(*header) not in told] == []
 
 
 def test_every_route_is_told() -> None:

@@ -40,7 +40,7 @@ from hetagent.workers.output import OutputCapture
 from hetagent.workers.store import HetRendezvousHandler
 from hetagent.workers.torch_starter import TorchStarter
 from hetrdzv.client.client import Client
-from hetrdzv.protocol.requests.joining import JoinRequest, SpecFields
+from hetrdzv.protocol.requests import JoinRequest, SpecFields
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 

@@ -6,7 +6,7 @@ from hetrdzv.core.commands import NoteStall
 from hetrdzv.core.model import Stall
 from hetrdzv.core.plan import plan
 from hetrdzv.protocol.errors import Refused, UnknownNode
-from hetrdzv.protocol.requests.plans import Changes, Plan
+from hetrdzv.protocol.plans import Changes, Plan
 from hetrdzv.protocol.states import GroupState
 from tests.core.driver import Story, running
 from tests.support.hangs import behind

@@ -4,8 +4,7 @@ import re
 
 import pytest
 
-from hetrdzv.protocol.settings import SETTINGS, GroupSpec
-from hetrdzv.protocol.texts.rank_order import allows_master, order_labels
+from hetrdzv.protocol.settings import SETTINGS, GroupSpec, allows_master, order_labels
 
 
 @pytest.mark.parametrize(

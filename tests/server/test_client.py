@@ -18,9 +18,8 @@ from hetrdzv.auth.tls import ClientTls
 from hetrdzv.client import Client, normal_url, servers_from
 from hetrdzv.client.explain import transport_error, unusable
 from hetrdzv.protocol.errors import HetError, NotHetserver, Problem, Unreachable, VersionMismatch
-from hetrdzv.protocol.http.versions import MAJOR
-from hetrdzv.protocol.requests.joining import JoinRequest, SpecFields
-from hetrdzv.protocol.requests.reports import ReportRequest
+from hetrdzv.protocol.requests import JoinRequest, ReportRequest, SpecFields
+from hetrdzv.protocol.routes import API_VERSION
 
 TOKEN = "s3cr3t-t0ken"
 CUT = b""
@@ -83,7 +82,7 @@ class Seen:
 def answer(status: int, body: object = None, **headers: str) -> bytes:
     """An answer of a hetserver."""
     content = b"" if body is None else json.dumps(body).encode()
-    told = {"Het_Api_Version": str(MAJOR), "Content_Type": "application/json", **headers}
+    told = {"Het_Api_Version": str(API_VERSION), "Content_Type": "application/json", **headers}
     lines = [f"{name.replace('_', '-')}: {value}" for name, value in told.items() if value]
     head = "\r\n".join([f"HTTP/1.1 {status} X", *lines, f"Content-Length: {len(content)}", "", ""])
     return head.encode() + content
@@ -308,7 +307,7 @@ async def test_what_is_sent(
     assert (await call(client) is None) == (reply is None)
     (seen,) = fake.seen
     assert (f"{seen.method} {seen.path}", seen.query, seen.body) == (what, query, body)
-    assert seen.headers["het-api-version"] == str(MAJOR)
+    assert seen.headers["het-api-version"] == str(API_VERSION)
     assert seen.headers["authorization"] == f"Bearer {TOKEN}"
 
 
@@ -528,8 +527,8 @@ async def test_a_program_that_does_not_speak_http_answers(net: Net) -> None:
 @pytest.mark.parametrize(
     ("version", "older"),
     [
-        (str(MAJOR + 1), "this client is older"),
-        (str(MAJOR - 1), "the server is older"),
+        (str(API_VERSION + 1), "this client is older"),
+        (str(API_VERSION - 1), "the server is older"),
         ("9" * 5_000, "this client is older"),
     ],
 )

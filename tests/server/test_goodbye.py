@@ -9,7 +9,7 @@ import pytest
 from hetagent.session.connection import ServerConnection
 from hetagent.session.session import Session
 from hetrdzv.client.client import Client
-from hetrdzv.protocol.requests.joining import JoinRequest, SpecFields
+from hetrdzv.protocol.requests import JoinRequest, SpecFields
 from tests.support.cluster import wait_for
 from tests.support.etcd import EtcdCluster, sturdy
 from tests.support.failover import get, serving

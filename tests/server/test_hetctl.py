@@ -29,8 +29,7 @@ from hetrdzv.protocol import codec
 from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.pages import GroupReply, GroupsReply, WorkerReply
 from hetrdzv.protocol.reasons import departures, ends
-from hetrdzv.protocol.requests.joining import JoinRequest, SpecFields
-from hetrdzv.protocol.requests.reports import ReportRequest
+from hetrdzv.protocol.requests import JoinRequest, ReportRequest, SpecFields
 from hetrdzv.protocol.rounds import RoundRecord, RoundsReply
 from hetrdzv.protocol.settings import SETTINGS
 from hetrdzv.protocol.states import ReportKind

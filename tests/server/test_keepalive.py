@@ -5,8 +5,7 @@ from contextlib import closing
 
 import pytest
 
-from hetrdzv.cli.sockets import SILENT_S, listen
-from hetrdzv.protocol.http.keepalive import keep_alive
+from hetrdzv.cli.sockets import SILENT_S, keep_alive, listen
 
 
 @pytest.mark.parametrize(("within_s", "total_s"), [(0.5, 2), (5.0, 5), (5.5, 6), (40.0, 40), (75.0, 75)])

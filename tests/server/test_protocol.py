@@ -3,8 +3,7 @@
 import pytest
 
 from hetrdzv.protocol.codec import Malformed, checked
-from hetrdzv.protocol.requests.daemon import MAX_CHARACTERS, MAX_WORDS, refusal
-from hetrdzv.protocol.requests.joining import JoinRequest, SpecFields
+from hetrdzv.protocol.requests import MAX_CHARACTERS, MAX_WORDS, JoinRequest, SpecFields, refusal
 from hetrdzv.protocol.settings import DEFAULTS, SETTINGS
 from hetrdzv.protocol.texts.addresses import is_loopback
 from hetrdzv.protocol.texts.ids import MAX_ID_LENGTH, checked_id, is_id

@@ -12,8 +12,8 @@ from hetrdzv.cli import hetctl
 from hetrdzv.cli.hetctl.describe import snapshots_table
 from hetrdzv.cli.hetctl.tables import lines
 from hetrdzv.client import Client
-from hetrdzv.protocol.http import routes
-from hetrdzv.protocol.requests.joining import JoinRequest, SpecFields
+from hetrdzv.protocol import routes
+from hetrdzv.protocol.requests import JoinRequest, SpecFields
 from hetrdzv.protocol.snapshots import (
     Held,
     Holdings,

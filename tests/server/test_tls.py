@@ -22,7 +22,7 @@ from hetrdzv.auth.tls import ClientTls, ServerTls, TlsError
 from hetrdzv.cli import etcd, hetctl, hetserver
 from hetrdzv.client.client import Client
 from hetrdzv.protocol.errors import HetError, Unreachable
-from hetrdzv.protocol.requests.joining import JoinRequest
+from hetrdzv.protocol.requests import JoinRequest
 from tests.server.test_hetserver import start_and_stop
 from tests.support.certificates import Authority, Tls
 from tests.support.cluster import wait_for

@@ -16,7 +16,7 @@ from hetagent.session.session import LEAVE_S, Session
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import HetError, Problem
 from hetrdzv.protocol.failure import Failure
-from hetrdzv.protocol.requests.joining import JoinRequest
+from hetrdzv.protocol.requests import JoinRequest
 from hetrdzv.protocol.states import DirectiveKind
 from tests.sim.snapshots import Snapshots
 from tests.sim.store import GROUP

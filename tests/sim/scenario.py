@@ -7,7 +7,7 @@ from typing import Any
 
 from hetrdzv.core.model import Node
 from hetrdzv.protocol.errors import InvalidSpec
-from hetrdzv.protocol.requests.joining import SpecFields
+from hetrdzv.protocol.requests import SpecFields
 from hetrdzv.protocol.settings import GroupSpec, OnJoin
 from tests.support.every_set import Case, best_of_all
 

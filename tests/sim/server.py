@@ -16,13 +16,11 @@ from hetrdzv.api.errors import StaleReport
 from hetrdzv.api.routes.agents import join_command, report_command
 from hetrdzv.core.commands import Command, Join, Leave, Renew
 from hetrdzv.core.model import Group
-from hetrdzv.protocol import codec
+from hetrdzv.protocol import codec, routes
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import HetError, Problem, StaleRound, StorageError, Unavailable
-from hetrdzv.protocol.http import routes
 from hetrdzv.protocol.progress import PollRequest
-from hetrdzv.protocol.requests.joining import JoinRequest
-from hetrdzv.protocol.requests.reports import ReportRequest
+from hetrdzv.protocol.requests import JoinRequest, ReportRequest
 from hetrdzv.service import snapshots
 from hetrdzv.service.clock import ServedClock
 from hetrdzv.service.leases import STALL_S

@@ -15,8 +15,8 @@ from hetagent.snapshots.node.reporter import SnapshotReporter
 from hetrdzv.core.model import Group, Node, Round
 from hetrdzv.core.snapshots import complete
 from hetrdzv.core.snapshots.complete import began_from, gathered, is_copied, stamp_of, stamp_on_disk
+from hetrdzv.protocol import routes
 from hetrdzv.protocol.directive import Directive
-from hetrdzv.protocol.http import routes
 from hetrdzv.protocol.snapshots import (
     MOST_ON_DISK,
     Chosen,

@@ -14,8 +14,7 @@ from hetrdzv.client.client import Client
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import Unreachable
-from hetrdzv.protocol.requests.joining import JoinRequest, SpecFields
-from hetrdzv.protocol.requests.reports import ReportRequest
+from hetrdzv.protocol.requests import JoinRequest, ReportRequest, SpecFields
 from hetrdzv.protocol.states import ReportKind
 from tests.support.etcd import EtcdCluster
 from tests.support.servers import Hetserver

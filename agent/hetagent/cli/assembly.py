@@ -51,7 +51,7 @@ from hetagent.workers.store import HetRendezvousHandler
 from hetagent.workers.torch_starter import TorchStarter
 from hetrdzv.auth.tls import ClientTls
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.requests.joining import JoinRequest, SpecFields
+from hetrdzv.protocol.requests import JoinRequest, SpecFields
 from hetrdzv.protocol.texts.phrasing import count as counted
 
 PREFIX = "[${node_id}:${rank}] "

@@ -27,8 +27,8 @@ from hetrdzv.client.client import Client
 from hetrdzv.protocol.errors import HetError, UnknownGroup
 from hetrdzv.protocol.pages import NodeReply
 from hetrdzv.protocol.texts.addresses import is_loopback
-from hetrdzv.protocol.texts.inert import inert
 from hetrdzv.protocol.texts.phrasing import count as counted
+from hetrdzv.protocol.texts.phrasing import inert
 
 PIPED_WIDTH = 10_000
 """Width where output is not a terminal (columns): every row stays on one line."""

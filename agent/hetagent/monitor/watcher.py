@@ -15,9 +15,8 @@ from hetagent.session.connection import ServerConnection
 from hetagent.session.requests import Report, ReportRoute
 from hetagent.workers.failures import concealed, plain_text, sendable
 from hetagent.workers.processes import Workers
-from hetrdzv.protocol import codec
+from hetrdzv.protocol import codec, routes
 from hetrdzv.protocol.directive import LogsAsked, StacksAsked
-from hetrdzv.protocol.http import routes
 from hetrdzv.protocol.progress import NodeProgress
 from hetrdzv.protocol.stacks import About, LogsRequest, Stack, StacksRequest, fitting_of
 from hetrdzv.protocol.states import ReportKind

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import TextIO
 
-from hetrdzv.protocol.texts.inert import inert
+from hetrdzv.protocol.texts.phrasing import inert
 
 PATIENCE_S = 2.0
 """How long to wait for a reader that stalls (seconds)."""

@@ -10,7 +10,7 @@ from enum import Enum
 
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.reasons.reason import Reason
-from hetrdzv.protocol.requests.joining import SpecFields
+from hetrdzv.protocol.requests import SpecFields
 from hetrdzv.protocol.settings import DEFAULTS
 from hetrdzv.protocol.states import DirectiveKind
 

@@ -7,7 +7,7 @@ from math import ceil, inf
 
 from hetagent.session.refusals import conflict_of, conflict_text
 from hetrdzv.protocol.errors import HetError
-from hetrdzv.protocol.requests.joining import JoinRequest
+from hetrdzv.protocol.requests import JoinRequest
 
 RETRY_S = 0.3
 """Pause before another attempt after a refusal (seconds)."""

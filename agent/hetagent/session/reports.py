@@ -4,11 +4,11 @@ from functools import partial
 from typing import Any
 
 from hetagent.session.requests import Report, ReportRoute
+from hetrdzv.protocol import routes
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.failure import Ended, Failure
-from hetrdzv.protocol.http import routes
 from hetrdzv.protocol.progress import Moved
-from hetrdzv.protocol.requests.reports import ReportRequest
+from hetrdzv.protocol.requests import ReportRequest
 from hetrdzv.protocol.snapshots import Holdings
 from hetrdzv.protocol.states import ReportKind
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar
 
 from hetrdzv.protocol.errors import Problem
-from hetrdzv.protocol.http.route import Route
 from hetrdzv.protocol.progress import NodeProgress, PollRequest
-from hetrdzv.protocol.requests.joining import JoinRequest
+from hetrdzv.protocol.requests import JoinRequest
+from hetrdzv.protocol.routes import Route
 
 if TYPE_CHECKING:  # the session does no I/O
     from hetrdzv.client.client import Client

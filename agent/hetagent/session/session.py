@@ -34,7 +34,7 @@ from hetrdzv.protocol.bounds import MAX_NOT_READY
 from hetrdzv.protocol.directive import Directive, StacksAsked
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.progress import NodeProgress
-from hetrdzv.protocol.requests.joining import JoinRequest
+from hetrdzv.protocol.requests import JoinRequest
 from hetrdzv.protocol.states import DirectiveKind
 
 POLL_PAUSE_S = 0.1

@@ -16,7 +16,7 @@ from hetrdzv.auth.client_token import client_token
 from hetrdzv.auth.tls import ClientTls
 from hetrdzv.client import servers_from
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.requests.joining import JoinRequest, SpecFields
+from hetrdzv.protocol.requests import JoinRequest, SpecFields
 from hetrdzv.protocol.settings import SETTINGS, UNLIMITED_RESTARTS
 from hetrdzv.protocol.texts.ids import checked_id
 from hetrdzv.protocol.texts.typed import seconds

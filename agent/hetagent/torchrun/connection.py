@@ -20,7 +20,7 @@ from hetagent.torchrun.store import PAUSE_S, Call, RoundOverError
 from hetrdzv.auth.client_token import reread_token
 from hetrdzv.client.client import Client
 from hetrdzv.protocol.directive import Directive
-from hetrdzv.protocol.requests.joining import JoinRequest
+from hetrdzv.protocol.requests import JoinRequest
 from hetrdzv.protocol.states import DirectiveKind
 
 EXPLAIN_S = 2.0

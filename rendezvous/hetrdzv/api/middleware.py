@@ -11,6 +11,7 @@ from hetrdzv.api import errors
 from hetrdzv.api.refused import RefusalLog
 from hetrdzv.auth.hosts import same_origin, trusted_host
 from hetrdzv.auth.tokens import ANYBODY, Grant, Tokens
+from hetrdzv.protocol import routes
 from hetrdzv.protocol.bounds import MAX_BODY_BYTES, MAX_VALUES
 from hetrdzv.protocol.errors import (
     BodyTooLarge,
@@ -20,8 +21,8 @@ from hetrdzv.protocol.errors import (
     RequestTooSlow,
     ServerStopping,
     Unauthorized,
+    VersionMismatch,
 )
-from hetrdzv.protocol.http import versions
 from hetrdzv.service.polls.polls import Polls
 from hetrdzv.service.replica import Replica
 
@@ -36,7 +37,7 @@ OPEN = frozenset({"/healthz", "/readyz"})
 OF_THE_SERVER = frozenset({"/metrics", "/docs", "/openapi.json"})
 """Paths that every server answers; all others are for the leader."""
 
-_VERSION = [(name.lower().encode(), value.encode()) for name, value in versions.HEADERS.items()]
+_VERSION = [(name.lower().encode(), value.encode()) for name, value in routes.VERSION_HEADERS.items()]
 
 
 class Gate:
@@ -86,7 +87,7 @@ class Gate:
             headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
             state = scope["state"] = {**scope.get("state", {})}
             if path.startswith("/v1/"):
-                versions.check_request(headers.get(versions.HEADER.lower()))
+                _check_version(headers.get(routes.VERSION_HEADER.lower()))
             answers = self._app
             if path not in OPEN:
                 if self._tokens is None:
@@ -136,6 +137,20 @@ class Gate:
             raise ForeignHost(
                 f"this server has no token, so it refuses browser requests from other sites: {instead}"
             )
+
+
+def _check_version(given: str | None) -> None:
+    """Let a request through whose client speaks our version, or does not say: a person's (curl, a browser)."""
+    if given is None:
+        return
+    ours = f"this server speaks API version {routes.API_VERSION}"
+    if not (given.isascii() and given.isdecimal() and len(given) <= 18):
+        raise VersionMismatch(f"header {routes.VERSION_HEADER} is not a number; {ours}")
+    if (number := int(given)) != routes.API_VERSION:
+        older = "the client" if number < routes.API_VERSION else "this server"
+        raise VersionMismatch(
+            f"the client speaks API version {number}, but {ours}: {older} is older, upgrade hetrdzv there"
+        )
 
 
 def _grant(authorization: str, tokens: Tokens | None) -> Grant:

@@ -1,12 +1,12 @@
 """The socket that hetserver listens on: a new one, or one inherited from its parent."""
 
 import errno
+import math
 import os
 import socket
 
 from hetrdzv.api.server import BACKLOG
 from hetrdzv.protocol.errors import HetError
-from hetrdzv.protocol.http.keepalive import keep_alive
 
 SILENT_S = 75.0
 """After how long the kernel closes the connection of a host that is gone (seconds). Leases do not depend on it."""
@@ -58,3 +58,26 @@ def inherited(fd: int) -> socket.socket:
 def url_of(host: str, port: int, *, tls: bool) -> str:
     """The URL of a server that listens there."""
     return f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def keep_alive(sock: socket.socket, within_s: float) -> bool:
+    """Have the kernel break a connection, or all that a socket accepts, once the other host is silent for `within_s`.
+
+    Seconds are the smallest unit, so it takes 2 s at least.
+    """
+    total_s = max(2, math.ceil(within_s))
+    interval_s = max(1, total_s // 4)
+    try:
+        options = (
+            (socket.TCP_KEEPIDLE, max(1, total_s - 2 * interval_s)),
+            (socket.TCP_KEEPINTVL, interval_s),
+            (socket.TCP_KEEPCNT, 2),
+            # data on its way is bounded by this alone; on an idle connection it only shortens the probes
+            (socket.TCP_USER_TIMEOUT, 1_000 * total_s),
+        )
+        for option, value in options:
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    except (AttributeError, OSError):  # not on Linux, or no TCP
+        return False
+    return True

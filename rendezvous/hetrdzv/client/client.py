@@ -1,4 +1,4 @@
-"""The typed HTTP client of a hetserver: it asks the routes of protocol/http/routes.py.
+"""The typed HTTP client of a hetserver: it asks the routes of protocol/routes.py.
 
 A call tries each server once, starting with the one that answered last. To go on trying, call again (the agent's
 session does, with pauses of its own). Proxies named in the environment are not used.
@@ -18,13 +18,12 @@ from hetrdzv.client import failover
 from hetrdzv.client.explain import parsed, problem_of
 from hetrdzv.client.failover import Servers
 from hetrdzv.client.urls import servers_from
-from hetrdzv.protocol import codec
+from hetrdzv.protocol import codec, routes
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import Unauthorized
-from hetrdzv.protocol.http import routes, versions
-from hetrdzv.protocol.http.route import Reply, Route
 from hetrdzv.protocol.progress import PollRequest
-from hetrdzv.protocol.requests.joining import JoinRequest
+from hetrdzv.protocol.requests import JoinRequest
+from hetrdzv.protocol.routes import Reply, Route
 from hetrdzv.protocol.texts.ids import ID_RULE, is_id
 
 POLL_LATE_S = 1.0
@@ -79,7 +78,7 @@ class Client:
         self._connect_timeout_s = connect_timeout_s
         self._timeout_s = timeout_s
         self._renew_token = renew_token
-        headers = {**versions.HEADERS, "Accept": "application/json"}
+        headers = {**routes.VERSION_HEADERS, "Accept": "application/json"}
         if token is not None:
             headers["Authorization"] = _bearer(token)
         self._http = httpx.AsyncClient(

@@ -12,7 +12,7 @@ import httpx
 
 from hetrdzv.auth.tls import ClientTls, explain_tls, is_plain
 from hetrdzv.client.urls import port_hint
-from hetrdzv.protocol import codec
+from hetrdzv.protocol import codec, routes
 from hetrdzv.protocol.errors import (
     HetError,
     LeaderLost,
@@ -23,7 +23,6 @@ from hetrdzv.protocol.errors import (
     Unreachable,
     VersionMismatch,
 )
-from hetrdzv.protocol.http import versions
 
 _R = TypeVar("_R")
 
@@ -42,7 +41,7 @@ def unusable(response: httpx.Response, server: str) -> HetError | None:
 
     Redirects (3xx) are left to the caller, which knows the other servers.
     """
-    status, version = response.status_code, response.headers.get(versions.HEADER)
+    status, version = response.status_code, response.headers.get(routes.VERSION_HEADER)
     if version is None:
         if status in (502, 503, 504):
             return Unreachable(f"HTTP {status} from a proxy in front of it")
@@ -52,10 +51,12 @@ def unusable(response: httpx.Response, server: str) -> HetError | None:
         return NotHetserver(
             f"{server} answered, but is not a hetserver (HTTP {status}, {what[:100]}): check --server{hint}"
         )
-    if version != str(versions.MAJOR):
-        older = "the server" if version.isdecimal() and int(version[:20]) < versions.MAJOR else "this client"
+    if version != str(routes.API_VERSION):
+        older = (
+            "the server" if version.isdecimal() and int(version[:20]) < routes.API_VERSION else "this client"
+        )
         return VersionMismatch(
-            f"{server} speaks version {version[:20]} of the API and this client version {versions.MAJOR}: "
+            f"{server} speaks version {version[:20]} of the API and this client version {routes.API_VERSION}: "
             f"{older} is older, upgrade it"
         )
     if status == 503:

@@ -4,9 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hetrdzv.core.model import Stall
-from hetrdzv.protocol.requests.daemon import DaemonRequest
-from hetrdzv.protocol.requests.joining import JoinRequest
-from hetrdzv.protocol.requests.reports import ReportRequest
+from hetrdzv.protocol.requests import DaemonRequest, JoinRequest, ReportRequest
 from hetrdzv.protocol.snapshots import SnapshotsRequest, UseRequest
 
 

@@ -12,9 +12,8 @@ from functools import lru_cache
 from hetrdzv.core.model import Node
 from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.reasons.warnings import PARTS, no_label, versions_differ
-from hetrdzv.protocol.settings import GroupSpec
+from hetrdzv.protocol.settings import GroupSpec, order_labels
 from hetrdzv.protocol.texts.ids import natural_key
-from hetrdzv.protocol.texts.rank_order import order_labels
 from hetrdzv.protocol.texts.who import Nodes
 
 MOST_VALUES = 4

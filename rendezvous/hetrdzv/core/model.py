@@ -14,7 +14,7 @@ from hetrdzv.protocol.failure import Ended, Failure, RootCause
 from hetrdzv.protocol.hangs import Hang
 from hetrdzv.protocol.reasons import ends
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
-from hetrdzv.protocol.requests.joining import Offer
+from hetrdzv.protocol.requests import Offer
 from hetrdzv.protocol.rounds import RoundRecord, TimeSpent
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.snapshots import Chosen, Kept

@@ -14,7 +14,7 @@ from hetrdzv.core.model import OFFERED, Group, Node
 from hetrdzv.core.rounds.timers import deadline
 from hetrdzv.core.why import why
 from hetrdzv.protocol.directive import Member
-from hetrdzv.protocol.requests.plans import Changes, Plan
+from hetrdzv.protocol.plans import Changes, Plan
 from hetrdzv.protocol.states import DirectiveKind, NodePhase, ReportKind
 from hetrdzv.protocol.texts.ids import natural_key
 

@@ -9,7 +9,6 @@ from hetrdzv.protocol.bounds import Seconds
 from hetrdzv.protocol.directive import Directive, Member, Shares, StopNotice
 from hetrdzv.protocol.errors import Conflict
 from hetrdzv.protocol.failure import Failure, RootCause
-from hetrdzv.protocol.http import versions
 from hetrdzv.protocol.reasons.hangs import HANG_CODES
 from hetrdzv.protocol.reasons.reason import Reason, shown
 from hetrdzv.protocol.snapshots import SafeShown
@@ -225,7 +224,6 @@ class HealthReply:
     status: str
     service: str = "hetserver"
     version: str = __version__
-    api_version: int = versions.MAJOR
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

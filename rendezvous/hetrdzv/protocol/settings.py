@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from functools import lru_cache
 from typing import Annotated, Any, get_type_hints
 
 from annotated_types import Ge, Le, MaxLen
@@ -17,7 +18,7 @@ from pydantic import AfterValidator, Field, ValidationError
 
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import Difference, InvalidSpec
-from hetrdzv.protocol.texts.rank_order import check_master, check_unit, order_labels
+from hetrdzv.protocol.texts.ids import is_id
 
 
 class OnJoin(StrEnum):
@@ -47,6 +48,57 @@ MOST_SHOWN = 200
 
 MAX_COMMAND = 131_072
 """How many characters a group's command may have in all; one word of a program's arguments may have so many bytes."""
+
+
+MOST_LABELS = 8
+"""How many labels `topology` takes: nodes are compared by each of them."""
+
+
+@lru_cache(maxsize=32)
+def order_labels(text: str) -> tuple[str, ...]:
+    """The labels that a value of `rank_order` names, the widest first; none: ranks are sticky.
+
+    Raises:
+        ValueError: it means nothing; the message says what there is.
+    """
+    if text == "sticky":
+        return ()
+    kind, _, rest = text.partition(":")
+    labels = tuple(rest.split(","))
+    if kind != "topology" or not all(labels):
+        raise ValueError("must be sticky or topology:LABEL[,LABEL]")
+    if len(set(labels)) < len(labels):
+        raise ValueError("names a label twice")
+    if len(labels) > MOST_LABELS:
+        raise ValueError(f"names {len(labels)} labels, but may name {MOST_LABELS}")
+    return labels
+
+
+def check_master(text: str) -> None:
+    """Whether `master` can have this value.
+
+    Raises:
+        ValueError: it cannot; the message says what there is.
+    """
+    label, equals, _ = text.partition("=")
+    if not (label if equals else is_id(text)):
+        raise ValueError("must be LABEL=VALUE or a node id")
+
+
+def allows_master(rule: str, node_id: str, labels: Mapping[str, str]) -> bool:
+    """Whether a value of `master` allows a node with these labels to be master."""
+    label, equals, value = rule.partition("=")
+    return labels.get(label) == value if equals else node_id == rule
+
+
+def check_unit(text: str) -> None:
+    """Whether `unit` can have this value.
+
+    Raises:
+        ValueError: it is no name of a label.
+    """
+    if not text or "=" in text or "," in text:
+        raise ValueError("must be the name of one label, such as rack")
 
 
 def _checked(check: Callable[[Any], object]) -> AfterValidator:

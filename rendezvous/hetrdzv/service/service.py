@@ -27,8 +27,8 @@ from hetrdzv.protocol.errors import (
     UnknownGroup,
 )
 from hetrdzv.protocol.pages import Event, ReadyReply
+from hetrdzv.protocol.plans import Changes, Plan
 from hetrdzv.protocol.reasons.reason import ReasonCode
-from hetrdzv.protocol.requests.plans import Changes, Plan
 from hetrdzv.protocol.rounds import RoundRecord
 from hetrdzv.protocol.texts.phrasing import names
 from hetrdzv.service.clock import BEAT_S, ServedClock

@@ -9,7 +9,7 @@ from tests.agent.session.driver import Bench, problem
 from hetagent.errors import UsageError
 from hetagent.health.ready_file import ReadyFile
 from hetrdzv.protocol.errors import HetError, Unreachable
-from hetrdzv.protocol.requests.joining import SpecFields
+from hetrdzv.protocol.requests import SpecFields
 
 
 def test_the_file_is_there_from_the_first_join_to_the_end_whether_in_a_round_or_not(

@@ -25,7 +25,7 @@ from hetagent.session.requests import Report
 from hetagent.worker import rsh
 from hetrdzv.protocol.directive import Member
 from hetrdzv.protocol.errors import DaemonRefused
-from hetrdzv.protocol.requests.daemon import PROGRAM, DaemonRequest, refusal
+from hetrdzv.protocol.requests import PROGRAM, DaemonRequest, refusal
 
 # what mpirun 4.1.4 passes to its remote shell, where the user's shell is bash and where it is sh
 GIVEN = [

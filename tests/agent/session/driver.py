@@ -32,7 +32,7 @@ from hetrdzv.protocol.errors import (
 )
 from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.progress import NodeProgress
-from hetrdzv.protocol.requests.joining import JoinRequest, SpecFields
+from hetrdzv.protocol.requests import JoinRequest, SpecFields
 from hetrdzv.protocol.stacks import LogsRequest, StacksRequest
 
 REFUSED = Unreachable("no server answers (http://h:1: connection refused)")

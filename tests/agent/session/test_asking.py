@@ -15,7 +15,7 @@ from hetagent.session.requests import Answer, Poll, Report, Request, SendReport
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.progress import NodeProgress, Worker
-from hetrdzv.protocol.requests.daemon import DaemonRequest
+from hetrdzv.protocol.requests import DaemonRequest
 from hetrdzv.protocol.stacks import StacksRequest
 
 

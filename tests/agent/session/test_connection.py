@@ -24,11 +24,10 @@ from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import HetError, Problem, Unreachable
 from hetrdzv.protocol.failure import Failure
-from hetrdzv.protocol.http.route import Route
 from hetrdzv.protocol.progress import PollRequest
 from hetrdzv.protocol.reasons.reason import Reason
-from hetrdzv.protocol.requests.daemon import DaemonRequest
-from hetrdzv.protocol.requests.joining import JoinRequest
+from hetrdzv.protocol.requests import DaemonRequest, JoinRequest
+from hetrdzv.protocol.routes import Route
 
 TIMING = {"poll_s": 1.0, "lease_s": 5.0, "stop_timeout_s": 7.0, "max_disconnect_s": 600.0}
 

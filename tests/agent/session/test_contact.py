@@ -8,7 +8,7 @@ from tests.agent.session.driver import REFUSED, Bench
 from hetrdzv.core import commands
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import Unavailable, Unreachable
-from hetrdzv.protocol.requests.joining import SpecFields
+from hetrdzv.protocol.requests import SpecFields
 
 
 def test_a_first_contact_is_tried_until_the_connect_timeout_exactly(bench: Bench) -> None:

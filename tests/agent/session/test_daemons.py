@@ -13,8 +13,7 @@ from hetagent.session.requests import Poll, Report
 from hetrdzv.core import commands
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import HetError
-from hetrdzv.protocol.requests.daemon import DaemonRequest
-from hetrdzv.protocol.requests.joining import SpecFields
+from hetrdzv.protocol.requests import DaemonRequest, SpecFields
 
 ORTED = ("orted", "-mca", "ess_base_vpid", "1")
 TWO = SpecFields(min_nodes=2, max_nodes=2, lease_s=600.0, max_disconnect_s=60.0)

@@ -8,7 +8,7 @@ from tests.agent.session.driver import Bench
 from hetagent.session import reports
 from hetrdzv.core import commands
 from hetrdzv.core.model import Group, Node
-from hetrdzv.protocol.requests.joining import SpecFields
+from hetrdzv.protocol.requests import SpecFields
 
 
 @pytest.mark.parametrize("by_report", [False, True])

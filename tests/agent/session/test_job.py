@@ -8,8 +8,8 @@ from tests.agent.session.driver import Bench
 from hetagent.session import reports
 from hetagent.session.requests import Join, Leave, Poll, SendReport
 from hetrdzv.core import commands
-from hetrdzv.protocol.http import routes
-from hetrdzv.protocol.requests.joining import SpecFields
+from hetrdzv.protocol import routes
+from hetrdzv.protocol.requests import SpecFields
 
 
 def test_a_job_from_join_to_goodbye(bench: Bench) -> None:

@@ -8,7 +8,7 @@ from tests.agent.session.driver import Bench
 from hetagent.session import reports
 from hetagent.session.reports import REPORT
 from hetrdzv.core import commands
-from hetrdzv.protocol.requests.joining import SpecFields
+from hetrdzv.protocol.requests import SpecFields
 
 SPEC = SpecFields(min_nodes=1, max_nodes=1, lease_s=600.0, max_disconnect_s=60.0, notice_s=30.0)
 

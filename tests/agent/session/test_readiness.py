@@ -7,7 +7,7 @@ from tests.agent.session.driver import Bench
 
 from hetagent.session.requests import Answer, Join, Request
 from hetrdzv.core import commands
-from hetrdzv.protocol.requests.joining import SpecFields
+from hetrdzv.protocol.requests import SpecFields
 from hetrdzv.protocol.states import GroupState, NodePhase
 
 WHY = "node check failed (exit status 1): no InfiniBand"

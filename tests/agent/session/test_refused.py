@@ -9,7 +9,7 @@ from tests.agent.session.driver import SPEC, Bench, problem
 from hetrdzv.core import commands
 from hetrdzv.protocol import states
 from hetrdzv.protocol.errors import HetError, NotHetserver, NoTls, VersionMismatch
-from hetrdzv.protocol.requests.joining import SpecFields
+from hetrdzv.protocol.requests import SpecFields
 
 FATAL_AT_FIRST = [
     problem(409, "spec_conflict"),

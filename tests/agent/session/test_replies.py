@@ -9,7 +9,7 @@ from tests.agent.session.driver import REFUSED, SPEC, Bench
 from hetagent.session.requests import Join
 from hetagent.session.session import Session
 from hetrdzv.core import commands
-from hetrdzv.protocol.requests.joining import SpecFields
+from hetrdzv.protocol.requests import SpecFields
 from hetrdzv.protocol.states import DirectiveKind
 
 

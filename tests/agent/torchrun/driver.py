@@ -18,7 +18,7 @@ from hetagent.torchrun.connection import Connection
 from hetagent.torchrun.handler import TorchrunHandler
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.reasons.reason import Reason
-from hetrdzv.protocol.requests.reports import ReportRequest
+from hetrdzv.protocol.requests import ReportRequest
 
 FOR = Reason(code="?", message="for a reason")
 

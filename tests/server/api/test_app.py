@@ -8,8 +8,8 @@ from fastapi import APIRouter, FastAPI
 from fastapi.routing import APIRoute
 
 from hetrdzv.api.app import create_app, require_permissions
-from hetrdzv.protocol.http import routes as clients
-from hetrdzv.protocol.http.route import Route
+from hetrdzv.protocol import routes as clients
+from hetrdzv.protocol.routes import Route
 from hetrdzv.service.service import Service
 from hetrdzv.storage.memory import MemoryStore
 from tests.support.routes import role_of, routes

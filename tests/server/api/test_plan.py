@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.requests.plans import Plan
+from hetrdzv.protocol.plans import Plan
 from tests.support.served import api, join, serving, two_nodes
 
 PLAN = "/v1/groups/g/plan"

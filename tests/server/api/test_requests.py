@@ -12,7 +12,6 @@ from hetrdzv import __version__
 from hetrdzv.api.app import create_app
 from hetrdzv.protocol.bounds import MAX_BODY_BYTES
 from hetrdzv.protocol.errors import StorageError
-from hetrdzv.protocol.http import versions
 from tests.support.served import api, serving, two_nodes
 
 JOIN = {"incarnation": "i", "slots": 1, "address": "10.0.0.1", "port": 4000}
@@ -394,7 +393,6 @@ async def test_a_server_that_stops_says_so() -> None:
             "status": "ok",
             "service": "hetserver",
             "version": __version__,
-            "api_version": versions.MAJOR,
         }
 
 

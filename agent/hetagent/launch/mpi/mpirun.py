@@ -17,9 +17,9 @@ from hetagent.launch.mpi.relay import Relay
 from hetagent.node import scratch
 from hetagent.node.processes.quick import CommandFailed, output_of
 from hetagent.session.requests import Report, ReportRoute
+from hetrdzv.protocol import routes
 from hetrdzv.protocol.directive import Member
-from hetrdzv.protocol.http import routes
-from hetrdzv.protocol.requests.daemon import PROGRAM, DaemonRequest, refusal
+from hetrdzv.protocol.requests import PROGRAM, DaemonRequest, refusal
 
 DAEMON = ReportRoute(route=routes.DAEMON)
 

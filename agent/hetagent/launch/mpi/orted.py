@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hetagent.errors import CommandError
 from hetrdzv.protocol.directive import Member
-from hetrdzv.protocol.requests.daemon import PROGRAM
+from hetrdzv.protocol.requests import PROGRAM
 
 MCA_FLAGS = frozenset({"-mca", "--mca", "-gmca", "--gmca"})
 

@@ -9,9 +9,9 @@ from hetagent.session.connection import ServerConnection
 from hetagent.session.reports import parting
 from hetagent.snapshots.node.server import SnapshotServer
 from hetrdzv.client.client import Client
+from hetrdzv.protocol import routes
 from hetrdzv.protocol.errors import HetError, StaleIncarnation
-from hetrdzv.protocol.http import routes
-from hetrdzv.protocol.requests.reports import ReportRequest
+from hetrdzv.protocol.requests import ReportRequest
 from hetrdzv.protocol.snapshots import Holdings
 from hetrdzv.protocol.states import DirectiveKind, ReportKind
 

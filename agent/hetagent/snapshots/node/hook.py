@@ -26,8 +26,8 @@ from hetagent.snapshots.node.server import SnapshotServer
 from hetagent.snapshots.save_request import ASK
 from hetagent.worker.runner import TO_DISK
 from hetagent.workers.processes import Workers
+from hetrdzv.protocol import routes
 from hetrdzv.protocol.directive import Directive, Start
-from hetrdzv.protocol.http import routes
 from hetrdzv.protocol.snapshots import (
     MOST_REFUSED,
     Chosen,

@@ -30,9 +30,7 @@ from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import DaemonRefused, SpecConflict, StaleRound
 from hetrdzv.protocol.progress import NodeProgress, PollRequest
 from hetrdzv.protocol.reasons.reason import Reason
-from hetrdzv.protocol.requests.daemon import DaemonRequest, refusal
-from hetrdzv.protocol.requests.joining import JoinRequest
-from hetrdzv.protocol.requests.reports import ReportRequest
+from hetrdzv.protocol.requests import DaemonRequest, JoinRequest, ReportRequest, refusal
 from hetrdzv.protocol.snapshots import SnapshotsReply, SnapshotsRequest
 from hetrdzv.protocol.stacks import LogsRequest, StacksRequest
 from hetrdzv.service import snapshots

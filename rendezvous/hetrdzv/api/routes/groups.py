@@ -24,8 +24,8 @@ from hetrdzv.auth.tokens import Role
 from hetrdzv.core.commands import Drain, Put, Restart, Undrain, UseSnapshot
 from hetrdzv.protocol.bounds import MAX_NUMBER, Id
 from hetrdzv.protocol.pages import EventsReply, GroupReply, GroupsReply, StacksReply
-from hetrdzv.protocol.requests.joining import SpecFields
-from hetrdzv.protocol.requests.plans import Changes, Plan
+from hetrdzv.protocol.plans import Changes, Plan
+from hetrdzv.protocol.requests import SpecFields
 from hetrdzv.protocol.rounds import RoundsReply
 from hetrdzv.protocol.snapshots import SnapshotsShown, UseRequest
 from hetrdzv.protocol.stacks import About

@@ -14,8 +14,8 @@ from hetrdzv.cli.types import Typed
 from hetrdzv.client import Client
 from hetrdzv.protocol.errors import Problem, UnknownGroup
 from hetrdzv.protocol.pages import GroupReply
-from hetrdzv.protocol.requests.joining import SpecFields
-from hetrdzv.protocol.requests.plans import Changes, sentences
+from hetrdzv.protocol.plans import Changes, sentences
+from hetrdzv.protocol.requests import SpecFields
 from hetrdzv.protocol.settings import SETTINGS, GroupSpec, Setting
 from hetrdzv.protocol.snapshots import UseRequest
 from hetrdzv.protocol.states import GroupState

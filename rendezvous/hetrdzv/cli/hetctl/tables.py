@@ -12,7 +12,7 @@ from rich.text import Text
 
 from hetrdzv.protocol.pages import Event, GroupSummary
 from hetrdzv.protocol.reasons.reason import shown
-from hetrdzv.protocol.texts.inert import inert
+from hetrdzv.protocol.texts.phrasing import inert
 from hetrdzv.protocol.texts.times import Clock
 
 PIPED_WIDTH = 10_000

@@ -15,9 +15,8 @@ from typing import Any
 from hetrdzv.core.memo import cached
 from hetrdzv.core.model import Group, Node, Round
 from hetrdzv.protocol.directive import Member
-from hetrdzv.protocol.settings import GroupSpec
+from hetrdzv.protocol.settings import GroupSpec, allows_master, order_labels
 from hetrdzv.protocol.texts.ids import natural_key
-from hetrdzv.protocol.texts.rank_order import allows_master, order_labels
 
 Pairs = AbstractSet[tuple[str, str]]
 """(node, master) pairs of node ids: the first could not reach the second's port."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from hetrdzv.protocol.bounds import Seconds
-from hetrdzv.protocol.texts.inert import inert
+from hetrdzv.protocol.texts.phrasing import inert
 from hetrdzv.protocol.texts.times import Clock, lasted
 from hetrdzv.protocol.texts.who import NOBODY, Nodes, RankRange, Ranks
 

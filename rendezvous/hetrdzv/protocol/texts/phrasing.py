@@ -1,5 +1,6 @@
 """Parts of sentences: numbers with their nouns, lists of names, ranks."""
 
+import re
 from collections.abc import Iterable
 
 from hetrdzv.protocol.states import HANGS
@@ -51,3 +52,14 @@ def are(nodes: Nodes) -> str:
 def have(nodes: Nodes) -> str:
     """`gpu1 has`, or `gpu1, gpu2 have`."""
     return f"{names(nodes)} {one_or_more(nodes, 'has', 'have')}"
+
+
+_CONTROL = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?"
+    r"|[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
+)
+
+
+def inert(text: str) -> str:
+    """Text of another machine without what moves a terminal's cursor, colours or reorders anything."""
+    return _CONTROL.sub("", text)

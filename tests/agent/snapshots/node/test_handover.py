@@ -24,8 +24,8 @@ from hetagent.snapshots.node.server import SnapshotServer
 from hetrdzv.client.client import Client
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import StaleIncarnation, Unreachable
-from hetrdzv.protocol.http.routes import REPORT
-from hetrdzv.protocol.requests.reports import ReportRequest
+from hetrdzv.protocol.requests import ReportRequest
+from hetrdzv.protocol.routes import REPORT
 from hetrdzv.protocol.snapshots import Held, Holdings
 from hetrdzv.protocol.states import DirectiveKind, ReportKind
 

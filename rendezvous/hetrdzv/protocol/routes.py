@@ -1,19 +1,60 @@
-"""The routes that clients ask; what answers them is in api/routes. tests/server/api/test_app.py compares the two."""
+"""The routes that clients ask; what answers them is in api/routes. tests/server/api/test_app.py compares the two.
 
+Requests and replies carry the version of the API. Programs with different versions refuse each other; within a version
+there are additions only: agents' requests and all replies may have fields that the other side does not know, and
+ignores. What changes the number is in docs/operations.md, Upgrades.
+"""
+
+import re
+from dataclasses import KW_ONLY, dataclass
 from types import NoneType
+from typing import Generic, TypeVar
 
 from hetrdzv.protocol.directive import Directive
-from hetrdzv.protocol.http.route import NODE, Route
 from hetrdzv.protocol.pages import EventsReply, GroupReply, GroupsReply, HealthReply, StacksReply
-from hetrdzv.protocol.requests.plans import Plan
+from hetrdzv.protocol.plans import Plan
 from hetrdzv.protocol.rounds import RoundsReply
 from hetrdzv.protocol.snapshots import SnapshotsReply, SnapshotsShown
+
+API_VERSION = 1
+"""What this hetrdzv speaks."""
+
+VERSION_HEADER = "Het-Api-Version"
+
+VERSION_HEADERS = {VERSION_HEADER: str(API_VERSION)}
+"""Sent with every request and every reply."""
+
+Reply = TypeVar("Reply")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Route(Generic[Reply]):
+    """A route."""
+
+    method: str
+    path: str
+    reply: type[Reply]
+    _: KW_ONLY
+    once: bool = False
+    wait_s: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.method} {self.path}"
+
+    @property
+    def names(self) -> list[str]:
+        """What the path names, in its order."""
+        return re.findall(r"\{(\w+)\}", self.path)
+
 
 STACKS_WAIT_S = 10.0
 """How long a server waits for agents to send stacks, or logs (seconds)."""
 
 _GROUPS = "/v1/groups"
 _GROUP = f"{_GROUPS}/{{group_id}}"
+
+NODE = f"{_GROUP}/nodes/{{node_id}}"
+"""The path of what is about one node."""
 
 JOIN = Route("PUT", NODE, Directive)
 DIRECTIVE = Route("GET", f"{NODE}/directive", Directive)

@@ -1,5 +1,6 @@
-"""What a node says when it joins, and the settings of a group that come with that or with `PUT`."""
+"""What agents send: joins, reports, and the daemon of a launcher; and the settings of a group in a body."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,10 +17,16 @@ from hetrdzv.protocol.bounds import (
     Port,
     ShortText,
     Slots,
+    Text,
     Weight,
+    Workers,
+    at_most,
 )
+from hetrdzv.protocol.failure import Ended, Failure
+from hetrdzv.protocol.progress import Moved
 from hetrdzv.protocol.settings import DAY_S, SETTINGS
 from hetrdzv.protocol.snapshots import Holdings
+from hetrdzv.protocol.states import ReportKind
 
 if TYPE_CHECKING:
     SpecFields = dict[str, Any]
@@ -87,3 +94,68 @@ class JoinRequest(Offer):
     after_round: Count = 0
     stopped: Annotated[str, MaxLen(MAX_NOT_READY)] = ""
     spec: SpecFields = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportRequest(Body):
+    """`POST /v1/groups/{g}/nodes/{n}/report`; `age_s` is how long ago the agent saw what it reports (seconds).
+
+    Attributes:
+        failure: with `failed` only; the server fills in its `at`.
+        met: from the round's master, with `started` and `succeeded`: how many workers have come to the round's store by
+            now, which is where they find each other; None: nobody can tell.
+        must_meet: whether workers that have not met count as failed.
+        message: with `master_unreachable`, why; with `leaving` and `parting`, on whose account (`SIGTERM`).
+        grace_s: with `leaving`, for how much longer the workers run, counted from then (seconds); None: they are being
+            stopped.
+        snapshots, serves_s: with `parting`, what the node holds of snapshots, and for how long it serves them yet,
+            counted from then (seconds).
+        ended: with `failed` and `ended`, workers of the node that had ended with exit code 0 by then.
+        moved: with `started`, `succeeded` and `failed`, when the workers moved, counted from then; None: nobody can
+            tell.
+    """
+
+    incarnation: Id
+    round: Count
+    kind: ReportKind
+    age_s: Duration = 0.0
+    failure: Failure | None = None
+    ended: Ended | None = None
+    met: Workers | None = None
+    must_meet: bool = False
+    message: Text = ""
+    grace_s: Duration | None = None
+    moved: Moved | None = None
+    snapshots: Holdings | None = None
+    serves_s: Duration | None = None
+
+
+# -- the one program that a master may run on other nodes: orted, the daemon of mpirun (Open MPI 4) -------------
+
+PROGRAM = "orted"
+"""The program's name. A path before it is ignored: each agent runs its own."""
+
+MAX_WORDS, MAX_CHARACTERS = 1024, 32_768
+"""Limits of its command line, which names all hosts: words, and characters in all words together."""
+
+
+def refusal(words: Sequence[str]) -> str | None:
+    """Why a node must not be asked to run these words; None: it may."""
+    if not words or words[0].rpartition("/")[2] != PROGRAM:
+        given = repr(words[0][:80]) if words else "nothing"
+        return f"a round's master may run only {PROGRAM} on other nodes, not {given}"
+    if len(words) > MAX_WORDS or sum(map(len, words)) > MAX_CHARACTERS:
+        return f"a daemon's command line may have at most {MAX_WORDS} words and {MAX_CHARACTERS} characters"
+    if any("\0" in word for word in words):
+        return "a word contains a NUL character, which cannot be passed to a program"
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DaemonRequest(Body):
+    """`POST /v1/groups/{g}/nodes/{n}/daemon`: what the round's master wants node `n` to run."""
+
+    master: Id
+    incarnation: Id
+    round: Count
+    words: Annotated[tuple[Annotated[str, MaxLen(MAX_CHARACTERS)], ...], at_most(MAX_WORDS)]

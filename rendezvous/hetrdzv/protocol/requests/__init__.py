@@ -1,1 +1,0 @@
-"""What agents and people send, and what is asked of agents."""

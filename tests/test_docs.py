@@ -285,7 +285,9 @@ def check_spec(text: str) -> list[str]:
         if told != bounds.get(name, told):
             wrong.append(f"the range of {name} is {bounds[name]}, not {told}")
         flag = re.sub("^--(min|max)-(nodes|world)", r"--\2", f"--{name.replace('_', '-')}")
-        if (flag.replace("--nodes", "--nnodes") in flags()["hetagent"]) == table[name][-1].endswith("no flag"):
+        if (flag.replace("--nodes", "--nnodes") in flags()["hetagent"]) == table[name][-1].endswith(
+            "no flag"
+        ):
             wrong.append(f"{name} has a flag, or has none")
     return wrong
 

@@ -10,14 +10,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from hetagent.session import reports
-from hetagent.session.requests import Answer, Request
+from hetagent.session.requests import Answer, Request, round_report
 from hetagent.session.session import LEAVE_S, Session
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import HetError, Problem
 from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.requests import JoinRequest
-from hetrdzv.protocol.states import DirectiveKind
+from hetrdzv.protocol.states import DirectiveKind, ReportKind
 from tests.sim.snapshots import Snapshots
 from tests.sim.store import GROUP
 from tests.sim.workers import Fate, Workers, make_workers
@@ -151,8 +150,6 @@ class Agent:
             self.world.network.send(self, request)
         for notice in session.notices():
             self.world.checks.say(self.node_id, f"notices: {notice}")
-        for answered in session.answers():
-            self._snapshots.answered(answered)
         fresh = session.directives()
         if fresh:
             self._fresh.extend(fresh)
@@ -214,9 +211,9 @@ class Agent:
                 return
             else:
                 self.world.note("master unreachable")
-                self.session.send(
-                    reports.master_unreachable(directive.round, "timed out"), self.world.timeline.now
-                )
+                number, why = directive.round, "timed out"
+                report = round_report(ReportKind.MASTER_UNREACHABLE, number, message=why)
+                self.session.send(report, self.world.timeline.now)
         self._trying = False
         self._deliver()
 
@@ -267,7 +264,9 @@ class Agent:
         if not world.calm and self._rng.random() < scenario.fails / 5:
             world.checks.worker_failed(self.node_id, self.round, "cannot be started")
             failure = Failure(local_rank=-1, rank=-1, message="no such file")
-            self.session.send(reports.failed(self.round, failure), world.timeline.now)
+            self.session.send(
+                round_report(ReportKind.FAILED, self.round, failure=failure), world.timeline.now
+            )
             return
         workers = make_workers(
             self.node_id,
@@ -305,7 +304,7 @@ class Agent:
     def _saved(self, workers: Workers, exits: bool) -> None:
         if workers is self.workers and not self.stopping and workers.alive and not workers.failed:
             self.world.note("workers have saved")
-            self.session.send(reports.ready_to_stop(workers.round), self.world.timeline.now)
+            self.session.send(round_report(ReportKind.READY_TO_STOP, workers.round), self.world.timeline.now)
             if exits:
                 self.world.workers_saved(self.machine, workers)
 
@@ -317,7 +316,7 @@ class Agent:
             self._workers_gone()
 
     def _launched(self, workers: Workers) -> None:
-        self.session.send(reports.started(workers.round), self.world.timeline.now)
+        self.session.send(round_report(ReportKind.STARTED, workers.round), self.world.timeline.now)
         self._snapshots.launched(workers)
         match workers.fate:
             case Fate.FAIL:
@@ -336,7 +335,9 @@ class Agent:
         if self._script.random() < HOPELESS:
             self.world.note("script is hopeless")
             failure = replace(failure, permanent=True)
-        self.session.send(reports.failed(workers.round, failure), self.world.timeline.now)
+        self.session.send(
+            round_report(ReportKind.FAILED, workers.round, failure=failure), self.world.timeline.now
+        )
         self._stop(self.world.stop_timeout_s)
 
     def workers_succeeded(self, workers: Workers) -> None:
@@ -348,7 +349,8 @@ class Agent:
             met = self._script.choice((None, None, 0, 1, 1000))
             must_meet = self._script.random() < 0.1
             self.session.send(
-                reports.succeeded(workers.round, met, must_meet=must_meet), self.world.timeline.now
+                round_report(ReportKind.SUCCEEDED, workers.round, met=met, must_meet=must_meet),
+                self.world.timeline.now,
             )
             self._workers_gone()
 

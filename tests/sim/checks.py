@@ -11,7 +11,7 @@ from math import inf
 from typing import Any
 from unittest import mock
 
-from hetagent.session import reports
+from hetagent.session import requests
 from hetagent.session.requests import Answer, Join, Leave, Request, SendReport
 from hetrdzv.core import commands
 from hetrdzv.core.directive import directive
@@ -268,7 +268,7 @@ class Checks:
                 case Join(body=body):
                     self._done.add((request.node_id, body.incarnation, "join", body.after_round, body.port))
                     problem = problem or _join_is_lost(request, disk)
-                case SendReport(route=reports.REPORT, body=report):
+                case SendReport(route=requests.REPORT, body=report):
                     self._done.add((request.node_id, report.incarnation, report.kind, report.round))
                     problem = problem or _report_is_lost(request, disk)
                 case Leave(incarnation=incarnation):
@@ -499,7 +499,7 @@ def _words(what: commands.Command | Request) -> str:
             return f"{what.node_id}: {what.kind} in round {what.round}, {what.age_s:.2f} s ago"
         case Join(body=body):
             return f"join after round {body.after_round}"
-        case SendReport(route=reports.REPORT, body=body):
+        case SendReport(route=requests.REPORT, body=body):
             return f"{body.kind} in round {body.round}"
     return f"{getattr(what, 'node_id', '')} {type(what).__name__.lower()}".strip()
 

@@ -7,8 +7,7 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from hetagent.session import reports
-from hetagent.session.requests import Answered, Report, ReportRoute
+from hetagent.session.requests import Answer, Report, ReportRoute, round_report
 from hetagent.snapshots.folder import SLOTS, room_for
 from hetagent.snapshots.folder import Stamp as Taken
 from hetagent.snapshots.node.reporter import SnapshotReporter
@@ -29,7 +28,7 @@ from hetrdzv.protocol.snapshots import (
     SnapshotsRequest,
     Stamp,
 )
-from hetrdzv.protocol.states import NodePhase
+from hetrdzv.protocol.states import NodePhase, ReportKind
 from tests.sim.workers import Workers
 
 if TYPE_CHECKING:
@@ -82,9 +81,8 @@ class Snapshots:
             if self._reached and self._rng.random() < self._just_in_time:
                 self._take()
             self._agent.world.note("an agent that leaves serves what it holds")
-            report = reports.parting(
-                self._start.round, "its agent goes", self._holdings(), self._rng.choice((0.1, 3, 30))
-            )
+            fields = {"snapshots": self._holdings(), "serves_s": self._rng.choice((0.1, 3, 30))}
+            report = round_report(ReportKind.PARTING, self._start.round, message="its agent goes", **fields)
             self._agent.session.send(report, self._agent.world.timeline.now)
 
     def starts(self, directive: Directive) -> None:
@@ -169,13 +167,13 @@ class Snapshots:
         if self._asked is None and holdings.held and tells_at is not None and tells_at <= now:
             self._reporter.retain(holdings)
             self._reporter.reported(now, holdings)
-            self._asked = Report(HELD, partial(SnapshotsRequest, round=workers.round, holdings=holdings))
-            agent.session.ask(self._asked, now)
+            asked = Report(HELD, partial(SnapshotsRequest, round=workers.round, holdings=holdings))
+            self._asked, asked.answered = asked, partial(self._answered, asked)
+            agent.session.send(asked, now)
         agent.after(LOOKS_S, self._look, workers)
 
-    def answered(self, answered: Answered) -> None:
-        message, told = answered
-        if message is not self._asked:
+    def _answered(self, asked: Report[SnapshotsReply], told: Answer) -> None:
+        if asked is not self._asked:
             return
         self._asked = None
         if isinstance(told, SnapshotsReply):

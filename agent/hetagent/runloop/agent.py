@@ -24,8 +24,8 @@ from hetagent.runloop.local_round import LocalRound, Phase
 from hetagent.runloop.parts import Parts
 from hetagent.runloop.ports import Ports
 from hetagent.runloop.shutdown import Shutdown, ShutdownAction, WorkerActivity
-from hetagent.session import reports
 from hetagent.session.connection import ServerConnection
+from hetagent.session.requests import round_report
 from hetagent.session.session import HURRIED_LEAVE_S, LEAVE_S
 from hetagent.workers.failures import start_failure
 from hetagent.workers.leftovers import OrphanReaper
@@ -266,14 +266,17 @@ class Agent:
         self.log(f"round {self.round_number}: all local workers succeeded{others}")
         self._done = True
         fields = self.parts.report(ReportKind.SUCCEEDED)
-        self.server.send(reports.succeeded(self.round_number, moved=self._local.moved(), **fields))
+        self.server.send(
+            round_report(ReportKind.SUCCEEDED, self.round_number, moved=self._local.moved(), **fields)
+        )
         self._clear_workers(spare_detached=True)
 
     def _report_failure(self, local: LocalRound, end: Exit) -> None:
         """Report that a worker failed."""
         failure, text = local.describe(end, self.secrets())
         ended = local.ended_before(end.seen_at)
-        self.server.send(reports.failed(self.round_number, failure, local.moved(), ended), end.seen_at)
+        fields = {"failure": failure, "moved": local.moved(), "ended": ended}
+        self.server.send(round_report(ReportKind.FAILED, self.round_number, **fields), end.seen_at)
         self.log(f"round {self.round_number}{self._because(text)}")
 
     def _report_before_stop(self, local: LocalRound) -> None:
@@ -281,7 +284,7 @@ class Agent:
         if (end := local.overtaken()) is not None:
             self._report_failure(local, end)
         elif local.phase is Phase.RUNNING and (ended := local.ended_before(time.monotonic())) is not None:
-            self.server.send(reports.ended(self.round_number, ended))
+            self.server.send(round_report(ReportKind.ENDED, self.round_number, ended=ended))
 
     def _because(self, cause: str) -> str:
         """The suffix that says what ended the round; empty if that was logged last."""
@@ -463,7 +466,7 @@ class Agent:
             local.forgo()
             failure = start_failure(error)  # it fails the round, not the agent
             self.log(f"round {local.number}: the workers could not be started: {failure.message}")
-            self.server.send(reports.failed(local.number, failure))
+            self.server.send(round_report(ReportKind.FAILED, local.number, failure=failure))
             if failure.final:
                 self._leave_since(f"it cannot start workers: {failure.message}")
             return
@@ -475,7 +478,7 @@ class Agent:
         if local.present:
             self._pids = local.pids
             self.guardian.watch(self._pids)
-            self.server.send(reports.started(local.number, moved=local.moved()))
+            self.server.send(round_report(ReportKind.STARTED, local.number, moved=local.moved()))
 
     def _environ(self) -> dict[str, str]:
         return {

@@ -14,11 +14,11 @@ from hetagent.node import scratch
 from hetagent.node.processes import proctree as processes
 from hetagent.progress import ASKED, NOTICE_FILE, READY
 from hetagent.roundhook import Environ, RoundHook
-from hetagent.session import reports
 from hetagent.session.connection import ServerConnection
+from hetagent.session.requests import round_report
 from hetagent.workers.processes import Workers
 from hetrdzv.protocol.directive import Directive, StopNotice
-from hetrdzv.protocol.states import DirectiveKind
+from hetrdzv.protocol.states import DirectiveKind, ReportKind
 
 PREFIX = "hetn_"
 
@@ -152,7 +152,7 @@ class Notices(RoundHook):
         self._all_ready = ready >= awaited and (self.holds_end() or not awaited)
         if self._all_ready:
             self._log(f"round {self._round}: the workers are ready to stop")
-            self._server.send(reports.ready_to_stop(self._round))
+            self._server.send(round_report(ReportKind.READY_TO_STOP, self._round))
 
     def holds_end(self) -> bool:
         """Workers that have saved wait for the end of the round: the job is not done."""

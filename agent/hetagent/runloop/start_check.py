@@ -7,8 +7,8 @@ from typing import Any
 from hetagent.launch.base import Assignment, Launch
 from hetagent.launch.command import WorkerCommand
 from hetagent.roundhook import RoundHook
-from hetagent.session import reports
 from hetagent.session.connection import ServerConnection
+from hetagent.session.requests import round_report
 from hetagent.workers.processes import Workers
 from hetrdzv.protocol.states import ReportKind
 
@@ -60,7 +60,7 @@ class StartCheck(RoundHook):
             return
         self._reported = met
         self._log(f"round {self._assignment.round}: {_described(met, world_size)}")
-        self._server.send(reports.started(self._assignment.round, met))
+        self._server.send(round_report(ReportKind.STARTED, self._assignment.round, met=met))
 
     def report(self, kind: ReportKind) -> Mapping[str, Any]:
         """Fields of a report of success."""

@@ -6,21 +6,22 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
 from hetagent.node.network import host_port
 from hetagent.node.self_pipe import SelfPipe
-from hetagent.session import preflight, reports
-from hetagent.session.requests import Answer, R, Report, Request
+from hetagent.session import preflight
+from hetagent.session.requests import Answer, R, Report, Request, round_report
 from hetagent.session.session import LEAVE_S, Session
 from hetagent.session.waiting import WaitLog
 from hetrdzv.client.client import Client
 from hetrdzv.protocol.directive import Directive, Member, StacksAsked
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.progress import NodeProgress
+from hetrdzv.protocol.states import ReportKind
 
 LOOK_UP_S = 0.5
 """How much longer to wait for the thread than for its goodbye (seconds): it may hang in a DNS look-up."""
@@ -32,33 +33,6 @@ LEAVE_LOOK_S = 0.05
 """How often to check whether somebody is in a hurry (seconds)."""
 
 
-class DirectiveQueue(SelfPipe):
-    """Directives for the agent's main thread; readable while there are some.
-
-    Attributes:
-        put_at: when the last directive was put (monotonic seconds).
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.put_at = 0.0
-        self._queue: deque[Directive] = deque()
-
-    def put(self, directive: Directive) -> None:
-        """Add a directive; from any thread."""
-        self.put_at = time.monotonic()
-        self._queue.append(directive)
-        self.wake()
-
-    def take(self) -> list[Directive]:
-        """The directives since the last call, in order."""
-        self.clear()
-        taken = []
-        while self._queue:
-            taken.append(self._queue.popleft())
-        return taken
-
-
 class ServerConnection:
     """A session in a thread of its own.
 
@@ -68,6 +42,9 @@ class ServerConnection:
     Args:
         make_client: makes the HTTP client, in the thread that uses it.
         log: shows one line.
+
+    Attributes:
+        handed_at: when the last directive was handed over (monotonic seconds).
     """
 
     def __init__(
@@ -81,7 +58,9 @@ class ServerConnection:
         self._log = log
         self._loop = asyncio.new_event_loop()
         self._kick = asyncio.Event()
-        self._queue = DirectiveQueue()
+        self.handed_at = 0.0
+        self._directives: deque[Directive] = deque()  # for the agent
+        self._waker = SelfPipe()
         # of the newest start, if its master is another node
         self._preflight: asyncio.Task[None] | None = None
         self._reached_round = 0  # the newest round whose master was reached
@@ -89,10 +68,8 @@ class ServerConnection:
         self._closing = False
         self._abandoned = False  # nobody takes directives any more
         self._error: Exception | None = None  # what broke the thread, or is about to
-        self._on_question: Callable[[StacksAsked], None] = lambda asked: None
         self._on_member: Callable[[bool], None] = lambda is_member: None
         self._was_member = False
-        self._asked: dict[Report[Any], Future[Any]] = {}
         self._waits = WaitLog(log)
 
     def start(self) -> None:
@@ -101,16 +78,12 @@ class ServerConnection:
 
     def fileno(self) -> int:
         """A descriptor that is readable while there are directives to take."""
-        return self._queue.fileno()
+        return self._waker.fileno()
 
     def take(self) -> list[Directive]:
         """The directives that came since the last call, in order."""
-        return self._queue.take()
-
-    @property
-    def handed_at(self) -> float:
-        """When the last directive was handed over (monotonic seconds)."""
-        return self._queue.put_at
+        self._waker.clear()
+        return [self._directives.popleft() for _ in range(len(self._directives))]
 
     @property
     def broken(self) -> bool:
@@ -150,31 +123,31 @@ class ServerConnection:
             the reply, or the server's refusal as an exception, in the connection's thread; cancelled if the round is
             over, or there is no server any more.
         """
-        answer: Future[R] = Future()
+        future: Future[R] = Future()
 
-        def ask(now: float) -> None:
-            self._asked[report] = answer
-            self._session.ask(report, now)
+        def answered(answer: Any) -> None:
+            if answer is None:
+                future.cancel()
+            elif isinstance(answer, HetError):
+                future.set_exception(answer)
+            else:
+                future.set_result(answer)
+            self._waker.wake()
 
-        if not self._do(ask):
-            answer.cancel()
-        return answer
+        report.answered = answered
+        if not self._do(lambda now: self._session.send(report, now)):
+            future.cancel()
+        return future
 
     def watch(
         self, sample: Callable[[], NodeProgress | None], on_question: Callable[[StacksAsked], None]
     ) -> None:
-        """From now on, report how far the workers have come; see `Session.watch`.
+        """From now on, report how far the workers have come; see `Session`.
 
         Args:
-            sample: called in the connection's thread.
-            on_question: called there with each question about workers; must not wait.
+            sample, on_question: called in the connection's thread; must not wait.
         """
-
-        def watch(now: float) -> None:
-            self._session.watch(sample)
-            self._on_question = on_question
-
-        self._do(watch)
+        self._session.sample, self._session.on_question = sample, on_question
 
     def push_progress(self) -> None:
         """See `Session.push_progress`."""
@@ -216,10 +189,9 @@ class ServerConnection:
 
     def close(self) -> None:
         """Give the descriptor back; only after `leave`."""
-        if self._thread.is_alive() or self._queue.fileno() < 0:
-            return
-        self._loop.close()
-        self._queue.close()
+        if not self._thread.is_alive():
+            self._loop.close()
+            self._waker.close()
 
     def abandon(self, why: str) -> None:
         """Like `leave` and `close`, but without waiting: the agent is gone."""
@@ -257,10 +229,9 @@ class ServerConnection:
         except Exception as error:
             self._break(error)
         finally:
-            for answer in self._asked.values():
-                answer.cancel()
+            self._session.drop_reports()
             if self._abandoned:
-                self._queue.close()
+                self._waker.close()
 
     def _break(self, error: Exception) -> None:
         """Make the agent exit, which would otherwise wait for ever."""
@@ -269,33 +240,31 @@ class ServerConnection:
         self._error = error
         self._log("".join(traceback.format_exception(error)).rstrip())
         what = f"{type(error).__name__}: {error}"
-        why = f"the thread that talks to the server broke, which is a bug: {what}"
-        self._queue.put(self._session.local_exit("broken", why))
+        self._session.give_up(f"the thread that talks to the server broke, which is a bug: {what}", "broken")
+        for directive in self._session.directives():
+            self._hand(directive)
+
+    def _hand(self, directive: Directive) -> None:
+        self.handed_at = time.monotonic()
+        self._directives.append(directive)
+        self._waker.wake()
 
     async def _run(self) -> None:
         async with self._make_client() as client, asyncio.TaskGroup() as tasks:
-            running: set[asyncio.Task[None]] = set()
-
-            def spawn(what: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-                task = tasks.create_task(what)
-                running.add(task)
-                task.add_done_callback(running.discard)
-                return task
-
-            while not (self._closing and self._session.finished):
+            while True:
                 if self._error is not None:
                     raise self._error
                 for request in self._session.requests(time.monotonic()):
-                    spawn(self._send(client, request))
-                self._pass_on(spawn)
+                    tasks.create_task(self._send(client, request))
+                self._pass_on(tasks)
                 if self._closing and self._session.finished:
-                    break  # the time for its goodbye was over just now
+                    break
                 wakeup = self._session.wakeup()
                 timeout_s = None if wakeup is None else max(0.0, wakeup - time.monotonic())
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._kick.wait(), timeout_s)
                 self._kick.clear()
-            for task in running:
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
                 task.cancel()
 
     async def _send(self, client: Client, request: Request) -> None:
@@ -314,7 +283,7 @@ class ServerConnection:
         for notice in self._session.notices():
             self._log(notice)
 
-    def _pass_on(self, spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]) -> None:
+    def _pass_on(self, tasks: asyncio.TaskGroup) -> None:
         if self._session.is_member != self._was_member:
             self._was_member = not self._was_member
             self._on_member(self._was_member)
@@ -324,29 +293,19 @@ class ServerConnection:
                 self._preflight.cancel()  # this one has overtaken that start
             start, own_id = directive.start, self._session.node_id
             if start is None or start.master.node_id == own_id or directive.round == self._reached_round:
-                self._queue.put(directive)
+                self._hand(directive)
             else:
-                self._preflight = spawn(self._reach(start.master, directive))
-        for question in self._session.questions():
-            self._on_question(question)
-        for report, outcome in self._session.answers():
-            answer = self._asked.pop(report)
-            if outcome is None:
-                answer.cancel()
-            elif isinstance(outcome, HetError):
-                answer.set_exception(outcome)
-            else:
-                answer.set_result(outcome)
-            self._queue.wake()
+                self._preflight = tasks.create_task(self._reach(start.master, directive))
 
     async def _reach(self, master: Member, start: Directive) -> None:
         """Hand a start to the agent once its master was reached, or report that it cannot be."""
         reason = await preflight.reachable(master.address, master.port)
         if reason is None:
             self._reached_round = start.round
-            self._queue.put(start)
+            self._hand(start)
             return
         what = f"{reason} ({host_port(master.address, master.port)})"
         self._log(f"cannot reach the master {master.node_id}: {what}; asking for another one")
-        self._session.send(reports.master_unreachable(start.round, what), time.monotonic())
+        report = round_report(ReportKind.MASTER_UNREACHABLE, start.round, message=what)
+        self._session.send(report, time.monotonic())
         self._kick.set()

@@ -6,27 +6,12 @@ counted.
 """
 
 from collections import deque
-from enum import Enum
 
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.requests import SpecFields
 from hetrdzv.protocol.settings import DEFAULTS
 from hetrdzv.protocol.states import DirectiveKind
-
-
-class FollowUp(Enum):
-    """What a directive calls for, beside reports.
-
-    Attributes:
-        NOTHING: it is up to date.
-        JOIN: it has not seen our last join, or takes this node for lost.
-        ACKNOWLEDGE: it waits for the end of a round that never began here.
-    """
-
-    NOTHING = "nothing"
-    JOIN = "join"
-    ACKNOWLEDGE = "acknowledge"
 
 
 class Directives:
@@ -40,8 +25,7 @@ class Directives:
         over_round: the newest round whose workers are gone.
         stop_sent: whether the agent got a stop for the newest round.
         exit_sent: whether it got an exit, the last directive of all.
-        version: of the directive that counted last; a poll waits for another one.
-        current: the directive that counted last, for the group's timing.
+        current: the directive that counted last, with the group's timing; a poll waits for another version.
     """
 
     def __init__(self, spec: SpecFields) -> None:
@@ -49,7 +33,6 @@ class Directives:
         self.over_round = 0
         self.stop_sent = False
         self.exit_sent = False
-        self.version: str | None = None
         self.current = Directive(
             kind=DirectiveKind.WAIT,
             version="",
@@ -101,7 +84,7 @@ class Directives:
         next_number: int,
         leaving: bool,
         out_of_touch: bool,
-    ) -> FollowUp:
+    ) -> bool:
         """A directive came; hand it out if it is new.
 
         Args:
@@ -109,25 +92,30 @@ class Directives:
             next_number: of the next request.
             leaving: this node is about to leave: it starts nothing.
             out_of_touch: no server has answered for so long that workers, if they ran, would be stopped.
+
+        Returns:
+            whether to join: the server has not seen our last join, takes this node for lost, or waits for the end of a
+            round that never began here.
         """
         running, kind = self.workers_may_run, directive.kind
         is_newer = directive.round > self.newest_round
         if self.exit_sent:
-            self.version = self.version if self.is_late(number) else directive.version
-            return FollowUp.NOTHING
+            self.current = self.current if self.is_late(number) else directive
+            return False
         if kind is DirectiveKind.START and is_newer and out_of_touch:
-            # it took so long that the server may have given us up: the next poll tells
-            return FollowUp.NOTHING
+            return False  # it took so long that the server may have given us up: the next poll tells
         is_newest = (
             kind is DirectiveKind.EXIT
             or (kind is DirectiveKind.START and is_newer)
-            or (kind is DirectiveKind.STOP and running and directive.round >= self.newest_round)
-            or (kind is DirectiveKind.STOP and not running and directive.round > self.over_round)
+            or (
+                kind is DirectiveKind.STOP
+                and (is_newer or (running and directive.round == self.newest_round))
+            )
             or (kind is DirectiveKind.WAIT and not running)
         )
         if not is_newest and self.is_late(number):
-            return FollowUp.NOTHING
-        self._counts_from, self.version, self.current = next_number, directive.version, directive
+            return False
+        self._counts_from, self.current = next_number, directive
         match kind:
             case DirectiveKind.EXIT:
                 self._exit(directive)
@@ -146,7 +134,7 @@ class Directives:
                     self._hand(directive)
             case DirectiveKind.STOP if is_newest:
                 self.over_round = self.newest_round = directive.round
-                return FollowUp.ACKNOWLEDGE
+                return True
             case DirectiveKind.WAIT if not running:
                 if not leaving:
                     self._hand(directive)
@@ -157,8 +145,8 @@ class Directives:
                 why = f"the server no longer knows round {self.newest_round} (it says: {directive.why})"
                 self.stop("forgotten", why)
             case _:
-                return FollowUp.JOIN
-        return FollowUp.NOTHING
+                return True
+        return False
 
     def _hand(self, directive: Directive) -> None:
         if directive.version != self._handed_version:
@@ -179,12 +167,8 @@ class Directives:
             self._hand(self._local(DirectiveKind.STOP, code, why))
 
     def exit(self, code: str, why: str) -> None:
-        """Have the agent stop its workers and exit."""
-        self._exit(self.local_exit(code, why))
-
-    def local_exit(self, code: str, why: str) -> Directive:
-        """A directive to exit with 1 that no server has sent."""
-        return self._local(DirectiveKind.EXIT, code, why, exit_code=1)
+        """Have the agent stop its workers and exit with 1."""
+        self._exit(self._local(DirectiveKind.EXIT, code, why, exit_code=1))
 
     def _local(self, kind: DirectiveKind, code: str, why: str, exit_code: int | None = None) -> Directive:
         return Directive(

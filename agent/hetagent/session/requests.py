@@ -1,13 +1,17 @@
 """An agent's requests to a server, each of which can send itself."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar
 
+from hetrdzv.protocol import routes
+from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import Problem
 from hetrdzv.protocol.progress import NodeProgress, PollRequest
-from hetrdzv.protocol.requests import JoinRequest
+from hetrdzv.protocol.requests import JoinRequest, ReportRequest
 from hetrdzv.protocol.routes import Route
+from hetrdzv.protocol.states import ReportKind
 
 if TYPE_CHECKING:  # the session does no I/O
     from hetrdzv.client.client import Client
@@ -36,18 +40,32 @@ class ReportRoute(Generic[R]):
     last: bool = False
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Report(Generic[R]):
-    """Something to send to the server, beside joins, polls and the goodbye.
+    """Something to send to the server once, beside joins, polls and the goodbye.
 
     Attributes:
         body: makes the request's body; gets `incarnation`, and `age_s` if the route is ordered.
         to: the member that it is for; empty: this node.
+        answered: gets the reply or the refusal; None: the round is over, or the server is gone.
+        since: when it became true (monotonic seconds).
+        not_before: when to try again (monotonic seconds).
     """
 
     route: ReportRoute[R]
     body: Callable[..., object]
     to: str = ""
+    answered: Callable[[Answer], None] | None = None
+    since: float = field(default=0.0, init=False)
+    not_before: float = field(default=0.0, init=False)
+
+
+REPORT = ReportRoute(route=routes.REPORT, ordered=True)
+
+
+def round_report(kind: ReportKind, round_number: int, **fields: Any) -> Report[Directive]:
+    """What this agent reports of a round's workers; `fields`: see `ReportRequest`."""
+    return Report(REPORT, partial(ReportRequest, round=round_number, kind=kind, **fields))
 
 
 class Head(TypedDict):
@@ -125,32 +143,3 @@ class Leave(BaseRequest):
 
 
 Request = Join | Poll | SendReport | Leave
-
-
-Answered = tuple[Report[Any], Answer]
-"""A report that somebody waits for, with the reply or refusal; None: its round is over, or the server is gone."""
-
-
-@dataclass(slots=True, eq=False)
-class QueuedReport:
-    """A report that is to be sent.
-
-    Attributes:
-        since: when it became true (monotonic seconds).
-        asks: somebody waits for the answer.
-        not_before: when to try again (monotonic seconds).
-    """
-
-    report: Report[Any]
-    since: float
-    asks: bool = False
-    not_before: float = 0.0
-
-    def request(self, head: Head, incarnation: str, now: float) -> SendReport:
-        """The request that brings it."""
-        if self.report.to:
-            head["node_id"] = self.report.to
-        fields: dict[str, Any] = {"incarnation": incarnation}
-        if self.report.route.ordered:
-            fields["age_s"] = max(0.0, now - self.since)
-        return SendReport(**head, route=self.report.route, body=self.report.body(**fields))

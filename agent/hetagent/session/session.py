@@ -12,30 +12,29 @@ from functools import partial
 from math import inf
 from typing import Any
 
-from hetagent.session import reports
 from hetagent.session.backoff import CONNECT_TIMEOUT_S, Backoff
-from hetagent.session.directives import Directives, FollowUp
+from hetagent.session.directives import Directives
 from hetagent.session.joining import MAY_PASS, Joining
 from hetagent.session.refusals import MISSING, STRANGERS, directive_of, is_answer, is_final, replaced_text
 from hetagent.session.requests import (
+    REPORT,
     Answer,
-    Answered,
     Head,
     Join,
     Leave,
     Poll,
-    QueuedReport,
     Report,
     ReportRoute,
     Request,
     SendReport,
+    round_report,
 )
 from hetrdzv.protocol.bounds import MAX_NOT_READY
 from hetrdzv.protocol.directive import Directive, StacksAsked
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.progress import NodeProgress
 from hetrdzv.protocol.requests import JoinRequest
-from hetrdzv.protocol.states import DirectiveKind
+from hetrdzv.protocol.states import DirectiveKind, ReportKind
 
 POLL_PAUSE_S = 0.1
 """Polls that bring nothing new are at least this far apart, whatever the server does (seconds)."""
@@ -76,6 +75,8 @@ class Session:
         connect_timeout_s: how long a first contact is attempted (seconds).
 
     Attributes:
+        sample: says how far the workers have come, which each poll carries; None: unknown, or there are none.
+        on_question: gets the server's questions about workers; each is answered with a report.
         is_member: the server has this node, as far as is known; one that is away still has it.
         finished: the server accepted the goodbye, or did not answer it in time.
     """
@@ -98,11 +99,10 @@ class Session:
         self._directives = Directives(offer.spec)
         # what is to be sent, and what is on its way
         self._next_number = 1
-        self._answers: list[Answered] = []
-        self._sample: Callable[[], NodeProgress | None] = lambda: None
+        self.sample: Callable[[], NodeProgress | None] = lambda: None
+        self.on_question: Callable[[StacksAsked], None] = lambda asked: None
         self._urgent_at: float | None = None  # when a poll is due that does not wait
-        self._questions: list[StacksAsked] = []
-        self._reports: list[QueuedReport] = []  # of all routes
+        self._reports: list[Report[Any]] = []  # of all routes
         self._in_flight: dict[object, tuple[Request, float]] = {}  # with the time of sending
         self._poll_at = 0.0
         self._ports = (0, 0)
@@ -138,19 +138,11 @@ class Session:
 
     def send(self, report: Report[Any], now: float) -> None:
         """Send a report; `now` is when it became true, which may be a while ago."""
-        if not self.finished and not (report.route.last and self._backoff.away):
-            self._reports.append(QueuedReport(report, now))
-
-    def ask(self, report: Report[Any], now: float) -> None:
-        """Send a report whose reply is wanted; see `answers`."""
-        if self.finished or self._directives.exit_sent:
-            self._answers.append((report, None))
-        else:
-            self._reports.append(QueuedReport(report, now, asks=True))
-
-    def watch(self, sample: Callable[[], NodeProgress | None]) -> None:
-        """From now on, report how far the workers have come; None: unknown, or there are none."""
-        self._sample = sample
+        report.since = now
+        self._reports.append(report)
+        asks_nobody = report.answered is not None and self._directives.exit_sent
+        if self.finished or asks_nobody or (report.route.last and self._backoff.away):
+            self._settle(report, None)
 
     def push_progress(self) -> None:
         """Send the workers' progress at once, beside the open poll."""
@@ -164,7 +156,8 @@ class Session:
         """
         self._leaving, self._joining.due = True, None
         if self._maybe_member:
-            self.send(reports.leaving(self._directives.newest_round, why, grace_s), now)
+            number = self._directives.newest_round
+            self.send(round_report(ReportKind.LEAVING, number, message=why, grace_s=grace_s), now)
 
     def leave(self, why: str, now: float, timeout_s: float = LEAVE_S) -> None:
         """The agent exits; its workers are gone."""
@@ -201,16 +194,16 @@ class Session:
                 self.finished = True
         if isinstance(answer, Directive):
             if (question := answer.stacks or answer.logs) is not None:
-                self._questions.append(question)
+                self.on_question(question)
             if answer.replaced:
                 notice = replaced_text(self.group, answer.replaced)
                 if notice != self._noticed:
                     self._notices.append(notice)
                 self._noticed = notice
-            version = self._directives.version
+            before = self._directives.current
             self._take(request.number, answer, now)
             if what == POLL:
-                is_new = self._directives.version != version
+                is_new = self._directives.current.version != before.version
                 self._poll_at = sent_at + (0.0 if is_new else POLL_PAUSE_S)
 
     # -- outputs -------------------------------------------------------------------------------------------
@@ -237,24 +230,10 @@ class Session:
         """The directives that came since the last call, in order."""
         return self._directives.take()
 
-    def local_exit(self, code: str, why: str) -> Directive:
-        """A directive to exit with 1 that no server has sent."""
-        return self._directives.local_exit(code, why)
-
     def notices(self) -> list[str]:
         """Lines to log since the last call."""
         taken = self._notices[:]
         self._notices.clear()
-        return taken
-
-    def questions(self) -> list[StacksAsked]:
-        """The server's questions about workers since the last call; each is answered with a report."""
-        taken, self._questions = self._questions, []
-        return taken
-
-    def answers(self) -> list[Answered]:
-        """The answers to `ask` since the last call; each is answered once."""
-        taken, self._answers = self._answers, []
         return taken
 
     @property
@@ -277,10 +256,10 @@ class Session:
         """
         if self.finished:
             return
-        first: dict[ReportRoute[Any], QueuedReport] = {}
-        for queued in self._reports:
-            first.setdefault(queued.report.route, queued)
-        in_order = first.pop(reports.REPORT, None)
+        first: dict[ReportRoute[Any], Report[Any]] = {}
+        for report in self._reports:
+            first.setdefault(report.route, report)
+        in_order = first.pop(REPORT, None)
         if not self._is_main_busy:
             if in_order is not None:
                 yield in_order, 0.0, partial(self._next_report, in_order, now)
@@ -297,20 +276,24 @@ class Session:
                 yield POLL, self._poll_at, self._next_poll
             if URGENT_POLL not in self._in_flight and self._urgent_at is not None:
                 yield URGENT_POLL, self._urgent_at, self._next_urgent_poll
-        for route, queued in first.items():
-            if queued not in self._in_flight and (self._goodbye is None or route.last):
-                yield queued, queued.not_before, partial(self._next_report, queued, now)
+        for route, report in first.items():
+            if report not in self._in_flight and (self._goodbye is None or route.last):
+                yield report, report.not_before, partial(self._next_report, report, now)
 
     @property
     def _is_main_busy(self) -> bool:
         """Whether a report in order, a join or the goodbye is in flight."""
         return any(
-            what in (JOIN, LEAVE) or (isinstance(what, QueuedReport) and what.report.route.ordered)
+            what in (JOIN, LEAVE) or (isinstance(what, Report) and what.route.ordered)
             for what in self._in_flight
         )
 
-    def _next_report(self, queued: QueuedReport, now: float) -> Request:
-        return queued.request(self._head(), self.incarnation, now)
+    def _next_report(self, report: Report[Any], now: float) -> Request:
+        head, fields = self._head(), {"incarnation": self.incarnation}
+        if report.to:
+            head["node_id"] = report.to
+        age = {"age_s": max(0.0, now - report.since)} if report.route.ordered else {}
+        return SendReport(**head, route=report.route, body=report.body(**fields, **age))
 
     def _next_leave(self) -> Request:
         assert self._goodbye is not None
@@ -325,7 +308,7 @@ class Session:
     def _next_poll(self) -> Request:
         timing = self._directives.current
         wait_s = 0.0 if self._backoff.away else min(timing.poll_s, timing.max_disconnect_s / 2)
-        return self._poll(self._directives.version, wait_s)
+        return self._poll(self._directives.current.version or None, wait_s)
 
     def _next_urgent_poll(self) -> Request | None:
         self._urgent_at = None
@@ -333,20 +316,20 @@ class Session:
         return poll if poll.progress is not None else None
 
     def _poll(self, after: str | None, wait_s: float) -> Poll:
-        sample = self._sample()
+        sample = self.sample()
         return Poll(**self._head(), incarnation=self.incarnation, after=after, wait_s=wait_s, progress=sample)
 
-    def _settle(self, queued: object, answer: Answer) -> None:
+    def _settle(self, report: object, answer: Answer) -> None:
         """A report was accepted or refused, or no longer matters (None)."""
-        if isinstance(queued, QueuedReport) and queued in self._reports:
-            self._reports.remove(queued)
-            if queued.asks:
-                self._answers.append((queued.report, answer))
+        if isinstance(report, Report) and report in self._reports:
+            self._reports.remove(report)
+            if report.answered is not None:
+                report.answered(answer)
 
-    def _drop_reports(self) -> None:
+    def drop_reports(self) -> None:
         """There is nobody to send them to."""
-        for queued in self._reports[:]:
-            self._settle(queued, None)
+        for report in self._reports[:]:
+            self._settle(report, None)
 
     def _disconnects_at(self) -> float | None:
         """When workers are to be stopped because no server answers (rule 8)."""
@@ -387,7 +370,7 @@ class Session:
 
     def _take(self, number: int, directive: Directive, now: float) -> None:
         ends_at = self._backoff.ends_at(self._directives.current.max_disconnect_s)
-        need = self._directives.received(
+        needs_join = self._directives.received(
             number,
             directive,
             next_number=self._next_number,
@@ -396,7 +379,7 @@ class Session:
         )
         if self._directives.exit_sent:
             self._joining.due = None
-        if need is FollowUp.ACKNOWLEDGE or (need is FollowUp.JOIN and self._joining.due is None):
+        if needs_join:
             self._join(self._joining.next_at(now))
         elif self._is_contradicted(number, directive):
             self._join(self._joining.next_at(now, CONTRADICTED_S))
@@ -419,7 +402,7 @@ class Session:
         if gone:
             self.is_member = self._maybe_member = False
             self.finished = self.finished or self._goodbye is not None
-        self._drop_reports()
+        self.drop_reports()
         self._directives.exit(code, why)
         self._joining.due = None
 
@@ -442,7 +425,7 @@ class Session:
                 if is_final(error) and code not in STRANGERS:
                     self._answered(sent_at, now)
                     self._settle(what, error)
-                elif route.repeats and isinstance(what, QueuedReport):
+                elif route.repeats and isinstance(what, Report):
                     what.not_before = sent_at + REPEAT_S
                 else:
                     self._settle(what, None)
@@ -488,7 +471,7 @@ class Session:
         if self._directives.is_late(request.number):
             return
         self.is_member = self._maybe_member = False
-        self._drop_reports()
+        self.drop_reports()
         if self._goodbye is not None:
             self.finished = True
         elif self.workers_may_run:

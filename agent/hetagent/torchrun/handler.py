@@ -24,8 +24,8 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from hetagent.node import names, network
-from hetagent.session import reports
 from hetagent.session.connection import ServerConnection
+from hetagent.session.requests import round_report
 from hetagent.torch_compat.callers import BARRIER_PASSED, signal_of_callers, workers_of_callers
 from hetagent.torchrun.conf import Conf
 from hetagent.torchrun.connection import Connection, connection_of
@@ -36,6 +36,7 @@ from hetagent.workers.failures import MAX_CHARACTERS
 from hetagent.workers.store import STORE_TIMEOUT, HetRendezvousHandler
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.failure import Failure
+from hetrdzv.protocol.states import ReportKind
 
 OUTCOME_S = 15.0
 """How long an agent that is through torch's exit barrier waits for the group's outcome (seconds)."""
@@ -231,7 +232,7 @@ class TorchrunHandler(HetRendezvousHandler):
         """
         if connection.in_round and not (connection.exit if final else connection.over):
             failure = replace(failure_of_callers(), final=final)
-            connection.server.send(reports.failed(connection.round, failure))
+            connection.server.send(round_report(ReportKind.FAILED, connection.round, failure=failure))
 
     def _await_outcome(self, connection: Connection) -> None:
         """Keep the store until nobody needs it: the server has heard from every node that it succeeded.
@@ -280,11 +281,11 @@ class TorchrunHandler(HetRendezvousHandler):
             what = f"the agents of round {directive.round} did not meet in its store: {error}"
             self._log(what)
             failure = Failure(local_rank=-1, rank=-1, message=what[:MAX_CHARACTERS])
-            connection.server.send(reports.failed(directive.round, failure))
+            connection.server.send(round_report(ReportKind.FAILED, directive.round, failure=failure))
             return None
         self._set_env({"HET_ROUND": str(directive.round), "HET_NODE_ID": self._node_id})
         self._round_store = RoundStore(store, self._on_success, self._await_barrier, self._during_round)
-        connection.server.send(reports.started(directive.round))
+        connection.server.send(round_report(ReportKind.STARTED, directive.round))
         place = RendezvousStoreInfo(master_addr=start.master.address, master_port=start.master.port)
         return RendezvousInfo(cast("Store", self._round_store), start.group_rank, start.nnodes, place)
 
@@ -297,7 +298,7 @@ class TorchrunHandler(HetRendezvousHandler):
     def _on_success(self) -> None:
         assert self._connection is not None
         self._succeeded = True
-        self._connection.server.send(reports.succeeded(self._connection.round))
+        self._connection.server.send(round_report(ReportKind.SUCCEEDED, self._connection.round))
 
     def _await_barrier(self, store: Store, timeout_s: float) -> None:
         """torch's exit barrier, which ends early when the round does."""

@@ -10,8 +10,17 @@ from tests.core.leases import deadline, step
 
 from hetagent.launch.mpi import mpirun
 from hetagent.monitor import watcher
-from hetagent.session import reports
-from hetagent.session.requests import Answer, Join, Leave, Poll, ReportRoute, Request, SendReport
+from hetagent.session import requests
+from hetagent.session.requests import (
+    Answer,
+    Join,
+    Leave,
+    Poll,
+    ReportRoute,
+    Request,
+    SendReport,
+    round_report,
+)
 from hetagent.session.session import Session
 from hetrdzv.api.routes.agents import join_command
 from hetrdzv.core import commands
@@ -34,6 +43,7 @@ from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.progress import NodeProgress
 from hetrdzv.protocol.requests import JoinRequest, SpecFields
 from hetrdzv.protocol.stacks import LogsRequest, StacksRequest
+from hetrdzv.protocol.states import ReportKind
 
 REFUSED = Unreachable("no server answers (http://h:1: connection refused)")
 SPEC = SpecFields(min_nodes=1, max_nodes=1, lease_s=5.0, max_disconnect_s=60.0)
@@ -106,7 +116,7 @@ class Server:
                 case Poll(incarnation=incarnation):
                     self.do(commands.Renew(node_id, incarnation, request.after), now, group_id)
                     return self._polled(request.progress, node_id, now, group_id)
-                case SendReport(route=reports.REPORT, body=report):
+                case SendReport(route=requests.REPORT, body=report):
                     failure = (
                         Failure(**codec.fields_of(report.failure)) if report.failure is not None else None
                     )
@@ -226,10 +236,14 @@ class Bench:
     def started(self, number: int = 1) -> None:
         """Run until the node's workers of round `number` run."""
         self.ready(number - 1)
-        self.session.send(reports.started(number), self.now)
+        self.reports("started", number)
         self.pump()
         assert self.last.kind == "start"
         assert self.last.round == number
+
+    def reports(self, kind: str, number: int = 1, since: float | None = None, **fields: Any) -> None:
+        report = round_report(ReportKind(kind), number, **fields)
+        self.session.send(report, self.now if since is None else since)
 
     def away(self, error: HetError | None = REFUSED) -> None:
         """From now on every request fails, the open ones too; None: the server is back."""

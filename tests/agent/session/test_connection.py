@@ -16,9 +16,9 @@ import pytest
 from tests.support.cluster import wait_for
 
 from hetagent.launch.mpi.mpirun import DAEMON
-from hetagent.session import preflight, reports
+from hetagent.session import preflight
 from hetagent.session.connection import ServerConnection
-from hetagent.session.requests import Report
+from hetagent.session.requests import Report, round_report
 from hetagent.session.session import Session
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import Directive
@@ -28,6 +28,7 @@ from hetrdzv.protocol.progress import PollRequest
 from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.requests import DaemonRequest, JoinRequest
 from hetrdzv.protocol.routes import Route
+from hetrdzv.protocol.states import ReportKind
 
 TIMING = {"poll_s": 1.0, "lease_s": 5.0, "stop_timeout_s": 7.0, "max_disconnect_s": 600.0}
 
@@ -146,14 +147,15 @@ def test_what_the_agent_says_arrives(talk: Talk) -> None:
     talk.begin()
     talk.client.says = start(1)
     wait_for(lambda: [one for one in talk.news() if one.kind == "start"])
-    talk.line.send(reports.started(1))
-    talk.line.send(reports.failed(1, Failure(local_rank=0, rank=0, exit_code=3)), time.monotonic() - 2)
+    talk.line.send(round_report(ReportKind.STARTED, 1))
+    failure = Failure(local_rank=0, rank=0, exit_code=3)
+    talk.line.send(round_report(ReportKind.FAILED, 1, failure=failure), time.monotonic() - 2)
     told = wait_for(lambda: len(talk.client.heard("report")) == 2 and talk.client.heard("report"))
     assert [report.kind for report in told] == ["started", "failed"]
     assert 2 <= told[1].age_s < 5
     assert talk.line.leave("done", 5.0)
     assert talk.client.heard("leave") == ["done"]
-    talk.line.send(reports.started(1))  # harmless afterwards
+    talk.line.send(round_report(ReportKind.STARTED, 1))  # harmless afterwards
 
 
 def test_a_start_waits_until_the_master_is_reached(talk: Talk) -> None:

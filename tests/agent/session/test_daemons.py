@@ -8,10 +8,8 @@ import pytest
 from tests.agent.session.driver import Bench
 
 from hetagent.launch.mpi.mpirun import DAEMON
-from hetagent.session import reports
-from hetagent.session.requests import Poll, Report
+from hetagent.session.requests import Answer, Poll, Report
 from hetrdzv.core import commands
-from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.requests import DaemonRequest, SpecFields
 
@@ -33,9 +31,14 @@ def from_master(words: Sequence[str] = ORTED, number: int = 1) -> commands.Start
     return commands.StartDaemon(node_id="b", master="a", incarnation="j", round=number, words=tuple(words))
 
 
-@pytest.fixture
-def master() -> Bench:
-    return of_two(Bench(spec=TWO, node_id="a"), "b")
+def ask(bench: Bench, *, round_number: int = 1, target: str = "b", pump: bool = True) -> list[Answer]:
+    """The master of a round has another member run a daemon; gets the answers."""
+    body = partial(DaemonRequest, master="a", round=round_number, words=("orted", "1"))
+    answers: list[Answer] = []
+    bench.session.send(Report(DAEMON, body, to=target, answered=answers.append), bench.now)
+    if pump:
+        bench.pump()
+    return answers
 
 
 @pytest.fixture
@@ -65,7 +68,7 @@ def test_a_daemon_that_comes_after_a_stop_is_not_handed_out(member: Bench) -> No
     member.server.do(from_master(), member.now)
     answer = member.execute(late)
     member.server.do(commands.Restart(), member.now)
-    member.session.send(reports.started(1), member.now)  # its answer is the stop
+    member.reports("started")  # its answer is the stop
     member.pump()
     assert member.last.kind == "stop"
     member.receive(late, answer)
@@ -90,13 +93,6 @@ def test_every_round_has_a_daemon_of_its_own(member: Bench) -> None:
     assert member.last.start.daemon == (*ORTED, "anew")
 
 
-def give(bench: Bench, target: str = "b") -> Report[Directive]:
-    """The master of round 1 has another member run its daemon."""
-    message = Report(DAEMON, partial(DaemonRequest, master="a", round=1, words=ORTED), to=target)
-    bench.session.ask(message, bench.now)
-    return message
-
-
 def test_the_master_hears_why_it_was_refused() -> None:
     bench = of_two(Bench(spec=TWO, node_id="a"), "b", wants_daemon=False)
     for target, says in (
@@ -104,9 +100,7 @@ def test_the_master_hears_why_it_was_refused() -> None:
         ("x", "'x' is not another member"),
         ("a", "'a' is not another member"),
     ):
-        give(bench, target)
-        bench.pump()
-        ((_, answer),) = bench.session.answers()
+        (answer,) = ask(bench, target=target)
         assert isinstance(answer, HetError)
         assert says in str(answer)
     assert bench.session.workers_may_run

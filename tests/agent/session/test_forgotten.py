@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 from tests.agent.session.driver import Bench
 
-from hetagent.session import reports
 from hetrdzv.core import commands
 from hetrdzv.core.model import Group, Node
 from hetrdzv.protocol.requests import SpecFields
@@ -17,7 +16,7 @@ def test_forgotten_with_workers_is_a_stop_and_then_a_new_join(bench: Bench, by_r
     bench.started()
     bench.server.groups.clear()
     if by_report:
-        bench.session.send(reports.succeeded(1), bench.now)
+        bench.reports("succeeded")
         (report,) = bench.send()
         bench.receive(report, bench.execute(report))
     else:

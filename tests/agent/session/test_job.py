@@ -5,7 +5,6 @@ from typing import Any
 
 from tests.agent.session.driver import Bench
 
-from hetagent.session import reports
 from hetagent.session.requests import Join, Leave, Poll, SendReport
 from hetrdzv.core import commands
 from hetrdzv.protocol import routes
@@ -19,7 +18,7 @@ def test_a_job_from_join_to_goodbye(bench: Bench) -> None:
     assert bench.last.start.master.port == 1234
     assert bench.group.state == "running"
     bench.run(30)
-    bench.session.send(reports.succeeded(1), bench.now)
+    bench.reports("succeeded")
     bench.pump()
     assert bench.kinds == [("start", 1), ("exit", 1)]
     assert bench.last.outcome == "succeeded"

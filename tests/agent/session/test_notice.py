@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 from tests.agent.session.driver import Bench
 
-from hetagent.session import reports
-from hetagent.session.reports import REPORT
+from hetagent.session.requests import REPORT
 from hetrdzv.core import commands
 from hetrdzv.protocol.requests import SpecFields
 
@@ -36,7 +35,7 @@ def test_it_is_told_once_and_the_round_goes_on_until_the_workers_are_ready(notic
     assert (bench.last.notice.kind, round(bench.last.notice.left_s)) == ("restarted", 30)
     bench.run(10.0)
     assert len(bench.told) == 2
-    bench.session.send(reports.ready_to_stop(1), bench.now)
+    bench.reports("ready_to_stop")
     bench.pump()
     assert bench.kinds[2:] == [("stop", 1)]
 
@@ -44,7 +43,7 @@ def test_it_is_told_once_and_the_round_goes_on_until_the_workers_are_ready(notic
 def test_it_reaches_the_server_although_replies_are_lost(noticed: Bench) -> None:
     bench = noticed
     bench.away()
-    bench.session.send(reports.ready_to_stop(1), bench.now)
+    bench.reports("ready_to_stop")
     bench.run(5.0)
     bench.away(None)
     bench.run(5.0)

@@ -27,7 +27,7 @@ def news(bench: Bench) -> list[Poll]:
 
 def test_what_the_server_has_to_know_is_told_beside_the_open_poll(bench: Bench) -> None:
     bench.started()
-    bench.session.watch(sample)
+    bench.session.sample = sample
     bench.run(10)
     assert bench.server.progress[-1] == sample(), "it goes with each poll"
     ((open_poll, _),) = bench.flight
@@ -40,13 +40,13 @@ def test_what_the_server_has_to_know_is_told_beside_the_open_poll(bench: Bench) 
 
 def test_progress_that_a_server_did_not_get_is_told_a_little_later(bench: Bench) -> None:
     bench.started()
-    bench.session.watch(sample)
+    bench.session.sample = sample
     bench.run(3)
     bench.session.push_progress()
     (request,) = bench.send()
     bench.receive(request, problem(503, "unavailable"))
     assert bench.session.requests(bench.now) == []
-    bench.session.watch(newer := lambda: replace(sample(), age_s=0.5))
+    newer = bench.session.sample = lambda: replace(sample(), age_s=0.5)
     bench.run(2)
     assert [one.progress for one in news(bench)] == [sample(), newer()]
     assert bench.notices == []
@@ -54,15 +54,15 @@ def test_progress_that_a_server_did_not_get_is_told_a_little_later(bench: Bench)
 
 
 def test_a_question_about_stacks_is_handed_out_once_and_its_answer_sent_once(bench: Bench) -> None:
+    asked: list[StacksAsked] = []
     bench.started()
-    bench.session.watch(sample)
+    bench.session.sample, bench.session.on_question = sample, asked.append
     bench.server.asks = StacksAsked(number=4, round=1, ranks=[0])
     bench.session.push_progress()
     bench.pump()
     bench.server.asks = None
     bench.run(3)
-    assert bench.session.questions() == [StacksAsked(number=4, round=1, ranks=[0])]
-    assert bench.session.questions() == []
+    assert asked == [StacksAsked(number=4, round=1, ranks=[0])]
     stack = Stack(rank=0, text="line 7 in <module>")
     bench.session.send(Report(STACKS, partial(StacksRequest, number=4, stacks=(stack,))), bench.now)
     bench.pump()

@@ -11,9 +11,7 @@ from tests.agent.session.driver import (
     problem,
 )
 
-from hetagent.session import reports
-from hetagent.session.reports import REPORT
-from hetagent.session.requests import Join
+from hetagent.session.requests import REPORT, Join
 from hetrdzv.core import commands
 from hetrdzv.protocol.errors import Problem
 
@@ -22,8 +20,8 @@ def test_reports_go_out_in_order_and_their_age_is_that_at_sending(bench: Bench) 
     bench.ready()
     bench.away()
     seen_at = bench.now - 0.5
-    bench.session.send(reports.started(1), bench.now)
-    bench.session.send(reports.failed(1, FAILURE), seen_at)
+    bench.reports("started")
+    bench.reports("failed", failure=FAILURE, since=seen_at)
     bench.run(4)
     assert bench.kinds == [("start", 1)]
     before, bench.sent = bench.sent, []
@@ -42,7 +40,7 @@ def test_pauses_grow_to_two_seconds_with_jitter(bench: Bench) -> None:
     bench.started()
     bench.run(3)
     bench.away()
-    bench.session.send(reports.succeeded(1), bench.now)
+    bench.reports("succeeded")
     moments = []
     for number in range(12):
         sent = bench.send() + ([bench.flight[0][0]] if number == 0 else [])
@@ -63,7 +61,7 @@ def test_pauses_grow_to_two_seconds_with_jitter(bench: Bench) -> None:
 def test_a_join_waits_until_the_reports_before_it_are_settled(bench: Bench) -> None:
     bench.started()
     bench.away()
-    bench.session.send(reports.failed(1, FAILURE), bench.now)
+    bench.reports("failed", failure=FAILURE)
     bench.session.ready(1, 1, 1, bench.now)
     bench.run(3)
     assert not any(isinstance(request, Join) for request in bench.sent[3:])
@@ -78,7 +76,7 @@ def test_a_stale_report_is_moot_and_brings_the_directive(bench: Bench) -> None:
     """Rule (a)."""
     bench.started()
     bench.server.do(commands.Restart(), bench.now)  # the poll's answer is still on its way
-    bench.session.send(reports.succeeded(1), bench.now)
+    bench.reports("succeeded")
     (report,) = bench.send()
     answer = bench.execute(report)
     assert isinstance(answer, Problem)
@@ -92,7 +90,7 @@ def test_a_stale_report_is_moot_and_brings_the_directive(bench: Bench) -> None:
 
 def test_a_report_that_the_server_cannot_read_ends_the_agent(bench: Bench) -> None:
     bench.started()
-    bench.session.send(reports.succeeded(1), bench.now)
+    bench.reports("succeeded")
     (report,) = bench.send()
     bench.receive(report, problem(422, "invalid_request", "failure: too long"))
     assert bench.last.kind == "exit"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from hetagent.context import Identity
 from hetagent.session.connection import ServerConnection
-from hetagent.session.reports import parting
+from hetagent.session.requests import round_report
 from hetagent.snapshots.node.server import SnapshotServer
 from hetrdzv.client.client import Client
 from hetrdzv.protocol import routes
@@ -60,7 +60,8 @@ class Handover:
         if serves_s <= 0:
             return False
         self._round, self._until = number, now + serves_s
-        self._line.send(parting(number, why, holdings, serves_s))
+        fields = {"message": why, "snapshots": holdings, "serves_s": serves_s}
+        self._line.send(round_report(ReportKind.PARTING, number, **fields))
         if not alone:
             self._log(
                 f"the other nodes load what only this one has of step {newest.step}, for {serves_s:.0f} s at most; "

@@ -24,9 +24,8 @@ from hetrdzv.core.model import Group, Node, Round
 from hetrdzv.core.why import why
 from hetrdzv.protocol.directive import Directive, Start
 from hetrdzv.protocol.failure import Failure, RootCause
-from hetrdzv.protocol.reasons.reason import Reason, shown
+from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.states import ReportKind
-from hetrdzv.protocol.texts.times import Clock
 from tests.core.leases import deadline, step
 
 LEASE_S = 5.0
@@ -44,7 +43,7 @@ class Explained(Protocol):
 
 def sentence(explained: Explained) -> str:
     """The sentence for a directive, a plan or a story."""
-    return shown(explained.reason, Clock(explained.clock))
+    return explained.why
 
 
 def bare(event: Reason) -> Reason:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hetrdzv.protocol.reasons import departures, ends, events
+from hetrdzv.protocol.reasons import ends, events
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.states import GroupState
 from tests.core.driver import Story, bare
@@ -12,7 +12,7 @@ from tests.core.test_notice import heeding
 
 def leaves(node_id: str) -> Reason:
     """What ends the round."""
-    return ends.node_leaving(node_id, departures.agent_left("SIGTERM", leaving=True))
+    return ends.node_leaving(node_id, ends.agent_left("SIGTERM", leaving=True))
 
 
 def test_all_workers_may_save_before_the_node_goes_and_the_others_go_on_at_once() -> None:
@@ -79,11 +79,7 @@ def test_a_node_that_goes_during_a_planned_stop_hastens_it() -> None:
     story.leaving("b", grace_s=5.0)
     assert deadline(story.group) == pytest.approx(story.now + 5.0)
     assert story.said("stop_announced") == [
-        bare(
-            events.stop_announced(
-                1, ends.node_leaving("a", departures.departed(ReasonCode.NODE_DRAINED)), 30.0
-            )
-        )
+        bare(events.stop_announced(1, ends.node_leaving("a", ends.departed(ReasonCode.NODE_DRAINED)), 30.0))
     ]
     story.leaving("c")
     assert story.ended == "left", "the workers of c are being stopped"
@@ -94,7 +90,7 @@ def test_a_drained_node_that_goes_by_itself_is_gone_whoever_lets_it_back() -> No
     story.drain("b")
     story.leaving("b", grace_s=20.0)
     story.undrain("b")
-    assert story.node("b").leaving == departures.agent_left("SIGTERM")
+    assert story.node("b").leaving == ends.agent_left("SIGTERM")
 
 
 def test_a_node_that_is_killed_before_its_time_ends_the_round_at_once() -> None:

@@ -7,7 +7,6 @@ import pytest
 from hetrdzv.core.commands import StartDaemon
 from hetrdzv.protocol.errors import (
     DaemonRefused,
-    NotMaster,
     Refused,
     StaleIncarnation,
     StaleRound,
@@ -96,7 +95,7 @@ def test_the_same_again_changes_nothing_and_other_words_are_refused() -> None:
         ({"master": "x"}, UnknownNode, "no node 'x'"),
         (
             {"master": "c", "inc": "c-1"},
-            NotMaster,
+            DaemonRefused,
             "'c' is not the master of round 1 of group 'g', which is 'a'",
         ),
         ({"node_id": "a"}, UnknownNode, "'a' is not another member of round 1"),

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from hetrdzv.protocol.reasons import departures, ends, waiting
+from hetrdzv.protocol.reasons import ends, waiting
 from hetrdzv.protocol.reasons.reason import ReasonCode
 from tests.core.driver import Story, running
 from tests.core.explained import ready, waits_for
@@ -60,7 +60,7 @@ def test_why_says_what_ended_the_round_before() -> None:
     story.lose("b")
     story.join("a")
     assert story.reason.cause == replace(
-        ends.node_lost("b", departures.departed(ReasonCode.CONNECTION_LOST)), round=1
+        ends.node_lost("b", ends.departed(ReasonCode.CONNECTION_LOST)), round=1
     )
     few = waiting.too_few(ready(["a"], 2), 1, until=story.now + 600)
     assert waits_for(story) == waiting.in_place_of(few, ["b"])

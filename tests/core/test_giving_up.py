@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from hetrdzv.protocol.failure import Ended
-from hetrdzv.protocol.reasons import departures, ends, events
+from hetrdzv.protocol.reasons import ends, events
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.texts.who import Nodes
 from tests.core.driver import Story, running
@@ -93,8 +93,8 @@ def test_whatever_becomes_of_its_agent(how: str) -> None:
 @pytest.mark.parametrize(
     ("how", "kind", "cause"),
     [
-        (Story.lose, "node_lost", ends.node_lost("b", departures.departed(ReasonCode.CONNECTION_LOST))),
-        (Story.leave, "node_left", ends.node_left("b", departures.agent_left())),
+        (Story.lose, "node_lost", ends.node_lost("b", ends.departed(ReasonCode.CONNECTION_LOST))),
+        (Story.leave, "node_left", ends.node_left("b", ends.agent_left())),
     ],
 )
 def test_a_loss_behind_the_failure_is_the_cause(

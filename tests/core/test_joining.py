@@ -4,7 +4,7 @@ import pytest
 
 from hetrdzv.core.commands import Leave, Renew
 from hetrdzv.protocol.errors import Difference, NodeIdInUse, Refused, SpecConflict, StaleIncarnation
-from hetrdzv.protocol.reasons import departures, ends, waiting
+from hetrdzv.protocol.reasons import ends, waiting
 from hetrdzv.protocol.reasons.reason import ReasonCode
 from tests.core.driver import LEASE_S, Story, bare, running
 from tests.core.explained import left_out, waits_for
@@ -111,7 +111,7 @@ def test_agent_that_was_restarted_ends_its_round() -> None:
     story.cut("b")
     story.join("b", inc="b-2")
     assert story.ended == "lost"
-    assert bare(story.told("a").reason) == ends.node_lost("b", departures.departed(ReasonCode.AGENT_REPLACED))
+    assert bare(story.told("a").reason) == ends.node_lost("b", ends.departed(ReasonCode.AGENT_REPLACED))
     assert story.told("b").kind == "wait"
     with pytest.raises(StaleIncarnation):
         story.do(Renew("b", "b-1"))
@@ -128,7 +128,7 @@ def test_a_node_whose_agent_died_is_lost_for_good() -> None:
     for _ in range(2):
         story.do(Leave(node_id="b", incarnation="b-1", why="its agent died", died=True))
     assert story.ended == "lost"
-    assert story.said("node_lost") == [ends.node_lost("b", departures.departed(ReasonCode.AGENT_DIED))]
+    assert story.said("node_lost") == [ends.node_lost("b", ends.departed(ReasonCode.AGENT_DIED))]
     with pytest.raises(StaleIncarnation, match="restart its agent"):
         story.join("b", inc="b-1")
     story.join("b", inc="b-2")
@@ -175,7 +175,7 @@ def test_sigterm_first_leaving_then_left() -> None:
     story = running("a", "b", min_nodes=1)
     story.leaving("b")
     assert story.ended == "left"
-    going = ends.node_leaving("b", departures.agent_left("SIGTERM", leaving=True))
+    going = ends.node_leaving("b", ends.agent_left("SIGTERM", leaving=True))
     assert bare(story.told("a").reason) == going
     assert story.told("b").kind == "stop"
     story.join("a")
@@ -185,7 +185,7 @@ def test_sigterm_first_leaving_then_left() -> None:
     story.leaving("b")
     story.leave("b")
     story.leave("b")
-    assert story.said("node_left") == [ends.node_left("b", departures.agent_left("SIGTERM"))]
+    assert story.said("node_left") == [ends.node_left("b", ends.agent_left("SIGTERM"))]
     assert story.order == ["a"]
     told = story.told("b")
     assert (told.kind, told.code) == ("exit", "left")

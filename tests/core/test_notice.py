@@ -10,7 +10,7 @@ from hetrdzv.core.commands import Cancel, NoteStall, Tick
 from hetrdzv.core.invariants import violations
 from hetrdzv.core.model import Cause, Group, Notice, Stall
 from hetrdzv.protocol.errors import Refused
-from hetrdzv.protocol.reasons import departures, ends, events, waiting
+from hetrdzv.protocol.reasons import ends, events, waiting
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.states import EndKind, GroupState
 from tests.core.driver import Story, bare, running
@@ -40,7 +40,7 @@ PLANNED: dict[str, tuple[Act, Reason]] = {
     "joined": (joins, ends.nodes_joined(["z"])),
     "drained": (
         lambda story: story.drain("b"),
-        ends.node_leaving("b", departures.departed(ReasonCode.NODE_DRAINED)),
+        ends.node_leaving("b", ends.departed(ReasonCode.NODE_DRAINED)),
     ),
     "restarted": (lambda story: story.restart(), ends.restart_requested()),
     "cancelled": (lambda story: story.cancel(), ends.cancelled()),
@@ -185,7 +185,7 @@ def test_a_failure_in_the_notice_of_a_drain_costs_nothing_even_if_the_drained_no
     story.join("b")
     assert (story.group.restarts, story.group.state) == (0, "starting")
     assert story.said("round_judged") == [
-        bare(events.round_judged(1, ends.node_leaving("b", departures.departed(ReasonCode.NODE_DRAINED))))
+        bare(events.round_judged(1, ends.node_leaving("b", ends.departed(ReasonCode.NODE_DRAINED))))
     ]
 
 
@@ -199,7 +199,7 @@ def test_a_node_that_is_readmitted_in_time_stays() -> None:
     story.report("b", "ready_to_stop")
     assert (story.told("b").kind, bare(story.told("b").reason)) == (
         "stop",
-        ends.node_leaving("b", departures.departed(ReasonCode.NODE_DRAINED)),
+        ends.node_leaving("b", ends.departed(ReasonCode.NODE_DRAINED)),
     )
     story.joins("a", "b")
     assert story.order == ["a", "b"]

@@ -14,7 +14,7 @@ from hetrdzv.core.rounds.records import ROUNDS_KEPT, rounds_of, with_record
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.progress import Moved
-from hetrdzv.protocol.reasons import departures, ends
+from hetrdzv.protocol.reasons import ends
 from hetrdzv.protocol.reasons.reason import ReasonCode
 from hetrdzv.protocol.rounds import RoundRecord, down_after, share_trained, time_text, total_time, with_downs
 from hetrdzv.protocol.states import NodePhase
@@ -118,7 +118,7 @@ def test_a_lost_node_is_noticed_late_and_waited_for() -> None:
     story.wait(20.0)
     (first,) = story.rounds
     assert (first.ended_by, first.cost_restart) == ("lost", False)
-    assert str(first.reason) == ends.node_lost("b", departures.lease_expired(5.0)).message
+    assert str(first.reason) == ends.node_lost("b", ends.lease_expired(5.0)).message
     assert first.time == {
         "starting_up": 2.0,
         "training": pytest.approx(60.01),
@@ -135,7 +135,7 @@ def test_a_failure_that_was_a_loss_is_told_as_one() -> None:
     story.cut("b")
     story.now += 1.01
     story.tick()
-    lost = ends.node_lost("b", departures.departed(ReasonCode.CONNECTION_LOST))
+    lost = ends.node_lost("b", ends.departed(ReasonCode.CONNECTION_LOST))
     assert str(story.rounds[0].reason) == ends.consequences(lost).message
 
 

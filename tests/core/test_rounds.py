@@ -5,7 +5,7 @@ import pytest
 from hetrdzv.core.commands import Renew, Tick
 from hetrdzv.core.why import why_ended
 from hetrdzv.protocol.errors import StaleRound
-from hetrdzv.protocol.reasons import departures, ends, events, waiting
+from hetrdzv.protocol.reasons import ends, events, waiting
 from hetrdzv.protocol.reasons.reason import ReasonCode
 from tests.core.driver import LEASE_S, Story, bare, running
 from tests.core.explained import ready, waits_for
@@ -158,7 +158,7 @@ def test_silent_node_lives_at_its_lease_and_not_past_it() -> None:
     assert story.ended is None
     story.pass_by(0.001)
     assert story.ended == "lost"
-    assert bare(story.told("a").reason) == ends.node_lost("b", departures.lease_expired(5.0))
+    assert bare(story.told("a").reason) == ends.node_lost("b", ends.lease_expired(5.0))
 
 
 def test_cut_node_has_a_grace() -> None:
@@ -168,9 +168,7 @@ def test_cut_node_has_a_grace() -> None:
     assert story.ended is None
     story.pass_by(0.001)
     assert story.ended == "lost"
-    assert bare(story.told("a").reason) == ends.node_lost(
-        "b", departures.departed(ReasonCode.CONNECTION_LOST)
-    )
+    assert bare(story.told("a").reason) == ends.node_lost("b", ends.departed(ReasonCode.CONNECTION_LOST))
 
 
 def test_next_round_waits_for_every_stop() -> None:

@@ -9,7 +9,7 @@ from hetrdzv.core.selection import order as ordering
 from hetrdzv.core.selection.order import Past
 from hetrdzv.core.selection.select import Selection, select
 from hetrdzv.protocol.directive import Member
-from hetrdzv.protocol.reasons import departures, waiting
+from hetrdzv.protocol.reasons import ends, waiting
 from hetrdzv.protocol.settings import GroupSpec
 from tests.core.driver import Story, running
 from tests.core.explained import ready, waits_for
@@ -84,7 +84,7 @@ def test_loopback_node_is_told_to_exit() -> None:
     story.join("b", address="10.0.0.2")
     told = story.told("a")
     assert (told.kind, told.code, told.exit_code) == ("exit", "rejected", 1)
-    assert told.reason == departures.bad_address("g", "a", "127.0.0.1")
+    assert told.reason == ends.bad_address("g", "a", "127.0.0.1")
     what = waits_for(story)
     assert what.code == "too_few_nodes"
     assert what == waiting.too_few(ready(["b"], 2), 1, until=what.until)

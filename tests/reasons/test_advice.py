@@ -1,7 +1,7 @@
 """What a person is told to do next."""
 
 from hetrdzv.protocol.failure import Failure
-from hetrdzv.protocol.reasons import departures, ends, events, hangs, waiting
+from hetrdzv.protocol.reasons import ends, events, hangs, waiting
 from hetrdzv.protocol.reasons.advice import next_step
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.reasons.waiting import Ready
@@ -70,7 +70,7 @@ def test_what_to_do_about_a_failure() -> None:
         ends.hangs(behind(2, "b", for_s=30.0)),
         ends.join_timeout(12.0, waiting.too_few(A, 1), never=True),
         ends.join_timeout(12.0, waiting.too_few(A, 1)),
-        ends.node_lost("b", departures.departed(ReasonCode.CONNECTION_LOST)),
+        ends.node_lost("b", ends.departed(ReasonCode.CONNECTION_LOST)),
     ]
     again = "to begin again: start hetagent on each node"
     steps = [next_step("job", why, failed=True) for why in whys]

@@ -5,7 +5,7 @@ from dataclasses import replace
 from hetrdzv.protocol.errors import Difference
 from hetrdzv.protocol.failure import Ended, Failure
 from hetrdzv.protocol.hangs import Hang
-from hetrdzv.protocol.reasons import departures, ends, events, hangs, snapshots, waiting, warnings
+from hetrdzv.protocol.reasons import ends, events, hangs, snapshots, waiting, warnings
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.reasons.waiting import Ready
 from hetrdzv.protocol.settings import GroupSpec
@@ -29,7 +29,7 @@ def failed(exit_code: int | None = 1, message: str = "", rank: int = 2, **more: 
 
 
 BAD = failed(message="bad data")
-LOST = ends.node_lost("b", departures.lease_expired(5.0))
+LOST = ends.node_lost("b", ends.lease_expired(5.0))
 
 
 def test_workers() -> None:
@@ -80,13 +80,13 @@ init_process_group with env:// or hvd.init()
 def test_ends() -> None:
     found = [
         LOST,
-        ends.node_lost("b", departures.departed(ReasonCode.CONNECTION_LOST)),
-        ends.node_lost("b", departures.departed(ReasonCode.AGENT_REPLACED)),
-        ends.node_lost("b", departures.departed(ReasonCode.AGENT_DIED)),
-        ends.node_left("b", departures.agent_left()),
-        ends.node_left("b", departures.agent_left("SIGTERM")),
-        ends.node_leaving("b", departures.agent_left(leaving=True)),
-        ends.node_leaving("b", departures.departed(ReasonCode.NODE_DRAINED)),
+        ends.node_lost("b", ends.departed(ReasonCode.CONNECTION_LOST)),
+        ends.node_lost("b", ends.departed(ReasonCode.AGENT_REPLACED)),
+        ends.node_lost("b", ends.departed(ReasonCode.AGENT_DIED)),
+        ends.node_left("b", ends.agent_left()),
+        ends.node_left("b", ends.agent_left("SIGTERM")),
+        ends.node_leaving("b", ends.agent_left(leaving=True)),
+        ends.node_leaving("b", ends.departed(ReasonCode.NODE_DRAINED)),
         ends.node_drained("g", "b"),
         ends.consequences(LOST),
         ends.workers_stopped("b"),
@@ -101,7 +101,7 @@ def test_ends() -> None:
         ends.join_timeout(60.0, waiting.too_few(Ready(B, 3), 2)),
         ends.join_timeout(60.0, waiting.too_few(Ready(B, 3), 2), never=True),
         ends.unknown(),
-        departures.bad_address("g", "b", "127.0.0.1"),
+        ends.bad_address("g", "b", "127.0.0.1"),
     ]
     check(
         found,

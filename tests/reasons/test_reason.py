@@ -15,10 +15,10 @@ from hetrdzv.protocol.reasons.reason import (
     reason,
     shown,
 )
-from hetrdzv.protocol.texts.times import Clock
+from hetrdzv.protocol.texts.times import ago, lasted
 from hetrdzv.protocol.texts.who import Ranks
 
-CLOCK = Clock(500.0)
+NOW = 500.0
 WAITS = reason(ReasonCode.TOO_FEW_NODES, "waiting for 1 more")
 
 
@@ -53,19 +53,38 @@ def test_a_cause_has_none_of_its_own() -> None:
     [
         ({}, "waiting for 1 more"),
         ({"since": 440.0}, "waiting for 1 more; for 1 min 0 s"),
-        ({"until": 530.0}, "waiting for 1 more; at most 30 s more"),
-        ({"since": 460.0, "until": 510.0}, "waiting for 1 more; for 40 s, at most 10 s more"),
+        ({"until": 509.6}, "waiting for 1 more; at most 10 s more"),
+        ({"until": 499.0}, "waiting for 1 more; at most 0 s more"),
+        ({"since": 460.0, "until": 1098.0}, "waiting for 1 more; for 40 s, at most 9 min 58 s more"),
     ],
 )
 def test_what_is_left_is_shown_behind(moments: dict[str, float], text: str) -> None:
     found = replace(WAITS, **moments)  # type: ignore[arg-type]
-    assert shown(found, CLOCK) == text
+    assert shown(found, NOW) == text
     assert news(found) == WAITS
 
 
 def test_the_end_of_the_last_round_is_shown_last() -> None:
     ended = replace(ends.nodes_joined(["c"]), round=3)
-    assert shown(replace(WAITS, cause=ended), CLOCK) == "waiting for 1 more; round 3 ended (c joined)"
+    assert shown(replace(WAITS, cause=ended), NOW) == "waiting for 1 more; round 3 ended (c joined)"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text", "roughly"),
+    [
+        (0.0, "0 s", "0 s"),
+        (0.04, "< 0.1 s", "< 0.1 s"),
+        (0.06, "0.1 s", "0.1 s"),
+        (9.94, "9.9 s", "9.9 s"),
+        (9.96, "10 s", "10 s"),
+        (59.6, "1 min 0 s", "1 min"),
+        (3599.6, "1 h 0 min", "1 h"),
+        (12_000, "3 h 20 min", "3 h"),
+        (187_200, "2 d 4 h", "2 d"),
+    ],
+)
+def test_a_length_of_time(seconds: float, text: str, roughly: str) -> None:
+    assert (lasted(seconds), ago(seconds)) == (text, f"{roughly} ago")
 
 
 def test_it_is_read_as_it_was_written_and_one_of_a_newer_server_as_well() -> None:

@@ -1,10 +1,10 @@
-"""In which order people are shown groups, on the page and by hetctl."""
+"""In which order people are shown groups."""
 
 import click
 
 from hetrdzv.cli.hetctl import get
 from hetrdzv.cli.hetctl.tables import lines
-from hetrdzv.protocol.pages import RECENT_S, CountsReply, GroupsReply, GroupSummary, urgency
+from hetrdzv.protocol.pages import RECENT_S, CountsReply, GroupsReply, GroupSummary
 from hetrdzv.protocol.reasons.reason import Reason
 
 
@@ -37,12 +37,7 @@ IN_ORDER = (
 )
 
 
-def test_what_needs_attention_comes_first() -> None:
-    by_name = sorted(IN_ORDER, key=lambda group: group.group_id)
-    assert tuple(sorted(by_name, key=urgency)) == IN_ORDER
-
-
-def test_hetctl_lists_them_in_that_order() -> None:
+def test_hetctl_lists_first_what_needs_attention() -> None:
     by_name = GroupsReply(groups=tuple(sorted(IN_ORDER, key=lambda group: group.group_id)))
     with click.Context(click.Command("get")):
         shown = [(line.split() or [""])[0] for line in lines(*get.groups_view(by_name, wide=False))]

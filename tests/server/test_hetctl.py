@@ -28,7 +28,7 @@ from hetrdzv.client import Client
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.pages import GroupReply, GroupsReply, WorkerReply
-from hetrdzv.protocol.reasons import departures, ends
+from hetrdzv.protocol.reasons import ends
 from hetrdzv.protocol.requests import JoinRequest, ReportRequest, SpecFields
 from hetrdzv.protocol.rounds import RoundRecord, RoundsReply
 from hetrdzv.protocol.settings import SETTINGS
@@ -502,7 +502,7 @@ def test_a_history_fits_a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch
         formed_at="2026-07-14T10:22:33+00:00",
         world_size=10_240,
         ended_by="master_unreachable",
-        reason=ends.node_lost(LONG, departures.lease_expired(5.0)),
+        reason=ends.node_lost(LONG, ends.lease_expired(5.0)),
         time={"training": 3599.0, "hanging": 3599.0, "noticing": 3599.0, "waiting": 3600.0},
     )
     shown = tables.lines(*rounds_view(RoundsReply(rounds=(record,))))
@@ -744,14 +744,6 @@ def test_tokens(ctl: Callable[..., str], tmp_path: Path, monkeypatch: pytest.Mon
         assert result.exit_code == 0
         assert f"token file {right} can be read by other users of this machine: chmod" in result.stderr
     assert "cannot be read: No such file" in ctl("get", "--token-file", str(tmp_path / "none"), status=1)
-
-
-def test_what_a_group_waits_for_has_a_clock_time(ctl: Callable[..., str]) -> None:
-    with Hetserver() as server, httpx.Client(trust_env=False, base_url=server.url) as http:
-        offer = {"incarnation": "1", "slots": 1, "address": "10.0.0.1", "port": 1, "spec": {"min_nodes": 2}}
-        http.put("/v1/groups/clock/nodes/a", json=offer).raise_for_status()
-        shown = " ".join(ctl("--server", server.url, "get", "clock").split())
-        assert re.search(r"waiting for 1 more; until .*\d\d:\d\d:\d\d, \d+ min \d+ s from now", shown)
 
 
 def test_who_is_not_ready_and_what_differs_is_shown(ctl: Callable[..., str], job: Job) -> None:

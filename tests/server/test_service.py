@@ -18,7 +18,7 @@ from hetrdzv.protocol.errors import (
     StorageError,
     UnknownGroup,
 )
-from hetrdzv.protocol.reasons import departures
+from hetrdzv.protocol.reasons import ends
 from hetrdzv.protocol.states import GroupState, NodePhase
 from hetrdzv.service import clock as clock_module
 from hetrdzv.service import leases as leases_module
@@ -601,7 +601,7 @@ async def test_a_poll_cut_while_the_event_loop_was_blocked_makes_nobody_suspect(
             while not service.group("g").nodes["a"].gone:
                 await service.execute("g", Renew("b", "1"))
                 await asyncio.sleep(0.05)
-        assert service.group("g").nodes["a"].departure_reason == departures.lease_expired(5.0)
+        assert service.group("g").nodes["a"].departure_reason == ends.lease_expired(5.0)
 
 
 async def test_a_cut_of_what_is_gone_is_no_error() -> None:

@@ -12,9 +12,7 @@ from typing import Any
 
 from hetagent.session.requests import Answer
 from hetrdzv.api import errors
-from hetrdzv.api.errors import StaleReport
-from hetrdzv.api.routes.agents import join_command, report_command
-from hetrdzv.core.commands import Command, Join, Leave, Renew
+from hetrdzv.core.commands import Command, DeclareSnapshots, Join, Leave, Renew, Report
 from hetrdzv.core.model import Group
 from hetrdzv.protocol import codec, routes
 from hetrdzv.protocol.directive import Directive
@@ -57,7 +55,7 @@ class Connection:
 
     async def join(self, group: str, node: str, request: JoinRequest) -> Directive:
         """As `PUT /v1/groups/{g}/nodes/{n}`."""
-        return await self._answer(group, join_command(node, request), None, 0.0)
+        return await self._answer(group, Join(node_id=node, **codec.fields_of(request)), None, 0.0)
 
     async def poll(self, group: str, node: str, request: PollRequest) -> Directive:
         """As `POST .../directive`."""
@@ -78,14 +76,16 @@ class Connection:
         if route is routes.REPORT:
             return await self._report(group, node, body)
         assert route is routes.SNAPSHOTS
-        return await snapshots.declare(self._service, group, node, body)
+        return await snapshots.declare(
+            self._service, group, DeclareSnapshots(node_id=node, **codec.fields_of(body))
+        )
 
     async def _report(self, group: str, node: str, request: ReportRequest) -> Directive:
         try:
-            await self._service.execute(group, report_command(node, request))
+            await self._service.execute(group, Report(node_id=node, **codec.fields_of(request)))
         except StaleRound as error:
-            told = tell(self._service, group, node, request.incarnation)[1]
-            raise as_a_client_sees(StaleReport(str(error), told)) from None
+            error.directive = tell(self._service, group, node, request.incarnation)[1]
+            raise as_a_client_sees(error) from None
         return tell(self._service, group, node, request.incarnation)[1]
 
     async def leave(self, group: str, node: str, *, incarnation: str, reason: str, died: int = 0) -> None:

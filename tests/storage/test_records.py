@@ -16,7 +16,7 @@ from hetrdzv.protocol.errors import Difference, StorageError
 from hetrdzv.protocol.failure import Ended, Failure, RootCause
 from hetrdzv.protocol.pages import Event
 from hetrdzv.protocol.progress import Moved
-from hetrdzv.protocol.reasons import departures, ends, warnings
+from hetrdzv.protocol.reasons import ends, warnings
 from hetrdzv.protocol.reasons.events import node_joined
 from hetrdzv.protocol.reasons.reason import ReasonCode
 from hetrdzv.protocol.rounds import RoundRecord
@@ -155,17 +155,17 @@ def full() -> Group:
         member_of=4,
         ready_to_stop=3,
         failure=failure,
-        leaving=departures.departed(ReasonCode.NODE_DRAINED),
-        rejected=departures.bad_address("g", "gpu0", "127.0.0.1"),
+        leaving=ends.departed(ReasonCode.NODE_DRAINED),
+        rejected=ends.bad_address("g", "gpu0", "127.0.0.1"),
         departed_at=0.1 + 0.2,
-        departure_reason=departures.lease_expired(5.0),
+        departure_reason=ends.lease_expired(5.0),
         former=("w",),
         replaced=(Difference("max_nodes", "2", "5"),),
     )
     end = End(
         cause=Cause(
             kind=EndKind.LOST,
-            reason=ends.node_lost("gpu0", departures.departed(ReasonCode.CONNECTION_LOST)),
+            reason=ends.node_lost("gpu0", ends.departed(ReasonCode.CONNECTION_LOST)),
             node_id="gpu0",
         ),
         before=Ended(node_id="gpu1", rank=4),
@@ -270,7 +270,7 @@ def full() -> Group:
                 job=1,
                 world_size=3,
                 ended_by="lost",
-                reason=departures.departed(ReasonCode.AGENT_DIED),
+                reason=ends.departed(ReasonCode.AGENT_DIED),
                 is_last=True,
                 cost_restart=True,
                 cost="2 steps lost",

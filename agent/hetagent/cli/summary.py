@@ -1,14 +1,12 @@
 """The block that every agent prints last: how the job went and, if it failed, whose fault that was."""
 
 from collections.abc import Sequence
-from datetime import datetime
 
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.failure import RootCause
 from hetrdzv.protocol.reasons.advice import next_step
-from hetrdzv.protocol.reasons.reason import clipped, shown
+from hetrdzv.protocol.reasons.reason import clipped
 from hetrdzv.protocol.rounds import time_text
-from hetrdzv.protocol.texts.times import Clock
 
 RULE = "=" * 72
 
@@ -43,11 +41,7 @@ def closing_block(
     else:
         label = "outcome" if outcome.outcome else "refused" if outcome.code in REFUSALS else "ended"
         told_below = outcome.outcome == "failed" and outcome.root_cause is not None
-        why = (
-            "failed"
-            if told_below
-            else shown(outcome.reason, Clock(outcome.clock, datetime.now().astimezone()))
-        )
+        why = "failed" if told_below else outcome.why
         lines.append(f"{label:<8} {why}")
         if last := max(outcome.round, round_number):
             lines.append(f"round    {last}, restarts spent {outcome.restarts}")

@@ -16,9 +16,9 @@ from hetagent.session.requests import Report, ReportRoute
 from hetagent.workers.failures import concealed, plain_text, sendable
 from hetagent.workers.processes import Workers
 from hetrdzv.protocol import codec, routes
-from hetrdzv.protocol.directive import LogsAsked, StacksAsked
+from hetrdzv.protocol.directive import Asked
 from hetrdzv.protocol.progress import NodeProgress
-from hetrdzv.protocol.stacks import About, LogsRequest, Stack, StacksRequest, fitting_of
+from hetrdzv.protocol.stacks import About, Stack, StacksRequest, fitting_of
 from hetrdzv.protocol.states import ReportKind
 
 STACKS = ReportRoute(route=routes.STACKS, repeats=False)
@@ -124,7 +124,9 @@ class Watcher(RoundHook):
         if ranks and self._reports_output and (self._failed or world_size <= FEW_WORKERS):
             found = logs(ranks, self._output, self._secrets())
             shortened = tuple(log.shortened(About.LOGS, fitting_of(world_size)) for log in found)
-            self._line.send(Report(LOGS, partial(LogsRequest, round=self._assignment.round, logs=shortened)))
+            self._line.send(
+                Report(LOGS, partial(StacksRequest, number=self._assignment.round, stacks=shortened))
+            )
         watch.close()
 
     # -- in the line's thread ----------------------------------------------------------------------------------
@@ -136,7 +138,7 @@ class Watcher(RoundHook):
             return codec.checked(NodeProgress, progress) if progress is not None else None
         return None
 
-    def _on_question(self, asked: StacksAsked) -> None:
+    def _on_question(self, asked: Asked) -> None:
         is_newest = self._assignment is not None and asked.round == self._assignment.round
         watch = self._watch if is_newest else None
 
@@ -146,12 +148,12 @@ class Watcher(RoundHook):
 
         threading.Thread(target=answer, name="stacks", daemon=True).start()
 
-    def _shown(self, watch: RoundWatch, asked: StacksAsked) -> list[Stack]:
+    def _shown(self, watch: RoundWatch, asked: Asked) -> list[Stack]:
         """The answer to a question about workers of this round."""
         ranks = watch.ranks(asked.ranks)
         if not self._reports_output:
             return [Stack(rank=rank, why=OFF) for rank in ranks]
-        if not isinstance(asked, LogsAsked):
+        if asked.about is About.STACKS:
             return stacks.fitting(watch.stacks(asked.ranks, STACKS_S))
         others = set(asked.ranks or ()).difference(ranks)  # of a node with one program for all its ranks
         why = f"one program runs all ranks of this node: see rank {min(watch.ranks(None), default=0)}"

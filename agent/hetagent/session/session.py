@@ -30,7 +30,7 @@ from hetagent.session.requests import (
     round_report,
 )
 from hetrdzv.protocol.bounds import MAX_NOT_READY
-from hetrdzv.protocol.directive import Directive, StacksAsked
+from hetrdzv.protocol.directive import Asked, Directive
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.progress import NodeProgress
 from hetrdzv.protocol.requests import JoinRequest
@@ -100,7 +100,7 @@ class Session:
         # what is to be sent, and what is on its way
         self._next_number = 1
         self.sample: Callable[[], NodeProgress | None] = lambda: None
-        self.on_question: Callable[[StacksAsked], None] = lambda asked: None
+        self.on_question: Callable[[Asked], None] = lambda asked: None
         self._urgent_at: float | None = None  # when a poll is due that does not wait
         self._reports: list[Report[Any]] = []  # of all routes
         self._in_flight: dict[object, tuple[Request, float]] = {}  # with the time of sending

@@ -2,12 +2,10 @@
 
 import time
 from collections.abc import Callable
-from datetime import datetime
 
 from hetrdzv.protocol.directive import Directive
-from hetrdzv.protocol.reasons.reason import news, shown
+from hetrdzv.protocol.reasons.reason import news
 from hetrdzv.protocol.states import DirectiveKind
-from hetrdzv.protocol.texts.times import Clock
 
 NEWS_S = 5.0
 """Changes are logged at most this often (seconds)."""
@@ -40,8 +38,7 @@ class WaitLog:
         what, now = news(directive.reason), time.monotonic()
         if what != self._logged[0] and now - self._logged[1] >= NEWS_S:
             self._logged = (what, now)
-            clock = Clock(directive.clock, datetime.now().astimezone())
-            self._log(f"waiting: {shown(directive.reason, clock)}")
+            self._log(f"waiting: {directive.why}")
 
     def _runs(self, directive: Directive) -> None:
         stall: object = None

@@ -12,10 +12,11 @@ from pydantic_core import CoreSchema, core_schema
 from starlette.requests import Request
 from starlette.responses import Response
 
-from hetrdzv.api.errors import MEDIA_TYPE, InvalidField
+from hetrdzv.api.errors import MEDIA_TYPE, invalid
 from hetrdzv.auth.tokens import Grant, Role
 from hetrdzv.core.commands import Cancel
 from hetrdzv.protocol import bounds, codec
+from hetrdzv.protocol.errors import InvalidRequest
 from hetrdzv.service.polls.polls import Polls
 from hetrdzv.service.service import Service
 
@@ -109,11 +110,12 @@ class Reads:
             if not isinstance(data, bytes):  # a default
                 return data
             if not isinstance(data, _Json):
-                raise InvalidField("body", "it must be JSON, sent with Content-Type: application/json")
+                what = "body: it must be JSON, sent with Content-Type: application/json"
+                raise InvalidRequest(what, "body")
             try:
                 return codec.read(kind, data, unknown=self.unknown)
             except codec.Malformed as error:
-                raise InvalidField.of(error.mistakes) from None
+                raise invalid(error.mistakes) from None
 
         return core_schema.no_info_wrap_validator_function(read, schema_of(kind))
 

@@ -14,7 +14,6 @@ from starlette.responses import Response
 
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.codec import Mistake
-from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import (
     HetError,
     InvalidRequest,
@@ -29,30 +28,13 @@ from hetrdzv.protocol.pages import ProblemReply
 MEDIA_TYPE = "application/problem+json"
 
 
-class InvalidField(InvalidRequest):
-    """A part of a request is missing, malformed, out of range or unknown."""
-
-    def __init__(self, field: str, what: str) -> None:
-        super().__init__(f"{field}: {what}")
-        self.field = field
-
-    @classmethod
-    def of(cls, wrong: Sequence[Mistake]) -> "InvalidField":
-        """What is wrong, as one error: all of the first mistake, and where the others are. Never what was given."""
-        first, *others = wrong
-        more = (
-            f"; also wrong: {', '.join(mistake.field or 'body' for mistake in others[:8])}" if others else ""
-        )
-        shown = f" (given: {first.given!r:.80})" if isinstance(first.given, int | float) else ""
-        return cls(first.field or "body", f"{first.text}{shown}{more}")
-
-
-class StaleReport(StaleRound):
-    """A report about a round that is over; with what the node has to do now."""
-
-    def __init__(self, message: str, directive: Directive) -> None:
-        super().__init__(message)
-        self.directive = directive
+def invalid(wrong: Sequence[Mistake]) -> InvalidRequest:
+    """What is wrong, as one error: all of the first mistake, and where the others are. Never what was given."""
+    first, *others = wrong
+    more = f"; also wrong: {', '.join(mistake.field or 'body' for mistake in others[:8])}" if others else ""
+    shown = f" (given: {first.given!r:.80})" if isinstance(first.given, int | float) else ""
+    field = first.field or "body"
+    return InvalidRequest(f"{field}: {first.text}{shown}{more}", field)
 
 
 _HEADERS: Mapping[type[HetError], Mapping[str, str]] = {
@@ -69,7 +51,7 @@ def problem_of(error: HetError) -> ProblemReply:
         error.code,
         str(error),
         field=error.field,
-        directive=error.directive if isinstance(error, StaleReport) else None,
+        directive=error.directive if isinstance(error, StaleRound) else None,
         conflict=error.conflict if isinstance(error, SpecConflict) else None,
     )
 
@@ -94,9 +76,9 @@ def install(app: FastAPI) -> None:
         return answer(error, request)
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> Response:
-        wrong = [codec.mistake(cast(ErrorDetails, {**one, "loc": one["loc"][1:]})) for one in error.errors()]
-        return await refused(request, InvalidField.of(wrong))
+    async def wrong(request: Request, error: RequestValidationError) -> Response:
+        found = [codec.mistake(cast(ErrorDetails, {**one, "loc": one["loc"][1:]})) for one in error.errors()]
+        return await refused(request, invalid(found))
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:

@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any
 
 from starlette.responses import Response
 
@@ -19,7 +18,7 @@ from hetrdzv.core.model import OFFERED, Group, Node, Round
 from hetrdzv.core.snapshots import found as snapshot_warnings
 from hetrdzv.core.why import why, why_ended, why_left_out
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.directive import Directive, LogsAsked, StacksAsked
+from hetrdzv.protocol.directive import Asked, Directive
 from hetrdzv.protocol.pages import (
     QUARANTINED,
     CountsReply,
@@ -27,12 +26,11 @@ from hetrdzv.protocol.pages import (
     GroupSummary,
     NodeReply,
     RoundReply,
-    UnreachableReply,
 )
 from hetrdzv.protocol.reasons import advice, waiting
 from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.stacks import About
-from hetrdzv.protocol.states import GroupState, NodePhase, NodeState
+from hetrdzv.protocol.states import GroupState, NodePhase
 from hetrdzv.protocol.texts.who import Nodes
 from hetrdzv.service.progress.queries import Query
 from hetrdzv.service.progress.samples import Seen, unwatched
@@ -41,10 +39,8 @@ from hetrdzv.service.service import Service
 
 def with_query(directive: Directive, query: Query) -> Directive:
     """A directive that also asks something."""
-    asked: dict[str, Any] = {"number": query.number, "round": query.round, "ranks": query.ranks}
-    if query.about is About.LOGS:
-        return replace(directive, logs=LogsAsked(**asked))
-    return replace(directive, stacks=StacksAsked(**asked))
+    asked = Asked(number=query.number, round=query.round, about=query.about, ranks=query.ranks)
+    return replace(directive, logs=asked) if query.about is About.LOGS else replace(directive, stacks=asked)
 
 
 LARGE = 300
@@ -150,10 +146,7 @@ def group_reply(
         current_round=_round(group, group.round, seen, now, nodes=nodes) if group.round is not None else None,
         nodes=tuple(node_reply(group, node, heard_at(node), now) for node in shown),
         drained=tuple(sorted(group.drained)),
-        unreachable=tuple(
-            UnreachableReply(node_id=node_id, master=master)
-            for master, node_id in sorted((master, node_id) for node_id, master in group.unreachable)
-        ),
+        unreachable=tuple(sorted(group.unreachable)),
         warnings=(*_warnings(group), *worker_warnings),
         next_step=advice.next_step(
             group.group_id,
@@ -235,27 +228,16 @@ def _why_out(group: Group, node: Node) -> Reason | None:
     return why_left_out(group, node)
 
 
-def node_state(group: Group, node: Node) -> NodeState:
-    """A node's state in one word, for people."""
-    match node.phase:
-        case NodePhase.LOST:
-            return "lost"
-        case NodePhase.LEFT:
-            return "drained" if node.drains or node.node_id in group.drained else "left"
+def node_state(group: Group, node: Node) -> str:
+    """A node's state for people, one of `NODE_STATES`."""
+    if node.phase is NodePhase.LEFT and (node.drains or node.node_id in group.drained):
+        return "drained"
+    if node.gone:
+        return node.phase
     if node.disconnected_at is not None:
         return "suspect"
     if node.leaving is not None or (group.in_round(node) and not node.stopped and group.active_round is None):
         return "stopping"
-    match node.phase:
-        case NodePhase.READY if node.not_ready:
-            return "not_ready"
-        case NodePhase.READY:
-            return "spare" if group.active_round is not None else "ready"
-        case NodePhase.STARTING:
-            return "starting"
-        case NodePhase.RUNNING:
-            return "running"
-        case NodePhase.SUCCEEDED:
-            return "succeeded"
-        case NodePhase.FAILED:
-            return "failed"
+    if node.phase is NodePhase.READY and node.not_ready:
+        return "not_ready"
+    return "spare" if node.phase is NodePhase.READY and group.active_round is not None else node.phase

@@ -4,13 +4,12 @@ from collections.abc import Sequence
 
 from hetrdzv.core.model import Group, Stall
 from hetrdzv.core.why import why as why_group
-from hetrdzv.protocol.errors import NoRound, UnknownRank
+from hetrdzv.protocol.errors import NoRound, NotFound
 from hetrdzv.protocol.pages import StacksReply, WorkerReply
 from hetrdzv.protocol.reasons.reason import shown as in_words
 from hetrdzv.protocol.reasons.warnings import UNSEEN
 from hetrdzv.protocol.stacks import About, Stack
 from hetrdzv.protocol.texts.phrasing import ranked
-from hetrdzv.protocol.texts.times import Clock
 from hetrdzv.protocol.texts.who import Ranks
 from hetrdzv.service.progress.samples import Seen
 from hetrdzv.service.service import Service
@@ -57,7 +56,7 @@ async def shown(
     """
     group = service.group(group_id)
     if not ranks and group.round is not None and group.round.world_size > MOST_RANKS:
-        raise UnknownRank(
+        raise NotFound(
             f"round {group.round.number} of group '{group_id}' has {group.round.world_size:,} ranks, but no more than "
             f"{MOST_RANKS:,} can be asked at once: name some of them (rank=0&rank=1)"
         )
@@ -88,7 +87,7 @@ def _require_ranks(group: Group, number: int, world_size: int, ranks: Sequence[i
     unknown = [rank for rank in ranks or () if not 0 <= rank < world_size]
     if unknown:
         known = ranked(Ranks(ranges=((0, world_size - 1),)))
-        raise UnknownRank(
+        raise NotFound(
             f"no such rank: round {number} of group '{group.group_id}' {has} {known}, not {unknown[0]}"
         )
 
@@ -96,7 +95,7 @@ def _require_ranks(group: Group, number: int, world_size: int, ranks: Sequence[i
 def _nothing(group: Group, about: About, number: int | None, now: float) -> str:
     """Why there is nothing to be seen of a group's workers."""
     if number is None:
-        return f"group '{group.group_id}' has no workers now: {in_words(why_group(group, now), Clock(now))}"
+        return f"group '{group.group_id}' has no workers now: {in_words(why_group(group, now), now)}"
     if number > group.last_round:
         newest = f"its newest is round {group.last_round}" if group.last_round else "it has had none yet"
         return f"group '{group.group_id}' has no round {number}: {newest}"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from hetrdzv.core.model import Stall
 from hetrdzv.protocol.requests import DaemonRequest, JoinRequest, ReportRequest
-from hetrdzv.protocol.snapshots import SnapshotsRequest, UseRequest
+from hetrdzv.protocol.snapshots import SnapshotsRequest, UseSnapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,11 +129,6 @@ class DeclareSnapshots(SnapshotsRequest):
     """A member says what it holds while its round runs, in place of what it said before; that is no heartbeat."""
 
     node_id: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UseSnapshot(UseRequest):
-    """A person chooses the snapshot from which the next round begins, by its step."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from hetrdzv.core.rounds.transitions import is_reusable
 from hetrdzv.core.why import why, why_ended, why_waits
 from hetrdzv.protocol.directive import Directive, Start, StopNotice
 from hetrdzv.protocol.failure import RootCause
-from hetrdzv.protocol.reasons import advice, departures, ends, events, waiting
+from hetrdzv.protocol.reasons import advice, ends, events, waiting
 from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.rounds import TimeSpent, total_time
 from hetrdzv.protocol.states import (
@@ -134,13 +134,13 @@ def _details(group: Group, node: Node, head: Heading, now: float) -> dict[str, A
                 "time": _time_of_job(group),
             }
         case "left" | "serves":
-            left = ends.node_left(node_id, node.departure_reason or departures.agent_left())
+            left = ends.node_left(node_id, node.departure_reason or ends.agent_left())
             return {"reason": left, "exit_code": EXIT_FAILED if head.kind is DirectiveKind.EXIT else None}
         case "drained":
             drained = ends.node_drained(group.group_id, node_id)
             return {"reason": drained, "exit_code": EXIT_DRAINED}
         case "lost":
-            return {"reason": ends.node_lost(node_id, node.departure_reason or departures.agent_left())}
+            return {"reason": ends.node_lost(node_id, node.departure_reason or ends.agent_left())}
         case "round_ended" if current is not None and current.end is not None:
             return {"reason": why_ended(current.number, current.end)}
         case "round_formed" | "daemon" | "stalled" | "notice" if current is not None:

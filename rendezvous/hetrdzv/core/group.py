@@ -24,7 +24,6 @@ from hetrdzv.core.commands import (
     StartDaemon,
     Tick,
     Undrain,
-    UseSnapshot,
 )
 from hetrdzv.core.directive import has_got_stop
 from hetrdzv.core.hangs import hang_of, note_stall
@@ -51,9 +50,7 @@ from hetrdzv.core.why import apart
 from hetrdzv.protocol.errors import (
     DaemonRefused,
     Difference,
-    GroupFinished,
     NodeIdInUse,
-    NotMaster,
     Refused,
     StaleIncarnation,
     StaleRound,
@@ -61,9 +58,10 @@ from hetrdzv.protocol.errors import (
 )
 from hetrdzv.protocol.failure import Ended, Failure, RootCause
 from hetrdzv.protocol.progress import Moved
-from hetrdzv.protocol.reasons import departures, ends, events
+from hetrdzv.protocol.reasons import ends, events
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.settings import GroupSpec
+from hetrdzv.protocol.snapshots import UseSnapshot
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase, ReportKind
 
 FORMER_KEPT = 8
@@ -216,7 +214,7 @@ def _take_place(context: StepContext, node: Node, incarnation: str) -> tuple[str
                 f"{node.address} that is alive: start this agent with another --node-id, or wait until "
                 f"the other has exited"
             )
-        remove_node(context, node, NodePhase.LOST, departures.departed(ReasonCode.AGENT_REPLACED))
+        remove_node(context, node, NodePhase.LOST, ends.departed(ReasonCode.AGENT_REPLACED))
     return (*node.former, node.incarnation)[-FORMER_KEPT:]
 
 
@@ -295,13 +293,13 @@ def _disconnect(context: StepContext, command: Disconnect) -> None:
 def _leave(context: StepContext, command: Leave) -> None:
     node = require_speaker(context.group, command.node_id, command.incarnation)
     if command.died and not _has_died(node):
-        remove_node(context, node, NodePhase.LOST, departures.departed(ReasonCode.AGENT_DIED))
+        remove_node(context, node, NodePhase.LOST, ends.departed(ReasonCode.AGENT_DIED))
     elif node.phase is not NodePhase.LEFT and not command.died:
         _say_goodbye(context, node, command.why)
 
 
 def _say_goodbye(context: StepContext, node: Node, why: str) -> None:
-    said = departures.agent_left(why)
+    said = ends.agent_left(why)
     remove_node(context, node, NodePhase.LEFT, said if why else node.leaving or said)
 
 
@@ -316,7 +314,7 @@ def _report(context: StepContext, command: Report) -> None:
         leaves_at = (
             None if command.grace_s is None else context.now - max(0.0, command.age_s) + command.grace_s
         )
-        set_leaving(context, node, departures.agent_left(command.message, leaving=True), leaves_at)
+        set_leaving(context, node, ends.agent_left(command.message, leaving=True), leaves_at)
         return
     if command.kind is ReportKind.PARTING:
         snapshots.parting(context, node, command)
@@ -475,7 +473,7 @@ def _start_daemon(context: StepContext, command: StartDaemon) -> None:
     if current is None or group.state.terminal or not group.in_round(master) or number != current.number:
         raise _stale(group, number, master)
     if current.master.node_id != master.node_id:
-        raise NotMaster(
+        raise DaemonRefused(
             f"node '{master.node_id}' is not the master of round {number} of group '{name}', which is "
             f"'{current.master.node_id}': only the master may have another node run a daemon"
         )
@@ -513,7 +511,7 @@ def _drain(context: StepContext, command: Drain) -> None:
     context.change(drained=group.drained | {command.node_id})
     context.say(ends.node_drained(group.group_id, command.node_id))
     if not (node.gone or group.state.terminal):
-        set_leaving(context, node, departures.departed(ReasonCode.NODE_DRAINED))
+        set_leaving(context, node, ends.departed(ReasonCode.NODE_DRAINED))
 
 
 def _undrain(context: StepContext, command: Undrain) -> None:
@@ -550,7 +548,7 @@ def _cancel(context: StepContext, command: Cancel) -> None:
     if group.state is GroupState.CANCELLED:
         return
     if group.state.terminal:
-        raise GroupFinished(f"group '{group.group_id}' has already {group.state}: there is nothing to cancel")
+        raise Refused(f"group '{group.group_id}' has already {group.state}: there is nothing to cancel")
     active = group.active_round
     if active is not None and active.is_cancelled:  # it will not wait any longer
         finish_cancelled(context)

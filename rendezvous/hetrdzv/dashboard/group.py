@@ -17,7 +17,6 @@ from hetrdzv.protocol.reasons.reason import beside
 from hetrdzv.protocol.reasons.snapshots import of_group
 from hetrdzv.protocol.rounds import RoundRecord, total_time, with_downs
 from hetrdzv.protocol.stacks import About, line_of
-from hetrdzv.protocol.texts.times import Clock
 from hetrdzv.service.progress.samples import unwatched
 from hetrdzv.service.service import Service
 
@@ -116,7 +115,7 @@ class GroupPage:
             notes=[*brief.warnings, *unwatched(group, self._seen, self._now), *self._refused],
             stack=stall.stack if stall is not None else "",
             at=line_of(stall.stack) if stall is not None else "",
-            beside=beside(brief.reason, Clock(brief.clock)),
+            beside=beside(brief.reason, brief.clock),
             stack_of=stall.ranks[0] if stall is not None and stall.ranks else None,
         )
 

@@ -8,8 +8,8 @@ from hetrdzv.protocol.failure import RootCause
 from hetrdzv.protocol.reasons.reason import Reason, shown
 from hetrdzv.protocol.rounds import TimeSpent
 from hetrdzv.protocol.snapshots import Chosen
+from hetrdzv.protocol.stacks import About
 from hetrdzv.protocol.states import DirectiveKind
-from hetrdzv.protocol.texts.times import Clock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,17 +86,13 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StacksAsked:
-    """Somebody wants to see the stacks of a node's workers; the agent answers with `StacksRequest`."""
+class Asked:
+    """Somebody wants to see the stacks of a node's workers, or the end of what they wrote; see `StacksRequest`."""
 
     number: int
     round: int
+    about: About = About.STACKS
     ranks: tuple[int, ...] | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogsAsked(StacksAsked):
-    """Somebody wants to see the end of what a node's workers have written; answered as `StacksAsked` is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,12 +149,12 @@ class Directive:
     stays: bool | None = None
     hang_timeout_s: float | None = None
     notice_s: float = 0.0
-    stacks: StacksAsked | None = None
-    logs: LogsAsked | None = None
+    stacks: Asked | None = None
+    logs: Asked | None = None
     notice: StopNotice | None = None
     warnings: tuple[Reason, ...] | None = None
 
     @property
     def why(self) -> str:
         """Why it says that, with what is left of each wait."""
-        return shown(self.reason, Clock(self.clock))
+        return shown(self.reason, self.clock)

@@ -5,7 +5,7 @@ who, what, and what to do next.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class HetError(Exception):
@@ -14,6 +14,10 @@ class HetError(Exception):
     code: ClassVar[str] = "error"
     status: ClassVar[int] = 500
     field: str | None = None
+
+    def __init__(self, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field or self.field
 
     def __init_subclass__(cls, code: str | None = None, status: int | None = None) -> None:
         """A class that names no `code` or `status` has those of its base."""
@@ -29,10 +33,6 @@ class Refused(HetError, code="refused", status=409):
 
 class InvalidSpec(Refused, code="invalid_spec", status=422):
     """Bounds contradict each other."""
-
-    def __init__(self, message: str, field: str | None = None) -> None:
-        super().__init__(message)
-        self.field = field
 
 
 SCRIPT = "script"
@@ -67,7 +67,9 @@ class SpecConflict(Refused, code="spec_conflict"):
 
 
 class StaleRound(Refused, code="stale_round"):
-    """The report is about a round that is over: it is a duplicate, or moot."""
+    """The report is about a round that is over: it is a duplicate, or moot. `directive`: what its node has to do."""
+
+    directive: Any = None
 
 
 class StaleIncarnation(Refused, code="stale_incarnation"):
@@ -78,16 +80,8 @@ class NodeIdInUse(Refused, code="node_id_in_use"):
     """The agent that has this node id is alive."""
 
 
-class NotMaster(Refused, code="not_master"):
-    """Only the master of the round may ask for this."""
-
-
 class DaemonRefused(Refused, code="daemon_refused"):
-    """The daemon is not orted, the node's agent runs none, or it runs another one in this round."""
-
-
-class GroupFinished(Refused, code="group_finished"):
-    """The group's job is over, so the request makes no sense any more."""
+    """Not the master asks, the daemon is not orted, the node's agent runs none, or another one in this round."""
 
 
 class GroupFinishing(Refused, code="group_finishing"):
@@ -106,16 +100,12 @@ class NoRound(Refused, code="no_round"):
     """There are no workers now."""
 
 
-class UnknownRank(Refused, code="unknown_rank", status=404):
-    """The round has no such rank."""
+class NotFound(Refused, code="not_found", status=404):
+    """The round has no such rank, or the job no complete snapshot of that step."""
 
 
-class TooManyGroups(Refused, code="too_many_groups"):
-    """The server has reached its limit of groups."""
-
-
-class TooManyNodes(Refused, code="too_many_nodes"):
-    """The group has reached its limit of live nodes."""
+class TooMany(Refused, code="too_many"):
+    """The server has reached its limit of groups, or the group that of live nodes."""
 
 
 # -- requests that the server refuses before any group sees them --------------------------------------------

@@ -15,7 +15,6 @@ from hetrdzv.protocol.snapshots import SafeShown
 from hetrdzv.protocol.stacks import Stack
 from hetrdzv.protocol.states import HANGS
 from hetrdzv.protocol.texts.ids import natural_key
-from hetrdzv.protocol.texts.times import Clock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +144,7 @@ class GroupSummary:
     @property
     def why(self) -> str:
         """Why it stands where it stands, with what is left of each wait."""
-        return shown(self.reason, Clock(self.clock))
+        return shown(self.reason, self.clock)
 
     @property
     def shown_state(self) -> str:
@@ -154,22 +153,14 @@ class GroupSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnreachableReply:
-    """A node that could not reach a master, which will not become its master again."""
-
-    node_id: str
-    master: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupReply(GroupSummary):
-    """`GET /v1/groups/{g}`: everything about a group."""
+    """`GET /v1/groups/{g}`: everything about a group; `unreachable` has nodes, each with a master it cannot reach."""
 
     spec: Mapping[str, Any]
     current_round: RoundReply | None
     nodes: tuple[NodeReply, ...]
     drained: tuple[str, ...]
-    unreachable: tuple[UnreachableReply, ...] = ()
+    unreachable: tuple[tuple[str, str], ...] = ()
     next_step: str = ""
     warnings: tuple[Reason, ...] = ()
     root_cause: RootCause | None = None

@@ -9,7 +9,6 @@ from hetrdzv.protocol.reasons.reason import Reason, shown
 from hetrdzv.protocol.reasons.waiting import ended
 from hetrdzv.protocol.states import OVER
 from hetrdzv.protocol.texts.phrasing import names
-from hetrdzv.protocol.texts.times import Clock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +49,7 @@ def sentences(plan: Plan) -> Iterator[str]:
     if plan.restarted:
         yield f"Workers of {names(plan.restarted)} are stopped and started again."
     if not plan.world_size:
-        yield f"Then no round runs: {shown(plan.reason, Clock(plan.clock))}."
+        yield f"Then no round runs: {shown(plan.reason, plan.clock)}."
     elif plan.round == plan.was_round:
         yield f"Round {plan.round} goes on."
     else:

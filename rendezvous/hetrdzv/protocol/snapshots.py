@@ -11,7 +11,6 @@ from typing import Annotated
 from annotated_types import Ge, Le, MaxLen
 
 from hetrdzv.protocol.bounds import Body, Count, Id, Positive, Rank, ShortText, at_most
-from hetrdzv.protocol.errors import Refused
 from hetrdzv.protocol.settings import MAX_SLOTS, MAX_WORLD_SIZE
 from hetrdzv.protocol.texts.who import NOBODY, Nodes
 
@@ -288,11 +287,7 @@ class SafeShown:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UseRequest(Body):
+class UseSnapshot(Body):
     """`POST /v1/groups/{g}/snapshots`: the next round begins from the newest complete snapshot of this step."""
 
     step: Count
-
-
-class NoSuchSnapshot(Refused, code="no_such_snapshot"):
-    """There is no complete snapshot of that step."""

@@ -78,20 +78,14 @@ def shares(one: int, other: int, most: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StacksRequest(Body):
-    """`POST /v1/groups/{g}/nodes/{n}/stacks`: an agent's answer to what `StacksAsked` or `LogsAsked` asks."""
+    """`POST /v1/groups/{g}/nodes/{n}/stacks`: an agent's answer to what is `Asked`.
+
+    To `/logs`: a round is over for an agent, and this is the end of what its workers wrote. `number` is that round's.
+    """
 
     incarnation: Id
     number: Whole
     stacks: Annotated[tuple[Stack, ...], at_most(MAX_SLOTS)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogsRequest(Body):
-    """`POST /v1/groups/{g}/nodes/{n}/logs`: a round is over for an agent, and this is the end of its workers' logs."""
-
-    incarnation: Id
-    round: Whole
-    logs: Annotated[tuple[Stack, ...], at_most(MAX_SLOTS)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,6 @@
 """The words for states and kinds: what groups, nodes, rounds, reports and directives can be."""
 
 from enum import StrEnum
-from typing import Literal
 
 EXIT_FAILED = 1
 EXIT_CANCELLED = 3
@@ -50,21 +49,8 @@ class NodePhase(StrEnum):
         return self in (NodePhase.LOST, NodePhase.LEFT)
 
 
-NodeState = Literal[
-    "ready",
-    "not_ready",
-    "spare",
-    "starting",
-    "running",
-    "succeeded",
-    "failed",
-    "stopping",
-    "suspect",
-    "drained",
-    "lost",
-    "left",
-]
-"""A node's state as people see it."""
+NODE_STATES = (*NodePhase, "not_ready", "spare", "stopping", "suspect", "drained")
+"""A node's states as people see them."""
 
 
 class EndKind(StrEnum):

@@ -2,7 +2,7 @@
 
 from hetrdzv.core.commands import Command, Drain, Join
 from hetrdzv.core.model import Group
-from hetrdzv.protocol.errors import TooManyGroups, TooManyNodes
+from hetrdzv.protocol.errors import TooMany
 from hetrdzv.service.ledger import Ledger
 from hetrdzv.settings import Limits
 
@@ -10,7 +10,7 @@ from hetrdzv.settings import Limits
 def require_room(ledger: Ledger, limits: Limits) -> None:
     """Check that one more group may be made."""
     if not ledger.has_room(limits.max_groups):
-        raise TooManyGroups(
+        raise TooMany(
             f"this server keeps {limits.max_groups} groups and may keep no more: delete some (hetctl delete GROUP), "
             f"or start hetserver with a shorter --keep-finished"
         )
@@ -28,7 +28,7 @@ def require_places(group: Group, command: Command, limits: Limits) -> None:
         case _:
             return
     if full:
-        raise TooManyNodes(f"group '{group.group_id}' may have {most} nodes and no more: use another group")
+        raise TooMany(f"group '{group.group_id}' may have {most} nodes and no more: use another group")
 
 
 def is_outdated(group: Group, used_at: float | None, now: float, limits: Limits) -> bool:

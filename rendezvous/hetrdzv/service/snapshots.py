@@ -4,24 +4,17 @@ from hetrdzv.core.commands import DeclareSnapshots
 from hetrdzv.core.snapshots import complete_in_memory
 from hetrdzv.core.snapshots.copies import copy_for
 from hetrdzv.protocol.errors import StaleRound
-from hetrdzv.protocol.snapshots import SnapshotsReply, SnapshotsRequest
+from hetrdzv.protocol.snapshots import SnapshotsReply
 from hetrdzv.service.service import Service
 
 
-async def declare(service: Service, group_id: str, node_id: str, request: SnapshotsRequest) -> SnapshotsReply:
+async def declare(service: Service, group_id: str, command: DeclareSnapshots) -> SnapshotsReply:
     """Keep what a member holds, and say what all nodes of its group do."""
-    command = DeclareSnapshots(
-        node_id=node_id,
-        incarnation=request.incarnation,
-        round=request.round,
-        holdings=request.holdings,
-    )
     await service.execute(group_id, command)
-    group = service.group(
-        group_id
-    )  # as of this turn: what all hold is looked at once for all who have told in it
-    node, current = group.nodes.get(node_id), group.active_round
-    if node is None or current is None or current.number != request.round:  # it has ended in the same turn
-        raise StaleRound(f"round {request.round} of group '{group_id}' has ended")
+    # as of this turn: what all hold is looked at once for all who have told in it
+    group = service.group(group_id)
+    node, current = group.nodes.get(command.node_id), group.active_round
+    if node is None or current is None or current.number != command.round:  # it has ended in the same turn
+        raise StaleRound(f"round {command.round} of group '{group_id}' has ended")
     complete = complete_in_memory(group)
     return SnapshotsReply(complete=complete, copy=copy_for(group, node, complete))

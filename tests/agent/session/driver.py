@@ -22,14 +22,13 @@ from hetagent.session.requests import (
     round_report,
 )
 from hetagent.session.session import Session
-from hetrdzv.api.routes.agents import join_command
 from hetrdzv.core import commands
 from hetrdzv.core.directive import directive
 from hetrdzv.core.group import empty
 from hetrdzv.core.invariants import check
 from hetrdzv.core.model import Group
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.directive import Directive, StacksAsked
+from hetrdzv.protocol.directive import Asked, Directive
 from hetrdzv.protocol.errors import (
     HetError,
     Problem,
@@ -42,7 +41,7 @@ from hetrdzv.protocol.errors import (
 from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.progress import NodeProgress
 from hetrdzv.protocol.requests import JoinRequest, SpecFields
-from hetrdzv.protocol.stacks import LogsRequest, StacksRequest
+from hetrdzv.protocol.stacks import StacksRequest
 from hetrdzv.protocol.states import ReportKind
 
 REFUSED = Unreachable("no server answers (http://h:1: connection refused)")
@@ -63,8 +62,8 @@ class Server:
         self.refuses_progress = False
         self.progress: list[NodeProgress] = []
         self.stacks: list[StacksRequest] = []
-        self.logs: list[LogsRequest] = []
-        self.asks: StacksAsked | None = None
+        self.logs: list[StacksRequest] = []
+        self.asks: Asked | None = None
 
     def do(self, command: commands.Command, now: float, group_id: str = "g") -> None:
         """Apply a command."""
@@ -112,7 +111,7 @@ class Server:
                     self.logs.append(logs)
                     return None
                 case Join(body=body):
-                    self.do(join_command(node_id, body), now, group_id)
+                    self.do(commands.Join(node_id=node_id, **codec.fields_of(body)), now, group_id)
                 case Poll(incarnation=incarnation):
                     self.do(commands.Renew(node_id, incarnation, request.after), now, group_id)
                     return self._polled(request.progress, node_id, now, group_id)

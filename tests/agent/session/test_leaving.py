@@ -9,8 +9,8 @@ from hetagent.monitor.watcher import LOGS
 from hetagent.session.requests import Join, Leave, Poll, Report, SendReport
 from hetagent.session.session import LAST_REPORTS_S
 from hetrdzv.core import commands
-from hetrdzv.protocol.reasons import departures
-from hetrdzv.protocol.stacks import LogsRequest, Stack
+from hetrdzv.protocol.reasons import ends
+from hetrdzv.protocol.stacks import Stack, StacksRequest
 
 
 def test_leaving_is_reported_and_no_join_follows(bench: Bench) -> None:
@@ -18,7 +18,7 @@ def test_leaving_is_reported_and_no_join_follows(bench: Bench) -> None:
     bench.started()
     bench.session.leaving("SIGTERM", bench.now)
     bench.pump()
-    assert bench.group.nodes["a"].leaving == departures.agent_left("SIGTERM")
+    assert bench.group.nodes["a"].leaving == ends.agent_left("SIGTERM")
     assert bench.kinds == [("start", 1), ("stop", 1)]
     count = sum(isinstance(request, Join) for request in bench.sent)
     bench.ready(1)
@@ -28,7 +28,7 @@ def test_leaving_is_reported_and_no_join_follows(bench: Bench) -> None:
     bench.session.leave("its agent got SIGTERM", bench.now)
     bench.pump()
     assert bench.session.finished
-    assert bench.group.nodes["a"].departure_reason == departures.agent_left("its agent got SIGTERM")
+    assert bench.group.nodes["a"].departure_reason == ends.agent_left("its agent got SIGTERM")
 
 
 def test_a_start_that_comes_while_leaving_is_not_told(bench: Bench) -> None:
@@ -51,7 +51,7 @@ def test_leaving_before_the_first_join_is_silent(bench: Bench) -> None:
 
 
 def last_words(number: int = 1) -> Report[None]:
-    return Report(LOGS, partial(LogsRequest, round=number, logs=(Stack(rank=0, text="boom"),)))
+    return Report(LOGS, partial(StacksRequest, number=number, stacks=(Stack(rank=0, text="boom"),)))
 
 
 @pytest.mark.parametrize("refuses_progress", [False, True])

@@ -63,7 +63,7 @@ def test_only_news_are_logged(clock: Clock) -> None:
         "waiting: 2 of 3 nodes ready (a, b)",
         "waiting: 1 of 2 nodes ready (a)",
     ]
-    assert told[0].endswith(", 1 min 0 s from now")
+    assert told[0].endswith("at most 1 min 0 s more")
     wait.update(answer(both), leaving=True)
     assert len(told) == 3
 

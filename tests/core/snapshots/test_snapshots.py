@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from hetrdzv.core import snapshots
-from hetrdzv.core.commands import DeclareSnapshots, Leave, UseSnapshot
+from hetrdzv.core.commands import DeclareSnapshots, Leave
 from hetrdzv.core.invariants import violations
 from hetrdzv.core.model import Node
 from hetrdzv.core.rounds.transitions import GONE_NODES_KEPT
 from hetrdzv.core.snapshots import complete_in_memory, found
 from hetrdzv.core.snapshots.complete import gathered, missing
 from hetrdzv.core.snapshots.sources import MOST_WHOLE, for_member
-from hetrdzv.protocol.errors import NodeIdInUse, StaleIncarnation, StaleRound
+from hetrdzv.protocol.errors import NodeIdInUse, NotFound, StaleIncarnation, StaleRound
 from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.reasons.snapshots import (
     began_from_snapshot,
@@ -27,12 +27,12 @@ from hetrdzv.protocol.snapshots import (
     Chosen,
     Held,
     Holdings,
-    NoSuchSnapshot,
     NotWritten,
     OnDisk,
     RankPart,
     Source,
     Stamp,
+    UseSnapshot,
 )
 from hetrdzv.protocol.texts.who import NOBODY, Nodes, Ranks
 from tests.core.driver import Story, bare
@@ -369,10 +369,10 @@ def test_a_person_chooses_and_newer_ones_are_undone() -> None:
 
 def test_what_is_not_there_cannot_be_chosen() -> None:
     job = Job().begin()
-    with pytest.raises(NoSuchSnapshot, match="no complete snapshot of step 5; there is none"):
+    with pytest.raises(NotFound, match="no complete snapshot of step 5; there is none"):
         job.do(UseSnapshot(step=5))
     job.declare("a", job.holds(held(90), held(100), held(5, whole=False)))
-    with pytest.raises(NoSuchSnapshot, match="step 5; there are those of step 100, 90"):
+    with pytest.raises(NotFound, match="step 5; there are those of step 100, 90"):
         job.do(UseSnapshot(step=5))
 
 

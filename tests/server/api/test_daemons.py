@@ -53,7 +53,7 @@ async def test_the_open_poll_of_the_member_is_answered_with_its_daemon() -> None
     [
         ("b", {"round": 2}, 409, "stale_round"),
         ("b", {"incarnation": "0"}, 409, "stale_incarnation"),
-        ("a", {"master": "b"}, 409, "not_master"),
+        ("a", {"master": "b"}, 409, "daemon_refused"),
         ("b", {"master": "x"}, 404, "unknown_node"),
         ("a", {}, 404, "unknown_node"),
         ("x", {}, 404, "unknown_node"),

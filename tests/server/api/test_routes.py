@@ -154,7 +154,7 @@ async def test_the_group_shows_who_could_not_reach_which_master() -> None:
         report = {"incarnation": "1", "round": 1, "kind": "master_unreachable", "message": "timed out"}
         await client.post(f"{NODES}/b/report", json=report)
         group = (await client.get("/v1/groups/g")).json()
-        assert group["unreachable"] == [{"node_id": "b", "master": "a"}]
+        assert group["unreachable"] == [["b", "a"]]
 
 
 async def test_leave_drain_and_undrain() -> None:

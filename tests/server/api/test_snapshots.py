@@ -181,7 +181,7 @@ async def test_people_see_what_there_is_and_choose() -> None:
             "undone": False,
         }
         refused = await client.post(f"{GROUP}/snapshots", json={"step": 24})
-        assert (refused.status_code, refused.json()["code"]) == (409, "no_such_snapshot")
+        assert (refused.status_code, refused.json()["code"]) == (404, "not_found")
         reply = (await client.post(f"{GROUP}/snapshots", json={"step": 8})).json()
         assert (reply["next"], reply["wanted"]) == ({"round": 1, "step": 8, "origin": None}, True)
         await fail(client, 1, both)

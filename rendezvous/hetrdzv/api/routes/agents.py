@@ -18,9 +18,8 @@ from hetrdzv.api.dependencies import (
     Requires,
     Wait,
 )
-from hetrdzv.api.errors import StaleReport
 from hetrdzv.auth.tokens import Role
-from hetrdzv.core.commands import Join, Leave, Renew, Report, StartDaemon
+from hetrdzv.core.commands import DeclareSnapshots, Join, Leave, Renew, Report, StartDaemon
 from hetrdzv.core.memo import cached
 from hetrdzv.core.model import Group
 from hetrdzv.core.rounds.transitions import require_speaker
@@ -32,7 +31,7 @@ from hetrdzv.protocol.progress import NodeProgress, PollRequest
 from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.requests import DaemonRequest, JoinRequest, ReportRequest, refusal
 from hetrdzv.protocol.snapshots import SnapshotsReply, SnapshotsRequest
-from hetrdzv.protocol.stacks import LogsRequest, StacksRequest
+from hetrdzv.protocol.stacks import StacksRequest
 from hetrdzv.service import snapshots
 from hetrdzv.service.polls.polls import Polls, Told, tell
 from hetrdzv.service.polls.watchers import Caller
@@ -64,7 +63,9 @@ async def join(
         asked = "a command in the spec of a join, which other nodes would run,"
         request.state.grant.check(Role.ADMIN, group_id, asked)
     try:
-        return await _answer_poll(request, group_id, join_command(node_id, body), None, wait)
+        return await _answer_poll(
+            request, group_id, Join(node_id=node_id, **codec.fields_of(body)), None, wait
+        )
     except SpecConflict as conflict:
         request.state.polls.service.refusals.note(group_id, node_id, conflict.conflict)
         raise
@@ -161,7 +162,8 @@ async def report(
     polls: CurrentPolls, group_id: Id, node_id: Id, body: Annotated[ReportRequest, AGENTS]
 ) -> Response:
     """Report on a member's workers. A report on an older round gets 409 and the current directive."""
-    return await _answer_member(polls, group_id, node_id, body.incarnation, report_command(node_id, body))
+    command = Report(node_id=node_id, **codec.fields_of(body))
+    return await _answer_member(polls, group_id, node_id, body.incarnation, command)
 
 
 @router.post("/daemon", response_model=Directive)
@@ -182,7 +184,8 @@ async def _answer_member(
     try:
         await polls.execute(group_id, command)
     except StaleRound as error:
-        raise StaleReport(str(error), tell(polls.service, group_id, speaker, incarnation)[1]) from None
+        error.directive = tell(polls.service, group_id, speaker, incarnation)[1]
+        raise
     return _directive(tell(polls.service, group_id, speaker, incarnation))
 
 
@@ -197,12 +200,12 @@ async def send_stacks(
 
 @router.post("/logs", status_code=204, response_class=Response)
 async def send_logs(
-    service: CurrentService, group_id: Id, node_id: Id, body: Annotated[LogsRequest, AGENTS]
+    service: CurrentService, group_id: Id, node_id: Id, body: Annotated[StacksRequest, AGENTS]
 ) -> None:
     """The workers of a node are gone: the end of what those of a round have written, for later."""
     group = service.group(group_id)
     require_speaker(group, node_id, body.incarnation)
-    service.post_mortems.add_logs(group, node_id, body.round, body.logs)
+    service.post_mortems.add_logs(group, node_id, body.number, body.stacks)
 
 
 @router.post("/snapshots", response_model=SnapshotsReply)
@@ -210,7 +213,8 @@ async def declare_snapshots(
     service: CurrentService, group_id: Id, node_id: Id, body: Annotated[SnapshotsRequest, AGENTS]
 ) -> Response:
     """What a member holds has changed while its round runs; answers what all nodes hold together."""
-    return _json(codec.write(await snapshots.declare(service, group_id, node_id, body)))
+    command = DeclareSnapshots(node_id=node_id, **codec.fields_of(body))
+    return _json(codec.write(await snapshots.declare(service, group_id, command)))
 
 
 @router.delete("", status_code=204, response_class=Response)
@@ -225,16 +229,3 @@ async def leave(
     """The agent leaves; its workers are gone."""
     going = Leave(node_id=node_id, incarnation=incarnation, why=reason, died=bool(died))
     await service.execute(group_id, going)
-
-
-# -- requests to commands ------------------------------------------------------------------------------------
-
-
-def join_command(node_id: str, body: JoinRequest) -> Join:
-    """A join, or ready for the next round."""
-    return Join(node_id=node_id, **codec.fields_of(body))
-
-
-def report_command(node_id: str, body: ReportRequest) -> Report:
-    """A report."""
-    return Report(node_id=node_id, **codec.fields_of(body))

@@ -21,13 +21,13 @@ from hetrdzv.api.dependencies import (
 )
 from hetrdzv.api.workers import shown
 from hetrdzv.auth.tokens import Role
-from hetrdzv.core.commands import Drain, Put, Restart, Undrain, UseSnapshot
+from hetrdzv.core.commands import Drain, Put, Restart, Undrain
 from hetrdzv.protocol.bounds import MAX_NUMBER, Id
 from hetrdzv.protocol.pages import EventsReply, GroupReply, GroupsReply, StacksReply
 from hetrdzv.protocol.plans import Changes, Plan
 from hetrdzv.protocol.requests import SpecFields
 from hetrdzv.protocol.rounds import RoundsReply
-from hetrdzv.protocol.snapshots import SnapshotsShown, UseRequest
+from hetrdzv.protocol.snapshots import SnapshotsShown, UseSnapshot
 from hetrdzv.protocol.stacks import About
 
 READ, ADMIN = [Depends(Requires(Role.READ))], [Depends(Requires(Role.ADMIN))]
@@ -147,10 +147,10 @@ async def list_snapshots(service: CurrentService, group_id: Id) -> Response:
 
 @router.post("/{group_id}/snapshots", response_model=SnapshotsShown, dependencies=ADMIN)
 async def use_snapshot(
-    service: CurrentService, group_id: Id, body: Annotated[UseRequest, PEOPLES]
+    service: CurrentService, group_id: Id, body: Annotated[UseSnapshot, PEOPLES]
 ) -> Response:
     """Have the next round begin from a snapshot, in place of the newest one; newer ones are undone then."""
-    group = await service.execute(group_id, UseSnapshot(step=body.step))
+    group = await service.execute(group_id, body)
     return await views.made(len(group.nodes), lambda: snapshots.shown(group))
 
 

@@ -17,7 +17,7 @@ from hetrdzv.protocol.pages import GroupReply
 from hetrdzv.protocol.plans import Changes, sentences
 from hetrdzv.protocol.requests import SpecFields
 from hetrdzv.protocol.settings import SETTINGS, GroupSpec, Setting
-from hetrdzv.protocol.snapshots import UseRequest
+from hetrdzv.protocol.snapshots import UseSnapshot
 from hetrdzv.protocol.states import GroupState
 from hetrdzv.protocol.texts import typed
 from hetrdzv.protocol.texts.phrasing import count
@@ -120,7 +120,7 @@ def restart(group: str, step: int | None, dry_run: bool) -> None:
 
     async def ask(client: Client) -> GroupReply:
         if step is not None:
-            await client.use_snapshot(group, UseRequest(step=step))
+            await client.use_snapshot(group, UseSnapshot(step=step))
         return await client.restart(group)
 
     reply = call(ask)

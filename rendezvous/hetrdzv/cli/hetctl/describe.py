@@ -158,7 +158,7 @@ def _heading(group: GroupReply) -> Table:
             ("nodes", f"{where}; wanted: {_wanted(group.spec)}"),
             ("command", shlex.join(group.spec.get("command") or ())),
             ("drained", ", ".join(group.drained)),
-            ("unreachable", ", ".join(f"{pair.master} from {pair.node_id}" for pair in group.unreachable)),
+            ("unreachable", ", ".join(f"{master} from {node_id}" for node_id, master in group.unreachable)),
         ]
     )
 

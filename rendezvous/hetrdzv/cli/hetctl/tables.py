@@ -11,9 +11,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from hetrdzv.protocol.pages import Event, GroupSummary
-from hetrdzv.protocol.reasons.reason import shown
 from hetrdzv.protocol.texts.phrasing import inert
-from hetrdzv.protocol.texts.times import Clock
 
 PIPED_WIDTH = 10_000
 """Width where output is not a terminal (columns): every row stays on one line, for grep and awk."""
@@ -126,5 +124,5 @@ def local(at: str) -> str:
 
 
 def why(group: GroupSummary) -> str:
-    """Why a group stands where it stands, with this machine's clock times."""
-    return one_line(shown(group.reason, Clock(group.clock, datetime.now().astimezone())))
+    """Why a group stands where it stands."""
+    return one_line(group.why)

@@ -9,7 +9,7 @@ from hetrdzv.core.rounds.records import newest_record, time_until_end, with_reco
 from hetrdzv.core.rounds.timers import Leases, notice_until
 from hetrdzv.protocol.errors import GroupFinishing, StaleIncarnation, UnknownNode
 from hetrdzv.protocol.failure import Ended, Failure, RootCause
-from hetrdzv.protocol.reasons import departures, ends, events
+from hetrdzv.protocol.reasons import ends, events
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase
@@ -88,15 +88,13 @@ def expire(context: StepContext) -> None:
     """Mark nodes lost that missed their lease, or whose connection was cut."""
     for node, lease_s in context.leases.lapsed(context.group, context.now):
         if node.disconnected_at is None:
-            remove_node(
-                context, node, NodePhase.LOST, departures.lease_expired(lease_s), context.now - lease_s
-            )
+            remove_node(context, node, NodePhase.LOST, ends.lease_expired(lease_s), context.now - lease_s)
         else:
             remove_node(
                 context,
                 node,
                 NodePhase.LOST,
-                departures.departed(ReasonCode.CONNECTION_LOST),
+                ends.departed(ReasonCode.CONNECTION_LOST),
                 node.disconnected_at,
             )
 
@@ -190,7 +188,7 @@ def _leaving(node_id: str, why: Reason) -> Cause:
 
 def reject(context: StepContext, node: Node) -> None:
     """Reject a node that no other host can reach; its agent is told to exit."""
-    why = departures.bad_address(context.group.group_id, node.node_id, node.address)
+    why = ends.bad_address(context.group.group_id, node.node_id, node.address)
     context.change_node(
         node,
         rejected=why,

@@ -9,7 +9,7 @@ from dataclasses import replace
 from hashlib import blake2s
 from typing import Any
 
-from hetrdzv.core.commands import DeclareSnapshots, Report, UseSnapshot
+from hetrdzv.core.commands import DeclareSnapshots, Report
 from hetrdzv.core.memo import cached
 from hetrdzv.core.model import Group, Node, Round
 from hetrdzv.core.rounds.transitions import StepContext, require_speaker
@@ -24,10 +24,10 @@ from hetrdzv.core.snapshots.complete import (
 )
 from hetrdzv.core.snapshots.sources import chosen_from, for_member
 from hetrdzv.protocol.directive import Member
-from hetrdzv.protocol.errors import GroupFinished, StaleRound
+from hetrdzv.protocol.errors import NotFound, Refused, StaleRound
 from hetrdzv.protocol.reasons import snapshots as reasons
 from hetrdzv.protocol.reasons.reason import Reason
-from hetrdzv.protocol.snapshots import Kept, NoSuchSnapshot, Stamp
+from hetrdzv.protocol.snapshots import Kept, Stamp, UseSnapshot
 from hetrdzv.protocol.texts.who import Nodes
 
 MOST_SERVES_S = 600.0
@@ -271,11 +271,11 @@ def use(context: StepContext, command: UseSnapshot) -> None:
     """A person chooses the snapshot from which the next round begins."""
     group = context.group
     if group.state.terminal:
-        raise GroupFinished(f"group '{group.group_id}' has already {group.state}: no round follows")
+        raise Refused(f"group '{group.group_id}' has already {group.state}: no round follows")
     complete = [one.stamp for one in gathered(group) if not one.lack]
     stamp = next((one for one in complete if one.step == command.step), None)
     if stamp is None or group.snapshots is None:
-        raise NoSuchSnapshot(
+        raise NotFound(
             f"group '{group.group_id}' has no complete snapshot of step {command.step}; {_there_are(complete)}"
         )
     if group.snapshots.wanted != stamp:

@@ -1,7 +1,7 @@
 """Why something is as it is, or what has happened: a code for programs, a message for people, and fields.
 
 Programs compare codes and read fields; nobody parses a message. `since` and `until` are on the server's clock, and a
-reply that has any says what that clock reads: whoever shows a reason subtracts (texts/times.py).
+reply that has any says what that clock reads: whoever shows a reason subtracts.
 """
 
 from collections.abc import Iterable, Mapping
@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from hetrdzv.protocol.bounds import Seconds
 from hetrdzv.protocol.texts.phrasing import inert
-from hetrdzv.protocol.texts.times import Clock, lasted
+from hetrdzv.protocol.texts.times import lasted
 from hetrdzv.protocol.texts.who import NOBODY, Nodes, RankRange, Ranks
 
 MOST_CHARACTERS = 300
@@ -182,15 +182,17 @@ def reason(
     )
 
 
-def shown(of: Reason, clock: Clock) -> str:
+def shown(of: Reason, now: float) -> str:
     """Why something is as it is, with what is left of each wait, and with the end of the last round."""
-    return "; ".join([of.message, *beside(of, clock)])
+    return "; ".join([of.message, *beside(of, now)])
 
 
-def beside(of: Reason, clock: Clock) -> list[str]:
+def beside(of: Reason, now: float) -> list[str]:
     """What is shown after a reason's message: its times, and the end of the last round."""
-    times = [f"for {lasted(max(0.0, clock.now - of.since))}"] if of.since is not None else []
-    times += [clock.at_most(of.until)] if of.until is not None else []
+    times = [f"for {lasted(max(0.0, now - of.since))}"] if of.since is not None else []
+    if of.until is not None:
+        left = round(max(0.0, of.until - now))
+        times.append(f"at most {lasted(left) if left >= 60 else f'{left} s'} more")
     parts = [", ".join(times)] if times else []
     if of.cause is not None and of.cause.round is not None:
         parts.append(f"round {of.cause.round} ended ({of.cause})")

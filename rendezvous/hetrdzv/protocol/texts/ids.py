@@ -30,13 +30,5 @@ def checked_id(value: str) -> str:
 
 @lru_cache(maxsize=1 << 15)
 def natural_key(name: str) -> tuple[str, str]:
-    """Sort key that puts `gpu2` before `gpu10`; no two names have the same.
-
-    In it each number has its length before it, since the longer of two is larger, and sorts before any other text.
-    """
-    return re.sub(r"\d+", _measured, name), name
-
-
-def _measured(match: re.Match[str]) -> str:
-    number = str(int(match[0]))
-    return f"\0{chr(len(number))}{number}"
+    """Sort key that puts `gpu2` before `gpu10`, since all numbers are made as long; no two names have the same."""
+    return re.sub(r"\d+", lambda number: number[0].lstrip("0").rjust(MAX_ID_LENGTH, "\0"), name), name

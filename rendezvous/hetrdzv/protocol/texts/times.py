@@ -1,34 +1,4 @@
-"""Moments and durations: how a countdown looks, clock times, how long ago something was."""
-
-from dataclasses import dataclass
-from datetime import datetime, timedelta
-
-
-@dataclass(frozen=True, slots=True)
-class Clock:
-    """What clocks read when a sentence is made."""
-
-    now: float
-    here: datetime | None = None
-
-    def left(self, until: float) -> str:
-        """How long it is until a moment, to the second: `42 s`, `9 min 58 s`."""
-        seconds = round(max(0.0, until - self.now))
-        return f"{seconds} s" if seconds < 60 else lasted(seconds)
-
-    def at_most(self, until: float) -> str:
-        """`at most 9 min 58 s more`, or `until 14:03:10, 9 min 58 s from now`."""
-        left = self.left(until)
-        return f"at most {left} more" if self.here is None else f"until {self._time(until)}, {left} from now"
-
-    def _time(self, moment: float) -> str:
-        assert self.here is not None
-        return clock_time(self.here + timedelta(seconds=max(0, round(moment - self.now))), self.here)
-
-
-def clock_time(at: datetime, now: datetime) -> str:
-    """A moment as `14:03:10`, with the date in front unless it is today's."""
-    return at.strftime("%H:%M:%S" if at.date() == now.date() else "%Y-%m-%d %H:%M:%S")
+"""Durations, and how long ago something was."""
 
 
 def ago(seconds: float) -> str:

@@ -124,10 +124,18 @@ def flags() -> Mapping[str, set[str]]:
     return {"hetagent": hetagent_s, "hetserver": flags_of(hetserver.main), "hetctl": flags_of(hetctl.cli)}
 
 
+def flag_of(setting: str) -> str:
+    """The flag of a setting of a group, if it has one."""
+    flag = re.sub("^--(min|max)-(nodes|world)", r"--\2", f"--{setting.replace('_', '-')}")
+    return flag.replace("--nodes", "--nnodes")
+
+
 def check_flags(text: str, program: str, there: AbstractSet[str]) -> list[str]:
-    """The flags in the first cells of a program's tables are exactly its flags."""
+    """The flags in the first cells of a program's tables are exactly its flags but for those of settings."""
     first = [row[0] for row in rows(section(text, program))]
     told = {word for word in quoted(first) if word.startswith("-")}
+    settings = {flag_of(name) for name in SETTINGS}
+    there, told = there - settings, told - settings
     return differences(f"{program}'s flag", f"docs/flags.md, {program}", told, there)
 
 
@@ -284,10 +292,7 @@ def check_spec(text: str) -> list[str]:
             wrong.append(f"the default of {name} is {shown(getattr(spec, name))}, not {default}")
         if told != bounds.get(name, told):
             wrong.append(f"the range of {name} is {bounds[name]}, not {told}")
-        flag = re.sub("^--(min|max)-(nodes|world)", r"--\2", f"--{name.replace('_', '-')}")
-        if (flag.replace("--nodes", "--nnodes") in flags()["hetagent"]) == table[name][-1].endswith(
-            "no flag"
-        ):
+        if (flag_of(name) in flags()["hetagent"]) == table[name][-1].endswith("no flag"):
             wrong.append(f"{name} has a flag, or has none")
     return wrong
 

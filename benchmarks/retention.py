@@ -63,7 +63,7 @@ async def etcd(folder: Path) -> AsyncIterator[tuple[StateStore, Size]]:
                 member.ask("kv/compaction", revision=revision, physical=True)
                 return int(member.ask("maintenance/status")["dbSizeInUse"])
 
-            yield EtcdStore(client, term.fence), size
+            yield EtcdStore(client, term), size
         finally:
             await client.close()
 

@@ -213,7 +213,7 @@ def test_a_stall_is_not_stored() -> None:
     bare = story.group
     stalled(story, for_s=60)
     assert changes(bare, story.group) == ({}, set())
-    stored = restore(changes(None, story.group)[0], story.now)["g"].group
+    stored = restore(changes(None, story.group)[0], story.now).groups["g"]
     assert stored.round == bare.round
 
 

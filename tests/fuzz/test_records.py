@@ -89,8 +89,8 @@ def assert_holds(found: Any, wrote: Any, place: str) -> None:
 @pytest.mark.parametrize("name", WRITTEN)
 def test_what_a_release_wrote_is_read(name: str) -> None:
     wrote = {key: record.encode() for key, record in WRITTEN[name]["records"].items()}
-    ((group_id, restored),) = restore(wrote, NOW).items()
-    group = restored.group
+    restored = restore(wrote, NOW)
+    ((group_id, group),) = restored.groups.items()
     check(group)
     assert told(group, NOW) == WRITTEN[name]["told"]
     views.group_reply(group, NOW, lambda node: node.heard_at)
@@ -105,7 +105,7 @@ def test_what_a_release_wrote_is_read(name: str) -> None:
             case ["rounds", number]:
                 place = next(each for each in found["records"] if each["number"] == int(number))
             case ["events", number]:
-                place = as_json(asdict(restored.events[int(number) - 1]))
+                place = as_json(asdict(restored.events[group_id][int(number) - 1]))
         given = {name: each for name, each in json.loads(record).items() if name != "v"}
         assert_holds(place, given, f"{group_id}:{key}")
 
@@ -130,12 +130,12 @@ def read(stored: dict[str, bytes], key: str) -> None:
         if not said.startswith((f"record {key} is malformed", f"record {key} has version")):
             raise
         return
-    for restored in found.values():
+    for group in found.groups.values():
         try:
-            check(restored.group)
+            check(group)
         except InvariantError:
             continue  # the ledger refuses it
-        live_with(restored.group)
+        live_with(group)
 
 
 def live_with(group: Group) -> None:

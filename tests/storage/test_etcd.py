@@ -19,9 +19,9 @@ from hetrdzv.protocol.errors import StorageError
 from hetrdzv.storage.base import Batch, NothingWritten, Snapshot
 from hetrdzv.storage.etcd.access import EtcdAccess, InvalidEtcd, access_from, parse_url
 from hetrdzv.storage.etcd.client import Etcd, EtcdAway, EtcdRefused, put
-from hetrdzv.storage.etcd.election import Term, campaign, who_leads
+from hetrdzv.storage.etcd.election import Deposed, Term, campaign, who_leads
 from hetrdzv.storage.etcd.store import LARGE as LARGE_VALUE
-from hetrdzv.storage.etcd.store import MAX_OPERATIONS, Deposed, EtcdStore
+from hetrdzv.storage.etcd.store import MAX_OPERATIONS, EtcdStore
 from hetrdzv.storage.records import restore
 from tests.support.certificates import Tls
 from tests.support.etcd import VERSIONS, EtcdCluster, alarm, fill, make_room, make_tls
@@ -94,7 +94,7 @@ class Cluster:
             await wire.revoke(found.lease, within_s=5.0)
         term = await campaign(wire, "http://test:1", LEASE_S)
         assert term is not None
-        return wire, term, EtcdStore(wire, term.fence)
+        return wire, term, EtcdStore(wire, term)
 
     async def found(self) -> Snapshot:
         """What the next leader finds."""
@@ -341,7 +341,7 @@ async def test_a_deposed_leader_writes_nothing(servers: Cluster) -> None:
     assert (await new.load()).records == {"a": b"1"}
     with pytest.raises(Deposed, match="another server leads"):
         await old.commit(batch(9.0, a=b"old", b=b"old"))
-    assert term.fence.lost.is_set()
+    assert term.lost.is_set()
     assert term.left_s() == 0.0
     await new.commit(batch(2.0, c=b"new"))
     with pytest.raises(Deposed):
@@ -364,7 +364,7 @@ async def test_who_is_deposed_gives_up_what_it_tries(servers: Cluster) -> None:
     wire.txn = hang  # type: ignore[method-assign,assignment]
     commit = asyncio.ensure_future(store.commit(batch(a=b"1")))
     await arrived.wait()
-    term.fence.lost.set()
+    term.lost.set()
     with pytest.raises(Deposed):
         await asyncio.wait_for(commit, 1.0)
     await asyncio.wait_for(store.close(), 1.0)
@@ -385,7 +385,7 @@ async def test_what_was_sent_twice_since_its_answer_was_lost_holds_once(servers:
     wire.txn = twice  # type: ignore[method-assign]
     term = await campaign(wire, "http://test:1", LEASE_S)
     assert term is not None
-    store = EtcdStore(wire, term.fence)
+    store = EtcdStore(wire, term)
     await store.commit(batch(1.0, a=b"1"))
     await store.commit(batch(2.0, a=b"2"))
     await store.commit(LARGE)
@@ -482,7 +482,7 @@ async def test_prefixes_are_worlds_of_their_own(servers: Cluster) -> None:
     wire = Wire(other)
     term = await campaign(wire, "http://test:1", LEASE_S)
     assert term is not None
-    second = EtcdStore(wire, term.fence)
+    second = EtcdStore(wire, term)
     assert (await second.load()).records == {}
     await second.commit(batch(1.0, b=b"2"))
     assert (await store.load()).records == {"a": b"1"}
@@ -630,7 +630,7 @@ async def test_users(version: str, caplog: pytest.LogCaptureFixture) -> None:
         etcd = Etcd(access)
         term = await campaign(etcd, "http://test:1", LEASE_S)
         assert term is not None
-        store = EtcdStore(etcd, term.fence)
+        store = EtcdStore(etcd, term)
         await store.commit(batch(1.0, a=b"1"))
         await store.commit(LARGE)
         member.stop()  # its tokens are gone with it

@@ -64,7 +64,7 @@ class Kept:
             del self.records[key]
 
     def restored(self, group_id: str) -> Group:
-        return restore(self.records, NOW)[group_id].group
+        return restore(self.records, NOW).groups[group_id]
 
 
 def as_restored(group: Group) -> Group:
@@ -323,7 +323,7 @@ def test_what_is_never_stored() -> None:
     assert (
         not {"heard_at", "disconnected_at", "stop_acked_at"} & record_of(stored, "groups/g/nodes/gpu0").keys()
     )
-    restored = restore(stored, NOW)["g"].group.nodes["gpu0"]
+    restored = restore(stored, NOW).groups["g"].nodes["gpu0"]
     assert (restored.heard_at, restored.disconnected_at, restored.stop_acked_at) == (NOW, None, None)
 
 
@@ -332,9 +332,7 @@ def test_groups_whose_names_begin_alike_are_apart() -> None:
     groups = [replace(full(), group_id=group_id) for group_id in ("g", "g/nodes", "g%2Fnodes", "gg", "G")]
     for group in groups:
         kept.take(None, group)
-    assert {name: found.group for name, found in restore(kept.records, NOW).items()} == {
-        group.group_id: group for group in groups
-    }
+    assert restore(kept.records, NOW).groups == {group.group_id: group for group in groups}
     for group in groups:
         own = {key for key in kept.records if key.startswith(group_prefix(group.group_id))}
         assert changes(group, None) == ({}, own)
@@ -382,8 +380,8 @@ def test_events_come_back_in_order_and_those_without_their_group_are_skipped() -
     stored |= {event_key("g", event.number): event_record(event) for event in events}
     stored |= {event_key("deleted", 1): event_record(stored_event(1))}
     found = restore(stored, NOW)
-    assert found.keys() == {"g"}
-    assert found["g"].events == (events[1], events[0], events[2])
+    assert found.groups.keys() == {"g"}
+    assert found.events == {"g": [events[1], events[0], events[2]]}
 
 
 # -- other versions ------------------------------------------------------------------------------------------
@@ -429,7 +427,7 @@ def test_every_record_has_a_version_and_a_newer_one_is_named(key: str) -> None:
 
 def test_a_record_from_before_a_field_gets_its_default() -> None:
     without = {"labels": ..., "leaving": ..., "script_port": ..., "weight": ...}
-    node = restore(edited("groups/g/nodes/gpu0", **without), NOW)["g"].group.nodes["gpu0"]
+    node = restore(edited("groups/g/nodes/gpu0", **without), NOW).groups["g"].nodes["gpu0"]
     assert (node.labels, node.leaving, node.script_port, node.weight) == ({}, None, 0, None)
     spec = record_of(all_records(), "groups/g/group")["spec"]
     assert isinstance(spec, dict)
@@ -437,11 +435,11 @@ def test_a_record_from_before_a_field_gets_its_default() -> None:
         del spec[name]
     news = dict.fromkeys(("seats", "unreachable", "quick", "backoff_until", "failed_rounds"), ...)
     found = restore(edited("groups/g/group", spec=spec, **news), NOW)
-    assert found["g"].group.spec.replace_wait_s == 0.0
-    assert (found["g"].group.spec.rank_order, found["g"].group.spec.master) == ("sticky", None)
-    assert found["g"].group.failed_rounds == {}
-    assert found["g"].group.seats == ()
-    assert restore(edited("groups/g/round", finished=..., end=...), NOW)["g"].group.active_round is not None
+    assert found.groups["g"].spec.replace_wait_s == 0.0
+    assert (found.groups["g"].spec.rank_order, found.groups["g"].spec.master) == ("sticky", None)
+    assert found.groups["g"].failed_rounds == {}
+    assert found.groups["g"].seats == ()
+    assert restore(edited("groups/g/round", finished=..., end=...), NOW).groups["g"].active_round is not None
 
 
 @pytest.mark.parametrize("key", KEYS)

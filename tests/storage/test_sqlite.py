@@ -247,7 +247,7 @@ async def test_a_corrupt_file(damage: str, path: Path) -> None:
 async def test_a_newer_schema(path: Path) -> None:
     await filled(path)
     with sqlite3.connect(path) as connection:
-        connection.execute("UPDATE meta SET value = 7 WHERE key = 'schema'")
+        connection.execute("PRAGMA user_version = 7")
     connection.close()
     said = await refusal(path)
     assert f"state file {path} has schema version 7, but this hetserver reads at most version 1" in said
@@ -372,7 +372,7 @@ async def test_a_change_by_somebody_else_is_read_before_anything_is_written(
     await store.commit(puts(a=b"1"))
     with sqlite3.connect(path) as connection:
         connection.execute("DELETE FROM records")
-        connection.execute("UPDATE meta SET value = value + 1 WHERE key = 'commits'")
+        connection.execute("UPDATE meta SET commits = commits + 1")
     connection.close()
     with pytest.raises(StorageError, match="was changed by another program") as caught:
         await store.commit(puts(b=b"1"))

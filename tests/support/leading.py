@@ -34,7 +34,7 @@ class LeadingStore:
                 self.etcd = Etcd(access_from(self.url))
                 self.term = await campaign(self.etcd, "http://test:1", LEASE_S)
                 assert self.term is not None, "another server leads"
-                self.store = EtcdStore(self.etcd, self.term.fence)
+                self.store = EtcdStore(self.etcd, self.term)
                 if self._closed:
                     await self.store.close()
         return self.store

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 
 from hetrdzv.protocol.errors import StorageError
 from hetrdzv.storage import records
-from hetrdzv.storage.records import RestoredGroup
+from hetrdzv.storage.records import Restored
 
 
-def restore(stored: Mapping[str, bytes], now: float) -> Mapping[str, RestoredGroup]:
-    """The groups in a store, by id.
+def restore(stored: Mapping[str, bytes], now: float) -> Restored:
+    """What is in a store.
 
     Raises:
         StorageError: one of them cannot be read; says why.
@@ -17,7 +17,7 @@ def restore(stored: Mapping[str, bytes], now: float) -> Mapping[str, RestoredGro
     found = records.restore(stored, now)
     for aside in found.quarantined.values():
         raise StorageError(aside.why)
-    return found.groups
+    return found
 
 
 def encoded(record: Mapping[str, object]) -> bytes:

@@ -139,7 +139,7 @@ class ElectedReplica:
 
         If the state cannot be served, its error comes after a pause in which other servers may try.
         """
-        service = self._make_service(EtcdStore(self._etcd, term.fence))
+        service = self._make_service(EtcdStore(self._etcd, term))
         over = asyncio.ensure_future(renew_until_over(self._etcd, term, self._complain))
         stop = asyncio.ensure_future(self._stop.wait())
         start = asyncio.ensure_future(service.start())
@@ -153,7 +153,7 @@ class ElectedReplica:
                 logger.warning("this server no longer leads: %s", over.result())
         finally:
             if not start.done():
-                term.fence.lost.set()  # nothing more is written
+                term.lost.set()  # nothing more is written
             service.begin_stop()
             start.cancel()
             try:

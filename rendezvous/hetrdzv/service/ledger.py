@@ -17,6 +17,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
@@ -275,11 +276,10 @@ class Ledger:
         parse = partial(records.restore, snapshot.records, now, check)
         read = await asyncio.to_thread(parse) if len(snapshot.records) > LARGE else parse()
         self._clock_stored = snapshot.clock
-        self.groups = {group_id: restored.group for group_id, restored in read.groups.items()}
+        self.groups, self.quarantined = read.groups, read.quarantined
         self._events = {
-            group_id: deque(restored.events, maxlen=EVENTS_KEPT) for group_id, restored in read.groups.items()
+            group_id: deque(events, maxlen=EVENTS_KEPT) for group_id, events in read.events.items()
         }
-        self.quarantined = dict(read.quarantined)
         for group_id, aside in self.quarantined.items():
             logger.error("%s", quarantined(group_id, aside.why))
         self.is_loaded = True
@@ -313,14 +313,14 @@ def in_words(error: Exception) -> str:
     return error.wrong if isinstance(error, InvariantError) else f"{type(error).__name__}: {error}"[:400]
 
 
-async def _changes(old: Group | None, new: Group | None) -> tuple[dict[str, bytes], set[str]]:
+async def _changes(old: Group | None, new: Group | None) -> tuple[dict[str, bytes], AbstractSet[str]]:
     """As `checked_changes`; both groups are frozen, so a thread can look at them."""
     if max(len(group.nodes) if group is not None else 0 for group in (old, new)) > LARGE_GROUP:
         return await asyncio.to_thread(checked_changes, old, new)
     return checked_changes(old, new)
 
 
-def checked_changes(old: Group | None, new: Group | None) -> tuple[dict[str, bytes], set[str]]:
+def checked_changes(old: Group | None, new: Group | None) -> tuple[dict[str, bytes], AbstractSet[str]]:
     """As `records.changes`, of a group that can be loaded again; else raises `InvariantError`, or what went wrong."""
     changed = changed_nodes(old, new) if new is not None else ()
     if new is not None:

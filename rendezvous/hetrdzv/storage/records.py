@@ -19,7 +19,7 @@ version, which older servers refuse to read.
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
 from typing import TypeVar
 from urllib.parse import quote, unquote
@@ -33,21 +33,21 @@ from hetrdzv.protocol.rounds import RoundRecord
 
 VERSION = 3
 
-_MEMORY_ONLY = {"heard_at", "disconnected_at", "stop_acked_at"}
-_MEMORY_ONLY_OF_ROUND = {"stall", "moved_at"}
-_STORED_APART = {"nodes", "round", "records"}
+_NOT_STORED: Mapping[type, AbstractSet[str]] = {
+    Group: {"nodes", "round", "records"},  # each has a record of its own
+    Node: {"heard_at", "disconnected_at", "stop_acked_at"},
+    Round: {"stall", "moved_at"},
+    RoundRecord: frozenset(),
+    Event: frozenset(),
+}
+"""The fields of each kind of record that are not in it."""
 
-_stored = attrgetter(*(f.name for f in fields(Node) if f.name not in _MEMORY_ONLY))
+_STORED = {
+    kind: attrgetter(*(f.name for f in fields(kind) if f.name not in without))
+    for kind, without in _NOT_STORED.items()
+}
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class RestoredGroup:
-    """A group read from a store, with its history in order."""
-
-    group: Group
-    events: tuple[Event, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +58,13 @@ class Quarantined:
     keys: frozenset[str]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Restored:
-    """What a store holds, by group id: the groups that can be served, and the others."""
+    """What a store holds, by group id: the groups that can be served, with their events in order, and the others."""
 
-    groups: Mapping[str, RestoredGroup]
-    quarantined: Mapping[str, Quarantined]
+    groups: dict[str, Group] = field(default_factory=dict)
+    events: dict[str, list[Event]] = field(default_factory=dict)
+    quarantined: dict[str, Quarantined] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ def prepare() -> None:
     codec.prepare(_Versioned, Node, Round, RoundRecord, Group, Event)
 
 
-# -- keys ------------------------------------------------------------------------------------------------
+# -- writing ---------------------------------------------------------------------------------------------
 
 
 def group_prefix(group_id: str) -> str:
@@ -86,72 +87,9 @@ def group_prefix(group_id: str) -> str:
     return f"groups/{quote(group_id, safe='')}/"
 
 
-def event_prefix(group_id: str) -> str:
-    """The prefix of the keys of a group's events."""
-    return f"{group_prefix(group_id)}events/"
-
-
 def event_key(group_id: str, number: int) -> str:
     """The key of an event; the keys of a group's events sort like their numbers."""
-    return f"{event_prefix(group_id)}{number:012d}"
-
-
-def _group_key(group_id: str) -> str:
-    return f"{group_prefix(group_id)}group"
-
-
-def _round_key(group_id: str) -> str:
-    return f"{group_prefix(group_id)}round"
-
-
-def _record_key(group_id: str, number: int) -> str:
-    return f"{group_prefix(group_id)}rounds/{number:012d}"
-
-
-def _node_key(group_id: str, node_id: str) -> str:
-    return f"{group_prefix(group_id)}nodes/{quote(node_id, safe='')}"
-
-
-# -- writing ---------------------------------------------------------------------------------------------
-
-
-def changes(
-    old: Group | None, new: Group | None, changed: Iterable[Node] | None = None
-) -> tuple[dict[str, bytes], set[str]]:
-    """The writes that turn a stored `old` into a stored `new`: records to put by key, and keys to delete.
-
-    `changed` are the nodes of `new` that `old` has not, or not as the same objects; None: they are looked for. Whoever
-    removes a group also removes its events.
-    """
-    same = old is not None and new is not None and old.records is new.records
-    known_rounds, rounds = ({}, {}) if same else (_rounds(old), _rounds(new))
-    puts = {key: _record(record) for key, record in rounds.items() if known_rounds.get(key) != record}
-    if new is not None:
-        group_id, known = new.group_id, old.nodes if old is not None else {}
-        if old is None or old != replace(new, nodes=old.nodes, round=old.round, records=old.records):
-            puts[_group_key(group_id)] = _record(new, _STORED_APART)
-        if new.round is not None and (old is None or _as_stored(old.round) != _as_stored(new.round)):
-            puts[_round_key(group_id)] = _record(new.round, _MEMORY_ONLY_OF_ROUND)
-        for node in changed_nodes(old, new) if changed is None else changed:
-            before = known.get(node.node_id)
-            if before is None or _stored(before) != _stored(node):
-                puts[_node_key(group_id, node.node_id)] = _record(node, _MEMORY_ONLY)
-    if old is None:
-        return puts, set()
-    gone = old.nodes.keys() - (new.nodes.keys() if new is not None else ())
-    deletes = {_node_key(old.group_id, node_id) for node_id in gone} | (known_rounds.keys() - rounds.keys())
-    if new is None:
-        deletes.add(_group_key(old.group_id))
-    if old.round is not None and (new is None or new.round is None):
-        deletes.add(_round_key(old.group_id))
-    return puts, deletes
-
-
-def _rounds(group: Group | None) -> dict[str, RoundRecord]:
-    """The records of rounds that are over, by key."""
-    if group is None:
-        return {}
-    return {_record_key(group.group_id, record.number): record for record in group.records}
+    return f"{group_prefix(group_id)}events/{number:012d}"
 
 
 def event_record(event: Event) -> bytes:
@@ -159,15 +97,50 @@ def event_record(event: Event) -> bytes:
     return _record(event)
 
 
-def _as_stored(round_: Round | None) -> Round | None:
-    """A round without what is in memory only."""
-    if round_ is None or (round_.stall is None and round_.moved_at is None):
-        return round_
-    return replace(round_, stall=None, moved_at=None)
+def changes(
+    old: Group | None, new: Group | None, changed: Iterable[Node] | None = None
+) -> tuple[dict[str, bytes], AbstractSet[str]]:
+    """The writes that turn a stored `old` into a stored `new`: records to put by key, and keys to delete.
+
+    `changed` are the nodes of `new` that `old` has not, or not as the same objects; None: they are looked for. Whoever
+    removes a group also removes its events.
+    """
+    known, present = (group.nodes if group is not None else {} for group in (old, new))
+    if changed is None:
+        changed = changed_nodes(old, new) if new is not None else ()
+    nodes = {node.node_id for node in changed} | (known.keys() - present.keys())
+    with_rounds = old is None or new is None or old.records is not new.records
+    before, after = _parts(old, nodes, with_rounds), _parts(new, nodes, with_rounds)
+    puts = {
+        key: _record(part)
+        for key, part in after.items()
+        if key not in before or _stored(before[key]) != _stored(part)
+    }
+    return puts, before.keys() - after.keys()
 
 
-def _record(value: object, without: AbstractSet[str] = frozenset()) -> bytes:
-    return b'{"v":%d,%b' % (VERSION, codec.write(value, nulls=True, without=without)[1:])
+def _parts(group: Group | None, node_ids: Iterable[str], with_rounds: bool) -> dict[str, object]:
+    """What has a record of its own in a group, by key: of its nodes these, the rounds that are over if asked for."""
+    if group is None:
+        return {}
+    prefix = group_prefix(group.group_id)
+    parts: dict[str, object] = {f"{prefix}group": group}
+    if group.round is not None:
+        parts[f"{prefix}round"] = group.round
+    for record in group.records if with_rounds else ():
+        parts[f"{prefix}rounds/{record.number:012d}"] = record
+    for node_id in node_ids:
+        if node_id in group.nodes:
+            parts[f"{prefix}nodes/{quote(node_id, safe='')}"] = group.nodes[node_id]
+    return parts
+
+
+def _stored(part: object) -> object:
+    return _STORED[type(part)](part)
+
+
+def _record(part: object) -> bytes:
+    return b'{"v":%d,%b' % (VERSION, codec.write(part, nulls=True, without=_NOT_STORED[type(part)])[1:])
 
 
 # -- reading ---------------------------------------------------------------------------------------------
@@ -194,29 +167,29 @@ def restore(
     by_group: defaultdict[str, dict[str, bytes]] = defaultdict(dict)
     for key, record in records.items():
         match key.split("/", 2):
-            case ["groups", group, _]:
-                by_group[unquote(group)][key] = record
+            case ["groups", name, _]:
+                by_group[unquote(name)][key] = record
             case _:
                 raise StorageError(
                     f"the store has a record {key}, which no hetserver wrote: restore a backup of the store, "
                     f"or name another store with --store"
                 )
-    groups: dict[str, RestoredGroup] = {}
-    quarantined: dict[str, Quarantined] = {}
+    found = Restored()
     for group_id, own in by_group.items():
         try:
-            if (restored := _assemble(group_id, own, now)) is not None:
-                check(restored.group)
-                groups[group_id] = restored
+            group, events = _assemble(group_id, own, now)
+            if group is not None:
+                check(group)
+                found.groups[group_id], found.events[group_id] = group, events
         except _Malformed as error:
-            quarantined[group_id] = Quarantined(str(error), frozenset(own))
+            found.quarantined[group_id] = Quarantined(str(error), frozenset(own))
         except InvariantError as error:
-            quarantined[group_id] = Quarantined(error.wrong, frozenset(own))
-    return Restored(groups, quarantined)
+            found.quarantined[group_id] = Quarantined(error.wrong, frozenset(own))
+    return found
 
 
-def _assemble(group_id: str, records: Mapping[str, bytes], now: float) -> RestoredGroup | None:
-    """A group from its records; None if only events of it are left."""
+def _assemble(group_id: str, records: Mapping[str, bytes], now: float) -> tuple[Group | None, list[Event]]:
+    """A group and its events from their records; no group if only events of it are left."""
     group: Group | None = None
     current: Round | None = None
     nodes: dict[str, Node] = {}
@@ -238,15 +211,18 @@ def _assemble(group_id: str, records: Mapping[str, bytes], now: float) -> Restor
                 raise _Malformed(key, "this hetserver does not know such a key")
     if group is None:
         if current is None and not nodes and not rounds:
-            return None
-        raise _Malformed(_group_key(group_id), "it is missing, but other records of the group exist")
+            return None, events
+        raise _Malformed(
+            f"{group_prefix(group_id)}group", "it is missing, but other records of the group exist"
+        )
     if group.group_id != group_id:
-        raise _Malformed(_group_key(group_id), f"it is about group '{group.group_id}'")
+        raise _Malformed(f"{group_prefix(group_id)}group", f"it is about group '{group.group_id}'")
     in_order = sorted(nodes.items(), key=lambda item: (item[1].joined_at, item[0]))
     heard = {node_id: node if node.gone else replace(node, heard_at=now) for node_id, node in in_order}
     by_number = attrgetter("number")
-    whole = replace(group, nodes=heard, round=current, records=tuple(sorted(rounds, key=by_number)))
-    return RestoredGroup(whole, tuple(sorted(events, key=by_number)))
+    rounds.sort(key=by_number)
+    events.sort(key=by_number)
+    return replace(group, nodes=heard, round=current, records=tuple(rounds)), events
 
 
 def _read(kind: type[T], key: str, record: bytes) -> T:

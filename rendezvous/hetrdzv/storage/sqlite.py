@@ -26,22 +26,25 @@ from hetrdzv.storage.base import Batch, NothingWritten, Snapshot
 
 SCHEMA_VERSION = 1
 
+APPLICATION = 0x68727A76
+"""The `application_id` of our files."""
+
 BUSY_TIMEOUT_S = 5.0
 """How long a commit waits for another program that has the file locked, such as a backup (seconds)."""
 
 _SCHEMA = f"""
 BEGIN IMMEDIATE;
 CREATE TABLE records (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
-CREATE TABLE meta (key TEXT PRIMARY KEY, value NOT NULL) WITHOUT ROWID;
-INSERT INTO meta VALUES ('schema', {SCHEMA_VERSION}), ('clock', 0.0), ('commits', 0);
+CREATE TABLE meta (clock REAL NOT NULL, commits INTEGER NOT NULL);
+INSERT INTO meta VALUES (0.0, 0);
+PRAGMA application_id = {APPLICATION};
+PRAGMA user_version = {SCHEMA_VERSION};
 COMMIT;
 """
 
 _PUT = "INSERT INTO records VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
 _DELETE = "DELETE FROM records WHERE key = ?"
-_ADVANCE_CLOCK = "UPDATE meta SET value = max(value, ?) WHERE key = 'clock'"
-_META = "SELECT value FROM meta WHERE key = ?"
-_COUNT = "UPDATE meta SET value = value + 1 WHERE key = 'commits' AND value = ?"
+_COUNT = "UPDATE meta SET clock = max(clock, ?), commits = commits + 1 WHERE commits = ?"
 
 _ANOTHER_FILE = "name another file with --store"
 
@@ -108,7 +111,7 @@ class SqliteStore:
             if complaints != ["ok"]:
                 raise self._unusable(f"cannot be read ({'; '.join(complaints)})", sqlite3.SQLITE_CORRUPT)
             records = dict(connection.execute("SELECT key, value FROM records"))
-            self._commits, clock = (_meta(connection, key) for key in ("commits", "clock"))
+            self._commits, clock = _only(connection, "SELECT commits, clock FROM meta")
         except (sqlite3.Error, StorageError):
             self._disconnect()  # the next load opens the file again
             raise
@@ -120,7 +123,7 @@ class SqliteStore:
             self._write(connection, batch)
         except (sqlite3.Error, StorageError) as error:
             with contextlib.suppress(sqlite3.Error):
-                if _meta(connection, "commits") == self._commits:
+                if _only(connection, "SELECT commits FROM meta") == (self._commits,):
                     raise NothingWritten(str(self._explained("written", error))) from error
             raise
         self._commits += 1
@@ -129,13 +132,12 @@ class SqliteStore:
     def _write(self, connection: sqlite3.Connection, batch: Batch) -> None:
         with connection:  # commits, or rolls back
             connection.execute("BEGIN IMMEDIATE")
-            if connection.execute(_COUNT, (self._commits,)).rowcount != 1:
+            if connection.execute(_COUNT, (batch.clock, self._commits)).rowcount != 1:
                 raise self._error(
                     "was changed by another program, or replaced: let no other program write to it; reading it again"
                 )
             connection.executemany(_PUT, batch.puts.items())
             connection.executemany(_DELETE, ((key,) for key in batch.deletes))
-            connection.execute(_ADVANCE_CLOCK, (batch.clock,))
 
     def _release(self) -> None:
         try:
@@ -169,8 +171,8 @@ class SqliteStore:
         os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         connection = sqlite3.connect(self._path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
         try:
-            is_new = not (tables := self._require_ours(connection))
-            commits = _meta(connection, "commits") if tables else 0
+            is_new = self._is_new(connection)
+            (commits,) = (0,) if is_new else _only(connection, "SELECT commits FROM meta")
             if commits < noted:  # it may be ahead: a commit is noted after it was made
                 raise self._error(
                     f"holds {commits} of {noted} commits: its newest changes are missing. Put the newest file back, "
@@ -188,21 +190,19 @@ class SqliteStore:
             raise
         return connection
 
-    def _require_ours(self, connection: sqlite3.Connection) -> set[str]:
-        """Check that this server knows the schema; returns the names of the tables, none in a new file."""
-        tables = {
-            name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
-        }
-        version = _meta(connection, "schema") if {"records", "meta"} <= tables else None
-        if tables and not isinstance(version, int):
-            names = ", ".join(sorted(tables))
-            raise self._error(f"is another program's database (its tables: {names}): {_ANOTHER_FILE}")
-        if version is not None and version > SCHEMA_VERSION:
+    def _is_new(self, connection: sqlite3.Connection) -> bool:
+        """Whether there is nothing in the file yet; raises if this server does not know what there is."""
+        if _only(connection, "SELECT count(*) FROM sqlite_master") == (0,):
+            return True
+        if _only(connection, "PRAGMA application_id") != (APPLICATION,):
+            raise self._error(f"is another program's database: {_ANOTHER_FILE}")
+        (version,) = _only(connection, "PRAGMA user_version")
+        if version > SCHEMA_VERSION:
             raise self._error(
                 f"has schema version {version}, but this hetserver reads at most version {SCHEMA_VERSION}: "
                 f"upgrade hetserver, or {_ANOTHER_FILE}"
             )
-        return tables
+        return False
 
     # -- the lock file ---------------------------------------------------------------------------------------
 
@@ -258,6 +258,6 @@ def _noted(lock: int) -> tuple[bytes, bytes]:
     return pid, commits
 
 
-def _meta(connection: sqlite3.Connection, key: str) -> Any:
-    (value,) = connection.execute(_META, (key,)).fetchone() or (None,)
-    return value
+def _only(connection: sqlite3.Connection, query: str) -> Any:
+    """The only row that a query finds."""
+    return connection.execute(query).fetchone()

@@ -7,12 +7,12 @@ on a clock that keeps running while the machine sleeps.
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from typing import TypeVar
 
 from hetrdzv.protocol.errors import StorageError
-from hetrdzv.storage.etcd.client import PAUSE_S, Etcd, EtcdAway, created_at, get, put
-from hetrdzv.storage.etcd.store import Fence
+from hetrdzv.storage.etcd.client import PAUSE_S, Etcd, EtcdAway, KeyValue, created_at, get, put
 
 DEFAULT_LEASE_S = 3
 """How long a silent leader is still taken for the leader (seconds); etcd grants no less than 2 by default."""
@@ -26,19 +26,33 @@ RENEWALS = 6
 CALL_S = 2.0
 """How long to try a call that can be repeated later (seconds)."""
 
+T = TypeVar("T")
+
 
 def awake_s() -> float:
     """A monotonic clock that keeps running while the machine sleeps (seconds)."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-class Term:
-    """Our term as the leader: for as long as the etcd lease lasts that the leader key is bound to."""
+class Deposed(StorageError):
+    """Another server leads, or may lead: nothing was written."""
 
-    def __init__(self, fence: Fence, lease: int, ttl_s: float, sent_at: float) -> None:
-        self.fence = fence
+
+class Term:
+    """Our term as the leader: while the leader key is the one that we made at `revision`, bound to an etcd lease.
+
+    Attributes:
+        compare: makes a transaction succeed only in this term.
+        lost: set as soon as we know that we no longer lead.
+    """
+
+    def __init__(self, key: bytes, revision: int, lease: int, ttl_s: float, sent_at: float) -> None:
+        self.key = key
         self.lease = lease
         self.ttl_s = ttl_s
+        self.compare = created_at(key, revision)
+        self.lost = asyncio.Event()
+        self._revision = revision
         self.renewed(sent_at, ttl_s)
 
     def renewed(self, sent_at: float, ttl_s: float) -> None:
@@ -47,7 +61,25 @@ class Term:
 
     def left_s(self) -> float:
         """For how much longer the leader key is certainly ours (seconds)."""
-        return 0.0 if self.fence.lost.is_set() else self._until - awake_s()
+        return 0.0 if self.lost.is_set() else self._until - awake_s()
+
+    def require(self, leader: KeyValue | None) -> None:
+        """Check that this is our leader key, else raise `Deposed`."""
+        if leader is None or leader.create_revision != self._revision:
+            self.lost.set()
+            raise Deposed("etcd refused a write: another server leads, or may lead; ask that one")
+
+    async def guard(self, work: Awaitable[T]) -> T:
+        """Await some work; give it up and raise `Deposed` as soon as we no longer lead."""
+        task, lost = asyncio.ensure_future(work), asyncio.ensure_future(self.lost.wait())
+        try:
+            await asyncio.wait({task, lost}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise Deposed("this server no longer leads; ask the one that does")
+            return task.result()
+        finally:
+            for waiting in (task, lost):
+                waiting.cancel()
 
 
 async def who_leads(etcd: Etcd, within_s: float = CALL_S) -> str | None:
@@ -82,7 +114,7 @@ async def campaign(etcd: Etcd, url: str, lease_s: int) -> Term | None:
             await etcd.revoke(lease, within_s=CALL_S)
             return None
         revision = pair.create_revision  # an earlier attempt that got no answer had made it
-    return Term(Fence(key, revision), lease, ttl_s, began)
+    return Term(key, revision, lease, ttl_s, began)
 
 
 async def renew_until_over(etcd: Etcd, term: Term, complain: Callable[[str], None]) -> str:
@@ -90,17 +122,17 @@ async def renew_until_over(etcd: Etcd, term: Term, complain: Callable[[str], Non
     try:
         return await _renew(etcd, term, complain)
     finally:
-        term.fence.lost.set()
+        term.lost.set()
 
 
 async def _renew(etcd: Etcd, term: Term, complain: Callable[[str], None]) -> str:
     pause_s, why = 0.0, "its lease ran out"
     while True:
         with suppress(TimeoutError):
-            await asyncio.wait_for(term.fence.lost.wait(), pause_s)
+            await asyncio.wait_for(term.lost.wait(), pause_s)
         pause_s = PAUSE_S
         sent_at, left_s = awake_s(), term.left_s()
-        if term.fence.lost.is_set():
+        if term.lost.is_set():
             return "etcd refused a write"
         if left_s <= 0.0:
             return why

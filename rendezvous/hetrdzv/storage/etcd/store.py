@@ -33,12 +33,12 @@ from hetrdzv.storage.etcd.client import (
     EtcdRefused,
     KeyValue,
     Operation,
-    created_at,
     delete,
     get,
     put,
     written_at,
 )
+from hetrdzv.storage.etcd.election import Term
 
 VERSION = 1
 
@@ -66,40 +66,8 @@ Part = Sequence[tuple[str, str | None]]
 """Some of a batch: keys with their packed values, or pieces of them, in base64; None: deleted."""
 
 
-class Deposed(StorageError):
-    """Another server leads, or may lead: nothing was written."""
-
-
 class _MetaConflict(StorageError):
     """meta has changed: by an attempt of ours that got no answer, or by hand."""
-
-
-class Fence:
-    """Makes writes succeed only while we lead: while the leader key is the one that we made at `revision`."""
-
-    def __init__(self, key: bytes, revision: int) -> None:
-        self.key = key
-        self.lost = asyncio.Event()  # set as soon as we know that we no longer lead
-        self._revision = revision
-        self.compare = created_at(key, revision)
-
-    def require(self, leader: KeyValue | None) -> None:
-        """Check that this is our leader key, else raise `Deposed`."""
-        if leader is None or leader.create_revision != self._revision:
-            self.lost.set()
-            raise Deposed("etcd refused a write: another server leads, or may lead; ask that one")
-
-    async def guard(self, work: Awaitable[T]) -> T:
-        """Await some work; give it up and raise `Deposed` as soon as we no longer lead."""
-        task, lost = asyncio.ensure_future(work), asyncio.ensure_future(self.lost.wait())
-        try:
-            await asyncio.wait({task, lost}, return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                raise Deposed("this server no longer leads; ask the one that does")
-            return task.result()
-        finally:
-            for waiting in (task, lost):
-                waiting.cancel()
 
 
 class _Meta(NamedTuple):
@@ -131,11 +99,11 @@ class _Meta(NamedTuple):
 
 
 class EtcdStore:
-    """Records on etcd, written by the leader only: `fence` is of the election that we won."""
+    """Records on etcd, written by the leader only: `term` is of the election that we won."""
 
-    def __init__(self, etcd: Etcd, fence: Fence) -> None:
+    def __init__(self, etcd: Etcd, term: Term) -> None:
         self._etcd = etcd
-        self._fence = fence
+        self._term = term
         self._turn = asyncio.Lock()
         self._closed = False
         self._meta: _Meta | None = None  # None: the outcome of the last transaction is unknown
@@ -197,7 +165,7 @@ class EtcdStore:
         revision, more = 0, True
         while more:
             page = self._etcd.page(start, _end(self._records), revision, PAGE, within_s=PATIENCE_S)
-            pairs, revision, more = await self._fence.guard(page)
+            pairs, revision, more = await self._term.guard(page)
             for pair in pairs:  # a key that is no text is not ours either, and is refused by name
                 content[pair.key.removeprefix(self._records).decode(errors="backslashreplace")] = pair.value
                 start = pair.key + b"\0"
@@ -262,15 +230,15 @@ class EtcdStore:
         )
         content = {"v": VERSION, "clock": written.clock, "commit": written.transaction, "log": log}
         writes = [*operations, put(self._meta_key, json.dumps(content).encode())]
-        compare = [self._fence.compare, written_at(self._meta_key, self._meta.revision)]
-        look = [get(self._fence.key), get(self._meta_key)]
-        reply = await self._fence.guard(self._etcd.txn(compare, writes, look, within_s=PATIENCE_S))
+        compare = [self._term.compare, written_at(self._meta_key, self._meta.revision)]
+        look = [get(self._term.key), get(self._meta_key)]
+        reply = await self._term.guard(self._etcd.txn(compare, writes, look, within_s=PATIENCE_S))
         revision = reply.revision
         if not reply.succeeded:
             leader, found = reply.found
             meta = _Meta.parse(found)
             if meta.transaction != written.transaction:  # else an attempt that got no answer has done it
-                self._fence.require(leader)
+                self._term.require(leader)
                 raise _MetaConflict("the state on etcd has changed and must be read again")
             revision = meta.revision
         self._meta = written._replace(revision=revision)
@@ -282,10 +250,10 @@ class EtcdStore:
         Not in one transaction: etcd 3.5.1 may panic when a transaction that only reads is cancelled.
         """
         pair, leader = [
-            await self._fence.guard(self._etcd.get(name, within_s=PATIENCE_S))
-            for name in (key, self._fence.key)
+            await self._term.guard(self._etcd.get(name, within_s=PATIENCE_S))
+            for name in (key, self._term.key)
         ]
-        self._fence.require(leader)
+        self._term.require(leader)
         return pair
 
 

@@ -14,6 +14,7 @@ from hetrdzv.client.client import Client
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import Unreachable
+from hetrdzv.protocol.progress import PollRequest
 from hetrdzv.protocol.requests import JoinRequest, ReportRequest, SpecFields
 from hetrdzv.protocol.states import ReportKind
 from tests.support.etcd import EtcdCluster
@@ -136,7 +137,9 @@ class Node:
             last, began = self.told[-1].version, time.monotonic()
             self._note(
                 await self._until(
-                    lambda last=last: self._client.directive(self._group, self._node_id, "1", last, 2.5)
+                    lambda last=last: self._client.poll(
+                        self._group, self._node_id, PollRequest(incarnation="1", after=last, wait_s=2.5)
+                    )
                 )
             )
             if self.told[-1].version == last:

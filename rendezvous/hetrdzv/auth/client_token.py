@@ -4,17 +4,14 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from hetrdzv.auth.files import AccessError, exposed
+from hetrdzv.auth.files import AccessError, read_secret
 from hetrdzv.auth.tokens import is_token
 
 
 def client_token(token_file: Path | None, warn: Callable[[str], None] = lambda text: None) -> str | None:
     """The token in `--token-file`, else in `HET_TOKEN`; None if there is none. Warns if others can read that file."""
     if token_file is not None:
-        given = read_token(token_file)
-        if (warning := exposed(token_file)) is not None:
-            warn(warning)
-        return given
+        return read_token(token_file, warn)
     token = os.environ.get("HET_TOKEN", "").strip()
     if token and os.path.isfile(path := os.path.expanduser(token)):
         raise AccessError(
@@ -34,13 +31,9 @@ def reread_token(token_file: Path | None) -> str | None:
         return None
 
 
-def read_token(path: Path) -> str:
+def read_token(path: Path, warn: Callable[[str], None] = lambda text: None) -> str:
     """The only token in a file."""
-    try:
-        token = path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise AccessError(f"token file {path} cannot be read: {reason}") from None
+    token = read_secret("token file", path, warn).strip()
     if not is_token(token):
         what = "holds more than that" if token else "is empty"
         raise AccessError(

@@ -1,7 +1,7 @@
 """Files that hold secrets: who can read them, and whether they have changed."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hetrdzv.protocol.errors import HetError
@@ -44,11 +44,21 @@ def is_private(path: Path) -> bool:
         return True
 
 
-def exposed(path: Path) -> str | None:
-    """A warning about a token file that other users can read; None if they cannot."""
-    if is_private(path):
-        return None
-    return f"token file {path} can be read by other users of this machine: chmod 600 {path}"
+def read_secret(what: str, path: Path, warn: Callable[[str], object] = logger.warning) -> str:
+    """The text of a file with a secret; warns if other users can read it."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise AccessError(f"{what} {path} cannot be read: {reason}") from None
+    warn_if_exposed(what, path, warn)
+    return text
+
+
+def warn_if_exposed(what: str, path: Path, warn: Callable[[str], object] = logger.warning) -> None:
+    """Warn of a file with a secret that other users can read."""
+    if not is_private(path):
+        warn(f"{what} {path} can be read by other users of this machine: chmod 600 {path}")
 
 
 def _stamp(path: Path) -> tuple[int, ...] | None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from hetrdzv.auth.files import AccessError, Reloaded, exposed, is_private
+from hetrdzv.auth.files import AccessError, Reloaded, is_private, read_secret
 from hetrdzv.auth.tokens import EVERYTHING, Grant, Role, Tokens, is_token
 
 logger = logging.getLogger(__name__)
@@ -30,16 +30,7 @@ class TokenFile(Reloaded, Tokens):
         logger.info("reloaded token file %s: %d valid", self.path, len(self.grants))
 
     def _load(self) -> dict[str, Grant]:
-        try:
-            content = self.path.read_text(encoding="utf-8")
-        except OSError as error:
-            raise AccessError(f"token file {self.path} cannot be read: {error.strerror}") from None
-        except UnicodeDecodeError:
-            raise AccessError(f"token file {self.path} cannot be read: it is not text") from None
-        granted = parse(content, self.path)
-        if (warning := exposed(self.path)) is not None:
-            logger.warning("%s", warning)
-        return granted
+        return parse(read_secret("token file", self.path), self.path)
 
 
 def parse(text: str, path: Path) -> dict[str, Grant]:

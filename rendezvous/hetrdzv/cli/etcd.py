@@ -6,7 +6,7 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from hetrdzv.auth.files import is_private
+from hetrdzv.auth.files import read_secret
 from hetrdzv.cli.sockets import CannotServe, url_of
 from hetrdzv.service.replica import Replica
 from hetrdzv.service.service import Service
@@ -62,12 +62,6 @@ def advertised(given: str | None, listener: socket.socket, *, tls: bool) -> str:
 def _password(path: Path | None) -> str | None:
     if path is None:
         return os.environ.get("HET_ETCD_PASSWORD")
-    try:
-        password = path.read_text(encoding="utf-8").strip()
-    except (OSError, ValueError) as error:
-        raise CannotServe(f"password file {path} cannot be read: {error}") from None
-    if not password:
+    if not (password := read_secret("password file", path).strip()):
         raise CannotServe(f"password file {path} is empty")
-    if not is_private(path):
-        logger.warning("password file %s can be read by other users of this machine", path)
     return password

@@ -19,7 +19,7 @@ import click
 from hetrdzv import __version__
 from hetrdzv.api.app import create_app
 from hetrdzv.api.server import HttpServer
-from hetrdzv.auth.files import is_private
+from hetrdzv.auth.files import warn_if_exposed
 from hetrdzv.auth.tls import ServerTls
 from hetrdzv.auth.token_files import TokenFile, require_token_file
 from hetrdzv.cli import etcd
@@ -220,8 +220,8 @@ def _tls(options: Options) -> ServerTls | None:
             if given is not None:
                 raise CannotServe(f"{flag} is for TLS, which needs a certificate: give --tls-cert too")
         return None
-    if options.tls_key is not None and not is_private(options.tls_key):
-        logger.warning("key %s can be read by other users of this machine", options.tls_key)
+    if options.tls_key is not None:
+        warn_if_exposed("key", options.tls_key)
     return ServerTls(options.tls_cert, options.tls_key, options.tls_client_ca)
 
 

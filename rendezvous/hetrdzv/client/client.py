@@ -22,9 +22,11 @@ from hetrdzv.protocol import codec, routes
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import Unauthorized
 from hetrdzv.protocol.progress import PollRequest
-from hetrdzv.protocol.requests import JoinRequest
 from hetrdzv.protocol.routes import Reply, Route
 from hetrdzv.protocol.texts.ids import ID_RULE, is_id
+
+CONNECT_S = 3.0
+"""Limit for a connection (seconds)."""
 
 POLL_LATE_S = 1.0
 """How late the answer to a poll may be: this, or half of what the poll was to wait if that is longer (seconds).
@@ -59,7 +61,6 @@ class Client:
         token: sent to these servers only, never shown.
         renew_token: called for a new token when a server rejects the current one.
         tls: which certificates to trust and to present to https servers; None: the system's authorities, and none.
-        connect_timeout_s: limit for a connection (seconds).
         timeout_s: limit for an answer, on top of the time that a call asks the server to wait (seconds).
     """
 
@@ -70,12 +71,10 @@ class Client:
         token: str | None = None,
         renew_token: Callable[[], str | None] = lambda: None,
         tls: ClientTls | None = None,
-        connect_timeout_s: float = 3.0,
         timeout_s: float = 10.0,
     ) -> None:
         tls = tls or ClientTls()
         self._servers = Servers(servers_from(",".join(servers)), tls)
-        self._connect_timeout_s = connect_timeout_s
         self._timeout_s = timeout_s
         self._renew_token = renew_token
         headers = {**routes.VERSION_HEADERS, "Accept": "application/json"}
@@ -115,30 +114,13 @@ class Client:
 
     # -- what agents call ----------------------------------------------------------------------------------
 
-    async def join(self, group: str, node: str, request: JoinRequest, wait_s: float = 0.0) -> Directive:
-        """Join, or declare the node ready for the next round; the server may wait `wait_s` for a directive (s)."""
-        query = {"wait": wait_s or None}
-        return await self._send(routes.JOIN, (group, node), query, request, wait_s=wait_s)
-
-    async def directive(
-        self, group: str, node: str, incarnation: str, after: str | None = None, wait_s: float = 0.0
-    ) -> Directive:
-        """What the node has to do; returns once its version is not `after`, at the latest after `wait_s` seconds."""
-        query = {"incarnation": incarnation, "after": after, "wait": wait_s}
-        return await self._send(
-            routes.DIRECTIVE, (group, node), query, wait_s=wait_s, late_s=self._late(wait_s)
-        )
-
     async def poll(self, group: str, node: str, request: PollRequest) -> Directive:
-        """What the node has to do, as `directive` asks; also tells how far its workers have come."""
+        """What the node has to do, once its version is not `after`, at the latest after `wait_s` seconds."""
         wait_s = request.wait_s
-        return await self._send(
-            routes.POLL, (group, node), {}, request, wait_s=wait_s, late_s=self._late(wait_s)
-        )
+        late_s = min(self._timeout_s, max(POLL_LATE_S, wait_s / 2)) if wait_s > 0 else None
+        return await self._send(routes.POLL, (group, node), {}, request, wait_s=wait_s, late_s=late_s)
 
-    def _late(self, wait_s: float) -> float | None:
-        return min(self._timeout_s, max(POLL_LATE_S, wait_s / 2)) if wait_s > 0 else None
-
+    join = Asks(routes.JOIN)
     stacks = Asks(routes.STACKS)
     report = Asks(routes.REPORT)
     start_daemon = Asks(routes.DAEMON)
@@ -187,11 +169,12 @@ class Client:
     ) -> Reply:
         """The first usable answer, awaited for `wait_s` and then `late_s` (None: the client's `timeout_s`) seconds."""
         answer_s = wait_s + (self._timeout_s if late_s is None else late_s)
-        timeout = httpx.Timeout(self._timeout_s, connect=self._connect_timeout_s, read=answer_s)
+        timeout = httpx.Timeout(self._timeout_s, connect=CONNECT_S, read=answer_s)
         content, head = None, {}
         if body is not None:
             content, head["Content-Type"] = codec.write(body, given=True), "application/json"
-        path, params = _path(route, names), _params(query)
+        path = _path(route, names)
+        params = {name: value for name, value in query.items() if value is not None}
 
         async def send(server: str) -> httpx.Response:
             request = self._http.build_request(
@@ -243,12 +226,3 @@ def _path(route: Route[Any], names: Sequence[str]) -> str:
         if not is_id(name):
             raise ValueError(f"'{name}' is not a {what.removesuffix('_id')} id: it must be {ID_RULE}")
     return route.path.format(**given)
-
-
-def _params(query: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Parameters as URLs have them, without those that are not given."""
-    return {
-        name: f"{value:g}" if isinstance(value, float) else value
-        for name, value in query.items()
-        if value is not None
-    }

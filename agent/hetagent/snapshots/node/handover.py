@@ -98,7 +98,9 @@ class Handover:
                     )
                     directive = await client.ask(routes.REPORT, who.group, who.node_id, body)
                 else:
-                    directive = await client.directive(who.group, who.node_id, who.incarnation, None, 0.0)
+                    directive = await client.ask(
+                        routes.DIRECTIVE, who.group, who.node_id, incarnation=who.incarnation
+                    )
         except StaleIncarnation:
             return False
         except (HetError, OSError) as error:

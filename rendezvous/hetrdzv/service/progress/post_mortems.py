@@ -34,6 +34,8 @@ class PostMortems:
     def __init__(self, wall: Callable[[], datetime]) -> None:
         self._wall = wall
         self._of: dict[str, dict[tuple[About, int], PostMortem]] = {}  # the group with the oldest news first
+        self._sizes: dict[str, int] = {}  # of each group (characters)
+        self._size = 0  # of all
 
     def add_stacks(self, group_id: str, number: int, world_size: int, stacks: Iterable[Stack]) -> None:
         """The stacks of a round that hangs; they replace those of an earlier hang of it. Equal ones are kept once."""
@@ -76,8 +78,11 @@ class PostMortems:
         of_group[about, kept.round] = kept
         if len(self.rounds(group_id, about)) > EARLIER:
             del of_group[about, min(self.rounds(group_id, about))]
-        while sum(one.size for of_group in self._of.values() for one in of_group.values()) > MOST:
-            del self._of[next(iter(self._of))]
+        size = sum(one.size for one in of_group.values())
+        self._size += size - self._sizes.get(group_id, 0)
+        self._sizes[group_id] = size
+        while self._size > MOST:
+            self.forget(next(iter(self._of)))
 
     def of(self, group_id: str, about: About, number: int | None = None) -> PostMortem | None:
         """What is kept of a round, or of the newest one of which there is anything; None: nothing is."""
@@ -91,7 +96,9 @@ class PostMortems:
     def forget(self, group_id: str) -> None:
         """A group is gone."""
         self._of.pop(group_id, None)
+        self._size -= self._sizes.pop(group_id, 0)
 
     def clear(self) -> None:
         """The groups were loaded again."""
-        self._of.clear()
+        for group_id in list(self._of):
+            self.forget(group_id)

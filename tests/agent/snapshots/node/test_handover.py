@@ -25,7 +25,7 @@ from hetrdzv.client.client import Client
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import StaleIncarnation, Unreachable
 from hetrdzv.protocol.requests import ReportRequest
-from hetrdzv.protocol.routes import REPORT
+from hetrdzv.protocol.routes import REPORT, Route
 from hetrdzv.protocol.snapshots import Held, Holdings
 from hetrdzv.protocol.states import DirectiveKind, ReportKind
 
@@ -44,13 +44,12 @@ class Others:
 
     async def __aexit__(self, *error: object) -> None: ...
 
-    async def directive(self, *given: Any) -> Directive:
-        assert given[:3] == ("g", "a", "1234")
-        return self._answer()
-
-    async def ask(self, *given: Any) -> Directive:
-        assert given[:3] == (REPORT, "g", "a")
-        self.reports.append(given[3])
+    async def ask(self, route: Route[Any], *given: Any, **query: str) -> Directive:
+        assert given[:2] == ("g", "a")
+        if route is REPORT:
+            self.reports.append(given[2])
+        else:
+            assert query == {"incarnation": "1234"}
         return self._answer()
 
     def _answer(self) -> Directive:
@@ -157,11 +156,15 @@ def test_a_resolver_that_hangs_keeps_nobody(
     monkeypatch.setattr(handovers, "ASK_S", 0.1)
     answered, hurried = threading.Event(), threading.Event()
 
-    async def directive(*given: Any) -> Directive:
+    ask = node.others.ask
+
+    async def hang(route: Route[Any], *given: Any, **query: str) -> Directive:
+        if route is REPORT:
+            return await ask(route, *given)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(None, lambda: answered.wait(20) and node.others._answer())
 
-    monkeypatch.setattr(node.others, "directive", directive)
+    monkeypatch.setattr(node.others, "ask", hang)
     assert begins(node, None if in_a_hurry else time.monotonic() + 0.5)
     if in_a_hurry:
         threading.Timer(0.5, hurried.set).start()

@@ -29,7 +29,6 @@ from hetagent.node.processes.proctree import marked
 from hetagent.runloop.agent import Agent
 from hetagent.runloop.notices import Notices
 from hetagent.runloop.parts import Parts
-from hetagent.runloop.ports import Ports
 from hetagent.runloop.share_files import ShareFiles
 from hetagent.runloop.shutdown import Shutdown
 from hetagent.runloop.start_check import StartCheck
@@ -139,13 +138,13 @@ class Rig:
             setattr(self.parts, name, make(say))
         site_check = NodeCheck(f"cd {folder}; {check}", self.identity.incarnation)
         self.launch = launch
-        self.ports = Ports(handler, lambda: hold_port("127.0.0.1", ports))
         self.agent = Agent(
             identity=self.identity,
             server=self.line,
             guardian=self.guardian,
             starter=self.starter,
-            ports=self.ports,
+            handler=handler,
+            hold_script_port=lambda: hold_port("127.0.0.1", ports),
             worker_env={"MINE": "1"},
             launch=launch,
             parts=self.parts,

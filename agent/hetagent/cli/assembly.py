@@ -38,7 +38,6 @@ from hetagent.runloop.agent import Agent
 from hetagent.runloop.deaths import ProgramDeaths
 from hetagent.runloop.notices import Notices
 from hetagent.runloop.parts import Parts
-from hetagent.runloop.ports import Ports
 from hetagent.runloop.share_files import ShareFiles
 from hetagent.runloop.shutdown import Shutdown
 from hetagent.runloop.start_check import StartCheck
@@ -178,7 +177,9 @@ def _agent(context: AgentContext, server: OwnServer | None, logs_specs: LogsSpec
         server=line,
         guardian=_guardian(context),
         starter=starter,
-        ports=Ports(handler, context.hold_script_port, moved),
+        handler=handler,
+        hold_script_port=context.hold_script_port,
+        moved=moved,
         launch=launch,
         health=health,
         parts=parts,

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Protocol
 
 import httpx
 
@@ -34,23 +33,16 @@ PREEMPTED_S = 30.0
 ADDRESS = "http://169.254.169.254"
 
 
-class Cloud(Protocol):
-    """The metadata service of one cloud."""
-
-    def ask(self) -> PreemptionNotice | None:
-        """What is announced."""
-
-
 class Clouds:
     """The first cloud whose metadata service answers: this machine is there."""
 
     def __init__(self, log: Callable[[str], None]) -> None:
         self._log_once = WarnOnce(log)
         self._http = httpx.Client(trust_env=False, timeout=TIMEOUT)
-        self._clouds: Mapping[str, Cloud] = {
-            "AWS": Aws(self._http),
-            "Google Cloud": Google(self._http),
-            "Azure": Azure(self._http),
+        self._clouds: Mapping[str, Callable[[], PreemptionNotice | None]] = {
+            "AWS": Aws(self._http).ask,
+            "Google Cloud": Google(self._http).ask,
+            "Azure": Azure(self._http).ask,
         }
         self._found = False
         self._again_at = 0.0
@@ -59,12 +51,12 @@ class Clouds:
         """What the cloud announces."""
         if time.monotonic() < self._again_at:
             return None
-        for name, cloud in self._clouds.items():
+        for name, ask in self._clouds.items():
             try:
-                notice = cloud.ask()
+                notice = ask()
             except (httpx.HTTPError, KeyError, RuntimeError, TypeError, ValueError):
                 continue
-            self._clouds, self._found = {name: cloud}, True
+            self._clouds, self._found = {name: ask}, True
             self._log_once(f"--watch: looking for what {name} announces")
             return notice
         if not self._found:

@@ -22,7 +22,6 @@ from hetagent.node.processes.guardian import Guardian, GuardianError
 from hetagent.node.self_pipe import Readable, readable
 from hetagent.runloop.local_round import LocalRound, Phase
 from hetagent.runloop.parts import Parts
-from hetagent.runloop.ports import Ports
 from hetagent.runloop.shutdown import Shutdown, ShutdownAction, WorkerActivity
 from hetagent.session.connection import ServerConnection
 from hetagent.session.requests import round_report
@@ -35,6 +34,7 @@ from hetrdzv.protocol.settings import DEFAULTS, UNLIMITED_RESTARTS
 from hetrdzv.protocol.states import DirectiveKind, ReportKind
 
 if TYPE_CHECKING:
+    from hetagent.workers.store import HetRendezvousHandler
     from hetagent.workers.torch_starter import TorchStarter
 
 
@@ -44,6 +44,9 @@ class Agent:
 
     Attributes:
         server, guardian: not started yet.
+        handler: holds the port of the next round's store from its offer on, and hosts that store on a master.
+        hold_script_port: opens a listening socket for a store that the script opens itself.
+        moved: whether this node has another address to offer now, so that both ports are held where nobody finds them.
         worker_env: what every worker gets beside torchrun's environment.
         stop_timeout_s: seconds between SIGTERM and SIGKILL; None: the group's setting.
         shutdown: how this node leaves.
@@ -61,7 +64,8 @@ class Agent:
     server: ServerConnection
     guardian: Guardian
     starter: "TorchStarter"
-    ports: Ports
+    handler: "HetRendezvousHandler"
+    hold_script_port: Callable[[], socket.socket]
     launch: Launch
     health: HealthChecks
     parts: Parts
@@ -69,6 +73,7 @@ class Agent:
     stop_timeout_s: float | None
     shutdown: Shutdown
     log: Callable[[str], None]
+    moved: Callable[[], bool] = lambda: False
     secrets: Callable[[], Collection[str]] = tuple
     signals: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
     outcome: Directive | None = field(default=None, init=False)
@@ -90,6 +95,7 @@ class Agent:
         self._orphans = OrphanReaper(self.identity.incarnation, self.log, self.parts.kept_sessions)
         self._after_round = 0  # the round after which this node joins
         self._joined = False  # since then
+        self._script_port: socket.socket | None = None  # until a round uses it
         self._not_ready = ""  # why this node takes part in no round
 
     # -- the loop --------------------------------------------------------------------------------------------
@@ -194,7 +200,7 @@ class Agent:
             self.hangs = self.hangs or snapshots.hangs
         if self._succeeded:  # now that no part has a process any more
             self._orphans.keep_spared()
-        self.ports.close()
+        self._close_ports()
         self.server.close()
         # Last: the guardian ends what is left if anything above fails, and says goodbye if the connection broke.
         if not self.server.broken:
@@ -398,12 +404,22 @@ class Agent:
     def _join(self) -> None:
         self._joined = True
         self.launch.end()
+        if self.moved():
+            self._close_ports()
+        self.handler.release()
         try:
-            port, script_port = self.ports.offer()
+            self._script_port = self._script_port or self.hold_script_port()
+            port = self.handler.offer()
         except NetworkError as error:
             who = f"node '{self.identity.node_id}'"
             raise AgentError(f"{who} cannot offer a port for the next round: {error}") from None
-        self.server.ready(self._after_round, port, script_port, self._not_ready)
+        self.server.ready(self._after_round, port, self._script_port.getsockname()[1], self._not_ready)
+
+    def _close_ports(self) -> None:
+        self.handler.shutdown()
+        if self._script_port is not None:
+            self._script_port.close()
+            self._script_port = None
 
     def _leave_since(self, why: str) -> None:
         """Leave: this node cannot take part in another round."""
@@ -434,7 +450,7 @@ class Agent:
             node_id=self.identity.node_id,
             round=number,
             start=start,
-            script_port=self.ports.script,
+            script_port=self._script_port,
             ask=self.server.ask,
         )
         if start.restarted_by:
@@ -471,7 +487,7 @@ class Agent:
                 self._leave_since(f"it cannot start workers: {failure.message}")
             return
         finally:
-            self.ports.script = local.assignment.script_port
+            self._script_port = local.assignment.script_port
             for note in local.assignment.notes:
                 self.log(note)
             local.assignment.notes.clear()

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import select
 import subprocess
 import threading
 import time
@@ -16,7 +15,7 @@ from hetagent.node.console import WarnOnce
 from hetagent.node.memory import free_memory
 from hetagent.node.processes import proctree as processes
 from hetagent.node.processes.signals import signal_name
-from hetagent.node.self_pipe import SelfPipe
+from hetagent.node.self_pipe import Readable, SelfPipe, readable
 from hetagent.options.parts import AUTO, Preload
 from hetagent.roundhook import RoundHook
 from hetagent.standby.process import END_TIMEOUT_S, WAITING, Standby, fits
@@ -142,11 +141,8 @@ class Standbys(RoundHook):
                     return
                 self._make_due()
                 wait_s = min(LOOK_S, max(0.01, self._not_before - time.monotonic()))
-                poll = select.poll()  # select.select takes no descriptor beyond 1,023
-                for fd in (self._waker.fileno(), *map(Standby.fileno, self._standbys.values())):
-                    poll.register(fd, select.POLLIN)
-            # One that is taken in the meantime has closed its descriptor, which need not even be a socket's now.
-            poll.poll(1000 * wait_s)
+                sources: list[Readable] = [self._waker, *self._standbys.values()]
+            readable(sources, wait_s)  # of one that is taken meanwhile, the descriptor may be another's now
             self._waker.clear()
             with self._lock:
                 for rank, standby in list(self._standbys.items()):
@@ -182,9 +178,7 @@ class Standbys(RoundHook):
 
     def _look(self, rank: int, standby: Standby) -> None:
         """See what has become of a standby."""
-        poll = select.poll()
-        poll.register(standby, select.POLLIN)
-        if poll.poll(0):
+        if readable([standby], 0.0):
             if standby.receive():
                 self._died = 0
             else:

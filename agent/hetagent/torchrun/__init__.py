@@ -24,13 +24,12 @@ def create_handler(params: "RendezvousParameters") -> "RendezvousHandler":
         ValueError: the endpoint, the run id or `--rdzv-conf` makes no sense; says what to change.
         AccessError, TlsError: a token or certificate file cannot be used.
     """
-    from hetagent.torchrun.conf import conf_of, take_token
+    from hetagent.torchrun.conf import conf_of
     from hetagent.torchrun.handler import TorchrunHandler
     from hetagent.torchrun.messages import with_options
     from hetrdzv.auth.tls import TlsError
 
     try:
-        conf = conf_of(params)
+        return TorchrunHandler(conf_of(params))
     except TlsError as error:
         raise TlsError(with_options(str(error))) from None
-    return TorchrunHandler(conf, take_token(conf.token_file))

@@ -9,6 +9,7 @@ from typing import Any
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from hetagent.cli.flags import SPEC_FLAGS
+from hetagent.context import Access
 from hetagent.node.names import host_name
 from hetagent.node.network import parse_port_range
 from hetagent.session.backoff import CONNECT_TIMEOUT_S
@@ -62,7 +63,7 @@ class Conf:
             this host adds a number (node/names.py).
     """
 
-    servers: tuple[str, ...]
+    access: Access
     group: str
     node_id: str
     node_id_given: bool
@@ -70,8 +71,6 @@ class Conf:
     interface: str | None
     port_range: tuple[int, int] | None
     connect_timeout_s: float
-    token_file: Path | None
-    tls: ClientTls
     spec: SpecFields
 
 
@@ -90,8 +89,16 @@ def conf_of(params: RendezvousParameters) -> Conf:
     # torch's agents count restarts (--max-restarts): the server sets no limit of its own unless asked to
     spec = {"max_restarts": UNLIMITED_RESTARTS, "min_nodes": params.min_nodes, "max_nodes": params.max_nodes}
     spec |= {name: options[name] for name in ("max_restarts", *WORLD_SIZES, *SPEC_FLAGS) if name in options}
-    return Conf(
+    tls = {name: options.get(name) for name in ("ca_cert", "client_cert", "client_key")}
+    token_file = options.get("token_file")
+    access = Access(
         servers=_servers(params.endpoint),
+        token=_take_token(token_file),
+        token_file=token_file,
+        tls=ClientTls.of(tls, os.environ),
+    )
+    return Conf(
+        access=access,
         group=group,
         node_id=options.get("node_id") or _host_name(),
         node_id_given="node_id" in options,
@@ -99,10 +106,6 @@ def conf_of(params: RendezvousParameters) -> Conf:
         interface=options.get("interface"),
         port_range=options.get("port_range"),
         connect_timeout_s=options.get("connect_timeout_s", CONNECT_TIMEOUT_S),
-        token_file=options.get("token_file"),
-        tls=ClientTls.of(
-            {name: options.get(name) for name in ("ca_cert", "client_cert", "client_key")}, os.environ
-        ),
         spec=_spec(spec, local_addr),
     )
 
@@ -159,7 +162,7 @@ _taken_token: list[str] = []
 """HET_TOKEN's former value, for a program that launches twice: the variable is there only the first time."""
 
 
-def take_token(token_file: Path | None) -> str | None:
+def _take_token(token_file: Path | None) -> str | None:
     """The token for the server, from a file or else from HET_TOKEN, which is removed since workers do not need it."""
     try:
         given = client_token(None)

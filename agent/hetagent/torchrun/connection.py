@@ -7,7 +7,6 @@ import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import Future
-from functools import partial
 from typing import TypeVar
 
 from hetagent.node.address import AdvertisedAddress, find_address
@@ -17,8 +16,6 @@ from hetagent.session.session import Session
 from hetagent.torchrun.conf import Conf
 from hetagent.torchrun.messages import ending, exit_error
 from hetagent.torchrun.store import PAUSE_S, Call, RoundOverError
-from hetrdzv.auth.client_token import reread_token
-from hetrdzv.client.client import Client
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.requests import JoinRequest
 from hetrdzv.protocol.states import DirectiveKind
@@ -144,13 +141,13 @@ def _run(call: Call[T], abandoned: threading.Event, answer: Future[T]) -> None:
         answer.set_exception(error.with_traceback(None))
 
 
-def connection_of(conf: Conf, token: str | None, slots: int, log: Callable[[str], None]) -> Connection:
+def connection_of(conf: Conf, slots: int, log: Callable[[str], None]) -> Connection:
     """The connection of a node; see `Connection`.
 
     Raises:
         NetworkError: this node has no address to offer.
     """
-    place = find_address(conf.local_addr, conf.interface, conf.servers, conf.connect_timeout_s, log)
+    place = find_address(conf.local_addr, conf.interface, conf.access.servers, conf.connect_timeout_s, log)
     offer = JoinRequest(
         incarnation=uuid.uuid4().hex,
         slots=slots,
@@ -162,6 +159,4 @@ def connection_of(conf: Conf, token: str | None, slots: int, log: Callable[[str]
     session = Session(
         conf.group, conf.node_id, offer, random.Random(), connect_timeout_s=conf.connect_timeout_s
     )
-    renew_token = partial(reread_token, conf.token_file)
-    client = partial(Client, conf.servers, token=token, renew_token=renew_token, tls=conf.tls)
-    return Connection(place, ServerConnection(session, client, log), log)
+    return Connection(place, ServerConnection(session, conf.access.client, log), log)

@@ -68,13 +68,14 @@ def _abandon(server: ServerConnection, owner: object) -> None:
 class TorchrunHandler(HetRendezvousHandler):
     """One node's part in a job whose rounds a hetserver decides and whose workers torch's agent runs."""
 
-    def __init__(self, conf: Conf, token: str | None) -> None:
+    def __init__(self, conf: Conf) -> None:
         given = conf.node_id_given
-        self._name = names.Name(conf.node_id) if given else names.take(conf.node_id, conf.group, conf.servers)
+        self._name = (
+            names.Name(conf.node_id) if given else names.take(conf.node_id, conf.group, conf.access.servers)
+        )
         conf = replace(conf, node_id=self._name.node_id)
         super().__init__(conf.group, conf.node_id, self._hold_port)
         self._conf = conf
-        self._token = token
         self._log = partial(
             log, conf.node_id
         )  # not a method: the connection must not keep this handler alive
@@ -185,7 +186,7 @@ class TorchrunHandler(HetRendezvousHandler):
         for note in self._name.notes:
             log(note)
         try:
-            connection = connection_of(conf, self._token, workers_of_callers(self) or 1, log)
+            connection = connection_of(conf, workers_of_callers(self) or 1, log)
         except network.NetworkError as error:
             raise RendezvousConnectionError(with_options(str(error))) from None
         self._connection = connection
@@ -193,7 +194,7 @@ class TorchrunHandler(HetRendezvousHandler):
         self._leaver = weakref.finalize(self, _abandon, connection.server, self._owner)
         self._leaver.atexit = False  # then the server sees the connection break
         connection.server.start()
-        log(f"group '{conf.group}' at {', '.join(conf.servers)}: offering {connection.place.address}")
+        log(f"group '{conf.group}' at {', '.join(conf.access.servers)}: offering {connection.place.address}")
         return connection
 
     def _leave(self, why: str) -> None:

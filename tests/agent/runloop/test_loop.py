@@ -266,9 +266,8 @@ def test_a_node_that_got_another_address_holds_its_ports_there(
         session.offer = replace(session.offer, address="127.0.0.2")
         return True
 
-    monkeypatch.setattr(made.ports, "_moved", moved)
-    monkeypatch.setattr(made.ports, "_hold", hold)
-    monkeypatch.setattr(made.ports._handler, "_hold", hold)
+    agent.moved, agent.hold_script_port = moved, hold
+    monkeypatch.setattr(agent.handler, "_hold", hold)
     assert made.run() == 0
     assert [(made.folder / f"master.{n}").read_text() for n in (0, 1)] == ["127.0.0.1\n", "127.0.0.2\n"]
     assert len(held) == 4, "both ports, each time"

@@ -105,7 +105,7 @@ def port_holder(*news: Directive) -> Iterator[tuple[TorchrunHandler, Any, int]]:
     with hold_port("127.0.0.1", None) as free:
         port: int = free.getsockname()[1]
     conf = conf_of(params(node_id="a", local_addr="127.0.0.1", port_range=f"{port}-{port}"))
-    handler, line = TorchrunHandler(conf, None), LoudLine(*news)
+    handler, line = TorchrunHandler(conf), LoudLine(*news)
     connect(handler, line)
     handler._leaver = weakref.finalize(handler, int)
     try:

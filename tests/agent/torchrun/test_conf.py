@@ -12,41 +12,19 @@ from torch.distributed.run import config_from_args, parse_args
 
 from hetagent.torchrun import conf as torchrun_conf
 from hetagent.torchrun import create_handler
-from hetagent.torchrun.conf import OPTIONS, ConfError, conf_of, take_token
+from hetagent.torchrun.conf import OPTIONS, ConfError, conf_of
 from hetrdzv.auth.files import AccessError
 from hetrdzv.protocol.settings import SETTINGS, UNLIMITED_RESTARTS
 
 
 def test_what_torchrun_passes_is_understood() -> None:
     """Uses torchrun's own parser: whatever it adds to the options has to be accepted."""
-    words = [
-        "--nnodes",
-        "2:4",
-        "--rdzv-backend",
-        "hetrdzv",
-        "--rdzv-endpoint",
-        "http://h1:1,h2",
-        "--rdzv-id",
-        "G",
-    ]
-    words += [
-        "--rdzv-conf",
-        "node_id=gpu1,lease_s=7.5,on_join=spare,port_range=29500-29510",
-        "train.py",
-    ]
+    words = ["--nnodes=2:4", "--rdzv-backend=hetrdzv", "--rdzv-endpoint=http://h1:1,h2", "--rdzv-id=G"]
+    words += ["--rdzv-conf=node_id=gpu1,lease_s=7.5,on_join=spare,port_range=29500-29510", "train.py"]
     config, _, _ = config_from_args(parse_args(words))
-    conf = conf_of(
-        RendezvousParameters(
-            config.rdzv_backend,
-            config.rdzv_endpoint,
-            config.run_id,
-            config.min_nodes,
-            config.max_nodes,
-            config.local_addr,
-            **config.rdzv_configs,
-        )
-    )
-    assert conf.servers == ("http://h1:1", "http://h2:29400")
+    given = (config.rdzv_backend, config.rdzv_endpoint, config.run_id, config.min_nodes, config.max_nodes)
+    conf = conf_of(RendezvousParameters(*given, config.local_addr, **config.rdzv_configs))
+    assert conf.access.servers == ("http://h1:1", "http://h2:29400")
     assert (conf.group, conf.node_id, conf.port_range) == ("G", "gpu1", (29500, 29510))
     assert conf.spec == {
         "min_nodes": 2,
@@ -96,39 +74,24 @@ def test_the_address_may_come_from_torchrun() -> None:
         conf_of(both)
 
 
-def documented_options() -> dict[str, str]:
-    """The options in docs/launch.md, each with its default."""
+def test_every_option_and_default_is_documented() -> None:
     table = rows(section(page("docs/launch.md"), "Options"))
-    return {name: row[1] for row in table for name in quoted(row[:1])}
+    told = {name: row[1] for row in table for name in quoted(row[:1])}
+    settings = {name for name in SETTINGS if name in OPTIONS}
+    assert differences("option", "docs/launch.md", {*told, *settings}, set(OPTIONS)) == []
+    assert told["max_restarts"] == str(UNLIMITED_RESTARTS)
+    assert told["connect_timeout_s"] == f"{conf_of(params()).connect_timeout_s:g}"
 
 
-def test_every_option_is_documented() -> None:
-    told = {**documented_options(), **{name: "" for name in SETTINGS if name in OPTIONS}}
-    assert differences("option", "docs/launch.md", set(told), set(OPTIONS)) == []
-
-
-def test_defaults_are_documented() -> None:
-    there = {"max_restarts": str(UNLIMITED_RESTARTS)}
-    there |= {"connect_timeout_s": f"{conf_of(params()).connect_timeout_s:g}"}
-    told = documented_options()
-    assert {name: told[name] for name in there} == there
-
-
-# -- the token -----------------------------------------------------------------------------------------------
-
-
-def test_the_token_leaves_the_environment_and_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_token_leaves_the_environment_and_is_kept_and_a_file_comes_first(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("HET_TOKEN", "secret")
-    assert take_token(None) == "secret"
-    assert "HET_TOKEN" not in os.environ
-    assert take_token(None) == "secret"
-
-
-def test_a_token_file_comes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("HET_TOKEN", "secret")
+    for _ in range(2):
+        assert conf_of(params()).access.token == "secret"
+        assert "HET_TOKEN" not in os.environ
     file = tmp_path / "token"
     file.write_text("other\n")
-    assert take_token(file) == "other"
-    assert "HET_TOKEN" not in os.environ
+    assert conf_of(params(token_file=str(file))).access.token == "other"
     with pytest.raises(AccessError, match="cannot be read"):
-        take_token(tmp_path / "none")
+        create_handler(params(token_file=str(tmp_path / "none")))

@@ -168,7 +168,7 @@ def test_a_member_goes_on_when_the_master_never_assigns_ranks(
 
 @pytest.fixture
 def in_round_2() -> Iterator[tuple[TorchrunHandler, ScriptedLine]]:
-    handler, line = TorchrunHandler(conf_of(params()), None), ScriptedLine()
+    handler, line = TorchrunHandler(conf_of(params())), ScriptedLine()
     connection = connect(handler, line)
     connection.round, connection.in_round = 2, True
     yield handler, line
@@ -247,7 +247,7 @@ def test_torchrun_exits_as_hetagent_would(fields: dict[str, Any], monkeypatch: p
     monkeypatch.setenv("TORCHELASTIC_SIGNALS_TO_HANDLE", "")  # torchrun sets it; restored afterwards
     words = ["--rdzv-backend", "hetrdzv", "--rdzv-endpoint", "h", "--rdzv-id", "job", "train.py"]
     with port_holder(directive("exit", **fields)) as (handler, _, _):
-        monkeypatch.setattr("hetagent.torchrun.handler.TorchrunHandler", lambda conf, token: handler)
+        monkeypatch.setattr("hetagent.torchrun.handler.TorchrunHandler", lambda conf: handler)
         with pytest.raises(SystemExit) as end:
             main.__wrapped__(words)  # type: ignore[attr-defined]
         assert end.value.code == fields["exit_code"]

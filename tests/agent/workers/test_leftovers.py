@@ -77,8 +77,8 @@ def test_detached_helpers_do_not_outlive_a_round_that_is_not_the_last(rig: Make,
 def test_the_guardian_is_dismissed_last(rig: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever fails before, it ends what is left."""
     made = rig("true")
-    close, seen = made.ports.close, list[int | None]()
-    monkeypatch.setattr(made.ports, "close", lambda: (seen.append(made.guardian.pid), close()))
+    close, seen = made.agent.handler.shutdown, list[int | None]()
+    monkeypatch.setattr(made.agent.handler, "shutdown", lambda: (seen.append(made.guardian.pid), close()))
     assert made.run() == 0
     assert seen[-1] is not None
     assert made.guardian.pid is None

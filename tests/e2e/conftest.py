@@ -22,13 +22,6 @@ def without_torch(request: pytest.FixtureRequest) -> bool:
     return request.node.get_closest_marker("gloo") is None
 
 
-@pytest.fixture(
-    params=["without torch", pytest.param("by torch", marks=[pytest.mark.gloo, pytest.mark.long])]
-)
-def reduced() -> None:
-    """How the workers of a test all-reduce: by torch they take seconds more to start, so that is a long test."""
-
-
 @pytest.fixture
 def job(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """`THREE` nodes that wait for each other; for the third they wait a minute."""

@@ -8,8 +8,6 @@ import pytest
 
 from tests.support.cluster import PAIR, Agent, Cluster, cluster
 
-MET = "import torch.distributed as dist\n{}\ndist.barrier(); dist.destroy_process_group()\n"
-
 
 def run(job: Cluster, script: str, *flags: str, **only: str) -> dict[str, Agent]:
     """Run a script on the nodes of `PAIR`, or another one on the node that `only` names, to the end."""
@@ -28,71 +26,110 @@ def causes(agents: dict[str, Agent]) -> list[str]:
     return [agent.stderr.split("root cause: ")[1] for agent in agents.values()]
 
 
-def test_the_words_of_a_worker_are_on_every_node(pair: Cluster) -> None:
-    script = "import argparse; argparse.ArgumentParser().parse_args(['--lrr', '3'])"
-    agents = run(pair, "import time; time.sleep(60)", b=script)
-    for cause in causes(agents):
-        said = "rank 2 on b exited with code 2: script.py: error: unrecognized arguments: --lrr 3"
-        assert cause.startswith(f"{said}; no restart, since it would end the same way\n")
-        assert "  | script.py: error: unrecognized arguments: --lrr 3\n" in cause
+WAITS = "import time; time.sleep(600)"
+NO_MODULE = "ModuleNotFoundError: No module named 'no_such_module'"
+USAGE = "script.py: error: unrecognized arguments: --lrr 3"
+LINGERS = (
+    "import threading, time\nthreading.Thread(target=time.sleep, args=(600,)).start()\n"
+    "raise RuntimeError('bad batch')"
+)
+LINGERS_CAUSE = r"rank 2 on b raised RuntimeError: bad batch \(script.py:3\) and has not ended since\n"
+
+
+def a_long_line(size: int) -> str:
+    return f"raise RuntimeError('Missing keys: ' + 'layer, ' * ({size} // 7) + 'last')"
+
+
+LONG_LINE_CAUSE = r"RuntimeError: Missing keys: layer, layer, .*\(script.py:1, rank 2 on b\)\n"
+LONG_LINE = [
+    'script.py", line 1, in <module>\n',
+    "\n  | RuntimeError: Missing keys: layer, ",
+    "layer, last\n=",
+]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "cause", "quoted"),
+    [
+        pytest.param(
+            WAITS,
+            "import argparse; argparse.ArgumentParser().parse_args(['--lrr', '3'])",
+            f"rank 2 on b exited with code 2: {USAGE}; no restart, since it would end the same way\n",
+            [f"  | {USAGE}\n"],
+            id="wrong arguments",
+        ),
+        pytest.param(
+            "x = (\n",
+            "x = (\n",
+            r"SyntaxError: .* \(script\.py:1, rank \d on [ab]\); no restart, since it would end the same",
+            [],
+            id="no Python, on all nodes",
+        ),
+        pytest.param(
+            WAITS,
+            "import no_such_module\n",
+            rf"{NO_MODULE} \(script.py:1, rank 2 on b\); no restart",
+            [],
+            id="a module that one lacks",
+        ),
+        pytest.param(
+            WAITS,
+            "import os; os.write(2, b\"terminate called: 'c10::Error'\\n  what():  lost\\n\"); os.abort()",
+            ".*killed by SIGABRT",
+            ["  | terminate called: 'c10::Error'\n  |   what():  lost\n  | Fatal Python error: Aborted\n"],
+            id="a library that aborts",
+        ),
+        pytest.param(
+            WAITS, a_long_line(4_000), LONG_LINE_CAUSE, LONG_LINE, id="a long line", marks=pytest.mark.long
+        ),
+        pytest.param(
+            WAITS,
+            a_long_line(9_000_000),
+            LONG_LINE_CAUSE,
+            LONG_LINE,
+            id="a huge line",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(  # a thread that is no daemon keeps its process alive; the others wait for it
+            WAITS,
+            LINGERS,
+            LINGERS_CAUSE,
+            ["node b, rank 2 (local rank 0), has not ended, round 1\n", "\n  | RuntimeError: bad batch\n"],
+            id="one that raised and does not end",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            "import time; time.sleep(4); raise RuntimeError('timed out')",
+            LINGERS,
+            LINGERS_CAUSE,
+            [],
+            id="what fails elsewhere before that is known",
+            marks=pytest.mark.long,
+        ),
+    ],
+)
+def test_every_node_has_the_cause_and_the_words_of_the_worker(
+    pair: Cluster, a: str, b: str, cause: str, quoted: list[str]
+) -> None:
+    budget = () if "no restart" in cause else ("--max-restarts", "0")
+    agents = run(pair, a, *budget, b=b)
+    for said in causes(agents):
+        assert re.match(cause, said), said
+        assert all(text in said for text in quoted), said
     assert {agent.wait() for agent in agents.values()} == {1}  # as torchrun
-    assert (
-        "script.py: error: unrecognized arguments: --lrr 3\n"
-        in agents["b"].stderr.split("hetagent[b]: round 1: rank 2 on b exited")[0]
-    )
-
-
-def test_an_abort_tells_what_the_library_said(pair: Cluster) -> None:
-    script = "import os; os.write(2, b\"terminate called: 'c10::Error'\\n  what():  lost\\n\"); os.abort()"
-    for cause in causes(run(pair, "import time; time.sleep(60)", "--max-restarts", "0", b=script)):
-        assert "killed by SIGABRT" in cause
-        assert (
-            "  | terminate called: 'c10::Error'\n  |   what():  lost\n  | Fatal Python error: Aborted\n"
-            in cause
-        )
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("size", [4_000, 9_000_000])
-def test_a_long_line_is_told_with_its_beginning(pair: Cluster, size: int) -> None:
-    script = f"raise RuntimeError('Missing keys: ' + 'layer, ' * ({size} // 7) + 'last')"
-    for cause in causes(run(pair, "import time; time.sleep(60)", "--max-restarts", "0", b=script)):
-        assert cause.startswith("RuntimeError: Missing keys: layer, layer, ")
-        assert "(script.py:1, rank 2 on b)\n" in cause
-        assert 'script.py", line 1, in <module>\n' in cause
-        assert "\n  | RuntimeError: Missing keys: layer, " in cause
-        assert "layer, last\n=" in cause
-
-
-def test_it_can_be_kept_on_the_node(pair: Cluster) -> None:
-    script = "import sys; sys.stderr.write('private\\n'); sys.exit(3)"
-    flags = ("--report-output", "off", "--max-restarts", "0")
-    for cause in causes(run(pair, "import time; time.sleep(60)", *flags, b=script)):
-        assert "exit code 3, round 1\n" in cause
-        assert "  | " not in cause
-    assert "private" not in pair.ask("GET").text + pair.ask("GET", "/events").text
-    assert "private\n" in pair.agents["b"].stderr
-
-
-@pytest.mark.parametrize("script", ["x = (\n", "import os\nimport no_such_module\n"])
-def test_a_hopeless_script_is_not_restarted(pair: Cluster, script: str) -> None:
-    agents = run(pair, script)
-    for cause in causes(agents):
-        line = cause.partition("\n")[0]
-        assert re.search(
-            r"Error: .* \(script\.py:\d, rank \d on [ab]\); no restart, since it would end the same", line
-        )
-    assert {agent.wait() for agent in agents.values()} == {1}
     group = pair.group()
     assert (group["state"], group["round"], group["restarts"]) == ("failed", 1, 0)
 
 
-def test_one_node_that_lacks_a_module_is_named(pair: Cluster) -> None:
-    agents = run(pair, "import time; time.sleep(60)", b="import no_such_module\n")
+def test_the_words_can_be_kept_on_the_node_and_the_exit_code_is_every_agents(pair: Cluster) -> None:
+    script = "import sys; sys.stderr.write('private\\n'); sys.exit(3)"
+    agents = run(pair, WAITS, "--report-output", "off", "--max-restarts", "0", b=script)
     for cause in causes(agents):
-        said = "ModuleNotFoundError: No module named 'no_such_module' (script.py:1, rank 2 on b); no restart"
-        assert cause.startswith(said)
-    assert pair.group()["restarts"] == 0
+        assert "exit code 3, round 1\n" in cause
+        assert "  | " not in cause
+    assert {agent.wait() for agent in agents.values()} == {3}
+    assert "private" not in pair.ask("GET").text + pair.ask("GET", "/events").text
+    assert "private\n" in agents["b"].stderr
 
 
 def test_every_node_says_that_it_restarts_and_why(pair: Cluster) -> None:
@@ -114,35 +151,6 @@ def test_an_agent_that_may_open_few_files_says_so(tmp_path: Path) -> None:
         agent = made.run("a", ["sh", "-c", f"ulimit -n 40; exec {program}"])
         assert agent.wait() == 71
         assert "hetagent may have 40 files open, and needs 53 for 1 worker; raise it: " in agent.stderr
-
-
-LINGERS = (
-    "import threading, time\nthreading.Thread(target=time.sleep, args=(600,)).start()\n"
-    "raise RuntimeError('bad batch')"
-)
-
-
-@pytest.mark.long
-def test_a_worker_that_has_raised_and_does_not_end_is_the_cause(pair: Cluster) -> None:
-    """A thread that is no daemon keeps its process alive; the others wait for it."""
-    agents = run(pair, "import time; time.sleep(600)", "--max-restarts", "0", b=LINGERS)
-    for cause in causes(agents):
-        assert cause.startswith(
-            "rank 2 on b raised RuntimeError: bad batch (script.py:3) and has not ended since\n"
-        )
-        assert "node b, rank 2 (local rank 0), has not ended, round 1\n" in cause
-        assert "\n  | Traceback (most recent call last):\n" in cause
-        assert "\n  | RuntimeError: bad batch\n" in cause
-    assert {agent.wait() for agent in agents.values()} == {1}
-
-
-@pytest.mark.long
-def test_it_is_the_cause_of_what_fails_elsewhere_before_that_is_known(pair: Cluster) -> None:
-    a = "import time; time.sleep(4); raise RuntimeError('timed out')"
-    for cause in causes(run(pair, a, "--max-restarts", "0", b=LINGERS)):
-        assert cause.startswith(
-            "rank 2 on b raised RuntimeError: bad batch (script.py:3) and has not ended since\n"
-        )
 
 
 @pytest.mark.long
@@ -167,58 +175,49 @@ def test_a_rank_that_had_left_is_named_beside_those_that_miss_it(pair: Cluster, 
 
 # -- workers that never met ----------------------------------------------------------------------------------------
 
+ALONE = "import os\nif os.environ['RANK'] == '2': raise SystemExit\n"
+MEET = """
+import os, torch.distributed as dist
+dist.init_process_group('gloo', HOW)
+dist.barrier(); dist.destroy_process_group()
+"""
+ELSEWHERE = "init_method='file://FOLDER/meet', world_size=3, rank=int(os.environ['RANK'])"
+NEVER = "ranks 0 to 2 never met"
 
-def never_met(agents: dict[str, Agent]) -> set[str]:
-    """What the nodes say about it."""
-    lines = [
-        line for agent in agents.values() for line in agent.stderr.splitlines() if line.startswith("outcome ")
-    ]
-    assert len(lines) == len(agents)
-    return {line.removeprefix("outcome ").strip() for line in lines}
 
-
-def test_workers_that_never_met(pair: Cluster) -> None:
-    [said] = never_met(run(pair, "pass"))
-    assert said.startswith(
-        "the job succeeded, but ranks 0 to 2 never met: each may have trained alone, unless "
-    )
-    assert pair.group()["current_round"]["met"] == 0
-    assert "never met" in pair.group()["reason"]["message"]
+@pytest.mark.parametrize(
+    ("script", "outcome"),
+    [
+        ("pass", f"the job succeeded, but {NEVER}: each may have trained alone, unless "),
+        pytest.param(
+            ALONE + MEET.replace("HOW", "world_size=2"),
+            "the job succeeded, but only 2 of 3 workers met: the others may have trained alone, unless ",
+            marks=[pytest.mark.gloo, pytest.mark.long],
+            id="some",
+        ),
+        pytest.param(
+            MEET.replace("HOW", ELSEWHERE),
+            ".* unless they meet in another way than init_process_group with env:// or hvd.init()",
+            marks=[pytest.mark.gloo, pytest.mark.long],
+            id="elsewhere",
+        ),
+    ],
+)
+def test_workers_that_never_met_are_named(pair: Cluster, script: str, outcome: str) -> None:
+    for agent in run(pair, script.replace("FOLDER", str(pair.folder))).values():
+        assert re.search(rf"^outcome +{outcome}", agent.stderr, re.MULTILINE), agent.stderr
+    assert "met" in pair.group()["reason"]["message"]
     assert pair.told("never_met")
 
 
-def test_that_may_be_a_failure(pair: Cluster) -> None:
+def test_that_they_never_met_may_be_a_failure(pair: Cluster) -> None:
     agents = run(pair, "pass", "--require-rendezvous")
-    assert never_met(agents) == {"failed"}
-    assert all(cause.startswith("ranks 0 to 2 never met") for cause in causes(agents))
+    assert all(cause.startswith(NEVER) for cause in causes(agents))
     assert {agent.wait() for agent in agents.values()} == {1}
     assert pair.group()["restarts"] == 0
-
-
-@pytest.mark.gloo
-@pytest.mark.long
-def test_only_some_met(pair: Cluster) -> None:
-    some = "import os\nif os.environ['RANK'] == '2': raise SystemExit\n"
-    [said] = never_met(run(pair, some + MET.format("dist.init_process_group('gloo', world_size=2)")))
-    assert said.startswith(
-        "the job succeeded, but only 2 of 3 workers met: the others may have trained alone, unless "
-    )
-
-
-@pytest.mark.long
-@pytest.mark.gloo
-def test_workers_that_met_elsewhere_are_not_accused(pair: Cluster, tmp_path: Path) -> None:
-    init = f"import os\ndist.init_process_group('gloo', init_method='file://{tmp_path}/meet', world_size=3, "
-    [said] = never_met(run(pair, MET.format(init + "rank=int(os.environ['RANK']))")))
-    assert said.endswith(" unless they meet in another way than init_process_group with env:// or hvd.init()")
-
-
-def test_one_worker_cannot_be_alone(tmp_path: Path) -> None:
-    with cluster(tmp_path, "--nnodes", "1") as made:
-        (tmp_path / "a.py").write_text("pass")
-        agent = made.agent("a", 1, "--require-rendezvous", script=str(tmp_path / "a.py"))
-        assert agent.wait() == 0
-        assert never_met({"a": agent}) == {"the job succeeded"}
+    (alone := pair.folder / "alone.py").touch()  # one worker cannot be alone
+    alone_flags = ("--group", "alone", "--nnodes", "1", "--require-rendezvous")
+    assert pair.agent("c", 1, *alone_flags, script=str(alone)).wait() == 0
 
 
 # -- a program per node --------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ STARTED = time.monotonic()
 from collective import Collective, Star  # noqa: E402
 from worklog import CHECKPOINT, LOG, STOP, StepCounter  # noqa: E402
 
-ACTS = ("raise", "exit3", "ignore-term", "grandchild", "loader", "load", "deadlock", "checkpoint")
+ACTS = ("raise", "ignore-term", "grandchild", "loader", "load", "deadlock", "checkpoint")
 """What a worker can be told to do, mostly at step 3: see `handle_sigterm` and `act`. `deadlock` takes the last two."""
 
 NEED_TORCH = ("loader", "load", "deadlock")
@@ -136,11 +136,6 @@ def main() -> None:
         if notices > 0:
             ready_to_stop()
             break
-        if what == "exit3" and restart == 0 and step == 3:
-            # with gloo's threads alive, torch aborts about one exit in ten, even under plain python
-            collective.close()
-            if not acts:
-                time.sleep(1000)
         if acts and step == 3 and what == "deadlock":
             (args.into / f"deadlocked.{os.getpid()}").touch()
             gloo.recv(2 * world - 3 - rank)
@@ -200,8 +195,6 @@ def act(what: str, into: Path) -> None:
     match what:
         case "raise":
             raise ValueError("the tensor of step 3 has no soul")
-        case "exit3":
-            sys.exit(3)
         case "grandchild":
             os.system("sleep 1000 &")
             os._exit(5)

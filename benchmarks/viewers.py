@@ -24,7 +24,6 @@ PROBE_S = 0.1
 NEWS_S = 0.5
 GROUP = "/groups/view-0"
 EVERY_S = 2.0
-SECTIONS = ("now", "cause", "facts", "timeline", "nodes", "pace", "rounds", "history")
 
 
 class Window(NamedTuple):
@@ -53,22 +52,21 @@ class Viewer:
 
     def __init__(self) -> None:
         self.bytes = self.pieces = 0
-        self._known: dict[str, str] = {}
+        self._known = ""
 
     async def look(self, port: int) -> None:
         """Go on until cancelled."""
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 24)
         try:
             while True:
-                for name in SECTIONS:
-                    await self._ask(name, reader, writer)
+                await self._ask(reader, writer)
                 await asyncio.sleep(EVERY_S)
         finally:
             writer.transport.abort()
 
-    async def _ask(self, name: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        known = f"If-None-Match: {self._known[name]}\r\n" if name in self._known else ""
-        writer.write(f"GET {GROUP}/sections/{name} HTTP/1.1\r\n{known}{HEAD}\r\n".encode())
+    async def _ask(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        poll = f"HX-Request: true\r\nIf-None-Match: {self._known}\r\n"
+        writer.write(f"GET {GROUP} HTTP/1.1\r\n{poll}{HEAD}\r\n".encode())
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         first, *lines = head.split("\r\n")
         headers = {line.partition(": ")[0].lower(): line.partition(": ")[2] for line in lines}
@@ -77,9 +75,10 @@ class Viewer:
             return
         if first.split()[1] != "200":
             raise SystemExit(f"a viewer was refused: {head}")
-        self.bytes += len(await reader.readexactly(int(headers["content-length"])))
-        self.pieces += 1
-        self._known[name] = headers["etag"]
+        body = await reader.readexactly(int(headers["content-length"]))
+        self.bytes += len(body)
+        self.pieces += body.count(b"hx-swap-oob")
+        self._known = headers["etag"]
 
 
 @asynccontextmanager

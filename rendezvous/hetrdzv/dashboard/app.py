@@ -34,7 +34,7 @@ Note = Callable[[HetError, Request], None]
 MOST_FORM_BYTES = 4096
 """How much is read of the form that takes a token; no token that an HTTP header can carry is longer."""
 
-PATHS = re.compile(r"/(groups/.*|sections/.*|static/.*|sign-in|sign-out)?")
+PATHS = re.compile(r"/(groups/.*|static/.*|sign-in|sign-out)?")
 """What is a page."""
 
 _FOLDER = Path(__file__).parent / "static"
@@ -56,9 +56,7 @@ def dashboard(replica: Replica, tokens: Tokens | None, *, secure: bool, note: No
         Route("/sign-in", sign_in, methods=["POST"]),
         Route("/sign-out", sign_out, methods=["POST"]),
         _route("/", pages.groups),
-        _route("/sections/groups", pages.groups_section),
         _route(group, pages.group),
-        _route(f"{group}/sections/{{name}}", pages.group_section),
         _route(f"{group}/output", pages.output, Role.ADMIN),
         _route(f"{group}/stacks", pages.stacks, Role.ADMIN),
     ]

@@ -3,55 +3,73 @@
 import asyncio
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import compress
 from time import monotonic
 
-MOST = 500
-"""How many sections are held; beyond that the one that was asked for longest ago goes."""
+MOST = 100
+"""Of how many pages the sections are held; beyond that the one that was asked for longest ago goes."""
 
 LARGEST_SHARE = 0.2
-"""A section that takes long to make is made again more rarely: a core is busy with it for this share at most."""
+"""A page that takes long to make is made again more rarely: a core is busy with it for this share at most."""
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
-    """A section as HTML, which is not made again before `fresh_until`."""
+class Sections:
+    """The sections of a page as HTML, by name; not made again before `fresh_until`. The ETag has a digest of each."""
 
-    html: str
+    html: Mapping[str, str]
     etag: str
     version: object
     fresh_until: float
 
+    def unlike(self, known: str) -> Mapping[str, str]:
+        """The sections that a page lacks which has those of an ETag."""
+        had, have = (tag.strip('"').split(".") for tag in (known, self.etag))
+        if len(had) != len(have):
+            return self.html
+        changed = [before != now for before, now in zip(had, have, strict=True)]
+        return dict(compress(self.html.items(), changed))
+
+
+def _digest(html: str) -> str:
+    return hashlib.blake2b(html.encode(), digest_size=9).hexdigest()
+
 
 class SectionCache:
-    """The newest version of each section that somebody looks at."""
+    """The newest sections of each page that somebody looks at."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
-        self._sections: OrderedDict[Hashable, Section] = OrderedDict()
+        self._pages: OrderedDict[Hashable, Sections] = OrderedDict()
         self._making = asyncio.Lock()
 
     async def get(
-        self, key: Hashable, version: object, begin: Callable[[], Callable[[], str]], *, in_thread: bool
-    ) -> Section:
-        """A section; the same version is not made again. In threads, one is made at a time.
+        self,
+        key: Hashable,
+        version: object,
+        begin: Callable[[], Callable[[], Mapping[str, str]]],
+        *,
+        in_thread: bool,
+    ) -> Sections:
+        """The sections of a page; the same version is not made again. In threads, one is made at a time.
 
         Args:
-            key: which one, for whom.
-            begin: collects what is needed, and returns what makes it.
+            key: which page, for whom.
+            begin: collects what is needed, and returns what makes them.
         """
         async with self._making if in_thread else nullcontext():
-            section = self._sections.pop(key, None)
-            if section is None or (section.version != version and self._clock() >= section.fresh_until):
+            found = self._pages.pop(key, None)
+            if found is None or (found.version != version and self._clock() >= found.fresh_until):
                 began, make = self._clock(), begin()
                 html = await asyncio.to_thread(make) if in_thread else make()
-                etag = f'"{hashlib.blake2b(html.encode(), digest_size=12).hexdigest()}"'
-                # the first time its template may have been compiled
-                pause_s = 0.0 if section is None else (self._clock() - began) / LARGEST_SHARE
-                section = Section(html, etag, version, began + pause_s)
-            self._sections[key] = section
-            if len(self._sections) > MOST:
-                self._sections.popitem(last=False)
-            return section
+                # the first time its templates may have been compiled
+                pause_s = 0.0 if found is None else (self._clock() - began) / LARGEST_SHARE
+                etag = f'"{".".join(map(_digest, html.values()))}"'
+                found = Sections(html, etag, version, began + pause_s)
+            self._pages[key] = found
+            if len(self._pages) > MOST:
+                self._pages.popitem(last=False)
+            return found

@@ -1,17 +1,15 @@
-"""The sections of a group's page, each from one template."""
+"""The sections of a group's page, each from the template of its name."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import Any
+from functools import partial
 
 from hetrdzv.api import views
 from hetrdzv.api.workers import reported_stall
 from hetrdzv.core.model import Group
 from hetrdzv.dashboard.nodes import ORDINARY, on_map, paces
-from hetrdzv.dashboard.render import EVERY_S, section
-from hetrdzv.protocol.pages import GroupReply
+from hetrdzv.dashboard.render import section
 from hetrdzv.protocol.reasons.advice import after_exit
 from hetrdzv.protocol.reasons.reason import beside
 from hetrdzv.protocol.reasons.snapshots import of_group
@@ -33,11 +31,6 @@ MOST_ROUNDS, OPEN_ROUNDS, MOST_EVENTS = 40, 5, 100
 """How many are shown; rounds after the first few are folded away."""
 
 SECTIONS = ("now", "cause", "facts", "timeline", "nodes", "pace", "rounds", "history")
-
-
-def version(group: Group, name: str, now: float) -> object:
-    """Of what a section is made from: what is the same again is not made again."""
-    return group if name == "nodes" else (group, int(now / EVERY_S))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,105 +56,57 @@ def bars(rounds: Sequence[RoundRecord]) -> list[Bar]:
     return drawn
 
 
-class GroupPage:
-    """A group, as its page shows it now. What it takes from the service it takes at once: sections may be made in a
-    thread.
+def group_sections(
+    service: Service, group: Group, *, acts: bool, whole: bool = False
+) -> Callable[[], Mapping[str, str]]:
+    """What makes the sections of a group; all that it takes from the service is taken now, for it may be in a thread.
 
     Args:
-        acts: whether it has the buttons that change something.
+        acts: whether they have the buttons that change something.
         whole: whether all nodes and workers have rows, however many they are.
     """
+    group_id, now = group.group_id, service.now()
+    rounds, (events, _) = service.rounds(group_id), service.history(group_id)
+    seen, heard_at = dict(service.progress.workers(group)), partial(service.leases.heard_at, group)
+    refused, stall = service.refusals.lately(group), reported_stall(group)
+    kept = service.post_mortems.rounds if acts else lambda *_: frozenset()
+    outputs, stacks = kept(group_id, About.LOGS), kept(group_id, About.STACKS)
 
-    def __init__(self, service: Service, group: Group, *, acts: bool, whole: bool = False) -> None:
-        self._group, self._acts, self._whole, group_id = group, acts, whole, group.group_id
-        self._now, self._rounds = service.now(), service.rounds(group_id)
-        self._time = total_time(self._rounds)
-        self._events, _ = service.history(group_id)
-        self._seen = dict(service.progress.workers(group))
-        self._heard_at = partial(service.leases.heard_at, group)
-        self._refused, self._stall = service.refusals.lately(group), reported_stall(group)
-        kept = service.post_mortems.rounds if acts else lambda *_: frozenset()
-        self._left = {
-            "group_id": group_id,
-            "outputs": kept(group_id, About.LOGS),
-            "stacks": kept(group_id, About.STACKS),
-        }
-        self.sections: Mapping[str, Callable[[], str]] = {
-            "now": self._now_section,
-            "cause": self._cause,
-            "facts": lambda: section("facts.html", group=self._brief, time=self._time),
-            "timeline": self._timeline,
-            "nodes": self._nodes,
-            "pace": self._pace,
-            "rounds": self._rounds_section,
-            "history": self._history,
-        }
-
-    @cached_property
-    def _brief(self) -> GroupReply:
-        """The group without its nodes."""
-        return views.group_reply(self._group, self._now, self._heard_at, nodes=False)
-
-    def _now_section(self) -> str:
-        group, brief, running, stall = self._group, self._brief, self._group.active_round, self._stall
-        failed = running.restarted_by if running is not None and not group.state.terminal else None
-        return section(
-            "now.html",
-            group=brief,
-            acts=self._acts,
-            state=brief.shown_state,
-            snapshot=of_group(brief),
-            restarted_by="; ".join(filter(None, (failed.message, after_exit(failed)))) if failed else "",
-            notes=[*brief.warnings, *unwatched(group, self._seen, self._now), *self._refused],
-            stack=stall.stack if stall is not None else "",
-            at=line_of(stall.stack) if stall is not None else "",
-            beside=beside(brief.reason, brief.clock),
-            stack_of=stall.ranks[0] if stall is not None and stall.ranks else None,
-        )
-
-    def _cause(self) -> str:
-        cause = self._brief.root_cause
-        details = cause.details if cause is not None else ""
-        return section("cause.html", cause=cause, details=details, **self._left)
-
-    def _timeline(self) -> str:
-        over = bool(self._rounds) and self._rounds[-1].is_last
-        return section("timeline.html", time=self._time, bars=bars(self._rounds), over=over)
-
-    def _nodes(self) -> str:
-        reply = views.group_reply(self._group, self._now, self._heard_at)
-        current = reply.current_round
-        every = on_map(reply) if len(reply.nodes) > (ALL_ROWS if self._whole else ROWS) else []
+    def make() -> Mapping[str, str]:
+        reply = views.group_reply(group, now, heard_at)
+        running, current, over = group.active_round, reply.current_round, group.state.terminal
+        failed = running.restarted_by if running is not None and not over else None
+        every = on_map(reply) if len(reply.nodes) > (ALL_ROWS if whole else ROWS) else []
         unusual = [node for node in every if node.shown_state not in ORDINARY]
         unusual.sort(key=lambda node: node.shown_state == "spare")
-        return section(
-            "nodes.html",
-            rows=unusual[:ROWS] if every else reply.nodes,
-            more=max(0, len(unusual) - ROWS),
-            dots=every,
-            master=current.master.node_id if current is not None and current.ended is None else None,
-            behind=views.ranks_behind(self._group),
-            tally=Counter(node.shown_state for node in every).most_common(),
-            acts=self._acts,
-            group=reply,
-            over=self._group.state.terminal,
-            whole=self._whole,
-        )
+        newest = with_downs(rounds)[: -MOST_ROUNDS - 1 : -1]
+        values = {
+            "group": reply,
+            "acts": acts,
+            "whole": whole,
+            "over": over,
+            "outputs": outputs,
+            "stacks": stacks,
+            "snapshot": of_group(reply),
+            "restarted_by": "; ".join(filter(None, (failed.message, after_exit(failed)))) if failed else "",
+            "notes": [*reply.warnings, *unwatched(group, seen, now), *refused],
+            "stack": stall.stack if stall is not None else "",
+            "at": line_of(stall.stack) if stall is not None else "",
+            "beside": beside(reply.reason),
+            "stack_of": stall.ranks[0] if stall is not None and stall.ranks else None,
+            "behind": views.ranks_behind(group),
+            "time": total_time(rounds),
+            "bars": bars(rounds),
+            "rows": unusual[:ROWS] if every else reply.nodes,
+            "more": max(0, len(unusual) - ROWS),
+            "dots": every,
+            "master": current.master.node_id if current is not None and current.ended is None else None,
+            "tally": Counter(node.shown_state for node in every).most_common(),
+            "paces": paces(seen.values(), now, stall=stall, whole=whole) if running is not None else None,
+            "newest": newest[:OPEN_ROUNDS],
+            "older": newest[OPEN_ROUNDS:],
+            "events": events[: -MOST_EVENTS - 1 : -1],
+        }
+        return {name: section(f"{name}.html", **values) for name in SECTIONS}
 
-    def _pace(self) -> str:
-        shown = paces(self._seen.values(), self._now, stall=self._stall, whole=self._whole)
-        return section(
-            "pace.html",
-            group=self._brief,
-            paces=shown if self._group.active_round is not None else None,
-            behind=views.ranks_behind(self._group),
-            whole=self._whole,
-        )
-
-    def _rounds_section(self) -> str:
-        newest = with_downs(self._rounds)[: -MOST_ROUNDS - 1 : -1]
-        return section("rounds.html", newest=newest[:OPEN_ROUNDS], older=newest[OPEN_ROUNDS:], **self._left)
-
-    def _history(self) -> str:
-        newest: Sequence[Any] = self._events[: -MOST_EVENTS - 1 : -1]
-        return section("history.html", events=newest)
+    return make

@@ -2,7 +2,7 @@
 
 import shlex
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from hetrdzv.api import views
 from hetrdzv.auth.tokens import Grant
@@ -17,19 +17,21 @@ def tally(groups: Sequence[GroupSummary]) -> list[tuple[str, int]]:
     return [(state, counts[state]) for state in BY_URGENCY if counts[state]]
 
 
-def overview(service: Service, grant: Grant, url: str, token_file: str = "") -> Callable[[], str]:
+def overview(
+    service: Service, grant: Grant, url: str, token_file: str = ""
+) -> Callable[[], Mapping[str, str]]:
     """What makes the section of all groups that a grant covers, in a thread if need be."""
     now = service.now()
     groups = [group for group in service.groups() if grant.covers(group.group_id)]
     aside = [(name, why) for name, why in service.quarantined().items() if grant.covers(name)]
     token = f"--token-file {shlex.quote(token_file)} " if token_file else ""
 
-    def make() -> str:
+    def make() -> Mapping[str, str]:
         shown = [views.group_summary(group, now) for group in groups]
         shown += [views.quarantined_summary(*each) for each in aside]
         shown.sort(key=urgency)
         old = [group for group in shown if is_old(group)]
-        return section(
+        html = section(
             "groups.html",
             groups=shown[: len(shown) - len(old)],
             old=old,
@@ -39,5 +41,6 @@ def overview(service: Service, grant: Grant, url: str, token_file: str = "") -> 
             start=f"hetagent --server {url} {token}--group NAME train.py",
             token_file=token_file,
         )
+        return {"groups": html}
 
     return make

@@ -1,20 +1,19 @@
-"""The pages: all groups, and one group; their sections; what workers wrote, and where they are."""
+"""The pages: all groups, and one group; what workers wrote, and where they are."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
 from hetrdzv.api.views import ranks_behind
 from hetrdzv.api.workers import shown
 from hetrdzv.auth.tokens import Grant, Role
-from hetrdzv.dashboard.cache import Section, SectionCache
-from hetrdzv.dashboard.group import LARGE, SECTIONS, GroupPage, version
+from hetrdzv.dashboard.cache import SectionCache, Sections
+from hetrdzv.dashboard.group import LARGE, group_sections
 from hetrdzv.dashboard.overview import overview
-from hetrdzv.dashboard.render import EVERY_S, HEADERS, page
+from hetrdzv.dashboard.render import EVERY_S, page
 from hetrdzv.protocol.errors import InvalidRequest, NoRound
 from hetrdzv.protocol.pages import StacksReply
 from hetrdzv.protocol.stacks import About, Stack, collapsed
@@ -30,36 +29,27 @@ MOST_STACKS = 8
 
 async def groups(request: Request, service: Service, grant: Grant) -> Response:
     """All groups that the token covers."""
-    sections = {"groups": await _overview(request, service, grant)}
-    return page(
-        "groups_page.html", sections=sections, sections_at="/sections", whole=False, **_frame(request, grant)
+    url, token_file = f"{request.url.scheme}://{request.url.netloc}", request.app.state.token_file
+    sections = await _cache(request, service).get(
+        (service, grant.scope, url),
+        int(service.now() / EVERY_S),
+        lambda: overview(service, grant, url, token_file),
+        in_thread=sum(1 + len(each.nodes) for each in service.groups()) > LARGE,
     )
-
-
-async def groups_section(request: Request, service: Service, grant: Grant) -> Response:
-    """The same, of an open page that asks again."""
-    return _polled(request, await _overview(request, service, grant))
+    return _live(request, grant, sections, "groups_page.html")
 
 
 async def group(request: Request, service: Service, grant: Grant) -> Response:
     """Everything about a group; `rows=all`: all its nodes and workers in rows, however many."""
-    group_id = request.path_params["group_id"]
-    return page(
-        "group_page.html",
-        sections={name: await _section(request, service, grant, name) for name in SECTIONS},
-        sections_at=f"/groups/{group_id}/sections",
-        group_id=group_id,
-        whole=_whole(request),
-        **_frame(request, grant),
+    cache, found = _cache(request, service), service.group(request.path_params["group_id"])
+    acts, whole = grant.role >= Role.ADMIN, request.query_params.get("rows") == "all"
+    sections = await cache.get(
+        (service, found.group_id, acts, whole),
+        (found, int(service.now() / EVERY_S)),
+        lambda: group_sections(service, found, acts=acts, whole=whole),
+        in_thread=len(found.nodes) > LARGE,
     )
-
-
-async def group_section(request: Request, service: Service, grant: Grant) -> Response:
-    """A section of an open page that asks again."""
-    name = request.path_params["name"]
-    if name not in SECTIONS:
-        raise HTTPException(404)
-    return _polled(request, await _section(request, service, grant, name))
+    return _live(request, grant, sections, "group_page.html", group_id=found.group_id)
 
 
 async def output(request: Request, service: Service, grant: Grant) -> Response:
@@ -87,48 +77,21 @@ async def stacks(request: Request, service: Service, grant: Grant) -> Response:
     return page("stacks.html", verb=verb, **_some(collapsed(found.workers), MOST_STACKS), **_when(found))
 
 
-async def _section(request: Request, service: Service, grant: Grant, name: str) -> Section:
+def _cache(request: Request, service: Service) -> SectionCache:
     service.require_ready()
     cache: SectionCache = request.app.state.cache
-    found = service.group(request.path_params["group_id"])
-    acts, whole = grant.role >= Role.ADMIN, _whole(request)
-    return await cache.get(
-        (service, found.group_id, acts, whole, name),
-        version(found, name, service.now()),
-        lambda: GroupPage(service, found, acts=acts, whole=whole).sections[name],
-        in_thread=len(found.nodes) > LARGE,
-    )
+    return cache
 
 
-def _whole(request: Request) -> bool:
-    return request.query_params.get("rows") == "all"
-
-
-async def _overview(request: Request, service: Service, grant: Grant) -> Section:
-    service.require_ready()
-    cache: SectionCache = request.app.state.cache
-    url = f"{request.url.scheme}://{request.url.netloc}"
-    many = sum(1 + len(each.nodes) for each in service.groups()) > LARGE
-    token_file = request.app.state.token_file
-    return await cache.get(
-        (service, grant.scope, url),
-        int(service.now() / EVERY_S),
-        lambda: overview(service, grant, url, token_file),
-        in_thread=many,
-    )
-
-
-def _polled(request: Request, section: Section) -> Response:
-    """A section; nothing if the page has it already."""
-    headers = {**HEADERS, "ETag": section.etag}
-    if request.headers.get("if-none-match") == section.etag:
-        return Response(status_code=304, headers=headers)
-    return Response(section.html, media_type="text/html", headers=headers)
-
-
-def _frame(request: Request, grant: Grant) -> dict[str, Any]:
-    """What the frame around every page shows of who looks at it."""
-    return {"who": str(grant) if "session" in request.scope else ""}
+def _live(request: Request, grant: Grant, sections: Sections, template: str, **values: Any) -> Response:
+    """A page; an open one that asks again gets the sections that have changed since."""
+    if "hx-request" not in request.headers:
+        who = str(grant) if "session" in request.scope else ""
+        return page(template, sections=sections.html, etag=sections.etag, who=who, **values)
+    changed = sections.unlike(request.headers.get("if-none-match", ""))
+    answer = page("sections.html", 200 if changed else 304, sections=changed)
+    answer.headers["ETag"] = sections.etag
+    return answer
 
 
 def _round(request: Request) -> int | None:

@@ -1,7 +1,7 @@
 """The sections of a group's page: what they show, and when they are made again."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 
 import pytest
@@ -10,9 +10,8 @@ from hetrdzv.auth.tokens import EVERYTHING
 from hetrdzv.core.commands import Cancel, Leave, NoteStall, Report, Tick
 from hetrdzv.core.model import Stall
 from hetrdzv.dashboard.cache import LARGEST_SHARE, MOST, SectionCache
-from hetrdzv.dashboard.group import SECTIONS, GroupPage, bars, version
+from hetrdzv.dashboard.group import bars, group_sections
 from hetrdzv.dashboard.overview import overview
-from hetrdzv.dashboard.render import EVERY_S
 from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.progress import NodeProgress, Worker
 from hetrdzv.protocol.rounds import RoundRecord
@@ -42,17 +41,7 @@ async def service(clock: HandClock) -> AsyncIterator[Service]:
 
 def shown(service: Service, name: str, **more: bool) -> str:
     """A section as it is now."""
-    return GroupPage(service, service.group("g"), acts=True, **more).sections[name]()
-
-
-async def test_only_what_can_have_changed_is_made_again(service: Service) -> None:
-    before = service.group("g")
-    assert version(before, "now", 10.0) == version(before, "now", 10.5)
-    assert version(before, "now", 10.0) != version(before, "now", 10.0 + EVERY_S)
-    assert version(before, "nodes", 10.0) == version(before, "nodes", 10.0 + EVERY_S)
-    await service.execute("g", join("spare"))
-    after = service.group("g")
-    assert all(version(before, name, 10.0) != version(after, name, 10.0) for name in SECTIONS)
+    return group_sections(service, service.group("g"), acts=True, **more)()[name]
 
 
 async def test_nodes_that_need_attention_have_rows_and_all_have_them_for_who_asks(service: Service) -> None:
@@ -113,7 +102,7 @@ async def test_a_group_that_hangs_is_said_to_and_comes_first(service: Service) -
     await service.execute("b", join("b", min_nodes=2))
     stall = Stall(hang=behind(3, "n003"), since=0.0, reported=True)
     await service.execute("g", NoteStall(round=1, stall=stall))
-    page = overview(service, EVERYTHING, "http://h:1")()
+    page = overview(service, EVERYTHING, "http://h:1")()["groups"]
     assert page.index('href="/groups/g"') < page.index('href="/groups/b"')
     assert "hangs" in page
     now = shown(service, "now")
@@ -149,45 +138,45 @@ def test_bars_fill_the_width_and_none_is_too_thin_to_be_seen() -> None:
 
 
 class Making:
-    """Makes a section and counts; it takes so long (seconds)."""
+    """Makes sections and counts; it takes so long (seconds)."""
 
     def __init__(self, takes_s: float = 0.0) -> None:
         self.now, self.made, self._takes_s = 0.0, 0, takes_s
 
-    def begin(self) -> Callable[[], str]:
+    def begin(self) -> Callable[[], Mapping[str, str]]:
         return self._make
 
-    def _make(self) -> str:
+    def _make(self) -> Mapping[str, str]:
         self.now += self._takes_s
         self.made += 1
-        return str(self.made)
+        return {"now": str(self.made), "rounds": "none"}
 
 
-async def test_a_version_is_made_once_however_many_look() -> None:
+async def test_a_version_is_made_once_however_many_look_and_only_what_changed_is_sent() -> None:
     making = Making()
     cache = SectionCache(lambda: making.now)
-    several = [cache.get("now", 1, making.begin, in_thread=True) for _ in range(5)]
-    assert {each.html for each in await asyncio.gather(*several)} == {"1"}
-    first = await cache.get("now", 1, making.begin, in_thread=False)
+    several = [cache.get("g", 1, making.begin, in_thread=True) for _ in range(5)]
+    assert {each.html["now"] for each in await asyncio.gather(*several)} == {"1"}
+    first = await cache.get("g", 1, making.begin, in_thread=False)
     making.now += 1.0
-    second = await cache.get("now", 2, making.begin, in_thread=False)
-    assert (first.html, second.html) == ("1", "2")
-    assert first.etag != second.etag
-    assert (await cache.get("other", 2, making.begin, in_thread=False)).html == "3"
+    second = await cache.get("g", 2, making.begin, in_thread=False)
+    assert second.unlike(first.etag) == {"now": "2"}
+    assert second.unlike(second.etag) == {}
+    assert second.unlike("") == second.unlike('"of another version"') == second.html
+    assert (await cache.get("other", 2, making.begin, in_thread=False)).html["now"] == "3"
 
 
 async def test_what_takes_long_is_made_more_rarely() -> None:
     making = Making(takes_s=1.0)
     cache = SectionCache(lambda: making.now)
-    await cache.get("now", 0, making.begin, in_thread=False)
+    await cache.get("g", 0, making.begin, in_thread=False)
     began = making.now
-    await cache.get("now", 1, making.begin, in_thread=False)
-    making.now = began + 1.0 / LARGEST_SHARE - 0.01
-    await cache.get("now", 2, making.begin, in_thread=False)
-    assert making.made == 2
-    making.now = began + 1.0 / LARGEST_SHARE
-    await cache.get("now", 3, making.begin, in_thread=False)
-    assert making.made == 3
+    for version, (at_s, made) in enumerate(
+        [(0.0, 2), (1.0 / LARGEST_SHARE - 0.01, 2), (1.0 / LARGEST_SHARE, 3)], 1
+    ):
+        making.now = began + at_s
+        await cache.get("g", version, making.begin, in_thread=False)
+        assert making.made == made
 
 
 async def test_the_cache_is_bounded() -> None:

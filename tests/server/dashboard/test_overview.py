@@ -12,6 +12,10 @@ from hetrdzv.service.service import Service
 from tests.support.served import HandClock, join, serving, two_nodes
 
 
+def shown(service: Service, token_file: str = "") -> str:
+    return overview(service, EVERYTHING, "http://h:1", token_file)()["groups"]
+
+
 async def fail(service: Service, group_id: str) -> None:
     """Run a job until its worker dies."""
     await service.execute(group_id, join("a", max_restarts=0, max_nodes=1))
@@ -30,7 +34,7 @@ async def test_failures_of_an_hour_come_first_and_older_ones_are_folded_away() -
         await two_nodes(service, "runs-12")
         await two_nodes(service, "runs-3")
         await service.execute("waits", join("c", min_nodes=2))
-        page = overview(service, EVERYTHING, "http://h:1")()
+        page = shown(service)
         places = [
             page.index(f'href="/groups/{name}"')
             for name in ("failed-last", "failed-first", "waits", "runs-3", "runs-12")
@@ -40,7 +44,7 @@ async def test_failures_of_an_hour_come_first_and_older_ones_are_folded_away() -
         assert "<details" not in page
 
         clock.pass_by(service, RECENT_S - 10)
-        recent, fold, older = overview(service, EVERYTHING, "http://h:1")().partition("<details")
+        recent, fold, older = shown(service).partition("<details")
         assert "/groups/failed-last" in recent
         assert "/groups/failed-first" not in recent
         assert "/groups/failed-first" in older
@@ -54,7 +58,7 @@ async def test_old_groups_are_unfolded_where_there_is_nothing_else() -> None:
     async with serving(clock=clock) as (service, _):
         await fail(service, "failed")
         clock.pass_by(service, RECENT_S + 10)
-        before, fold, older = overview(service, EVERYTHING, "http://h:1")().partition("<details")
+        before, fold, older = shown(service).partition("<details")
         assert fold
         assert "open" in older.partition(">")[0]
         assert "No groups yet" not in before
@@ -65,10 +69,10 @@ async def test_groups_have_an_age_or_when_they_ended() -> None:
     async with serving(clock=clock) as (service, _):
         await two_nodes(service, "runs")
         clock.pass_by(service, 200)
-        assert 'data-label="age">3 min<' in overview(service, EVERYTHING, "http://h:1")()
+        assert 'data-label="age">3 min<' in shown(service)
         await service.execute("runs", Cancel())
         clock.pass_by(service, 5)
-        page = overview(service, EVERYTHING, "http://h:1")()
+        page = shown(service)
         assert 'data-label="ended">5.0 s ago<' in page
         assert 'data-label="age"' not in page
 
@@ -85,6 +89,6 @@ async def test_groups_have_an_age_or_when_they_ended() -> None:
 )
 async def test_the_empty_page_shows_a_command_that_works_here(token_file: str, command: str) -> None:
     async with serving() as (service, _):
-        page = overview(service, EVERYTHING, "http://h:1", token_file)()
+        page = shown(service, token_file)
     assert f"<pre>{command}</pre>" in page
     assert ("On other machines" in page) is bool(token_file)

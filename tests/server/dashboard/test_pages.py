@@ -12,7 +12,6 @@ from hetrdzv.auth.tokens import Grant, Role, Tokens
 from hetrdzv.core.commands import Cancel, NoteStall, Report
 from hetrdzv.core.model import Stall
 from hetrdzv.dashboard.app import FILES
-from hetrdzv.dashboard.group import SECTIONS
 from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.stacks import Stack
 from hetrdzv.protocol.states import ReportKind
@@ -68,10 +67,7 @@ async def test_a_reader_has_no_buttons_and_may_not_act_without_them(service: Ser
     async with browser(service, Tokens(TOKENS)) as client:
         await sign_in(client, "a-read-token")
         page = (await client.get("/groups/g")).text
-        assert set(re.findall(r'hx-(?:get|post)="([^"]+)"', page)) == {
-            "/sign-out",
-            *(f"/groups/g/sections/{name}" for name in SECTIONS),
-        }
+        assert re.findall(r'hx-(?:get|post)="([^"]+)"', page) == ["/sign-out"]
         for path in ("/groups/g/cancel", "/groups/g/nodes/a/drain"):
             assert (await client.get(path)).status_code == 403
             assert (await client.post(path, headers=OWN)).status_code == 403
@@ -202,7 +198,7 @@ async def test_what_cannot_be_done_is_said_where_it_was_asked(service: Service) 
         assert 'role="alert"' in answer.text
         page = await client.get("/groups/nope")
         assert (page.status_code, "there is no group" in page.text) == (404, True)
-        for path in ("/groups/g/nowhere", "/groups/g/sections/nope", "/groups/g/output?round=x"):
+        for path in ("/groups/g/nowhere", "/groups/g/output?round=x"):
             assert (await client.get(path)).status_code in (404, 422)
 
 
@@ -268,39 +264,40 @@ def test_the_files_of_others_have_their_licences_beside_them() -> None:
 # -- following ---------------------------------------------------------------------------------------------
 
 
-async def test_a_section_is_sent_only_where_the_page_has_another(service: Service) -> None:
+async def test_an_open_page_is_sent_the_sections_that_have_changed(service: Service) -> None:
     async with browser(service) as client:
-        page = (await client.get("/groups/g")).text
-        for name in SECTIONS:
-            path = f"/groups/g/sections/{name}"
-            answer = await client.get(path)
-            etag = answer.headers["etag"]
-            assert f'id="{name}"' in page
-            assert f"data-etag='{etag}'" in page or f'data-etag="{etag.replace(chr(34), "&#34;")}"' in page
-            again = await client.get(path, headers={"If-None-Match": etag})
-            assert (again.status_code, again.content) == (304, b"")
-        known = (await client.get("/groups/g/sections/now")).headers["etag"]
+        page = await client.get("/groups/g")
+        (etag,) = re.findall('data-etag="&#34;(.*?)&#34;"', page.text)
+        poll = {"HX-Request": "true", "If-None-Match": f'"{etag}"'}
+        again = await client.get("/groups/g", headers=poll)
+        assert (again.status_code, again.content) == (304, b"")
         await service.execute("g", Cancel())
-        answer = await client.get("/groups/g/sections/now", headers={"If-None-Match": known})
-        assert (answer.status_code, "cancelled" in answer.text) == (200, True)
+        answer = await client.get("/groups/g", headers=poll)
+        sent = set(re.findall('<section id="(.*?)" hx-swap-oob="innerHTML">', answer.text))
+        assert {"now", "nodes", "history"} <= sent
+        assert "cause" not in sent
+        poll["If-None-Match"] = answer.headers["etag"]
+        assert (await client.get("/groups/g", headers=poll)).status_code == 304
 
 
 async def test_sections_are_of_a_role_and_a_scope(service: Service) -> None:
+    poll = {"HX-Request": "true"}
     async with browser(service, Tokens(TOKENS)) as client:
-        await sign_in(client, "an-admin-token")
-        assert "Drain" in (await client.get("/groups/g/sections/nodes")).text
-        assert "other" in (await client.get("/sections/groups")).text
-        await sign_in(client, "a-read-token")
-        assert "Drain" not in (await client.get("/groups/g/sections/nodes")).text
-        await sign_in(client, "a-team-token")
-        assert "other" not in (await client.get("/sections/groups")).text
-        assert (await client.get("/groups/other/sections/now")).status_code == 403
+        for token, drains, sees_other in (
+            ("an-admin-token", True, True),
+            ("a-read-token", False, True),
+            ("a-team-token", True, False),
+        ):
+            await sign_in(client, token)
+            assert ("Drain" in (await client.get("/groups/g", headers=poll)).text) is drains
+            assert ("other" in (await client.get("/", headers=poll)).text) is sees_other
+            assert (await client.get("/groups/other", headers=poll)).is_success is sees_other
 
 
 async def test_who_lost_the_leadership_shows_nothing(service: Service) -> None:
     transport = httpx.ASGITransport(create_app(service))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         service.answers = lambda service: False  # type: ignore[method-assign]
-        for path in ("/", "/groups/g", "/groups/g/sections/now"):
+        for path in ("/", "/groups/g"):
             answer = await client.get(path)
             assert (answer.status_code, "round 1" in answer.text) == (503, False)

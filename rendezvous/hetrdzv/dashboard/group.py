@@ -92,7 +92,7 @@ def group_sections(
             "notes": [*reply.warnings, *unwatched(group, seen, now), *refused],
             "stack": stall.stack if stall is not None else "",
             "at": line_of(stall.stack) if stall is not None else "",
-            "beside": beside(reply.reason),
+            "beside": beside(reply.reason, now),
             "stack_of": stall.ranks[0] if stall is not None and stall.ranks else None,
             "behind": views.ranks_behind(group),
             "time": total_time(rounds),

@@ -109,7 +109,7 @@ def _measure(
     seconds: float,
 ) -> None:
     probes = [
-        WorkerProbe(process.pid, Track(time.monotonic()), 2, file, socket, cpu=True)
+        WorkerProbe(Track(time.monotonic(), pid=process.pid), 2, file, socket, cpu=True)
         for process, file, socket in workers
     ]
     first = workers[0][1]
@@ -147,9 +147,9 @@ def _window(probes: Sequence[WorkerProbe], seconds: float) -> int:
         for probe in probes:
             probe.look(now)
         for probe in probes:
-            while probe.asked is not None and time.monotonic() < now + TICK_S:
+            while probe.query is not None and time.monotonic() < now + TICK_S:
                 probe.receive()
-                answers += probe is probes[0] and probe.asked is None
+                answers += probe is probes[0] and probe.query is None
                 time.sleep(0.0005)
         time.sleep(max(0.0, min(now + TICK_S, until) - time.monotonic()))
     return answers

@@ -6,7 +6,6 @@ before its workers were started: then `end` is all that follows. What only one p
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from hetagent.launch.base import Assignment
@@ -28,18 +27,6 @@ class PreemptionNotice(NamedTuple):
 
     why: str
     gone_at: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Motion:
-    """When workers moved in their round: asked for collectives, or said their steps (monotonic seconds).
-
-    Attributes:
-        first_at, last_at: None: they have not.
-    """
-
-    first_at: float | None = None
-    last_at: float | None = None
 
 
 class RoundHook:

@@ -11,11 +11,12 @@ threads may finish operations at the same time, and the older one last: the entr
 
 The older NCCL counts collectives on their own, and what is sent and received on its own, and tells the number of
 whichever was last: the server believes it only where the members' numbers agree (core/hangs.py). Its entries are
-not asked for (see sources.py). `pg_config` has the names of the groups that have a communicator, which torch counts up
+not asked for (sources.py). `pg_config` has the names of the groups that have a communicator, which torch counts up
 in the order of their making, as it does its numbers: if all names are numbers, and as many, they are the same groups.
 """
 
 import json
+import re
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,19 +40,17 @@ class FlightRecorderDump:
         counts: all counts; if they are the same in two answers, nothing has happened in between.
         groups: of the groups whose name is known.
         newest_at: when the last operation was asked for (seconds of the wall clock); None: unknown.
-        nameless: whether there are groups whose name is not known.
         records: whether the recorder knows of any group. It does not if it is switched off.
         default: whether it knows the group that all ranks are in.
-        uncounted: torch has recorded an operation, but counts none.
+        blind: why nothing is known of its groups; empty: something is.
     """
 
     counts: Mapping[str, tuple[int, int, int]]
     groups: Sequence[Collectives]
     newest_at: float | None
-    nameless: bool
     records: bool
     default: bool
-    uncounted: bool
+    blind: str
 
 
 @dataclass(slots=True)
@@ -59,9 +58,8 @@ class _Group:
     name: str
     op: str = ""
     done: int = -1  # the newest operation before any that is not done, of those of which there are entries
-    entries: list[tuple[int, int]] = field(
-        default_factory=list
-    )  # operations: number, how many collectives by then
+    # operations: number, how many collectives by then
+    entries: list[tuple[int, int]] = field(default_factory=list)
 
     def collectives(self, operation: int) -> int:
         """How many collectives there were up to an operation; those without an entry are taken for some."""
@@ -87,38 +85,40 @@ class FlightRecorderParser:
     _groups: dict[str, _Group] = field(default_factory=dict)
 
     def read(self, answer: bytes) -> FlightRecorderDump:
-        """Read an answer.
-
-        Raises:
-            ValueError: it is none.
-        """
+        """Read an answer; a ValueError: it is none."""
+        blind = ""
         try:
             dump = json.loads(answer)
             newest_ns = self._read_entries(dump.get("entries", ()))
             sizes = {str(config["name"]): _members(config) for config in dump.get("pg_config", {}).values()}
             counts = {str(number): _counts(status) for number, status in dump.get("pg_status", {}).items()}
             if not self.counts_operations:
-                self._read_names(sizes, counts)
+                blind = self._read_names(sizes, counts)
         except (AttributeError, LookupError, TypeError) as error:
             raise ValueError(f"not an answer from torch's flight recorder: {error}") from error
-        named = {number: count for number, count in counts.items() if number in self._groups}
         return FlightRecorderDump(
             counts=counts,
             groups=[
-                self._collectives(self._groups[number], sizes, *count) for number, count in named.items()
+                self._collectives(self._groups[number], sizes, *count)
+                for number, count in counts.items()
+                if number in self._groups
             ],
             newest_at=newest_ns / 1e9 if newest_ns else None,
-            nameless=len(named) < len(counts),
             records=bool(sizes),
             default=DEFAULT in sizes or any(group.name == DEFAULT for group in self._groups.values()),
-            uncounted=not self.counts_operations and any(enqueued < 0 for enqueued, _, _ in counts.values()),
+            blind=blind,
         )
 
-    def _read_names(self, sizes: Mapping[str, int], counts: Mapping[str, object]) -> None:
-        """Give groups their names, if it is certain which is which."""
-        certain = len(sizes) == len(counts) and all(map(str.isdecimal, (*sizes, *counts)))
-        pairs = zip(sorted(counts, key=int), sorted(sizes, key=int), strict=True) if certain else ()
-        self._groups = {number: _Group(name) for number, name in pairs}
+    def _read_names(self, sizes: Mapping[str, int], counts: Mapping[str, Sequence[int]]) -> str:
+        """Give groups their names, if it is certain which is which; why nothing is known of them."""
+        self._groups.clear()
+        if any(enqueued < 0 for enqueued, *_ in counts.values()):  # torch has recorded an operation
+            return "does not count: is TORCH_NCCL_BLOCKING_WAIT set?"
+        if counts and (len(sizes) != len(counts) or not all(map(str.isdecimal, (*sizes, *counts)))):
+            return "has groups that torch does not name"
+        for number, name in zip(sorted(counts, key=int), sorted(sizes, key=int), strict=False):
+            self._groups[number] = _Group(name)
+        return ""
 
     def _read_entries(self, entries: Sequence[Any]) -> int:
         """Remember what the entries say about their groups; when the newest was asked for (nanoseconds, 0: never)."""
@@ -149,10 +149,9 @@ class FlightRecorderParser:
     def _collectives(
         self, group: _Group, sizes: Mapping[str, int], enqueued: int, started: int, completed: int
     ) -> Collectives:
-        size = self.world_size if group.name == "0" else sizes.get(group.name, 0)
         collectives = Collectives(
             name=group.name[:NAME_LENGTH] + self.suffix,
-            size=size,
+            size=self.world_size if group.name == DEFAULT else sizes.get(group.name, 0),
             enqueued=group.collectives(enqueued),
             started=group.collectives(started),
             completed=group.collectives(max(completed, min(enqueued, group.done))),
@@ -163,13 +162,13 @@ class FlightRecorderParser:
 
 def _counts(status: Mapping[str, Any]) -> tuple[int, int, int]:
     """The last operation asked for, started and completed; -1: none."""
-    enqueued, started, completed = (
-        int(status[f"last_{what}_collective"]) for what in ("enqueued", "started", "completed")
+    return (
+        int(status["last_enqueued_collective"]),
+        int(status["last_started_collective"]),
+        int(status["last_completed_collective"]),
     )
-    return enqueued, started, completed
 
 
 def _members(config: Mapping[str, Any]) -> int:
     """How many members a group has; 0: it does not say."""
-    ranks = config.get("ranks", "")
-    return len([rank for rank in str(ranks).strip("[] ").split(",") if rank.strip()])
+    return len(re.findall(r"\d+", str(config.get("ranks", ""))))

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import random
-import sys
 import tempfile
 import threading
 import time
@@ -13,15 +12,14 @@ from functools import partial
 from pathlib import Path
 
 from hetagent.monitor import stacks
-from hetagent.monitor.stall_detector import State, Track, node_progress
+from hetagent.monitor.stall_detector import Track, node_progress
 from hetagent.monitor.torch_client import Query
-from hetagent.monitor.worker_probe import TICK_S, WorkerProbe, process_state
+from hetagent.monitor.worker_probe import TICK_S, WorkerProbe
 from hetagent.node import release, scratch
 from hetagent.node.self_pipe import SelfPipe, readable
 from hetagent.progress import FILE
-from hetagent.roundhook import Motion
 from hetagent.worker import runner
-from hetrdzv.protocol.progress import NodeProgress
+from hetrdzv.protocol.progress import Moved, NodeProgress
 from hetrdzv.protocol.stacks import Stack
 
 SERVER = str(Path(runner.__file__).with_name("torch_server.py"))
@@ -52,7 +50,6 @@ class RoundWatch:
         push: called when the server has to know at once what `fields` returns, in the watch's thread.
         cpu: the workers have no GPUs.
         unseen: why the collectives of all of them cannot be known, whatever torch says; empty: they can.
-        python: the workers' interpreter.
     """
 
     def __init__(
@@ -64,7 +61,6 @@ class RoundWatch:
         hang_timeout_s: Callable[[], float | None] = lambda: None,
         cpu: bool = False,
         unseen: str = "",
-        python: str = sys.executable,
         log: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._number = number
@@ -72,15 +68,13 @@ class RoundWatch:
         self._push = push
         self._hang_timeout_s = hang_timeout_s
         self._cpu = cpu
-        self._python = python
         self._log = log
         self._folder = _folder()
         self._unseen = unseen or (NO_FOLDER if self._folder is None else "")
+        self._torch_tells = release.tells_progress(release.installed())
         self._sample: tuple[NodeProgress, float] | None = None  # and when it was taken
-        self._motion: Motion | None = None
         self._watched_at = 0.0
         self._probes: dict[int, WorkerProbe] = {}  # by global rank
-        self._targets: dict[int, stacks.Target] = {}
         self._taking = threading.Lock()
         self._warned = False
         self._stop = SelfPipe()  # the thread closes it
@@ -101,11 +95,9 @@ class RoundWatch:
         """The workers were started, with these pids by local rank."""
         now = self._watched_at = time.monotonic()
         for local_rank, pid in pids.items():
-            rank, file = rank_offset + local_rank, self._file(local_rank)
+            file, track = self._file(local_rank), Track(now, rank_offset + local_rank, pid)
             socket = None if file is None else file + SOCKET
-            track = Track(now, is_first=rank == 0, pid=pid)
-            self._probes[rank] = WorkerProbe(pid, track, self._world_size, file, socket, self._cpu)
-            self._targets[rank] = stacks.Target(rank, pid, socket)
+            self._probes[track.rank] = WorkerProbe(track, self._world_size, file, socket, self._cpu)
         self._publish()
         self._thread.start()
 
@@ -116,9 +108,20 @@ class RoundWatch:
         sample, taken_at = self._sample
         return replace(sample, age_s=round(sample.age_s + time.monotonic() - taken_at, 3))
 
-    def motion(self) -> Motion | None:
-        """When the workers first moved and last did, as far as was seen; None: nobody can tell. Never waits."""
-        return self._motion
+    def moved(self) -> Moved | None:
+        """When the workers first moved and last did, counted from now; None: nobody can tell. Never waits."""
+        now, tracks = time.monotonic(), [probe.track for probe in self._probes.values()]
+        first_at = min((track.first_at for track in tracks if track.first_at is not None), default=None)
+        if first_at is not None:
+            idle_s = now - max(track.last_at for track in tracks if track.last_at is not None)
+            return Moved(began_s=round(now - first_at, 3), idle_s=round(max(0.0, idle_s), 3))
+        return Moved() if tracks and all(map(self._is_seen, tracks)) else None
+
+    def _is_seen(self, track: Track) -> bool:
+        """Whether a worker is known to have asked for no collective, if it has not; one alone never does."""
+        if self._unseen or track.lost or self._world_size == 1:
+            return False
+        return track.unseen == "" or (track.unseen is None and self._torch_tells)
 
     def stacks(self, ranks: Collection[int] | None, timeout_s: float) -> list[Stack]:
         """The Python stacks of those of these ranks that are here (None: all), after about so long; from any thread."""
@@ -126,22 +129,14 @@ class RoundWatch:
         if not self._taking.acquire(timeout=timeout_s):
             return [Stack(rank=rank, why=NOT_YET) for rank in wanted]
         try:
-            targets = [self._targets[rank] for rank in wanted]
-            states = {rank: self._state(rank) for rank in wanted}
             left_s = max(until - time.monotonic(), timeout_s / 4)
-            return stacks.take(targets, states, left_s, self._python)
+            return stacks.take([self._probes[rank] for rank in wanted], left_s)
         finally:
             self._taking.release()
 
-    def _state(self, rank: int) -> State:
-        """What a worker's process does; whoever reads a file is in the kernel for a moment only."""
-        probe = self._probes[rank]
-        state = process_state(probe.pid)
-        return probe.track.state(time.monotonic()) if state is State.BLOCKED else state
-
     def ranks(self, wanted: Collection[int] | None) -> list[int]:
         """Those of some workers that are here; None: all that are."""
-        return [rank for rank in self._targets if wanted is None or rank in wanted]
+        return [rank for rank in self._probes if wanted is None or rank in wanted]
 
     def close(self) -> None:
         """Look no more; the workers are gone."""
@@ -151,8 +146,9 @@ class RoundWatch:
         else:
             self._stop.close()
         if self._taking.acquire(timeout=CLOSE_S):
-            for target in self._targets.values():
-                target.close()
+            for probe in self._probes.values():
+                if probe.stack_query is not None:
+                    probe.stack_query.close()
             self._taking.release()
         if self._folder is not None:
             self._folder.close()
@@ -168,10 +164,10 @@ class RoundWatch:
             goes_on = True
             while goes_on:
                 now = self._watched_at = time.monotonic()
-                for rank, probe in self._probes.items():
+                for probe in self._probes.values():
                     if now - due_at >= SUSPENDED_S:
                         probe.slept(now - due_at)
-                    self._try(rank, partial(probe.look, now))
+                    self._try(probe, partial(probe.look, now))
                 # Not in step with the workers: a look every second at steps of a second would always see the same.
                 # Never later than TICK_S, for which the server makes allowance when it judges who has not gone on.
                 due_at = now + TICK_S * random.uniform(0.6, 1.0)
@@ -188,23 +184,21 @@ class RoundWatch:
                 for track in tracks:
                     track.mark_sent()
                 self._push()
-            queries = {probe.query: rank for rank, probe in self._probes.items() if probe.query is not None}
-            for source in readable([self._stop, *queries], until - now):
+            queries = {probe.query: probe for probe in self._probes.values() if probe.query is not None}
+            sources: list[SelfPipe | Query] = [self._stop, *queries]
+            for source in readable(sources, until - now):
                 if not isinstance(source, Query):
                     return False
-                self._try(queries[source], self._probes[queries[source]].receive)
+                self._try(queries[source], queries[source].receive)
         return True
 
-    def _try(self, rank: int, look: Callable[[], None]) -> None:
+    def _try(self, probe: WorkerProbe, look: Callable[[], None]) -> None:
         """Look at a worker; if that fails, nothing is known of this one until it goes well again."""
-        probe, now = self._probes[rank], time.monotonic()
-        track = probe.track
+        now, track = time.monotonic(), probe.track
         try:
             look()
-            why = self._unseen or probe.blind(now)
-            has_torch = probe.sources is not None or self._listened(probe)
-            track.unseen = None if why and not self._unseen and not has_torch else why
-            if why:  # what it says itself is all that there is to see
+            track.unseen = self._unseen or probe.blind(now)
+            if track.unseen != "":  # what it says itself is all that there is to see
                 track.on_nothing_new(now)
             track.lost = ""
         except Exception as error:
@@ -212,35 +206,13 @@ class RoundWatch:
             track.lost = f"its agent cannot look at it: {type(error).__name__}: {error}"
             if not self._warned:
                 self._warned = True
-                what = f"cannot watch rank {rank}, so no hang would be noticed: {error}; trying again"
+                what = f"cannot watch rank {track.rank}, so no hang would be noticed: {error}; trying again"
                 self._log(f"warning: {what}")
-
-    def _listened(self, probe: WorkerProbe) -> bool:
-        """Whether torch's server was opened in a worker, or may have been: its folder is gone."""
-        folder, name = os.path.split(probe.socket or "")
-        try:
-            return any(entry.startswith(name) for entry in os.listdir(folder))
-        except OSError:
-            return True
 
     def _publish(self) -> None:
         """Let other threads see what is known now."""
-        now, tracks = time.monotonic(), {rank: probe.track for rank, probe in self._probes.items()}
+        now, tracks = time.monotonic(), [probe.track for probe in self._probes.values()]
         self._sample = node_progress(self._number, tracks, self._watched_at, now), now
-        motions = [track.motion for track in tracks.values() if track.motion.first_at is not None]
-        first = min((motion.first_at for motion in motions if motion.first_at is not None), default=None)
-        last = max((motion.last_at for motion in motions if motion.last_at is not None), default=None)
-        is_known = bool(motions) or all(map(self._is_seen, self._probes.values()))
-        self._motion = Motion(first, last) if is_known else None
-
-    def _is_seen(self, probe: WorkerProbe) -> bool:
-        """Whether a worker is known to have asked for no collective, if it has not; one alone never does."""
-        track = probe.track
-        if self._unseen or track.lost or self._world_size == 1:
-            return False
-        if probe.sources is None:
-            return track.unseen is None and release.tells_progress(release.installed())
-        return track.unseen == ""
 
 
 def opening(socket: str) -> dict[str, str]:

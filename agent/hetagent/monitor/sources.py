@@ -18,31 +18,31 @@ class Backend:
     """How torch's server tells of one of torch's backends.
 
     Attributes:
+        handler: what a server has that tells of it.
         question: what to ask.
-        needs: the handlers that a server with this answer has.
         suffix: what is added to the names of groups: two backends may have groups of the same name.
         counts_operations: see `FlightRecorderParser`.
     """
 
+    handler: str
     question: str
-    needs: frozenset[str]
     suffix: str = ""
     counts_operations: bool = True
 
 
 BACKENDS: Mapping[str, Backend] = {
-    "gloo": Backend("fr_trace_json", frozenset({"fr_trace_json"})),
+    "gloo": Backend("fr_trace_json", "fr_trace_json"),
     # Never the entries: torch would ask CUDA about the events of what is not done, from a thread of the server. There
     # that makes a context on GPU 0 (half a GB for each worker, meta-pytorch/torchcomms#777), breaks the capture of a
     # CUDA graph (pytorch/pytorch#104555) and may hang, with the lock that the next collective takes.
     "nccl": Backend(
+        "dump_nccl_trace_json",
         "dump_nccl_trace_json?includecollectives=false",
-        frozenset({"dump_nccl_trace_json"}),
         "/nccl",
         counts_operations=False,
     ),
     # Its recorder has no events. Servers that know recorders by the name of a backend also write their files.
-    "nccl2": Backend("fr_trace_json?backend=nccl2", frozenset({"fr_trace_json", "fr_dump_file"}), "/nccl2"),
+    "nccl2": Backend("fr_dump_file", "fr_trace_json?backend=nccl2", "/nccl2"),
 }
 """By torch's name for the backend that a group really has. Of any other nothing is known: xccl, mpi, ucc, nccl-lazy,
 those of other packages, and nccl2 in 2.14, which records nothing. docs/torch.md has the table. All are asked: what has
@@ -50,11 +50,23 @@ no groups costs little."""
 
 
 @dataclass(slots=True)
-class Health:
-    """Why a source does not answer now (empty: it does), and when it is asked next (monotonic seconds)."""
+class Source:
+    """What a worker's server tells of one backend; without a parser which handlers it has.
 
+    Attributes:
+        why: why it does not answer now; empty: it does.
+        next_at: when it is asked next (monotonic seconds).
+        dump: its last answer.
+        costs: how long the last answers took (seconds).
+    """
+
+    name: str = ""
+    question: str = ""
+    parser: FlightRecorderParser | None = None
     why: str = "has not answered yet"
     next_at: float = 0.0
+    dump: FlightRecorderDump | None = None
+    costs: deque[float] = field(default_factory=lambda: deque(maxlen=8))
     _again_s: float = AGAIN_S
 
     def answered(self, now: float, pause_s: float) -> None:
@@ -68,36 +80,19 @@ class Health:
 
     def blind(self, now: float) -> str:
         """Why nothing is known from it now; empty: something is."""
-        return self.why or ("no longer answers" if now > self.next_at + LATE_S else "")
+        why = self.why or ("no longer answers" if now > self.next_at + LATE_S else "")
+        why = why or (self.dump.blind if self.dump is not None else "")
+        return why and f"{self.name} {why}".strip()
 
 
-@dataclass(slots=True)
-class Source:
-    """What a worker's server tells of one backend: its last answer, and how long the last ones took (seconds)."""
-
-    name: str
-    question: str
-    parser: FlightRecorderParser
-    dump: FlightRecorderDump | None = None
-    health: Health = field(default_factory=Health)
-    costs: deque[float] = field(default_factory=lambda: deque(maxlen=8))
-
-    def blind(self, now: float) -> str:
-        """Why nothing is known of this backend's groups now; empty: something is."""
-        why = self.health.blind(now)
-        if not why and self.dump is not None and not self.parser.counts_operations:
-            if self.dump.uncounted:
-                why = "does not count: is TORCH_NCCL_BLOCKING_WAIT set?"
-            elif self.dump.nameless:
-                why = "has groups that torch does not name"
-        return why and f"{self.name} {why}"
-
-
-def sources(handlers: Collection[str], world_size: int) -> dict[str, Source]:
-    """What a server with these handlers tells, by backend."""
-    found = {}
-    for name, backend in BACKENDS.items():
-        if backend.needs.issubset(handlers):
-            parser = FlightRecorderParser(world_size, backend.suffix, backend.counts_operations)
-            found[name] = Source(name, backend.question, parser)
-    return found
+def sources(handlers: Collection[str], world_size: int) -> list[Source]:
+    """What a server with these handlers tells."""
+    return [
+        Source(
+            name,
+            backend.question,
+            FlightRecorderParser(world_size, backend.suffix, backend.counts_operations),
+        )
+        for name, backend in BACKENDS.items()
+        if backend.handler in handlers
+    ]

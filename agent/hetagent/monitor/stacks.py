@@ -2,16 +2,18 @@
 
 import os
 import re
-import selectors
 import shutil
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from hetagent.launch.command import python
 from hetagent.monitor.stall_detector import State
 from hetagent.monitor.torch_client import NoAnswer, Query
+from hetagent.monitor.worker_probe import WorkerProbe
+from hetagent.node.self_pipe import readable
 from hetagent.worker import runner
 from hetrdzv.protocol.stacks import Stack
 
@@ -37,104 +39,83 @@ WHY_FROZEN: Mapping[State, str] = {
 _OURS = re.compile(rf"{re.escape(runner.__file__)}|\(hetagent/worker/runner\.py:\d+\)")
 
 
-@dataclass(slots=True)
-class Target:
-    """A worker whose stack is wanted, of torch's server if it has a socket.
-
-    It gets no other query until an earlier one is answered.
-    """
-
-    rank: int
-    pid: int
-    socket: str | None
-    query: Query | None = None
-
-    def close(self) -> None:
-        """Give up waiting for an answer, or take note that it has come."""
-        if self.query is not None:
-            self.query.close()
-            self.query = None
-
-
-def take(
-    targets: Sequence[Target], states: Mapping[int, State], timeout_s: float, python: str
-) -> list[Stack]:
-    """The stacks of workers, whose states are known by rank; py-spy is looked for beside `python`, too."""
+def take(probes: Sequence[WorkerProbe], timeout_s: float) -> list[Stack]:
+    """The stacks of workers. Torch's server in each gets no other question until an earlier one is answered."""
     until = time.monotonic() + timeout_s
-    frozen = {target.rank: WHY_FROZEN.get(states[target.rank]) for target in targets}
-    stacks = {target.rank: _none(target, why) for target in targets if (why := frozen[target.rank])}
-    spy = _py_spy(python)
-    rest = [target for target in targets if target.rank not in stacks]
+    stacks = {
+        probe.track.rank: _none(probe, why) for probe in probes if (why := WHY_FROZEN.get(probe.state()))
+    }
+    beside = os.path.join(os.path.dirname(python()), "py-spy")
+    spy = shutil.which("py-spy") or (beside if os.access(beside, os.X_OK) else None)
+    rest = [probe for probe in probes if probe.track.rank not in stacks]
     _answers(rest, until - timeout_s / 2 if spy else until, stacks)
-    rest = [target for target in rest if target.rank not in stacks]
+    rest = [probe for probe in rest if probe.track.rank not in stacks]
     if spy is not None:
         _spied(rest, spy, until, stacks)
-    for target in rest:
-        why = "holds the GIL" if target.query is not None else "does not run torch's server"
-        stacks.setdefault(target.rank, _none(target, f"it {why}: {INSTALL}"))
-    return [stacks[target.rank] for target in targets]
+    for probe in rest:
+        why = "holds the GIL" if probe.stack_query is not None else "does not run torch's server"
+        stacks.setdefault(probe.track.rank, _none(probe, f"it {why}: {INSTALL}"))
+    return [stacks[probe.track.rank] for probe in probes]
 
 
-def _none(target: Target, why: str) -> Stack:
-    return Stack(rank=target.rank, why=why[:MAX_WHY])
+def _none(probe: WorkerProbe, why: str) -> Stack:
+    return Stack(rank=probe.track.rank, why=why[:MAX_WHY])
 
 
-def _shown(target: Target, dump: bytes) -> Stack:
+def _shown(probe: WorkerProbe, dump: bytes) -> Stack:
     text = tidy(dump.decode(errors="replace"))
-    return Stack(rank=target.rank, text=text) if text else _none(target, "none of its threads runs Python")
+    return (
+        Stack(rank=probe.track.rank, text=text) if text else _none(probe, "none of its threads runs Python")
+    )
 
 
-def _answers(targets: Sequence[Target], until: float, stacks: dict[int, Stack]) -> None:
+def _answers(probes: Sequence[WorkerProbe], until: float, stacks: dict[int, Stack]) -> None:
     """What the workers' own servers answer in time."""
-    with selectors.DefaultSelector() as selector:
-        for target in targets:
-            if target.query is None and target.socket is not None:
-                with suppress(OSError):
-                    target.query = Query(target.socket, QUESTION)
-            if target.query is not None:
-                selector.register(target.query, selectors.EVENT_READ, target)
-        while selector.get_map() and (left_s := until - time.monotonic()) > 0:
-            for key, _ in selector.select(left_s):
-                target = key.data
-                try:
-                    answer = target.query.read()
-                    if answer is None:
-                        continue
-                    stacks[target.rank] = _shown(target, answer)
-                except NoAnswer:
-                    pass
-                selector.unregister(target.query)
-                target.close()
+    waiting = {}
+    for probe in probes:
+        if probe.stack_query is None and probe.socket is not None:
+            with suppress(OSError):
+                probe.stack_query = Query(probe.socket, QUESTION)
+        if probe.stack_query is not None:
+            waiting[probe.stack_query] = probe
+    while waiting and (left_s := until - time.monotonic()) > 0:
+        for query in readable([*waiting], left_s):
+            probe = waiting[query]
+            try:
+                answer = query.read()
+                if answer is None:
+                    continue
+                stacks[probe.track.rank] = _shown(probe, answer)
+            except NoAnswer:
+                pass
+            query.close()
+            probe.stack_query = None
+            del waiting[query]
 
 
-def _py_spy(python: str) -> str | None:
-    beside = os.path.join(os.path.dirname(python), "py-spy")
-    return shutil.which("py-spy") or (beside if os.access(beside, os.X_OK) else None)
-
-
-def _spied(targets: Sequence[Target], spy: str, until: float, stacks: dict[int, Stack]) -> None:
+def _spied(probes: Sequence[WorkerProbe], spy: str, until: float, stacks: dict[int, Stack]) -> None:
     """What py-spy sees from outside, in time."""
     running = [
         subprocess.Popen(
-            [spy, "dump", "--pid", str(target.pid)],
+            [spy, "dump", "--pid", str(probe.track.pid)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
-        for target in targets
+        for probe in probes
     ]
-    for target, process in zip(targets, running, strict=True):
+    for probe, process in zip(probes, running, strict=True):
         try:
             text, error = process.communicate(timeout=max(0.1, until - time.monotonic()))
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
-            stacks[target.rank] = _none(target, "py-spy did not answer in time")
+            stacks[probe.track.rank] = _none(probe, "py-spy did not answer in time")
             continue
         output = error.decode(errors="replace").strip().replace("\n", " ")
         failed = process.returncode != 0
-        stacks[target.rank] = (
-            _none(target, f"py-spy could not see it: {output}") if failed else _shown(target, text)
+        stacks[probe.track.rank] = (
+            _none(probe, f"py-spy could not see it: {output}") if failed else _shown(probe, text)
         )
 
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
+from typing import Any
 
-from hetagent.roundhook import Motion
 from hetrdzv.protocol.bounds import MAX_ALL_PROCESS_GROUPS, MAX_KNOWN_S, MAX_PROCESS_GROUPS, MAX_SECONDS
 from hetrdzv.protocol.progress import Collectives, NodeProgress, Worker
 
@@ -75,26 +75,26 @@ class Track:
     Attributes:
         began_at: when it was started.
         pid: of its process.
-        is_first: it is rank 0, of which the server has to know at once that it moves.
         unseen: why its collectives cannot be known now; empty: they are; None: there is nothing to see yet.
         lost: why nothing at all can be known of it now; empty: something can.
         report, counts, groups: as last seen.
         cpu: how much of a core its process has taken since it last moved (0 to 1); None: nobody knows yet.
-        motion: when its collectives and steps first changed, and last.
+        first_at, last_at: when its collectives and steps first changed, and last; None: they have not.
         changed_at: when anything of it last changed, also what its process does.
         looked_at: until when it is known to have changed no more.
     """
 
     began_at: float
-    is_first: bool = False
+    rank: int = 0
     pid: int = 0
     unseen: str | None = None
     lost: str = ""
     report: ProgressReport = ProgressReport()
-    counts: Mapping[str, object] = field(default_factory=dict)
+    counts: Mapping[Any, object] = field(default_factory=dict)
     groups: Sequence[Collectives] = ()
     cpu: float | None = None
-    motion: Motion = field(default_factory=Motion)
+    first_at: float | None = None
+    last_at: float | None = None
     changed_at: float = field(init=False)
     looked_at: float = field(init=False)
     _state: State = State.RUNS
@@ -126,7 +126,10 @@ class Track:
             # An announced pause is none, and neither is its end.
             self._changed(at, counts=self.report.until == 0.0 and self.report.step is not None)
             if report.step is not None and report.step != self.report.step:
-                self._moved(_within(report.last_at, at), _within(report.first_at, at))
+                first_at, last_at = (
+                    at if said is None else min(said, at) for said in (report.first_at, report.last_at)
+                )
+                self._moved(first_at, last_at)
             self.report, self.looked_at = report, at
 
     def uses_cpu(self, cpu_s: float | None, at: float) -> None:
@@ -145,7 +148,7 @@ class Track:
 
     def on_collectives(
         self,
-        counts: Mapping[str, object],
+        counts: Mapping[Any, object],
         groups: Sequence[Collectives],
         at: float,
         newest_at: float | None = None,
@@ -164,10 +167,10 @@ class Track:
             self._changed(since, counts=bool(self.counts) and self.report.until <= self.changed_at)
             self.counts = counts
             if any(group.enqueued for group in groups):
-                self._moved(since, self.looked_at)
-        elif not waits and any(map(_waits, groups)):
+                self._moved(self.looked_at, since)
+        elif not waits and any(map(is_waiting, groups)):
             self._changed(at, counts=False)
-            self._moved(at)
+            self._moved(at, at)
         self.groups, self.looked_at = groups, at
 
     def slept(self, seconds: float) -> None:
@@ -180,19 +183,13 @@ class Track:
             self._longest_s = max(self._longest_s, at - self.changed_at)
         self.changed_at = max(self.changed_at, at)
 
-    def _moved(self, at: float, first_at: float | None = None) -> None:
+    def _moved(self, first_at: float, last_at: float) -> None:
         """It has moved; if it had not before, it may have begun to at `first_at`."""
-        first, last = self.motion.first_at, self.motion.last_at
-        if first is None:
-            first = at if first_at is None else min(first_at, at)
-        self.motion = Motion(first, at if last is None else max(at, last))
+        self.last_at = last_at if self.last_at is None else max(last_at, self.last_at)
+        if self.first_at is None:
+            self.first_at = min(first_at, last_at)
 
     # -- what follows ------------------------------------------------------------------------------------------
-
-    @property
-    def seen(self) -> bool:
-        """Whether anything was ever seen of it."""
-        return bool(self.counts) or self.report.step is not None
 
     @property
     def idle_s(self) -> float:
@@ -215,13 +212,9 @@ class Track:
         limit_s = max(STILL_MIN_S, STILL_GAPS * self._longest_s)
         if hang_timeout_s is not None:
             limit_s = min(limit_s, hang_timeout_s / 2)
-        if not self.seen and self._state not in FROZEN:
+        if not self.counts and self.report.step is None and self._state not in FROZEN:
             limit_s = STILL_FIRST_S if self._answers else inf
         return self.idle_s >= limit_s and at >= self.report.until
-
-    def waiting(self) -> float | None:
-        """Of the looks at it, the share at which it waited for a collective."""
-        return self._waits / self._answers if self.groups else None
 
     def judge(self, at: float, hang_timeout_s: float | None) -> bool:
         """Settle whether it is still; returns whether the server has to know at once."""
@@ -230,8 +223,9 @@ class Track:
         lasted = self._still and hang_timeout_s is not None and self.idle_s >= hang_timeout_s
         unseen = state is State.UNKNOWN and (bool(self.lost) or self._answers > 0)
         process = State.RUNS if state is State.UNKNOWN else state
-        begun = self.is_first and self.motion.first_at is not None
-        self._news = (process, self._still_since, lasted, unseen, begun)
+        begun = self.rank == 0 and self.first_at is not None  # from then on the job trains
+        # another moment if it has gone on, and stands again
+        self._news = (process, self.changed_at if self._still else None, lasted, unseen, begun)
         if state is State.ENDED and at - self._state_since < ENDED_S:
             return False
         return self._sent != self._news
@@ -240,59 +234,42 @@ class Track:
         """The server is told."""
         self._sent = self._news
 
-    @property
-    def _still_since(self) -> float | None:
-        """Another moment if it has gone on, and stands again."""
-        return self.changed_at if self._still else None
-
-    def fields(self, rank: int, at: float, *, most: int = MAX_PROCESS_GROUPS) -> Worker:
+    def fields(self, at: float, *, most: int = MAX_PROCESS_GROUPS) -> Worker:
         """What the server is told, at most of so many process groups."""
         state = self.state(at)
         if self.lost:
-            return Worker(rank=rank, pid=self.pid, state=state, unseen=self.lost[:MAX_REASON])
-        known, share = state is not State.UNKNOWN, self.waiting()
+            return Worker(rank=self.rank, pid=self.pid, state=state, unseen=self.lost[:MAX_REASON])
+        known = state is not State.UNKNOWN
         # first those in which it waits
-        groups = sorted(self.groups, key=lambda group: not _waits(group))[:most] if known else ()
+        groups = sorted(self.groups, key=is_waiting, reverse=True)[:most] if known else ()
         return Worker(
-            rank=rank,
+            rank=self.rank,
             pid=self.pid,
             state=state,
             unseen="" if known else (self.unseen or "")[:MAX_REASON],
             idle_s=round(self.idle_s, 3),
-            began_s=self._began_s,
+            began_s=None if self.first_at is None else round(max(0.0, self.looked_at - self.first_at), 3),
             still=self._still,
             cpu=None if self.cpu is None else round(self.cpu, 2),
-            waiting=round(share, 3) if known and share is not None else None,
+            waiting=round(self._waits / self._answers, 3) if groups else None,
             long_s=round(min(max(0.0, self.report.until - at), MAX_SECONDS), 3),
             step=self.report.step,
             collectives=tuple(groups),
         )
 
-    @property
-    def _began_s(self) -> float | None:
-        first = self.motion.first_at
-        return None if first is None else round(max(0.0, self.looked_at - first), 3)
 
-
-def _within(moment: float | None, at: float) -> float:
-    """When something happened that was seen at some time."""
-    return at if moment is None else min(moment, at)
-
-
-def _waits(group: Collectives) -> bool:
-    """Whether the worker has asked for a collective that is not done."""
+def is_waiting(group: Collectives) -> bool:
+    """Whether a worker has asked for a collective of this group that is not done."""
     return group.enqueued > group.completed
 
 
-def node_progress(
-    round_number: int, tracks: Mapping[int, Track], watched_at: float, at: float
-) -> NodeProgress:
+def node_progress(round_number: int, tracks: Sequence[Track], watched_at: float, at: float) -> NodeProgress:
     """What the server is told of the workers of a round on this node, which were last looked at at `watched_at`."""
-    looked_at = max(track.looked_at for track in tracks.values())
+    looked_at = max(track.looked_at for track in tracks)
     most = max(1, min(MAX_PROCESS_GROUPS, MAX_ALL_PROCESS_GROUPS // len(tracks)))
     return NodeProgress(
         round=round_number,
         age_s=round(max(0.0, at - looked_at), 3),
         known_s=round(min(max(0.0, watched_at + HOLDS_S - looked_at), MAX_KNOWN_S), 3),
-        workers=tuple(track.fields(rank, at, most=most) for rank, track in tracks.items()),
+        workers=tuple(track.fields(at, most=most) for track in tracks),
     )

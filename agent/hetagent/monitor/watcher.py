@@ -7,17 +7,17 @@ from functools import partial
 from typing import Any
 
 from hetagent.launch.base import Assignment, Launch
-from hetagent.launch.command import WorkerCommand, python
+from hetagent.launch.command import WorkerCommand
 from hetagent.monitor import stacks
 from hetagent.monitor.round_watch import RoundWatch
-from hetagent.roundhook import Motion, RoundHook
+from hetagent.roundhook import RoundHook
 from hetagent.session.connection import ServerConnection
 from hetagent.session.requests import Report, ReportRoute
 from hetagent.workers.failures import concealed, plain_text, sendable
 from hetagent.workers.processes import Workers
 from hetrdzv.protocol import codec, routes
 from hetrdzv.protocol.directive import Asked
-from hetrdzv.protocol.progress import NodeProgress
+from hetrdzv.protocol.progress import Moved, NodeProgress
 from hetrdzv.protocol.stacks import About, Stack, StacksRequest, fitting_of
 from hetrdzv.protocol.states import ReportKind
 
@@ -53,7 +53,7 @@ class Watcher(RoundHook):
 
     def __init__(
         self,
-        line: ServerConnection,
+        server: ServerConnection,
         launch: Launch,
         *,
         cpu: bool,
@@ -61,7 +61,7 @@ class Watcher(RoundHook):
         secrets: Callable[[], Collection[str]] = tuple,
         log: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self._line = line
+        self._server = server
         self._launch = launch
         self._cpu = cpu
         self._reports_output = reports_output
@@ -86,11 +86,10 @@ class Watcher(RoundHook):
         self._watch = RoundWatch(
             assignment.round,
             assignment.start.world_size,
-            self._line.push_progress,
-            hang_timeout_s=self._line.hang_timeout_s,
+            self._server.push_progress,
+            hang_timeout_s=self._server.hang_timeout_s,
             cpu=self._cpu,
             unseen="" if self._launch.uses_process_groups else NOT_TORCH,
-            python=python(),
             log=self._log,
         )
 
@@ -104,16 +103,16 @@ class Watcher(RoundHook):
         first = self._assignment.start.rank_offset
         self._output = lambda rank: workers.output(rank - first)
         self._watch.begin(workers.pids, first)
-        self._line.watch(self._sample, self._on_question)
+        self._server.watch(self._sample, self._on_question)
 
     def report(self, kind: ReportKind) -> Mapping[str, Any]:
         """Note that a worker has failed; adds nothing to the report."""
         self._failed = self._failed or kind is ReportKind.FAILED
         return {}
 
-    def motion(self) -> Motion | None:
-        """When the workers moved in the round; None: nobody can tell."""
-        return self._watch.motion() if self._watch is not None else None
+    def moved(self) -> Moved | None:
+        """When the workers moved in the round, counted from now; None: nobody can tell."""
+        return self._watch.moved() if self._watch is not None else None
 
     def end(self) -> None:
         """Leave the end of what the workers wrote with the server: nobody can ask this agent for it any more."""
@@ -124,12 +123,12 @@ class Watcher(RoundHook):
         if ranks and self._reports_output and (self._failed or world_size <= FEW_WORKERS):
             found = logs(ranks, self._output, self._secrets())
             shortened = tuple(log.shortened(About.LOGS, fitting_of(world_size)) for log in found)
-            self._line.send(
+            self._server.send(
                 Report(LOGS, partial(StacksRequest, number=self._assignment.round, stacks=shortened))
             )
         watch.close()
 
-    # -- in the line's thread ----------------------------------------------------------------------------------
+    # -- in the connection's thread ----------------------------------------------------------------------------
 
     def _sample(self) -> NodeProgress | None:
         watch = self._watch
@@ -144,7 +143,7 @@ class Watcher(RoundHook):
 
         def answer() -> None:
             shown = tuple(self._shown(watch, asked)) if watch is not None else ()
-            self._line.send(Report(STACKS, partial(StacksRequest, number=asked.number, stacks=shown)))
+            self._server.send(Report(STACKS, partial(StacksRequest, number=asked.number, stacks=shown)))
 
         threading.Thread(target=answer, name="stacks", daemon=True).start()
 

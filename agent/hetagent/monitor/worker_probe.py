@@ -1,14 +1,14 @@
 """Looks at one worker: at its process, its files, and torch's server in it."""
 
 import json
+import os
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from hetagent.monitor import progress_files
-from hetagent.monitor.flight_recorder import FlightRecorderDump
-from hetagent.monitor.sources import Health, Source, sources
-from hetagent.monitor.stall_detector import State, Track
+from hetagent.monitor.sources import Source, sources
+from hetagent.monitor.stall_detector import State, Track, is_waiting
 from hetagent.monitor.torch_client import NoAnswer, Query
 from hetagent.node.processes import proctree as processes
 from hetagent.worker.torch_server import ERROR
@@ -44,80 +44,87 @@ class WorkerProbe:
     """One worker.
 
     Attributes:
-        pid: of its process.
         track: what follows from the looks.
         world_size: of the round.
         file: its HET_PROGRESS_FILE; None: it has none.
         socket: where torch's server listens in it, if there is one; None: there is none.
         cpu: it has no GPU, so its main thread does what it has asked for itself.
-        query: what it has not answered yet.
-        sources: what its server is asked, by backend; None: it has not answered yet; empty: there is nothing to ask.
+        query, stack_query: what it has not answered yet.
+        sources: what its server is asked; None: it has not answered yet; empty: there is nothing to ask.
     """
 
-    pid: int
     track: Track
     world_size: int
     file: str | None = None
     socket: str | None = None
     cpu: bool = False
     query: Query | None = None
-    sources: dict[str, Source] | None = None
-    _server: Health = field(default_factory=lambda: Health("its torch server is not listening yet"))
-    _source: Source | None = None  # which one `query` is about; None: which handlers there are
+    stack_query: Query | None = None
+    sources: list[Source] | None = None
+    _server: Source = field(default_factory=lambda: Source(why="its torch server is not listening yet"))
+    _source: Source = field(init=False)  # which one `query` is about
+
+    def __post_init__(self) -> None:
+        self._source = self._server
 
     def look(self, now: float) -> None:
         """Look at the process and its files; ask its server, if it is time for that."""
-        state = process_state(self.pid)
+        state = process_state(self.track.pid)
         self.track.on_process_state(state, now)
-        self.track.uses_cpu(processes.cpu_s(self.pid), now)
+        self.track.uses_cpu(processes.cpu_s(self.track.pid), now)
         if self.file is not None:
             self.track.on_report(progress_files.read(self.file), now)
-        if state is not State.RUNS or not self.sources:
+        if state is not State.RUNS:
             self.track.on_nothing_new(now)
-        if state is State.RUNS and self.query is None:
+        elif self.query is None:
             self._ask(now)
 
     def _ask(self, now: float) -> None:
         """Ask what is due, if anything is."""
-        if self.socket is None or self.sources == {}:
+        if self.socket is None or self.sources == []:
             return
-        self._source = min((self.sources or {}).values(), key=lambda one: one.health.next_at, default=None)
-        if now < self._health.next_at - TICK_S / 2:
+        self._source = min(self.sources or [self._server], key=lambda source: source.next_at)
+        if now < self._source.next_at - TICK_S / 2:
             return
         try:
-            self.query = Query(self.socket, self._source.question if self._source is not None else "")
+            self.query = Query(self.socket, self._source.question)
         except (FileNotFoundError, ConnectionRefusedError):
-            self._health.next_at = now + TICK_S  # it has not imported torch yet, or is about to end
+            self._source.next_at = now + TICK_S  # it has not imported torch yet, or is about to end
             with suppress(FileNotFoundError), open(f"{self.socket}{ERROR}", encoding="utf-8") as file:
-                self._health.failed(f"its torch server cannot be opened: {file.read(MAX_REASON)}", now)
+                self._source.failed(f"its torch server cannot be opened: {file.read(MAX_REASON)}", now)
         except OSError as error:  # this process has no descriptors left, for instance
-            self._health.failed(f"cannot be asked: {error}", now)
+            self._source.failed(f"cannot be asked: {error}", now)
 
-    @property
-    def _health(self) -> Health:
-        """Of what is asked."""
-        return self._server if self._source is None else self._source.health
+    def blind(self, now: float) -> str | None:
+        """Why it cannot be known now what collectives this worker has asked for; empty: it is known.
 
-    def blind(self, now: float) -> str:
-        """Why it cannot be known now what collectives this worker has asked for; empty: it is known."""
-        if self.socket is None:
-            return "it does not run torch's server"
+        None: it has not imported torch yet, so there are none.
+        """
         if self.sources is None:
-            return self._server.blind(now)
+            return self._server.blind(now) if self._has_torch() else None
         if not self.sources:
             return "its torch has no flight recorder"
-        if why := "; ".join(why for source in self.sources.values() if (why := source.blind(now))):
+        if why := "; ".join(why for source in self.sources if (why := source.blind(now))):
             return why
-        dumps = self._dumps
+        dumps = [source.dump for source in self.sources if source.dump is not None]
         if not any(dump.records for dump in dumps):
             return NO_GROUP
         if any(dump.counts for dump in dumps) and not any(dump.default for dump in dumps):
             return NO_DEFAULT
         return ""
 
-    @property
-    def _dumps(self) -> list[FlightRecorderDump]:
-        return [source.dump for source in (self.sources or {}).values() if source.dump is not None]
+    def _has_torch(self) -> bool:
+        """Whether torch's server was opened in it, or may have been: its folder is gone."""
+        folder, name = os.path.split(self.socket or "")
+        try:
+            return any(entry.startswith(name) for entry in os.listdir(folder))
+        except OSError:
+            return True
+
+    def state(self) -> State:
+        """What its process does now; whoever reads a file is in the kernel for a moment only."""
+        state = process_state(self.track.pid)
+        return self.track.state(time.monotonic()) if state is State.BLOCKED else state
 
     def answers_soon(self, now: float) -> bool:
         """Whether it has only just been asked."""
@@ -126,41 +133,39 @@ class WorkerProbe:
     def receive(self) -> None:
         """Something of the answer has come."""
         assert self.query is not None
-        health = self._health
+        source = self._source
         try:
             answer = self.query.read()
             now = time.monotonic()
             if answer is None:
                 return
-            if self._source is None:
+            if source.parser is None:
                 self.sources = sources(frozenset(json.loads(answer)), self.world_size)
-                health.answered(now, 0.0)
+                source.answered(now, 0.0)
             else:
-                self._take(self._source, answer, now)
-                self._source.costs.append(now - self.query.at)
-                cost_s = min(self._source.costs) * len(self.sources or ())
-                health.answered(now, max(TICK_S, min(RARELY_S, cost_s / SHARE)))
+                source.dump = source.parser.read(answer)
+                self._note_dumps(source.dump.newest_at, now)
+                source.costs.append(now - self.query.at)
+                cost_s = min(source.costs) * len(self.sources or ())
+                source.answered(now, max(TICK_S, min(RARELY_S, cost_s / SHARE)))
         except NoAnswer as error:
-            health.failed(f"cannot be asked: {error}", time.monotonic())
+            source.failed(f"cannot be asked: {error}", time.monotonic())
         except (TypeError, ValueError, RecursionError) as error:
-            health.failed(f"gives an unexpected answer: {error}", time.monotonic())
+            source.failed(f"gives an unexpected answer: {error}", time.monotonic())
         self.close()
-        if not health.why:
+        if not source.why:
             self._ask(time.monotonic())
 
-    def _take(self, source: Source, answer: bytes, now: float) -> None:
-        source.dump = dump = source.parser.read(answer)
+    def _note_dumps(self, newest_at: float | None, now: float) -> None:
+        """Of the last answers about all backends, in the newest of which an operation is so old (wall clock)."""
+        dumps = {source.name: source.dump for source in self.sources or () if source.dump is not None}
         counts = {
-            f"{one.parser.suffix}{number}": count
-            for one in (self.sources or {}).values()
-            if one.dump is not None
-            for number, count in one.dump.counts.items()
+            (name, number): count for name, dump in dumps.items() for number, count in dump.counts.items()
         }
-        groups = [group for one in self._dumps for group in one.groups]
-        newest_at = None if dump.newest_at is None else now - (time.time() - dump.newest_at)
-        asked = any(group.enqueued > group.completed for group in groups)
-        waits = asked and (not self.cpu or processes.state(self.pid) == ASLEEP)
-        self.track.on_collectives(counts, groups, now, newest_at, waits=waits)
+        groups = [group for dump in dumps.values() for group in dump.groups]
+        since = None if newest_at is None else now - (time.time() - newest_at)
+        waits = any(map(is_waiting, groups)) and (not self.cpu or processes.state(self.track.pid) == ASLEEP)
+        self.track.on_collectives(counts, groups, now, since, waits=waits)
 
     def slept(self, seconds: float) -> None:
         """See `Track.slept`."""
@@ -169,7 +174,7 @@ class WorkerProbe:
             self.query.at += seconds
 
     def close(self) -> None:
-        """Ask no more."""
+        """Wait for no answer about collectives any more."""
         if self.query is not None:
             self.query.close()
             self.query = None

@@ -4,7 +4,7 @@ import contextlib
 import os
 import select
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 
 class Readable(Protocol):
@@ -13,7 +13,10 @@ class Readable(Protocol):
     def fileno(self) -> int: ...
 
 
-def readable(sources: Sequence[Readable], timeout_s: float | None) -> list[Readable]:
+Source = TypeVar("Source", bound=Readable)
+
+
+def readable(sources: Sequence[Source], timeout_s: float | None) -> list[Source]:
     """Those that are readable by then (seconds; None: wait for ever)."""
     by_number = {source.fileno(): source for source in sources}
     by_number.pop(-1, None)

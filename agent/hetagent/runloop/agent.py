@@ -273,7 +273,7 @@ class Agent:
         self._done = True
         fields = self.parts.report(ReportKind.SUCCEEDED)
         self.server.send(
-            round_report(ReportKind.SUCCEEDED, self.round_number, moved=self._local.moved(), **fields)
+            round_report(ReportKind.SUCCEEDED, self.round_number, moved=self.parts.moved(), **fields)
         )
         self._clear_workers(spare_detached=True)
 
@@ -281,7 +281,7 @@ class Agent:
         """Report that a worker failed."""
         failure, text = local.describe(end, self.secrets())
         ended = local.ended_before(end.seen_at)
-        fields = {"failure": failure, "moved": local.moved(), "ended": ended}
+        fields = {"failure": failure, "moved": self.parts.moved(), "ended": ended}
         self.server.send(round_report(ReportKind.FAILED, self.round_number, **fields), end.seen_at)
         self.log(f"round {self.round_number}{self._because(text)}")
 
@@ -494,7 +494,7 @@ class Agent:
         if local.present:
             self._pids = local.pids
             self.guardian.watch(self._pids)
-            self.server.send(round_report(ReportKind.STARTED, local.number, moved=local.moved()))
+            self.server.send(round_report(ReportKind.STARTED, local.number, moved=self.parts.moved()))
 
     def _environ(self) -> dict[str, str]:
         return {

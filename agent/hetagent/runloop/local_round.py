@@ -17,7 +17,6 @@ from hetagent.workers.processes import Cleared, Workers
 from hetagent.workers.starter import Exit, no_process
 from hetrdzv.protocol.directive import Start
 from hetrdzv.protocol.failure import Ended, Failure
-from hetrdzv.protocol.progress import Moved
 from hetrdzv.protocol.reasons.ends import worker_failed
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.protocol.texts.phrasing import count
@@ -275,13 +274,6 @@ class LocalRound:
         """A failure, seen when the first process died that the program had started."""
         died_at = self._parts.first_death_at()
         return failure if died_at is None else replace(failure, seen_at=min(failure.seen_at, died_at))
-
-    def moved(self) -> Moved | None:
-        """When the workers moved in the round, counted from now; None: nobody can tell."""
-        motion, now = self._parts.motion(), time.monotonic()
-        if motion is None or motion.first_at is None or motion.last_at is None:
-            return Moved() if motion is not None else None
-        return Moved(began_s=round(now - motion.first_at, 3), idle_s=round(max(0.0, now - motion.last_at), 3))
 
     def describe(self, failure: Exit, secrets: Collection[str] = ()) -> tuple[Failure, str]:
         """A worker's failure, for the server and in a line for the terminal.

@@ -7,13 +7,14 @@ from typing import Any
 from hetagent.health.ready_file import ReadyFile
 from hetagent.monitor.watcher import Watcher
 from hetagent.preemption.watching import PreemptionWatch
-from hetagent.roundhook import Motion, RoundHook
+from hetagent.roundhook import RoundHook
 from hetagent.runloop.deaths import ProgramDeaths
 from hetagent.runloop.notices import Notices
 from hetagent.runloop.share_files import ShareFiles
 from hetagent.runloop.start_check import StartCheck
 from hetagent.snapshots.node.hook import SnapshotHook
 from hetagent.standby.keeper import Standbys
+from hetrdzv.protocol.progress import Moved
 from hetrdzv.protocol.states import ReportKind
 
 
@@ -94,9 +95,9 @@ class Parts:
             name: value for part in parts if part is not None for name, value in part.report(kind).items()
         }
 
-    def motion(self) -> Motion | None:
-        """When the workers of this node moved in the round; None: nobody can tell."""
-        return self.monitor.motion() if self.monitor is not None else None
+    def moved(self) -> Moved | None:
+        """When the workers of this node moved in the round, counted from now; None: nobody can tell."""
+        return self.monitor.moved() if self.monitor is not None else None
 
     def first_death_at(self) -> float | None:
         """When the first process died that this node's program has started (monotonic seconds); None: none has."""

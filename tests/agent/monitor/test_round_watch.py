@@ -256,7 +256,7 @@ def test_workers_that_never_answered_have_come_nowhere_or_nobody_knows(
     watch = RoundWatch(1, world_size, lambda: None, cpu=True)
     watch.environ(0, torch=torch)
     watch.begin({0: os.getpid()}, 0)
-    assert (watch.motion() is not None) == known
+    assert (watch.moved() is not None) == known
     watch.close()
 
 
@@ -269,5 +269,5 @@ def test_of_a_worker_that_had_imported_torch_and_never_answered_nobody_knows(lef
         shutil.rmtree(file.parent)
     else:
         (file.parent / f"{file.name}.sock{left}").touch()
-    wait_for(lambda: watch.motion() is None, "a look after that")
+    wait_for(lambda: watch.moved() is None, "a look after that")
     watch.close()

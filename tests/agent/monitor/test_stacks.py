@@ -9,7 +9,7 @@ import pytest
 from tests.agent.rig import soon
 from tests.support.fuse import DeadFiles
 
-from hetagent.monitor import round_watch, stacks
+from hetagent.monitor import stacks, worker_probe
 from hetagent.monitor.round_watch import RoundWatch
 from hetagent.monitor.stall_detector import State
 from hetagent.node.processes import proctree
@@ -44,7 +44,7 @@ def test_a_process_that_hangs_in_the_kernel_is_said_to_once_it_has_for_a_while(t
 def test_one_that_is_there_for_a_moment_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     # a shell is, while it starts a child
     watch = watch_of(os.getpid())
-    monkeypatch.setattr(round_watch, "process_state", lambda pid: State.BLOCKED)
+    monkeypatch.setattr(worker_probe, "process_state", lambda pid: State.BLOCKED)
     (stack,) = watch.stacks(None, 0.5)
     watch.close()
     assert stack.why.startswith(("it does not run torch's server", "py-spy"))

@@ -49,12 +49,19 @@ def workers(made: Rig) -> list[dict[str, Any]]:
     return found
 
 
-def shown_of(made: Rig, what: str) -> list[dict[str, Any]]:
+def steps(made: Rig) -> list[int | None]:
+    return [one["step"] for one in workers(made)]
+
+
+def shown_of(made: Rig, what: str) -> dict[str, Any]:
     """The stacks or logs that the server is shown."""
     reply = httpx.post(f"{made._url}/{what}", trust_env=False, timeout=30)
-    reply.raise_for_status()
-    found: list[dict[str, Any]] = reply.json()["workers"]
+    found: dict[str, Any] = reply.json()
     return found
+
+
+def texts_of(made: Rig, which: str = "") -> list[str]:
+    return [log["text"] for log in shown_of(made, f"logs{which}").get("workers", ())]
 
 
 @pytest.mark.parametrize(("shows", "why"), [(True, "does not run torch's server"), (False, OFF)])
@@ -66,11 +73,11 @@ def test_a_program_says_its_step_in_a_file_and_stacks_and_logs_are_shown_or_not(
     logs: list[dict[str, Any]] = []
 
     def look() -> None:
-        soon(lambda: [one["step"] for one in workers(made)] == [17, 18], "steps")
+        soon(lambda: steps(made) == [17, 18], "steps")
         why = "its collectives are not those of torch.distributed"
         assert {(one["state"], one["unseen"]) for one in workers(made)} == {("unknown", why)}
-        shown.extend(shown_of(made, "stacks"))
-        logs.extend(shown_of(made, "logs"))
+        shown.extend(shown_of(made, "stacks")["workers"])
+        logs.extend(shown_of(made, "logs")["workers"])
 
     assert made.run(made.exists, look, made.touches("go")) == 0
     said = ["rank 0 says [token]\nloss 3", "rank 1 says [token]\nloss 3"] if shows else [OFF] * 2
@@ -90,7 +97,7 @@ def test_a_file_system_that_does_not_answer_costs_no_lease(
     made = rig(SAYS, watches=True, lease_s=3.0)
 
     def stall() -> None:
-        soon(lambda: [one["step"] for one in workers(made)] == [17], "a step")
+        soon(lambda: steps(made) == [17], "a step")
         (folder,) = short.glob(f"{marked_prefix(PREFIX)}*")
         os.mkfifo(folder / "pipe")
         silent = os.open(folder / "pipe", os.O_RDWR)  # whoever reads it waits
@@ -107,20 +114,18 @@ def test_a_file_system_that_does_not_answer_costs_no_lease(
 
 def test_the_logs_of_earlier_rounds_are_kept(rig: Make) -> None:
     made = rig(f'echo "round $HET_ROUND" >&2; [ $HET_ROUND -lt 3 ] && exit 7; {SAYS}', watches=True)
-    logs: list[Any] = []
+    found: list[list[str]] = []
 
     def look() -> None:
-        soon(lambda: [one["step"] for one in workers(made)] == [17], "round 3")
-        for number in (1, 2, 3):
-            reply = httpx.post(f"{made._url}/logs?round={number}", trust_env=False, timeout=30)
-            logs.extend((number, log["rank"], log["text"]) for log in reply.json()["workers"])
+        soon(lambda: steps(made) == [17], "round 3")
+        found.extend(texts_of(made, f"?round={number}") for number in (1, 2, 3))
         (made.folder / "go").touch()
 
     assert made.run(look) == 0
-    assert logs == [(number, 0, f"round {number}") for number in (1, 2, 3)]
+    assert found == [["round 1"], ["round 2"], ["round 3"]]
     for number, which in ((3, ""), (3, "?round=3"), (2, "?round=2"), (1, "?round=1")):
-        left = httpx.post(f"{made._url}/logs{which}", trust_env=False, timeout=30).json()
-        assert (left["over"], [log["text"] for log in left["workers"]]) == (True, [f"round {number}"])
+        assert texts_of(made, which) == [f"round {number}"]
+        assert shown_of(made, f"logs{which}")["over"]
 
 
 def test_streams_that_go_into_files_are_shown_apart(rig: Make) -> None:
@@ -128,8 +133,8 @@ def test_streams_that_go_into_files_are_shown_apart(rig: Make) -> None:
     logs: list[dict[str, Any]] = []
 
     def look() -> None:
-        soon(lambda: [one["step"] for one in workers(made)] == [17], "the step")
-        logs.extend(shown_of(made, "logs"))
+        soon(lambda: steps(made) == [17], "the step")
+        logs.extend(shown_of(made, "logs")["workers"])
 
     assert made.run(look, made.touches("go")) == 0
     assert [(one["text"], one["stderr"]) for one in logs] == [("loss 3", "warning")]
@@ -138,15 +143,8 @@ def test_streams_that_go_into_files_are_shown_apart(rig: Make) -> None:
 def test_of_many_workers_logs_are_left_where_one_failed(rig: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watcher, "FEW_WORKERS", 0)
     made = rig(f'echo "round $HET_ROUND"; [ $HET_ROUND = 1 ] && exit 7; {SAYS}', watches=True)
-
-    def look() -> None:
-        soon(lambda: [one["step"] for one in workers(made)] == [17], "round 2")
-        (made.folder / "go").touch()
-
-    assert made.run(look) == 0
-    for number, texts in ((1, ["round 1"]), (2, [])):
-        reply = httpx.post(f"{made._url}/logs?round={number}", trust_env=False, timeout=30).json()
-        assert [log["text"] for log in reply.get("workers", ()) if log["text"]] == texts
+    made.run(lambda: soon(lambda: steps(made) == [17], "round 2"), made.touches("go"))
+    assert [texts_of(made, f"?round={number}") for number in (1, 2)] == [["round 1"], []]
 
 
 def test_workers_that_cannot_be_started_leave_nothing_behind(rig: Make, tmp_path: Path) -> None:
@@ -157,29 +155,20 @@ def test_workers_that_cannot_be_started_leave_nothing_behind(rig: Make, tmp_path
     assert list(tmp_path.glob(f"{marked_prefix(PREFIX)}*")) == []
 
 
-# -- logs as they are shown ----------------------------------------------------------------------------------
-
-
-def test_the_end_in_whole_lines_without_secrets() -> None:
-    written = {3: b"", 4: b"token sesame\n\x1b[31mred\x1b[0m\n", 5: b"line\n" * MOST, 6: b"x" * 2 * MOST}
-    shown = {one.rank: one for one in logs(written, lambda rank: (written[rank], b""), ["sesame"])}
-    assert (shown[3].text, shown[3].why) == ("", NOTHING)
+def test_logs_are_the_end_in_whole_lines_of_both_streams_without_secrets() -> None:
+    written = {
+        0: None,
+        3: (b"", b" \n"),
+        4: (b"token sesame\n\x1b[31mred\x1b[0m\n", b""),
+        5: (b"loss 3\n", b"warning\n" * MOST),
+        6: (b"x" * 2 * MOST, b""),
+    }
+    shown = {one.rank: one for one in logs(written, written.__getitem__, ["sesame"])}
+    assert [(shown[rank].text, shown[rank].why) for rank in (0, 3)] == [("", NOT_KEPT), ("", NOTHING)]
     assert shown[4].text == "token [token]\nred"
-    assert len(shown[5].text) <= MOST
-    assert set(shown[5].text.splitlines()) == {"line"}
+    assert (shown[5].text, set(shown[5].stderr.splitlines())) == ("loss 3", {"warning"})
+    assert shown[5].size <= MOST
     assert shown[6].text == "x" * MOST
-
-
-def test_silence_is_told_from_what_nobody_keeps() -> None:
-    silent, lost = logs([0, 1], lambda rank: (b"", b" \n") if rank == 0 else None, [])
-    assert (silent.why, lost.why) == (NOTHING, NOT_KEPT)
-
-
-def test_both_streams_are_shown_however_long_one_is() -> None:
-    (one,) = logs([0], lambda rank: (b"loss 3\n", b"warning\n" * MOST), [])
-    assert one.text == "loss 3"
-    assert set(one.stderr.splitlines()) == {"warning"}
-    assert one.size <= MOST
 
 
 def test_the_logs_of_the_largest_node_fit_into_a_request() -> None:

@@ -4,6 +4,7 @@ There are no GPUs where this runs: a server of this test's own answers for those
 that `make test-cuda` takes from torch's own. gloo's answers are torch's.
 """
 
+import contextlib
 import json
 import os
 import socket
@@ -19,7 +20,7 @@ from tests.support.cluster import wait_for
 
 from hetagent.monitor import torch_client
 from hetagent.monitor.round_watch import opening
-from hetagent.monitor.sources import AGAIN_MAX_S, LATE_S, Health
+from hetagent.monitor.sources import AGAIN_MAX_S, LATE_S, Source
 from hetagent.monitor.stall_detector import Track
 from hetagent.monitor.worker_probe import NO_DEFAULT, NO_GROUP, WorkerProbe
 from hetagent.worker import runner
@@ -50,24 +51,36 @@ NCCL, NCCL2, GLOO = (
 )
 
 
-class Server:
-    """Answers as a worker's server does, once per connection.
+class Worker:
+    """This process as a worker that is looked at, and what answers as its server does, once per connection.
 
     Attributes:
         asked: what was asked, in order.
         answers: status and body by question.
+        length: what it says of its answers' length, instead of the truth.
     """
 
-    def __init__(self, path: Path, handlers: list[str]) -> None:
+    def __init__(self, folder: Path, handlers: list[str]) -> None:
+        self.path = folder / "s"
         self.asked: list[str] = []
-        self.answers: dict[str, tuple[str, str]] = {"": ("200 OK", json.dumps(handlers))}
-        self.length: int | None = None  # what it says of its answers, instead of the truth
+        self.answers = dict.fromkeys((GLOO, NCCL, NCCL2), ("200 OK", EMPTY))
+        self.answers[""] = ("200 OK", json.dumps(handlers))
+        self.length: int | None = None
+        self.probe = WorkerProbe(Track(0.0, pid=os.getpid()), 8, socket=str(self.path))
         self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.bind(str(path))
+        self._socket.bind(str(self.path))
         self._socket.listen()
 
-    def serve(self) -> None:
-        """Answer one question."""
+    def look(self, at: float) -> str | None:
+        """Look, and take in all that is answered by then; why nothing is known."""
+        self.probe.look(at)
+        while (query := self.probe.query) is not None:
+            self._serve()
+            while self.probe.query is query:
+                self.probe.receive()
+        return self.probe.blind(at)
+
+    def _serve(self) -> None:
         connection, _ = self._socket.accept()
         with connection:
             question = connection.recv(65536).split(b" ")[1].decode().removeprefix("/handler/")
@@ -77,133 +90,75 @@ class Server:
             connection.sendall(f"HTTP/1.1 {status}\r\nContent-Length: {length}\r\n\r\n{body}".encode())
 
     def close(self) -> None:
-        self._socket.close()
-
-
-class Worker:
-    """A worker that is looked at: this process, with a server of the test's own."""
-
-    def __init__(self, folder: Path, handlers: list[str]) -> None:
-        self.path = folder / "s"
-        self.server = Server(self.path, handlers)
-        self.probe = WorkerProbe(os.getpid(), Track(time.monotonic()), 8, socket=str(self.path))
-        empty = ("200 OK", EMPTY)
-        self.server.answers |= dict.fromkeys((GLOO, NCCL, NCCL2), empty)
-
-    def look(self, at: float) -> None:
-        """Look, and take in all that is answered by then."""
-        self.probe.look(at)
-        while self.probe.query is not None:
-            self.server.serve()
-            while (query := self.probe.query) is not None and query.at == self.probe.query.at:
-                self.probe.receive()
-                if self.probe.query is not query:
-                    break
-
-    def close(self) -> None:
         self.probe.close()
-        self.server.close()
+        self._socket.close()
 
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Callable[[list[str]], Worker]]:
-    made: list[Worker] = []
-
-    def make(handlers: list[str]) -> Worker:
-        made.append(Worker(tmp_path, handlers))
-        return made[-1]
-
-    yield make
-    for worker in made:
-        worker.close()
-
-
-def test_nccl_is_asked_without_entries_so_that_torch_does_not_ask_cuda(
-    make: Callable[[list[str]], Worker],
-) -> None:
-    worker = make(OF_213)
-    worker.server.answers |= {NCCL: ("200 OK", NCCL_ANSWER), GLOO: ("200 OK", GLOO_ANSWER)}
-    now = time.monotonic()
-    worker.look(now)
-    worker.look(now + 1)
-    assert set(worker.server.asked) == {"", NCCL, GLOO}
-    assert worker.probe.blind(now + 1) == ""
-    assert [one.name for one in worker.probe.track.groups] == ["0/nccl", "5/nccl"]
-    assert [one.enqueued for one in worker.probe.track.groups] == [812, 96]
-
-
-def test_nccl2_is_asked_by_its_name_where_torch_has_recorders_by_name(
-    make: Callable[[list[str]], Worker],
-) -> None:
-    worker = make(OF_215)
-    worker.server.answers[NCCL2] = ("200 OK", NCCL2_ANSWER)
-    now = time.monotonic()
-    worker.look(now)
-    worker.look(now + 1)
-    assert set(worker.server.asked) == {"", NCCL, NCCL2, GLOO}
-    assert worker.probe.blind(now + 1) == ""
-
-
-def test_a_worker_that_trains_over_what_nobody_sees_is_not_idle_in_its_gloo_groups(
-    make: Callable[[list[str]], Worker],
-) -> None:
-    """Its side groups are gloo's; of the default one, of xccl, MPI or a backend of its own, torch tells nothing."""
-    worker = make(OF_215)
-    worker.server.answers[GLOO] = ("200 OK", SIDE_ANSWER)
-    now = time.monotonic()
-    worker.look(now)
-    worker.look(now + 1)
-    assert worker.probe.blind(now + 1) == NO_DEFAULT
+    with contextlib.ExitStack() as stack:
+        yield lambda handlers: stack.enter_context(contextlib.closing(Worker(tmp_path, handlers)))
 
 
 @pytest.mark.parametrize(
-    ("handlers", "why"),
-    [(OF_213, NO_GROUP), (["dump_traceback", "ping"], "its torch has no flight recorder")],
+    ("handlers", "answers", "why", "groups"),
+    [
+        # nccl without entries, so that torch does not ask CUDA
+        (OF_213, {NCCL: NCCL_ANSWER, GLOO: GLOO_ANSWER}, "", {"0/nccl": 812, "5/nccl": 96}),
+        (OF_215, {NCCL2: NCCL2_ANSWER}, "", {"0/nccl2": 3}),
+        # its side groups are gloo's; of the default one, of xccl, MPI or a backend of its own, torch tells nothing
+        (OF_215, {GLOO: SIDE_ANSWER}, NO_DEFAULT, {"1": 3}),
+        # it may have made none yet, or those of a backend without a recorder, or the recorder is switched off
+        (OF_213, {}, NO_GROUP, {}),
+        (["dump_traceback", "ping"], {}, "its torch has no flight recorder", {}),
+        (OF_213, {GLOO: GLOO_ANSWER}, "", {}),
+    ],
+    ids=[
+        "nccl",
+        "nccl2",
+        "a default group that nobody sees",
+        "no groups",
+        "no recorder",
+        "nothing asked for",
+    ],
 )
-def test_of_a_worker_without_groups_nothing_is_known(
-    make: Callable[[list[str]], Worker], handlers: list[str], why: str
+def test_what_a_worker_is_asked_and_what_is_known_then(
+    make: Callable[[list[str]], Worker],
+    handlers: list[str],
+    answers: dict[str, str],
+    why: str,
+    groups: dict[str, int],
 ) -> None:
-    """It may have made none yet, or those of a backend without a recorder, or the recorder is switched off."""
     worker = make(handlers)
+    worker.answers |= {question: ("200 OK", body) for question, body in answers.items()}
     now = time.monotonic()
     assert worker.probe.blind(now) == "its torch server is not listening yet"
     worker.look(now)
-    worker.look(now + 1)
-    assert worker.probe.blind(now + 1) == why
-
-
-def test_a_worker_that_has_not_used_its_groups_has_asked_for_nothing(
-    make: Callable[[list[str]], Worker],
-) -> None:
-    worker = make(OF_213)
-    worker.server.answers[GLOO] = ("200 OK", GLOO_ANSWER)
-    now = time.monotonic()
-    worker.look(now)
-    worker.look(now + 1)
-    assert (worker.probe.blind(now + 1), worker.probe.track.groups) == ("", [])
+    assert worker.look(now + 1) == why
+    known = {"dump_nccl_trace_json": {NCCL}, "fr_trace_json": {GLOO}, "fr_dump_file": {NCCL2}}
+    assert set(worker.asked) == {""}.union(*(known.get(handler, set()) for handler in handlers))
+    assert {group.name: group.enqueued for group in worker.probe.track.groups} == groups
 
 
 def test_why_torchs_server_could_not_be_opened_is_said(make: Callable[[list[str]], Worker]) -> None:
     worker = make(OF_213)
     worker.path.unlink()
     Path(f"{worker.path}.error").write_text("OSError: [Errno 38] unshare")
-    now = time.monotonic()
-    worker.look(now)
-    assert worker.probe.blind(now) == "its torch server cannot be opened: OSError: [Errno 38] unshare"
+    why = "its torch server cannot be opened: OSError: [Errno 38] unshare"
+    assert worker.look(time.monotonic()) == why
 
 
 @pytest.mark.parametrize(
     ("status", "body", "length", "why"),
     [
-        ("400 Bad Request", "Invalid parameters", None, "gloo cannot be asked: HTTP/1.1 400 Bad Request"),
-        ("500 Internal Server Error", "", None, "gloo cannot be asked: HTTP/1.1 500 Internal Server Error"),
-        ("200 OK", GLOO_ANSWER, 10_000, "gloo cannot be asked: its answer is cut short"),
-        ("200 OK", "x" * 160_000, None, "gloo cannot be asked: its answer is too long"),
-        ("200 OK", "<html>", None, "gloo gives an unexpected answer: "),
-        ("200 OK", "[" * 100_000, None, "gloo gives an unexpected answer: "),
-        ("200 OK", '{"pg_status": {"0": {}}}', None, "gloo gives an unexpected answer: "),
+        ("400 Bad Request", "Invalid parameters", None, "cannot be asked: HTTP/1.1 400 Bad Request"),
+        ("200 OK", GLOO_ANSWER, 10_000, "cannot be asked: its answer is cut short"),
+        ("200 OK", "x" * 160_000, None, "cannot be asked: its answer is too long"),
+        ("200 OK", "<html>", None, "gives an unexpected answer: "),
+        ("200 OK", "[" * 100_000, None, "gives an unexpected answer: "),
+        ("200 OK", '{"pg_status": {"0": {}}}', None, "gives an unexpected answer: "),
     ],
-    ids=["refused", "fails", "truncated", "oversized", "no JSON", "nested", "not ours"],
+    ids=["refused", "truncated", "oversized", "no JSON", "nested", "not ours"],
 )
 def test_a_bad_answer_is_a_reason_and_the_source_is_asked_again(
     make: Callable[[list[str]], Worker],
@@ -213,36 +168,32 @@ def test_a_bad_answer_is_a_reason_and_the_source_is_asked_again(
     length: int | None,
     why: str,
 ) -> None:
-    monkeypatch.setattr(
-        torch_client, "MAX_ANSWER", 150_000
-    )  # what a socket takes at once: nobody reads meanwhile
+    # what a socket takes at once: nobody reads meanwhile
+    monkeypatch.setattr(torch_client, "MAX_ANSWER", 150_000)
     worker = make(["fr_trace_json"])
-    worker.server.answers[GLOO] = ("200 OK", GLOO_ANSWER)
-    now = time.monotonic()
-    worker.look(now)
-    assert worker.probe.blind(now) == ""
-    worker.server.answers[GLOO], worker.server.length = (status, body), length
-    worker.look(now + 2)
-    assert worker.probe.blind(now + 2).startswith(why)
-    worker.server.answers[GLOO], worker.server.length = ("200 OK", GLOO_ANSWER), None
-    worker.look(now + 4)
-    assert worker.probe.blind(now + 4) == ""
+    now, good = time.monotonic(), ("200 OK", GLOO_ANSWER)
+    worker.answers[GLOO] = good
+    assert worker.look(now) == ""
+    worker.answers[GLOO], worker.length = (status, body), length
+    assert (worker.look(now + 2) or "").startswith(f"gloo {why}")
+    worker.answers[GLOO], worker.length = good, None
+    assert worker.look(now + 4) == ""
 
 
 def test_a_source_that_does_not_answer_is_asked_again_after_ever_longer_pauses() -> None:
-    health = Health()
+    source = Source()
     pauses = []
     at = 0.0
     for _ in range(8):
-        health.failed("is away", at)
-        pauses.append(health.next_at - at)
-        at = health.next_at
+        source.failed("is away", at)
+        pauses.append(source.next_at - at)
+        at = source.next_at
     assert pauses == [1, 2, 4, 8, 16, 32, AGAIN_MAX_S, AGAIN_MAX_S]
-    health.answered(at, 3.0)
-    assert health.blind(at + 3.0 + LATE_S) == ""
-    assert health.blind(at + 3.1 + LATE_S) == "no longer answers"
-    health.failed("is away", at)
-    assert health.next_at == at + 1
+    source.answered(at, 3.0)
+    assert source.blind(at + 3.0 + LATE_S) == ""
+    assert source.blind(at + 3.1 + LATE_S) == "no longer answers"
+    source.failed("is away", at)
+    assert source.next_at == at + 1
 
 
 MAKES = """
@@ -301,7 +252,7 @@ def test_what_is_known_of_a_real_worker(
     )
     assert worker.stdin is not None
     assert worker.stdout is not None
-    probe = WorkerProbe(worker.pid, Track(time.monotonic()), 1, socket=str(path), cpu=True)
+    probe = WorkerProbe(Track(time.monotonic(), pid=worker.pid), 1, socket=str(path), cpu=True)
     try:
         assert worker.stdout.readline() == f"{backend} 2\n"
 
@@ -309,8 +260,7 @@ def test_what_is_known_of_a_real_worker(
             probe.look(time.monotonic())
             while probe.query is not None:
                 probe.receive()
-            source = (probe.sources or {}).get("gloo")
-            return source is not None and source.dump is not None
+            return any(source.name == "gloo" and source.dump for source in probe.sources or ())
 
         wait_for(answered, "an answer about gloo")
         assert probe.blind(time.monotonic()) == why

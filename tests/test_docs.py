@@ -120,7 +120,7 @@ def flags_of(command: click.Command) -> set[str]:
 @cache
 def flags() -> Mapping[str, set[str]]:
     """Every spelling of every flag, by program."""
-    hetagent_s = {flag for action in hetagent.cli.flags.parser()._actions for flag in action.option_strings}
+    hetagent_s = {flag for action in hetagent.cli.flags.Parser()._actions for flag in action.option_strings}
     return {"hetagent": hetagent_s, "hetserver": flags_of(hetserver.main), "hetctl": flags_of(hetctl.cli)}
 
 

@@ -49,7 +49,7 @@ def four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def options(*argv: str) -> Options:
-    return parse(["--server", "http://127.0.0.1:1", *argv, "train.py"], {})
+    return parse(["--server", "http://127.0.0.1:1", *argv, "train.py"], os.environ)
 
 
 # -- workers and devices -------------------------------------------------------------------------------------
@@ -143,8 +143,8 @@ def test_where_output_goes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--tee", "x"], "--tee x does not name streams"),
-        (["-r", "0:1,1"], "--redirects 0:1,1 does not name streams"),
+        (["--tee", "x"], "--tee: 'x' does not name"),
+        (["-r", "0:1,1"], "--redirects: '0:1,1' does not"),
         (["--log-dir", "/dev/null/x"], "--log-dir /dev/null/x: Not a directory"),
         (["--logs-specs", "mine"], "--logs-specs: Could not find entrypoint .*mine"),
     ],

@@ -139,11 +139,11 @@ Run = Callable[..., Said]
         ),
         (
             ["--server", "gpu1", "--group", "my job", "train.py"],
-            "hetagent: --group 'my job' must be 1 to 128 letters, digits, '.', '_' or '-' (not only dots)",
+            "hetagent: --group: 'my job' must be 1 to 128 letters, digits, '.', '_' or '-' (not only dots)",
         ),
         (
             ["--server", "gpu1", "--node-id", "gpu/7", "train.py"],
-            "hetagent: --node-id 'gpu/7' must be 1 to 128 letters, digits, '.', '_' or '-' (not only dots)",
+            "hetagent: --node-id: 'gpu/7' must be 1 to 128 letters, digits, '.', '_' or '-' (not only dots)",
         ),
         (
             ["--server", "gpu1", "--master-addr", "gpu1", "train.py"],
@@ -163,11 +163,11 @@ Run = Callable[..., Said]
         ),
         (
             [*AWAY, *CPU, "--role", "my role", "train.py"],
-            "hetagent: --role 'my role' must be 1 to 128 letters, digits, '.', '_' or '-' (not only dots)",
+            "hetagent: --role: 'my role' must be 1 to 128 letters, digits, '.', '_' or '-' (not only dots)",
         ),
         (
             [*AWAY, *CPU, "--tee", "9", "train.py"],
-            "hetagent: --tee 9 does not name streams: 0 none, 1 stdout, 2 stderr, 3 both, or by local rank 0:1,1:3",
+            "hetagent: --tee: '9' does not name streams: 0 none, 1 stdout, 2 stderr, 3 both, or by local rank 0:1,1:3",
         ),
         (
             [*AWAY, *CPU, "--log-dir", "train.py", "train.py"],
@@ -346,7 +346,7 @@ def test_no_tls_to_a_server_that_speaks_it(hetagent: Run, tmp_path: Path) -> Non
     ("argv", "text"),
     [
         (["--interface", "nope0"], "interface 'nope0' does not exist here: choose one of lo (127.0.0.1)"),
-        (["--local-addr", "x", "--interface", "y"], "--local-addr and --interface mean the same thing: give only one"),
+        (["--local-addr", "x", "--interface", "y"], "--interface and --local-addr mean the same thing: give only one"),
     ],
 )  # fmt: skip
 def test_an_address_that_is_not_here(hetagent: Run, argv: list[str], text: str) -> None:

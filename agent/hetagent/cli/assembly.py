@@ -19,8 +19,8 @@ from hetagent.health.checks import HealthCheck, HealthChecks
 from hetagent.health.gpus_free import GpusFree
 from hetagent.health.node_check import NodeCheck
 from hetagent.health.ready_file import ReadyFile
-from hetagent.launch.choose import launch_of
 from hetagent.launch.command import WorkerCommand, checksum, script_name
+from hetagent.launch.kinds import launch_of
 from hetagent.launch.slots import check_files, narrow, slots_of
 from hetagent.monitor.watcher import Watcher
 from hetagent.node import console, names
@@ -78,7 +78,7 @@ def run(
     servers = options.servers if server is None else (server.url,)
     token_file = options.token_file.absolute() if options.token_file is not None and server is None else None
     access = Access(servers=servers, token=token, token_file=token_file, tls=tls)
-    known = options.node_id_given or server is not None
+    known = "node_id" in options.given or server is not None
     name = names.Name(options.node_id) if known else names.take(options.node_id, options.group, servers)
     options = replace(options, node_id=name.node_id)
     tell = partial(console.log, f"hetagent[{name.node_id}]")
@@ -195,12 +195,16 @@ def _agent(context: AgentContext, server: OwnServer | None, logs_specs: LogsSpec
 def _preemption(context: AgentContext) -> PreemptionWatch | None:
     """What looks whether this machine is taken away; None: nobody has asked for that."""
     options = context.options
-    if not (options.watches_spot or options.leave_when):
+    if not (options.watch or options.leave_when):
         return None
     from hetagent.preemption.watching import preemption_watch
 
     return preemption_watch(
-        options.watches_spot, options.leave_when, context.identity.incarnation, context.tell, options.grace_s
+        options.watch is not None,
+        options.leave_when or "",
+        context.identity.incarnation,
+        context.tell,
+        options.grace_s,
     )
 
 
@@ -267,7 +271,7 @@ def _furnish(parts: Parts, context: AgentContext, line: ServerConnection) -> Non
         parts.ready_file = ReadyFile(options.ready_file, tell)
         line.on_member(parts.ready_file.change)
     parts.snapshots = snapshot_hook(context, options.snapshots, line)
-    parts.standbys = standbys_of(context, options.preload)
+    parts.standbys = standbys_of(context)
 
 
 def _offer(context: AgentContext, ready_within_s: float) -> JoinRequest:

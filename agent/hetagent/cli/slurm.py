@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hetagent.errors import UsageError
-from hetagent.options.torchrun import TORCHRUNS_SIGNALS
+from hetagent.options.torchrun import SIGNALS
 from hetagent.options.values import UNHANDLED
 from hetrdzv.protocol.texts.phrasing import count as counted
 
@@ -64,18 +64,8 @@ class Step:
         return f"node {self.node}" if self.node else "this node"
 
 
-def fill(
-    args: Namespace,
-    environ: Mapping[str, str],
-    group: str | None,
-    nnodes: tuple[int, int] | None,
-    signals: Sequence[signal.Signals],
-) -> Sequence[str]:
+def fill(args: Namespace, environ: Mapping[str, str]) -> Sequence[str]:
     """Fill in flags that were not given from the environment of a job step.
-
-    Args:
-        group, nnodes: as given; None: they were not.
-        signals: those of `--signals-to-handle`, given or not.
 
     Returns:
         what was taken, as a note.
@@ -88,29 +78,29 @@ def fill(
     step = step_of(environ, reads_gpus=not is_counted)
     if step is None:
         return ()
-    _refuse(step, args, group, nnodes)
+    _refuse(step, args)
     taken = []
-    if group is None:
+    # otherwise another step of this job, or another job, may add nodes to the group; or not all take part
+    is_whole = not args.standalone and args.world_size is None and args.world_size_multiple is None
+    if args.group is None:
         args.group = step.job
         taken.append(f"group {step.job}")
+    else:
+        is_whole = False
     if args.node_id is None and step.node is not None:
         args.node_id = step.node
         taken.append(f"node id {step.node}")
     if not is_counted and step.gpus:
         args.gpus = str(step.gpus)
         taken.append(counted(step.gpus, "CPU worker" if args.device == "cpu" else "GPU"))
-    # otherwise another step of this job, or another job, may add nodes to the group; or not all take part
-    is_whole = not args.standalone and args.world_size is None and args.world_size_multiple is None
-    if group is None and nnodes is None and is_whole and step.job_nodes == step.nodes:
-        args.nnodes = str(step.nodes)
+    if args.nnodes is None and is_whole and step.job_nodes == step.nodes:
+        args.nnodes = (step.nodes, step.nodes)
         taken.append(counted(step.nodes, "node"))
-    has_grace = args.grace_s is not None or environ.get("HET_GRACE_S")
-    if step.preempt is not None and step.preempt_s is not None and not has_grace:
+    if step.preempt is not None and step.preempt_s is not None and args.grace_s is None:
         args.own_graces_s = {step.preempt: float(max(0, step.preempt_s - EARLY_S))}
-    if args.signals_to_handle == TORCHRUNS_SIGNALS:
+    if args.signals_to_handle is None:
         sent = () if step.preempt is None or step.preempt in UNHANDLED else (step.preempt,)
-        every = dict.fromkeys((*signals, *CUSTOMARY_SIGNALS, *sent))
-        args.signals_to_handle = ",".join(each.name for each in every)
+        args.signals_to_handle = tuple(dict.fromkeys((*SIGNALS, *CUSTOMARY_SIGNALS, *sent)))
         taken += [f"{each.name} before the end" for each in sent]
         taken += [f"{grace_s:g} s from then on" for grace_s in args.own_graces_s.values() if sent]
     return [f"from Slurm's job step {step.job}.{step.number}: {', '.join(taken)}"] if taken else ()
@@ -182,7 +172,7 @@ def _warning(environ: Mapping[str, str]) -> tuple[signal.Signals | None, int | N
     return known, int(match[2]) if match is not None and match[2] else None
 
 
-def _refuse(step: Step, args: Namespace, group: str | None, nnodes: tuple[int, int] | None) -> None:
+def _refuse(step: Step, args: Namespace) -> None:
     """Refuse what cannot work in this step.
 
     Raises:
@@ -204,10 +194,10 @@ def _refuse(step: Step, args: Namespace, group: str | None, nnodes: tuple[int, i
             f"(SLURM_GPUS_ON_NODE): ask Slurm for more, for example sbatch --gpus-per-node={needed}, or hetagent for "
             "fewer"
         )
-    fewest = nnodes[0] if nnodes is not None and group is None and not args.standalone else 0
+    fewest = args.nnodes[0] if args.nnodes is not None and args.group is None and not args.standalone else 0
     if step.job_nodes is not None and fewest > step.job_nodes:
         raise UsageError(
-            f"--nnodes {args.nnodes}, but Slurm's job {step.job}, which is the group, has "
+            f"--nnodes asks for {fewest}, but Slurm's job {step.job}, which is the group, has "
             f"{counted(step.job_nodes, 'node')}: ask Slurm for {fewest} (sbatch --nodes={fewest}), or name the group "
             "that others join (--group)"
         )

@@ -5,11 +5,11 @@ import socket
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Any
 
 from hetagent.errors import CommandError
 from hetagent.launch.command import WorkerCommand, group_command
-from hetagent.options.values import Flags
 from hetagent.session.requests import Report
 from hetrdzv.protocol.directive import Start
 
@@ -21,13 +21,15 @@ class Setup:
     Attributes:
         slots: how many workers this node has.
         visible: CUDA_VISIBLE_DEVICES, which names the chosen GPUs; None if it is not set.
-        flags: what was given of the flags that launch styles bring along, by name.
+        isolate_gpus: each worker sees only its own GPU.
+        init_file: the directory of `file://` names; None: there are none.
         port_range: first and last port that this node may use; None: any.
     """
 
     slots: int = 1
     visible: str | None = None
-    flags: Mapping[str, Any] = field(default_factory=dict)
+    isolate_gpus: bool = False
+    init_file: Path | None = None
     port_range: tuple[int, int] | None = None
 
 
@@ -80,7 +82,6 @@ class Launch:
         CommandError: the command, or what is installed here, cannot be started this way.
 
     Attributes:
-        flags: those that go with it, for the command line.
         one_per_node: a single process stands for all slots of the node, so a failure has no rank.
         wants_members: rounds have to list all their members (`start.members`).
         wants_daemon: the master of a round may have this node run its launcher's daemon (`start.daemon`).
@@ -91,7 +92,6 @@ class Launch:
         watches_deaths: whether the death of a process that the first one has started counts as the first failure.
     """
 
-    flags: ClassVar[Flags] = {}
     one_per_node = False
     wants_members = False
     wants_daemon = False

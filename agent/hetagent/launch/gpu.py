@@ -1,31 +1,22 @@
 """One process per GPU, as torchrun does it; each sees all of the node's GPUs, or only its own."""
 
 from collections.abc import Mapping
-from typing import ClassVar
 
 from hetagent.errors import CommandError
 from hetagent.launch.base import PLAIN, Assignment, Launch, Setup
 from hetagent.launch.command import WorkerCommand
 from hetagent.node.gpu.devices import VISIBLE
-from hetagent.options.values import Flags
 
 
 class PerGpu(Launch):
     """One process per GPU. With --isolate-gpus each sees only its own."""
 
-    flags: ClassVar[Flags] = {
-        "--isolate-gpus": {
-            "action": "store_true",
-            "help": "Each worker sees only its own GPU; LOCAL_RANK stays as it is.",
-        },
-    }
     meets_in_store = True
     uses_process_groups = True
 
     def __init__(self, command: WorkerCommand | None, setup: Setup = PLAIN) -> None:
         super().__init__(command, setup)
-        isolates = setup.flags.get("isolate_gpus")
-        self._isolated = entries(setup.visible, setup.slots) if isolates else ()
+        self._isolated = entries(setup.visible, setup.slots) if setup.isolate_gpus else ()
 
     def environ(self, assignment: Assignment, local_rank: int) -> Mapping[str, str | None]:
         """With isolation, the one GPU. LOCAL_RANK stays, for logs and for whatever counts workers."""

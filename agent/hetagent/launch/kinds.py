@@ -1,14 +1,18 @@
-"""The table of all launch styles."""
+"""The table of all launch styles, and which of them a command line asks for."""
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hetagent.launch.base import Launch
+from hetagent.errors import UsageError
+from hetagent.launch.base import Launch, Setup
+from hetagent.launch.command import WorkerCommand
 from hetagent.launch.gpu import PerGpu
 from hetagent.launch.horovod import Horovod
 from hetagent.launch.mpi.mpirun import Mpi
 from hetagent.launch.node.program import PerNode
-from hetagent.options.values import Flags
+from hetagent.node.gpu.devices import VISIBLE, mig_slices
+from hetagent.options.model import Options
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,9 +20,9 @@ class Kind:
     """A launch style.
 
     Attributes:
-        help: what `--help` says about it.
+        help: what `--help-all` says about it.
         launch: the class that starts workers in this style.
-        flags: flags of others that only this style and others that name them allow, beside its own.
+        flags: those that only this style, and others that name them, allow.
     """
 
     help: str
@@ -30,16 +34,17 @@ LAUNCHES: Mapping[str, Kind] = {
     "gpu": Kind(
         "a process per GPU, as torchrun does (default)",
         PerGpu,
-        frozenset({"--numa-binding", "--require-rendezvous", "--virtual-local-rank"}),
+        frozenset({"isolate_gpus", "numa_binding", "require_rendezvous", "virtual_local_rank"}),
     ),
     "node": Kind(
         "a process per node, with {rank_offset}, {world_size}, ... filled in",
         PerNode,
+        frozenset({"init_file"}),
     ),
     "horovod": Kind(
         "a process per GPU that calls hvd.init(), without mpirun and ssh",
         Horovod,
-        frozenset({"--numa-binding", "--require-rendezvous"}),
+        frozenset({"isolate_gpus", "numa_binding", "require_rendezvous"}),
     ),
     "mpi": Kind("a process per GPU by mpirun (Open MPI 4), without ssh", Mpi),
 }
@@ -47,10 +52,49 @@ LAUNCHES: Mapping[str, Kind] = {
 
 DEFAULT_LAUNCH = "gpu"
 
-OWN_FLAGS: Flags = {flag: how for kind in LAUNCHES.values() for flag, how in kind.launch.flags.items()}
-"""The flags that launch styles bring along."""
+
+def launch_of(
+    options: Options, command: WorkerCommand | None, slots: int, environ: Mapping[str, str]
+) -> Launch:
+    """The launch that a command line asks for."""
+    _check_flags(options, slots, environ)
+    setup = Setup(
+        slots=slots,
+        visible=environ.get(VISIBLE),
+        isolate_gpus=options.isolate_gpus,
+        init_file=options.init_file,
+        port_range=options.port_range,
+    )
+    return LAUNCHES[options.launch].launch(command, setup)
 
 
-def kinds_with(flag: str) -> list[str]:
-    """The launch styles that allow a flag; none for a flag that has nothing to do with launch styles."""
-    return [name for name, kind in LAUNCHES.items() if flag in kind.flags or flag in kind.launch.flags]
+def _check_flags(options: Options, slots: int, environ: Mapping[str, str]) -> None:
+    for name in sorted(frozenset().union(*(kind.flags for kind in LAUNCHES.values()))):
+        fitting = [launch for launch, kind in LAUNCHES.items() if name in kind.flags]
+        is_given = getattr(options, name, None) or getattr(options.torchrun, name, None)
+        if is_given and options.launch not in fitting:
+            flag = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{flag} goes with --launch {' or '.join(fitting)}, not with {options.launch}")
+    has_gpus = environ.get(VISIBLE) != ""
+    if options.isolate_gpus and options.torchrun.virtual_local_rank:
+        raise UsageError("--isolate-gpus and --virtual-local-rank both narrow the GPUs: give one of them")
+    if options.torchrun.virtual_local_rank and not has_gpus:
+        raise UsageError(
+            "--virtual-local-rank gives each worker a GPU of its own, but CPU workers see none: leave it out"
+        )
+    narrowed = options.isolate_gpus or options.torchrun.virtual_local_rank
+    if slots > 1 and mig_slices(environ.get(VISIBLE)) > 1 and not narrowed:
+        raise UsageError(
+            f"CUDA shows a process only the first MIG slice that {VISIBLE} lists: give --isolate-gpus, so that each "
+            f"of {slots} workers sees its own"
+        )
+    if (mode := options.torchrun.numa_binding) is not None:
+        flag = f"--numa-binding {mode}"
+        if not has_gpus:
+            raise UsageError(
+                f"{flag} binds workers to the CPUs near their GPUs, but CPU workers have none: leave it out"
+            )
+        if shutil.which("numactl") is None:
+            raise UsageError(
+                f"{flag} needs the program numactl: install it on this node, or leave the flag out"
+            )

@@ -1,13 +1,20 @@
 """The options of one agent, checked and typed."""
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from hetagent.options.parts import Preload, SnapshotOptions
 from hetagent.options.values import Streams
+
+SPOT = "spot"
+"""The value of `--watch`."""
+
+SHM = "/dev/shm"
+"""Where Linux has memory that looks like files."""
+
+TO_EVERY_S, KEEP = 600, 3
+"""How often snapshots are written to disk unless a person says so (seconds), and how many are kept there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,14 +38,36 @@ class TorchrunOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotOptions:
+    """`--snapshot-dir`, `--snapshot-memory` and so on.
+
+    Attributes:
+        dir: where the node's folder is made; None: in `SHM`, if there is one.
+        memory: what all snapshots of the node may take (bytes); 0: there are none; None: half of what is free.
+        every_s: how far apart they are at most (seconds).
+        to: the directory that they are written to; None: they are not.
+        to_every_s: how often (seconds).
+        keep: how many are kept there.
+    """
+
+    dir: Path | None
+    memory: int | None
+    every_s: int
+    to: Path | None
+    to_every_s: int
+    keep: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """What the person asked for, with defaults from Slurm and the like filled in. None means "not given".
 
     Attributes:
         servers: URLs; empty with `standalone`.
-        node_id, node_id_given: if it was not given, it is the host name, to which a second agent of the group on
-            this host adds a number (node/names.py).
-        launch_flags: what was given of the flags that are only for some launch styles, by name.
+        given: the names of the flags that were typed.
+        node_id: if it was not given, it is the host name, to which a second agent of the group on this host adds a
+            number (node/names.py).
+        init_file: where the names of `file://` rendezvous are; None: processes meet at a port.
         notice_signal: what workers get when their round is about to end; None: only the file.
         require_rendezvous: whether it is a failure if workers end well but have not met.
         report_output: whether the end of what workers write is kept, and reported, and their stacks.
@@ -54,17 +83,18 @@ class Options:
         notes: remarks to show at the start.
         check: look at this machine, and join nothing.
         collapse: identical lines of several ranks become one.
-        node_check: a command that says whether this node is fit; empty: none.
+        node_check: a command that says whether this node is fit; None: nobody has to.
         ready_file: a file that is there while the server has this node; None: none.
-        watches_spot: leave when a cloud announces that it takes this machine.
-        leave_when: a file or command that says when to leave; empty: none.
+        watch: `spot`: leave when a cloud announces that it takes this machine.
+        leave_when: a file or command that says when to leave.
+        preload: what standbys import; empty: there are to be none.
         torchrun: the options that are torchrun's alone.
     """
 
+    given: frozenset[str]
     servers: tuple[str, ...]
     group: str
     node_id: str
-    node_id_given: bool
     gpus: str | None
     nproc_per_node: str | None
     device: str
@@ -82,7 +112,8 @@ class Options:
     spec: Mapping[str, object]
     signals: tuple[signal.Signals, ...]
     launch: str
-    launch_flags: Mapping[str, Any]
+    isolate_gpus: bool
+    init_file: Path | None
     report_output: bool
     notice_signal: signal.Signals | None
     require_rendezvous: bool
@@ -95,10 +126,10 @@ class Options:
     notes: tuple[str, ...]
     check: bool
     collapse: bool
-    node_check: str
+    node_check: str | None
     ready_file: Path | None
-    watches_spot: bool
-    leave_when: str
-    preload: Preload
+    watch: str | None
+    leave_when: str | None
+    preload: Sequence[str]
     snapshots: SnapshotOptions
     torchrun: TorchrunOptions

@@ -4,116 +4,109 @@ tests/agent/options/test_torchrun.py compares it with the parser of the torch th
 """
 
 import os
-from collections.abc import Callable, Mapping
+import signal
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hetagent.options.values import argument, filters
+from hetagent.options.values import filters, ranks, signals, streams, switch
 from hetrdzv.protocol.settings import DEFAULTS, SETTINGS
-from hetrdzv.protocol.texts.typed import seconds
+from hetrdzv.protocol.texts.ids import checked_id
+from hetrdzv.protocol.texts.typed import nodes, seconds
 
-TORCHRUNS_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """torchrun's default for --signals-to-handle."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TorchrunFlag:
-    """A flag of torchrun that applies to hetagent.
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """A flag of hetagent.
 
     Attributes:
-        help: what `--help` says.
+        help: what `--help-all` says.
+        read: turns its text into a value; `switch`: it takes none.
+        default: its value where neither it nor its variable is given.
+        variable: its variable in the environment; torchrun's flags have `PET_` and their name in capitals, too.
         short: its one-letter spelling.
-        switch: it takes no value.
-        type: turns its text into a value.
-        default: torchrun's default; None where hetagent has one of its own and needs to know what was given.
         choices: the values it takes; None: any.
-        variable: its default can be set in the environment, as `PET_` and its name in capitals.
+        repeats: it may be given several times.
     """
 
     help: str
-    short: str | None = None
-    switch: bool = False
-    type: Callable[[str], Any] = str
+    read: Callable[[str], Any] = str
     default: object = None
-    choices: tuple[str, ...] | None = None
-    variable: bool = True
+    variable: str = ""
+    short: str = ""
+    metavar: str | None = None
+    choices: Collection[str] | None = None
+    repeats: bool = False
 
 
-ACCEPTED: Mapping[str, TorchrunFlag] = {
-    "--nnodes": TorchrunFlag(
-        help="Number of nodes, N or MIN:MAX (default: Slurm's, or whoever has joined by the last call).",
+def on_off(text: str, **row: Any) -> Flag:
+    """A flag that takes no value."""
+    return Flag(text, switch, False, **row)
+
+
+ACCEPTED: Mapping[str, Flag] = {
+    "--nnodes": Flag(
+        "Number of nodes, N or MIN:MAX (default: Slurm's, or whoever has joined by the last call).", nodes
     ),
-    "--nproc-per-node": TorchrunFlag(
-        help="torchrun's spelling of --gpus: a number of workers of any kind, or gpu, cpu, xpu, auto.",
+    "--nproc-per-node": Flag(
+        "torchrun's spelling of --gpus: a number of workers of any kind, or gpu, cpu, xpu, auto."
     ),
-    "--rdzv-id": TorchrunFlag(help="torchrun's name for --group."),
-    "--standalone": TorchrunFlag(
-        switch=True, help="Start a private hetserver, for a job on this node only."
+    "--rdzv-id": Flag("torchrun's name for --group.", checked_id),
+    "--standalone": on_off("Start a private hetserver, for a job on this node only."),
+    "--max-restarts": Flag(
+        f"How many failures may restart the group (default: {DEFAULTS.max_restarts}).",
+        SETTINGS["max_restarts"].read,
     ),
-    "--max-restarts": TorchrunFlag(
-        type=argument(SETTINGS["max_restarts"].read),
-        help=f"How many failures may restart the group (default: {DEFAULTS.max_restarts})."
-    ),
-    "--monitor-interval": TorchrunFlag(
-        type=float, help="Accepted without effect: the exit of a worker is noticed at once."
-    ),
-    "--role": TorchrunFlag(default="default", help="A name for what the workers do (default: default)."),
-    "--module": TorchrunFlag(
-        short="-m", switch=True, help="The script is the name of a module, as with python -m."
-    ),
-    "--no-python": TorchrunFlag(switch=True, help="The script is a program of any kind: start it directly."),
-    "--run-path": TorchrunFlag(
-        switch=True, help="Accepted without effect: scripts always run this way. Overrides --no-python."
-    ),
-    "--log-dir": TorchrunFlag(help="Keep the workers' log files in this directory (default: remove them)."),
-    "--redirects": TorchrunFlag(
-        short="-r",
-        default="0",
-        help="Write these streams to log files instead of the console: 0 none, 1 stdout, 2 stderr, 3 both, or by "
+    "--monitor-interval": Flag("Accepted without effect: the exit of a worker is noticed at once.", float),
+    "--role": Flag("A name for what the workers do (default: default).", checked_id, "default"),
+    "--module": on_off("The script is the name of a module, as with python -m.", short="-m"),
+    "--no-python": on_off("The script is a program of any kind: start it directly."),
+    "--run-path": on_off("Accepted without effect: scripts always run this way. Overrides --no-python."),
+    "--log-dir": Flag("Keep the workers' log files in this directory (default: remove them)."),
+    "--redirects": Flag(
+        "Write these streams to log files instead of the console: 0 none, 1 stdout, 2 stderr, 3 both, or by "
         "local rank 0:1,1:3.",
+        streams,
+        0,
+        short="-r",
     ),
-    "--tee": TorchrunFlag(
-        short="-t", default="0", help="Write these streams to log files and the console, as for --redirects."
+    "--tee": Flag(
+        "Write these streams to log files and the console, as for --redirects.", streams, 0, short="-t"
     ),
-    "--log-line-prefix-template": TorchrunFlag(
-        help="What lines of --tee begin with on the console; ${node_id}, ${rank}, ${local_rank}, ${role_name} and "
-        "${hostname} are filled in (default: '[${node_id}:${rank}] ').",
+    "--log-line-prefix-template": Flag(
+        "What lines of --tee begin with on the console; ${node_id}, ${rank}, ${local_rank}, ${role_name} and "
+        "${hostname} are filled in (default: '[${node_id}:${rank}] ')."
     ),
-    "--local-ranks-filter": TorchrunFlag(
-        default="", help="Show only these local ranks on the console: 0,1,2 (default: all)."
-    ),
-    "--duplicate-stdout-filters": TorchrunFlag(
-        type=filters,
-        default=(),
-        help="Copy the lines of stdout that contain one of these texts to one more file in --log-dir; "
+    "--local-ranks-filter": Flag("Show only these local ranks on the console: 0,1,2 (default: all).", ranks),
+    "--duplicate-stdout-filters": Flag(
+        "Copy the lines of stdout that contain one of these texts to one more file in --log-dir; "
         "two commas stand for one within a text.",
+        filters,
+        (),
     ),
-    "--duplicate-stderr-filters": TorchrunFlag(
-        type=filters, default=(), help="The same for stderr."
-    ),
-    "--local-addr": TorchrunFlag(
-        help="The address this node offers (default: that of its connection to the server)."
-    ),
-    "--logs-specs": TorchrunFlag(
-        variable=False, help="The entry point in the group torchrun.logs_specs that decides where logs go."
-    ),
-    "--numa-binding": TorchrunFlag(
-        choices=("node", "socket", "exclusive", "core-complex"),
-        variable=False,
-        help="Bind each worker to CPUs near its GPU: those of the NUMA node or socket, an exclusive share of the "
+    "--duplicate-stderr-filters": Flag("The same for stderr.", filters, ()),
+    "--local-addr": Flag("The address this node offers (default: that of its connection to the server)."),
+    "--logs-specs": Flag("The entry point in the group torchrun.logs_specs that decides where logs go."),
+    "--numa-binding": Flag(
+        "Bind each worker to CPUs near its GPU: those of the NUMA node or socket, an exclusive share of the "
         "node, or one core complex.",
+        choices=("node", "socket", "exclusive", "core-complex"),
     ),
-    "--signals-to-handle": TorchrunFlag(
-        default=TORCHRUNS_SIGNALS,
-        help=f"The signals on which this agent stops its workers and leaves (default: {TORCHRUNS_SIGNALS}).",
+    "--signals-to-handle": Flag(
+        "The signals on which this agent stops its workers and leaves (default: "
+        f"{','.join(signum.name for signum in SIGNALS)}).",
+        signals,
     ),
-    "--shutdown-timeout": TorchrunFlag(
-        type=argument(seconds), help="Seconds between SIGTERM and SIGKILL on this node (default: --stop-timeout-s)."
+    "--shutdown-timeout": Flag(
+        "Seconds between SIGTERM and SIGKILL on this node (default: --stop-timeout-s).",
+        seconds,
+        variable="TORCH_ELASTIC_SHUTDOWN_TIMEOUT",
     ),
-    "--virtual-local-rank": TorchrunFlag(
-        switch=True, help="Each worker sees only its own GPU, and its LOCAL_RANK is 0."
-    ),
-}  # fmt: skip
+    "--virtual-local-rank": on_off("Each worker sees only its own GPU, and its LOCAL_RANK is 0."),
+}
 """torchrun's flags that apply, in its order."""
 
 REFUSED: Mapping[str, str] = {
@@ -140,9 +133,8 @@ def dest(flag: str) -> str:
 
 def spellings(flag: str) -> tuple[str, ...]:
     """A flag of torchrun as it may be typed: with dashes, with underscores, and the short form if there is one."""
-    short = ACCEPTED[flag].short if flag in ACCEPTED else None
-    known = (short, flag, f"--{dest(flag)}")
-    return tuple(dict.fromkeys(spelling for spelling in known if spelling is not None))
+    short = ACCEPTED[flag].short if flag in ACCEPTED else ""
+    return tuple(dict.fromkeys(filter(None, (short, flag, f"--{dest(flag)}"))))
 
 
 def variable(flag: str) -> str:
@@ -150,12 +142,7 @@ def variable(flag: str) -> str:
     return f"PET_{dest(flag).upper()}"
 
 
-def source(flag: str, value: str) -> str:
-    """Where a value of a flag comes from: the command line, or the flag's variable."""
-    return variable(flag) if os.environ.get(variable(flag)) == value else flag
-
-
 def typed(flag: str, value: str) -> str:
-    """A flag with its value as it was typed."""
-    where = source(flag, value)
-    return f"{where} {value}" if where == flag else f"{where}={value}"
+    """A flag with its value as it was typed, or the variable that has it."""
+    named = variable(flag)
+    return f"{named}={value}" if os.environ.get(named) == value else f"{flag} {value}"

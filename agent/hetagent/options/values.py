@@ -2,19 +2,16 @@
 
 import re
 import signal
-from argparse import ArgumentTypeError
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from pathlib import Path
+from urllib.parse import urlsplit
 
-from hetagent.errors import UsageError
+from hetagent.snapshots.on_disk import is_url, path_of
 from hetrdzv.protocol.texts.typed import seconds
 
-T = TypeVar("T")
+ON_OFF = ("on", "off")
 
-Flags = Mapping[str, Mapping[str, Any]]
-"""Flags by name, each with the arguments of argparse's `add_argument`."""
-
-ON_OFF = (ON, OFF) = ("on", "off")
+NONE, AUTO = "none", "auto"
+"""Words of `--preload`."""
 
 GRACE_S = 25.0
 """How long a node has from SIGTERM to its agent if nobody says (seconds): Slurm and Kubernetes kill after 30 s."""
@@ -30,24 +27,11 @@ Streams = int | dict[int, int]
 """Output streams of all workers, or by local rank: 0 none, 1 stdout, 2 stderr, 3 both."""
 
 
-def argument(reads: Callable[[str], T]) -> Callable[[str], T]:
-    """A reader of texts as argparse takes it: its errors are shown as they are."""
-
-    def read(text: str) -> T:
-        try:
-            return reads(text)
-        except ValueError as error:
-            raise ArgumentTypeError(str(error)) from None
-
-    return read
-
-
-def is_on(given: str | None, variable: str, environ: Mapping[str, str]) -> bool:
-    """Whether something is on, which it is unless somebody says otherwise."""
-    value = given or environ.get(variable) or ON
-    if value not in ON_OFF:
-        raise UsageError(f"{variable}={value} in the environment: give {ON} or {OFF}")
-    return value == ON
+def switch(text: str) -> bool:
+    """What the variable of a switch says."""
+    if text not in ("0", "1"):
+        raise ValueError("must be 0 or 1")
+    return text == "1"
 
 
 def grace(text: str) -> float:
@@ -57,13 +41,18 @@ def grace(text: str) -> float:
     return value
 
 
-def notice_signal(text: str) -> signal.Signals:
+def signal_named(text: str) -> signal.Signals:
     """The signal of that name, which a program can handle."""
-    known = next((each for each in signal.Signals if each.name == text.upper()), None)
+    known = signal.Signals.__members__.get(text.upper())
     if known is None or known in UNHANDLED:
         why = "there is no such signal" if known is None else "no program can handle it"
         raise ValueError(f"{text!r}: {why}; give SIGUSR1, for example")
     return known
+
+
+def signals(text: str) -> tuple[signal.Signals, ...]:
+    """The signals of a list with commas between them."""
+    return tuple(signal_named(name) for part in text.split(",") if (name := part.strip()))
 
 
 def filters(text: str) -> tuple[str, ...]:
@@ -78,7 +67,26 @@ def streams(text: str) -> Streams:
     if re.fullmatch(r"\d+:[0-3](,\d+:[0-3])*", text):
         pairs = (pair.split(":") for pair in text.split(","))
         return {int(rank): int(value) for rank, value in pairs}
-    raise ValueError("0 none, 1 stdout, 2 stderr, 3 both, or by local rank 0:1,1:3")
+    raise ValueError(
+        f"{text!r} does not name streams: 0 none, 1 stdout, 2 stderr, 3 both, or by local rank 0:1,1:3"
+    )
+
+
+def ranks(text: str) -> frozenset[int] | None:
+    """Local ranks; None for none at all, which stands for all of them."""
+    try:
+        return frozenset(int(rank) for rank in text.split(",")) if text else None
+    except ValueError:
+        raise ValueError(f"{text!r} must be local ranks, for example 0,1") from None
+
+
+def modules(text: str) -> tuple[str, ...]:
+    """What standbys import; empty: there are to be none."""
+    names = tuple(name.strip() for name in text.split(","))
+    for name in names if names != (NONE,) else ():
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise ValueError(f"{name!r} is no module: give names with commas between them, {AUTO}, or {NONE}")
+    return names if names != (NONE,) else ()
 
 
 def positive(text: str) -> int:
@@ -98,3 +106,23 @@ def size(text: str) -> int:
     if match is None:
         raise ValueError("not a size such as 64G or 500M, nor off")
     return int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))
+
+
+def absolute(text: str) -> Path:
+    """A path that does not depend on the directory of whoever uses it."""
+    return Path(text).absolute()
+
+
+def directory(text: str) -> Path:
+    """A directory or URL."""
+    if not is_url(text):
+        return absolute(text)
+    if urlsplit(text).password is not None:
+        raise ValueError(
+            "no password in a URL, which others see in the list of processes: use the environment"
+        )
+    try:
+        return path_of(text)
+    except (ImportError, ValueError) as error:
+        more = "pip install 'hetrdzv[urls]', and what reads these (s3fs, gcsfs, adlfs)"
+        raise ValueError(f"{error}; {more}") from None

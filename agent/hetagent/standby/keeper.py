@@ -16,7 +16,7 @@ from hetagent.node.memory import free_memory
 from hetagent.node.processes import proctree as processes
 from hetagent.node.processes.signals import signal_name
 from hetagent.node.self_pipe import Readable, SelfPipe, readable
-from hetagent.options.parts import AUTO, Preload
+from hetagent.options.values import AUTO
 from hetagent.roundhook import RoundHook
 from hetagent.standby.process import END_TIMEOUT_S, WAITING, Standby, fits
 from hetagent.standby.waiting import IMPORTS_FILE
@@ -229,18 +229,18 @@ class Standbys(RoundHook):
         return 0.0
 
 
-def standbys_of(context: AgentContext, preload: Preload) -> Standbys | None:
+def standbys_of(context: AgentContext) -> Standbys | None:
     """The standbys; where there can be none, the reason is logged."""
-    launch, command = context.options.launch, context.command
-    if not preload.modules:
+    launch, command, preload = context.options.launch, context.command, context.options.preload
+    if not preload:
         return None
     if launch != "gpu":
         problem = f"--launch {launch} starts processes of other kinds"
     elif command is not None and not command.is_python:
         problem = f"{Path(command.entrypoint).name} is not a Python script"
     else:
-        return Standbys(preload.modules, context.tell)
-    if preload.given is not None:
-        raise UsageError(f"--preload {preload.given} makes no sense here, since {problem}: leave it out")
+        return Standbys(preload, context.tell)
+    if "preload" in context.options.given:
+        raise UsageError(f"--preload {','.join(preload)} makes no sense here, since {problem}: leave it out")
     context.tell(f"no standby processes, so restarts import everything again: {problem}")
     return None

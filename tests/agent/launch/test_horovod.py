@@ -116,9 +116,7 @@ def test_the_interface_is_the_persons_where_given_and_none_behind_a_router(
 
 def test_isolation_is_that_of_a_process_per_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHON_EXEC", "/bin/true")
-    env = Horovod(COMMAND, Setup(slots=2, visible="3,5", flags={"isolate_gpus": True})).environ(
-        assignment("a", 2, 1), 1
-    )
+    env = Horovod(COMMAND, Setup(slots=2, visible="3,5", isolate_gpus=True)).environ(assignment("a", 2, 1), 1)
     assert (env["CUDA_VISIBLE_DEVICES"], env["HOROVOD_LOCAL_RANK"]) == ("5", "1")
 
 

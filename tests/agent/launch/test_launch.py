@@ -9,15 +9,12 @@ from typing import Any
 
 import pytest
 
-from hetagent.cli import flags
 from hetagent.cli.parse import parse
 from hetagent.errors import CommandError, UnevenRanksError, UsageError
-from hetagent.launch import choose, kinds
 from hetagent.launch.base import Assignment, Launch, Setup
-from hetagent.launch.choose import launch_of
 from hetagent.launch.command import WorkerCommand
 from hetagent.launch.gpu import PerGpu, entries
-from hetagent.launch.kinds import LAUNCHES, Kind
+from hetagent.launch.kinds import launch_of
 from hetagent.launch.node import placeholders
 from hetagent.launch.node.init_file import InitFile
 from hetagent.launch.node.program import PerNode
@@ -259,14 +256,14 @@ def test_a_name_must_be_a_directory_that_a_url_can_name(tmp_path: Path) -> None:
 
 def test_a_command_that_does_not_ask_for_the_name_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CommandError, match=r"does not have \{init_method\}"):
-        PerNode(command("--rank", "{rank_offset}"), Setup(flags={"init_file": tmp_path}))
+        PerNode(command("--rank", "{rank_offset}"), Setup(init_file=tmp_path))
 
 
 # -- one process per GPU -------------------------------------------------------------------------------------
 
 
 def test_isolated_workers_see_their_own_gpu_and_keep_their_local_rank() -> None:
-    launch = PerGpu(command("x"), Setup(slots=2, visible="4,GPU-ab, 6", flags={"isolate_gpus": True}))
+    launch = PerGpu(command("x"), Setup(slots=2, visible="4,GPU-ab, 6", isolate_gpus=True))
     assert [launch.environ(assignment(), rank) for rank in range(2)] == [
         {"CUDA_VISIBLE_DEVICES": "4"},
         {"CUDA_VISIBLE_DEVICES": "GPU-ab"},
@@ -289,9 +286,7 @@ def test_with_isolation_fairseqs_formula_names_the_device_of_the_local_rank() ->
     def devices(isolated: bool) -> list[tuple[str, str]]:
         """What `RANK % visible` and LOCAL_RANK name for each worker of the second node, as physical GPUs."""
         node = [f"gpu{index}" for index in range(4)]
-        launch = PerGpu(
-            command("x"), Setup(slots=4, visible=",".join(node), flags={"isolate_gpus": isolated})
-        )
+        launch = PerGpu(command("x"), Setup(slots=4, visible=",".join(node), isolate_gpus=isolated))
         found = []
         for local_rank in range(4):
             changes = launch.environ(assignment(slots=4, world_size=7), local_rank)
@@ -326,6 +321,10 @@ def test_the_launch_is_the_one_asked_for(flags: tuple[str, ...], kind: type[Laun
             ("--launch", "mpi", "--numa-binding", "node"),
             "--numa-binding goes with --launch gpu or horovod, not with mpi",
         ),
+        (
+            ("--launch", "node", "--require-rendezvous"),
+            "--require-rendezvous goes with --launch gpu or horovod, not with node",
+        ),
         (("--virtual-local-rank", "--isolate-gpus"), "both narrow the GPUs"),
         (
             ("--launch", "node", "--virtual-local-rank"),
@@ -351,41 +350,6 @@ def test_several_mig_slices_need_isolation() -> None:
         launch_of(parse([*SERVER, "train.py"], {}), command("x"), 2, slices)
     launch_of(parse([*SERVER, "train.py"], {}), command("x"), 1, slices)
     launch_of(parse([*SERVER, "--isolate-gpus", "train.py"], {}), command("x"), 2, slices)
-
-
-# -- the table -----------------------------------------------------------------------------------------------
-
-
-def test_every_launch_style_is_a_row_with_a_class_of_its_own() -> None:
-    assert list(LAUNCHES) == ["gpu", "node", "horovod", "mpi"]
-    assert len({kind.launch for kind in LAUNCHES.values()}) == len(LAUNCHES)
-    assert all(kind.help for kind in LAUNCHES.values())
-
-
-def test_a_row_is_all_that_the_command_line_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Mine(Launch):
-        pass
-
-    kind = Kind("my own way", Mine, frozenset({"--init-file"}))
-    table = {**LAUNCHES, "mine": kind}
-    for module in (kinds, choose, flags):
-        monkeypatch.setattr(module, "LAUNCHES", table)
-    assert "mine: my own way" in " ".join(flags.parser().format_help().split())
-    options = parse([*SERVER, "--launch", "mine", "--init-file", "/tmp", "train.py"], {})
-    assert type(launch_of(options, command("x"), 2, {})) is Mine
-    with pytest.raises(UsageError, match="--init-file goes with --launch node or mine, not with gpu"):
-        launch_of(parse([*SERVER, "--init-file", "/tmp", "train.py"], {}), command("x"), 2, {})
-
-
-def test_every_flag_of_a_row_exists_and_is_checked() -> None:
-    known = {flag for action in flags.parser()._actions for flag in action.option_strings}
-    for flag in {flag for kind in LAUNCHES.values() for flag in kind.flags}:
-        assert flag in known
-        (other, *_) = (name for name in LAUNCHES if name not in kinds.kinds_with(flag))
-        value = {"--init-file": ["/tmp"], "--numa-binding": ["node"]}.get(flag, [])
-        options = parse([*SERVER, "--launch", other, flag, *value, "train.py"], {})
-        with pytest.raises(UsageError, match=f"{flag} goes with --launch"):
-            launch_of(options, command("x"), 2, {})
 
 
 def test_the_table_imports_no_torch() -> None:

@@ -7,10 +7,10 @@ import pytest
 from hetagent.cli.parse import parse
 from hetagent.errors import UsageError
 from hetagent.options.model import Options
+from hetagent.options.torchrun import SIGNALS
 from hetagent.options.values import GRACE_S
 
 SERVER = ("--server", "http://host:29400")
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 CUSTOMARY = (signal.SIGUSR1, signal.SIGUSR2)
 
 BATCH = {
@@ -64,9 +64,7 @@ WITHOUT_GPUS = {name: value for name, value in STEP.items() if name != "SLURM_GP
 
 
 @pytest.fixture(autouse=True)
-def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("HET_SERVER", "HET_GROUP", "PET_NNODES", "PET_NPROC_PER_NODE", "PET_RDZV_ID"):
-        monkeypatch.delenv(name, raising=False)
+def host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("socket.gethostname", lambda: "login")
 
 
@@ -121,7 +119,7 @@ def test_elsewhere_nothing_is_taken(environ: dict[str, str]) -> None:
     assert (found.signals, found.notes) == (SIGNALS, ())
 
 
-def test_flags_and_their_variables_win(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flags_and_their_variables_win() -> None:
     found = options(STEP, "--group", "bert", "--node-id", "mine", "--gpus", "2", "--nnodes", "1:2")
     assert (found.group, found.node_id, found.gpus, nnodes(found)) == ("bert", "mine", "2", (1, 2))
     assert found.notes == ()
@@ -130,10 +128,7 @@ def test_flags_and_their_variables_win(monkeypatch: pytest.MonkeyPatch) -> None:
     assert options(STEP, "--rdzv-id", "bert").group == "bert"
     assert options(STEP, "--world-size-multiple", "2").spec == {"world_size_multiple": 2}
     assert options(STEP | {"HET_GROUP": "bert"}).group == "bert"
-    monkeypatch.setenv("PET_NNODES", "1:2")
-    monkeypatch.setenv("PET_NPROC_PER_NODE", "2")
-    monkeypatch.setenv("PET_RDZV_ID", "gpt")
-    found = options(STEP)
+    found = options(STEP | {"PET_NNODES": "1:2", "PET_NPROC_PER_NODE": "2", "PET_RDZV_ID": "gpt"})
     assert (found.group, found.gpus, found.nproc_per_node, nnodes(found)) == ("gpt", None, "2", (1, 2))
 
 
@@ -262,7 +257,7 @@ def test_a_malformed_signal(text: str) -> None:
             STEP,
             ("--nnodes", "4"),
             (
-                "--nnodes 4, but Slurm's job 17, which is the group, has 2 nodes: ask Slurm for 4 (sbatch "
+                "--nnodes asks for 4, but Slurm's job 17, which is the group, has 2 nodes: ask Slurm for 4 (sbatch "
                 "--nodes=4), or name the group that others join (--group)"
             ),
         ),
@@ -270,7 +265,7 @@ def test_a_malformed_signal(text: str) -> None:
             STEP,
             ("--nnodes", "3:4"),
             (
-                "--nnodes 3:4, but Slurm's job 17, which is the group, has 2 nodes: ask Slurm for 3 (sbatch "
+                "--nnodes asks for 3, but Slurm's job 17, which is the group, has 2 nodes: ask Slurm for 3 (sbatch "
                 "--nodes=3), or name the group that others join (--group)"
             ),
         ),

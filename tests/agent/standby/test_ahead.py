@@ -8,7 +8,7 @@ import pytest
 from tests.support import standbys
 from tests.support.cluster import wait_for
 
-from hetagent.options.parts import AUTO
+from hetagent.options.values import AUTO
 from hetagent.standby import keeper
 from hetagent.standby.keeper import Standbys
 from hetagent.standby.process import WAITING, Standby

@@ -1,55 +1,53 @@
 """`--preload`: the flag, the variable, and where there can be no standbys."""
 
-from argparse import Namespace
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from hetagent.cli.parse import parse
 from hetagent.errors import UsageError
 from hetagent.launch.command import WorkerCommand
-from hetagent.options import parts
-from hetagent.options.parts import Preload
+from hetagent.options.model import Options
 from hetagent.standby.keeper import standbys_of
 
 SCRIPT = WorkerCommand("python", ("-u", "runner.py", "train.py"), is_python=True)
 PROGRAM = WorkerCommand("/opt/bin/train", (), is_python=False)
 
 
-def preload(given: str | None, variable: str | None = None) -> Preload:
+def asked(given: str | None, variable: str | None = None) -> Options:
+    flags = [] if given is None else ["--preload", given]
     environ = {} if variable is None else {"HET_PRELOAD": variable}
-    return parts.preload(Namespace(preload=given), environ)
+    return parse(["--server", "h", "--node-id", "a", *flags], environ)
 
 
 @pytest.mark.parametrize(
     ("given", "variable", "expected"),
     [
-        (None, None, ["auto"]),
-        (None, "none", []),
-        ("none", "torch", []),
-        ("torch", "none", ["torch"]),
-        (" torch , my_package.models,auto", None, ["torch", "my_package.models", "auto"]),
-        (None, "numpy", ["numpy"]),
+        (None, None, ("auto",)),
+        (None, "none", ()),
+        ("none", "torch", ()),
+        ("torch", "none", ("torch",)),
+        (" torch , my_package.models,auto", None, ("torch", "my_package.models", "auto")),
+        (None, "numpy", ("numpy",)),
+        ("torch,", None, "--preload: '' is no module"),
+        ("a-b", None, "--preload: 'a-b' is no module"),
+        (None, "none,torch.1", "HET_PRELOAD=none,torch.1: 'torch.1' is no module: give names"),
     ],
 )
-def test_the_flag_comes_before_the_variable(
-    given: str | None, variable: str | None, expected: list[str]
-) -> None:
-    assert preload(given, variable).modules == expected
-
-
-@pytest.mark.parametrize(("given", "variable"), [("torch,", None), ("a-b", None), (None, "none,torch.1")])
-def test_names_that_are_no_modules(given: str | None, variable: str | None) -> None:
-    with pytest.raises(
-        UsageError, match=f"^{'--preload' if given else 'HET_PRELOAD'} takes names of modules"
-    ):
-        preload(given, variable)
+def test_what_they_import(given: str | None, variable: str | None, expected: tuple[str, ...] | str) -> None:
+    if isinstance(expected, str):
+        with pytest.raises(UsageError, match=f"^{expected}"):
+            asked(given, variable)
+    else:
+        assert asked(given, variable).preload == expected
 
 
 @pytest.mark.parametrize("command", [SCRIPT, None])  # or the group's
 def test_there_are_standbys_for_python_scripts(command: WorkerCommand | None) -> None:
     told: list[str] = []
-    room = standbys_of(node("gpu", command, told), preload("decimal"))
+    room = standbys_of(node("gpu", command, told, "decimal"))
     assert room is not None
     room.close()
     assert told == []
@@ -67,16 +65,22 @@ def test_where_there_can_be_none_a_line_says_why(
     launch: str, command: WorkerCommand | None, problem: str
 ) -> None:
     told: list[str] = []
-    here = node(launch, command, told)
-    assert standbys_of(here, preload(None)) is None
+    assert standbys_of(node(launch, command, told)) is None
     (said,) = told
     assert said.startswith(f"no standby processes, so restarts import everything again: {problem}")
-    assert standbys_of(here, preload(None, "none")) is None
-    assert standbys_of(here, preload("none")) is None
+    assert standbys_of(node(launch, command, told, None, "none")) is None
+    assert standbys_of(node(launch, command, told, "none")) is None
     with pytest.raises(UsageError, match=f"^--preload torch makes no sense here, since {problem}"):
-        standbys_of(here, preload("torch"))
+        standbys_of(node(launch, command, told, "torch"))
     assert told == [said]
 
 
-def node(launch: str, command: WorkerCommand | None, told: list[str]) -> Any:
-    return SimpleNamespace(options=SimpleNamespace(launch=launch), command=command, tell=told.append)
+def node(
+    launch: str,
+    command: WorkerCommand | None,
+    told: list[str],
+    given: str | None = None,
+    variable: str | None = None,
+) -> Any:
+    options = replace(asked(given, variable), launch=launch)
+    return SimpleNamespace(options=options, command=command, tell=told.append)

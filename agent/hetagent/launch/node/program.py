@@ -2,15 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
-from typing import ClassVar
 
 from hetagent.errors import CommandError
 from hetagent.launch.base import PLAIN, Assignment, Launch, Setup, environ_of_node
 from hetagent.launch.command import WorkerCommand
 from hetagent.launch.node import placeholders
 from hetagent.launch.node.init_file import InitFile
-from hetagent.options.values import Flags
 
 
 class PerNode(Launch):
@@ -20,21 +17,13 @@ class PerNode(Launch):
     --init-file the processes meet in that directory.
     """
 
-    flags: ClassVar[Flags] = {
-        "--init-file": {
-            "type": Path,
-            "metavar": "DIR",
-            "help": "With --launch node: {init_method} names a new file in this shared directory each round.",
-        },
-    }
     one_per_node = True
     frees_port = True
     watches_deaths = True
 
     def __init__(self, command: WorkerCommand | None, setup: Setup = PLAIN) -> None:
         super().__init__(command, setup)
-        folder = setup.flags.get("init_file")
-        self._init_file = InitFile(folder) if folder is not None else None
+        self._init_file = InitFile(setup.init_file) if setup.init_file is not None else None
         if command is not None:
             self._check(command)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from hetagent.context import AgentContext
 from hetagent.errors import UsageError
 from hetagent.node.memory import free_memory
-from hetagent.options.parts import SnapshotOptions
+from hetagent.options.model import SHM, SnapshotOptions
 from hetagent.session.connection import ServerConnection
 from hetagent.snapshots.folder import Folder
 from hetagent.snapshots.node.catalog import Catalog
@@ -30,8 +30,8 @@ def snapshot_hook(
     try:
         return _made(context, options, line)
     except OSError as error:
-        if options.dir_given:
-            raise UsageError(f"--snapshot-dir {options.folder}: {error.strerror or error}") from None
+        if options.dir is not None:
+            raise UsageError(f"--snapshot-dir {options.dir}: {error.strerror or error}") from None
         why = str(error)
     except ModuleNotFoundError as error:
         why = f"{error.name} is not installed: pip install 'hetrdzv[agent]'"
@@ -42,13 +42,13 @@ def snapshot_hook(
 
 def _made(context: AgentContext, options: SnapshotOptions, line: ServerConnection) -> SnapshotHook:
     identity, standalone, log = context.identity, context.options.standalone, context.tell
-    folder: NodeFolder | None = None
+    parent, folder = options.dir or Path(SHM), None
     if standalone and options.to is not None:  # the next agent goes on there, unless another uses it
         with contextlib.suppress(BlockingIOError):
-            folder = NodeFolder(options.folder, "standalone", identity.node_id, [str(options.to)], wait_s=0.0)
+            folder = NodeFolder(parent, "standalone", identity.node_id, [str(options.to)], wait_s=0.0)
     if folder is None:
-        folder = NodeFolder(options.folder, identity.group, identity.node_id, context.access.servers, log)
-    sweep(options.folder)
+        folder = NodeFolder(parent, identity.group, identity.node_id, context.access.servers, log)
+    sweep(parent)
     try:
         alone = standalone or context.options.spec.get("max_nodes") == 1
         hold_port = None if alone else context.hold_port

@@ -14,8 +14,7 @@ import pytest
 from hetagent.cli.parse import parse
 from hetagent.context import Identity
 from hetagent.errors import UsageError
-from hetagent.options import parts
-from hetagent.options.parts import SnapshotOptions
+from hetagent.options.model import SnapshotOptions
 from hetagent.snapshots.node import folder as folders
 from hetagent.snapshots.node import setup
 from hetagent.snapshots.node.folder import OLD_S, UNSAVED, NodeFolder, sweep
@@ -147,19 +146,19 @@ def test_flags_count_more_than_variables() -> None:
     made = asked(
         "--snapshot-every-s", "64", HET_SNAPSHOT_EVERY_S="8", HET_SNAPSHOT_MEMORY="1G", HET_SNAPSHOT_DIR="/d"
     )
-    assert (made.every_s, made.memory, str(made.folder)) == (64, 1 << 30, "/d")
-    assert (asked().every_s, asked().memory, str(asked().folder)) == (30, None, "/dev/shm")
+    assert (made.every_s, made.memory, str(made.dir)) == (64, 1 << 30, "/d")
+    assert (asked().every_s, asked().memory, asked().dir) == (30, None, None)
 
 
 @pytest.mark.parametrize(
     ("flags", "environ", "words"),
     [
-        (["--snapshot-every-s", "often"], {}, "--snapshot-every-s often: give a whole number"),
-        ([], {"HET_SNAPSHOT_EVERY_S": "0"}, "HET_SNAPSHOT_EVERY_S 0: give a whole number"),
-        (["--snapshot-memory", "some"], {}, "--snapshot-memory some: not a size"),
+        (["--snapshot-every-s", "often"], {}, "--snapshot-every-s: give a whole number"),
+        ([], {"HET_SNAPSHOT_EVERY_S": "0"}, "HET_SNAPSHOT_EVERY_S=0: give a whole number"),
+        (["--snapshot-memory", "some"], {}, "--snapshot-memory: not a size"),
         (["--snapshot-memory", "-1"], {}, "not a size such as 64G"),
         (["--snapshot-to", "sftp://me:sesame@host/d"], {}, "--snapshot-to: no password in a URL"),
-        (["--snapshot-to", "zz://d"], {}, "--snapshot-to zz://d: Unsupported filesystem: 'zz'; pip install"),
+        (["--snapshot-to", "zz://d"], {}, "--snapshot-to: Unsupported filesystem: 'zz'; pip install"),
         (["--snapshot-keep", "9"], {}, "nothing is written without --snapshot-to"),
         (["--snapshot-to", "d", "--snapshot-memory", "off"], {}, "--snapshot-memory turns them off"),
     ],
@@ -193,7 +192,7 @@ def test_where_there_is_no_place_there_are_no_snapshots(
 ) -> None:
     said: list[str] = []
     offered: list[Holdings] = []
-    monkeypatch.setattr(parts, "SHM", str(tmp_path / "nowhere"))
+    monkeypatch.setattr(setup, "SHM", str(tmp_path / "nowhere"))
     assert placed(tmp_path, said, offered, HET_SNAPSHOT_EVERY_S="8") is None
     assert len(said) == 1
     assert said[0].startswith("no snapshots on this node: [Errno 2]")
@@ -212,7 +211,7 @@ def test_a_node_whose_folder_another_agent_uses_does_without(
 ) -> None:
     said: list[str] = []
     offered: list[Holdings] = []
-    monkeypatch.setattr(parts, "SHM", str(tmp_path))
+    monkeypatch.setattr(setup, "SHM", str(tmp_path))
     first = placed(tmp_path, said)
     assert placed(tmp_path, said, offered, HET_SNAPSHOT_EVERY_S="8") is None
     assert said[0].startswith("waiting up to 0 s for the last agent of this node to end: another agent uses")

@@ -59,7 +59,6 @@ class Server:
     def __init__(self) -> None:
         self.groups: dict[str, Group] = {}
         self.answers_instead: HetError | None = None
-        self.refuses_progress = False
         self.progress: list[NodeProgress] = []
         self.stacks: list[StacksRequest] = []
         self.logs: list[StacksRequest] = []
@@ -100,13 +99,9 @@ class Server:
         group_id, node_id = request.group, request.node_id
         try:
             match request:
-                case SendReport(route=watcher.STACKS) if self.refuses_progress:
-                    return Problem(405, "method_not_allowed", "not supported", {})
                 case SendReport(route=watcher.STACKS, body=stacks):
                     self.stacks.append(stacks)
                     return None
-                case SendReport(route=watcher.LOGS) if self.refuses_progress:
-                    return Problem(404, "not_found", "there is no such route", {})
                 case SendReport(route=watcher.LOGS, body=logs):
                     self.logs.append(logs)
                     return None

@@ -302,30 +302,16 @@ def daemon() -> Report[Directive]:
     return Report(DAEMON, partial(DaemonRequest, master="a", round=1, words=("orted",)), to="b")
 
 
-def in_round(talk: Talk) -> None:
+def test_what_the_agent_asks_is_answered_refused_or_cancelled(talk: Talk) -> None:
     talk.client.says = start(1)
     talk.begin()
     talk.next()
-
-
-def test_what_the_agent_asks_is_answered(talk: Talk) -> None:
-    in_round(talk)
     assert talk.line.ask(daemon()).result(10) == talk.client.says
-    assert [(one.round, one.words, one.incarnation) for one in talk.client.heard("daemon")] == [
-        (1, ("orted",), "1")
-    ]
-
-
-def test_a_refusal_is_an_exception(talk: Talk) -> None:
-    in_round(talk)
+    assert [(one.round, one.incarnation) for one in talk.client.heard("daemon")] == [(1, "1")]
     talk.client.fails = Problem(409, "daemon_refused", "it runs another one", {})
     refused = talk.line.ask(daemon()).exception(10)
     assert isinstance(refused, HetError)
     assert str(refused) == "it runs another one"
-
-
-def test_without_a_server_what_was_asked_is_cancelled_with_the_line(talk: Talk) -> None:
-    in_round(talk)
     talk.client.fails = Unreachable("no server answers")
     waiting = talk.line.ask(daemon())
     assert talk.line.leave("over", 10.0)

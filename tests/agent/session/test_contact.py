@@ -37,16 +37,6 @@ def test_a_first_contact_is_tried_until_the_connect_timeout_exactly(bench: Bench
     assert len(bench.sent) == count
 
 
-def test_a_server_that_comes_up_late_is_joined(bench: Bench) -> None:
-    bench.away()
-    bench.ready()
-    bench.run(50)
-    bench.away(None)
-    bench.run(2)
-    assert bench.kinds == [("start", 1)]
-    assert bench.notices[-1] == "the server is back"
-
-
 def test_workers_go_on_while_the_server_is_away(bench: Bench) -> None:
     bench.started()
     bench.away()

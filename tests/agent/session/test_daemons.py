@@ -75,24 +75,6 @@ def test_a_daemon_that_comes_after_a_stop_is_not_handed_out(member: Bench) -> No
     assert member.kinds == [("start", 1), ("stop", 1)]
 
 
-def test_every_round_has_a_daemon_of_its_own(member: Bench) -> None:
-    member.do(from_master())
-    member.run(1)
-    member.do(commands.Restart())
-    member.run(1)
-    member.ready(1)
-    member.do(commands.Join(node_id="a", incarnation="j", slots=1, address="10.0.0.2", port=1, after_round=1))
-    member.run(1)
-    assert member.kinds[2:] == [("stop", 1), ("wait", 0), ("start", 2)]
-    assert member.last.start is not None
-    assert member.last.start.daemon is None
-    member.do(from_master((*ORTED, "anew"), 2))
-    member.run(1)
-    assert member.kinds[5:] == [("start", 2)]
-    assert member.last.start is not None
-    assert member.last.start.daemon == (*ORTED, "anew")
-
-
 def test_the_master_hears_why_it_was_refused() -> None:
     bench = of_two(Bench(spec=TWO, node_id="a"), "b", wants_daemon=False)
     for target, says in (

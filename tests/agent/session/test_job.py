@@ -1,13 +1,9 @@
 """A session from its first join to its goodbye: what it sends, and what the agent is told."""
 
-from collections.abc import Callable
-from typing import Any
-
 from tests.agent.session.driver import Bench
 
-from hetagent.session.requests import Join, Leave, Poll, SendReport
+from hetagent.session.requests import Poll
 from hetrdzv.core import commands
-from hetrdzv.protocol import routes
 from hetrdzv.protocol.requests import SpecFields
 
 
@@ -63,29 +59,3 @@ def test_a_poll_never_waits_longer_than_a_disconnect_may_take() -> None:
     bench.run(20)
     assert bench.kinds == [("start", 1)]
     assert bench.notices == []
-
-
-async def test_requests_are_sent_by_the_clients_own_methods(bench: Bench) -> None:
-    calls: list[tuple[Any, ...]] = []
-
-    class Recorder:
-        def __getattr__(self, name: str) -> Callable[..., Any]:
-            async def call(*args: object, **kwargs: object) -> str:
-                calls.append((name, *args, *kwargs.values()))
-                return "reply"
-
-            return call
-
-    recorder: Any = Recorder()
-    bench.started()
-    bench.session.leave("bye", bench.now)
-    bench.pump()
-    join, report, poll, leave = (
-        next(r for r in bench.sent if isinstance(r, kind)) for kind in (Join, SendReport, Poll, Leave)
-    )
-    answers: list[object] = [await request.send(recorder) for request in (join, poll, report, leave)]
-    assert answers == ["reply", "reply", "reply", None]
-    assert [call[:3] for call in calls if call[0] != "ask"] == [
-        (name, "g", "a") for name in ("join", "poll", "leave")
-    ]
-    assert [call[:4] for call in calls if call[0] == "ask"] == [("ask", routes.REPORT, "g", "a")]

@@ -3,7 +3,7 @@
 from functools import partial
 
 import pytest
-from tests.agent.session.driver import Bench
+from tests.agent.session.driver import Bench, problem
 
 from hetagent.monitor.watcher import LOGS
 from hetagent.session.requests import Join, Leave, Poll, Report, SendReport
@@ -54,35 +54,21 @@ def last_words(number: int = 1) -> Report[None]:
     return Report(LOGS, partial(StacksRequest, number=number, stacks=(Stack(rank=0, text="boom"),)))
 
 
-@pytest.mark.parametrize("refuses_progress", [False, True])
-def test_a_goodbye_comes_after_the_last_words_which_a_server_may_refuse(
-    bench: Bench, refuses_progress: bool
-) -> None:
+@pytest.mark.parametrize("what", ["accepted", "refused", "silence"])
+def test_a_goodbye_waits_for_the_last_words_for_a_moment(bench: Bench, what: str) -> None:
     bench.started()
-    bench.server.refuses_progress = refuses_progress
     bench.session.send(last_words(), bench.now)
     bench.session.leave("done", bench.now)
-    sent = bench.send()
-    assert [type(request) for request in sent if not isinstance(request, Poll)] == [SendReport]
-    for request in sent:
-        bench.receive(request, bench.execute(request))
+    (words,) = [request for request in bench.send() if not isinstance(request, Poll)]
+    assert isinstance(words, SendReport)
+    if what == "silence":
+        assert bench.session.wakeup() == bench.now + LAST_REPORTS_S
+        bench.now += LAST_REPORTS_S
+    else:
+        bench.receive(words, None if what == "accepted" else problem(404, "not_found"))
     bench.pump()
     assert bench.session.finished
     assert isinstance(bench.sent[-1], Leave)
-    assert len(bench.server.logs) == (not refuses_progress)
-
-
-def test_a_goodbye_waits_for_the_last_words_for_a_moment_only(bench: Bench) -> None:
-    bench.started()
-    bench.session.send(last_words(), bench.now)
-    bench.session.leave("done", bench.now)
-    assert [type(request) for request in bench.send() if not isinstance(request, Poll)] == [SendReport]
-    assert bench.session.wakeup() == bench.now + LAST_REPORTS_S
-    bench.now += LAST_REPORTS_S
-    (leave,) = bench.send()
-    assert isinstance(leave, Leave)
-    bench.receive(leave, bench.execute(leave))
-    assert bench.session.finished
 
 
 def test_a_server_that_is_away_is_told_goodbye_only(bench: Bench) -> None:

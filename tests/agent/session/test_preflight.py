@@ -2,29 +2,19 @@
 
 import asyncio
 import socket
-import time
 
 import pytest
 
 from hetagent.session.preflight import reachable
 
 
-async def test_a_listening_port() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        assert await reachable("127.0.0.1", sock.getsockname()[1]) is None
-
-
-async def test_a_refused_connection_is_tried_again() -> None:
+async def test_a_refused_connection_is_tried_again_until_the_end() -> None:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+        assert await reachable("127.0.0.1", port, timeout_s=0.2) == "connection refused"
         asyncio.get_running_loop().call_later(0.15, sock.listen)
-        assert await reachable("127.0.0.1", sock.getsockname()[1]) is None
-
-
-async def test_refused_until_the_end() -> None:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        assert await reachable("127.0.0.1", sock.getsockname()[1], timeout_s=0.2) == "connection refused"
+        assert await reachable("127.0.0.1", port) is None
 
 
 async def test_a_full_backlog_times_out() -> None:
@@ -37,12 +27,10 @@ async def test_a_full_backlog_times_out() -> None:
             filler.setblocking(False)
             filler.connect_ex(sock.getsockname())
             fillers.append(filler)
-        began = time.monotonic()
         reason = await reachable("127.0.0.1", sock.getsockname()[1], timeout_s=0.25)
         for filler in fillers:
             filler.close()
         assert reason == "timed out after 0.25 s"
-        assert time.monotonic() - began < 15  # not the minutes of a TCP connect
 
 
 async def test_an_unknown_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,13 +62,5 @@ async def test_a_host_that_is_back_is_reached_however_the_first_attempt_failed(
         real = asyncio.get_running_loop().sock_connect
         monkeypatch.setattr(asyncio.get_running_loop(), "sock_connect", connect)
         assert await reachable("127.0.0.1", sock.getsockname()[1], timeout_s=2.0) is None
-    assert begun == 2
-    assert len(asyncio.all_tasks()) == 1
-
-
-async def test_another_reason_is_said_in_words_once_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def connect(*_: object) -> None:
-        raise OSError(113, "No route to host")
-
-    monkeypatch.setattr(asyncio.get_running_loop(), "sock_connect", connect)
-    assert await reachable("127.0.0.1", 1, timeout_s=0.25) == "no route to host"
+        assert begun == 2
+        assert len(asyncio.all_tasks()) == 1

@@ -11,6 +11,13 @@ from hetrdzv.protocol import states
 from hetrdzv.protocol.errors import HetError, NotHetserver, NoTls, VersionMismatch
 from hetrdzv.protocol.requests import SpecFields
 
+OTHER = commands.Join(node_id="b", incarnation="i0", slots=2, address="10.0.0.9", port=1)
+
+
+def nnodes(least: int, most: int) -> SpecFields:
+    return SpecFields(min_nodes=least, max_nodes=most, lease_s=5.0)
+
+
 FATAL_AT_FIRST = [
     problem(409, "spec_conflict"),
     problem(422, "invalid_spec"),
@@ -121,12 +128,7 @@ def test_a_node_id_in_use_by_an_agent_that_lives_is_final(bench: Bench) -> None:
 
 def test_a_group_that_is_finishing_is_waited_for(bench: Bench) -> None:
     """Rule (e)."""
-    bench.server.do(
-        commands.Join(
-            node_id="b", incarnation="i0", slots=2, address="10.0.0.9", port=1, spec={"max_nodes": 1}
-        ),
-        bench.now,
-    )
+    bench.server.do(replace(OTHER, spec={"max_nodes": 1}), bench.now)
     for kind in (states.ReportKind.STARTED, states.ReportKind.SUCCEEDED):
         bench.server.do(commands.Report(node_id="b", incarnation="i0", round=1, kind=kind), bench.now)
     bench.ready()
@@ -142,90 +144,71 @@ def test_a_group_that_is_finishing_is_waited_for(bench: Bench) -> None:
 # -- other settings ------------------------------------------------------------------------------------------
 
 
-def other_node(bench: Bench, **spec: object) -> None:
-    """Another node is in the group already, with its own settings."""
-    join = commands.Join(node_id="b", incarnation="i0", slots=2, address="10.0.0.9", port=1, spec=spec)
-    bench.server.do(join, bench.now)
-
-
-def nnodes(least: int, most: int) -> SpecFields:
-    return SpecFields(min_nodes=least, max_nodes=most, lease_s=5.0)
-
-
-def test_settings_that_a_live_node_holds_are_refused_by_their_names() -> None:
+@pytest.mark.parametrize(
+    ("held", "script", "why"),
+    [
+        (
+            commands.Put({"max_nodes": 4}),
+            "",
+            (
+                "group 'g' has other settings (max_nodes 1 here, 4 there), which it was created with (hetctl create): "
+                "leave out max_nodes, use another --group, or remove that one (hetctl delete g)"
+            ),
+        ),
+        (
+            replace(OTHER, spec=SpecFields(min_nodes=1, max_nodes=2, lease_s=4.0)),
+            "",
+            (
+                "group 'g' has other settings (max_nodes 1 here, 2 there, lease_s 5 here, 4 there), which b joined: "
+                "leave out max_nodes and lease_s, use another --group, or wait until its job is over"
+            ),
+        ),
+        (
+            replace(OTHER, script="train.py", spec=nnodes(1, 1)),
+            "eval.py",
+            (
+                "group 'g' runs train.py, which b joined, and this agent was given eval.py: use another --group, or wait "
+                "until its job is over; if both belong to one job, give this one a --role of its own"
+            ),
+        ),
+    ],
+)
+def test_settings_that_others_hold_are_refused_by_their_names(
+    held: commands.Command, script: str, why: str
+) -> None:
     bench = Bench(spec=nnodes(1, 1))
-    other_node(bench, min_nodes=1, max_nodes=2, lease_s=4.0)
+    bench.server.do(held, bench.now)
+    bench.session.offer = replace(bench.session.offer, script=script)
     bench.ready()
     assert (bench.last.kind, bench.last.code, bench.last.exit_code) == ("exit", "refused", 1)
-    assert bench.last.why == (
-        "group 'g' has other settings (max_nodes 1 here, 2 there, lease_s 5 here, 4 there), which b "
-        "joined: leave out max_nodes and lease_s, use another --group, or wait until its job is over"
-    )
+    assert bench.last.why == why
 
 
-def test_another_script_is_refused_with_who_runs_what() -> None:
-    bench = Bench()
-    join = commands.Join(
-        node_id="b",
-        incarnation="i0",
-        slots=2,
-        address="10.0.0.9",
-        port=1,
-        script="train.py",
-        spec=SPEC,
-    )
-    bench.server.do(join, bench.now)
-    bench.session.offer = replace(bench.session.offer, script="eval.py")
-    bench.ready()
-    assert (bench.last.kind, bench.last.code, bench.last.exit_code) == ("exit", "refused", 1)
-    assert bench.last.why == (
-        "group 'g' runs train.py, which b joined, and this agent was given eval.py: use another --group, or wait until "
-        "its job is over; if both belong to one job, give this one a --role of its own"
-    )
-
-
-def test_settings_are_given_again_until_the_last_old_node_has_gone() -> None:
+@pytest.mark.parametrize("goes", [True, False])
+def test_settings_are_given_again_until_the_last_old_node_should_have_gone(goes: bool) -> None:
     bench = Bench(spec=nnodes(1, 1))
-    other_node(bench, min_nodes=2, max_nodes=2)
+    spec = SpecFields(min_nodes=2, max_nodes=2, stop_timeout_s=1.0)
+    bench.server.do(replace(OTHER, spec=spec), bench.now)
     leaving = commands.Report(node_id="b", incarnation="i0", round=0, kind=states.ReportKind.LEAVING)
     bench.server.do(leaving, bench.now)
     bench.ready()
-    assert bench.told == []
     (notice,) = bench.notices
     assert "max_nodes 1 here, 2 there" in notice
-    assert notice.endswith("trying again until it goes (at most 35 s more)")
-    bench.run(2)
-    bench.server.do(commands.Leave(node_id="b", incarnation="i0"), bench.now)
-    bench.run(1)
-    assert bench.kinds == [("start", 1)]
-    assert bench.notices[1:] == [
-        "no node was left in group 'g': its job goes on with min_nodes 1 (was 2), max_nodes 1 (was 2)"
-    ]
-
-
-def test_settings_are_not_given_again_for_ever() -> None:
-    bench = Bench(spec=nnodes(1, 1))
-    other_node(bench, min_nodes=2, max_nodes=2, stop_timeout_s=1.0)
-    leaving = commands.Report(node_id="b", incarnation="i0", round=0, kind=states.ReportKind.LEAVING)
-    bench.server.do(leaving, bench.now)
-    begun = bench.now
-    bench.ready()
-    while bench.now < begun + 7.9:
+    assert notice.endswith("trying again until it goes (at most 6 s more)")
+    for _ in range(79):
         bench.run(0.1)
         bench.server.do(commands.Renew("b", "i0"), bench.now)
-    assert bench.told == []
-    bench.run(0.6)
-    assert bench.last.code == "refused"
-
-
-def test_settings_of_a_group_made_on_purpose_stay() -> None:
-    bench = Bench(spec=nnodes(1, 1))
-    bench.server.do(commands.Put({"max_nodes": 4}), bench.now)
-    bench.ready()
-    assert bench.last.why == (
-        "group 'g' has other settings (max_nodes 1 here, 4 there), which it was created with (hetctl create): leave "
-        "out max_nodes, use another --group, or remove that one (hetctl delete g)"
-    )
+        assert bench.told == []
+    if goes:
+        bench.server.do(commands.Leave(node_id="b", incarnation="i0"), bench.now)
+        bench.run(1)
+        assert bench.kinds == [("start", 1)]
+        assert bench.notices[1:] == [
+            "no node was left in group 'g': its job goes on with min_nodes 1 (was 2), max_nodes 1 (was 2)"
+        ]
+    else:
+        bench.run(0.6)
+        assert bench.last.code == "refused"
 
 
 # -- a token that is refused ---------------------------------------------------------------------------------

@@ -167,8 +167,8 @@ def test_a_group_that_is_finishing_is_waited_for(bench: Bench) -> None:
             replace(OTHER, script="train.py", spec=nnodes(1, 1)),
             "eval.py",
             (
-                "group 'g' runs train.py, which b joined, and this agent was given eval.py: use another --group, or wait "
-                "until its job is over; if both belong to one job, give this one a --role of its own"
+                "group 'g' runs train.py, which b joined, and this agent was given eval.py: use another --group, or "
+                "wait until its job is over; if both belong to one job, give this one a --role of its own"
             ),
         ),
     ],

@@ -349,17 +349,6 @@ def test_it_ends_the_same(both: Both, tmp_path: Path, ending: str) -> None:
     assert "waiting.py" not in warm.stderr
 
 
-def test_a_script_that_is_written_after_the_standby_was_made_is_run_as_it_is_then(tmp_path: Path) -> None:
-    script = tmp_path / "s.py"
-    script.write_text("print('old')")
-    program = standbys.program(str(script))
-    standby = standbys.ready(program, [])
-    script.write_text("print('new')")
-    with standbys.outputs(tmp_path) as streams:
-        assert standbys.ended(standby.take(standbys.in_round(program), *streams)) == 0
-    assert (tmp_path / "stdout").read_text() == "new\n"
-
-
 def test_much_output_of_imports_does_not_block_and_its_end_is_said(tmp_path: Path) -> None:
     (tmp_path / "chatty.py").write_text("import os\nos.write(1, b'x' * 1_000_000)")
     script = tmp_path / "s.py"
@@ -369,33 +358,3 @@ def test_much_output_of_imports_does_not_block_and_its_end_is_said(tmp_path: Pat
     with standbys.outputs(tmp_path) as streams:
         assert standbys.ended(standby.take(standbys.in_round(program), *streams)) == 0
     assert (tmp_path / "stdout").read_text() == "x" * OUTPUT_LIMIT + "\nand the script\n"
-
-
-LOADERS = """
-import torch
-from torch.utils.data import DataLoader, Dataset
-
-class Squares(Dataset):
-    def __len__(self):
-        return 4
-    def __getitem__(self, at):
-        return at * at
-
-if __name__ == "__main__":
-    for method in ("fork", "spawn", "forkserver"):
-        loader = DataLoader(Squares(), batch_size=2, num_workers=1, multiprocessing_context=method)
-        print([batch.tolist() for batch in loader])
-    print(torch.get_num_threads(), torch.is_grad_enabled())
-"""
-
-
-@pytest.mark.long
-def test_data_loaders_of_torch(tmp_path: Path) -> None:
-    script = tmp_path / "s.py"
-    script.write_text(LOADERS)
-    program = standbys.program(str(script), OMP_NUM_THREADS="1")
-    with standbys.outputs(tmp_path) as streams:
-        worker = standbys.ready(program, ["torch"]).take(standbys.in_round(program), *streams)
-        assert standbys.ended(worker) == 0, (tmp_path / "stderr").read_text()
-    assert (tmp_path / "stderr").read_text() == ""
-    assert (tmp_path / "stdout").read_text() == "[[0, 1], [4, 9]]\n" * 3 + "1 True\n"

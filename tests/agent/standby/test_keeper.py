@@ -104,18 +104,6 @@ def test_before_the_first_round_all_are_made_at_once(
     assert kept.told == []
 
 
-def test_each_is_taken_for_its_rank_and_replaced(keep: Callable[..., Kept], program: Program) -> None:
-    kept = keep("imported")
-    kept.standbys.predict([program, program])
-    first = kept.ready(0, 1)
-    workers = [kept.take(rank, program) for rank in (0, 1)]
-    assert [worker and worker.pid for worker in workers] == [first[0], first[1]]
-    assert [worker and standbys.ended(worker) for worker in workers] == [0, 0]
-    second = kept.ready(0, 1)
-    assert not set(first.values()) & set(second.values())
-    assert kept.told == []
-
-
 def test_one_that_dies_is_replaced(keep: Callable[..., Kept], program: Program) -> None:
     kept = keep("imported")
     kept.standbys.predict([program])

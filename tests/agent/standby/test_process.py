@@ -12,7 +12,7 @@ from tests.support.cluster import wait_for
 
 from hetagent.node.processes import proctree as processes
 from hetagent.standby import waiting as standby_main
-from hetagent.standby.process import Standby, fits
+from hetagent.standby.process import Standby
 from hetagent.standby.waiting import NAME
 from hetagent.workers.starter import Program
 
@@ -56,11 +56,6 @@ def run(standby: Standby, program: Program, folder: Path) -> tuple[int, str]:
 
 def comm(pid: int) -> str:
     return Path(f"/proc/{pid}/comm").read_text().strip()
-
-
-def test_one_that_is_ready_is_taken(program: Program, tmp_path: Path) -> None:
-    standby = standbys.ready(program, ["imported"])
-    assert run(standby, program, tmp_path) == (0, "rank 1 True\n")
 
 
 def test_one_that_is_taken_before_it_is_ready_runs_once_it_is(program: Program, tmp_path: Path) -> None:
@@ -262,40 +257,3 @@ def test_what_its_imports_have_started_ends_with_it(program: Program, tmp_path: 
     assert len(sleepers) == 2
     standby.end()
     wait_for(lambda: not processes.living().keys() & set(sleepers), "the end of both")
-
-
-def test_programs_that_fit(program: Program) -> None:
-    assert fits(program, standbys.in_round(program))
-    assert fits(program, standbys.in_round(program, TORCHELASTIC_ERROR_FILE="/x", ROLE_RANK="4"))
-    assert not fits(program, Program((*program.args, "--lr=1"), program.environ))
-    assert not fits(program, Program(program.args, {**program.environ, "OMP_NUM_THREADS": "1"}))
-    assert not fits(
-        program, Program(program.args, {name: v for name, v in program.environ.items() if name != "GO"})
-    )
-
-
-def test_clearing_a_round_ends_workers_only(tmp_path: Path) -> None:
-    """Even those that were standbys, and what they have started."""
-    (tmp_path / "s.py").write_text(
-        "import subprocess, time\nsubprocess.Popen(['sleep', '300'], start_new_session=True)\n"
-        "print('up', flush=True)\ntime.sleep(300)"
-    )
-    program = standbys.program(str(tmp_path / "s.py"))
-    worker_to_be, stays = standbys.ready(program, []), standbys.ready(program, [])
-    importing = Standby(program, [])
-    incarnation = standbys.MARKS[processes.INCARNATION]
-    with standbys.outputs(tmp_path) as streams:
-        worker = worker_to_be.take(standbys.in_round(program), *streams)
-    try:
-        wait_for((tmp_path / "stdout").read_text, "the worker's start")
-        assert len(processes.marked(incarnation)) == 4, "the worker, its child and two standbys"
-        assert (
-            processes.kill_all_of(incarnation, kept=lambda: [one.process.pid for one in (stays, importing)])
-            == []
-        )
-        assert worker.wait(10) == -signal.SIGKILL
-        assert {stays.process.pid, importing.process.pid} <= processes.living().keys()
-        assert processes.kill_all_of(incarnation) == []
-    finally:
-        assert [one.end() for one in (stays, importing)] == [-signal.SIGKILL] * 2
-        assert processes.marked(incarnation) == []

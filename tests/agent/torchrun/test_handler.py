@@ -39,8 +39,11 @@ def test_torch_has_it_in_its_registry() -> None:
     assert (made.get_backend(), made.get_run_id(), made.num_nodes_waiting()) == ("hetrdzv", "job", 0)
     assert made.use_agent_store
     assert not made.is_closed()
-    assert made.shutdown()
+    made.set_closed()
     assert made.is_closed()
+    with pytest.raises(RendezvousClosedError, match="this handler has closed"):
+        made.next_rendezvous()
+    assert made.shutdown()
     with pytest.raises(RendezvousClosedError, match="create another handler"):
         made.next_rendezvous()
 
@@ -207,36 +210,19 @@ def test_all_agents_stop_their_workers_at_once(in_round_2: tuple[TorchrunHandler
     assert time.monotonic() >= line.handed_at + 0.3
 
 
-def test_a_failure_is_reported_only_in_a_round_that_nobody_has_ended(
+def test_a_failure_is_reported_until_the_round_is_over_and_a_final_one_until_the_job_is(
     in_round_2: tuple[TorchrunHandler, ScriptedLine],
 ) -> None:
     handler, line = in_round_2
     connection = handler._connection
     assert connection is not None
-    handler._report_failure(connection)
-    ((what, round_number, failure),) = line.said
-    assert (what, round_number, failure.final) == ("failed", 2, False)
-    line.news = [directive("stop", 2)]
-    connection.update()
-    handler._report_failure(connection)
-    assert len(line.said) == 1
-
-
-def test_a_final_failure_is_reported_until_the_job_is_over(
-    in_round_2: tuple[TorchrunHandler, ScriptedLine],
-) -> None:
-    handler, line = in_round_2
-    connection = handler._connection
-    assert connection is not None
-    line.news = [directive("stop", 2)]
-    connection.update()
-    handler._report_failure(connection, final=True)
-    ((what, round_number, failure),) = line.said
-    assert (what, round_number, failure.final) == ("failed", 2, True)
-    line.news = [directive("exit", 2)]
-    connection.update()
-    handler._report_failure(connection, final=True)
-    assert len(line.said) == 1
+    for news in ([], [directive("stop", 2)], [directive("exit", 2)]):
+        line.news = news
+        connection.update()
+        for final in (False, True):
+            handler._report_failure(connection, final=final)
+    told = [(what, number, failure.final) for what, number, failure in line.said]
+    assert told == [("failed", 2, False), ("failed", 2, True), ("failed", 2, True)]
 
 
 @pytest.mark.parametrize(

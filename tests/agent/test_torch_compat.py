@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.agent.workers.test_store import start
+from tests.agent.workers.test_store import accept, start
 from tests.support.servers import ROOT
 from torch.distributed import TCPStore
 from torch.distributed.elastic.agent.server.api import WorkerSpec
@@ -105,16 +105,20 @@ def test_streams_are_torchs() -> None:
 
 @pytest.mark.parametrize("release", [(2, 6), torchs.RELEASE], ids=["2.7 and before", "installed"])
 def test_a_store_on_a_socket_that_was_held_open(
-    release: tuple[int, ...], capfd: pytest.CaptureFixture[str]
+    release: tuple[int, ...], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    listener = socket.create_server(("127.0.0.1", 0))
-    place = listener.getsockname()
-    made = store.hosted_store("127.0.0.1", listener, release)
-    visitor = TCPStore(*place, world_size=1, is_master=False, timeout=timedelta(seconds=30))
+    monkeypatch.setattr(store, "RELEASE", release)
+    made = HetRendezvousHandler("job", "a", lambda: socket.create_server(("127.0.0.1", 0)))
+    port = made.offer()
+    accept(made, start("a", port))
+    info = made.next_rendezvous()
+    visitor = TCPStore("127.0.0.1", port, world_size=1, is_master=False, timeout=timedelta(seconds=30))
     visitor.set("a", "b")
-    assert made.get("a") == b"b"
-    assert store.workers_in(place) == 1
+    assert info.store.get("a") == b"b"
+    assert made.workers() == 1
     assert capfd.readouterr().err == ""
+    made.shutdown()
+    assert made.workers() is None
 
 
 # -- processes and their output ------------------------------------------------------------------------------
@@ -145,7 +149,7 @@ def begin(agent: TorchStarter) -> Started:
 
 
 def end(started: Started) -> None:
-    os.waitid(os.P_PID, started.pids[0], os.WEXITED | os.WNOWAIT)
+    os.waitid(os.P_PID, started.workers[0].pid, os.WEXITED | os.WNOWAIT)
     assert started.close(None)
 
 

@@ -101,7 +101,7 @@ class Watcher(RoundHook):
         assert self._watch is not None
         assert self._assignment is not None
         first = self._assignment.start.rank_offset
-        self._output = lambda rank: workers.output(rank - first)
+        self._output = lambda rank: workers.started.workers[rank - first].output()
         self._watch.begin(workers.pids, first)
         self._server.watch(self._sample, self._on_question)
 
@@ -163,7 +163,7 @@ class Watcher(RoundHook):
 def logs(
     ranks: Collection[int], output: Callable[[int], tuple[bytes, bytes] | None], secrets: Collection[str]
 ) -> list[Stack]:
-    """The end of what each of these ranks has written (see `Workers.output`), as plain text without secrets."""
+    """The end of what each of these ranks has written (see `StartedWorker.output`), as plain text without secrets."""
     most = min(MOST, MOST_OF_ALL // max(1, len(ranks)))
     return [_log(rank, output(rank), secrets, most) for rank in ranks]
 

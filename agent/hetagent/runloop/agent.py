@@ -357,11 +357,11 @@ class Agent:
         """Clean up what is left of the round's processes."""
         if self._local is None or not self._local.present:
             return
-        cleared = self._local.clear(spare_detached=spare_detached, until=self.shutdown.kill_at)
-        self._orphans.note_stuck(cleared.stuck)
+        stuck, shown = self._local.clear(spare_detached=spare_detached, until=self.shutdown.kill_at)
+        self._orphans.note_stuck(stuck)
         if spare_detached:
             self._orphans.spare()
-        if not cleared.shown:
+        if not shown:
             self.hangs = True
             self.log("console is blocked; continuing without waiting for the workers' output")
         self.guardian.watch(())

@@ -12,9 +12,8 @@ from hetagent.launch.base import Assignment, Launch
 from hetagent.node.network import host_port
 from hetagent.roundhook import Environ
 from hetagent.runloop.parts import Parts
-from hetagent.workers.failures import failure_message, is_permanent
-from hetagent.workers.processes import Cleared, Workers
-from hetagent.workers.starter import Exit, no_process
+from hetagent.workers.processes import Workers
+from hetagent.workers.starter import Exit
 from hetrdzv.protocol.directive import Start
 from hetrdzv.protocol.failure import Ended, Failure
 from hetrdzv.protocol.reasons.ends import worker_failed
@@ -186,7 +185,7 @@ class LocalRound:
         count = 1 if self._launch.one_per_node else self.assignment.start.slots
         environs = [self._environ(environ, local_rank) for local_rank in range(count)]
         standbys = self._parts.standbys
-        claim = standbys.claim_standby if standbys is not None else no_process
+        claim = standbys.claim_standby if standbys is not None else None
         started = self._starter.start(self.assignment, command, environs, claim)
         self._workers = Workers(
             started, self._incarnation, self._parts.kept_sessions, spawns=self._launch.one_per_node
@@ -282,20 +281,10 @@ class LocalRound:
             secrets: what must not be sent.
         """
         assert self._workers is not None
-        remains = self._workers.remains(failure.local_rank)
-        local_rank, rank = failure.local_rank, self.assignment.start.rank_offset + failure.local_rank
+        rank = self.assignment.start.rank_offset + failure.local_rank
+        fields = self._workers.failure(failure, rank, secrets)
         if self._launch.one_per_node:
-            local_rank, rank = -1, -1
-        fields = Failure(
-            local_rank=local_rank,
-            rank=rank,
-            exit_code=failure.exit_code,
-            signal=failure.signal,
-            lingers=failure.lingers,
-            message=failure_message(remains, secrets),
-            raised_s=self._workers.raised_s(failure),
-            permanent=is_permanent(remains),
-        )
+            fields = replace(fields, local_rank=-1, rank=-1)
         why = worker_failed(self.assignment.node_id, fields, self.ended_before(failure.seen_at))
         return replace(fields, **self._parts.report(ReportKind.FAILED)), why.message
 
@@ -374,7 +363,7 @@ class LocalRound:
         name, grace_s = signal.Signals(self._stop.signum).name, self._stop.grace_s
         return f"workers are still running {grace_s:g} s after {name}; killing them" if grace_s > 0 else None
 
-    def clear(self, *, spare_detached: bool = False, until: float | None = None) -> Cleared:
+    def clear(self, *, spare_detached: bool = False, until: float | None = None) -> tuple[list[int], bool]:
         """Kill and take away what is left of the processes; see `Workers.clear`."""
         assert self._workers is not None
         # If this fails, they are still ours to clear.

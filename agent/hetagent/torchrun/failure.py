@@ -4,7 +4,7 @@ import sys
 
 from hetagent.node.processes.signals import signal_name
 from hetagent.torch_compat.callers import result_of_callers
-from hetagent.workers.failures import MAX_CHARACTERS, WorkerRemains, failure_message, sendable
+from hetagent.workers.failures import MAX_CHARACTERS, failure_message, read_record, sendable
 from hetrdzv.protocol.failure import Failure
 
 
@@ -25,5 +25,5 @@ def failure_of_callers() -> Failure:
         rank=rank,
         exit_code=code if code >= 0 else None,
         signal=signal_name(-code) if code < 0 else None,
-        message=failure_message(WorkerRemains(error_file=first.error_file)),
+        message=failure_message(read_record(first.error_file)),
     )

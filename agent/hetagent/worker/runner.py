@@ -47,7 +47,7 @@ def main() -> None:
     started_as = list(sys.orig_argv)
     sys.orig_argv.remove(sys.argv[0])
     del sys.argv[0]
-    if not _safe_path():
+    if not sys.flags.safe_path:  # -P, -I
         del sys.path[0]  # this file's directory
     if sys.stderr is not None:
         import faulthandler
@@ -71,7 +71,7 @@ def _prepared() -> "Callable[[], None]":
         module = sys.argv.pop(1)
         _prepend_path(os.getcwd())
         return lambda: _run_by_runpy(module, alter_argv=True)
-    path = _absolute(sys.argv[0])
+    path = os.path.join(os.getcwd(), sys.argv[0])  # as the interpreter does it, without normalizing it
     if _is_importable(path):
         sys.path.insert(0, path)  # a directory or zip file: even with -P, since it is the program
         return lambda: _run_by_runpy("__main__", alter_argv=False)
@@ -174,7 +174,9 @@ def _recorded(run: "Callable[[], None]", anew: "Callable[[str], NoReturn] | None
     try:
         run()
     except BaseException as error:
-        theirs = _without_ours(error.__traceback__)
+        theirs = error.__traceback__
+        while theirs is not None and theirs.tb_frame.f_code.co_filename == __file__:
+            theirs = theirs.tb_next
         # A child that the script forked may get here as well, but it is not the worker.
         if os.getpid() == pid and not _is_orderly(error):
             if anew is not None and _is_in_imports(theirs):
@@ -272,12 +274,6 @@ def _is_in_imports(traceback: "TracebackType | None") -> bool:
     )
 
 
-def _without_ours(traceback: "TracebackType | None") -> "TracebackType | None":
-    while traceback is not None and traceback.tb_frame.f_code.co_filename == __file__:
-        traceback = traceback.tb_next
-    return traceback
-
-
 def _hide_our_frames(theirs: "TracebackType | None") -> None:
     """Have the script's excepthook print `theirs`, since raising the exception again adds our frames to it."""
     hook = getattr(sys, "excepthook", None)
@@ -335,11 +331,6 @@ def _bounded(text: str) -> str:
     return text if len(text) <= MOST_RECORDED else f"{text[:half]} … {text[-half:]}"
 
 
-def _absolute(path: str) -> str:
-    """The path made absolute as the interpreter does it, without normalizing it."""
-    return os.path.join(os.getcwd(), path)
-
-
 def _is_importable(path: str) -> bool:
     """Whether modules can be imported from it: a directory or a zip file."""
     for hook in sys.path_hooks:
@@ -352,13 +343,8 @@ def _is_importable(path: str) -> bool:
 
 
 def _prepend_path(directory: str) -> None:
-    if not _safe_path():
+    if not sys.flags.safe_path:
         sys.path.insert(0, directory)
-
-
-def _safe_path() -> bool:
-    """Whether the interpreter does not put the program's directory first in `sys.path` (-P, -I)."""
-    return sys.flags.safe_path
 
 
 if __name__ == "__main__":

@@ -79,16 +79,15 @@ def _open(path: str) -> None:
     # What the collector finalizes closes descriptors, and must not do so in the thread that has others.
     gc.disable()
     try:
-        _thread.start_new_thread(_serve, (server, path, collects, opened))
-    except BaseException:
+        _thread.start_new_thread(_serve, (server, path, opened))
+        opened.acquire(timeout=OPEN_TIMEOUT_S)
+    finally:
         if collects:
             gc.enable()
-        raise
-    opened.acquire(timeout=OPEN_TIMEOUT_S)
     atexit.register(_forget, path, os.getpid())
 
 
-def _serve(server: "Any", path: str, collects: bool, opened: "Any") -> None:
+def _serve(server: "Any", path: str, opened: "Any") -> None:
     """Open the server, whose threads inherit what this one has: its descriptors and its mask of signals."""
     try:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FAULTS)
@@ -98,8 +97,6 @@ def _serve(server: "Any", path: str, collects: bool, opened: "Any") -> None:
     except Exception as error:
         _note(path, error)
     finally:
-        if collects:
-            gc.enable()
         opened.release()
 
 

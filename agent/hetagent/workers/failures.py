@@ -22,7 +22,7 @@ MAX_CHARACTERS = 4000
 """How much of a traceback is sent; the server keeps it and every agent prints it."""
 
 MAX_RECORD_BYTES = 64 << 20
-"""A larger error file is not read; torch's `@record` writes an exception's message twice, however long it is."""
+"""Of a larger error file nothing is known; torch's `@record` writes a message twice, however long it is."""
 
 _TAIL_BYTES = 64 << 10
 
@@ -34,26 +34,58 @@ ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerRemains:
-    """What a worker left behind: a file of the runner's or torch's `@record`, the end of its stderr, and where that is.
+class ErrorRecord:
+    """What the runner or torch's `@record` has written of the exception that ended a worker's script.
 
-    The files may be missing, broken or hostile; an empty name is none.
+    Attributes:
+        message: with the traceback.
+        permanent: whether the runner has found that a restart would end the same way.
+        ended_at: when it ended the script, by the worker's clock (seconds); None: that is not known to have ended.
+        raised_at: the same, or when the file was written; None: there is none.
     """
 
-    error_file: str = ""
-    stderr: bytes = b""
-    stderr_file: str = ""
+    message: str = ""
+    permanent: bool = False
+    ended_at: float | None = None
+    raised_at: float | None = None
 
 
-def failure_message(remains: WorkerRemains, secrets: Collection[str] = ()) -> str:
+def read_record(path: str) -> ErrorRecord:
+    """What an error file says, which may be missing, broken or hostile; an empty name is none."""
+    try:
+        written_at = os.stat(path).st_mtime
+        record = json.loads(_read(path, MAX_RECORD_BYTES))
+    except OSError:
+        return ErrorRecord()
+    except (ValueError, RecursionError):  # e.g. the worker was killed while it wrote, or it nests too deeply
+        record = None
+    if not isinstance(record, dict):
+        return ErrorRecord(raised_at=written_at)
+    message, ended_at = record.get("message"), record.get("raised_at")
+    if isinstance(message, dict):
+        extra = message.get("extraInfo")
+        stack = extra.get("py_callstack") if isinstance(extra, dict) else None
+        message = stack or message.get("message")
+    is_known = isinstance(ended_at, float) and math.isfinite(ended_at)
+    return ErrorRecord(
+        message=message if isinstance(message, str) else "",
+        permanent=record.get("permanent") is True,
+        ended_at=ended_at if is_known else None,
+        raised_at=ended_at if is_known else written_at,
+    )
+
+
+def failure_message(
+    record: ErrorRecord, stderr: bytes = b"", secrets: Collection[str] = (), folder: str = ""
+) -> str:
     """Why a worker failed, in its own words; empty: it has left none.
 
-    That is the end of the traceback, else of stderr, in whole lines and at most `MAX_CHARACTERS`; else that the disk is
-    full, if that is why nothing is known. All of it is `sendable`.
+    That is the end of the traceback, else of stderr, in whole lines and at most `MAX_CHARACTERS`; else that the disk of
+    the folder for both is full. All of it is `sendable`.
     """
-    output = _end(concealed(_recorded(remains.error_file), secrets))
-    output = output or _last_words(concealed(plain_text(remains.stderr), secrets))
-    return output or sendable(_lost_output(remains))
+    output = _end(concealed(record.message, secrets))
+    output = output or _last_words(concealed(plain_text(stderr), secrets))
+    return output or sendable(_lost_output(folder))
 
 
 def start_failure(error: Exception) -> Failure:
@@ -69,26 +101,6 @@ def start_failure(error: Exception) -> Failure:
     )
 
 
-def is_permanent(remains: WorkerRemains) -> bool:
-    """Whether the runner has found that a restart would end the same way."""
-    return (read_record(remains.error_file) or {}).get("permanent") is True
-
-
-def raised_at(error_file: str) -> float | None:
-    """When a worker recorded its exception, by its own clock (seconds); None: it has not."""
-    try:
-        changed_at = os.stat(error_file).st_mtime
-    except OSError:
-        return None
-    return script_ended_at(error_file) or changed_at
-
-
-def script_ended_at(error_file: str) -> float | None:
-    """When an exception ended the script of a worker, by its own clock (seconds); None: that is not known to have."""
-    moment = (read_record(error_file) or {}).get("raised_at")
-    return moment if isinstance(moment, float) and math.isfinite(moment) else None
-
-
 def concealed(text: str, secrets: Collection[str]) -> str:
     """The text without some words."""
     for secret in secrets:
@@ -101,45 +113,23 @@ def sendable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def read_record(error_file: str) -> dict[str, Any] | None:
-    """The content of an error file; None if it is not a regular file of reasonable size with a JSON object."""
-    content = _read(error_file, MAX_RECORD_BYTES + 1)
-    if content is None or len(content) > MAX_RECORD_BYTES:
-        return None
-    try:
-        record = json.loads(content)
-    except (ValueError, RecursionError):  # e.g. the worker was killed while it wrote, or it nests too deeply
-        return None
-    return record if isinstance(record, dict) else None
-
-
-def _recorded(error_file: str) -> str:
-    message = (read_record(error_file) or {}).get("message")
-    if isinstance(message, dict):
-        extra = message.get("extraInfo")
-        stack = extra.get("py_callstack") if isinstance(extra, dict) else None
-        message = stack or message.get("message") or ""
-    return message if isinstance(message, str) else ""
-
-
 def tail(path: str) -> bytes:
     """The end of a file; empty if there is none."""
-    return (_read(path, _TAIL_BYTES, from_end=True) or b"") if path else b""
+    with contextlib.suppress(OSError):
+        return _read(path, _TAIL_BYTES, from_end=True)
+    return b""
 
 
-def _read(path: str, most: int, *, from_end: bool = False) -> bytes | None:
-    """At most `most` bytes of a regular file; None if it is anything else, or unreadable."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO would block
-        with open(fd, "rb") as file:
-            status = os.fstat(fd)
-            if not stat.S_ISREG(status.st_mode):
-                return None
-            if from_end:
-                file.seek(max(0, status.st_size - most))
-            return file.read(most)
-    except OSError:
-        return None
+def _read(path: str, most: int, *, from_end: bool = False) -> bytes:
+    """At most `most` bytes of a regular file; an OSError: it is none."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO would block
+    with open(fd, "rb") as file:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(f"{path} is no file")
+        if from_end:
+            file.seek(max(0, status.st_size - most))
+        return file.read(most)
 
 
 _CRASH = re.compile(r"^Fatal Python error: ", re.MULTILINE)
@@ -178,13 +168,12 @@ def plain_text(written: bytes) -> str:
     return "\n".join(lines).translate(_CONTROLS)
 
 
-def _lost_output(remains: WorkerRemains) -> str:
+def _lost_output(folder: str) -> str:
     """Why nothing is there of what a worker wrote, if a full disk explains it."""
-    for folder in {os.path.dirname(path) for path in (remains.error_file, remains.stderr_file) if path}:
-        with contextlib.suppress(OSError):
-            disk = os.statvfs(folder)
-            if disk.f_blocks and disk.f_bavail * disk.f_frsize < MAX_CHARACTERS:
-                return f"its error output is lost: No space left on device ({folder})"
+    with contextlib.suppress(OSError):
+        disk = os.statvfs(folder)
+        if disk.f_blocks and disk.f_bavail * disk.f_frsize < MAX_CHARACTERS:
+            return f"its error output is lost: No space left on device ({folder})"
     return ""
 
 

@@ -10,24 +10,15 @@ import os
 import signal
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 
 from hetagent.node.processes import proctree as processes
-from hetagent.workers.failures import WorkerRemains, raised_at, script_ended_at, tail
-from hetagent.workers.output import STDERR, STDOUT
+from hetagent.workers.failures import ErrorRecord, failure_message, read_record
 from hetagent.workers.starter import Exit, Started
 from hetrdzv.protocol.bounds import MAX_SECONDS
+from hetrdzv.protocol.failure import Failure
 
 PATIENCE_S = 1.0
 """How long to wait for the console before the end of workers is reported (seconds)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cleared:
-    """After clearing away a round: pids that would not die, and whether all output has reached the console."""
-
-    stuck: list[int]
-    shown: bool
 
 
 class Workers:
@@ -49,14 +40,10 @@ class Workers:
         self._owed: dict[int, int] = {}  # signals that a worker's helpers get once it has ended, by its pid
         self.started = started
         self._incarnation = incarnation
-        self._sids = frozenset(started.pids.values())
-        self._running = dict(started.pids)
+        self.pids = {local_rank: worker.pid for local_rank, worker in started.workers.items()}
+        self._sids = frozenset(self.pids.values())
+        self._running = dict(self.pids)
         self._exits: dict[int, Exit] = {}
-
-    @property
-    def pids(self) -> Mapping[int, int]:
-        """The workers' pids by local rank, whether they run or not."""
-        return self.started.pids
 
     @property
     def alive(self) -> Mapping[int, int]:
@@ -72,33 +59,6 @@ class Workers:
     def exits(self) -> Sequence[Exit]:
         """How the workers that have ended did so, by local rank."""
         return [self._exits[rank] for rank in sorted(self._exits)]
-
-    def remains(self, local_rank: int) -> WorkerRemains:
-        """What a local rank has left behind."""
-        captured = self.started.captured.get(local_rank)
-        stderr = captured.stderr.read() if captured is not None else b""
-        stderr_file = self.started.stderr_files.get(local_rank, "")
-        return WorkerRemains(
-            error_file=self.started.error_files.get(local_rank, ""),
-            stderr=stderr or tail(stderr_file),
-            stderr_file=stderr_file,
-        )
-
-    def output(self, local_rank: int) -> tuple[bytes, bytes] | None:
-        """The end of what a local rank has written, wherever that goes; None: nobody keeps it.
-
-        That is both streams in one and nothing, or where one goes into a file, stdout and stderr.
-        """
-        captured = self.started.captured.get(local_rank)
-        if captured is None:
-            return None
-        files = (self.started.stdout_files.get(local_rank, ""), self.started.stderr_files.get(local_rank, ""))
-        if not captured.writers and not any(map(os.path.exists, filter(None, files))):
-            return None
-        both = captured.both.read()
-        if STDERR not in captured.writers:
-            return both or tail(files[0]), tail(files[1])
-        return (both, b"") if STDOUT in captured.writers else (tail(files[0]), both)
 
     def catch_up(self) -> None:
         """Let the console show what the workers have written before what is logged next, unless it is slow."""
@@ -124,7 +84,7 @@ class Workers:
         """The workers that have not ended since an exception has ended their scripts."""
         now, clock, found = time.monotonic(), time.time(), []
         for local_rank, pid in self._running.items():
-            ended_at = script_ended_at(self.started.error_files.get(local_rank, ""))
+            ended_at = self._record(local_rank).ended_at
             if ended_at is not None:
                 found.append(Exit(local_rank, pid, 1, now - max(0.0, clock - ended_at), lingers=True))
         return found
@@ -135,17 +95,27 @@ class Workers:
         A worker that was killed, or exited without an exception, was gone at once; the others recorded their
         exceptions in the order in which these were raised, and unwound only after that.
         """
-        return min(failed, key=lambda failure: self._raised_at(failure.local_rank) or 0.0)
+        return min(failed, key=lambda end: self._record(end.local_rank).raised_at or 0.0)
 
-    def raised_s(self, failure: Exit) -> float:
-        """How long before its end was seen a worker raised the exception that ended it (seconds); 0: it raised none."""
-        recorded_at, seen_s = self._raised_at(failure.local_rank), time.monotonic() - failure.seen_at
-        if recorded_at is None:
-            return 0.0
-        return round(min(max(0.0, time.time() - recorded_at - seen_s), MAX_SECONDS), 3)
+    def failure(self, end: Exit, rank: int, secrets: Collection[str] = ()) -> Failure:
+        """How a worker of this rank failed, in words without secrets."""
+        worker, record = self.started.workers[end.local_rank], self._record(end.local_rank)
+        raised_s = 0.0
+        if record.raised_at is not None:
+            raised_s = time.time() - record.raised_at - (time.monotonic() - end.seen_at)
+        return Failure(
+            local_rank=end.local_rank,
+            rank=rank,
+            exit_code=end.exit_code,
+            signal=end.signal,
+            lingers=end.lingers,
+            message=failure_message(record, worker.stderr(), secrets, os.path.dirname(worker.error_file)),
+            raised_s=round(min(max(0.0, raised_s), MAX_SECONDS), 3),
+            permanent=record.permanent,
+        )
 
-    def _raised_at(self, local_rank: int) -> float | None:
-        return raised_at(self.started.error_files.get(local_rank, ""))
+    def _record(self, local_rank: int) -> ErrorRecord:
+        return read_record(self.started.workers[local_rank].error_file)
 
     def send(self, signum: int) -> None:
         """Send a signal to the workers; kill those that are stopped and would not act on it.
@@ -166,17 +136,18 @@ class Workers:
         for pid in processes.stopped(self._sids):
             _send(os.kill, pid, signal.SIGKILL)
 
-    def clear(self, *, spare_detached: bool = False, until: float | None = None) -> "Cleared":
+    def clear(self, *, spare_detached: bool = False, until: float | None = None) -> tuple[list[int], bool]:
         """Kill what is left of the workers and of what they started, reap the workers, close their logs.
 
-        With `spare_detached` what has left the workers' sessions (`setsid`) is left alone.
+        With `spare_detached` what has left the workers' sessions (`setsid`) is left alone. Returns the pids that would
+        not die, and whether all output has reached the console.
         """
         if spare_detached:
             stuck = processes.kill_all(lambda: processes.session_members(self._sids))
         else:
             stuck = processes.kill_all_of(self._incarnation, self._sids, self._kept_sessions)
         self.collect()
-        return Cleared(stuck, self.started.close(until))
+        return stuck, self.started.close(until)
 
 
 def _send(kill: Callable[[int, int], None], to: int, signum: int) -> None:

@@ -1,11 +1,13 @@
 """The worker processes of a round, as the run loop knows them: started by torch, or taken from standbys."""
 
+import os
 import subprocess
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from hetagent.node.processes.signals import signal_name
-from hetagent.workers.output import CapturedOutput
+from hetagent.workers.failures import tail
+from hetagent.workers.output import STDERR, STDOUT, CapturedOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +22,41 @@ Take = Callable[[int, Program, int, int], "subprocess.Popen[bytes] | None"]
 """See `Standbys.claim_standby`."""
 
 
-def no_process(local_rank: int, program: Program, stdout: int, stderr: int) -> None:
-    """There is none."""
+@dataclass(frozen=True, slots=True)
+class StartedWorker:
+    """A worker process: a child of this process that leads a session of its own.
+
+    Attributes:
+        error_file: where an exception is recorded.
+        stdout_file, stderr_file: where output goes; an empty name: to the console only.
+        captured: output that goes to no file; None: nobody keeps it.
+    """
+
+    pid: int
+    error_file: str = ""
+    stdout_file: str = ""
+    stderr_file: str = ""
+    captured: CapturedOutput | None = None
+
+    def stderr(self) -> bytes:
+        """The end of what it has written there, if anybody keeps it."""
+        if self.captured is None:
+            return b""
+        return self.captured.stderr.read() or tail(self.stderr_file)
+
+    def output(self) -> tuple[bytes, bytes] | None:
+        """The end of what it has written, wherever that goes; None: nobody keeps it.
+
+        That is both streams in one and nothing, or where one goes into a file, stdout and stderr.
+        """
+        if self.captured is None:
+            return None
+        writers, both = self.captured.writers, self.captured.both.read()
+        if not writers and not any(map(os.path.exists, (self.stdout_file, self.stderr_file))):
+            return None
+        if STDERR not in writers:
+            return both or tail(self.stdout_file), tail(self.stderr_file)
+        return (both, b"") if STDOUT in writers else (tail(self.stdout_file), both)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,21 +64,15 @@ class Started:
     """The worker processes of one round, by local rank.
 
     Attributes:
-        pids: each is a child of this process, leads a session of its own, and is reaped by `close` only.
+        workers: they are reaped by `close` only.
         close: reaps the processes that have ended, waits for their output until the given moment at most (monotonic
             seconds), and takes down everything that was set up beside them; returns False if the console is blocked.
-        stdout_files, stderr_files: where output goes; an empty name: to the console only.
-        captured: output that goes to no file.
         catch_up: waits in the same way for what has been written by now.
         met: how many workers have come to the round's store by now, if this node hosts it; None: unknown.
     """
 
-    pids: Mapping[int, int]
-    error_files: Mapping[int, str]
+    workers: Mapping[int, StartedWorker]
     close: Callable[[float | None], bool]
-    stdout_files: Mapping[int, str] = field(default_factory=dict)
-    stderr_files: Mapping[int, str] = field(default_factory=dict)
-    captured: Mapping[int, CapturedOutput] = field(default_factory=dict)
     catch_up: Callable[[float | None], bool] = lambda until: True
     met: Callable[[], int | None] = lambda: None
 

@@ -22,6 +22,10 @@ _VALIDATE, _ADD, _MAGIC = 0, 4, 0x3C85F7CE
 
 _ANSWER_S = 2.0
 
+LISTENS_WITH_LIBUV = (2, 8)
+"""The first release whose newer kind of store can listen on a socket that is open already (pytorch#150215). It says so
+when it is asked to, but on the console too; the older kind does the same work with more threads."""
+
 
 class HetRendezvousHandler(RendezvousHandler):
     """Gives torch's agent the round that the server formed; `group` is torch's run id.
@@ -60,7 +64,6 @@ class HetRendezvousHandler(RendezvousHandler):
         """The round accepted last; if this node is its master, its store starts here."""
         start = self.start
         self.release()
-        self._hosted_at = None
         # The agents of the other members need no store: the server has decided everything they would ask it.
         self._store = self._host(start) if start.master.node_id == self._node_id else HashStore()
         place = RendezvousStoreInfo(master_addr=start.master.address, master_port=start.master.port)
@@ -70,19 +73,40 @@ class HetRendezvousHandler(RendezvousHandler):
         assert self._held is not None, "a member has offered a socket"
         listener, self._held = self._held, None
         # Where it listens, not where peers find it: a router in between may not lead back to this host.
-        host = listener.getsockname()[0]
-        self._hosted_at = (LOOPBACK if host in WILDCARDS.values() else host, start.master.port)
-        return hosted_store(self._hosted_at[0], listener)
+        host, port, *_ = listener.getsockname()
+        host = LOOPBACK if host in WILDCARDS.values() else host
+        self._hosted_at = (host, port)
+        return TCPStore(
+            host_name=host,
+            port=port,
+            is_master=True,
+            timeout=STORE_TIMEOUT,
+            wait_for_workers=False,
+            use_libuv=RELEASE >= LISTENS_WITH_LIBUV,
+            master_listen_fd=listener.detach(),
+        )
 
     def workers(self) -> int | None:
-        """How many workers have come to the store of the last round; None if this node does not host it."""
-        return (
-            workers_in(self._hosted_at) if self._hosted_at is not None and self._store is not None else None
-        )
+        """How many workers have come to the store of the last round; None: this node does not host it, or unknown.
+
+        Each counts itself there when it opens the store with a world size, as `init_process_group` does; torch's own
+        interface does not show the number.
+        """
+        if self._hosted_at is None:
+            return None
+        key = b"init/"
+        query = struct.pack("=BIBQ", _VALIDATE, _MAGIC, _ADD, len(key)) + key + struct.pack("=q", 0)
+        try:
+            with socket.create_connection(self._hosted_at, _ANSWER_S) as asked:
+                asked.sendall(query)
+                answer = asked.recv(8, socket.MSG_WAITALL)
+        except OSError:
+            return None
+        return int(struct.unpack("=q", answer)[0]) if len(answer) == 8 else None
 
     def release(self) -> None:
         """Close the store of the last round."""
-        self._store = None
+        self._store = self._hosted_at = None
 
     def get_backend(self) -> str:
         return "hetrdzv"
@@ -111,37 +135,3 @@ class HetRendezvousHandler(RendezvousHandler):
             self._held.close()
             self._held = None
         return True
-
-
-def hosted_store(host: str, listener: socket.socket, release: tuple[int, ...] = RELEASE) -> TCPStore:
-    """A store that listens on a socket which is open already; takes the socket.
-
-    Only the number tells whether torch's newer kind of store can do that (since 2.8, pytorch#150215): it says so when
-    it is asked to, but on the console too. The older kind does the same work with more threads.
-    """
-    return TCPStore(
-        host_name=host,
-        port=listener.getsockname()[1],
-        is_master=True,
-        timeout=STORE_TIMEOUT,
-        wait_for_workers=False,
-        use_libuv=release >= (2, 8),
-        master_listen_fd=listener.detach(),
-    )
-
-
-def workers_in(store: tuple[str, int]) -> int | None:
-    """How many workers have come to a TCPStore (address, port) since it was made; None if it does not say.
-
-    Each counts itself there when it opens the store with a world size, as `init_process_group` does; torch's own
-    interface does not show the number.
-    """
-    key = b"init/"
-    query = struct.pack("=BIBQ", _VALIDATE, _MAGIC, _ADD, len(key)) + key + struct.pack("=q", 0)
-    try:
-        with socket.create_connection(store, _ANSWER_S) as asked:
-            asked.sendall(query)
-            answer = asked.recv(8, socket.MSG_WAITALL)
-    except OSError:
-        return None
-    return int(struct.unpack("=q", answer)[0]) if len(answer) == 8 else None

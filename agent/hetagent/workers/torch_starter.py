@@ -27,7 +27,7 @@ from hetagent.launch.command import WorkerCommand
 from hetagent.torch_compat.flags import changes_the_command, substituted
 from hetagent.workers.collapse import LineMerger
 from hetagent.workers.output import STDERR, STDOUT, CapturedOutput, OutputCapture, drained
-from hetagent.workers.starter import Program, Started, Take, no_process
+from hetagent.workers.starter import Program, Started, StartedWorker, Take
 from hetagent.workers.store import HetRendezvousHandler
 
 
@@ -85,7 +85,7 @@ class TorchStarter(LocalElasticAgent):
         assignment: Assignment,
         command: WorkerCommand,
         environs: Sequence[Mapping[str, str | None]],
-        take: Take = no_process,
+        take: Take | None = None,
     ) -> Started:
         """Start the workers of a round, each as a child of this process with a session of its own.
 
@@ -110,16 +110,17 @@ class TorchStarter(LocalElasticAgent):
         context, self._pcontext = self._pcontext, None
         assert isinstance(context, SubprocessContext), "commands, not functions, are started"
         self._begun = []
-        return Started(
-            pids=context.pids(),
-            error_files=dict(context.error_files),
-            stdout_files=dict(context.stdouts),
-            stderr_files=dict(context.stderrs) if self._capture is not None else {},
-            captured=self._captured,
-            met=spec.rdzv_handler.workers,
-            catch_up=self._catch_up,
-            close=partial(self._close, context),
-        )
+        workers = {
+            local_rank: StartedWorker(
+                pid,
+                context.error_files[local_rank],
+                context.stdouts[local_rank],
+                context.stderrs[local_rank],
+                self._captured.get(local_rank),
+            )
+            for local_rank, pid in context.pids().items()
+        }
+        return Started(workers, partial(self._close, context), self._catch_up, spec.rdzv_handler.workers)
 
     def unfinished(self) -> Collection[int]:
         """Once, the pids of the processes of a start that failed: torch has forgotten them. Each leads a session."""
@@ -127,7 +128,7 @@ class TorchStarter(LocalElasticAgent):
         return [process.pid for process in begun]
 
     def _open(
-        self, take: Take, local_rank: int, program: Program, stdout: int, stderr: int
+        self, take: Take | None, local_rank: int, program: Program, stdout: int, stderr: int
     ) -> "subprocess.Popen[bytes]":
         """The process of a worker."""
         captured = self._capture.open(stdout, stderr) if self._capture is not None else None
@@ -135,7 +136,7 @@ class TorchStarter(LocalElasticAgent):
             self._captured[local_rank] = captured
             stdout, stderr = captured.writers.get(STDOUT, stdout), captured.writers.get(STDERR, stderr)
         try:
-            process = take(local_rank, program, stdout, stderr)
+            process = take(local_rank, program, stdout, stderr) if take is not None else None
             if process is None:
                 process = subprocess.Popen(
                     program.args, env=program.environ, stdout=stdout, stderr=stderr, start_new_session=True
@@ -215,7 +216,7 @@ class TorchStarter(LocalElasticAgent):
 
     # -- what torch does otherwise while it starts workers ---------------------------------------------------
 
-    def _taking(self, take: Take) -> contextlib.AbstractContextManager[None]:
+    def _taking(self, take: Take | None) -> contextlib.AbstractContextManager[None]:
         """Have torch take our processes: standbys, or such that write to us."""
         begin, environs = partial(self._open, take), self._environs
 

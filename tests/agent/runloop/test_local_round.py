@@ -20,7 +20,7 @@ from hetagent.node.processes import proctree as processes
 from hetagent.roundhook import RoundHook
 from hetagent.runloop.local_round import LocalRound, Phase
 from hetagent.runloop.parts import Parts
-from hetagent.workers.starter import Program, Started, Take
+from hetagent.workers.starter import Program, Started, StartedWorker, Take
 from hetrdzv.protocol.snapshots import Chosen
 
 
@@ -35,14 +35,14 @@ class Popens:
         assignment: Assignment,
         command: WorkerCommand,
         environs: Sequence[Mapping[str, str | None]],
-        take: Take,
+        take: Take | None,
     ) -> Started:
         environ = {name: value for name, value in environs[0].items() if value is not None}
         program = Program((command.entrypoint, *command.args), os.environ | environ)
-        self.process = take(0, program, 1, 2) or subprocess.Popen(
+        self.process = (take and take(0, program, 1, 2)) or subprocess.Popen(
             program.args, env=program.environ, start_new_session=True
         )
-        return Started(pids={0: self.process.pid}, error_files={}, close=lambda until: self._reap())
+        return Started({0: StartedWorker(self.process.pid)}, close=lambda until: self._reap())
 
     def _reap(self) -> bool:
         assert self.process is not None

@@ -11,11 +11,9 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from hetagent.workers.failures import (
     MAX_CHARACTERS,
-    WorkerRemains,
+    ErrorRecord,
     failure_message,
-    is_permanent,
     plain_text,
-    raised_at,
     read_record,
     tail,
     write_error,
@@ -36,6 +34,11 @@ def recorded(stack: str) -> dict[str, object]:
     return {"message": {"message": "ValueError: x", "extraInfo": {"py_callstack": stack, "timestamp": "1"}}}
 
 
+def told_of(tmp_path: Path, stack: str) -> str:
+    """What is told of an exception with this traceback."""
+    return failure_message(read_record(error_file(tmp_path, recorded(stack))))
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -51,37 +54,33 @@ def recorded(stack: str) -> dict[str, object]:
     ],
 )
 def test_records_of_any_kind(tmp_path: Path, content: object, message: str) -> None:
-    assert failure_message(WorkerRemains(error_file(tmp_path, content))) == message
+    assert failure_message(read_record(error_file(tmp_path, content))) == message
 
 
 @pytest.mark.parametrize("moment", [10**400, float("inf"), float("nan"), "1.5", None])
 def test_a_moment_that_is_none_is_that_of_the_file(tmp_path: Path, moment: object) -> None:
     file = error_file(tmp_path, {"message": "x", "raised_at": moment})
     os.utime(file, (1234.5, 1234.5))
-    assert raised_at(file) == 1234.5
+    assert read_record(file) == ErrorRecord("x", ended_at=None, raised_at=1234.5)
 
 
 def test_a_full_disk_explains_why_a_worker_left_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "stderr.log"
-    path.touch()
-    remains = WorkerRemains(stderr_file=str(path))
-    assert failure_message(remains) == ""
+    assert failure_message(ErrorRecord(), folder=str(tmp_path)) == ""
     full = SimpleNamespace(f_blocks=1 << 20, f_bavail=0, f_frsize=4096)
     monkeypatch.setattr(os, "statvfs", lambda folder: full)
     lost = f"its error output is lost: No space left on device ({tmp_path})"
-    assert failure_message(remains) == lost
+    assert failure_message(ErrorRecord(), folder=str(tmp_path)) == lost
 
 
 def test_a_file_name_that_is_not_utf_8_can_be_told(tmp_path: Path) -> None:
     """The runner writes `\\udce9`, which JSON reads as a lone surrogate: no UTF-8 has it, and no wire takes it."""
     name = os.fsdecode(b"caf\xe9.txt")
-    file = error_file(tmp_path, recorded(f"ValueError: cannot read {name}\n"))
-    message = failure_message(WorkerRemains(file))
+    message = told_of(tmp_path, f"ValueError: cannot read {name}\n")
     assert message == r"ValueError: cannot read caf\udce9.txt"
     assert Failure(local_rank=0, rank=0, message=message).message == message
-    long = failure_message(WorkerRemains(error_file(tmp_path, recorded("\udce9\n" * MAX_CHARACTERS))))
+    long = told_of(tmp_path, "\udce9\n" * MAX_CHARACTERS)
     assert MAX_CHARACTERS - 10 < len(long) <= MAX_CHARACTERS
 
 
@@ -97,32 +96,24 @@ def test_hostile_error_files_are_no_more_than_unreadable(tmp_path: Path) -> None
     fifo = tmp_path / "fifo.json"
     os.mkfifo(fifo)
     for path in (nested, deep, huge, fifo, tmp_path):
-        assert failure_message(WorkerRemains(str(path))) == "", path
+        assert failure_message(read_record(str(path)), b" \n") == "", path
         assert tail(str(path)) == b"" or path.is_file()
-        assert read_record(str(path)) is None or path is deep
-
-
-def test_a_worker_may_have_left_no_words(tmp_path: Path) -> None:
-    for remains in (
-        WorkerRemains(),
-        WorkerRemains(str(tmp_path / "absent"), b" \n"),
-        WorkerRemains(os.devnull),
-    ):
-        assert failure_message(remains) == ""
+    for absent in ("", str(tmp_path / "absent"), os.devnull):
+        assert read_record(absent) == ErrorRecord()
 
 
 def test_the_end_is_kept_in_whole_lines(tmp_path: Path) -> None:
     lines = [f"line {number:05} ü" for number in range(2000)]
-    message = failure_message(WorkerRemains(error_file(tmp_path, recorded("\n".join(lines) + "\n"))))
+    message = told_of(tmp_path, "\n".join(lines) + "\n")
     assert MAX_CHARACTERS - 13 < len(message) <= MAX_CHARACTERS
     assert message.split("\n") == lines[-len(message.split("\n")) :]
     log = tmp_path / "stderr.log"
     log.write_text("\n".join(lines))
-    assert failure_message(WorkerRemains("", tail(str(log)))) == message
+    assert failure_message(ErrorRecord(), tail(str(log))) == message
     log.write_text("first\n" + "a" * 800 + "\n" + 3 * f"{'b' * 800}\n" + "b" * (MAX_CHARACTERS - 3204))
-    assert failure_message(WorkerRemains("", tail(str(log)))).startswith("aaa")
+    assert failure_message(ErrorRecord(), tail(str(log))).startswith("aaa")
     log.write_text("first\n" + "x" * 25_000 + "y" * 25_000)
-    assert failure_message(WorkerRemains("", tail(str(log)))) == f"first\n{'x' * 500} … {'y' * 300}"
+    assert failure_message(ErrorRecord(), tail(str(log))) == f"first\n{'x' * 500} … {'y' * 300}"
 
 
 @pytest.mark.parametrize("size", [3_000, 3_940, 3_960, 4_500, 100_000, 10_000_000])
@@ -130,7 +121,7 @@ def test_a_long_line_keeps_its_beginning_and_its_end(tmp_path: Path, size: int) 
     """`raise RuntimeError("Missing keys: " + ", ".join(keys))` was told without type, beginning and line."""
     line = f"RuntimeError: Missing keys: {'layer, ' * (size // 7)}last"
     stack = f"Traceback (most recent call last):\n{OWN}\n{DEEP[:300]}{line}"
-    message = failure_message(WorkerRemains(error_file(tmp_path, recorded(f"{stack}\n"))))
+    message = told_of(tmp_path, f"{stack}\n")
     assert len(message) <= MAX_CHARACTERS
     assert message.startswith(
         f"Traceback (most recent call last):\n{OWN}\n{DEEP[:300]}RuntimeError: Missing k"
@@ -161,7 +152,7 @@ OWN = '  File "/work/train.py", line 7, in <module>'
 def test_what_is_too_long_still_says_which_exception_it_was(
     tmp_path: Path, stack: str, begins: str, ends: str
 ) -> None:
-    message = failure_message(WorkerRemains(error_file(tmp_path, recorded(stack))))
+    message = told_of(tmp_path, stack)
     assert MAX_CHARACTERS - 100 < len(message) <= MAX_CHARACTERS
     assert message.startswith(begins)
     assert message.endswith(ends)
@@ -251,8 +242,8 @@ def test_what_a_person_would_see(written: bytes, seen: str) -> None:
 
 def test_stderr_speaks_where_no_exception_was_recorded(tmp_path: Path) -> None:
     said = b"usage: train.py [-h]\ntrain.py: error: unrecognized arguments: --lrr\n"
-    assert failure_message(WorkerRemains(stderr=said)) == said.decode().rstrip()
-    long = failure_message(WorkerRemains(stderr=b"line\n" * 20_000))
+    assert failure_message(ErrorRecord(), said) == said.decode().rstrip()
+    long = failure_message(ErrorRecord(), b"line\n" * 20_000)
     assert len(long) <= MAX_CHARACTERS
     assert set(long.splitlines()) == {"line"}
 
@@ -262,21 +253,22 @@ def test_before_a_crash_the_words_of_the_library_count_more_than_the_list_of_thr
     dump += "".join(f'  File "x.py", line {number} in f\n' for number in range(1000))
     dump += "\n\nExtension modules: numpy, torch._C (total: 2)\n"
     said = "terminate called after throwing an instance of 'c10::Error'\n  what():  device lost\n"
-    message = failure_message(WorkerRemains(stderr=(said + dump).encode()))
+    message = failure_message(ErrorRecord(), (said + dump).encode())
     assert message.startswith(said + "Fatal Python error: Aborted\n\nCurrent thread")
     assert message.endswith("\n…")
     assert len(message) <= MAX_CHARACTERS
 
 
-def test_the_token_is_left_out(tmp_path: Path) -> None:
-    stack = "Traceback\nKeyError: 'tok-1'\n"
-    message = failure_message(WorkerRemains(error_file(tmp_path, recorded(stack))), ["tok-1"])
-    assert message == "Traceback\nKeyError: '[token]'"
-    assert failure_message(WorkerRemains(stderr=b"HET_TOKEN=tok-1"), ["tok-1"]) == "HET_TOKEN=[token]"
+def test_the_token_is_left_out() -> None:
+    record = ErrorRecord("Traceback\nKeyError: 'tok-1'\n")
+    assert failure_message(record, secrets=["tok-1"]) == "Traceback\nKeyError: '[token]'"
+    assert failure_message(ErrorRecord(), b"HET_TOKEN=tok-1", ["tok-1"]) == "HET_TOKEN=[token]"
 
 
-def test_only_the_runner_calls_a_failure_permanent(tmp_path: Path) -> None:
-    assert is_permanent(WorkerRemains(error_file(tmp_path, recorded("x") | {"permanent": True})))
-    assert not is_permanent(WorkerRemains(error_file(tmp_path, recorded("x") | {"permanent": "yes"})))
-    assert not is_permanent(WorkerRemains(error_file(tmp_path, recorded("x"))))
-    assert not is_permanent(WorkerRemains())
+@pytest.mark.parametrize(
+    ("more", "is_permanent"), [({"permanent": True}, True), ({"permanent": "yes"}, False), ({}, False)]
+)
+def test_only_the_runner_calls_a_failure_permanent(
+    tmp_path: Path, more: dict[str, Any], is_permanent: bool
+) -> None:
+    assert read_record(error_file(tmp_path, recorded("x") | more)).permanent == is_permanent

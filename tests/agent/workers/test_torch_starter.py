@@ -24,8 +24,7 @@ from hetagent.launch.base import Assignment
 from hetagent.launch.command import WorkerCommand
 from hetagent.torch_compat.flags import NEEDS, numa
 from hetagent.workers.output import CapturedOutput, TailBuffer
-from hetagent.workers.processes import Workers
-from hetagent.workers.starter import Exit, Started
+from hetagent.workers.starter import Started, StartedWorker
 from hetagent.workers.store import HetRendezvousHandler
 from hetagent.workers.torch_starter import TorchStarter
 
@@ -86,16 +85,6 @@ class Ours:
         self.started.append(self.starter.start(assignment(), command, [marks, marks]))
         return self.started[-1]
 
-    def exits(self) -> list[Exit]:
-        """How all its workers end."""
-        found = []
-        for rank, pid in self.started[-1].pids.items():
-            end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-            assert end is not None
-            status = end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
-            found.append(Exit(rank, pid, status, time.monotonic()))
-        return found
-
 
 @pytest.fixture
 def ours(tmp_path: Path) -> Iterator[Callable[..., Ours]]:
@@ -108,9 +97,9 @@ def ours(tmp_path: Path) -> Iterator[Callable[..., Ours]]:
     yield make
     for one in made:
         for started in one.started:
-            for pid in started.pids.values():
+            for worker in started.workers.values():
                 with contextlib.suppress(ProcessLookupError):
-                    os.killpg(pid, signal.SIGKILL)
+                    os.killpg(worker.pid, signal.SIGKILL)
             started.close(None)
 
 
@@ -171,24 +160,18 @@ def test_a_variable_that_is_taken_away_is_not_inherited_either(
 ) -> None:
     monkeypatch.setenv("RANK", "of an outer job")
     made = ours(None, f"env > {tmp_path}/env.$LOCAL_RANK")
-    made.start(RANK=None)
-    assert [end.status for end in made.exits()] == [0, 0]
+    for worker in made.start(RANK=None).workers.values():
+        os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
     assert "\nRANK=" not in (tmp_path / "env.1").read_text()
     assert os.environ["RANK"] == "of an outer job"
 
 
 def test_what_nobody_keeps_is_no_silence(tmp_path: Path) -> None:
-    elsewhere, file = CapturedOutput({}, TailBuffer(), TailBuffer()), tmp_path / "stdout.log"
+    file = tmp_path / "stdout.log"
 
     def output(stdout_file: str) -> tuple[bytes, bytes] | None:
-        started = Started(
-            pids={},
-            error_files={},
-            close=lambda _: True,
-            captured={0: elsewhere},
-            stdout_files={0: stdout_file},
-        )
-        return Workers(started, "").output(0)
+        elsewhere = CapturedOutput({}, TailBuffer(), TailBuffer())
+        return StartedWorker(0, stdout_file=stdout_file, captured=elsewhere).output()
 
     assert output("") is None
     assert output(str(file)) is None, "it is gone"
@@ -213,14 +196,15 @@ def test_a_watchdog_kills_a_worker_whose_timer_has_expired(
     monkeypatch.setenv("TORCHELASTIC_TIMER_FILE", str(pipe))
     made = ours(None, "exec sleep 100")
     started = made.start()
+    pids = [worker.pid for worker in started.workers.values()]
     with pipe.open("w") as timer:
-        request = FileTimerRequest(started.pids[0], "step", time.time() - 1, signal.SIGKILL)
+        request = FileTimerRequest(pids[0], "step", time.time() - 1, signal.SIGKILL)
         timer.write(request.to_json() + "\n")
-    end = os.waitid(os.P_PID, started.pids[0], os.WEXITED | os.WNOWAIT)
+    end = os.waitid(os.P_PID, pids[0], os.WEXITED | os.WNOWAIT)
     assert end is not None
     assert end.si_status == signal.SIGKILL
-    assert os.waitid(os.P_PID, started.pids[1], os.WEXITED | os.WNOWAIT | os.WNOHANG) is None
-    soon(lambda: started.pids[0] in killed, "the kill")
+    assert os.waitid(os.P_PID, pids[1], os.WEXITED | os.WNOWAIT | os.WNOHANG) is None
+    soon(lambda: pids[0] in killed, "the kill")
     started.close(None)
     assert not pipe.exists(), "each round has a watchdog of its own"
 

@@ -19,8 +19,8 @@ from tests.support.cluster import wait_for
 from hetagent.node.processes import proctree as processes
 from hetagent.node.processes.proctree import INCARNATION, living, stopped
 from hetagent.node.processes.signals import noted
-from hetagent.workers.processes import Cleared, Workers
-from hetagent.workers.starter import Exit, Started
+from hetagent.workers.processes import Workers
+from hetagent.workers.starter import Exit, Started, StartedWorker
 
 RUN = uuid.uuid4().hex
 
@@ -35,10 +35,11 @@ class Commands:
             for command in commands
         ]
         self.closed = 0
-        ranks = range(len(commands))
         self.started = Started(
-            pids={rank: process.pid for rank, process in enumerate(self.processes)},
-            error_files={rank: str(folder / f"{rank}.json") for rank in ranks},
+            {
+                rank: StartedWorker(process.pid, str(folder / f"{rank}.json"))
+                for rank, process in enumerate(self.processes)
+            },
             close=self.close,
         )
 
@@ -239,7 +240,7 @@ def test_all_that_a_worker_started_is_killed(round_: Round, tmp_path: Path) -> N
     pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
     assert made.collect() == [], "each end is seen once"
     assert made.running
-    assert made.clear() == Cleared([], shown=True)
+    assert made.clear() == ([], True)
     assert not set(pids) & set(living())
 
 
@@ -251,41 +252,40 @@ def test_what_does_not_die_is_named(round_: Round, monkeypatch: pytest.MonkeyPat
         patch.setattr(processes, "kill_all", lambda find, timeout_s=0.2: kill_all(find, 0.2))
         patch.setattr(os, "kill", lambda pid, signum: None)
         patch.setattr(subprocess.Popen, "wait", lambda process, timeout: None)
-        assert made.clear().stuck == [pid]
-    assert made.clear() == Cleared([], shown=True)
+        assert made.clear()[0] == [pid]
+    assert made.clear() == ([], True)
 
 
 def test_an_exception_counts_from_when_it_was_raised(round_: Round, tmp_path: Path) -> None:
-    made = round_.start(f"touch {tmp_path}/0.json; sleep 0.4; exit 1", "sleep 0.4; exit 1")
-    ends = sorted(round_.ends(2), key=lambda end: end.local_rank)
+    made = round_.start(f"touch {tmp_path}/0.json; sleep 0.4; exit 1", "sleep 0.4; exit 1", "exit 1")
+    (tmp_path / "2.json").symlink_to(
+        os.devnull
+    )  # as with --log-dir /dev/null, which is as old as the machine
+    ends = sorted(round_.ends(3), key=lambda end: end.local_rank)
     time.sleep(0.3)
-    raised, without = (made.raised_s(end) for end in ends)
-    assert 0.4 <= raised < 0.7, "not since it was reported"
-    assert without == 0.0
+    raised_s = [made.failure(end, 5).raised_s or 0.0 for end in ends]
+    assert 0.4 <= raised_s[0] < 0.7, "not since it was reported"
+    assert raised_s[1:] == [0.0, 0.0]
 
 
 def test_of_those_that_fail_together_the_first_is_told(round_: Round, tmp_path: Path) -> None:
-    made = round_.start("exit 1", "exit 1", "exit 1", "kill -KILL $$")
-    ends = round_.ends(4)
-    for rank, age_s in ((0, 1.0), (1, 2.0), (2, 0.5)):
+    """By the workers' clocks where they say so: the error files may be on NFS, whose server has one of its own."""
+    made = round_.start("exit 1", "exit 1", "exit 1", "exit 1", "kill -KILL $$")
+    ends, now = sorted(round_.ends(5), key=lambda end: end.local_rank), time.time()
+    for rank, content, age_s in (
+        (0, {}, 1.0),
+        (1, {}, 2.0),
+        (2, {"raised_at": now - 3.0}, 0.5),
+        (3, {}, 0.5),
+    ):
         file = tmp_path / f"{rank}.json"
-        file.touch()
-        os.utime(file, (time.time() - age_s,) * 2)
-    without = [end for end in ends if end.local_rank != 3]
-    assert made.first(without).local_rank == 1
-    assert made.first(ends).local_rank == 3, (
+        file.write_text(json.dumps(content))
+        os.utime(file, (now - age_s,) * 2)
+    assert made.first([ends[0], ends[1], ends[3]]).local_rank == 1
+    assert made.first(ends[:4]).local_rank == 2
+    assert made.first(ends).local_rank == 4, (
         "who was killed wrote nothing, and was gone before the others noticed"
     )
-
-
-def test_who_failed_first_is_told_by_the_workers_clock(round_: Round, tmp_path: Path) -> None:
-    """The error files may be on NFS, whose server has a clock of its own."""
-    made = round_.start("exit 1", "exit 1")
-    ends, now = round_.ends(2), time.time() - 5.0
-    for rank, at in ((0, now + 1.75), (1, now + 1.5)):
-        file = tmp_path / f"{rank}.json"
-        file.write_text(json.dumps({"message": "x", "raised_at": at}))
-        os.utime(file, (now + 100 * rank - 150,) * 2)  # the file server's clock jumps
-    assert made.first(ends).local_rank == 1
-    last = made.first(ends)
-    assert abs(made.raised_s(last) - (last.seen_at - time.monotonic() + time.time() - now - 1.5)) < 0.1
+    last = made.failure(ends[2], 7)
+    assert (last.local_rank, last.rank, last.exit_code) == (2, 7, 1)
+    assert abs((last.raised_s or 0.0) - (ends[2].seen_at - time.monotonic() + time.time() - now + 3.0)) < 0.1

@@ -176,26 +176,19 @@ mutants: $(STAMP)  ## show which small changes of a module of the core no test n
 session: $(DEMO)  ## record docs/session.svg, the picture in README (a minute, on an idle machine)
 	$(BIN)/python docs/session.py
 
-bench: $(STAMP)  ## measure what a server bears (docs/performance.md), recovery from faults, failover, retention and uneven batches (two hours, on an idle machine)
-	$(BIN)/python -m benchmarks.poll
+bench: $(STAMP)  ## measure what a server bears (docs/performance.md), recovery from faults, failover and uneven batches (two hours, on an idle machine)
 	$(BIN)/python -m benchmarks.idle
 	$(BIN)/python -m benchmarks.rendezvous
 	$(BIN)/python -m benchmarks.rendezvous --store memory --nodes 128,1000
 	$(BIN)/python -m benchmarks.rendezvous --store etcd --nodes 128,1000
 	$(BIN)/python -m benchmarks.storm
 	$(BIN)/python -m benchmarks.hold
-	$(BIN)/python -m benchmarks.selecting
 	$(BIN)/python -m benchmarks.hostile
-	$(BIN)/python -m benchmarks.checking
 	$(BIN)/python -m benchmarks.faults
 	$(BIN)/python -m benchmarks.restarts
-	$(BIN)/python -m benchmarks.standbys
 	$(BIN)/python -m benchmarks.warm
-	$(BIN)/python -m benchmarks.watching
 	$(BIN)/python -m benchmarks.viewers
 	$(BIN)/python -m benchmarks.failover
-	$(BIN)/python -m benchmarks.retention
-	$(BIN)/python -m benchmarks.torchrun_plugin
 	$(BIN)/python -m benchmarks.uneven
 	$(BIN)/python -m benchmarks.snapshots
 	$(BIN)/python -m benchmarks.snapshot_costs

@@ -22,8 +22,7 @@ from typing import Any, NamedTuple
 from tests.support.servers import Hetserver
 
 from benchmarks.connection import call, request
-from benchmarks.load import Fleet, Node, fewer_pauses, plans
-from benchmarks.poll import settled
+from benchmarks.load import Fleet, Node, fewer_pauses, plans, settled
 from benchmarks.serving import hetserver, raise_file_limit
 from benchmarks.tables import Table, median, ms
 

@@ -9,8 +9,7 @@ polls that came so late that an agent gives up on them.
 import argparse
 import asyncio
 
-from benchmarks.load import Counts, Fleet, fewer_pauses, plans
-from benchmarks.poll import RAMP_S, SETTLE_S, settled
+from benchmarks.load import RAMP_S, SETTLE_S, Counts, Fleet, fewer_pauses, plans, settled
 from benchmarks.serving import Process, hetserver, raise_file_limit
 from benchmarks.tables import Table
 

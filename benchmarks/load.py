@@ -17,6 +17,12 @@ from typing import Any
 
 from benchmarks.connection import OPENING, Connection, address_of, request
 
+RAMP_S = 90.0
+"""How long nodes may take to join (seconds)."""
+
+SETTLE_S = 3.0
+"""How long polls are left to spread out before they are measured (seconds)."""
+
 SLOTS = 8
 """Of every node."""
 
@@ -482,3 +488,14 @@ def fewer_pauses() -> Iterator[None]:
     finally:
         gc.enable()
         gc.unfreeze()
+
+
+async def settled(fleet: Fleet, state: str, within_s: float = RAMP_S) -> bool:
+    """Bring a fleet into a state, `waiting` or `running`; returns whether it got there."""
+    if not await fleet.join(within_s, at_a_time=100):
+        return False
+    if state == "waiting":
+        return True
+    return await fleet.all_told("start", within_s) and await fleet.reached(
+        lambda: fleet.counts.reports >= len(fleet.nodes), within_s
+    )

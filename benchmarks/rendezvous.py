@@ -19,7 +19,6 @@ from typing import NamedTuple
 
 from benchmarks.connection import call, open_callers, request
 from benchmarks.load import Fleet, fewer_pauses, plans
-from benchmarks.poll import floor_options
 from benchmarks.serving import STORES, Process, bare, hetserver, raise_file_limit, start_s
 from benchmarks.tables import Table, growth, median, ms
 
@@ -152,7 +151,10 @@ def main() -> None:
     parser.add_argument("--tries", type=int, default=5)
     parser.add_argument("--store", choices=STORES, default="sqlite")
     parser.add_argument("--within", type=float, default=120.0, help="how long each may take (seconds)")
-    floor_options(parser)
+    parser.add_argument(
+        "--http", default="httptools", help="HTTP parser of the bare application: httptools, h11 [httptools]"
+    )
+    parser.add_argument("--loop", default="asyncio", help="its event loop: asyncio, uvloop [asyncio]")
     options = parser.parse_args()
     table = Table(
         f"Rendezvous, push and re-form ({options.store} store, medians of {options.tries} tries; "

@@ -25,8 +25,8 @@ from typing import Any
 
 from tests.support.cluster import Cluster, cluster
 
-from benchmarks.standbys import KILLED_OFTEN
 from benchmarks.tables import Table
+from benchmarks.warm import KILLED_OFTEN
 from hetagent.snapshots.folder import EVERY_S
 
 WARM_UP = 300

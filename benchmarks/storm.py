@@ -16,8 +16,7 @@ from pathlib import Path
 
 from tests.support.certificates import Authority
 
-from benchmarks.load import Fleet, plans
-from benchmarks.poll import RAMP_S, SETTLE_S, settled
+from benchmarks.load import RAMP_S, SETTLE_S, Fleet, plans, settled
 from benchmarks.serving import Process, hetserver, raise_file_limit
 from benchmarks.tables import Table, median
 

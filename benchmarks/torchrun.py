@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 from tests.support.cluster import WORKLOAD, wait_for
-from tests.support.servers import Hetserver, free_port
+from tests.support.servers import free_port
 from tests.support.workload.worklog import WorkLog
 
 from benchmarks.floor import Floor
@@ -123,26 +123,6 @@ class Torchrun:
         command = [python, "-m", "torch.distributed.run", *flags.split(), *script]
         environment, quiet = os.environ | {"OMP_NUM_THREADS": "1"} | own, subprocess.DEVNULL
         return subprocess.Popen(command, env=environment, stdout=quiet, stderr=quiet)
-
-
-class Plugin(Torchrun):
-    """The same jobs with `--rdzv-backend hetrdzv`; the arguments are those of `Torchrun`, but for `unshared`."""
-
-    def __init__(self, nodes: Sequence[int], floor: Floor, rng: random.Random) -> None:
-        super().__init__(nodes, False, floor, rng)
-        self._name = "torchrun hetrdzv"
-
-    @contextlib.contextmanager
-    def running(self, python: str, script: Sequence[str]) -> Iterator[Agents]:
-        with Hetserver() as server, _ending() as agents:
-            flags = (
-                f"--rdzv-backend hetrdzv --rdzv-endpoint {server.url} --rdzv-conf lease_s=2,last_call_s=60"
-            )
-            for number, slots in enumerate(self._nodes):
-                agents.append(
-                    self._agent(python, script, slots, f"{flags},slots={slots},node_id=node{number}", {})
-                )
-            yield agents
 
 
 @contextlib.contextmanager

@@ -15,8 +15,7 @@ from itertools import count
 from typing import NamedTuple
 
 from benchmarks.connection import HEAD, Caller, request
-from benchmarks.load import Fleet, fewer_pauses, plans
-from benchmarks.poll import SETTLE_S, settled
+from benchmarks.load import SETTLE_S, Fleet, fewer_pauses, plans, settled
 from benchmarks.serving import Process, hetserver, raise_file_limit
 from benchmarks.tables import Table, median, ms
 

@@ -34,13 +34,15 @@ from tests.support.cluster import PAIR, Cluster, cluster, wait_for
 
 from benchmarks.floor import Floor
 from benchmarks.outcomes import say, table
-from benchmarks.standbys import KILLED_OFTEN, rest
 from benchmarks.torchrun import Torchrun
 from hetagent.standby.keeper import PREFIX, SETTLED_S
 
 ROOT = Path(__file__).parents[1]
 FIRST_STEP = Path(__file__).with_name("first_step.py")
 WORLD = sum(PAIR.values())
+
+KILLED_OFTEN = ("--restart-wait-s", "0")
+"""Flags of a job whose workers are killed again and again, in quick succession."""
 
 START_S = 300.0
 TORCHRUN_HUNG_S = 60.0
@@ -192,7 +194,11 @@ def warm(folder: Path, script: Script, kills: int, rng: random.Random) -> list[f
         for kill in range(kills):
             running.wait_for(steps.world, "the first steps", START_S)
             running.wait_for(lambda: quiet(folder), "the end of the imports", START_S)
-            rest(running, PAIR)
+            running.wait_for(
+                lambda: all(len(running.agents[name].standbys()) == count for name, count in PAIR.items()),
+                "standbys",
+                START_S,
+            )
             seconds.append(steps.after_kill(rng, START_S))
             say(f"{folder.name} {kill + 1}: {seconds[-1]:.2f} s")
     return seconds

@@ -37,13 +37,6 @@ def test_growth_is_the_exponent() -> None:
 
 
 @pytest.mark.long
-def test_poll(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = cells(run("poll", "--nodes 9 --seconds 1 --tries 1", monkeypatch, capsys))
-    assert {row["lost"] for row in rows.values()} == {"0"}
-    assert len([row for row in rows.values() if float(row["ratio"]) > 0]) == 2
-
-
-@pytest.mark.long
 def test_idle(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     rows = cells(run("idle", "--nodes 6 --groups 1,2 --minutes 0.02", monkeypatch, capsys))
     assert len(rows) == 4
@@ -76,16 +69,3 @@ def test_hold(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     assert rows["GET /v1/groups"]["reply"].startswith("200")
     assert rows["report failed"]["reply"].startswith("200")
     assert not [name for name in rows if "did not run again" in name]
-
-
-@pytest.mark.long
-def test_selecting(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    printed = run("selecting", "--nodes 20 --tries 1", monkeypatch, capsys)
-    assert "| 8 | half of the nodes | 80 | 10 |" in printed
-
-
-@pytest.mark.long
-def test_profiled(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    printed = run("profiled", "--nodes 4 --seconds 1", monkeypatch, capsys)
-    assert "tottime" in printed
-    assert "polls of 4 nodes" in printed

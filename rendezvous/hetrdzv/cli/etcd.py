@@ -1,39 +1,14 @@
-"""Several servers on etcd: how one of them is made."""
+"""Several servers on etcd: where agents reach one of them, and its password."""
 
 import logging
 import os
 import socket
-from collections.abc import Callable
 from pathlib import Path
 
 from hetrdzv.auth.files import read_secret
 from hetrdzv.cli.sockets import CannotServe, url_of
-from hetrdzv.service.replica import Replica
-from hetrdzv.service.service import Service
-from hetrdzv.storage.base import StateStore
 
 logger = logging.getLogger("hetrdzv")
-
-
-def elected(
-    url: str,
-    advertise: str,
-    make_service: Callable[[StateStore], Service],
-    *,
-    user: str | None,
-    password_file: Path | None,
-    ca_cert: Path | None,
-    cert: Path | None,
-    key: Path | None,
-) -> Callable[[], Replica]:
-    """Makes the replica of one of several servers, which agents reach at `advertise`."""
-    from hetrdzv.service import leadership  # a single server needs no client
-    from hetrdzv.storage.etcd.access import access_from
-    from hetrdzv.storage.etcd.client import Etcd
-
-    password = _password(password_file)
-    access = access_from(url, user=user, password=password, ca_cert=ca_cert, cert=cert, key=key)
-    return lambda: leadership.ElectedReplica(Etcd(access), advertise, make_service=make_service)
 
 
 def advertised(given: str | None, listener: socket.socket, *, tls: bool) -> str:
@@ -59,7 +34,8 @@ def advertised(given: str | None, listener: socket.socket, *, tls: bool) -> str:
     return url
 
 
-def _password(path: Path | None) -> str | None:
+def password_of(path: Path | None) -> str | None:
+    """The password for etcd: that of a file, else of the environment."""
     if path is None:
         return os.environ.get("HET_ETCD_PASSWORD")
     if not (password := read_secret("password file", path).strip()):

@@ -9,10 +9,9 @@ import resource
 import socket
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
 
 import click
 
@@ -38,7 +37,7 @@ from hetrdzv.storage.base import StateStore
 logger = logging.getLogger("hetrdzv")
 
 ETCD_EXAMPLE = "etcd://HOST:PORT,..."
-ETCD_FLAGS = ("user", "password_file", "ca_cert", "cert", "key")
+ETCD_FLAGS = ("advertise", "etcd_user", "etcd_password_file", "etcd_ca_cert", "etcd_cert", "etcd_key")
 
 LOOK_S = 1.0
 """How often files that may change while the server runs are checked: tokens, certificate (seconds)."""
@@ -48,31 +47,6 @@ SWITCH_S = 0.001
 
 OPEN_FILES = 1 << 16
 """How many files this process wants to be able to open, for every node keeps a connection open."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """The values of the flags, by their names."""
-
-    host: str
-    port: int
-    store: str | None
-    advertise: str | None
-    etcd_user: str | None
-    etcd_password_file: Path | None
-    etcd_ca_cert: Path | None
-    etcd_cert: Path | None
-    etcd_key: Path | None
-    keep_finished: float
-    token_file: Path | None
-    insecure: bool
-    tls_cert: Path | None
-    tls_key: Path | None
-    tls_client_ca: Path | None
-    fd: int | None
-    stop_at_eof: bool
-    log_level: str
-    log_format: str
 
 
 @click.command(
@@ -146,9 +120,9 @@ class Options:
     help="One line per record either way.",
 )
 @click.version_option(__version__, prog_name="hetserver")
-def main(**values: Any) -> None:
+def main(**flags: object) -> None:
     """Run the rendezvous service for PyTorch jobs on nodes with different GPU counts."""
-    options = Options(**values)
+    options = SimpleNamespace(**flags)
     sys.setswitchinterval(SWITCH_S)
     try:
         with logging_to_stderr(options.log_level, options.log_format):
@@ -158,38 +132,45 @@ def main(**values: Any) -> None:
         sys.exit(2)
 
 
-def _serve_on_socket(options: Options) -> None:
+def _serve_on_socket(options: SimpleNamespace) -> None:
     if options.insecure and options.token_file is not None:
         raise CannotServe("--insecure means no token, but --token-file names one: give only one of the two")
     tls = _tls(options)
     _raise_open_files()
     with listen(options.host, options.port) if options.fd is None else inherited(options.fd) as listener:
-        url, metrics = options.store or _default_store(), Metrics()
-        make_service = partial(Service, metrics=metrics, limits=Limits(keep_finished_s=options.keep_finished))
+        url = options.store or _default_store()
         tokens = _tokens(listener, options, on_etcd=url.startswith("etcd:"))
-        make_replica = _replica(url, options, make_service, listener)
-        say_first = partial(_say_first, options, listener, tokens, url)
-        asyncio.run(_serve(make_replica, metrics, listener, tokens, tls, options, say_first))
+        asyncio.run(_serve(options, listener, tokens, tls, url))
     logger.info("stopped; state is in %s", url)
 
 
 def _replica(
-    url: str, options: Options, make_service: Callable[[StateStore], Service], listener: socket.socket
-) -> Callable[[], Replica]:
-    """Makes the replica that a store's URL asks for."""
-    flags = {name: getattr(options, f"etcd_{name}") for name in ETCD_FLAGS}
+    url: str, options: SimpleNamespace, make_service: Callable[[StateStore], Service], listener: socket.socket
+) -> Replica:
+    """The replica that a store's URL asks for."""
     if url.startswith("etcd:"):
+        from hetrdzv.service import leadership  # a single server needs no client
+        from hetrdzv.storage.etcd.access import access_from
+        from hetrdzv.storage.etcd.client import Etcd
+
         advertise = etcd.advertised(options.advertise, listener, tls=options.tls_cert is not None)
-        return etcd.elected(url, advertise, make_service, **flags)
-    for flag in ("advertise", *(f"etcd_{name}" for name in ETCD_FLAGS)):
+        access = access_from(
+            url,
+            user=options.etcd_user,
+            password=etcd.password_of(options.etcd_password_file),
+            ca_cert=options.etcd_ca_cert,
+            cert=options.etcd_cert,
+            key=options.etcd_key,
+        )
+        return leadership.ElectedReplica(Etcd(access), advertise, make_service=make_service)
+    for flag in ETCD_FLAGS:
         if getattr(options, flag):
             name = flag.replace("_", "-")
             raise CannotServe(f"--{name} is for several servers on etcd: give --store {ETCD_EXAMPLE}")
     try:
-        store = open_store(url)
+        return make_service(open_store(url))
     except ValueError as error:
         raise CannotServe(str(error)) from None
-    return partial(make_service, store)
 
 
 def state_home() -> Path:
@@ -214,7 +195,7 @@ def _default_store() -> str:
     return f"sqlite:{path}"
 
 
-def _tls(options: Options) -> ServerTls | None:
+def _tls(options: SimpleNamespace) -> ServerTls | None:
     if options.tls_cert is None:
         for flag, given in (("--tls-key", options.tls_key), ("--tls-client-ca", options.tls_client_ca)):
             if given is not None:
@@ -225,7 +206,7 @@ def _tls(options: Options) -> ServerTls | None:
     return ServerTls(options.tls_cert, options.tls_key, options.tls_client_ca)
 
 
-def _tokens(listener: socket.socket, options: Options, *, on_etcd: bool) -> TokenFile | None:
+def _tokens(listener: socket.socket, options: SimpleNamespace, *, on_etcd: bool) -> TokenFile | None:
     """The tokens to require: an address that other machines can reach needs one, which is made."""
     if options.token_file is not None:
         return TokenFile(options.token_file)
@@ -241,7 +222,9 @@ def _tokens(listener: socket.socket, options: Options, *, on_etcd: bool) -> Toke
     return TokenFile(path)
 
 
-def _say_first(options: Options, listener: socket.socket, tokens: TokenFile | None, store: str) -> None:
+def _say_first(
+    options: SimpleNamespace, listener: socket.socket, tokens: TokenFile | None, store: str
+) -> None:
     """Say where this server and its page are, and how an agent starts."""
     address, port = listener.getsockname()[:2]
     tls = options.tls_cert is not None
@@ -266,15 +249,15 @@ def _raise_open_files() -> None:
 
 
 async def _serve(
-    make_replica: Callable[[], Replica],
-    metrics: Metrics,
+    options: SimpleNamespace,
     listener: socket.socket,
     tokens: TokenFile | None,
     tls: ServerTls | None,
-    options: Options,
-    say_first: Callable[[], None],
+    url: str,
 ) -> None:
-    replica = make_replica()
+    metrics = Metrics()
+    make_service = partial(Service, metrics=metrics, limits=Limits(keep_finished_s=options.keep_finished))
+    replica = _replica(url, options, make_service, listener)
     app = create_app(
         replica, tokens=tokens, any_host=options.insecure, secure=tls is not None, metrics=metrics
     )
@@ -302,7 +285,7 @@ async def _serve(
             gc.set_threshold(100_000, 50, 50)
             if options.stop_at_eof:
                 server.watch_stdin()
-            say_first()
+            _say_first(options, listener, tokens, url)
             await server.serve(sockets=[listener])
         finally:
             looking.cancel()

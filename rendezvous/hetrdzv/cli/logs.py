@@ -1,14 +1,13 @@
 """How hetserver logs: one line per record on stderr, as text or JSON."""
 
-import contextlib
 import json
 import logging
 import queue
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
+from logging.handlers import QueueHandler, QueueListener
 
 MAX_LINES = 10_000
 """How many lines may wait for a reader that stalls; further ones are dropped."""
@@ -22,9 +21,15 @@ LONGEST = 2_000
 
 @contextmanager
 def logging_to_stderr(level: str, style: str) -> Iterator[None]:
-    """Log to stderr for the length of a block; `style`: `text` or `json`."""
-    handler = StderrHandler()
+    """Log to stderr for the length of a block; `style`: `text` or `json`.
+
+    A thread writes: a reader that stalls (a pager, a full pipe) must not stop the server.
+    """
+    logging.raiseExceptions = False  # a full queue or a closed stderr are nobody's to hear of
+    lines: queue.Queue[object] = queue.Queue(MAX_LINES)
+    handler, writer = QueueHandler(lines), QueueListener(lines, logging.StreamHandler())
     handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
+    writer.start()
     root = logging.getLogger()
     before = root.level
     root.setLevel(level.upper())
@@ -36,7 +41,9 @@ def logging_to_stderr(level: str, style: str) -> Iterator[None]:
     finally:
         root.removeHandler(handler)
         root.setLevel(before)
-        handler.close()
+        stopping = threading.Thread(target=writer.stop, daemon=True)
+        stopping.start()
+        stopping.join(STALLED_S)
 
 
 class TextFormatter(logging.Formatter):
@@ -80,29 +87,3 @@ def _printable(text: str) -> str:
 
 def _at(record: logging.LogRecord) -> datetime:
     return datetime.fromtimestamp(record.created).astimezone()
-
-
-class StderrHandler(logging.Handler):
-    """Writes in a thread of its own: a reader that stalls (a pager, a full pipe) must not stop the server."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._lines: queue.Queue[str | None] = queue.Queue(MAX_LINES)
-        self._thread = threading.Thread(target=self._write, name="hetserver-log", daemon=True)
-        self._thread.start()
-
-    def emit(self, record: logging.LogRecord) -> None:
-        with contextlib.suppress(queue.Full):
-            self._lines.put_nowait(self.format(record))
-
-    def close(self) -> None:
-        with contextlib.suppress(queue.Full):
-            self._lines.put(None, timeout=STALLED_S)
-        self._thread.join(STALLED_S)
-        super().close()
-
-    def _write(self) -> None:
-        while (line := self._lines.get()) is not None:
-            with contextlib.suppress(OSError, ValueError, AttributeError):  # stderr is closed
-                sys.stderr.write(f"{line}\n")
-                sys.stderr.flush()

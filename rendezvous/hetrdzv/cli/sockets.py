@@ -1,15 +1,20 @@
 """The socket that hetserver listens on: a new one, or one inherited from its parent."""
 
 import errno
-import math
 import os
 import socket
 
 from hetrdzv.api.server import BACKLOG
 from hetrdzv.protocol.errors import HetError
 
-SILENT_S = 75.0
-"""After how long the kernel closes the connection of a host that is gone (seconds). Leases do not depend on it."""
+KEEP_ALIVE = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 39),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 18),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 75_000),  # of data on its way, in ms
+)
+"""The kernel closes the connection of a host that is silent for 75 s. Leases do not depend on it."""
 
 HINTS = {
     errno.EADDRINUSE: "choose another --port, or stop what listens there (ss -ltnp)",
@@ -38,7 +43,8 @@ def listen(host: str, port: int) -> socket.socket:
         hint = HINTS.get(error.errno or 0, "choose another --host or --port")
         reason = os.strerror(error.errno or 0)
         raise CannotServe(f"cannot listen on {host} port {port}: {reason}; {hint}") from None
-    keep_alive(listener, SILENT_S)  # which connections inherit
+    for option in KEEP_ALIVE:
+        listener.setsockopt(*option)  # which connections inherit
     return listener
 
 
@@ -58,26 +64,3 @@ def inherited(fd: int) -> socket.socket:
 def url_of(host: str, port: int, *, tls: bool) -> str:
     """The URL of a server that listens there."""
     return f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
-
-
-def keep_alive(sock: socket.socket, within_s: float) -> bool:
-    """Have the kernel break a connection, or all that a socket accepts, once the other host is silent for `within_s`.
-
-    Seconds are the smallest unit, so it takes 2 s at least.
-    """
-    total_s = max(2, math.ceil(within_s))
-    interval_s = max(1, total_s // 4)
-    try:
-        options = (
-            (socket.TCP_KEEPIDLE, max(1, total_s - 2 * interval_s)),
-            (socket.TCP_KEEPINTVL, interval_s),
-            (socket.TCP_KEEPCNT, 2),
-            # data on its way is bounded by this alone; on an idle connection it only shortens the probes
-            (socket.TCP_USER_TIMEOUT, 1_000 * total_s),
-        )
-        for option, value in options:
-            sock.setsockopt(socket.IPPROTO_TCP, option, value)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    except (AttributeError, OSError):  # not on Linux, or no TCP
-        return False
-    return True

@@ -8,11 +8,10 @@ from typing import Any
 import click
 
 from hetrdzv.cli.hetctl import tables
-from hetrdzv.cli.hetctl.calls import call, look, say, stands
+from hetrdzv.cli.hetctl.calls import call, group_if_any, look, say, stands
 from hetrdzv.cli.hetctl.options import DRY_RUN, GROUP, ID, NODE, command, shared
 from hetrdzv.cli.types import Typed
 from hetrdzv.client import Client
-from hetrdzv.protocol.errors import Problem, UnknownGroup
 from hetrdzv.protocol.pages import GroupReply
 from hetrdzv.protocol.plans import Changes, sentences
 from hetrdzv.protocol.requests import SpecFields
@@ -77,14 +76,9 @@ def create(
 def _create_dry(group: str, given: Mapping[str, Any]) -> None:
     """Check settings, and say whether the group exists and has others."""
 
-    async def ask(client: Client) -> Mapping[str, object] | None:
+    async def ask(client: Client) -> GroupReply | None:
         GroupSpec(**given)
-        try:
-            return (await client.group(group)).spec
-        except Problem as problem:
-            if problem.code != UnknownGroup.code:
-                raise
-            return None
+        return await group_if_any(client, group)
 
     there = call(ask)
     if there is None:
@@ -92,8 +86,9 @@ def _create_dry(group: str, given: Mapping[str, Any]) -> None:
         tables.write(tables.one_line(f"group '{group}' would be created: {chosen}"))
         return
     for name, value in given.items():
-        if there[name] != (list(value) if isinstance(value, tuple) else value):
-            raise click.ClickException(f"group '{group}' exists with {name}={there[name]}, not {value}")
+        has = there.spec[name]
+        if has != (list(value) if isinstance(value, tuple) else value):
+            raise click.ClickException(f"group '{group}' exists with {name}={has}, not {value}")
     tables.write(f"nothing: group '{group}' exists with these settings")
 
 

@@ -1,10 +1,8 @@
 """The subcommand describe, and how one group is shown: why it stands where it stands, what to do, what it failed of."""
 
-import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
-from typing import Any
 
 from rich.console import RenderableType
 from rich.filesize import decimal
@@ -67,10 +65,6 @@ def _view(reply: Description) -> Iterator[RenderableType]:
     if reply.snapshots is not None and reply.snapshots.snapshots:
         yield ""
         yield snapshots_table(reply.snapshots)
-    if changed := _changed(reply.group.spec):
-        yield ""
-        yield Text("settings", style="bold")
-        yield tables.grid((f"  {name}", text) for name, text in changed.items())
     if reply.rounds:
         yield ""
         yield from rounds_view(RoundsReply(rounds=reply.rounds), most=LAST_ROUNDS)
@@ -79,10 +73,11 @@ def _view(reply: Description) -> Iterator[RenderableType]:
     yield from (Text(tables.event_line(event)) for event in reply.events[-LAST_EVENTS:])
 
 
-def _changed(spec: Mapping[str, object]) -> dict[str, str]:
+def _changed(spec: Mapping[str, object]) -> str:
     """The settings that are no defaults."""
     shown = {name: _value(value) for name, value in spec.items()}
-    return {name: text for name, text in shown.items() if text != _value(getattr(DEFAULTS, name, None))}
+    changed = [each for each in shown.items() if each[1] != _value(getattr(DEFAULTS, each[0], None))]
+    return ", ".join(map("=".join, changed))
 
 
 def _value(value: object) -> str:
@@ -155,49 +150,26 @@ def _heading(group: GroupReply) -> Table:
             ("snapshot", of_group(group)),
             ("restarts", spent_of(group.restarts, group.max_restarts)),
             ("master", master),
-            ("nodes", f"{where}; wanted: {_wanted(group.spec)}"),
-            ("command", shlex.join(group.spec.get("command") or ())),
+            ("nodes", where),
+            ("settings", _changed(group.spec)),
             ("drained", ", ".join(group.drained)),
             ("unreachable", ", ".join(f"{master} from {node_id}" for node_id, master in group.unreachable)),
         ]
     )
 
 
-def _wanted(spec: Mapping[str, Any]) -> str:
-    """How many nodes and workers a group wants: `2 to 4`, `1 or more, world size 8 or more, a multiple of 4`."""
-    parts = [_between(spec.get("min_nodes"), spec.get("max_nodes"))]
-    least, most = spec.get("min_world_size"), spec.get("max_world_size")
-    if least or most:
-        parts.append(f"world size {_between(least, most)}")
-    if (multiple := spec.get("world_size_multiple") or 1) > 1:
-        parts.append(f"a multiple of {multiple}")
-    return ", ".join(parts)
-
-
-def _between(least: int | None, most: int | None) -> str:
-    if most is None:
-        return f"{least or 1} or more"
-    return str(most) if least == most else f"{least or 1} to {most}"
-
-
 def _progress(workers: Sequence[WorkerReply]) -> str:
-    """How fast a round goes: the slowest worker counts, since the others wait for it."""
-    steps = _slowest(
-        "step {}", [worker.step for worker in workers], [worker.steps_per_s for worker in workers]
-    )
-    collectives = _slowest(
-        "{} collectives", [worker.collectives for worker in workers], [worker.per_s for worker in workers]
-    )
-    return ", ".join(filter(None, (steps, collectives)))
-
-
-def _slowest(text: str, done: Sequence[int | None], per_s: Sequence[float | None]) -> str:
-    """The least number, and the least speed: `step 120 (3.5 a second)`."""
-    least = min((number for number in done if number is not None), default=None)
-    speed = min((speed for speed in per_s if speed is not None), default=None)
-    if least is None:
-        return ""
-    return text.format(digits(least)) + (f" ({digits(speed)} a second)" if speed is not None else "")
+    """How far a round is and how fast: the slowest worker counts, since the others wait for it."""
+    parts = []
+    for text, done, per_s in (("step {}", "step", "steps_per_s"), ("{} collectives", "collectives", "per_s")):
+        least, speed = (
+            min((value for one in workers if (value := getattr(one, name)) is not None), default=None)
+            for name in (done, per_s)
+        )
+        if least is not None:
+            pace = f" ({digits(speed)} a second)" if speed is not None else ""
+            parts.append(f"{text.format(digits(least))}{pace}")
+    return ", ".join(parts)
 
 
 def _root_cause(cause: RootCause) -> Iterator[RenderableType]:

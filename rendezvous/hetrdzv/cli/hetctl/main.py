@@ -1,41 +1,10 @@
-"""hetctl's command line: the list of subcommands."""
+"""hetctl's entry point; each of these modules adds its subcommands."""
 
 import io
 import sys
 
-import click
-
-from hetrdzv import __version__
-from hetrdzv.cli.hetctl import act, describe, get, history, logs, wait
-from hetrdzv.cli.hetctl.options import shared_options
-
-COMMANDS = (
-    get.get,
-    describe.describe,
-    history.events,
-    history.history,
-    logs.logs,
-    logs.stacks,
-    wait.wait,
-    act.restart,
-    act.cancel,
-    act.drain,
-    act.undrain,
-    act.create,
-    act.delete,
-    act.dashboard,
-)
-
-
-@click.group(
-    "hetctl",
-    commands=COMMANDS,
-    params=shared_options(),
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
-)
-@click.version_option(__version__, prog_name="hetctl")
-def cli() -> None:
-    """Inspect the groups of a hetserver and act on them."""
+from hetrdzv.cli.hetctl import act, describe, get, history, logs, wait  # noqa: F401
+from hetrdzv.cli.hetctl.options import cli
 
 
 def main() -> None:

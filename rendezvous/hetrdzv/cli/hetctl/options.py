@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
+from hetrdzv import __version__
 from hetrdzv.cli.types import FILE, Typed
 from hetrdzv.client import servers_from
 from hetrdzv.protocol.texts.addresses import DEFAULT_PORT
@@ -85,6 +86,16 @@ def shared_options(*, of_subcommand: bool = False) -> list[click.Parameter]:
     ]
 
 
+@click.group(
+    "hetctl",
+    params=shared_options(),
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
+)
+@click.version_option(__version__, prog_name="hetctl")
+def cli() -> None:
+    """Inspect the groups of a hetserver and act on them."""
+
+
 def command(short_help: str, *params: click.Parameter) -> Callable[[Callable[..., None]], click.Command]:
-    """Make a function a subcommand that takes the shared options; add it to `COMMANDS` in main.py."""
-    return click.command(short_help=short_help, params=[*shared_options(of_subcommand=True), *params])
+    """Make a function a subcommand that takes the shared options."""
+    return cli.command(short_help=short_help, params=[*shared_options(of_subcommand=True), *params])

@@ -7,14 +7,13 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from tests.agent.rig import Make, soon
 from tests.agent.runloop.test_notice import ASK, SAY, WAIT, running
 
 from hetagent import statuses
-from hetagent.cli.parse import parse
-from hetagent.errors import UsageError
 from hetagent.node.processes import proctree as processes
 from hetagent.preemption.local import WhenCommand, file_notice
 from hetagent.preemption.watching import PreemptionWatch
@@ -36,10 +35,6 @@ class Told:
     def ask(self) -> PreemptionNotice | None:
         self.asked += 1
         return self.now
-
-
-def preempted(*sources: Told) -> dict[str, Callable[[Callable[[str], None]], PreemptionWatch]]:
-    return {"preemption": watch(*sources)}
 
 
 def watch(*sources: Told, grace_s: float = 60.0) -> Callable[[Callable[[str], None]], PreemptionWatch]:
@@ -64,7 +59,9 @@ def reclaim(told: Told, left_s: float | None) -> Callable[[], None]:
 
 def test_workers_save_before_their_machine_is_taken_away(rig: Make) -> None:
     told = Told()
-    made = rig(f"{ASK} touch up; {WAIT} touch told; {SAY} exit 0", grace_s=25.0, parts=preempted(told))
+    made = rig(
+        f"{ASK} touch up; {WAIT} touch told; {SAY} exit 0", grace_s=25.0, parts={"preemption": watch(told)}
+    )
     made.offers(takes_notice=True)
     made.run(made.appears("up"), running(made), reclaim(told, 100.0))
     assert made.agent.shutdown.status(made.agent.outcome, fixed=False) == statuses.RESUME
@@ -77,36 +74,31 @@ def test_workers_save_before_their_machine_is_taken_away(rig: Make) -> None:
     assert (made.group()["state"], made.group()["restarts"]) == ("waiting", 0)
 
 
-def test_workers_that_cannot_save_are_stopped_at_once(rig: Make) -> None:
-    told = Told()
-    script = "trap 'touch got; exit 0' TERM; touch up; while :; do sleep 0.05; done"
-    made = rig(script, grace_s=25.0, parts=preempted(told))
-    made.run(made.appears("up"), running(made), reclaim(told, None))
-    assert made.agent.shutdown.status(made.agent.outcome, fixed=False) == statuses.RESUME
-    assert (made.folder / "got").exists()
-
-
 def test_a_signal_before_it_counts(rig: Make) -> None:
     told = Told()
     script = "trap 'touch got' TERM; touch up; until [ -e go ]; do sleep 0.05; done"
-    made = rig(script, grace_s=25.0, parts=preempted(told))
+    made = rig(script, grace_s=25.0, parts={"preemption": watch(told)})
 
     def is_seen() -> None:
         asked = told.asked
         soon(lambda: told.asked > asked, "a look")
         time.sleep(0.3)
 
-    signalled = (made.gets(signal.SIGTERM), made.appears("got"))
-    made.run(
-        made.appears("up"),
-        running(made),
-        *signalled,
-        reclaim(told, 100.0),
-        is_seen,
-        (made.folder / "go").touch,
-    )
+    acts = [made.appears("up"), running(made), made.gets(signal.SIGTERM), made.appears("got")]
+    made.run(*acts, reclaim(told, 100.0), is_seen, made.touches("go"))
     assert made.agent.shutdown.status(made.agent.outcome, fixed=False) == statuses.SIGNAL + signal.SIGTERM
     assert not any("AWS" in line for line in made.said)
+
+
+@pytest.mark.parametrize("activity", WorkerActivity)
+def test_whoever_was_told_in_time_may_stay_as_long_as_that(activity: WorkerActivity) -> None:
+    evicted, taken, left = (Shutdown(25.0, {}) for _ in range(3))
+    evicted.got(signal.SIGTERM, activity, 5.0, 1000.0)
+    action = taken.preempted(PreemptionNotice("the cloud", 1100.0), activity, 5.0, 1000.0)
+    left.got(signal.SIGINT, activity, 5.0, 1000.0)
+    assert (evicted.stays_until, taken.stays_until, left.stays_until) == (1025.0, 1100.0, None)
+    assert action.stop == ((signal.SIGTERM, 5.0) if activity is WorkerActivity.RUNNING else None)
+    assert taken.status(None, fixed=False) == statuses.RESUME
 
 
 def test_a_signal_after_it_shortens_the_time_and_does_not_kill() -> None:
@@ -119,15 +111,6 @@ def test_a_signal_after_it_shortens_the_time_and_does_not_kill() -> None:
     step = leaving.got(signal.SIGTERM, WorkerActivity.SAVING, 30.0, 1012.0)
     assert step.stop == (signal.SIGKILL, 0.0)
     assert leaving.status(None, fixed=False) == statuses.SIGNAL + signal.SIGTERM
-
-
-@pytest.mark.parametrize("activity", WorkerActivity)
-def test_whoever_was_told_in_time_may_stay_as_long_as_that(activity: WorkerActivity) -> None:
-    evicted, taken, left = (Shutdown(25.0, {}) for _ in range(3))
-    evicted.got(signal.SIGTERM, activity, 5.0, 1000.0)
-    taken.preempted(PreemptionNotice("the cloud", 1100.0), activity, 5.0, 1000.0)
-    left.got(signal.SIGINT, activity, 5.0, 1000.0)
-    assert (evicted.stays_until, taken.stays_until, left.stays_until) == (1025.0, 1100.0, None)
 
 
 # -- the watch -----------------------------------------------------------------------------------------------
@@ -160,21 +143,16 @@ def test_what_is_far_off_waits_and_may_be_taken_back(watches: list[PreemptionWat
 
 
 def test_a_source_that_fails_or_hangs_stops_no_other(watches: list[PreemptionWatch]) -> None:
-    class Fails(Told):
-        def ask(self) -> PreemptionNotice | None:
-            self.asked += 1
-            raise OSError("nothing but trouble")
-
-    class Hangs(Told):
-        def ask(self) -> PreemptionNotice | None:
-            over.wait(60)
-            return None
+    def hangs() -> None:
+        over.wait(60)
 
     over = threading.Event()
-    told, fails, said = Told(), Fails(), list[str]()
-    watches.append(watch(fails, Hangs(), told)(said.append))
+    told, said = Told(), list[str]()
+    fails = Mock(side_effect=OSError("nothing but trouble"))
+    watches.append(PreemptionWatch([fails, hangs, told.ask], said.append, 60.0, look_s=0.02))
+    watches[0].start()
     try:
-        soon(lambda: fails.asked > 2, "more looks")
+        soon(lambda: fails.call_count > 2, "more looks")
         reclaim(told, None)()
         soon(watches[0].take, "an announcement")
         assert said == [
@@ -186,10 +164,7 @@ def test_a_source_that_fails_or_hangs_stops_no_other(watches: list[PreemptionWat
 
 def test_a_node_whose_machine_is_to_go_does_not_join(watches: list[PreemptionWatch]) -> None:
     told = Told()
-    watches += [
-        PreemptionWatch([told.ask], lambda text: None, 60.0),
-        PreemptionWatch([told.ask], lambda text: None, 60.0),
-    ]
+    watches += [PreemptionWatch([told.ask], lambda text: None, 60.0) for _ in range(2)]
     assert watches[0].check((), threading.Event()).why == ""
     reclaim(told, 60.0)()
     assert watches[1].check((), threading.Event()).why == "AWS is about to terminate this instance"
@@ -212,11 +187,6 @@ def test_a_file_that_appears_says_why(tmp_path: Path) -> None:
     assert "\x1b" not in told.why
 
 
-def asked(source: WhenCommand) -> PreemptionNotice:
-    found: PreemptionNotice = soon(source.ask, "an announcement")
-    return found
-
-
 @pytest.fixture
 def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], WhenCommand]]:
     monkeypatch.chdir(tmp_path)
@@ -234,7 +204,7 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
 
 def test_a_command_is_asked_again_until_it_says_so(command: Callable[[str], WhenCommand]) -> None:
     source = command("echo x >> runs; test $(wc -l < runs) = 3 && echo a power cut at noon")
-    assert asked(source) == PreemptionNotice("a power cut at noon", None)
+    assert soon(source.ask) == PreemptionNotice("a power cut at noon", None)
 
 
 def test_a_command_may_run_for_hours(command: Callable[[str], WhenCommand], tmp_path: Path) -> None:
@@ -244,7 +214,7 @@ def test_a_command_may_run_for_hours(command: Callable[[str], WhenCommand], tmp_
         time.sleep(0.01)
     assert len(source.sessions()) == 1, "nobody ends it between rounds"
     (tmp_path / "go").touch()
-    assert asked(source) == PreemptionNotice("the command of --leave-when says so", None)
+    assert soon(source.ask) == PreemptionNotice("the command of --leave-when says so", None)
     assert (tmp_path / "runs").read_text() == "x\n"
     assert processes.marked(MINE, processes.WATCH_FOR) == [], "nor is anything of it left"
 
@@ -258,18 +228,3 @@ def test_a_command_that_is_none_is_told_once(command: Callable[..., WhenCommand]
     assert len(said) == 1
     assert said[0].startswith("--leave-when: its command cannot be run (status 127): ")
     assert "no-such-program" in said[0]
-
-
-# -- the command line ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("argv", "environ", "said"),
-    [
-        (["--watch", "spots"], {}, "--watch spots: give spot"),
-        ([], {"HET_WATCH": "spot,weather"}, "HET_WATCH in the environment: spot,weather: give spot"),
-    ],
-)
-def test_what_can_be_watched_is_checked(argv: list[str], environ: dict[str, str], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        parse(["--server", "http://host:29400", *argv, "train.py"], environ)

@@ -177,22 +177,6 @@ def test_what_becomes_of_workers_that_got_a_notice(rig: Make) -> None:
 ASK = 'touch "$HET_NOTICE_FILE.asked"; '
 
 
-def test_workers_that_ask_for_it_save_before_their_node_goes(rig: Make) -> None:
-    made = rig(f"{ASK} touch up.$RANK; {WAIT} touch told.$RANK; {SAY} exit 0", slots=2, grace_s=60.0)
-    made.offers(takes_notice=True)
-    began = time.monotonic()
-    made.run(made.appears("up.0", "up.1"), running(made), made.gets(signal.SIGTERM))
-    assert made.agent.shutdown.status(made.agent.outcome, fixed=False) == statuses.RESUME
-    assert (made.folder / "told.0").exists()
-    assert time.monotonic() < began + 30
-    said = " ".join(made.said)
-    assert "got SIGTERM: leaving once the workers have saved, in 55 s at the latest" in said
-    assert "round 1 is about to end (a is leaving: SIGTERM)" in said
-    assert "round 1: the workers are ready to stop" in said
-    assert (made.group()["state"], made.group()["restarts"]) == ("waiting", 0)
-    assert "ready_to_stop" in made.kinds()
-
-
 def test_workers_that_do_not_save_are_stopped_in_time(rig: Make) -> None:
     """Before their node is killed, whatever they do."""
     script = f"trap 'touch got' TERM; {ASK} touch up; while :; do sleep 0.05; done"

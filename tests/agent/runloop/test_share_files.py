@@ -1,17 +1,18 @@
 """What workers know of their shares, and of what they measured in the round before: files and variables."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.agent.rig import Make
+from tests.agent.workers.test_store import start
 
 from hetagent.launch.base import Assignment
 from hetagent.launch.command import WorkerCommand
 from hetagent.runloop.share_files import ShareFiles
-from hetrdzv.protocol.directive import Member, Shares, Start
+from hetrdzv.protocol.directive import Shares
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
@@ -19,93 +20,55 @@ pytestmark = [
 ]
 
 
-def assignment(
-    *, weights: list[tuple[int, float]] | None = None, world: int = 4, offset: int = 0, slots: int = 2
-) -> Assignment:
+def assignment(*, weights: list[tuple[int, float]] | None = None, offset: int = 0) -> Assignment:
     """Round 3 with some weights."""
-    start = Start(
-        group_rank=0,
-        rank_offset=offset,
-        slots=slots,
-        role_offset=0,
-        role_world_size=world,
-        world_size=world,
-        nnodes=2,
-        restart_count=0,
-        max_restarts=3,
-        master=Member(
-            incarnation="1",
-            node_id="a",
-            group_rank=0,
-            rank_offset=0,
-            slots=1,
-            address="127.0.0.1",
-            port=1,
-            script_port=2,
-        ),
-        shares=Shares(round=3, weights=tuple(weights)) if weights is not None else None,
-    )
-    return Assignment(group="g", node_id="a", round=3, start=start)
-
-
-class Place:
-    """The shares of a node, in one round after the other."""
-
-    def __init__(self, of: Assignment, *, one_per_node: bool = False) -> None:
-        self.shares = ShareFiles(one_per_node=one_per_node)
-        self.begin(of)
-
-    def begin(self, of: Assignment) -> None:
-        self.shares.prepare(of, WorkerCommand("train", (), is_python=False))
-        self.path = str(self.shares.environ(0)["HET_WEIGHTS_FILE"])
-
-    def read(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(Path(self.path).read_text())
-        return found
+    found = start("a", 1).start
+    assert found is not None
+    decided = Shares(round=3, weights=tuple(weights)) if weights is not None else None
+    of = replace(found, rank_offset=offset, slots=2, world_size=4, shares=decided)
+    return Assignment(group="g", node_id="a", round=3, start=of)
 
 
 @pytest.fixture
-def place() -> Iterator[Callable[..., Place]]:
-    made: list[Place] = []
-
-    def make(of: Assignment, **how: bool) -> Place:
-        made.append(Place(of, **how))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.shares.end()
+def shares() -> Iterator[ShareFiles]:
+    made = ShareFiles()
+    yield made
+    made.end()
 
 
-def test_workers_get_their_weight_the_sum_and_a_file_with_all(place: Callable[..., Place]) -> None:
-    found = place(assignment(weights=[(1, 2.0), (2, 1.0), (1, 0.25)], offset=2))
-    assert found.read() == {"round": 3, "weights": [2.0, 1.0, 1.0, 0.25], "given": True}
+def begin(shares: ShareFiles, of: Assignment) -> Path:
+    shares.prepare(of, WorkerCommand("train", (), is_python=False))
+    return Path(str(shares.environ(0)["HET_WEIGHTS_FILE"]))
+
+
+def test_workers_get_their_weight_the_sum_and_a_file_with_all(shares: ShareFiles) -> None:
+    path = begin(shares, assignment(weights=[(1, 2.0), (2, 1.0), (1, 0.25)], offset=2))
+    assert json.loads(path.read_text()) == {"round": 3, "weights": [2.0, 1.0, 1.0, 0.25], "given": True}
     for local_rank, weight in enumerate(("1", "0.25")):
-        environ = found.shares.environ(local_rank)
+        environ = shares.environ(local_rank)
         assert (environ["HET_WEIGHT"], environ["HET_WEIGHT_SUM"]) == (weight, "4.25")
 
 
+@pytest.mark.parametrize(("offset", "weight"), [(0, "1"), (2, None)])
 def test_the_program_of_a_whole_node_has_a_weight_only_if_its_ranks_have_the_same(
-    place: Callable[..., Place],
+    offset: int, weight: str | None
 ) -> None:
-    weights = [(3, 1.0), (1, 0.5)]
-    assert place(assignment(weights=weights), one_per_node=True).shares.environ(0)["HET_WEIGHT"] == "1"
-    unlike = place(assignment(weights=weights, offset=2), one_per_node=True).shares.environ(0)
-    assert (unlike["HET_WEIGHT"], unlike["HET_WEIGHT_SUM"]) == (None, "3.5")
+    shares = ShareFiles(one_per_node=True)
+    begin(shares, assignment(weights=[(3, 1.0), (1, 0.5)], offset=offset))
+    environ = shares.environ(0)
+    shares.end()
+    assert (environ["HET_WEIGHT"], environ["HET_WEIGHT_SUM"]) == (weight, "3.5")
 
 
-def test_what_a_worker_has_measured_is_there_in_the_next_round_at_its_new_rank(
-    place: Callable[..., Place],
-) -> None:
-    found = place(assignment(offset=2))
-    folder = Path(found.path).parent
-    Path(f"{found.path}.speed.3").write_text("12345")
-    found.shares.end()
-    found.shares.end()
-    assert not folder.exists()
-    found.begin(assignment(offset=0))
-    assert sorted(path.name for path in Path(found.path).parent.iterdir()) == ["weights", "weights.speed.1"]
-    assert Path(f"{found.path}.speed.1").read_text() == "12345"
+def test_what_a_worker_has_measured_is_there_in_the_next_round_at_its_new_rank(shares: ShareFiles) -> None:
+    before = begin(shares, assignment(offset=2))
+    Path(f"{before}.speed.3").write_text("12345")
+    shares.end()
+    shares.end()
+    assert not before.parent.exists()
+    after = begin(shares, assignment(offset=0))
+    assert sorted(path.name for path in after.parent.iterdir()) == ["weights", "weights.speed.1"]
+    assert Path(f"{after}.speed.1").read_text() == "12345"
 
 
 # -- with a server and workers -------------------------------------------------------------------------------

@@ -18,6 +18,8 @@ SETTINGS = """[mutmut]
 paths_to_mutate=src/hetrdzv/core/{module}.py
 tests_dir=
     {tests}
+pytest_add_cli_args=
+    --ignore=tests/core/test_purity.py
 also_copy=
     src
     tests

@@ -223,7 +223,7 @@ class Story:
     @property
     def deadline_in(self) -> float | None:
         """Seconds until a tick is due."""
-        at = deadline(self.group)
+        at = deadline(self.group, self.now)
         return None if at is None else at - self.now
 
     def said(self, code: str) -> list[Reason]:

@@ -2,13 +2,10 @@
 
 import pytest
 
-from hetrdzv.core.commands import Cancel, Join
-from hetrdzv.core.group import empty
-from hetrdzv.core.model import Group, Node
+from hetrdzv.core.commands import Cancel
 from hetrdzv.protocol.errors import Difference, InvalidSpec, SpecConflict
 from hetrdzv.protocol.reasons import ends, events, waiting
 from tests.core.driver import LEASE_S, Story, running
-from tests.core.leases import OwnLeases, step
 
 MANY = {"min_nodes": 1_000}
 
@@ -35,7 +32,6 @@ def test_a_group_without_live_nodes_takes_the_settings_of_the_next_joiner() -> N
     assert (story.told("a").round, story.group.job, start.world_size) == (2, 1, 1)
     differ = (Difference("min_nodes", "2", "1"), Difference("max_nodes", "2", "1"))
     assert story.said("settings_changed") == [events.settings_changed("a", differ)]
-    assert story.told("a").replaced == differ
 
 
 def test_the_job_goes_on_otherwise() -> None:
@@ -82,7 +78,7 @@ def test_nodes_that_are_overdue_are_not_left() -> None:
 
 
 @pytest.mark.parametrize(
-    ("leaving", "cut", "retry_for_s"), [("a", "b", 35.0), (None, "ab", 1.0), ("a", "", None)]
+    ("leaving", "cut", "retry_for_s"), [("a", "b", 40.0), (None, "ab", 40.0), ("a", "", None)]
 )
 def test_nodes_on_their_way_out_are_worth_a_wait(
     leaving: str | None, cut: str, retry_for_s: float | None
@@ -164,28 +160,6 @@ def test_a_long_command_is_not_repeated_in_full() -> None:
     assert len(story.group.spec.command) == 1001
     [event] = [one for one in story.events if one.code == "settings_changed"]
     assert len(event.message) <= 300
-    assert all(len(one.group) + len(one.given) < 500 for one in story.told("a").replaced or ())
-
-
-def test_a_refusal_costs_little_in_a_large_group() -> None:
-    class Counting(OwnLeases):
-        asked = 0
-
-        def lapsed(self, group: Group, now: float) -> list[tuple[Node, float]]:
-            return []  # a server has a table for that
-
-        def ends_at(self, group: Group, node: Node) -> float:
-            self.asked += 1
-            return super().ends_at(group, node)
-
-    group, leases = empty("g", 1.0), Counting()
-    for number in range(500):
-        join = Join(node_id=f"n{number}", incarnation="1", slots=1, address="10.0.0.1", port=1, spec=MANY)
-        group = step(group, join, 1.0, leases, settles=False).group
-    other = Join(node_id="x", incarnation="1", slots=1, address="10.0.0.1", port=1, spec={"min_nodes": 2})
-    with pytest.raises(SpecConflict):
-        step(group, other, 2.0, leases)
-    assert leases.asked < 100
 
 
 @pytest.mark.parametrize("more", [{"min_nodes": 2}, {"world_size_multiple": 2}])

@@ -43,7 +43,7 @@ def test_the_smaller_of_what_the_group_and_the_node_allow_counts(
     story = heeding("a", "b", notice_s=notice_s)
     story.leaving("b", grace_s=grace_s)
     story.report("b", "ready_to_stop")
-    assert deadline(story.group) == pytest.approx(story.now + least)
+    assert deadline(story.group, story.now) == pytest.approx(story.now + least)
     story.pass_by(least)
     assert story.ended == "left"
     assert story.said("notice_expired") == [events.notice_expired(["a"], least)]
@@ -52,7 +52,7 @@ def test_the_smaller_of_what_the_group_and_the_node_allow_counts(
 def test_the_time_counts_from_when_the_agent_got_the_signal() -> None:
     story = heeding("a", "b")
     story.leaving("b", grace_s=20.0, age_s=4.0)
-    assert deadline(story.group) == pytest.approx(story.now + 16.0)
+    assert deadline(story.group, story.now) == pytest.approx(story.now + 16.0)
 
 
 def test_nobody_saves_where_there_is_no_time_or_nobody_who_would() -> None:
@@ -75,9 +75,9 @@ def test_a_node_that_goes_during_a_planned_stop_hastens_it() -> None:
     story = heeding("a", "b", "c")
     story.drain("a")
     story.leaving("a", grace_s=25.0)
-    assert deadline(story.group) == pytest.approx(story.now + 25.0)
+    assert deadline(story.group, story.now) == pytest.approx(story.now + 25.0)
     story.leaving("b", grace_s=5.0)
-    assert deadline(story.group) == pytest.approx(story.now + 5.0)
+    assert deadline(story.group, story.now) == pytest.approx(story.now + 5.0)
     assert story.said("stop_announced") == [
         bare(events.stop_announced(1, ends.node_leaving("a", ends.departed(ReasonCode.NODE_DRAINED)), 30.0))
     ]

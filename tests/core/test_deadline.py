@@ -60,20 +60,20 @@ def test_nothing_before_and_something_past_it(case: str) -> None:
     make, act, due_s, state = CASES[case]
     story = make()
     act(story)
-    at = deadline(story.group)
+    at = deadline(story.group, story.now)
     assert at == pytest.approx(story.now + due_s)
     assert step(story.group, Tick(), at - 1e-6).group is story.group
     past = step(story.group, Tick(), at + 1e-6).group
     assert past is not story.group
     assert past.state == state
-    later = deadline(past)
+    later = deadline(past, at + 1e-6)
     assert later is None or later > at
 
 
 def test_nobody_there_nothing_due() -> None:
     story = running("a")
     story.leave("a")
-    assert deadline(story.group) is None
+    assert deadline(story.group, story.now) is None
 
 
 def test_a_server_that_takes_over_judges_a_round_that_waited_for_a_suspect_only() -> None:

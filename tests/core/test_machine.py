@@ -239,7 +239,7 @@ class GroupMachine(RuleBasedStateMachine):
 
     def check_time(self, group: Group) -> None:
         """Nothing happens before the deadline; past it something does."""
-        at = deadline(group)
+        at = deadline(group, self.now)
         if at is None:
             later = step(group, Tick(), self.now + 1e6).group
             assert later == group, "something happened by itself, although nothing was due"
@@ -250,7 +250,7 @@ class GroupMachine(RuleBasedStateMachine):
             assert step(group, Tick(), early).group == group, "something happened before the deadline"
         late = step(group, Tick(), at + MARGIN_S).group
         assert late != group, "a tick past the deadline did nothing"
-        again = deadline(late)
+        again = deadline(late, at + MARGIN_S)
         assert again is None or again > at
 
     def told(self, agent: Agent) -> Directive | None:
@@ -545,7 +545,7 @@ class GroupMachine(RuleBasedStateMachine):
         """As the service does it: a tick a little past each deadline, polls in between."""
         until = self.now + seconds
         while self.now < until:
-            at = deadline(self.group)
+            at = deadline(self.group, self.now)
             next_poll = self.now + 1.0 if heard else until
             self.now = min(until, next_poll, at + MARGIN_S if at is not None else until)
             if heard:

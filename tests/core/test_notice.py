@@ -95,7 +95,7 @@ def test_at_the_end_of_the_notice_the_stop_comes_all_the_same(planned: tuple[str
     story = heeding("a", "b")
     act(story)
     story.report("a", "ready_to_stop")
-    at = deadline(story.group)
+    at = deadline(story.group, story.now)
     assert at == pytest.approx(story.now + 30)
     assert step(story.group, Tick(), at - 1e-6).group is story.group
     story.pass_by(30.0)

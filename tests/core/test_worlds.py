@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hetrdzv.core.model import Node
-from hetrdzv.core.rounds.timers import deadline
+from hetrdzv.core.rounds.settle import deadline
 from hetrdzv.core.selection import best_set
 from hetrdzv.core.selection.order import Past
 from hetrdzv.core.selection.select import Selection, Shortfall
@@ -218,7 +218,7 @@ def test_growth_pauses() -> None:
     joins = left_out(found.story, "b")
     assert joins.code == "joins_next_round"
     assert joins.until == pytest.approx(found.story.now + left)
-    assert deadline(found.story.group) == formed_at + 20.0
+    assert deadline(found.story.group, found.story.now) == formed_at + 20.0
     found.story.wait(left - 1.0)
     assert found.world == 4
     found.settle()

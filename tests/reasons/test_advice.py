@@ -22,7 +22,6 @@ def test_what_to_do_about_a_group() -> None:
     whys = [
         events.group_succeeded(),
         waiting.round_running(1, 2, 4),
-        waiting.round_running(2, 1, 1, lost=["b"]),
         waiting.stopping(["b"]),
         waiting.too_few(A, 1),
         waiting.too_few(A, 3, unit="slot"),
@@ -41,7 +40,6 @@ def test_what_to_do_about_a_group() -> None:
         == """\
 -
 -
-b is lost: start hetagent on b again, or on another node in place of it
 -
 start hetagent for group 'job' on 1 more node
 start hetagent for group 'job' on nodes with 3 more slots

@@ -106,8 +106,10 @@ def test_after_a_stall_everybody_has_a_full_lease() -> None:
     table.pass_by(104.0)
     table.at += 60.0
     table.beat()
-    left_s = table.ends_at(table.group, table.group.nodes["a"]) - table._clock.now()
-    assert left_s == 5.0
+    table.pass_by(table.at + 5.0)
+    assert table.look() == []
+    table.pass_by(table.at + 0.25)
+    assert table.look() == ["g"]
 
 
 def test_after_a_load_everybody_has_the_longest_lease_that_was_granted() -> None:

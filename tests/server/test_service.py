@@ -85,10 +85,10 @@ async def test_what_many_say_in_one_turn_is_settled_once(monkeypatch: pytest.Mon
     settled_with: list[int] = []
     real = service_module.step
 
-    def step(group: Any, command: Any, now: float, leases: Any, **more: Any) -> Any:
+    def step(group: Any, command: Any, now: float, lapsed: Any, **more: Any) -> Any:
         if more.get("settles", True):
             settled_with.append(len(group.nodes))
-        return real(group, command, now, leases, **more)
+        return real(group, command, now, lapsed, **more)
 
     monkeypatch.setattr(service_module, "step", step)
     async with serving() as (service, store):
@@ -622,10 +622,10 @@ async def test_a_tick_that_fails_is_tried_again_though_nothing_else_is_due(
     failures: list[Exception] = [ValueError("a bug")]
     real = service_module.step
 
-    def step(group: Any, command: Any, now: float, leases: Any, **more: Any) -> Any:
-        if isinstance(command, Tick) and failures and leases.lapsed(group, now):
+    def step(group: Any, command: Any, now: float, lapsed: Any, **more: Any) -> Any:
+        if isinstance(command, Tick) and failures and lapsed(group, now):
             raise failures.pop()
-        return real(group, command, now, leases, **more)
+        return real(group, command, now, lapsed, **more)
 
     monkeypatch.setattr(service_module, "step", step)
     async with serving() as (service, _):

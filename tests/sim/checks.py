@@ -18,7 +18,7 @@ from hetrdzv.core.directive import directive
 from hetrdzv.core.group import Transition, step
 from hetrdzv.core.invariants import violations
 from hetrdzv.core.model import Group, Round
-from hetrdzv.core.rounds.timers import STOP_GRACE_S, Leases
+from hetrdzv.core.rounds.timers import STOP_GRACE_S, Lapsed
 from hetrdzv.core.why import why
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import Refused
@@ -115,10 +115,10 @@ class Checks:
             yield
 
     def _step(
-        self, group: Group, command: commands.Command, now: float, leases: Leases, *, settles: bool = True
+        self, group: Group, command: commands.Command, now: float, lapsed: Lapsed, *, settles: bool = True
     ) -> Transition:
         try:
-            transition = step(group, command, now, leases, settles=settles)
+            transition = step(group, command, now, lapsed, settles=settles)
         except Refused as error:
             if not isinstance(command, commands.Renew):
                 self.say("core", f"refuses {_words(command)}: {error}")
@@ -127,11 +127,11 @@ class Checks:
             self.violate("no bugs", f"a step broke on {command}: {error!r}")
             raise
         if transition.group is not group:
-            self._stepped(group, command, transition, now, leases)
+            self._stepped(group, command, transition, now, lapsed)
         return transition
 
     def _stepped(
-        self, old: Group, command: commands.Command, transition: Transition, now: float, leases: Leases
+        self, old: Group, command: commands.Command, transition: Transition, now: float, lapsed: Lapsed
     ) -> None:
         new = transition.group
         if isinstance(command, commands.Renew) and not transition.events and new.round is old.round:
@@ -174,9 +174,9 @@ class Checks:
                 if silent_s < new.spec.lease_s - 1e-6:
                     self.violate("a full lease", f"{node.node_id} is lost after {silent_s:.2f} s of service")
         if _key(command) in self._done:
-            self._repeats(old, command, new, now, leases)
+            self._repeats(old, command, new, now, lapsed)
 
-    def _repeats(self, old: Group, command: commands.Command, new: Group, now: float, leases: Leases) -> None:
+    def _repeats(self, old: Group, command: commands.Command, new: Group, now: float, lapsed: Lapsed) -> None:
         """A join or report that was taken before changes nothing but when the node was heard."""
         assert isinstance(command, commands.Join | commands.Report)
         before = old.nodes.get(command.node_id)
@@ -190,9 +190,9 @@ class Checks:
             and _hastened(old, new)
         ):
             return  # the first was late, and did not say so: the node goes earlier than it seemed
-        renewed = step(old, commands.Renew(command.node_id, command.incarnation), now, leases).group
-        settled = step(new, commands.Tick(), now, leases).group
-        if step(renewed, commands.Tick(), now, leases).group != settled:
+        renewed = step(old, commands.Renew(command.node_id, command.incarnation), now, lapsed).group
+        settled = step(new, commands.Tick(), now, lapsed).group
+        if step(renewed, commands.Tick(), now, lapsed).group != settled:
             self.violate("retries change nothing", f"{_words(command)} came again and changed the group")
 
     def _charges(self, old: Group, new: Group, now: float) -> None:

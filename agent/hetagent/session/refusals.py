@@ -1,11 +1,10 @@
 """What a server's error means for a node: whether to retry, and which directive came with it."""
 
-from collections.abc import Sequence
 from typing import TypeVar
 
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import Directive
-from hetrdzv.protocol.errors import SCRIPT, Conflict, Difference, HetError, Problem
+from hetrdzv.protocol.errors import SCRIPT, Conflict, HetError, Problem
 
 _R = TypeVar("_R")
 
@@ -72,9 +71,3 @@ def _holders(conflict: Conflict) -> str:
         return ", which it was created with (hetctl create)"
     more = ", ..." if len(conflict.nodes) > 5 else ""
     return f", which {', '.join(conflict.nodes[:5])}{more} joined"
-
-
-def replaced_text(group: str, replaced: Sequence[Difference]) -> str:
-    """What this node's join changed in a group in which no node was left."""
-    now = ", ".join(f"{one.name} {one.given} (was {one.group})" for one in replaced)
-    return f"no node was left in group '{group}': its job goes on with {now}"

@@ -15,7 +15,7 @@ from typing import Any
 from hetagent.session.backoff import CONNECT_TIMEOUT_S, Backoff
 from hetagent.session.directives import Directives
 from hetagent.session.joining import MAY_PASS, Joining
-from hetagent.session.refusals import MISSING, STRANGERS, directive_of, is_answer, is_final, replaced_text
+from hetagent.session.refusals import MISSING, STRANGERS, directive_of, is_answer, is_final
 from hetagent.session.requests import (
     REPORT,
     Answer,
@@ -115,7 +115,6 @@ class Session:
         # what the server knows of this node, as far as this node can tell
         self.is_member = False
         self._maybe_member = False  # a join was sent that it may have accepted
-        self._noticed = ""  # of what our join replaced
 
     # -- inputs: from the agent ----------------------------------------------------------------------------
 
@@ -195,11 +194,6 @@ class Session:
         if isinstance(answer, Directive):
             if (question := answer.stacks or answer.logs) is not None:
                 self.on_question(question)
-            if answer.replaced:
-                notice = replaced_text(self.group, answer.replaced)
-                if notice != self._noticed:
-                    self._notices.append(notice)
-                self._noticed = notice
             before = self._directives.current
             self._take(request.number, answer, now)
             if what == POLL:

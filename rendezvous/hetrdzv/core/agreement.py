@@ -13,7 +13,7 @@ from hetrdzv.core.rounds.timers import STOP_GRACE_S
 from hetrdzv.core.rounds.transitions import StepContext, begin_job, expire, is_reusable
 from hetrdzv.protocol.errors import SCRIPT, Conflict, Difference, SpecConflict
 from hetrdzv.protocol.reasons.events import settings_changed
-from hetrdzv.protocol.settings import SETTINGS, GroupSpec, differences
+from hetrdzv.protocol.settings import SETTINGS, differences
 
 NODES_NAMED = 8
 """How many of the nodes that hold a group to its settings an error lists."""
@@ -21,8 +21,8 @@ NODES_NAMED = 8
 
 def agree(
     context: StepContext, given: Mapping[str, object], *, final: bool, node_id: str | None = None
-) -> tuple[Difference, ...]:
-    """Take over settings that were given, by a node or (None) a person; returns those that were replaced.
+) -> None:
+    """Take over settings that were given, by a node or (None) a person.
 
     What was fixed before must be the same, unless the group has no live node and nobody made it on purpose (`PUT`):
     then the same job goes on with the new ones. `final`: this fixes the whole spec (an agent with a script, or a
@@ -40,15 +40,20 @@ def agree(
         settle(context)  # the last round is judged
         if is_reusable(context.group):
             begin_job(context)
-            return agree(context, given, final=final, node_id=node_id)
+            agree(context, given, final=final, node_id=node_id)
+            return
         if context.group.by_put or context.group.state.terminal:
             raise _conflict(context, replaced, [])
-        _replace(context, replace(group.spec, **news), replaced, node_id)
+        # The last round was formed under the old ones, so it is no longer the newest one.
+        records = with_record(context.group, newest_record(context.group, context.now))
+        spec = replace(group.spec, **news)
+        restarts = min(context.group.restarts, spec.max_restarts)
+        context.change(spec=spec, round=None, records=records, restarts=restarts)
+        context.say(settings_changed(node_id, replaced))
     elif news:
         context.change(spec=replace(group.spec, **news))
     if news or not group.spec_fixed:
         context.change(given=group.given.union(given), spec_fixed=group.spec_fixed or final)
-    return replaced
 
 
 def require_same_script(context: StepContext, join: Join) -> None:
@@ -72,16 +77,6 @@ def _other(group: Group, join: Join) -> Node | None:
     return None
 
 
-def _replace(
-    context: StepContext, spec: GroupSpec, replaced: Sequence[Difference], node_id: str | None
-) -> None:
-    """Go on with other settings. The last round was formed under the old ones, so it is no longer the newest one."""
-    records = with_record(context.group, newest_record(context.group, context.now))
-    restarts = min(context.group.restarts, spec.max_restarts)
-    context.change(spec=spec, round=None, records=records, restarts=restarts)
-    context.say(settings_changed(node_id, replaced))
-
-
 @cached
 def _holders(group: Group) -> list[Node]:
     """The live nodes that rely on the group's settings, not those that joined only to be told to exit."""
@@ -96,6 +91,8 @@ def _conflict(
     context: StepContext, differences: Sequence[Difference], holders: Sequence[Node]
 ) -> SpecConflict:
     group = context.group
+    go = [node for node in holders if node.disconnected_at is not None or node.leaving is not None]
+    soon_gone = bool(go) and len(go) == len(holders) and not group.by_put
     has = ", ".join(f"{setting.name}={setting.group}" for setting in differences)
     given = ", ".join(f"{setting.name}={setting.given}" for setting in differences)
     end = "wait until its job is over" if holders else f"remove this one: hetctl delete {group.group_id}"
@@ -105,21 +102,7 @@ def _conflict(
             differences=tuple(differences),
             nodes=tuple(node.node_id for node in holders[:NODES_NAMED]),
             by_put=group.by_put,
-            retry_for_s=_retry_for_s(context, holders),
+            # about as long as they may take to be gone
+            retry_for_s=group.spec.lease_s + group.spec.stop_timeout_s + STOP_GRACE_S if soon_gone else None,
         ),
     )
-
-
-def _retry_for_s(context: StepContext, holders: Sequence[Node]) -> float | None:
-    """How long these nodes may take to be gone, if all of them are leaving (seconds)."""
-    group = context.group
-    if (
-        group.by_put
-        or not holders
-        or any(node.disconnected_at is None and node.leaving is None for node in holders)
-    ):
-        return None
-    lost_in_s = max(context.leases.ends_at(group, node) for node in holders) - context.now
-    if all(node.disconnected_at is not None for node in holders):
-        return lost_in_s
-    return max(lost_in_s, group.spec.stop_timeout_s + STOP_GRACE_S)

@@ -108,7 +108,6 @@ def directive(group: Group, node: Node, now: float) -> Directive:
         hang_timeout_s=spec.hang_timeout_s,
         notice_s=spec.notice_s,
         restarts=group.restarts,
-        replaced=node.replaced or None,
         **_details(group, node, head, now),
     )
 

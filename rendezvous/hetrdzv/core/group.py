@@ -3,7 +3,9 @@
 A step applies its command and then *settles* the group (settle.py). `deadline` says when a `Tick` is due.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from hetrdzv.core import snapshots
 from hetrdzv.core.agreement import agree, require_same_script
@@ -29,7 +31,7 @@ from hetrdzv.core.directive import has_got_stop
 from hetrdzv.core.hangs import hang_of, note_stall
 from hetrdzv.core.model import OFFERED, Cause, Group, Node, Round
 from hetrdzv.core.rounds.settle import settle
-from hetrdzv.core.rounds.timers import Leases, in_grace_period
+from hetrdzv.core.rounds.timers import Lapsed, in_grace_period
 from hetrdzv.core.rounds.transitions import (
     StepContext,
     begin_job,
@@ -49,7 +51,6 @@ from hetrdzv.core.rounds.transitions import (
 from hetrdzv.core.why import apart
 from hetrdzv.protocol.errors import (
     DaemonRefused,
-    Difference,
     NodeIdInUse,
     Refused,
     StaleIncarnation,
@@ -88,52 +89,22 @@ def empty(group_id: str, now: float) -> Group:
     return Group(group_id=group_id, spec=GroupSpec(), spec_fixed=False, created_at=now)
 
 
-def step(group: Group, command: Command, now: float, leases: Leases, *, settles: bool = True) -> Transition:
+def step(group: Group, command: Command, now: float, lapsed: Lapsed, *, settles: bool = True) -> Transition:
     """Apply one command to a group.
 
     Args:
         now: the server's clock (seconds this store has been served).
-        leases: says whose lease has ended.
+        lapsed: says whose lease has ended.
         settles: whether to draw the conclusions; if not, a `Tick` at the same moment has to follow.
 
     Raises:
         Refused: the command is not allowed (its subclass says why); the group is unchanged.
     """
-    context = StepContext(group, now, leases)
-    match command:
-        case Join():
-            _join(context, command)
-        case Renew():
-            if not _renew(context, command):
-                return Transition(context.group)
-        case Disconnect():
-            _disconnect(context, command)
-        case Report():
-            _report(context, command)
-        case NoteStall():
-            note_stall(context, command)
-        case NoteTraining():
-            _note_training(context, command.round, command.at)
-        case DeclareSnapshots():
-            snapshots.declare(context, command)
-        case UseSnapshot():
-            snapshots.use(context, command)
-        case StartDaemon():
-            _start_daemon(context, command)
-        case Leave():
-            _leave(context, command)
-        case Drain():
-            _drain(context, command)
-        case Undrain():
-            _undrain(context, command)
-        case Restart():
-            _restart(context)
-        case Cancel():
-            _cancel(context, command)
-        case Put():
-            _put(context, command)
-        case Tick():
-            pass
+    context = StepContext(group, now, lapsed)
+    if isinstance(command, Renew):
+        settles = _renew(context, command) and settles
+    else:
+        _APPLY[type(command)](context, command)
     if settles:
         settle(context)
     return Transition(context.group, tuple(context.events))
@@ -158,10 +129,9 @@ def _join(context: StepContext, command: Join) -> None:
     former = _take_place(context, node, command.incarnation) if node is not None else ()
     if is_reusable(group) and command.node_id not in group.drained:
         begin_job(context)
-    replaced: tuple[Difference, ...] = ()
     if not context.group.state.terminal and command.node_id not in group.drained:  # else it is told to exit
         require_same_script(context, command)
-        replaced = agree(context, command.spec, final=not command.wants_command, node_id=command.node_id)
+        agree(context, command.spec, final=not command.wants_command, node_id=command.node_id)
     group = context.group
     _take_over_rounds(context, command)
     context.change(
@@ -178,7 +148,6 @@ def _join(context: StepContext, command: Join) -> None:
             acked_round=command.after_round,
             heard_at=context.now,
             former=former,
-            replaced=replaced,
         )
     )
     context.say(events.node_joined(command.node_id, command.slots, command.address, command.not_ready))
@@ -385,25 +354,24 @@ def _stale(group: Group, number: int, node: Node) -> StaleRound:
     return StaleRound(f"round {number} of group '{group.group_id}' is over for node '{node.node_id}'")
 
 
-def _note_training(context: StepContext, number: int, at: float) -> None:
-    """The workers of a round have begun to train; nothing happens if it is over, or that is known."""
+def _note_training(context: StepContext, command: NoteTraining) -> None:
     active = context.group.active_round
     if (
-        active is None
-        or active.number != number
-        or active.trains_at is not None
-        or context.group.state.terminal
+        active is not None
+        and active.number == command.round
+        and active.trains_at is None
+        and not context.group.state.terminal
     ):
-        return
-    context.change(round=replace(active, trains_at=min(context.now, max(active.formed_at, at))))
-    context.say(events.training_began(number))
+        trains_at = min(context.now, max(active.formed_at, command.at))
+        context.change(round=replace(active, trains_at=trains_at))
+        context.say(events.training_began(command.round))
 
 
 def _note_moved(context: StepContext, current: Round, moved: Moved | None, age_s: float) -> None:
     """A member has said of its workers when they moved, really `age_s` seconds ago; None: nobody can tell."""
     at = context.now - max(0.0, age_s)
     if moved is not None and moved.began_s is not None:
-        _note_training(context, current.number, at - moved.began_s)
+        _note_training(context, NoteTraining(current.number, at - moved.began_s))
     active = context.group.active_round
     if active is not None and moved is None:
         context.change(round=replace(active, unseen=True))
@@ -528,7 +496,7 @@ def _undrain(context: StepContext, command: Undrain) -> None:
     context.say(events.of_node(ReasonCode.NODE_UNDRAINED, command.node_id))
 
 
-def _restart(context: StepContext) -> None:
+def _restart(context: StepContext, _: Restart) -> None:
     group = context.group
     if group.state.terminal:
         begin_job(context, group.spec)
@@ -556,3 +524,23 @@ def _cancel(context: StepContext, command: Cancel) -> None:
         why = ends.cancelled(command.by, hang_of(active, context.now))
         context.change(cancellation=why)
         stop_with_grace(context, Cause(kind=EndKind.CANCELLED, reason=why))
+
+
+_APPLY: dict[type, Callable[[StepContext, Any], None]] = {
+    Join: _join,
+    Disconnect: _disconnect,
+    Report: _report,
+    NoteStall: note_stall,
+    NoteTraining: _note_training,
+    DeclareSnapshots: snapshots.declare,
+    UseSnapshot: snapshots.use,
+    StartDaemon: _start_daemon,
+    Leave: _leave,
+    Drain: _drain,
+    Undrain: _undrain,
+    Restart: _restart,
+    Cancel: _cancel,
+    Put: _put,
+    Tick: lambda context, command: None,
+}
+"""What each command does; `Renew` is apart, since most change nothing."""

@@ -428,10 +428,10 @@ def settle_stall(context: StepContext) -> None:
     if active is None or active.stall is None or context.group.state.terminal or stall_rests(context.group):
         return
     stall, end_at = active.stall, hangs_at(context.group, active.stall)
-    if not stall.reported and stall.is_known(at := reported_at(context.group, stall)) and context.now >= at:
+    if not stall.reported and stall.is_known(at := reported_at(context.group, stall)) and context.is_due(at):
         context.change(round=replace(active, stall=replace(stall, reported=True)))
         context.say(hangs.stalled(active.number, stall.at(context.now)))
-    if end_at is not None and stall.is_known(end_at) and context.now >= end_at:
+    if end_at is not None and stall.is_known(end_at) and context.is_due(end_at):
         failure, node_id = Failure(local_rank=-1, rank=-1, at=stall.since), None  # of nobody in particular
         if (member := active.holder(stall.ranks)) is not None:
             rank, node_id = stall.ranks[0], member.node_id

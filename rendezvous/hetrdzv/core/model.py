@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 
 from hetrdzv.protocol.directive import Member, Shares, Weights
-from hetrdzv.protocol.errors import Difference
 from hetrdzv.protocol.failure import Ended, Failure, RootCause
 from hetrdzv.protocol.hangs import Hang
 from hetrdzv.protocol.reasons import ends
@@ -36,7 +35,6 @@ class Node(Offer):
         node_id: stable over restarts of the agent.
         incarnation: of the agent process that currently speaks for the node.
         former: earlier incarnations, newest last; none of them is accepted again.
-        replaced: the settings of the group that its join replaced, no other node being left.
         job: the job that this incarnation joined (a group can run one job after another).
         acked_round: newest round whose workers this agent has stopped, with no process left.
         member_of: newest round that this incarnation is a member of; 0 for none.
@@ -69,7 +67,6 @@ class Node(Offer):
     disconnected_at: float | None = None
     stop_acked_at: float | None = None
     former: tuple[str, ...] = ()
-    replaced: tuple[Difference, ...] = ()
 
     @property
     def gone(self) -> bool:

@@ -4,14 +4,12 @@ Nothing is decided here. The change is made with the commands that would really 
 is told, at once and without a fault, until the group waits for nobody but new nodes.
 """
 
-from collections.abc import Sequence
-from math import inf, nextafter
-
 from hetrdzv.core.commands import Command, Drain, Join, Leave, NoteStall, Renew, Report, Restart, Tick
 from hetrdzv.core.directive import heading
 from hetrdzv.core.group import step
 from hetrdzv.core.model import OFFERED, Group, Node
-from hetrdzv.core.rounds.timers import deadline
+from hetrdzv.core.rounds.settle import deadline
+from hetrdzv.core.rounds.timers import nobody_lapsed
 from hetrdzv.core.why import why
 from hetrdzv.protocol.directive import Member
 from hetrdzv.protocol.plans import Changes, Plan
@@ -38,16 +36,6 @@ def plan(group: Group, changes: Changes, now: float) -> Plan:
 # -- playing ---------------------------------------------------------------------------------------------------
 
 
-class _NobodyIsLost:
-    """Leases that never end."""
-
-    def lapsed(self, group: Group, now: float) -> Sequence[tuple[Node, float]]:
-        return ()
-
-    def ends_at(self, group: Group, node: Node) -> float:
-        return inf
-
-
 class _Rehearsal:
     """A copy of a group, with a time of its own."""
 
@@ -56,7 +44,7 @@ class _Rehearsal:
 
     def do(self, command: Command) -> None:
         settles = isinstance(command, Tick)
-        self.group = step(self.group, command, self.now, _NobodyIsLost(), settles=settles).group
+        self.group = step(self.group, command, self.now, nobody_lapsed, settles=settles).group
 
     def play(self) -> None:
         """Go on until only new nodes could change anything."""
@@ -67,9 +55,9 @@ class _Rehearsal:
                 if (command := _answer(before, node)) is not None:
                     self.do(command)
             if self.group is before:
-                if (at := _under_way_until(before)) is None:
+                if (at := _under_way_until(before, self.now)) is None:
                     return
-                self.now = max(at, nextafter(self.now, inf))
+                self.now = at
             self.do(Tick())
 
 
@@ -92,7 +80,7 @@ def _report(node: Node, number: int, kind: ReportKind) -> Report:
     return Report(node_id=node.node_id, incarnation=node.incarnation, round=number, kind=kind)
 
 
-def _under_way_until(group: Group) -> float | None:
+def _under_way_until(group: Group, now: float) -> float | None:
     """When a group will have done the next thing that it does by itself; None: it waits for nobody but new nodes."""
     if group.state.terminal:
         return None
@@ -101,7 +89,7 @@ def _under_way_until(group: Group) -> float | None:
     else:
         end = group.round.end if group.round is not None else None
         waits = group.bounds_since is not None or (end is not None and not end.judged)
-    return deadline(group) if waits else None
+    return deadline(group, now) if waits else None
 
 
 # -- what differs ----------------------------------------------------------------------------------------------

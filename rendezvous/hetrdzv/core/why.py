@@ -17,7 +17,6 @@ from hetrdzv.core.rounds.timers import (
 )
 from hetrdzv.core.selection.candidates import (
     growth,
-    lost_members,
     next_round,
     not_ready_nodes,
     ready_nodes,
@@ -66,10 +65,7 @@ def _why(group: Group, now: float) -> Reason:
         return waiting.about_to_end(current.number, notice.cause.reason, waited_for(group), notice.until)
     if (stall := current.reported_stall) is not None:
         return hang(group, current, stall, now)
-    lost = [node.node_id for node in lost_members(group)]
-    return waiting.round_running(
-        current.number, len(current.members), current.world_size, apart(current), lost
-    )
+    return waiting.round_running(current.number, len(current.members), current.world_size, apart(current))
 
 
 def hang(group: Group, current: Round, stall: Stall, now: float) -> Reason:

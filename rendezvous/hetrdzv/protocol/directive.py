@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from hetrdzv.protocol.bounds import Seconds
-from hetrdzv.protocol.errors import Difference
 from hetrdzv.protocol.failure import RootCause
 from hetrdzv.protocol.reasons.reason import Reason, shown
 from hetrdzv.protocol.rounds import TimeSpent
@@ -118,7 +117,6 @@ class Directive:
         lease_s: without a heartbeat for this long, the node is lost (seconds).
         restarts: how many restarts the job has used.
         time: with `exit` of a job that is over: what its time went into (seconds by phase).
-        replaced: the settings of the group that this node's join replaced, as they were and as it gave them.
         came_late: with `exit`: the node joined after the job was over.
         stays: with `exit`: agents that join begin no new job.
         hang_timeout_s, notice_s: see protocol/settings.py.
@@ -144,7 +142,6 @@ class Directive:
     exit_code: int | None = None
     root_cause: RootCause | None = None
     time: TimeSpent | None = None
-    replaced: tuple[Difference, ...] | None = None
     came_late: bool | None = None
     stays: bool | None = None
     hang_timeout_s: float | None = None

@@ -208,11 +208,6 @@ class LeaseTable:
             and lease.ends_at < now
         ]
 
-    def ends_at(self, group: Group, node: Node) -> float:
-        """When a live node is lost if it is not heard again (seconds on the server's clock)."""
-        lease = self._of.get(group.group_id, {}).get(node.node_id)
-        return node.heard_at + group.spec.lease_s if lease is None else lease.ends_at
-
 
 def speaker_of(command: Command) -> tuple[str, str] | None:
     """The node id and incarnation of the agent that sent a command, or None."""

@@ -17,7 +17,8 @@ from hetrdzv.core.group import empty, step
 from hetrdzv.core.model import Group
 from hetrdzv.core.plan import plan
 from hetrdzv.core.rounds.records import rounds_of
-from hetrdzv.core.rounds.timers import SUSPECT_GRACE_S, deadline
+from hetrdzv.core.rounds.settle import deadline
+from hetrdzv.core.rounds.timers import SUSPECT_GRACE_S
 from hetrdzv.core.rounds.transitions import require_speaker
 from hetrdzv.protocol.errors import (
     HetError,
@@ -242,7 +243,7 @@ class Service:
                 self.leases.look_at(group_id)
             later = is_one_of_many(command) or not self._settle(group_id)
             head = self._ledger.head(group_id) or head
-            transition = step(head, command, now, self.leases, settles=not later)
+            transition = step(head, command, now, self.leases.lapsed, settles=not later)
         except Refused:
             # a refusal must not reveal state that may never be committed
             await self._ledger.settle(group_id)
@@ -340,7 +341,7 @@ class Service:
         head = self._ledger.head(group_id)
         if group_id in self._unsettled and head is not None and not self._ledger.is_settled(group_id):
             try:
-                transition = step(head, Tick(), self.now(), self.leases)
+                transition = step(head, Tick(), self.now(), self.leases.lapsed)
             except Exception as error:  # nothing of this turn can be kept
                 self._unable[group_id] = error
                 return False
@@ -355,7 +356,7 @@ class Service:
         if base is None:
             return
         try:
-            checked_changes(base, step(base, Tick(), now, self.leases).group)
+            checked_changes(base, step(base, Tick(), now, self.leases.lapsed).group)
         except Exception as error:
             logger.error("group '%s' is quarantined: it cannot go on", group_id, exc_info=error)
             self._ledger.quarantine(group_id, in_words(error))
@@ -446,8 +447,9 @@ class Service:
 
     def _await_deadline(self, group: Group, least_s: float = 0.0) -> None:
         """Set the timer of a group to when time alone changes it, but not before `least_s`."""
-        at = deadline(group)
-        self._set_timer(group.group_id, None if at is None else max(least_s, at - self.now()))
+        now = self.now()
+        at = deadline(group, now)
+        self._set_timer(group.group_id, None if at is None else max(least_s, at - now))
 
     def _set_timer(self, group_id: str, delay_s: float | None) -> None:
         """Set the timer of a group, in place of the one it had; None: it needs none (seconds)."""

@@ -212,7 +212,7 @@ class Bench:
             moments = [until, self.session.wakeup() or until]
             moments += [sent_at + r.wait_s for r, sent_at in self.flight if isinstance(r, Poll)]
             if self.server.answers_instead is None:
-                moments += [deadline(group) or until for group in self.server.groups.values()]
+                moments += [deadline(group, self.now) or until for group in self.server.groups.values()]
             self.now = min(until, max(self.now + 1e-3, min(moments)))
             if self.server.answers_instead is None:
                 for group_id in self.server.groups:

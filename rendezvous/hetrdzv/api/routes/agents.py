@@ -136,7 +136,7 @@ def _json(body: bytes) -> Response:
 def _directive(told: Told) -> Response:
     """A directive as JSON. All waiting nodes of a group get the same."""
     group, directive = told
-    if directive.start is not None or directive.root_cause is not None or directive.replaced:
+    if directive.start is not None or directive.root_cause is not None:
         return _json(codec.write(directive))
     known = _replies(group)
     key = (directive.version, int(directive.clock), directive.poll_s, directive.lease_s)

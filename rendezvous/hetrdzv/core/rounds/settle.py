@@ -1,12 +1,12 @@
 """Conclusions from a group's state and the time: rounds are judged and formed, joiners admitted.
 
-A group settles after every command. What it waits for is bounded by `timers.deadline`, the moment past which a
-`Tick` changes something.
+A group settles after every command. What it waits for is bounded by `deadline`.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
+from math import inf
 from typing import NamedTuple
 
 from hetrdzv.core import snapshots
@@ -14,7 +14,14 @@ from hetrdzv.core.drift import drift, unordered
 from hetrdzv.core.hangs import settle_stall
 from hetrdzv.core.model import USED_LAST_AFTER, Cause, Group, Node, Round
 from hetrdzv.core.rounds.records import newest_record, with_record
-from hetrdzv.core.rounds.timers import admits_at, forms_at, gives_up_at, unresolved, waited_for
+from hetrdzv.core.rounds.timers import (
+    admits_at,
+    forms_at,
+    gives_up_at,
+    nobody_lapsed,
+    resolved_at,
+    waited_for,
+)
 from hetrdzv.core.rounds.transitions import (
     GONE_NODES_KEPT,
     LOSSES,
@@ -73,6 +80,18 @@ def settle(context: StepContext) -> None:
         context.change(nodes=nodes, unreachable=known)
 
 
+def deadline(group: Group, now: float) -> float | None:
+    """When the next `Tick` is due though no lease ends, or None (seconds on the server's clock).
+
+    A `Tick` up to this moment changes nothing; any later one changes the group.
+    """
+    context = StepContext(group, now, nobody_lapsed)
+    settle(context)
+    if context.group is not group:
+        return now
+    return context.deadline if context.deadline < inf else None
+
+
 # -- a round runs and ends -----------------------------------------------------------------------------------
 
 
@@ -95,7 +114,7 @@ def _stop_in_time(context: StepContext) -> None:
     if active is None or (notice := active.notice) is None or context.group.state.terminal:
         return
     late = waited_for(context.group)
-    if late and context.now < notice.until:
+    if late and not context.is_due(notice.until):
         return
     if late:
         context.say(events.notice_expired(late, round(notice.until - notice.at, 3)))
@@ -122,7 +141,9 @@ class _Failed(NamedTuple):
 def _judge(context: StepContext) -> None:
     """Decide what an ended round costs, once every member has stopped, is gone or is overdue (rule 5)."""
     ended = context.group.round
-    if ended is None or ended.end is None or ended.end.judged or unresolved(context.group, context.now):
+    if ended is None or ended.end is None or ended.end.judged:
+        return
+    if not context.is_due(resolved_at(context.group, ended.end)):
         return
     end = replace(blame_who_leaves(context, ended, ended.end), stopped_at=context.now)
     failures = _failures(context.group, replace(ended, end=end))
@@ -225,9 +246,9 @@ def _form(context: StepContext) -> None:
     ready, answer = ready_nodes(context.group), next_round(context.group)
     _track_waiting(context, ready, answer)
     if context.group.bounds_since is not None:
-        if context.now < forms_at(context.group, answer) or answer.suspects:
+        if answer.suspects or not context.is_due(forms_at(context.group, answer)):
             return
-    elif (give_up_at := gives_up_at(context.group)) is None or context.now < give_up_at:
+    elif (give_up_at := gives_up_at(context.group)) is None or not context.is_due(give_up_at):
         return
     if isinstance(answer, Selection):
         _start_round(context, answer)
@@ -332,6 +353,6 @@ def _admit_joiners(context: StepContext) -> None:
         return
     if context.group.joiners_since is None:
         context.change(joiners_since=context.now)
-    if context.now >= admits_at(context.group, larger) and not larger.has_suspects:
+    if not larger.has_suspects and context.is_due(admits_at(context.group, larger)):
         who = sorted(larger.joiners)
         stop_with_grace(context, Cause(kind=EndKind.JOINED, reason=ends.nodes_joined(who), node_id=who[0]))

@@ -1,12 +1,11 @@
-"""How long a group waits: leases, stops, last calls, timeouts, and when the next `Tick` is due."""
+"""How long a group waits: leases, stops, last calls, timeouts."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from math import inf
-from typing import Protocol
 
 from hetrdzv.core.memo import cached
 from hetrdzv.core.model import End, Group, Node, Round, Stall
-from hetrdzv.core.selection.candidates import Growth, growth, next_round
+from hetrdzv.core.selection.candidates import Growth
 from hetrdzv.core.selection.select import Selection, Shortfall
 from hetrdzv.protocol.directive import Member
 from hetrdzv.protocol.states import GroupState, NodePhase
@@ -21,14 +20,13 @@ STOP_GRACE_S = 5.0
 """How long after `stop_timeout_s` a member may take to report that its workers are gone (seconds)."""
 
 
-class Leases(Protocol):
-    """Who measures silence. A server keeps a table of its own (service/leases.py)."""
+Lapsed = Callable[[Group, float], Sequence[tuple[Node, float]]]
+"""Says for a group and a time whose lease or grace has ended, each with the length of its lease (seconds)."""
 
-    def lapsed(self, group: Group, now: float) -> Sequence[tuple[Node, float]]:
-        """The live nodes whose lease or grace has ended, each with the length of its lease (seconds)."""
 
-    def ends_at(self, group: Group, node: Node) -> float:
-        """When a live node is lost if it is not heard again (seconds on the server's clock)."""
+def nobody_lapsed(group: Group, now: float) -> Sequence[tuple[Node, float]]:
+    """Leases that never end."""
+    return ()
 
 
 # -- a planned stop ------------------------------------------------------------------------------------------
@@ -174,56 +172,3 @@ def stall_rests(group: Group) -> bool:
         node.disconnected_at is not None and node.member_of == active.number and not node.gone
         for node in group.nodes.values()
     )
-
-
-# -- all of them ---------------------------------------------------------------------------------------------
-
-
-def deadline(group: Group) -> float | None:
-    """When the next `Tick` is due though no lease ends, or None (seconds on the server's clock).
-
-    A `Tick` up to this moment changes nothing; any later one changes the group.
-    """
-    return min(_timers(group), default=None)
-
-
-def _timers(group: Group) -> Iterator[float]:
-    if group.state.terminal:
-        return
-    if group.snapshots is not None:
-        yield from group.snapshots.parting.values()
-    if (active := group.active_round) is not None:
-        if active.notice is not None:
-            yield active.notice.until
-            return
-        yield from _joiners_timer(group)
-        yield from _stall_timers(group)
-        return
-    if group.round is not None and group.round.end is not None and not group.round.end.judged:
-        if (judged_at := resolved_at(group, group.round.end)) < inf:  # else it is a lease that comes next
-            yield judged_at
-        return
-    if group.bounds_since is not None:
-        answer = next_round(group)
-        if not answer.suspects:
-            yield forms_at(group, answer)
-    give_up_at = gives_up_at(group)
-    if give_up_at is not None:
-        yield give_up_at
-
-
-def _joiners_timer(group: Group) -> Iterator[float]:
-    if group.joiners_since is not None:
-        larger = growth(group)
-        if not larger.has_suspects:
-            yield admits_at(group, larger)
-
-
-def _stall_timers(group: Group) -> Iterator[float]:
-    stall = group.active_round.stall if group.active_round is not None else None
-    if stall is None or stall_rests(group):
-        return
-    if not stall.reported and stall.is_known(at := reported_at(group, stall)):
-        yield at
-    if (end_at := hangs_at(group, stall)) is not None and stall.is_known(end_at):
-        yield end_at

@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
+from math import inf
 
 from hetrdzv.core.model import Cause, End, Group, Node, Notice, Round
 from hetrdzv.core.rounds.records import newest_record, time_until_end, with_record
-from hetrdzv.core.rounds.timers import Leases, notice_until
+from hetrdzv.core.rounds.timers import Lapsed, notice_until
 from hetrdzv.protocol.errors import GroupFinishing, StaleIncarnation, UnknownNode
 from hetrdzv.protocol.failure import Ended, Failure, RootCause
 from hetrdzv.protocol.reasons import ends, events
@@ -25,11 +26,12 @@ LOSSES = frozenset({EndKind.LOST, EndKind.LEFT, EndKind.DRAINED})
 class StepContext:
     """A step in progress: the group so far and the events so far. Lives no longer than one `step`."""
 
-    def __init__(self, group: Group, now: float, leases: Leases) -> None:
+    def __init__(self, group: Group, now: float, lapsed: Lapsed) -> None:
         self.group = group
         self.now = now
-        self.leases = leases
+        self.lapsed = lapsed
         self.events: list[Reason] = []
+        self.deadline = inf
 
     def change(self, **fields: object) -> None:
         """Replace fields of the group; the group stays the same object where nothing differs."""
@@ -42,6 +44,12 @@ class StepContext:
         changed = replace(node, **fields)  # type: ignore[arg-type]
         self.group = self.group.with_node(changed)
         return changed
+
+    def is_due(self, at: float) -> bool:
+        """Whether a moment has come; if it has not, a `Tick` is due then."""
+        if self.now < at:
+            self.deadline = min(self.deadline, at)
+        return self.now >= at
 
     def say(self, event: Reason) -> None:
         """Add an event to the history, with the newest round."""
@@ -86,17 +94,11 @@ def record_contact(context: StepContext, node: Node) -> Node:
 
 def expire(context: StepContext) -> None:
     """Mark nodes lost that missed their lease, or whose connection was cut."""
-    for node, lease_s in context.leases.lapsed(context.group, context.now):
-        if node.disconnected_at is None:
-            remove_node(context, node, NodePhase.LOST, ends.lease_expired(lease_s), context.now - lease_s)
-        else:
-            remove_node(
-                context,
-                node,
-                NodePhase.LOST,
-                ends.departed(ReasonCode.CONNECTION_LOST),
-                node.disconnected_at,
-            )
+    for node, lease_s in context.lapsed(context.group, context.now):
+        why, since = ends.lease_expired(lease_s), context.now - lease_s
+        if node.disconnected_at is not None:
+            why, since = ends.departed(ReasonCode.CONNECTION_LOST), node.disconnected_at
+        remove_node(context, node, NodePhase.LOST, why, since)
 
 
 def remove_node(

@@ -101,32 +101,6 @@ def growth(group: Group) -> Growth:
     return Growth(joiners, answer.full)
 
 
-def lost_members(group: Group) -> Sequence[Node]:
-    """Lost nodes of the job that its running round has room for, in the order in which they went.
-
-    Other nodes that have come since stand for as many of them, the first ones.
-    """
-    active = group.active_round
-    if active is None or _nobody_joins(group) is not None:
-        return ()
-    lost = sorted(
-        (
-            node
-            for node in group.nodes.values()
-            if node.phase is NodePhase.LOST
-            and node.job == group.job
-            and node.member_of > 0
-            and node.leaving is None
-            and node.node_id not in group.drained
-        ),
-        key=lambda node: (node.departed_at or 0.0, node.node_id),
-    )
-    if not lost or len(active.members) >= (group.spec.max_nodes or len(group.nodes)):
-        return ()
-    first_at = lost[0].departed_at or 0.0
-    return lost[sum(1 for node in group.live if node.joined_at > first_at and not node.former) :]
-
-
 def spare_reason(group: Group, node: Node, active: Round) -> Reason:
     """Why a ready node that is not a joiner is kept as a spare."""
     code, most, node_id = _nobody_joins(group), group.spec.max_nodes, node.node_id

@@ -110,8 +110,8 @@ def is_needed(group: Group, node: Node) -> bool:
 def end_parting(context: StepContext) -> None:
     """Forget agents that have served what they hold for as long as they said."""
     known = context.group.snapshots
-    if known is not None and any(until < context.now for until in known.parting.values()):
-        parting = {whose: until for whose, until in known.parting.items() if until >= context.now}
+    if known is not None and known.parting:
+        parting = {whose: until for whose, until in known.parting.items() if not context.is_due(until)}
         context.change(snapshots=replace(known, parting=parting))
 
 

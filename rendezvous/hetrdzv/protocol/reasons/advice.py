@@ -41,8 +41,6 @@ def next_step(group_id: str, why: Reason, *, failed: bool = False, stays: bool =
         again = "" if why.until else f"; to begin the round again: hetctl restart {group_id}"
         return f"to see where the ranks are: hetctl stacks {group_id}{again}"
     who = why.who
-    if why.code == ReasonCode.ROUND_RUNNING and who:
-        return f"{are(who)} lost: {_start_again(who)}"
     known = _for_nodes(group_id, why, who) or _WAITS.get(why.code, "").format(group=group_id)
     return known if why.since is None else f"{known}; to give the job up: hetctl cancel {group_id}"
 

@@ -86,22 +86,11 @@ def about_to_end(number: int, why: Reason, nodes: Iterable[str], until: float) -
     return reason(ReasonCode.STOP_ANNOUNCED, text, nodes=who, round=number, until=until)
 
 
-def round_running(
-    number: int,
-    nodes: int,
-    world_size: int,
-    apart: Reason | None = None,
-    lost: Iterable[str] = (),
-) -> Reason:
-    """A round runs on so many nodes.
-
-    Args:
-        apart: that its workers have not met, so far.
-        lost: nodes of the job that the round would take in again.
-    """
+def round_running(number: int, nodes: int, world_size: int, apart: Reason | None = None) -> Reason:
+    """A round runs on so many nodes; `apart`: that its workers have not met, so far."""
     so_far = f"; so far {apart}" if apart is not None else ""
     text = f"round {number} runs on {count(nodes, 'node')}, world size {world_size}{so_far}"
-    return reason(ReasonCode.ROUND_RUNNING, text, nodes=lost, round=number, world_size=world_size)
+    return reason(ReasonCode.ROUND_RUNNING, text, round=number, world_size=world_size)
 
 
 # -- a group waits -------------------------------------------------------------------------------------------

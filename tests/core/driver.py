@@ -1,7 +1,7 @@
 """A group driven by hand: commands in, directives and events out, time a number that is added to."""
 
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from hetrdzv.core.commands import (
     Cancel,
@@ -24,26 +24,11 @@ from hetrdzv.core.model import Group, Node, Round
 from hetrdzv.core.why import why
 from hetrdzv.protocol.directive import Directive, Start
 from hetrdzv.protocol.failure import Failure, RootCause
-from hetrdzv.protocol.reasons.reason import Reason
+from hetrdzv.protocol.reasons.reason import Reason, shown
 from hetrdzv.protocol.states import ReportKind
 from tests.core.leases import deadline, step
 
 LEASE_S = 5.0
-
-
-class Explained(Protocol):
-    """What has a reason, at a time."""
-
-    @property
-    def reason(self) -> Reason: ...
-
-    @property
-    def clock(self) -> float: ...
-
-
-def sentence(explained: Explained) -> str:
-    """The sentence for a directive, a plan or a story."""
-    return explained.why
 
 
 def bare(event: Reason) -> Reason:
@@ -178,11 +163,6 @@ class Story:
         return self.group.nodes[node_id]
 
     @property
-    def clock(self) -> float:
-        """What the server's clock reads."""
-        return self.now
-
-    @property
     def reason(self) -> Reason:
         """Why the group stands where it stands."""
         return why(self.group, self.now)
@@ -190,7 +170,7 @@ class Story:
     @property
     def why(self) -> str:
         """The same in a sentence."""
-        return sentence(self)
+        return shown(self.reason, self.now)
 
     def start(self, node_id: str) -> Start:
         """How a node starts its workers."""

@@ -432,7 +432,7 @@ class Node(Connection):
         if code == "stale_round":
             self._reports.clear()
             self._obey(problem["directive"])
-        elif code in ("unknown_node", "unknown_group"):
+        elif code in ("not_found", "unknown_group"):
             counts.lost += 1
             self._reports.clear()
             self.version, self._join_due = "", True

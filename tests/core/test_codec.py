@@ -142,7 +142,7 @@ def test_what_is_no_object_is_refused(data: bytes) -> None:
 def test_many_mistakes_are_counted_only() -> None:
     few, many = ({f"x{n}": 1 for n in range(wrong)} for wrong in (MAX_MISTAKES, MAX_MISTAKES + 1))
     assert refusal(few).field == "x0"
-    assert refusal(many) == codec.Mistake((), "65 of its fields are unknown, malformed or out of range")
+    assert refusal(many) == codec.Mistake("", "65 of its fields are unknown, malformed or out of range")
 
 
 def test_a_value_that_was_made_here_can_be_checked() -> None:

@@ -7,10 +7,10 @@ import pytest
 from hetrdzv.core.commands import StartDaemon
 from hetrdzv.protocol.errors import (
     DaemonRefused,
+    NotFound,
     Refused,
     StaleIncarnation,
     StaleRound,
-    UnknownNode,
 )
 from hetrdzv.protocol.reasons import events
 from tests.core.driver import Story
@@ -92,14 +92,14 @@ def test_the_same_again_changes_nothing_and_other_words_are_refused() -> None:
         ({"nr": 2}, StaleRound, "round 2 of group 'g' is over for node 'a'"),
         ({"nr": 0}, StaleRound, "round 0"),
         ({"inc": "a-0"}, StaleIncarnation, "now belongs to another agent"),
-        ({"master": "x"}, UnknownNode, "no node 'x'"),
+        ({"master": "x"}, NotFound, "no node 'x'"),
         (
             {"master": "c", "inc": "c-1"},
             DaemonRefused,
             "'c' is not the master of round 1 of group 'g', which is 'a'",
         ),
-        ({"node_id": "a"}, UnknownNode, "'a' is not another member of round 1"),
-        ({"node_id": "x"}, UnknownNode, "'x' is not another member of round 1"),
+        ({"node_id": "a"}, NotFound, "'a' is not another member of round 1"),
+        ({"node_id": "x"}, NotFound, "'x' is not another member of round 1"),
     ],
 )
 def test_what_is_refused_changes_nothing(change: dict[str, object], error: type[Refused], says: str) -> None:

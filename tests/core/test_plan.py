@@ -5,7 +5,7 @@ import pytest
 from hetrdzv.core.commands import NoteStall
 from hetrdzv.core.model import Stall
 from hetrdzv.core.plan import plan
-from hetrdzv.protocol.errors import Refused, UnknownNode
+from hetrdzv.protocol.errors import NotFound, Refused
 from hetrdzv.protocol.plans import Changes, Plan
 from hetrdzv.protocol.states import GroupState
 from tests.core.driver import Story, running
@@ -64,7 +64,7 @@ def test_a_restart_and_what_cannot_be_planned() -> None:
     story.cut("gpu2")  # it is taken to come back
     found = planned(story, restart=True)
     assert (found.round, found.restarts, found.restarted) == (2, 0, ("gpu1", "gpu2", "gpu3"))
-    with pytest.raises(UnknownNode, match="gpu1, gpu2, gpu3, gpu4"):
+    with pytest.raises(NotFound, match="gpu1, gpu2, gpu3, gpu4"):
         planned(story, drain="gpu9")
     for node_id in ("gpu1", "gpu2", "gpu3"):
         story.leave(node_id)

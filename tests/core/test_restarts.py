@@ -6,7 +6,7 @@ import pytest
 
 from hetrdzv.core.commands import Renew
 from hetrdzv.core.rounds.transitions import GONE_NODES_KEPT
-from hetrdzv.protocol.errors import StaleIncarnation, StaleRound, UnknownNode
+from hetrdzv.protocol.errors import NotFound, StaleIncarnation, StaleRound
 from hetrdzv.protocol.failure import Ended
 from hetrdzv.protocol.reasons import ends, events, waiting
 from hetrdzv.protocol.reasons.reason import Reason
@@ -351,11 +351,11 @@ def test_new_agent_is_tried_as_master_again() -> None:
 
 def test_speakers_that_are_not_known() -> None:
     story = running("a")
-    with pytest.raises(UnknownNode, match="'x'"):
+    with pytest.raises(NotFound, match="'x'"):
         story.do(Renew("x", "x-1"))
     with pytest.raises(StaleIncarnation, match="--node-id"):
         story.report("a", "started", incarnation="other")
-    with pytest.raises(UnknownNode, match="its nodes: a"):
+    with pytest.raises(NotFound, match="its nodes: a"):
         story.drain("x")
 
 

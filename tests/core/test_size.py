@@ -3,8 +3,7 @@
 import pytest
 
 from hetrdzv.core.directive import directive, heading
-from hetrdzv.protocol.texts.addresses import is_loopback
-from hetrdzv.protocol.texts.ids import natural_key
+from hetrdzv.protocol.texts.ids import is_loopback, natural_key
 from tests.core.driver import Story
 
 MANY = 300

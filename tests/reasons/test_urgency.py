@@ -4,7 +4,7 @@ import click
 
 from hetrdzv.cli.hetctl import get
 from hetrdzv.cli.hetctl.tables import lines
-from hetrdzv.protocol.pages import RECENT_S, CountsReply, GroupsReply, GroupSummary
+from hetrdzv.protocol.pages import RECENT_S, GroupsReply, GroupSummary
 from hetrdzv.protocol.reasons.reason import Reason
 
 
@@ -13,12 +13,6 @@ def group(group_id: str, state: str, ended_s_ago: float | None = None) -> GroupS
         group_id=group_id,
         state=state,
         reason=Reason(code="?", message=""),
-        job=1,
-        round=0,
-        world_size=0,
-        restarts=0,
-        max_restarts=0,
-        counts=CountsReply(nodes=0, slots=0, members=0, spares=0, gone=0),
         ended_s_ago=ended_s_ago,
     )
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hetrdzv.api.refused import EVERY_S, MOST_LOGGED, RefusalLog
+from hetrdzv.api.errors import EVERY_S, MOST_LOGGED, RefusalLog
 from hetrdzv.cli.logs import JsonFormatter, TextFormatter
 from hetrdzv.core.commands import Cancel, Leave
 from hetrdzv.protocol.errors import Unauthorized

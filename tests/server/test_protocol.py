@@ -5,8 +5,7 @@ import pytest
 from hetrdzv.protocol.codec import Malformed, checked
 from hetrdzv.protocol.requests import MAX_CHARACTERS, MAX_WORDS, JoinRequest, SpecFields, refusal
 from hetrdzv.protocol.settings import DEFAULTS, SETTINGS
-from hetrdzv.protocol.texts.addresses import is_loopback
-from hetrdzv.protocol.texts.ids import MAX_ID_LENGTH, checked_id, is_id
+from hetrdzv.protocol.texts.ids import MAX_ID_LENGTH, checked_id, is_id, is_loopback
 
 
 @pytest.mark.parametrize("value", ["a", "0", "_", "-", "gpu2.rack-1", ".a", "a.", "..a", "x" * MAX_ID_LENGTH])

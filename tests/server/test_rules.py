@@ -157,7 +157,7 @@ RULES: list[tuple[str, str, str, str, object, int, str]] = [
     ("... nor a command by a join", "agent", "PUT", f"{B}/nodes/n", COMMAND, 403, "forbidden"),
     ("... nor an empty one", "agent", "PUT", f"{B}/nodes/n", NO_COMMAND, 403, "forbidden"),
     ("... which an admin may", "admin", "PUT", f"{A}-cmd/nodes/n", COMMAND, 200, ""),
-    ("only members have a daemon run", "agent", "POST", f"{B}/nodes/n/daemon", DAEMON, 404, "unknown_node"),
+    ("only members have a daemon run", "agent", "POST", f"{B}/nodes/n/daemon", DAEMON, 404, "not_found"),
     ("a scope holds", "agent of team-a", "PUT", "/v1/groups/team-c/nodes/n", OFFER, 403, "forbidden"),
     ("... case counts", READER, "GET", "/v1/groups/TEAM-A-x", None, 403, "forbidden"),
     ("... its prefix is not enough", READER, "GET", "/v1/groups/xteam-a-x", None, 403, "forbidden"),

@@ -307,7 +307,7 @@ def _offer(context: AgentContext, ready_within_s: float) -> JoinRequest:
         codec.checked(JoinRequest, offer)
     except codec.Malformed as error:
         wrong = error.mistakes[0]
-        name = next(str(part) for part in wrong.place if part != "spec")
+        name = next(part for part in wrong.field.split(".") if part != "spec")
         flag = "label" if name == "labels" else name.replace("_", "-")
         given = "" if wrong.given is None else f" {wrong.given!r}"
         raise UsageError(f"no server accepts --{flag}{given}: {wrong.text}") from None

@@ -26,7 +26,7 @@ from hetrdzv.auth.tls import ClientTls
 from hetrdzv.client.client import Client
 from hetrdzv.protocol.errors import HetError, UnknownGroup
 from hetrdzv.protocol.pages import NodeReply
-from hetrdzv.protocol.texts.addresses import is_loopback
+from hetrdzv.protocol.texts.ids import is_loopback
 from hetrdzv.protocol.texts.phrasing import count as counted
 from hetrdzv.protocol.texts.phrasing import inert
 

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from hetrdzv.protocol.texts.addresses import DEFAULT_PORT, is_loopback
+from hetrdzv.protocol.texts.ids import DEFAULT_PORT, is_loopback
 
 CONNECT_TIMEOUT_S = 2.0
 """How long to try to connect to one address of a server (seconds)."""

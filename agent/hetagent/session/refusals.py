@@ -13,7 +13,7 @@ STRANGERS = frozenset(
 )
 """Before the first join: --server, --ca-cert or the token is wrong. Later: a proxy has a hiccup."""
 
-MISSING = frozenset({"unknown_group", "unknown_node"})
+MISSING = frozenset({"unknown_group", "not_found"})
 """Errors of a server that may have lost its state, or never had it."""
 
 CREDENTIALS = frozenset({"unauthorized", "forbidden"})

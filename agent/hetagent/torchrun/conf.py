@@ -155,7 +155,7 @@ def _spec(fields: Mapping[str, Any], local_addr: str | None) -> SpecFields:
         return codec.checked(JoinRequest, join).spec
     except codec.Malformed as error:
         wrong = error.mistakes[0]
-        raise ConfError(f"--rdzv-conf {wrong.place[-1]}={wrong.given}: {wrong.text}") from None
+        raise ConfError(f"--rdzv-conf {wrong.field.rpartition('.')[2]}={wrong.given}: {wrong.text}") from None
 
 
 _taken_token: list[str] = []

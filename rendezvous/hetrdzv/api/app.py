@@ -12,7 +12,6 @@ from hetrdzv import __version__
 from hetrdzv.api import errors
 from hetrdzv.api.dependencies import Requires
 from hetrdzv.api.middleware import Gate
-from hetrdzv.api.refused import RefusalLog
 from hetrdzv.api.routes import agents, docs, groups, health
 from hetrdzv.auth.tokens import Tokens
 from hetrdzv.dashboard.app import PATHS, dashboard
@@ -71,7 +70,7 @@ def create_app(
     require_permissions(app.routes)
     app.state.replica = replica
     app.state.metrics = metrics or Metrics()
-    app.state.refusals = refusals = RefusalLog()
+    app.state.refusals = refusals = errors.RefusalLog()
     errors.install(app)
     app.add_middleware(
         Gate,

@@ -13,20 +13,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from hetrdzv.api.errors import MEDIA_TYPE, invalid
-from hetrdzv.auth.tokens import Grant, Role
+from hetrdzv.auth.tokens import Role
 from hetrdzv.core.commands import Cancel
 from hetrdzv.protocol import bounds, codec
 from hetrdzv.protocol.errors import InvalidRequest
-from hetrdzv.service.polls.polls import Polls
 from hetrdzv.service.service import Service
 
 # -- who answers, and who asks -------------------------------------------------------------------------------
-
-
-async def polls_of(request: Request) -> Polls:
-    """The open polls of the service that answers a request."""
-    polls: Polls = request.state.polls
-    return polls
 
 
 async def service_of(request: Request) -> Service:
@@ -35,15 +28,7 @@ async def service_of(request: Request) -> Service:
     return service
 
 
-async def grant_of(request: Request) -> Grant:
-    """What a request may do."""
-    grant: Grant = request.state.grant
-    return grant
-
-
-CurrentPolls = Annotated[Polls, Depends(polls_of)]
 CurrentService = Annotated[Service, Depends(service_of)]
-CurrentGrant = Annotated[Grant, Depends(grant_of)]
 
 
 @dataclass(frozen=True)
@@ -54,8 +39,8 @@ class Requires:
     scoped: bool = False  # the route names no group, but shows only groups in the scope of the token
 
     async def __call__(self, request: Request) -> None:
-        grant, asked = await grant_of(request), f"{request.method} {request.scope['path']}"
-        grant.check(self.role, request.path_params.get("group_id"), asked, scoped=self.scoped)
+        group_id, asked = request.path_params.get("group_id"), f"{request.method} {request.scope['path']}"
+        request.state.grant.check(self.role, group_id, asked, scoped=self.scoped)
 
 
 def cancellation(request: Request) -> Cancel:

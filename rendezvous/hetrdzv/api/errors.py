@@ -1,6 +1,8 @@
 """Every error as problem details (RFC 9457): what routes raise, and what no route takes."""
 
-from collections.abc import Mapping, Sequence
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, cast
 from urllib.parse import quote
@@ -24,6 +26,8 @@ from hetrdzv.protocol.errors import (
     Unauthorized,
 )
 from hetrdzv.protocol.pages import ProblemReply
+
+logger = logging.getLogger(__name__)
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -65,6 +69,51 @@ def answer(error: HetError, request: Request) -> Response:
         asked = (path + (b"?" + query if query else b"")).decode("latin-1")
         response.headers["location"] = error.leader + asked
     return response
+
+
+# -- the log of refusals, rate-limited: what a client does again and again must not fill it; never the token -----
+
+EVERY_S = 60.0
+"""The same refusal of the same client is logged once in this time (seconds)."""
+
+MOST_LOGGED = 200
+"""How many refusals are logged in this time."""
+
+ACCESS = frozenset({"unauthorized", "forbidden", "foreign_host", "version_mismatch"})
+"""Refusals that say that a client may not speak to this server: warnings. The others are information."""
+
+ROUTINE = frozenset({"stale_round", "unknown_group", "not_found", "not_leader", "group_finishing"})
+"""What goes wrong in every job, or is asked again at once by itself."""
+
+
+class RefusalLog:
+    """Refusals that were logged lately, by client address and code."""
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._until = 0.0
+        self._logged: set[tuple[str, str]] = set()
+
+    def note(self, error: HetError, scope: Mapping[str, Any]) -> None:
+        """Log a refusal, unless the same one of this client's was logged lately."""
+        if not 400 <= error.status < 500 or error.code in ROUTINE:
+            return
+        if (now := self._monotonic()) >= self._until:
+            self._until = now + EVERY_S
+            self._logged.clear()
+        client = scope["client"][0] if scope.get("client") else "an unknown address"
+        if (client, error.code) in self._logged or len(self._logged) >= MOST_LOGGED:
+            return
+        self._logged.add((client, error.code))
+        level = logging.WARNING if error.code in ACCESS else logging.INFO
+        facts = {"client": client, "code": error.code, "status": error.status}
+        path = scope["path"][:200]
+        logger.log(
+            level, "refused %s %s from %s: %s", scope["method"], path, client, error, extra={"facts": facts}
+        )
+
+
+# -- handlers --------------------------------------------------------------------------------------------------
 
 
 def install(app: FastAPI) -> None:

@@ -8,7 +8,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hetrdzv.api import errors
-from hetrdzv.api.refused import RefusalLog
 from hetrdzv.auth.hosts import same_origin, trusted_host
 from hetrdzv.auth.tokens import ANYBODY, Grant, Tokens
 from hetrdzv.protocol import routes
@@ -53,7 +52,7 @@ class Gate:
         replica: Replica,
         tokens: Tokens | None,
         any_host: bool,
-        refusals: RefusalLog,
+        refusals: errors.RefusalLog,
         pages: ASGIApp,
         is_page: Callable[[str], object],
     ) -> None:
@@ -96,7 +95,7 @@ class Gate:
                     answers = self._pages
                 else:
                     state["grant"] = _grant(headers.get("authorization", ""), self._tokens)
-                receive = await _with_body(headers, receive)
+                receive = await _with_body(scope, headers, receive)
                 if answers is self._app and path not in OF_THE_SERVER:
                     polls = state["polls"] = self._current_polls()
             await answers(scope, receive, reply)
@@ -166,29 +165,25 @@ def _grant(authorization: str, tokens: Tokens | None) -> Grant:
     return grant
 
 
-async def _with_body(headers: Mapping[str, str], receive: Receive) -> Receive:
+async def _with_body(scope: Scope, headers: Mapping[str, str], receive: Receive) -> Receive:
     """The channel of a request with its body read: nothing beyond the limit is ever held or parsed."""
     length = headers.get("content-length", "0")
     if length == "0" and "transfer-encoding" not in headers:
         return receive
     if length.isascii() and length.isdecimal() and int(length[:18]) > MAX_BODY_BYTES:
         raise BodyTooLarge(f"body: it has {length[:18]} bytes; the limit is {MAX_BODY_BYTES}")
-    body, more, first = bytearray(), True, list[Message]()
+    body = bytearray()
     try:
         async with asyncio.timeout(ARRIVAL_S):
-            while more:
-                message = await receive()
-                if message["type"] != "http.request":
-                    raise ClientDisconnect
-                body += message.get("body", b"")
-                more = message.get("more_body", False)
+            async for chunk in Request(scope, receive).stream():
+                body += chunk
                 if len(body) > MAX_BODY_BYTES:
                     raise BodyTooLarge(f"body: it has more than {MAX_BODY_BYTES} bytes")
     except TimeoutError:
         raise RequestTooSlow(f"body: it did not arrive within {ARRIVAL_S:g} s") from None
     if len(body) > MAX_VALUES and _has_many_values(body):
         raise BodyTooLarge(f"body: it has more than {MAX_VALUES} values")
-    first.append({"type": "http.request", "body": bytes(body), "more_body": False})
+    first: list[Message] = [{"type": "http.request", "body": bytes(body), "more_body": False}]
 
     async def receive_again() -> Message:
         return first.pop() if first else await receive()

@@ -1,8 +1,5 @@
 """What people see of snapshots. Nobody is shown a key."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from hetrdzv.core.memo import cached
 from hetrdzv.core.model import Group
 from hetrdzv.core.snapshots import is_undone, next_snapshot, on_disk, safe_snapshot
@@ -16,12 +13,12 @@ MOST_SHOWN = 32
 
 def shown(group: Group) -> SnapshotsShown:
     """The snapshots of a group as people see them."""
-    after, safe, known = next_snapshot(group), safe_snapshot(group), group.snapshots
+    after, newest, known = next_snapshot(group), safe_snapshot(group), group.snapshots
     return SnapshotsShown(
         group_id=group.group_id,
         next=after.stamp if after is not None else None,
         wanted=known is not None and after is not None and known.wanted == after.stamp,
-        safe=safe.stamp if safe is not None else None,
+        safe=newest.stamp if newest is not None else None,
         snapshots=tuple(_shown(group, one) for one in gathered(group)[:MOST_SHOWN]),
     )
 
@@ -43,21 +40,18 @@ def _holders(one: Gathered) -> Nodes:
     return Nodes.of([node.node_id for node, _ in one.holders])
 
 
-def of_group(group: Group) -> Mapping[str, Any]:
-    """What of a job's work is safe; nothing where no node holds snapshots."""
-    return {"snapshot": _safe(group)} if group.snapshots is not None else {}
-
-
 @cached
-def _safe(group: Group) -> SafeShown:
+def safe(group: Group) -> SafeShown | None:
+    """What of a job's work is safe; None: no node holds snapshots."""
+    if group.snapshots is None:
+        return None
     newest, current, disk = safe_snapshot(group), group.round, on_disk(group)
     began = current.snapshot if current is not None else None
-    origin = group.snapshots.origin if group.snapshots is not None else ""
     return SafeShown(
         safe=newest.stamp if newest is not None else None,
         nodes=_holders(newest) if newest is not None else Nodes(),
         on_disk=disk.stamp if disk is not None else None,
-        began=began_from(current, origin) if current is not None else None,
+        began=began_from(current, group.snapshots.origin) if current is not None else None,
         lost=began.lost if began is not None else 0,
         newer=began.newer if began is not None else "",
     )

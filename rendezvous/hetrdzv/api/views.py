@@ -91,23 +91,13 @@ def group_summary(group: Group, now: float) -> GroupSummary:
         counts=_counts(group),
         ended_s_ago=round(max(0.0, now - (group.finished_at or 0.0)), 3) if is_over else None,
         exit_code=late_exit_code(group),
-        **snapshots.of_group(group),
+        snapshot=snapshots.safe(group),
     )
 
 
 def quarantined_summary(group_id: str, why: str) -> GroupSummary:
     """A group that is set aside, in brief."""
-    return GroupSummary(
-        group_id=group_id,
-        state=QUARANTINED,
-        reason=waiting.quarantined(why),
-        job=0,
-        round=0,
-        world_size=0,
-        restarts=0,
-        max_restarts=0,
-        counts=CountsReply(nodes=0, slots=0, members=0, spares=0, gone=0),
-    )
+    return GroupSummary(group_id=group_id, state=QUARANTINED, reason=waiting.quarantined(why))
 
 
 @cached

@@ -26,7 +26,7 @@ from hetrdzv.cli.logs import logging_to_stderr
 from hetrdzv.cli.sockets import CannotServe, inherited, listen, url_of
 from hetrdzv.cli.types import FILE, Typed, duration
 from hetrdzv.protocol.errors import HetError
-from hetrdzv.protocol.texts.addresses import DEFAULT_PORT, is_loopback
+from hetrdzv.protocol.texts.ids import DEFAULT_PORT, is_loopback
 from hetrdzv.service.metrics import Metrics
 from hetrdzv.service.replica import Replica
 from hetrdzv.service.service import Service

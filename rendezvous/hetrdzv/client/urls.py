@@ -4,7 +4,7 @@ import ipaddress
 import re
 from urllib.parse import urlsplit
 
-from hetrdzv.protocol.texts.addresses import DEFAULT_PORT
+from hetrdzv.protocol.texts.ids import DEFAULT_PORT
 
 PORTS = {"http": 80, "https": 443}
 """The port of a URL that names a scheme and no port."""

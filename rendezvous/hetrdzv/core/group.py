@@ -52,10 +52,10 @@ from hetrdzv.core.why import apart
 from hetrdzv.protocol.errors import (
     DaemonRefused,
     NodeIdInUse,
+    NotFound,
     Refused,
     StaleIncarnation,
     StaleRound,
-    UnknownNode,
 )
 from hetrdzv.protocol.failure import Ended, Failure, RootCause
 from hetrdzv.protocol.progress import Moved
@@ -448,7 +448,7 @@ def _start_daemon(context: StepContext, command: StartDaemon) -> None:
     member = current.member(command.node_id)
     node = group.speaker(member) if member is not None else None
     if node is None or node.gone or node.node_id == master.node_id:
-        raise UnknownNode(f"'{command.node_id}' is not another member of round {number} of group '{name}'")
+        raise NotFound(f"'{command.node_id}' is not another member of round {number} of group '{name}'")
     if node.stopped:
         raise _stale(group, number, node)
     if not node.wants_daemon:
@@ -486,7 +486,7 @@ def _undrain(context: StepContext, command: Undrain) -> None:
     group = context.group
     if command.node_id not in group.drained | group.used_last:
         if command.node_id not in group.nodes:
-            raise UnknownNode(f"group '{group.group_id}' has no node '{command.node_id}', drained or not")
+            raise NotFound(f"group '{group.group_id}' has no node '{command.node_id}', drained or not")
         return
     failed_rounds = {name: times for name, times in group.failed_rounds.items() if name != command.node_id}
     context.change(drained=group.drained - {command.node_id}, failed_rounds=failed_rounds)

@@ -12,7 +12,7 @@ from hetrdzv.dashboard.nodes import ORDINARY, on_map, paces
 from hetrdzv.dashboard.render import section
 from hetrdzv.protocol.reasons.advice import after_exit
 from hetrdzv.protocol.reasons.reason import beside
-from hetrdzv.protocol.reasons.snapshots import of_group
+from hetrdzv.protocol.reasons.snapshots import safe
 from hetrdzv.protocol.rounds import RoundRecord, total_time, with_downs
 from hetrdzv.protocol.stacks import About, line_of
 from hetrdzv.service.progress.samples import unwatched
@@ -87,7 +87,7 @@ def group_sections(
             "over": over,
             "outputs": outputs,
             "stacks": stacks,
-            "snapshot": of_group(reply),
+            "snapshot": safe(reply.snapshot),
             "restarted_by": "; ".join(filter(None, (failed.message, after_exit(failed)))) if failed else "",
             "notes": [*reply.warnings, *unwatched(group, seen, now), *refused],
             "stack": stall.stack if stall is not None else "",

@@ -6,9 +6,9 @@ may have written.
 
 from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cache
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails, PydanticSerializationError
@@ -33,28 +33,19 @@ _REASONS = {
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 
 
-@dataclass(frozen=True, slots=True)
-class Mistake:
-    """Something that is wrong with JSON."""
+class Mistake(NamedTuple):
+    """Something that is wrong with JSON, in a field as people write it (`spec.command.0`); empty: in all of it."""
 
-    place: tuple[str | int, ...]
+    field: str
     text: str
     given: str | float | None = None
-
-    @property
-    def field(self) -> str:
-        """The place as people write it (`spec.command.0`); empty for all of it."""
-        return ".".join(str(part)[:80] for part in self.place if part != "[key]")
 
 
 class Malformed(ValueError):
     """JSON that is no value of a type."""
 
     def __init__(self, mistakes: tuple[Mistake, ...]) -> None:
-        shown = (
-            f"{mistake.field}: {mistake.text}" if mistake.place else mistake.text for mistake in mistakes
-        )
-        super().__init__("; ".join(shown))
+        super().__init__("; ".join(f"{one.field}: {one.text}" if one.field else one.text for one in mistakes))
         self.mistakes = mistakes
 
 
@@ -80,7 +71,7 @@ def checked(kind: type[T], value: object, *, unknown: Unknown = "forbid") -> T:
     try:
         data = write(value, given=True)
     except PydanticSerializationError as error:
-        raise Malformed((Mistake((), f"it cannot be written as JSON: {error}"),)) from None
+        raise Malformed((Mistake("", f"it cannot be written as JSON: {error}"),)) from None
     return read(kind, data, unknown=unknown)
 
 
@@ -133,18 +124,19 @@ def defer(kind: Any) -> None:
 def mistakes(error: ValidationError) -> Iterator[Mistake]:
     """What pydantic found, in plainer words."""
     if (wrong := error.error_count()) > MAX_MISTAKES:
-        yield Mistake((), f"{wrong} of its fields are unknown, malformed or out of range")
+        yield Mistake("", f"{wrong} of its fields are unknown, malformed or out of range")
     else:
         yield from map(mistake, error.errors(include_url=False))
 
 
 def mistake(details: ErrorDetails) -> Mistake:
     """One of pydantic's errors, in plainer words."""
-    kind, place, given = details["type"], details["loc"], details.get("input")
+    kind, given = details["type"], details.get("input")
+    field = ".".join(str(part)[:80] for part in details["loc"] if part != "[key]")
     text = _REASONS.get(kind, details["msg"])
     if kind == "json_invalid":
-        return Mistake((), f"it is not JSON: {details['ctx']['error']}")
+        return Mistake("", f"it is not JSON: {details['ctx']['error']}")
     if kind == "value_error":
         text = str(details["ctx"]["error"])
     shown = given if isinstance(given, str | int | float) and kind not in _UNKNOWN else None
-    return Mistake(place, text, shown)
+    return Mistake(field, text, shown)

@@ -57,11 +57,10 @@ class Start:
         members: the whole round in rank order, for a node that joined with `wants_members`. For others the size of
             a `start` does not grow with the round.
         daemon: what the master wants this node to run, once it has said so; for a node that joined with `wants_daemon`.
-        shares: by the weights that people gave; None: nobody did.
-        snapshot: the one that the round begins from; None: none.
-        origin: the name of this job in `Holdings`; None: nobody holds snapshots.
-        restarted_by: the failure that a restart was spent on to form this round.
-        advice: what can be done about that, where it is known.
+        shares: by the weights that people gave.
+        snapshot: the one that the round begins from.
+        origin: the name of this job in `Holdings`, if anybody holds snapshots.
+        restarted_by, advice: the failure that a restart was spent on to form this round, and what can be done about it.
     """
 
     group_rank: int
@@ -110,7 +109,6 @@ class Directive:
     Attributes:
         version: opaque; changes with kind, round or code.
         code: what it says in a word.
-        reason: why it says that.
         clock: what the server's clock reads, which the moments in `reason` are of (seconds).
         job: how many jobs the group has had, this one included.
         poll_s: how long the next poll may wait (seconds).
@@ -119,10 +117,8 @@ class Directive:
         time: with `exit` of a job that is over: what its time went into (seconds by phase).
         came_late: with `exit`: the node joined after the job was over.
         stays: with `exit`: agents that join begin no new job.
-        hang_timeout_s, notice_s: see protocol/settings.py.
         stacks, logs: in reply to a `POST` only.
         notice: with `start`: the round is about to end, and its workers may save now.
-        warnings: with `start`: what differs between the nodes and matters.
     """
 
     kind: DirectiveKind

@@ -92,16 +92,12 @@ class UnknownGroup(Refused, code="unknown_group", status=404):
     """There is no group of that name."""
 
 
-class UnknownNode(Refused, code="unknown_node", status=404):
-    """The group has no node of that name."""
+class NotFound(Refused, code="not_found", status=404):
+    """The group has no such node, the round no such rank, or the job no complete snapshot of that step."""
 
 
 class NoRound(Refused, code="no_round"):
     """There are no workers now."""
-
-
-class NotFound(Refused, code="not_found", status=404):
-    """The round has no such rank, or the job no complete snapshot of that step."""
 
 
 class TooMany(Refused, code="too_many"):

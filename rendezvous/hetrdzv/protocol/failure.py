@@ -15,10 +15,9 @@ class Failure(Body):
     """How a worker failed.
 
     Attributes:
-        local_rank, rank: of the worker. -1 stands for the node's one program, or, with neither exit code nor signal,
-            for workers that could not be started at all.
-        exit_code: its exit status, or None if a signal killed it.
-        signal: the name of the signal that killed it (`SIGKILL`), or None.
+        local_rank, rank: -1 stands for the node's one program, or, with neither exit code nor signal, for workers that
+            could not be started at all.
+        signal: the name of the signal that killed it (`SIGKILL`).
         message: the end of its traceback or of its stderr. Of a worker that hangs, which has neither exit code nor
             signal, its Python stack.
         at: when the exit was seen, or the hang began (seconds on the server's clock, which sets it).

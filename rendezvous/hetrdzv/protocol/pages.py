@@ -37,13 +37,7 @@ class WorkerReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StacksReply:
-    """`POST /v1/groups/{g}/stacks`, and `/logs`.
-
-    Attributes:
-        workers: in the order of ranks; each says why if there is nothing of it.
-        over: that round is over.
-        at: when they were taken (wall-clock time); None: just now.
-    """
+    """`POST /v1/groups/{g}/stacks`, and `/logs`; `at`: when they were taken (wall-clock time); None: just now."""
 
     round: int
     workers: tuple[Stack, ...]
@@ -116,11 +110,11 @@ class NodeReply:
 class CountsReply:
     """How many nodes and slots a group has, and where the nodes are."""
 
-    nodes: int
-    slots: int
-    members: int
-    spares: int
-    gone: int
+    nodes: int = 0
+    slots: int = 0
+    members: int = 0
+    spares: int = 0
+    gone: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,12 +125,12 @@ class GroupSummary:
     state: str
     reason: Reason
     clock: Seconds = 0.0
-    job: int
-    round: int
-    world_size: int
-    restarts: int
-    max_restarts: int
-    counts: CountsReply
+    job: int = 0
+    round: int = 0
+    world_size: int = 0
+    restarts: int = 0
+    max_restarts: int = 0
+    counts: CountsReply = CountsReply()
     ended_s_ago: float | None = None
     exit_code: int | None = None
     snapshot: SafeShown | None = None

@@ -36,8 +36,7 @@ class Collectives(Body):
     """How far one worker has come in one of torch's process groups; the ranks that name a group are its members.
 
     Attributes:
-        name: torch's name of the group, the same on all its members.
-        size: how many members it has; 0: unknown.
+        size: how many members the group has; 0: unknown.
         enqueued, started, completed: the number of the last collective that the worker has asked for, that its device
             has begun, and that is done (0: none). A backend that cannot say what has begun reports 0.
         op: the last one asked for: its operation and the sizes of its input (`all_reduce [[10]]`).
@@ -56,22 +55,18 @@ class Worker(Body):
     """How far a worker has come.
 
     Attributes:
-        rank: its global rank.
-        pid: of its process on its node; 0: unknown.
         state: `runs`; `stopped` (by a signal), `blocked` (in the kernel, uninterruptibly), `ended`, or `unknown`: it
             runs, but its collectives cannot be known now.
-        unseen: why they cannot; empty: they are known.
+        unseen: why they cannot.
         idle_s: how long nothing of what follows has changed (seconds).
         began_s: how long before that look it first asked for a collective or said a step in this round (seconds); None:
             it has not, or nobody can tell.
         still: the worker has not moved for unusually long; its agent says at once when it moves again. A worker that is
             not `still` counts as moving, whatever `idle_s` was when its agent looked.
-        cpu: how much of a core its process has taken since it last moved (0 to 1); None: nobody can say.
-        waiting: of this round's looks at the worker, the share at which it waited for a collective (0 to 1); None:
-            nobody can say.
+        cpu: how much of a core its process has taken since it last moved (0 to 1).
+        waiting: of this round's looks at the worker, the share at which it waited for a collective (0 to 1).
         long_s: for how long from now the script has announced that nothing need change (seconds).
-        step: what the script says itself, with `progress(step)` or in `HET_PROGRESS_FILE`; None: nothing.
-        collectives: by process group.
+        step: what the script says itself, with `progress(step)` or in `HET_PROGRESS_FILE`.
     """
 
     rank: Rank
@@ -115,9 +110,7 @@ def _few_process_groups(workers: tuple[Worker, ...]) -> tuple[Worker, ...]:
 class NodeProgress(Body):
     """How far the workers of a node have come in a round, as its agent saw it `age_s` seconds ago.
 
-    Attributes:
-        known_s: for how long after that look it holds (seconds), since the agent says at once when anything of it
-            changes; after that, and until the next poll, nothing is known.
+    It holds for `known_s` after that look, since the agent says at once when anything of it changes.
     """
 
     round: Positive

@@ -42,9 +42,9 @@ class Offer(Body):
 
     Attributes:
         slots: workers that the node offers; all of them are used, or none.
-        address, port, script_port: where the node's store listens, and the port that it holds for a script.
+        port, script_port: where its store listens, and the port that it holds for a script.
         weight: how fast each slot is, compared with those of other nodes: if any node of a round was given one, shares
-            go by it. None: nobody gave one.
+            go by it.
         labels, device: what ranks and master can go by, and what people see besides.
         wants_command: the agent was started without a script and runs the group's command.
         wants_members: its `start` lists all members of the round.
@@ -53,7 +53,7 @@ class Offer(Body):
         script: what its workers run, by name; other nodes of its role run the same. Empty: nobody compares it.
         ready_within_s: how long the node may take from the end of its workers until it is ready, since its agent checks
             it first (seconds); the others wait that much longer for it.
-        not_ready: why the node takes part in no round yet, though its workers are gone; empty: it is ready.
+        not_ready: why the node takes part in no round yet, though its workers are gone.
     """
 
     slots: Slots
@@ -85,9 +85,7 @@ class JoinRequest(Offer):
 
     Attributes:
         after_round: newest round whose workers this agent has stopped, with no process left (0 at first).
-        stopped: why its agent stopped the workers of a round that would go on, as what comes after "the round, which";
-            empty: it does not say.
-        spec: the settings of the group that the agent was given.
+        stopped: why its agent stopped the workers of a round that would go on, as what comes after "the round, which".
     """
 
     incarnation: Id
@@ -103,7 +101,7 @@ class ReportRequest(Body):
     Attributes:
         failure: with `failed` only; the server fills in its `at`.
         met: from the round's master, with `started` and `succeeded`: how many workers have come to the round's store by
-            now, which is where they find each other; None: nobody can tell.
+            now, which is where they find each other.
         must_meet: whether workers that have not met count as failed.
         message: with `master_unreachable`, why; with `leaving` and `parting`, on whose account (`SIGTERM`).
         grace_s: with `leaving`, for how much longer the workers run, counted from then (seconds); None: they are being
@@ -111,8 +109,7 @@ class ReportRequest(Body):
         snapshots, serves_s: with `parting`, what the node holds of snapshots, and for how long it serves them yet,
             counted from then (seconds).
         ended: with `failed` and `ended`, workers of the node that had ended with exit code 0 by then.
-        moved: with `started`, `succeeded` and `failed`, when the workers moved, counted from then; None: nobody can
-            tell.
+        moved: with `started`, `succeeded` and `failed`, when the workers moved, counted from then.
     """
 
     incarnation: Id

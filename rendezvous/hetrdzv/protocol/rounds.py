@@ -32,11 +32,9 @@ class RoundRecord:
     """A round and the time after it, up to the next one or the end of the job; or the round that runs, up to now.
 
     Attributes:
-        formed_at: wall-clock time (ISO 8601, UTC), for people only; None: unknown.
+        formed_at: wall-clock time (ISO 8601, UTC), for people only.
         ended_by: an `EndKind`, or the outcome of the job; empty: it runs.
-        reason: why it ended; None: it runs.
         is_last: the job ended with it.
-        cost_restart: a restart was spent on it.
         cost: what else its end cost, in words (steps lost).
         time: on the server's clock, which stands still while no server runs.
     """
@@ -106,15 +104,10 @@ def share_trained(time: TimeSpent) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Down:
-    """How long nobody trained after a round.
-
-    Attributes:
-        parts: noticing, stopping, waiting, and starting up of the next round (seconds).
-        over: whether that is all of it.
-    """
+    """How long nobody trained after a round: noticing, stopping, waiting, and starting up of the next one (seconds)."""
 
     parts: tuple[float, float, float, float]
-    over: bool
+    over: bool  # that is all of it
 
     def __str__(self) -> str:
         return lasted(sum(self.parts)) if self.over else f"{lasted(sum(self.parts))} so far"

@@ -14,33 +14,25 @@ from hetrdzv.protocol.bounds import Body, Count, Id, Positive, Rank, ShortText, 
 from hetrdzv.protocol.settings import MAX_SLOTS, MAX_WORLD_SIZE
 from hetrdzv.protocol.texts.who import NOBODY, Nodes
 
-MOST_HELD = 4
-"""Of how many snapshots a node declares what it holds."""
-
-MOST_PARTS = 2 * MAX_SLOTS
-"""Of how many ranks a node declares the parts of a snapshot."""
-
-MOST_ON_DISK = 4
-"""How many snapshots on disk a node declares: the newest."""
+MOST_HELD = MOST_ON_DISK = 4
+"""How many snapshots in memory, and how many on disk, a node declares."""
 
 MOST_REFUSED = 8
 """How many snapshots a node refuses at a time."""
 
-Digest = Annotated[str, MaxLen(32)]
-"""Of some bytes: hexadecimal digits."""
+Origin = Annotated[str, MaxLen(32)]
+"""The name of a job: as the `start` of its rounds says it."""
+
+WorldSize = Annotated[int, Ge(1), Le(MAX_WORLD_SIZE)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stamp(Body):
-    """Which snapshot: of which round, after which step of it.
-
-    Attributes:
-        origin: of one on disk that another job has written: that job; None: it is of this job.
-    """
+    """Which snapshot: of which round, after which step of it; `origin`: on disk, of another job; None: of this one."""
 
     round: Positive
     step: Count
-    origin: Annotated[str, MaxLen(32)] | None = None
+    origin: Origin | None = None
 
     @property
     def newness(self) -> tuple[bool, int, int]:
@@ -50,10 +42,10 @@ class Stamp(Body):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPart(Body):
-    """A node has what a rank of a snapshot's round has written; `digest` is that of its index."""
+    """A node has what a rank of a snapshot's round has written; `digest` is that of its index, in hexadecimal."""
 
     rank: Rank
-    digest: Digest
+    digest: Annotated[str, MaxLen(32)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,38 +53,34 @@ class Held(Body):
     """What a node has of a snapshot.
 
     Attributes:
-        round, step: which one.
-        world_size: of that round.
-        whole: the node has all tensors that its ranks have alike.
+        whole: it has all tensors that its ranks have alike.
         sharded: each rank has tensors of its own, without which the snapshot is not complete.
-        size: of all that the node has of it (bytes).
+        size: of all that it has (bytes).
         ranks: whose parts it has.
     """
 
     round: Positive
     step: Count
-    world_size: Annotated[int, Ge(1), Le(MAX_WORLD_SIZE)]
+    world_size: WorldSize
     whole: bool = False
     sharded: bool = False
     size: Count = 0
-    ranks: Annotated[tuple[RankPart, ...], at_most(MOST_PARTS)] = ()
+    ranks: Annotated[tuple[RankPart, ...], at_most(2 * MAX_SLOTS)] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnDisk(Body):
-    """A snapshot that is complete in the directory of `--snapshot-to`, which all nodes share; see `Held`.
+    """A snapshot of the job `origin` that is complete in the directory of `--snapshot-to`; see `Held`.
 
-    Attributes:
-        origin: the job that wrote it, see `Holdings`; rounds and steps of different jobs say nothing about which one is
-            newer.
-        written_at: when it was complete, by the clock of whoever wrote it (seconds since the epoch).
+    Of different jobs only `written_at` says which one is newer: when it was complete, by the clock of whoever wrote it
+    (seconds since the epoch).
     """
 
     round: Positive
     step: Count
-    origin: Annotated[str, MaxLen(32)] = ""
+    origin: Origin = ""
     written_at: Count = 0
-    world_size: Annotated[int, Ge(1), Le(MAX_WORLD_SIZE)]
+    world_size: WorldSize
     sharded: bool = False
     size: Count = 0
 
@@ -110,17 +98,16 @@ class Holdings(Body):
     """All that a node holds of snapshots.
 
     Attributes:
-        origin: of which job, as the `start` of its rounds said; empty: of none yet. Those of another job do not count.
-        port: where its agent serves them; 0: it does not.
-        key: by which members fetch them; a secret of agents.
+        origin: of which job; empty: of none yet. Those of another job do not count.
+        port, key: where its agent serves them (0: it does not), and a secret of agents by which members fetch them.
         reached: the newest step that a worker of the node had reached in the round that has ended.
         refused: those of which its workers could load no copy.
         on_disk: those that it sees on disk, the newest first; they may be of an earlier job.
-        not_written: what it has last tried to write there, in vain; None: it has written that.
+        not_written: what it has last tried to write there, in vain.
         not_taken: why a worker of the node takes none any more in this round; empty: all do.
     """
 
-    origin: Annotated[str, MaxLen(32)] = ""
+    origin: Origin = ""
     port: Annotated[Count, Le(65_535)] = 0
     key: Annotated[str, MaxLen(128)] = field(default="", repr=False)
     held: Annotated[tuple[Held, ...], at_most(MOST_HELD)] = ()
@@ -154,11 +141,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
-    """Parts of a sharded snapshot that only one node has, and another one is to have, too.
-
-    Attributes:
-        source: that node, with the ranks whose parts are wanted.
-    """
+    """Parts of a sharded snapshot that only `source` has, and another node is to have, too: of the ranks in it."""
 
     stamp: Stamp
     source: Source
@@ -166,12 +149,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotsReply:
-    """What all nodes together hold.
-
-    Attributes:
-        complete: the newest snapshot that is complete; None: none is.
-        copy: parts of another member that this one is to keep copies of; None: none that are known by now.
-    """
+    """What all nodes together hold: the newest snapshot that is complete, and what this node is to copy."""
 
     complete: Stamp | None = None
     copy: Copy | None = None
@@ -189,8 +167,7 @@ class Chosen:
         newer: what that round has left of these steps, in a clause; empty: nothing.
         sources: who has it. A member is told those that it needs, itself first: of what all ranks have alike a few, and
             of ranks' own parts all if the snapshot is sharded, else those of its own ranks.
-        on_disk: each member reads it in the directory of `--snapshot-to`, so there are no sources.
-        origin: of one on disk: the job that wrote it, see `OnDisk`.
+        on_disk, origin: each member reads it in the directory of `--snapshot-to`, as that job wrote it.
     """
 
     round: int
@@ -209,7 +186,6 @@ class Kept:
     """What a group keeps of the snapshots of its job.
 
     Attributes:
-        origin: the name of the job in `Holdings`.
         wanted: the one that a person has chosen for the next round.
         undone, undone_before: with such a choice all is undone that is newer, and of a round before this one.
         parting: agents that have left, or are about to, and yet serve what they hold, by incarnation: until when
@@ -228,14 +204,12 @@ class Kept:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotShown:
-    """A snapshot of which some node has something.
+    """A snapshot of which some nodes have something, or that is on disk.
 
     Attributes:
         lack: why it is not complete; empty: it is.
         undone: a person has chosen an older one.
-        nodes: who has some of it.
-        on_disk: it is on disk; `nodes` are nobody then.
-        size: of all that they have, or of what is on disk (bytes).
+        size: of all that there is of it (bytes).
     """
 
     stamp: Stamp
@@ -250,13 +224,7 @@ class SnapshotShown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotsShown:
-    """`GET /v1/groups/{g}/snapshots`: the newest first.
-
-    Attributes:
-        next: from which one a round would begin now; None: from none.
-        wanted: a person has chosen that.
-        safe: as in `SafeShown`.
-    """
+    """`GET /v1/groups/{g}/snapshots`: the newest first; `next`: a round would begin from it now, maybe as `wanted`."""
 
     group_id: str
     next: Stamp | None = None
@@ -271,11 +239,9 @@ class SafeShown:
 
     Attributes:
         safe: the snapshot from which a round would begin even without any one of the nodes, and `nodes` have it; where
-            there is one node, from which it would begin now. None: there is none.
-        on_disk: the newest one on disk; None: there is none.
-        began: the one that the newest round began from; None: from none.
-        lost: how many steps of the round before were lost with that; None: nobody who was there knew.
-        newer: what that round has left of these steps, in a clause; empty: nothing.
+            there is one node, from which it would begin now.
+        on_disk: the newest one on disk.
+        began, lost, newer: the one that the newest round began from, and at what cost, see `Chosen`.
     """
 
     safe: Stamp | None = None

@@ -40,7 +40,7 @@ def test_the_file_is_there_from_the_first_join_to_the_end_whether_in_a_round_or_
 
 
 @pytest.mark.parametrize(
-    ("answer", "known"), [(problem(404, "unknown_node"), False), (Unreachable("nobody there"), True)]
+    ("answer", "known"), [(problem(404, "not_found"), False), (Unreachable("nobody there"), True)]
 )
 def test_a_server_that_is_away_has_the_node_still_and_one_that_forgot_it_has_not(
     answer: HetError, known: bool

@@ -31,11 +31,11 @@ from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import Asked, Directive
 from hetrdzv.protocol.errors import (
     HetError,
+    NotFound,
     Problem,
     SpecConflict,
     StaleRound,
     UnknownGroup,
-    UnknownNode,
     Unreachable,
 )
 from hetrdzv.protocol.failure import Failure
@@ -89,7 +89,7 @@ class Server:
         if group is None:
             raise UnknownGroup(f"there is no group '{group_id}'")
         if node_id not in group.nodes:
-            raise UnknownNode(f"group '{group_id}' has no node '{node_id}'")
+            raise NotFound(f"group '{group_id}' has no node '{node_id}'")
         return reply_of(group, directive(group, group.nodes[node_id], now))
 
     def execute(self, request: Request, now: float) -> Answer:

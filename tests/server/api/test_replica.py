@@ -168,7 +168,7 @@ async def test_nor_does_it_refuse_what_agents_ask() -> None:
     async with replica() as (fake, client, _):
         await two_nodes(fake.answering)
         stranger = POLL.replace("nodes/a", "nodes/nobody").replace("wait=30", "wait=0")
-        assert (await client.get(stranger)).json()["code"] == "unknown_node"
+        assert (await client.get(stranger)).json()["code"] == "not_found"
         fake.deposed = True
         reply = await client.get(stranger)
         assert (reply.status_code, reply.json()["code"]) == (503, "leader_lost")

@@ -230,7 +230,7 @@ async def test_what_is_not_there() -> None:
             assert "'g'" in problem(await client.request(method, path), 404, "unknown_group")
         await two_nodes(service)
         reply = await client.get(f"{NODE}/directive", params={"incarnation": "i"})
-        problem(reply, 404, "unknown_node")
+        problem(reply, 404, "not_found")
 
 
 # -- what every request passes -----------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from hetrdzv.api import views
 from hetrdzv.api.dependencies import (
     AGENTS,
     GROUP_ERRORS,
-    CurrentPolls,
     CurrentService,
     JsonRoute,
     Requires,
@@ -159,22 +158,22 @@ def _replies(group: Group) -> dict[tuple[object, ...], tuple[Reason, bytes]]:
 
 @router.post("/report", response_model=Directive)
 async def report(
-    polls: CurrentPolls, group_id: Id, node_id: Id, body: Annotated[ReportRequest, AGENTS]
+    request: Request, group_id: Id, node_id: Id, body: Annotated[ReportRequest, AGENTS]
 ) -> Response:
     """Report on a member's workers. A report on an older round gets 409 and the current directive."""
     command = Report(node_id=node_id, **codec.fields_of(body))
-    return await _answer_member(polls, group_id, node_id, body.incarnation, command)
+    return await _answer_member(request.state.polls, group_id, node_id, body.incarnation, command)
 
 
 @router.post("/daemon", response_model=Directive)
 async def start_daemon(
-    polls: CurrentPolls, group_id: Id, node_id: Id, body: Annotated[DaemonRequest, AGENTS]
+    request: Request, group_id: Id, node_id: Id, body: Annotated[DaemonRequest, AGENTS]
 ) -> Response:
     """Have this node run the daemon of the master's launcher; replies with the directive of the master."""
     if (why := refusal(body.words)) is not None:
         raise DaemonRefused(f"node '{node_id}' cannot be asked to run this: {why}")
     command = StartDaemon(node_id=node_id, **codec.fields_of(body))
-    return await _answer_member(polls, group_id, body.master, body.incarnation, command)
+    return await _answer_member(request.state.polls, group_id, body.master, body.incarnation, command)
 
 
 async def _answer_member(

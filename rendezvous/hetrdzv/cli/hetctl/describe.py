@@ -18,7 +18,7 @@ from hetrdzv.client import Client
 from hetrdzv.protocol.failure import RootCause
 from hetrdzv.protocol.pages import Event, GroupReply, NodeReply, RoundReply, WorkerReply
 from hetrdzv.protocol.reasons.events import spent_of
-from hetrdzv.protocol.reasons.snapshots import of_group
+from hetrdzv.protocol.reasons.snapshots import safe
 from hetrdzv.protocol.rounds import RoundRecord, RoundsReply
 from hetrdzv.protocol.settings import DEFAULTS
 from hetrdzv.protocol.snapshots import SnapshotShown, SnapshotsShown
@@ -147,7 +147,7 @@ def _heading(group: GroupReply) -> Table:
             ("job", str(group.job)),
             ("round", round_),
             ("progress", progress),
-            ("snapshot", of_group(group)),
+            ("snapshot", safe(group.snapshot)),
             ("restarts", spent_of(group.restarts, group.max_restarts)),
             ("master", master),
             ("nodes", where),

@@ -15,7 +15,6 @@ from hetrdzv.cli.hetctl.options import ID, WIDE, command
 from hetrdzv.client import Client
 from hetrdzv.protocol.pages import QUARANTINED, GroupReply, GroupsReply, GroupSummary, urgency
 from hetrdzv.protocol.reasons.events import spent_of
-from hetrdzv.protocol.reasons.snapshots import safe_step
 
 NO_GROUPS = "no groups yet; the first agent to join creates one, or: hetctl create GROUP"
 
@@ -64,8 +63,9 @@ def groups_view(reply: GroupsReply, *, wide: bool) -> Iterator[RenderableType]:
 
 
 def _row(group: GroupSummary, wide: bool) -> list[str | Text]:
-    counts = group.counts
-    more = (group.job, counts.slots, counts.members, counts.spares, counts.gone, safe_step(group))
+    counts, snapshot = group.counts, group.snapshot
+    safe = f"step {snapshot.safe.step}" if snapshot is not None and snapshot.safe is not None else ""
+    more = (group.job, counts.slots, counts.members, counts.spares, counts.gone, safe)
     return [
         group.group_id,
         tables.state_text(group.shown_state),

@@ -10,8 +10,7 @@ import click
 from hetrdzv import __version__
 from hetrdzv.cli.types import FILE, Typed
 from hetrdzv.client import servers_from
-from hetrdzv.protocol.texts.addresses import DEFAULT_PORT
-from hetrdzv.protocol.texts.ids import checked_id
+from hetrdzv.protocol.texts.ids import DEFAULT_PORT, checked_id
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 

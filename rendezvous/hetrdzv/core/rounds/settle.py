@@ -45,7 +45,7 @@ from hetrdzv.protocol.reasons import ends, events, waiting
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.settings import OnJoin
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase
-from hetrdzv.protocol.texts.addresses import is_loopback
+from hetrdzv.protocol.texts.ids import is_loopback
 from hetrdzv.protocol.texts.who import Nodes
 
 MOST_PLACES = 8

@@ -8,7 +8,7 @@ from math import inf
 from hetrdzv.core.model import Cause, End, Group, Node, Notice, Round
 from hetrdzv.core.rounds.records import newest_record, time_until_end, with_record
 from hetrdzv.core.rounds.timers import Lapsed, notice_until
-from hetrdzv.protocol.errors import GroupFinishing, StaleIncarnation, UnknownNode
+from hetrdzv.protocol.errors import GroupFinishing, NotFound, StaleIncarnation
 from hetrdzv.protocol.failure import Ended, Failure, RootCause
 from hetrdzv.protocol.reasons import ends, events
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
@@ -65,7 +65,7 @@ def require_speaker(group: Group, node_id: str, incarnation: str) -> Node:
     """The node that an agent speaks for."""
     node = group.nodes.get(node_id)
     if node is None:
-        raise UnknownNode(f"group '{group.group_id}' has no node '{node_id}': it has to join first")
+        raise NotFound(f"group '{group.group_id}' has no node '{node_id}': it has to join first")
     if node.incarnation != incarnation:
         raise StaleIncarnation(
             f"node '{node_id}' of group '{group.group_id}' now belongs to another agent at {node.address}: "
@@ -78,7 +78,7 @@ def known_node(group: Group, node_id: str) -> Node:
     """The node of that name, which a person has given."""
     node = group.nodes.get(node_id)
     if node is None:
-        raise UnknownNode(
+        raise NotFound(
             f"group '{group.group_id}' has no node '{node_id}'; its nodes: {Nodes.of(group.nodes)}"
         )
     return node

@@ -13,7 +13,7 @@ from hetrdzv.protocol.reasons.events import node_used_last
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.settings import OnJoin
 from hetrdzv.protocol.states import NodePhase
-from hetrdzv.protocol.texts.addresses import is_loopback
+from hetrdzv.protocol.texts.ids import is_loopback
 
 READ = ("spec", "nodes", "drained", "job", "round", "seats", "unreachable", "failed_masters", "failed_rounds")
 """The fields of a group that decide which nodes form its rounds."""

@@ -123,8 +123,8 @@ class Reason:
 
     Attributes:
         message: one line, with nothing in it that means anything to a terminal.
-        nodes, more_nodes: which nodes it is about: the first few, and how many more.
-        ranks: which ranks: the first few ranges, first and last rank of each.
+        nodes, more_nodes: the first few that it is about, and how many more.
+        ranks: the first few ranges, first and last rank of each.
         since, until: from when, and until when at the latest (seconds on the server's clock).
         quote: what a worker, an agent or a system has said: it is shown, and never searched.
         data: what else programs may want to know, by code (docs/events.md).

@@ -1,6 +1,5 @@
 """Snapshots: which step is safe, what is missing of one, and what was lost."""
 
-from hetrdzv.protocol.pages import GroupSummary
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode, clipped, reason
 from hetrdzv.protocol.snapshots import SafeShown, Stamp
 from hetrdzv.protocol.texts.phrasing import count, have, names
@@ -10,27 +9,18 @@ NOBODY_HAS = "no node that is here has a step (what was written to --snapshot-to
 """Of a job whose nodes hold none."""
 
 
-def of_group(group: GroupSummary) -> str:
-    """What of a job's work is safe; empty where no step ever was, as in all jobs that keep no snapshots."""
-    return safe(group.snapshot) if group.snapshot is not None else ""
+def _step(stamp: Stamp, of_round: str = "") -> str:
+    earlier = " of an earlier job" if stamp.origin is not None else ""
+    return f"step {stamp.step}{of_round}{earlier}"
 
 
-def safe_step(group: GroupSummary) -> str:
-    """The same in two words: `step 120`."""
-    newest = group.snapshot.safe if group.snapshot is not None else None
-    return f"step {newest.step}" if newest is not None else ""
+def safe(value: SafeShown | None) -> str:
+    """Which step is safe, where, and what was lost before: `step 120 is safe (gpu1, gpu2); 4 steps were lost ...`.
 
-
-def _step(stamp: Stamp) -> str:
-    return f"step {stamp.step}{_earlier(stamp)}"
-
-
-def _earlier(stamp: Stamp) -> str:
-    return " of an earlier job" if stamp.origin is not None else ""
-
-
-def safe(value: SafeShown) -> str:
-    """Which step is safe, where, and what was lost before: `step 120 is safe (gpu1, gpu2); 4 steps were lost ...`."""
+    Empty where no step ever was, as in all jobs that keep no snapshots.
+    """
+    if value is None:
+        return ""
     now = f"{_step(value.safe)} is safe ({_where(value)})" if value.safe is not None else ""
     if value.began is None:
         return now
@@ -60,7 +50,7 @@ def lost(steps: int | None, newer: str = "") -> str:
 
 
 def _which(stamp: Stamp) -> str:
-    return f"step {stamp.step} of round {stamp.round}{_earlier(stamp)}"
+    return _step(stamp, f" of round {stamp.round}")
 
 
 def not_on_disk(stamp: Stamp, nodes: Nodes, why: str) -> Reason:

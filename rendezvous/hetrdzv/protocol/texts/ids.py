@@ -1,5 +1,6 @@
-"""The rule for ids of groups, nodes and agents, and their natural order."""
+"""The rule for ids of groups, nodes and agents, and their natural order; addresses."""
 
+import ipaddress
 import re
 from functools import lru_cache
 
@@ -32,3 +33,16 @@ def checked_id(value: str) -> str:
 def natural_key(name: str) -> tuple[str, str]:
     """Sort key that puts `gpu2` before `gpu10`, since all numbers are made as long; no two names have the same."""
     return re.sub(r"\d+", lambda number: number[0].lstrip("0").rjust(MAX_ID_LENGTH, "\0"), name), name
+
+
+DEFAULT_PORT = 29400
+"""Where hetserver listens by default, and the port of a server URL that names none."""
+
+
+@lru_cache(maxsize=1 << 16)
+def is_loopback(address: str) -> bool:
+    """Whether an address, or a host name (RFC 6761), always means this machine itself."""
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost" or address.endswith(".localhost")

@@ -1,6 +1,5 @@
 """Announced stops: workers save before, so no step is made twice."""
 
-import re
 import signal
 from collections.abc import Iterator
 from itertools import pairwise
@@ -9,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.cluster import Cluster, cluster
+from tests.support.cluster import THREE, Cluster, cluster
 
 TRAIN = str(Path(__file__).parents[2] / "examples" / "digits" / "train.py")
 
@@ -24,8 +23,8 @@ def steps_lost(job: Cluster, first: int, second: int) -> int:
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Cluster]:
     """Nodes whose workers save when they are told that their round is about to end, and never else."""
-    flags = ("--nnodes", "1:3", "--last-call-s", "1", "--stop-timeout-s", "5", "--notice-s", "50")
-    with cluster(tmp_path, *flags) as made:
+    waits = ("--nnodes", "1:3", "--last-call-s", "1", "--stop-timeout-s", "5")
+    with cluster(tmp_path, *waits, "--notice-s", "50", "--grace-s", "60") as made:
         made.light = made.notice = True
         yield made
 
@@ -52,96 +51,50 @@ def test_a_joiner_a_restart_and_a_drain_cost_no_step(job: Cluster) -> None:
     assert job.group()["restarts"] == 0
 
 
-@pytest.fixture
-def spot(tmp_path: Path) -> Iterator[Cluster]:
-    """Nodes that may have to go, whose workers save when they are told, and never else."""
-    with cluster(tmp_path, "--nnodes", "1:3", "--last-call-s", "1", "--grace-s", "60") as made:
-        made.light = made.notice = True
-        yield made
-
-
-@pytest.mark.parametrize("goes", [pytest.param("a", marks=pytest.mark.long), "c"])
-def test_a_node_that_has_to_go_costs_no_step(spot: Cluster, goes: str) -> None:
-    """The one of rank 0 or another."""
-    slots = {"a": 2, "b": 1, "c": 1}
-    first = spot.start(slots)
-    spot.agents[goes].send(signal.SIGTERM)
-    second = spot.world(4 - slots[goes], round_above=first)
-    assert spot.agents[goes].wait() == 75
-    assert steps_lost(spot, first, second) == 0
-    assert spot.told("ready_to_stop")
-    spot.end_well(*slots.keys() - goes)
-    assert spot.group()["restarts"] == 0
+def test_a_node_that_has_to_go_costs_no_step(job: Cluster) -> None:
+    """That of rank 0."""
+    first = job.start(THREE)
+    job.agents["a"].send(signal.SIGTERM)
+    second = job.world(2, round_above=first)
+    assert job.agents["a"].wait() == 75
+    assert steps_lost(job, first, second) == 0
+    assert job.told("ready_to_stop")
+    job.end_well("b", "c")
+    assert job.group()["restarts"] == 0
 
 
 @pytest.mark.long
-def test_all_nodes_have_to_go_and_the_job_goes_on_once_they_are_back(spot: Cluster) -> None:
-    slots = {"a": 2, "b": 1, "c": 1}
-    first = spot.start(slots)
-    for agent in spot.agents.values():
+def test_all_nodes_have_to_go_and_the_job_goes_on_once_they_are_back(job: Cluster) -> None:
+    first = job.start(THREE)
+    for agent in job.agents.values():
         agent.send(signal.SIGTERM)
-    assert [agent.wait() for agent in spot.agents.values()] == [75] * 3
-    assert (spot.group()["state"], len(spot.told("stop_announced"))) == ("waiting", 1)
-    for name, gpus in slots.items():
-        spot.agent(name, gpus)
-    second = spot.world(4, round_above=first)
-    assert steps_lost(spot, first, second) == 0
-    spot.end_well(*slots)
-    assert spot.group()["restarts"] == 0
-
-
-@pytest.mark.long
-@pytest.mark.timeout(400)
-def test_the_digits_go_on_at_the_step_at_which_they_were_stopped(tmp_path: Path) -> None:
-    """A node joins, one is drained, somebody restarts the job."""
-    flags = ("--nnodes", "1:2", "--last-call-s", "1", "--notice-s", "60", "--max-restarts", "0")
-    args = ("--checkpoint-dir", str(tmp_path / "digits"), "--epochs", "8", "--step-sleep", "0.1")
-
-    with cluster(tmp_path, *flags) as job:
-
-        def said(pattern: str) -> list[str]:
-            """What rank 0 has said, in the order of rounds; it is on the first node of each."""
-            return re.findall(pattern, job.agents["a"].stderr)
-
-        def goes_on(rounds: int) -> None:
-            job.wait_for(lambda: len(said("(?m)^world size")) == rounds, f"round {rounds}")
-            known = len(said("(?m)^epoch"))
-            job.wait_for(lambda: len(said("(?m)^epoch")) > known, "an epoch")
-
-        job.agent("a", 2, script=TRAIN, args=args)
-        goes_on(1)
-        job.agent("b", 1, script=TRAIN, args=args)
-        goes_on(2)
-        job.post("restart")
-        goes_on(3)
-        job.post("nodes/b/drain")
-        goes_on(4)
-        assert [job.agents[name].wait(200) for name in "ba"] == [4, 0], job.report()
-        assert said(r"(?m)^world size (\d)") == ["2", "3", "3", "2"]
-        assert len(saved := said(r"saved after step (\d+)")) == 3
-        assert said(r"resuming after epoch \d+, step (\d+)") == saved
-        (accuracy,) = said(r"final accuracy ([.\d]+)")
-        assert float(accuracy) > 0.9
+    assert [agent.wait() for agent in job.agents.values()] == [75] * 3
+    assert (job.group()["state"], len(job.told("stop_announced"))) == ("waiting", 1)
+    for name, gpus in THREE.items():
+        job.agent(name, gpus)
+    second = job.world(4, round_above=first)
+    assert steps_lost(job, first, second) == 0
+    job.end_well(*THREE)
+    assert job.group()["restarts"] == 0
 
 
 @pytest.mark.long
 @pytest.mark.timeout(400)
 def test_a_run_all_of_whose_nodes_go_and_come_back_ends_like_an_undisturbed_one(tmp_path: Path) -> None:
     """The ranks train on the same digits in the same order; DDP sums the first gradients in another order."""
-    slots = {"a": 2, "b": 1, "c": 1}
 
     def train(name: str, *, disturbed: bool) -> dict[str, torch.Tensor]:
         folder = tmp_path / name
         args = ("--checkpoint-dir", str(folder / "digits"), "--epochs", "4", "--step-sleep", "0.1")
         folder.mkdir()
         with cluster(folder, "--nnodes", "3", "--grace-s", "60", "--max-restarts", "0") as job:
-            agents = [job.agent(node, gpus, script=TRAIN, args=args) for node, gpus in slots.items()]
+            agents = [job.agent(node, gpus, script=TRAIN, args=args) for node, gpus in THREE.items()]
             if disturbed:
                 job.wait_for(lambda: "epoch  2/4" in agents[0].stderr, "two epochs")
                 for agent in agents:
                     agent.send(signal.SIGTERM)
                 assert [agent.wait() for agent in agents] == [75] * 3, job.report()
-                agents = [job.agent(node, gpus, script=TRAIN, args=args) for node, gpus in slots.items()]
+                agents = [job.agent(node, gpus, script=TRAIN, args=args) for node, gpus in THREE.items()]
             assert [agent.wait(300) for agent in agents] == [0] * 3, job.report()
             assert ("saved after step" in job.report()) is disturbed
         model: dict[str, torch.Tensor] = torch.load(folder / "digits" / "checkpoint.pt")["model"]

@@ -209,20 +209,6 @@ def test_shards_are_on_another_node_after_an_interval_and_a_copy_although_steps_
 
 
 @pytest.mark.long
-def test_shards_of_a_node_that_loses_its_memory_are_on_another(job: Cluster) -> None:
-    run = begun(job, "fsdp2", 100_000)
-    number = run.trained()
-    job.wait_for(lambda: job.group().get("snapshot", {}).get("safe"), "a snapshot that is kept")
-    safe = job.group()["snapshot"]["safe"]["step"]
-    run.lose("b")
-    after = run.trained(number, world=2)
-    assert run.loaded(after) >= safe
-    run.start("b")
-    grown = run.trained(after)
-    assert run.loaded(grown) > 0
-
-
-@pytest.mark.long
 def test_what_a_round_began_from_outlives_a_node_before_the_next_snapshot(job: Cluster) -> None:
     """When a round ends, each shard is on its own node only; here few others are taken."""
     run = begun(job, "fsdp2", 100_000, "--snapshot-every-s", "3600")

@@ -11,7 +11,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hetagent.standby.waiting import ORDER
 from tests.support.cluster import Agent, Cluster, cluster, leftovers, wait_for
 from tests.support.needs import ALL
 
@@ -62,12 +61,16 @@ def kill_one(job: Cluster, number: int) -> int:
 def test_each_next_world_is_made_of_standbys(job: Cluster, tmp_path: Path) -> None:
     agent = job.agent("a", 2, "--preload", MODULE)
     number = job.world(2)
-    for restart in range(1, 4):
+    for restart in (1, 2):
         ready = two_standbys(agent)
         number = kill_one(job, number)
         assert pids(job, number) == set(ready), job.report()
         assert {line["restart"] for line in job.lines(round=number)} == {restart}
-    assert job.group()["restarts"] == 3
+    for pid in two_standbys(agent):  # that they die costs nothing
+        os.kill(pid, 9)
+    job.progress(number)
+    number = kill_one(job, number)
+    assert {line["restart"] for line in job.lines(round=number)} == {3}
     job.end_well("a")
     assert leftovers("a") == []
     assert list((tmp_path / "tmp").iterdir()) == []
@@ -91,18 +94,6 @@ def test_kills_in_a_row(job: Cluster, tmp_path: Path) -> None:
     job.end_well("a")
     assert leftovers("a") == []
     assert list((tmp_path / "tmp").iterdir()) == []
-
-
-def test_dead_standbys_cost_no_restart(job: Cluster) -> None:
-    agent = job.agent("a", 2, "--preload", MODULE)
-    number = job.world(2)
-    for pid in two_standbys(agent):
-        os.kill(pid, 9)
-    job.progress(number)
-    number = kill_one(job, number)
-    assert {line["restart"] for line in job.lines(round=number)} == {1}
-    job.end_well("a")
-    assert leftovers("a") == []
 
 
 IMPORTS = """
@@ -192,14 +183,6 @@ def test_after_a_new_release_all_ranks_run_it(job: Cluster, tmp_path: Path) -> N
     agent.send(signal.SIGTERM)
     agent.wait()
     assert leftovers("a") == []
-
-
-def test_without_standbys(job: Cluster) -> None:
-    agent = job.agent("a", 2, "--preload", "none")
-    number = kill_one(job, job.world(2))
-    job.progress(number)
-    assert not [child for child in psutil.Process(agent.pid).children() if ORDER in child.environ()]
-    job.end_well("a")
 
 
 def test_a_killed_agent_leaves_no_standby(job: Cluster) -> None:

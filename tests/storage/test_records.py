@@ -12,7 +12,7 @@ from hetrdzv.core.commands import (
 )
 from hetrdzv.core.model import Cause, End, Group, Node, Notice, Round
 from hetrdzv.protocol.directive import Member
-from hetrdzv.protocol.errors import Difference, StorageError
+from hetrdzv.protocol.errors import StorageError
 from hetrdzv.protocol.failure import Ended, Failure, RootCause
 from hetrdzv.protocol.pages import Event
 from hetrdzv.protocol.progress import Moved
@@ -160,7 +160,6 @@ def full() -> Group:
         departed_at=0.1 + 0.2,
         departure_reason=ends.lease_expired(5.0),
         former=("w",),
-        replaced=(Difference("max_nodes", "2", "5"),),
     )
     end = End(
         cause=Cause(
@@ -439,7 +438,7 @@ def test_a_malformed_record_says_where(key: str, news: dict[str, object], why: s
 @pytest.mark.parametrize(
     ("key", "says"),
     [
-        *((key, f"the store has a record {key}, which no hetserver wrote") for key in ("group", "groups/g", "x/g/group")),
+        *((key, f"the store has a record {key}, which no hetserver") for key in ("group", "groups/g", "x/g/group")),
         *((key, f"record {key} is malformed (this hetserver") for key in ("groups/g/nodes", "groups/g/a/b")),
         ("groups/g/round", "record groups/g/group is malformed (it is missing, but"),
     ],

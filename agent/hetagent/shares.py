@@ -143,12 +143,17 @@ def refresh(
     """
     if len(sizes) != shares.world_size:
         raise ValueError(f"there are {len(sizes)} sizes for {shares.world_size} ranks: give one for each")
-    path = os.environ.get(FILE) and SPEED.format(path=os.environ[FILE], rank=shares.rank)
-    if time_ns is None:
-        own = _read_speed(path)
-    else:
-        own = sizes[shares.rank] * PER_SPEED // time_ns if time_ns > 0 else 0
-        _write_speed(path, own)
+    weights = os.environ.get(FILE)
+    speed = SPEED.format(path=weights, rank=shares.rank)
+    own = sizes[shares.rank] * PER_SPEED // time_ns if time_ns else 0
+    with contextlib.suppress(OSError, ValueError):
+        if weights and time_ns is None:
+            with open(speed, "rb") as file:
+                own = max(0, int(file.read(18)))
+        elif weights and own:  # its agent keeps it for the next round
+            with open(f"{speed}.new", "w", encoding="ascii") as new:
+                new.write(str(own))
+            os.replace(f"{speed}.new", speed)
     return replace(shares, weights=_decided(shares.weights, sizes, gather(own)))
 
 
@@ -167,23 +172,6 @@ def _decided(weights: tuple[float, ...], sizes: Sequence[int], speeds: Sequence[
         for each in (sizes, batch_sizes(sum(sizes), decided))
     )
     return decided if after < before * (1 - GAIN) else weights
-
-
-def _read_speed(path: str | None) -> int:
-    """What a rank has measured before; 0: nothing."""
-    with contextlib.suppress(OSError, ValueError), open(path or "", "rb") as file:
-        return max(0, int(file.read(18)))
-    return 0
-
-
-def _write_speed(path: str | None, speed: int) -> None:
-    """Keep what a rank has measured for the next round, if it has an agent."""
-    if not path or speed <= 0:
-        return
-    with contextlib.suppress(OSError):
-        with open(f"{path}.new", "w", encoding="ascii") as file:
-            file.write(str(speed))
-        os.replace(f"{path}.new", path)
 
 
 def batch_sizes(global_batch: int, weights: Sequence[float], *, least: int = 1) -> list[int]:
@@ -241,7 +229,7 @@ def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
     if (rank is None) != (world_size is None):
         raise ValueError("give both rank and world_size, or neither")
     if rank is None or world_size is None:
-        names = next((pair for pair in RANKS if all(name in os.environ for name in pair)), None)
+        names = next((pair for pair in RANKS if os.environ.keys() >= {*pair}), None)
         if names is None:
             if os.environ.get(FILE):
                 raise SharesError(

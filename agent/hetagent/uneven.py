@@ -147,8 +147,7 @@ class UnevenBatchSampler(Sampler[list[int]]):
         self._seed = seed
         self._drop_last = drop_last
         self._group = group
-        self._epoch = 0
-        self._consumed = 0
+        self._epoch = self._consumed = 0
         self._timer = WorkTimer()
         self._is_new = True  # no step was trained on since the sampler was made
         self._untimed = 0  # steps that are not timed from now on
@@ -188,12 +187,7 @@ class UnevenBatchSampler(Sampler[list[int]]):
     @property
     def _order_of(self) -> dict[str, object]:
         """What the order of samples follows from."""
-        return {
-            "version": VERSION,
-            "samples": self._samples,
-            "shuffle": self._shuffle,
-            "seed": self._seed,
-        }
+        return {"version": VERSION, "samples": self._samples, "shuffle": self._shuffle, "seed": self._seed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a sampler was, in the middle of an epoch or at the end of one.
@@ -293,10 +287,9 @@ class UnevenBatchSampler(Sampler[list[int]]):
         if self.shares.weights == was.weights:
             return False
         if was.rank == 0:
-            now = self._sizes(self.shares, self._global_batch)
+            now = _short(self._sizes(self.shares, self._global_batch))
             what = "by the ranks' own time" if time_ns is not None else "as measured in the round before"
-            text = f"hetagent.uneven: batches of {_short(now)} instead of {_short(sizes)}, {what}"
-            print(text, file=sys.stderr, flush=True)
+            print(f"hetagent.uneven: batches of {now} instead of {_short(sizes)}, {what}", file=sys.stderr)
         return True
 
     def _sizes(self, shares: Shares, total: int) -> list[int]:
@@ -304,11 +297,9 @@ class UnevenBatchSampler(Sampler[list[int]]):
         weights = shares.weights
         enough = max(1, min(len(weights), total // self._least))
         fastest = sorted(sorted(range(len(weights)), key=lambda rank: (-weights[rank], rank))[:enough])
-        sizes = [0] * len(weights)
         theirs = batch_sizes(total, [weights[rank] for rank in fastest], least=self._least)
-        for rank, size in zip(fastest, theirs, strict=True):
-            sizes[rank] = size
-        return sizes
+        sizes = dict(zip(fastest, theirs, strict=True))
+        return [sizes.get(rank, 0) for rank in range(len(weights))]
 
     def _parts_of(self, sizes: list[int]) -> int:
         """In how many parts everybody's share fits into memory."""
@@ -359,9 +350,9 @@ class UnevenBatchSampler(Sampler[list[int]]):
             "drop_last": self._drop_last,
             **self.state_dict(),
         }
-        rows = _all_gather([_digest(value) for value in values.values()], self._group)
-        for at, (what, value) in enumerate(values.items()):
-            if other := [rank for rank in range(ranks) if rows[rank][at] != rows[0][at]]:
+        rows = _all_gather({what: _digest(value) for what, value in values.items()}, self._group)
+        for what, value in values.items():
+            if other := [rank for rank in range(ranks) if rows[rank][what] != rows[0][what]]:
                 raise RuntimeError(
                     f"{what}: ranks {_short(other)} and rank 0 differ (rank {here} has {_short(value)}): all ranks "
                     "have to make the sampler with the same arguments, from the same checkpoint; a rank without "
@@ -403,21 +394,18 @@ def gathered(value: int, group: dist.ProcessGroup | None = None) -> list[int]:
     """The values of all ranks, in their order; every rank has to call it."""
     if not dist.is_available() or not dist.is_initialized():
         return [value]
-    return [row[0] for row in _all_gather([value], group)]
+    return _all_gather(value, group)
 
 
-def _all_gather(values: list[int], group: dist.ProcessGroup | None) -> list[list[int]]:
-    on_cpu = "cpu:" in dist.get_backend_config(group)
-    accelerator = None if on_cpu else torch.accelerator.current_accelerator()
-    mine = torch.tensor(values, device=accelerator or "cpu")
-    rows = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(rows, mine, group=group)
-    return [row.tolist() for row in rows]
+def _all_gather(value: object, group: dist.ProcessGroup | None) -> list[Any]:
+    rows: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(rows, value, group=group)
+    return rows
 
 
 def _bounds(memory: Memory, ranks: int) -> list[int | None]:
     """How many samples each rank can take at once; None: any number."""
-    listed = [memory] * ranks if memory is None or isinstance(memory, int) else list(memory)
+    listed = list(memory) if isinstance(memory, Sequence) else [memory] * ranks
     if len(listed) != ranks:
         raise ValueError(
             f"memory has {len(listed)} bounds for {ranks} ranks: give one for each, in their order"
@@ -438,8 +426,8 @@ def _other_batches(given: int, expected: int) -> RuntimeError:
     )
 
 
-def _digest(value: object) -> int:
-    return int.from_bytes(hashlib.sha256(repr(value).encode()).digest()[:8], "big", signed=True)
+def _digest(value: object) -> bytes:
+    return hashlib.sha256(repr(value).encode()).digest()
 
 
 def _short(value: object) -> str:

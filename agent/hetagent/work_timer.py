@@ -24,19 +24,18 @@ class WorkTimer:
     """
 
     def __init__(self) -> None:
-        self._steps: list[list[Span]] = []
-        self._spans: list[Span] = []  # of the step that goes on
         self._began: Any = None
         self._ended: Any = None
+        self.clear()
 
     @property
     def steps(self) -> int:
         """How many were timed since the last `clear`."""
-        return len(self._steps)
+        return len(self._steps) - 1
 
     def clear(self) -> None:
         """Forget all steps."""
-        self._steps, self._spans = [], []
+        self._steps: list[list[Span]] = [[]]  # the last one goes on
         self.pause()
 
     def pause(self) -> None:
@@ -61,19 +60,18 @@ class WorkTimer:
 
     def end_step(self) -> None:
         """The step is over."""
-        self._steps.append(self._spans)
-        self._spans = []
+        self._steps.append([])
 
     def median_ns(self) -> int:
         """How long this rank worked in a step, without the first ones (nanoseconds); 0: that is unknown."""
         with contextlib.suppress(RuntimeError):  # events of a step that became part of a CUDA graph
-            times = [sum(map(_elapsed_ns, spans)) for spans in self._steps[WARM_UP:] if spans]
+            times = [sum(map(_elapsed_ns, spans)) for spans in self._steps[WARM_UP:-1] if spans]
             return int(median(times)) if times else 0
         return 0
 
     def _stop(self) -> None:
         if self._began is not None and self._ended is not None:
-            self._spans.append((self._began, self._ended))
+            self._steps[-1].append((self._began, self._ended))
         self._began = self._ended = None
 
     def _to_gradients(self, trained: list[torch.nn.Parameter], mark: Callable[[], Any]) -> list[Any]:
@@ -82,9 +80,8 @@ class WorkTimer:
             self._began = mark()
 
         def done(*_: object) -> None:
-            self._ended = (
-                mark()
-            )  # the last counts: checkpointed activations make backward passes of their own
+            # the last counts: checkpointed activations make backward passes of their own
+            self._ended = mark()
 
         return [register_multi_grad_hook(trained, done)] if trained else []
 

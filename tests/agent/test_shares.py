@@ -18,22 +18,25 @@ RANDOM_CASES = 200
 
 
 @pytest.mark.parametrize(
-    ("global_batch", "weights", "sizes"),
+    ("global_batch", "weights", "least", "sizes"),
     [
-        (8, [1, 1, 1, 1], [2, 2, 2, 2]),
-        (10, [1, 1, 1, 1], [3, 3, 2, 2]),  # what is left goes to lower ranks
-        (12, [1.0, 0.25, 0.25], [8, 2, 2]),
-        (11, [4, 1, 1], [7, 2, 2]),
-        (10, [0.1, 0.2, 0.3], [2, 3, 5]),
-        (3, [1000, 1, 1], [1, 1, 1]),
-        (100, [1000, 1, 1], [98, 1, 1]),  # none gets nothing
-        (7, [5], [7]),
-        (6, [1e-300, 1e300, 5], [1, 4, 1]),
-        (6, [10**400, 1], [5, 1]),
+        (8, [1, 1, 1, 1], 1, [2, 2, 2, 2]),
+        (10, [1, 1, 1, 1], 1, [3, 3, 2, 2]),  # what is left goes to lower ranks
+        (12, [1.0, 0.25, 0.25], 1, [8, 2, 2]),
+        (11, [4, 1, 1], 1, [7, 2, 2]),
+        (10, [0.1, 0.2, 0.3], 1, [2, 3, 5]),
+        (3, [1000, 1, 1], 1, [1, 1, 1]),
+        (100, [1000, 1, 1], 1, [98, 1, 1]),  # none gets nothing
+        (100, [1000, 1, 1], 2, [96, 2, 2]),
+        (6, [1000, 1, 1], 2, [2, 2, 2]),
+        (5, [1000, 1, 1], 2, [3, 1, 1]),  # there are not enough
+        (7, [5], 1, [7]),
+        (6, [1e-300, 1e300, 5], 1, [1, 4, 1]),
+        (6, [10**400, 1], 1, [5, 1]),
     ],
 )
-def test_sizes(global_batch: int, weights: list[float], sizes: list[int]) -> None:
-    assert batch_sizes(global_batch, weights) == sizes
+def test_sizes(global_batch: int, weights: list[float], least: int, sizes: list[int]) -> None:
+    assert batch_sizes(global_batch, weights, least=least) == sizes
 
 
 def test_sizes_of_random_batches() -> None:
@@ -165,11 +168,13 @@ def test_a_wrong_rank_is_refused(
         shares.current()
 
 
-def test_rank_and_world_size_belong_together(path: Path) -> None:
+def test_what_does_not_fit_together_is_refused(path: Path) -> None:
     with pytest.raises(ValueError, match="both rank and world_size"):
         shares.current(1)
     with pytest.raises(ValueError, match="rank 3 is none of the 2"):
         Shares((1.0, 1.0), rank=3)
+    with pytest.raises(ValueError, match="there are 1 sizes for 2 ranks: give one for each"):
+        shares.refresh(Shares((1.0, 1.0)), [4], lambda own: [own], 1)
 
 
 # -- by what was measured ------------------------------------------------------------------------------------
@@ -217,11 +222,6 @@ def test_they_come_to_rest_where_all_need_the_same_time_though_steps_cost_someth
     assert max(times) < 1.06 * sum(times) / 4
 
 
-def test_one_size_for_each_rank() -> None:
-    with pytest.raises(ValueError, match="there are 1 sizes for 2 ranks: give one for each"):
-        shares.refresh(Shares((1.0, 1.0)), [4], lambda own: [own], 1)
-
-
 def test_what_a_rank_has_measured_is_known_in_the_next_round(path: Path) -> None:
     def gather(own: int) -> list[int]:
         return [own or 7, 4 * (own or 7), 0]
@@ -254,8 +254,3 @@ def test_it_needs_the_standard_library_only() -> None:
         check=True,
     )
     assert done.stdout.strip() == "['__main__', 'hetagent']"
-
-
-def test_each_rank_gets_at_least_so_many_where_there_are_enough() -> None:
-    sizes = {batch: batch_sizes(batch, [1000, 1, 1], least=2) for batch in (100, 6, 5)}
-    assert sizes == {100: [96, 2, 2], 6: [2, 2, 2], 5: [3, 1, 1]}

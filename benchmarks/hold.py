@@ -26,7 +26,7 @@ from benchmarks.load import Fleet, Node, fewer_pauses, plans, settled
 from benchmarks.serving import hetserver, raise_file_limit
 from benchmarks.tables import Table, median, ms
 
-LEASE_S = 300
+LEASE_S = 60
 CALM_S = 0.5
 """How long the loop is watched before a request and after everybody has heard of it (seconds)."""
 

@@ -165,7 +165,7 @@ def test_check(machine: Machine, seen: Seen) -> None:
 
 def test_drift(machine: Machine, tmp_path: Path, seen: Seen) -> None:
     """The versions that a node sends, by which drift is found, are those of the driver, torch, CUDA and NCCL"""
-    from hetagent.node.gpu.versions import versions
+    from hetagent.node.gpu.discovery import versions
 
     found, about = versions(), machine.about
     assert (found["torch"], found.get("cuda"), found.get("rocm")) == (

@@ -27,7 +27,7 @@ from hetagent.node import console, names
 from hetagent.node.address import find_address
 from hetagent.node.console import flush, say
 from hetagent.node.gpu import devices
-from hetagent.node.gpu.versions import versions
+from hetagent.node.gpu.discovery import versions
 from hetagent.node.processes import proctree as processes
 from hetagent.node.processes.guardian import Guardian
 from hetagent.node.standalone import OwnServer

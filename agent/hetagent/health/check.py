@@ -2,38 +2,31 @@
 
 import asyncio
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import StrEnum
 from urllib.parse import urlsplit
 
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from hetagent.errors import UsageError
+from hetagent.health.gpus_free import GIB, SLACK_BYTES
 from hetagent.launch.slots import narrow, slots_of
 from hetagent.node import network, release
-from hetagent.node.gpu import devices, memory
-from hetagent.node.gpu.discovery import memory_of
-from hetagent.node.gpu.versions import versions
+from hetagent.node.gpu import devices
+from hetagent.node.gpu.discovery import GpuBroken, Usage, memory_of, versions
 from hetagent.node.network import host_port
 from hetagent.options.model import Options
 from hetagent.session.preflight import reachable
 from hetrdzv import __version__
 from hetrdzv.auth.tls import ClientTls
+from hetrdzv.cli.hetctl.tables import folded, show, table, word
 from hetrdzv.client.client import Client
 from hetrdzv.protocol.errors import HetError, UnknownGroup
 from hetrdzv.protocol.pages import NodeReply
 from hetrdzv.protocol.texts.ids import is_loopback
 from hetrdzv.protocol.texts.phrasing import count as counted
-from hetrdzv.protocol.texts.phrasing import inert
-
-PIPED_WIDTH = 10_000
-"""Width where output is not a terminal (columns): every row stays on one line."""
-
-GIB = 1 << 30
 
 SHARE = 0.1
 """A GPU of which more than this is in use has too little for most jobs."""
@@ -71,24 +64,10 @@ def run(options: Options, token: str | None, tls: ClientTls) -> int:
     """
     findings = [check_versions(versions(), release.installed()), *check_devices(options)]
     findings += asyncio.run(_check_network(options, token, tls))
-    show(findings)
+    columns = [word("CHECK"), word("IS"), folded("FOUND", 20), folded("ADVICE", 20)]
+    rows = [(row.what, Text(row.grade, style=_STYLES[row.grade]), row.found, row.advice) for row in findings]
+    show(table(columns, rows))
     return int(any(finding.grade is Grade.WRONG for finding in findings))
-
-
-def show(findings: Sequence[Finding], console: Console | None = None) -> None:
-    """Print the table to stdout: folded on a terminal, elsewhere one line per row."""
-    console = console or Console(highlight=False, markup=False, emoji=False)
-    if not console.is_terminal:
-        console.width = PIPED_WIDTH
-    table = Table(box=None, pad_edge=False)
-    for heading in ("CHECK", "IS", "FOUND", "ADVICE"):
-        table.add_column(heading, overflow="fold")
-    for finding in findings:
-        grade = Text(finding.grade, style=_STYLES[finding.grade])
-        table.add_row(inert(finding.what), grade, inert(finding.found), inert(finding.advice))
-    with console.capture() as captured:
-        console.print(table)
-    console.file.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
 
 
 # -- this machine --------------------------------------------------------------------------------------------
@@ -118,17 +97,17 @@ def check_devices(options: Options) -> list[Finding]:
     found = Finding("devices", Grade.OK, chosen.facts.get("name") or counted(slots, "GPU"))
     try:
         usages = memory_of([gpu.uuid for gpu in devices.visible_gpus(os.environ)])
-    except memory.GpuBroken as error:
+    except GpuBroken as error:
         advice = "reset the GPU, or leave it out: --gpus"
         return [found, Finding("GPU memory", Grade.WRONG, str(error), advice)]
     return [found, *map(check_gpu_memory, usages)]
 
 
-def check_gpu_memory(usage: memory.Usage) -> Finding:
+def check_gpu_memory(usage: Usage) -> Finding:
     """How much of a GPU's memory is free."""
     free = usage.total_bytes - usage.used_bytes
     text = f"{free / GIB:.1f} of {usage.total_bytes / GIB:.1f} GiB free"
-    if usage.used_bytes <= max(memory.SLACK_BYTES, SHARE * usage.total_bytes):
+    if usage.used_bytes <= max(SLACK_BYTES, SHARE * usage.total_bytes):
         return Finding(usage.gpu, Grade.OK, text)
     who = ", ".join(f"pid {holder.pid}" for holder in usage.holders[:5])
     advice = f"in use by {who}" if who else "the driver names no process that uses it: another container?"

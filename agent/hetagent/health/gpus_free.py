@@ -6,10 +6,11 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
+from typing import NamedTuple
 
 from hetagent.health.checks import HEALTHY, HealthResult
-from hetagent.node.gpu import memory
-from hetagent.node.gpu.discovery import memory_of
+from hetagent.node.gpu.discovery import GpuBroken, Holder, Usage, memory_of
 from hetagent.node.processes import proctree as processes
 
 WAIT_S = 60.0
@@ -22,7 +23,51 @@ driver often names nobody, and a neighbour's memory looks like what is left of d
 PAUSE_MIN_S, PAUSE_MAX_S = 0.05, 1.0
 """Pause after the first and after many looks (seconds)."""
 
-Look = Callable[[], Sequence[memory.Usage]]
+SLACK_BYTES = 1 << 30
+"""How much more than before may be in use without anybody known to use it: the driver's own, rounding."""
+
+GIB = 1 << 30
+
+Look = Callable[[], Sequence[Usage]]
+
+
+class Left(NamedTuple):
+    """Memory of a GPU that is still in use after a round.
+
+    Attributes:
+        more_bytes: how much more than when the last round began, without what processes of others use.
+        is_ours: a process of this node uses it.
+        text: all of it in words.
+    """
+
+    more_bytes: int
+    is_ours: bool
+    text: str
+
+
+def left_over(before: Sequence[Usage], now: Sequence[Usage], is_ours: Callable[[int], bool]) -> list[Left]:
+    """The GPUs that are not free again. What a process of somebody else uses does not count, old or new."""
+    former = {usage.gpu: max(0, usage.used_bytes - _size(usage.holders)) for usage in before}
+    left = []
+    for usage in now:
+        ours = [holder for holder in usage.holders if is_ours(holder.pid)]
+        others = [holder for holder in usage.holders if holder not in ours]
+        more = max(0, usage.used_bytes - _size(others)) - former.get(usage.gpu, 0)
+        if usage.gpu in former and (ours or more > SLACK_BYTES):
+            text = f"{usage.gpu} has {max(0, more) / GIB:.1f} GiB more in use than before the last round: "
+            left.append(Left(max(0, more), bool(ours), text + _names(ours or others)))
+    return left
+
+
+def _size(holders: Sequence[Holder]) -> int:
+    return sum(holder.used_bytes for holder in holders)
+
+
+def _names(holders: Sequence[Holder]) -> str:
+    sizes = [f" ({holder.used_bytes / GIB:.1f} GiB)" if holder.used_bytes else "" for holder in holders]
+    named = [f"pid {holder.pid}{size}" for holder, size in zip(holders, sizes, strict=True)]
+    more = f" and {len(named) - 5} more" if len(named) > 5 else ""
+    return f"{', '.join(named[:5]) or 'the driver names no process'}{more}"
 
 
 class GpusFree:
@@ -52,7 +97,7 @@ class GpusFree:
         self._incarnation = incarnation
         self._wait_s = wait_s
         self._unnamed_s = unnamed_s
-        self._before: Sequence[memory.Usage] | None = None
+        self._before: Sequence[Usage] | None = None
 
     def run(self, workers: Collection[int], cancelled: threading.Event) -> HealthResult:
         """Wait until the memory is free, or for as long as it may take.
@@ -69,41 +114,37 @@ class GpusFree:
         try:
             while (used := self._looked(deadline, cancelled)) is not None and not cancelled.is_set():
                 before = self._before if self._before is not None else used
-                left = memory.left_over(before, used, lambda pid: self._is_ours(pid, workers))
+                left = left_over(before, used, lambda pid: self._is_ours(pid, workers))
                 now, more = time.monotonic(), sum(each.more_bytes for each in left)
                 least, least_at = (more, now) if more < least else (least, least_at)
-                is_ours = any(each.ours for each in left)
+                is_ours = any(each.is_ours for each in left)
                 if not left or now >= (deadline if is_ours else min(deadline, least_at + self._unnamed_s)):
                     self._before = used
                     return self._not_free(left) if left else HEALTHY
                 cancelled.wait(min(pause_s, max(0.0, deadline - now)))
                 pause_s = min(PAUSE_MAX_S, 2 * pause_s)
-        except memory.GpuBroken as error:
+        except GpuBroken as error:
             return HealthResult(f"its {error}", fatal=True)
         if cancelled.is_set():
             return HEALTHY
         return HealthResult(f"its NVIDIA driver has not answered for {self._wait_s:g} s", fatal=True)
 
-    def _looked(self, deadline: float, cancelled: threading.Event) -> Sequence[memory.Usage] | None:
+    def _looked(self, deadline: float, cancelled: threading.Event) -> Sequence[Usage] | None:
         """What is in use; None if the driver does not answer in time: a wedged one never does."""
-        answers: list[Sequence[memory.Usage] | memory.GpuBroken] = []
+        answer: Future[Sequence[Usage]] = Future()
 
         def look() -> None:
             try:
-                answers.append(self._look())
-            except memory.GpuBroken as error:
-                answers.append(error)
+                answer.set_result(self._look())
+            except GpuBroken as error:
+                answer.set_exception(error)
 
-        thread = threading.Thread(target=look, name="hetagent-nvml", daemon=True)
-        thread.start()
-        while thread.is_alive() and time.monotonic() < deadline and not cancelled.is_set():
-            thread.join(0.1)
-        thread.join(0.01)
-        if not answers:
-            return None
-        if isinstance(answers[0], memory.GpuBroken):
-            raise answers[0]
-        return answers[0]
+        threading.Thread(target=look, name="hetagent-nvml", daemon=True).start()
+        while True:
+            with contextlib.suppress(TimeoutError):
+                return answer.result(timeout=0.1)
+            if time.monotonic() >= deadline or cancelled.is_set():
+                return None
 
     def _is_ours(self, pid: int, workers: Collection[int]) -> bool:
         if pid in workers:
@@ -116,9 +157,9 @@ class GpusFree:
             return os.getsid(pid) in self._kept()
         return False
 
-    def _not_free(self, left: Sequence[memory.Left]) -> HealthResult:
-        ours = [leftover for leftover in left if leftover.ours]
-        text = "; ".join(memory.describe(leftover) for leftover in ours or left)
+    def _not_free(self, left: Sequence[Left]) -> HealthResult:
+        ours = [leftover for leftover in left if leftover.is_ours]
+        text = "; ".join(leftover.text for leftover in ours or left)
         if ours:
             return HealthResult(f"{self._wait_s:g} s after its workers were ended, {text}", fatal=True)
         return HealthResult(warnings=(f"{text}; going on, since none of it is known to be this job's",))

@@ -13,7 +13,7 @@ from hetagent.launch.base import PLAIN, Assignment, Setup
 from hetagent.launch.command import WorkerCommand, python
 from hetagent.launch.gpu import PerGpu
 from hetagent.node import network
-from hetagent.node.processes.quick import CommandFailed, output_of
+from hetagent.node.processes.shell import CommandFailed, output_of
 from hetrdzv.protocol.directive import Member
 
 STORE = Path(worker.__path__[0]) / "horovod_store.py"

@@ -1,6 +1,7 @@
 """Writes what the agent says to stderr, without depending on anybody to read it."""
 
 import contextlib
+import functools
 import os
 import queue
 import sys
@@ -20,15 +21,11 @@ class _Writer:
 
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[tuple[TextIO | None, str, threading.Event]] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._is_started = self._is_stalled = False
+        self._is_stalled = False
+        threading.Thread(target=self._run, name="hetagent-console", daemon=True).start()
 
     def write(self, stream: TextIO | None, text: str) -> bool:
         """Whether it has been written; if not, it will be, as soon as somebody reads."""
-        with self._lock:
-            if not self._is_started:
-                threading.Thread(target=self._run, name="hetagent-console", daemon=True).start()
-            self._is_started = True
         written = threading.Event()
         self._jobs.put((stream, text, written))
         if not written.wait(0.0 if self._is_stalled else PATIENCE_S):
@@ -44,7 +41,8 @@ class _Writer:
             written.set()
 
 
-_writer = _Writer()
+_writer = functools.cache(_Writer)
+os.register_at_fork(after_in_child=_writer.cache_clear)  # a fork has no threads
 
 
 def say(text: str) -> None:
@@ -53,7 +51,7 @@ def say(text: str) -> None:
     A job must not end or hang because nobody reads its output any more (`hetagent ... 2>&1 | head`, a closed ssh, a
     pager). What cannot be written is dropped, and so is what the workers of later rounds write there.
     """
-    _writer.write(sys.stderr, f"{inert(text)}\n")
+    _writer().write(sys.stderr, f"{inert(text)}\n")
 
 
 def log(who: str, text: str) -> None:
@@ -87,7 +85,7 @@ def flush() -> bool:
 
     False if a reader stalls: then the interpreter would hang at its end as well.
     """
-    return _writer.write(sys.stderr, "") and _writer.write(sys.stdout, "")
+    return _writer().write(sys.stderr, "") and _writer().write(sys.stdout, "")
 
 
 def _write(stream: TextIO, text: str) -> None:

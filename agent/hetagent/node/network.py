@@ -10,12 +10,12 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from hetrdzv.protocol.texts.ids import DEFAULT_PORT, is_loopback
+from hetrdzv.protocol.texts.ids import is_loopback
 
 CONNECT_TIMEOUT_S = 2.0
 """How long to try to connect to one address of a server (seconds)."""
 
-DEFAULT_PORTS = {"bare": DEFAULT_PORT, "http": 80, "https": 443}
+DEFAULT_PORTS = {"http": 80, "https": 443}
 MAX_PORT = 65_535
 
 TRIES = 50
@@ -65,8 +65,8 @@ def local_address_towards(url: str) -> str:
     of which lead nowhere. If it does not answer yet, it is that of the route. Blocks for at most
     `CONNECT_TIMEOUT_S` per address of the server.
     """
-    parts = urlsplit(url if "://" in url else f"bare://{url}")
-    host, port = parts.hostname or "", parts.port or DEFAULT_PORTS.get(parts.scheme, 0)
+    parts = urlsplit(url)
+    host, port = parts.hostname or "", parts.port or DEFAULT_PORTS[parts.scheme]
     advice = "pass --local-addr or --interface to say which address this node offers"
     try:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -77,10 +77,8 @@ def local_address_towards(url: str) -> str:
             f"cannot resolve '{host}' of the server's URL {url} ({why}): check --server"
         ) from None
     failures = []
-    for kind in (
-        socket.SOCK_STREAM,
-        socket.SOCK_DGRAM,
-    ):  # connecting the latter sends nothing, only picks a route
+    # Connecting the latter sends nothing, only picks a route.
+    for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
         for family, _, _, _, sockaddr in addresses:
             try:
                 with socket.socket(family, kind) as sock:

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from hetagent.node.address import AdvertisedAddress, find_address
-from hetagent.node.gpu.versions import versions
+from hetagent.node.gpu.discovery import versions
 from hetagent.session.connection import ServerConnection
 from hetagent.session.session import Session
 from hetagent.torchrun.conf import Conf

@@ -8,7 +8,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +16,9 @@ from tests.agent.rig import Make, OtherNode, is_alive, soon
 from tests.support.fuse import DeadFiles
 
 from hetagent.health.checks import HEALTHY, HealthChecks, HealthResult
-from hetagent.health.gpus_free import GpusFree
+from hetagent.health.gpus_free import GpusFree, left_over
 from hetagent.health.node_check import MOST_CHARACTERS, NodeCheck
-from hetagent.node.gpu import memory
-from hetagent.node.gpu.discovery import memory_of
-from hetagent.node.gpu.memory import GpuBroken, Holder, Left, Usage, left_over
+from hetagent.node.gpu.discovery import GpuBroken, Holder, Usage, memory_of
 from hetagent.node.processes import proctree as processes
 
 # torch forgets the files of workers that end by themselves
@@ -44,37 +41,30 @@ def usage(used: float, *holders: tuple[int, float], gpu: str = "GPU 0") -> Usage
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "more", "ours"),
+    ("before", "now", "more", "who"),
     [
-        (usage(0.5), usage(0.5), None, ()),
-        (usage(0.5), usage(1.4), None, ()),
-        (usage(0.5), usage(9.5), 9, ()),
-        (usage(0.5), usage(9.5, (7, 9)), 9, (7,)),
-        (usage(0.5), usage(0.6, (7, 0.1)), 0, (7,)),
-        (usage(9.5, (1, 9)), usage(9.5, (1, 9)), None, ()),
-        (usage(9.5, (1, 9)), usage(18.5, (1, 18)), None, ()),
-        (usage(0.5), usage(9.5, (1, 9)), None, ()),
-        (usage(9.5, (1, 9)), usage(18.5, (1, 9)), 9, ()),
-        (usage(9.5, (1, 9)), usage(9.5, (7, 9)), 9, (7,)),
-        (usage(0.5), usage(9.5, (1, 0), (7, 0)), 9, (7,)),
-        (usage(0.5, gpu="GPU 1"), usage(9.5, (7, 9)), None, ()),
+        (usage(0.5), usage(0.5), None, ""),
+        (usage(0.5), usage(1.4), None, ""),
+        (usage(0.5), usage(9.5), 9, "the driver names no process"),
+        (usage(0.5), usage(9.5, (7, 9)), 9, "pid 7 (9.0 GiB)"),
+        (usage(0.5), usage(0.6, (7, 0.1)), 0, "pid 7 (0.1 GiB)"),
+        (usage(9.5, (1, 9)), usage(9.5, (1, 9)), None, ""),
+        (usage(9.5, (1, 9)), usage(18.5, (1, 18)), None, ""),
+        (usage(0.5), usage(9.5, (1, 9)), None, ""),
+        (usage(9.5, (1, 9)), usage(18.5, (1, 9)), 9, "pid 1 (9.0 GiB)"),
+        (usage(9.5, (1, 9)), usage(9.5, (7, 9)), 9, "pid 7 (9.0 GiB)"),
+        (usage(0.5), usage(9.5, (1, 0), (7, 0)), 9, "pid 7"),
+        (usage(0.5), usage(9.5, *((pid, 0) for pid in range(10, 17))), 9, "pid 13, pid 14 and 2 more"),
+        (usage(0.5, gpu="GPU 1"), usage(9.5, (7, 9)), None, ""),
     ],
 )
-def test_what_is_not_free(before: Usage, now: Usage, more: float | None, ours: tuple[int, ...]) -> None:
+def test_what_is_not_free(before: Usage, now: Usage, more: float | None, who: str) -> None:
     found = left_over([before], [now], OURS.__contains__)
     assert [one.more_bytes // GIB for one in found] == ([] if more is None else [more])
-    assert [holder.pid for one in found for holder in one.ours] == list(ours)
-
-
-def test_how_it_is_said() -> None:
-    many = tuple(Holder(pid, 0) for pid in range(7))
-    assert memory.describe(Left("GPU 2", 3 * GIB // 2, (Holder(7, GIB),), (Holder(1, GIB),))) == (
-        "GPU 2 has 1.5 GiB more in use than before the last round: pid 7 (1.0 GiB)"
-    )
-    assert memory.describe(Left("GPU 2", GIB, (), many)).endswith(
-        "round: pid 0, pid 1, pid 2, pid 3, pid 4 and 2 more"
-    )
-    assert memory.describe(Left("GPU 2", GIB, (), ())).endswith("round: the driver names no process")
+    for one in found:
+        assert one.is_ours == ("pid 7" in who)
+        assert one.text.startswith("GPU 0 has ")
+        assert one.text.endswith(who)
 
 
 class FakeNvml:
@@ -116,7 +106,7 @@ def test_what_nvml_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     uuids = ["GPU-a", "MIG-1234-5678-90ab", "GPU-shared", "GPU-gone"]
     there = [usage(5, (7, 1), (7, 0), gpu="GPU 4"), usage(5, gpu="MIG slice 1234-5678-90ab")]
-    assert memory_of(uuids) == [replace(one, total_bytes=80 * GIB) for one in there]
+    assert memory_of(uuids) == [one._replace(total_bytes=80 * GIB) for one in there]
     nvml.broken = 15
     with pytest.raises(GpuBroken, match="GPU gone: error 15"):
         memory_of(uuids)

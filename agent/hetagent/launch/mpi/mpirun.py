@@ -15,7 +15,7 @@ from hetagent.launch.command import RUNNER, WorkerCommand
 from hetagent.launch.mpi import orted
 from hetagent.launch.mpi.relay import Relay
 from hetagent.node import scratch
-from hetagent.node.processes.quick import CommandFailed, output_of
+from hetagent.node.processes.shell import CommandFailed, output_of
 from hetagent.session.requests import Report, ReportRoute
 from hetrdzv.protocol import routes
 from hetrdzv.protocol.directive import Member

@@ -6,16 +6,19 @@ A process that has initialised CUDA occupies a GPU, and no fork of it can use on
 with nvidia-ml-py, and AMD's in a child process.
 """
 
+import platform
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
-from hetagent.node.gpu.memory import GpuBroken, Holder, Usage
-from hetagent.node.processes.quick import CommandFailed, output_of
+from hetagent.node.processes.shell import CommandFailed, output_of
 
 ASK_TIMEOUT_S = 60.0
 """How long a child process may take to import torch and answer (seconds)."""
+
+MOST_CHARACTERS = 64
+"""The longest version that is sent."""
 
 _LIST_GPUS = """
 import torch
@@ -27,6 +30,26 @@ for index in range(torch.cuda.device_count()):
 
 class NoGpus(Exception):
     """GPUs cannot be looked up; says why in a few words."""
+
+
+class GpuBroken(Exception):
+    """The driver has given up a GPU; says which, in a few words."""
+
+
+class Holder(NamedTuple):
+    """A process that uses a GPU's memory; 0 where the driver does not say how much."""
+
+    pid: int
+    used_bytes: int
+
+
+class Usage(NamedTuple):
+    """How much of a GPU's memory is in use, and by whom as far as the driver says (in a container often nobody)."""
+
+    gpu: str
+    used_bytes: int
+    holders: tuple[Holder, ...] = ()
+    total_bytes: int = 0
 
 
 class Gpu(NamedTuple):
@@ -72,9 +95,22 @@ def memory_of(uuids: Sequence[str]) -> list[Usage]:
     return []
 
 
-def versions(torch: Any) -> dict[str, object]:
-    """CUDA or ROCm, NCCL and the driver, by name; None: it is not here, or not known."""
-    return {"cuda": torch.version.cuda, "rocm": torch.version.hip, "nccl": _nccl(torch), "driver": _driver()}
+def versions() -> dict[str, str]:
+    """Versions of what has to fit together on all nodes of a job, by name; what is not here or not known is left out.
+
+    torch has to be imported already, or this takes as long as that.
+    """
+    import torch
+
+    known = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "rocm": torch.version.hip,
+        "nccl": _nccl(torch),
+        "driver": _driver(),
+    }
+    return {name: str(version)[:MOST_CHARACTERS] for name, version in known.items() if version}
 
 
 def is_rocm() -> bool:
@@ -121,15 +157,11 @@ def _usage(pynvml: Any, uuid: str) -> Usage | None:
         if error.value in (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED):
             raise GpuBroken(f"{gpu}: {error}") from None
         return None
-    processes: list[Any] = []
+    holders: tuple[Holder, ...] = ()
     with suppress(pynvml.NVMLError):
-        processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
-    return Usage(
-        gpu,
-        used,
-        tuple(Holder(int(process.pid), int(process.usedGpuMemory or 0)) for process in processes),
-        total,
-    )
+        running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        holders = tuple(Holder(int(process.pid), int(process.usedGpuMemory or 0)) for process in running)
+    return Usage(gpu, used, holders, total)
 
 
 def _describe(pynvml: Any, handle: object) -> Gpu:

@@ -1,10 +1,10 @@
-"""A command of the site, for /bin/sh: its processes are marked, so that none of them is left."""
+"""Short commands of ours, and those of the site, whose processes are marked, so that none of them is left."""
 
 import contextlib
 import os
 import subprocess
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from hetagent.node.processes import proctree as processes
 
@@ -15,8 +15,34 @@ KEPT_BYTES = 8192
 """How much of the beginning and of the end of its output is kept."""
 
 
+class CommandFailed(Exception):
+    """A command could not be run, failed, or took too long; says how in a few words."""
+
+
+def output_of(words: Sequence[str], timeout_s: float, environ: Mapping[str, str] | None = None) -> str:
+    """What a command prints on stdout."""
+    try:
+        done = subprocess.run(
+            words,
+            env=None if environ is None else dict(environ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=timeout_s,
+            check=False,
+        )
+    except OSError as error:
+        raise CommandFailed(str(error)) from None
+    except subprocess.TimeoutExpired:
+        raise CommandFailed(f"no answer within {timeout_s:g} s") from None
+    if done.returncode != 0:
+        raise CommandFailed((done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1])
+    return done.stdout
+
+
 class ShellCommand:
-    """One run of a command.
+    """One run of a command of the site.
 
     Args:
         command: for /bin/sh.

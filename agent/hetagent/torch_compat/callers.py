@@ -26,9 +26,9 @@ ROLE_INFO, ASSIGNED_RANKS = "torchelastic/role_info/", "torchelastic/assigned_ra
 first, the master's answers with the second (SimpleElasticAgent._assign_worker_ranks)."""
 
 
-def role_info(group_rank: int, slots: int) -> bytes:
-    """What an agent with so many workers sets under `ROLE_INFO`."""
-    return server_api._RoleInstanceInfo("", group_rank, slots).serialize()
+def role_info(group_rank: int) -> bytes:
+    """What an agent with one worker sets under `ROLE_INFO`."""
+    return server_api._RoleInstanceInfo("", group_rank, 1).serialize()
 
 
 def torchrun_is_calling() -> bool:
@@ -36,8 +36,8 @@ def torchrun_is_calling() -> bool:
     return any((frame.f_code.co_name, frame.f_code.co_filename) == _TORCHRUN for frame in _callers())
 
 
-def workers_of_callers(handler: RendezvousHandler) -> int | None:
-    """How many workers the agent that calls this handler starts; None if no agent of torch's does.
+def spec_of_callers(handler: RendezvousHandler) -> WorkerSpec | None:
+    """The workers that the agent starts that calls this handler; None if no agent of torch's does.
 
     Looks at torch's frames only: a frame whose variables have been read keeps them, and so this handler, alive.
     """
@@ -45,7 +45,7 @@ def workers_of_callers(handler: RendezvousHandler) -> int | None:
         if frame.f_code.co_filename == server_api.__file__:
             for value in list(frame.f_locals.values()):
                 if isinstance(value, WorkerSpec) and value.rdzv_handler is handler:
-                    return value.local_world_size
+                    return value
     return None
 
 

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
+from torch.distributed.elastic.agent.server.api import WorkerSpec
+
 from hetagent.node.address import AdvertisedAddress, find_address
 from hetagent.node.gpu.discovery import versions
 from hetagent.session.connection import ServerConnection
@@ -141,7 +143,7 @@ def _run(call: Call[T], abandoned: threading.Event, answer: Future[T]) -> None:
         answer.set_exception(error.with_traceback(None))
 
 
-def connection_of(conf: Conf, slots: int, log: Callable[[str], None]) -> Connection:
+def connection_of(conf: Conf, spec: WorkerSpec | None, log: Callable[[str], None]) -> Connection:
     """The connection of a node; see `Connection`.
 
     Raises:
@@ -150,7 +152,8 @@ def connection_of(conf: Conf, slots: int, log: Callable[[str], None]) -> Connect
     place = find_address(conf.local_addr, conf.interface, conf.access.servers, conf.connect_timeout_s, log)
     offer = JoinRequest(
         incarnation=uuid.uuid4().hex,
-        slots=slots,
+        slots=spec.local_world_size if spec is not None else 1,
+        role=spec.role if spec is not None else "default",
         address=place.address,
         port=1,  # until one is held
         device=versions(),

@@ -6,7 +6,6 @@ has stopped its workers. How they fared otherwise has to be inferred from what i
 
 import os
 import socket
-import threading
 import time
 import weakref
 from collections.abc import Mapping
@@ -26,14 +25,14 @@ from torch.distributed.elastic.rendezvous import (
 from hetagent.node import names, network
 from hetagent.session.connection import ServerConnection
 from hetagent.session.requests import round_report
-from hetagent.torch_compat.callers import BARRIER_PASSED, signal_of_callers, workers_of_callers
+from hetagent.torch_compat.callers import BARRIER_PASSED, signal_of_callers, spec_of_callers
 from hetagent.torchrun.conf import Conf
 from hetagent.torchrun.connection import Connection, connection_of
 from hetagent.torchrun.failure import failure_of_callers
 from hetagent.torchrun.messages import log, with_options
 from hetagent.torchrun.store import PAUSE_S, Call, RoundOverError, RoundStore, look_for, visit
 from hetagent.workers.failures import MAX_CHARACTERS
-from hetagent.workers.store import STORE_TIMEOUT, HetRendezvousHandler
+from hetagent.workers.store import HetRendezvousHandler
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.states import ReportKind
@@ -186,7 +185,7 @@ class TorchrunHandler(HetRendezvousHandler):
         for note in self._name.notes:
             log(note)
         try:
-            connection = connection_of(conf, workers_of_callers(self) or 1, log)
+            connection = connection_of(conf, spec_of_callers(self), log)
         except network.NetworkError as error:
             raise RendezvousConnectionError(with_options(str(error))) from None
         self._connection = connection
@@ -248,10 +247,7 @@ class TorchrunHandler(HetRendezvousHandler):
     # -- a round ---------------------------------------------------------------------------------------------
 
     def _enter(self, connection: Connection, directive: Directive) -> RendezvousInfo | None:
-        """Meet the other agents of a round in its store; None if that did not come about.
-
-        torch's agent gets the store only when all are there, so that all that it asks the store for will come.
-        """
+        """Open the round's store; None if that did not come about."""
         start = directive.start
         assert start is not None, "a start directive has one"
         self.accept(start)
@@ -263,29 +259,21 @@ class TorchrunHandler(HetRendezvousHandler):
             f"round {directive.round}: node rank {start.group_rank} of {start.nnodes}, master {master}, "
             f"restart {start.restart_count}"
         )
-        here = f"hetrdzv/round_{directive.round}/"
-        hosted = self._host(start) if start.master.node_id == self._node_id else None
-
-        def meet(abandoned: threading.Event) -> Store:
-            store = hosted or visit(start)
-            if not abandoned.is_set():
-                store.set(f"{here}{start.group_rank}", start.master.node_id)
-            peers = [f"{here}{rank}" for rank in range(start.nnodes)]
-            look_for(store, peers, abandoned, STORE_TIMEOUT.total_seconds())
-            return store
-
         try:
-            store = self._while_it_lasts(connection, meet)
+            if start.master.node_id == self._node_id:
+                store: Store = self._host(start)
+            else:
+                store = self._while_it_lasts(connection, lambda abandoned: visit(start))
         except RoundOverError:
             return None
         except (RuntimeError, TimeoutError) as error:
-            what = f"the agents of round {directive.round} did not meet in its store: {error}"
+            what = f"cannot open the store of round {directive.round}: {error}"
             self._log(what)
             failure = Failure(local_rank=-1, rank=-1, message=what[:MAX_CHARACTERS])
             connection.server.send(round_report(ReportKind.FAILED, directive.round, failure=failure))
             return None
         self._set_env({"HET_ROUND": str(directive.round), "HET_NODE_ID": self._node_id})
-        self._round_store = RoundStore(store, self._on_success, self._await_barrier, self._during_round)
+        self._round_store = RoundStore(store, start, self._on_success, self._await_barrier)
         connection.server.send(round_report(ReportKind.STARTED, directive.round))
         place = RendezvousStoreInfo(master_addr=start.master.address, master_port=start.master.port)
         return RendezvousInfo(cast("Store", self._round_store), start.group_rank, start.nnodes, place)
@@ -307,21 +295,10 @@ class TorchrunHandler(HetRendezvousHandler):
         assert connection is not None
         try:
             self._while_it_lasts(
-                connection, lambda abandoned: look_for(store, [BARRIER_PASSED], abandoned, timeout_s)
+                connection, lambda abandoned: look_for(store, BARRIER_PASSED, abandoned, timeout_s)
             )
         except RuntimeError as error:
             over = connection.explain()
             if over is None or over.outcome != "succeeded":  # else the master was only faster than this node
                 raise RoundOverError(str(error) if over is None else over.why) from None
         self._passed = True
-
-    def _during_round(self, call: Call[T]) -> T:
-        """What torch's agent does in the store before its workers start."""
-        connection = self._connection
-        assert connection is not None
-        try:
-            return self._while_it_lasts(connection, call)
-        except RuntimeError:
-            if connection.explain() is None:
-                raise
-            raise RoundOverError(f"round {connection.round} is over") from None

@@ -1,10 +1,9 @@
 """A round's store as torch's agent sees it: what the agent does there shows how its workers are doing."""
 
-import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 
@@ -19,7 +18,6 @@ from hetagent.torch_compat.callers import (
 )
 from hetagent.workers.store import STORE_TIMEOUT
 from hetrdzv.protocol.directive import Start
-from hetrdzv.protocol.settings import MAX_SLOTS
 
 PAUSE_S = 0.02
 """Interval at which a round's store is polled (seconds)."""
@@ -38,20 +36,17 @@ class RoundOverError(RuntimeError):
 class RoundStore:
     """Passes torch's agent's calls on to the round's store, and notices when it enters its exit barrier.
 
+    The agents need not agree on ranks in it, which might never end without one of them: the server has assigned them.
     Unlike torch's stores it can be closed although the agent keeps its reference to it until the next round.
     """
 
     def __init__(
-        self,
-        store: Store,
-        entered: Callable[[], None],
-        wait: Callable[[Store, float], None],
-        during: Callable[[Call[Any]], Any],
+        self, store: Store, start: Start, entered: Callable[[], None], wait: Callable[[Store, float], None]
     ) -> None:
         self._store: Store | None = store
+        self._start = start
         self._entered = entered
         self._wait = wait
-        self._during = during
 
     def __getattr__(self, name: str) -> Any:
         if self._store is None:
@@ -72,46 +67,32 @@ class RoundStore:
             self.__getattr__("wait")(keys, *timeout)
 
     def set(self, key: str, value: str | bytes) -> None:
-        """As torch's; does nothing once the round is over."""
-        set_ = self.__getattr__("set")
-        with contextlib.suppress(RoundOverError):
-            self._during(lambda _: set_(key, value))
+        """As torch's, but for what ranks follow from."""
+        if not key.startswith(ROLE_INFO):
+            self.__getattr__("set")(key, value)
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """As torch's; of what ranks follow from, something that the agent can read."""
+        if keys[0].startswith(ROLE_INFO):
+            return [role_info(group_rank) for group_rank in range(len(keys))]
+        return list(self.__getattr__("multi_get")(keys))
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
+        """As torch's, but for the ranks."""
+        if not keys[0].startswith(ASSIGNED_RANKS):
+            self.__getattr__("multi_set")(keys, values)
 
     def get(self, key: str) -> bytes:
-        """As `multi_get`."""
-        return self.multi_get([key])[0]
-
-    def multi_get(self, keys: list[str]) -> list[bytes]:
-        """As torch's, but once the round is over, what the agent needs from its peers is made up (`_stand_in`)."""
-        timeout_s = self.__getattr__("timeout").total_seconds()
-        store = cast("Any", self._store)
-
-        def read(abandoned: threading.Event) -> list[bytes]:
-            look_for(store, keys, abandoned, timeout_s)
-            return list(store.multi_get(keys))
-
-        try:
-            return cast("list[bytes]", self._during(read))
-        except RoundOverError:
-            return [_stand_in(key) for key in keys]
+        """As torch's; the ranks are the server's."""
+        if key.startswith(ASSIGNED_RANKS):
+            start = self._start
+            ranks = [start.rank_offset, start.world_size, start.role_offset, start.role_world_size]
+            return json.dumps(ranks).encode()
+        return bytes(self.__getattr__("get")(key))
 
     def close(self) -> None:
         """Drop the store, which frees its port."""
         self._store = None
-
-
-def _stand_in(key: str) -> bytes:
-    """What lets torch's agent assign ranks although a member of the round is gone.
-
-    The agent only learns that the round is over from its next num_nodes_waiting(). Until then its workers wait for a
-    world that cannot be mistaken for a real one: every node has `MAX_SLOTS` workers.
-    """
-    if key.startswith(ROLE_INFO):
-        return role_info(int(key.removeprefix(ROLE_INFO)), MAX_SLOTS)
-    if key.startswith(ASSIGNED_RANKS):
-        base, world_size = (MAX_SLOTS * (int(key.removeprefix(ASSIGNED_RANKS)) + more) for more in (0, 2))
-        return json.dumps([base, world_size, base, world_size]).encode()
-    raise RoundOverError("the round of this store is over")
 
 
 def visit(start: Start) -> Store:
@@ -121,11 +102,11 @@ def visit(start: Start) -> Store:
     )
 
 
-def look_for(store: Store, keys: list[str], abandoned: threading.Event, timeout_s: float) -> None:
-    """Wait until all keys are in a store."""
+def look_for(store: Store, key: str, abandoned: threading.Event, timeout_s: float) -> None:
+    """Wait until a key is in a store."""
     until = time.monotonic() + timeout_s
-    while not store.check(keys):
+    while not store.check([key]):
         if abandoned.wait(PAUSE_S):
             raise RoundOverError
         if time.monotonic() >= until:
-            raise TimeoutError(f"not all of them came within {timeout_s:g} s")
+            raise TimeoutError(f"not there within {timeout_s:g} s")

@@ -7,14 +7,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from datetime import timedelta
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from tests.agent.session.test_connection import Talk
 from tests.agent.torchrun.driver import ScriptedLine, connect, directive, offered_port, params, port_holder
-from tests.agent.workers.test_store import client, start
+from tests.agent.workers.test_store import start
 from tests.support.cluster import wait_for
 from torch.distributed import TCPStore
 from torch.distributed.elastic.agent.server.api import RunResult, SimpleElasticAgent, WorkerSpec, WorkerState
@@ -25,7 +24,6 @@ from torch.distributed.run import main
 
 from hetagent.torchrun import handler as torchrun_handler
 from hetagent.torchrun.conf import conf_of
-from hetagent.torchrun.connection import Connection
 from hetagent.torchrun.failure import failure_of_callers
 from hetagent.torchrun.handler import TorchrunHandler, _abandon
 from hetrdzv.protocol.directive import Directive
@@ -84,89 +82,41 @@ def test_other_backends_pay_nothing_for_it() -> None:
 # -- what the server says ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("news", [[directive("stop", 1)], []], ids=["stop", "time-out"])
-def test_a_round_whose_agents_did_not_meet_frees_its_port(
-    news: list[Directive], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """At once: a store that lives until garbage collection would hold the only port of a port_range."""
-    monkeypatch.setattr(torchrun_handler, "STORE_TIMEOUT", timedelta(seconds=0.05))
-    gc.disable()
+@pytest.mark.parametrize("master", ["a", "b"])
+def test_ranks_are_the_servers_whatever_becomes_of_the_others(master: str) -> None:
+    stores = [TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)]
+    gc.disable()  # a store that lives until garbage collection would hold the only port of a port_range
     try:
-        with port_holder(*news) as (handler, _line, port):
+        with port_holder() as (handler, line, port):
             assert offered_port(handler) == port
+            at = port if master == "a" else stores[0].port
             assert handler._connection is not None
-            assert handler._enter(handler._connection, start("a", port, group_rank=0)) is None
+            info = handler._enter(
+                handler._connection, start(master, at, group_rank=0 if master == "a" else 1)
+            )
+            assert info is not None
+            stores.clear()
+            spec = WorkerSpec(role="default", local_world_size=2, rdzv_handler=handler, entrypoint="train.py")
+            agent: Any = None
+            workers: list[Any] = SimpleElasticAgent._assign_worker_ranks(
+                agent, info.store, info.rank, info.world_size, spec
+            )
+            assert [(each.global_rank, each.world_size) for each in workers] == [(2, 4), (3, 4)]
+            assert [(each.role_rank, each.role_world_size) for each in workers] == [(2, 4), (3, 4)]
+            assert [said[0] for said in line.said] == ["started"]
+            line.hear(directive("stop", 1))
+            assert handler.num_nodes_waiting() == 1
+            handler.release()
             assert offered_port(handler) == port
     finally:
         gc.enable()
 
 
-def assigned(handler: TorchrunHandler, start_: Directive, after: Callable[[], None]) -> list[Any]:
-    """The two workers that torch's agent creates if something happens as soon as the agents have met."""
-    assert handler._connection is not None
-    info = handler._enter(handler._connection, start_)
-    assert info is not None
-    after()
-    spec = WorkerSpec(role="default", local_world_size=2, rdzv_handler=handler, entrypoint="train.py")
-    made: list[Any] = SimpleElasticAgent._assign_worker_ranks(
-        None,
-        info.store,
-        info.rank,
-        info.world_size,
-        spec,  # type: ignore[arg-type]
-    )
-    return made
-
-
-def test_the_master_goes_on_when_a_member_never_tells_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torchrun_handler, "STORE_TIMEOUT", timedelta(seconds=10))
-    with port_holder() as (handler, line, port):
-        offered_port(handler)
-        peer = threading.Thread(target=lambda: client(port).set("hetrdzv/round_1/1", "a"))
-        peer.start()
-        workers = assigned(handler, start("a", port, group_rank=0), lambda: line.hear(directive("stop", 1)))
-        peer.join()
-        assert [worker.global_rank for worker in workers] == [0, 1]
-        assert workers[0].world_size > 1000  # impossible in a real job
-        assert handler.num_nodes_waiting() == 1
-        assert [said[0] for said in line.said] == ["started"]
-
-
-def master_store() -> TCPStore:
-    """The store of node b, which has entered the round."""
-    store = TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=10), wait_for_workers=False)
-    store.set("hetrdzv/round_1/0", "b")
-    return store
-
-
-@pytest.mark.parametrize("what", ["stop", "stop, store gone", "store gone, then stop"])
-def test_a_member_goes_on_when_the_master_never_assigns_ranks(
-    what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with port_holder() as (handler, line, _):
-        stores = [master_store()]
-        explain = Connection.explain
-
-        def stop() -> None:
-            line.hear(directive("stop", 1))
-            assert handler._connection is not None
-            handler._connection.update()
-
-        def stop_late(connection: Connection) -> Directive | None:
-            stop()
-            return explain(connection)
-
-        def end() -> None:
-            if "gone" in what:
-                stores.clear()
-            if what.startswith("stop"):
-                stop()
-
-        monkeypatch.setattr(Connection, "explain", stop_late)
-        workers = assigned(handler, start("b", stores[0].port), end)
-        assert {worker.world_size for worker in workers} == {3 * 1024}
-        assert 0 not in {worker.global_rank for worker in workers}
-        assert handler.num_nodes_waiting() == 1
+def test_a_store_that_is_not_there_is_waited_for_no_longer_than_its_round_lasts() -> None:
+    with port_holder(directive("stop", 1)) as (handler, line, port):
+        assert handler._connection is not None
+        assert handler._enter(handler._connection, start("b", port)) is None
+        assert line.said == []
 
 
 @pytest.fixture

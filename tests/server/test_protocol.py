@@ -5,7 +5,7 @@ import pytest
 from hetrdzv.protocol.codec import Malformed, checked
 from hetrdzv.protocol.requests import MAX_CHARACTERS, MAX_WORDS, JoinRequest, SpecFields, refusal
 from hetrdzv.protocol.settings import DEFAULTS, SETTINGS
-from hetrdzv.protocol.texts.ids import MAX_ID_LENGTH, checked_id, is_id, is_loopback
+from hetrdzv.protocol.texts.ids import MAX_ID_LENGTH, checked_id, is_id
 
 
 @pytest.mark.parametrize("value", ["a", "0", "_", "-", "gpu2.rack-1", ".a", "a.", "..a", "x" * MAX_ID_LENGTH])
@@ -24,25 +24,6 @@ def test_invalid_ids(value: str) -> None:
         checked_id(value)
     with pytest.raises(Malformed, match="incarnation"):
         checked(JoinRequest, JoinRequest(incarnation=value, slots=1, address="x", port=1))
-
-
-@pytest.mark.parametrize(
-    ("address", "local"),
-    [
-        ("127.0.0.1", True),
-        ("127.9.9.9", True),
-        ("::1", True),
-        ("localhost", True),
-        ("a.localhost", True),
-        ("0.0.0.0", False),
-        ("::", False),
-        ("10.0.0.1", False),
-        ("notlocalhost", False),
-        ("", False),
-    ],
-)
-def test_loopback(address: str, local: bool) -> None:
-    assert is_loopback(address) is local
 
 
 @pytest.mark.parametrize(

@@ -29,26 +29,18 @@ def problem(response: httpx.Response, status: int, code: str, field: str | None 
     return str(body["detail"])
 
 
-def nested(depth: int) -> str:
-    return "[" * depth + "]" * depth
-
-
 @pytest.mark.parametrize(
     ("change", "field", "says"),
     [
         ({"slots": 0}, "slots", "greater than or equal to 1 (given: 0)"),
         ({"slots": "4"}, "slots", "valid integer"),
-        ({"after_round": 2**60}, "after_round", "less than or equal"),
         ({"incarnation": "a b"}, "incarnation", "pattern"),
-        ({"address": "a" * 254}, "address", "at most 253 characters"),
         ({"address": None}, "address", "valid string"),
-        ({"labels": {"path": "x" * 257}}, "labels.path", "at most 256"),
         ({"labels": {str(n): "" for n in range(65)}}, "labels", "at most 64"),
-        ({"weight": 1e-323}, "weight", "greater than or equal to 0.000001"),
         ({"weight": 1e7}, "weight", "less than or equal to 1000000"),
         ({"wants_command": 1}, "wants_command", "valid boolean"),
-        ({"spec": {"min_nodes": None}}, "spec.min_nodes", "valid integer"),
         ({"spec": {"command": ["x" * 16_385]}}, "spec.command.0", "at most 16384"),
+        ({"slots": 0, "port": "x"}, "slots", "(given: 0); also wrong: port"),
     ],
 )
 async def test_a_field_of_a_join_that_is_wrong_is_named(
@@ -61,120 +53,74 @@ async def test_a_field_of_a_join_that_is_wrong_is_named(
         assert list(service.groups()) == []
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("min_nodes", 0),
-        ("min_nodes", None),
-        ("lease_s", 0.1),
-        ("max_restarts", 1.5),
-        ("no_restart_on.0", [0]),
-        ("no_restart_on.0", [256]),
-        ("no_restart_on.0", ["2"]),
-        ("no_restart_on.0", [True]),
-        ("on_join", "explode"),
-        ("command", []),
-        ("max_restarts", -1),
-        ("rank_order", "stiky"),
-        ("master", "a b"),
-        ("unit", "rack=1"),
-    ],
-)
-async def test_a_value_out_of_range_in_a_spec_is_named(field: str, value: object) -> None:
+async def test_a_value_out_of_range_in_a_spec_is_named() -> None:
     async with serving() as (service, _), api(service) as client:
-        spec = {field.partition(".")[0]: value}
-        problem(await client.put("/v1/groups/g", json=spec), 422, "invalid_request", field)
-        join = await client.put(NODE, json={**JOIN, "spec": spec})
-        problem(join, 422, "invalid_request", f"spec.{field}")
+        for field, value in (
+            ("min_nodes", None),
+            ("lease_s", 0.1),
+            ("max_restarts", 1.5),
+            ("no_restart_on.0", [0]),
+            ("no_restart_on.0", [True]),
+            ("on_join", "explode"),
+            ("command", []),
+            ("rank_order", "stiky"),
+            ("master", "a b"),
+            ("unit", "rack=1"),
+        ):
+            spec = {field.partition(".")[0]: value}
+            problem(await client.put("/v1/groups/g", json=spec), 422, "invalid_request", field)
+            join = await client.put(NODE, json={**JOIN, "spec": spec})
+            problem(join, 422, "invalid_request", f"spec.{field}")
 
 
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
-        (
-            {"min_nodes": 3, "max_nodes": 2},
-            "max_nodes is 2, below min_nodes, which is 3: raise max_nodes or lower ",
-        ),
-        (
-            {"min_world_size": 9, "max_world_size": 8},
-            "max_world_size is 8, below min_world_size, which is 9: raise ",
-        ),
-        (
-            {"min_nodes": 9, "max_world_size": 8},
-            "min_nodes is 9, but max_world_size is 8, and a node has at least ",
-        ),
-        (
-            {"max_world_size": 3, "world_size_multiple": 4},
-            "world_size_multiple is 4, but max_world_size is 3: raise ",
-        ),
-        (
-            {"max_nodes": 1, "min_world_size": 1025},
-            "min_world_size is 1025, but max_nodes is 1, and a node has at ",
-        ),
+        ((3, 2, None, None, 1), "max_nodes is 2, below min_nodes, which is 3: raise max_nodes or lower "),
+        ((1, None, 9, 8, 1), "max_world_size is 8, below min_world_size, which is 9: raise "),
+        ((9, None, None, 8, 1), "min_nodes is 9, but max_world_size is 8, and a node has at least "),
+        ((1, None, None, 3, 4), "world_size_multiple is 4, but max_world_size is 3: raise "),
+        ((1, 1, 1025, None, 1), "min_world_size is 1025, but max_nodes is 1, and a node has at "),
     ],
 )
-async def test_bounds_that_contradict_each_other_are_named(spec: dict[str, int | str], says: str) -> None:
+async def test_bounds_that_contradict_each_other_are_named(spec: tuple[int, ...], says: str) -> None:
+    names = ("min_nodes", "max_nodes", "min_world_size", "max_world_size", "world_size_multiple")
+    bounds = {name: value for name, value in zip(names, spec, strict=True) if value is not None}
     async with serving() as (service, _), api(service) as client:
         for response in (
-            await client.put("/v1/groups/g", json=spec),
-            await client.put(NODE, json={**JOIN, "spec": spec}),
+            await client.put("/v1/groups/g", json=bounds),
+            await client.put(NODE, json={**JOIN, "spec": bounds}),
         ):
             assert problem(response, 422, "invalid_spec", says.split()[0]).startswith(says)
         assert list(service.groups()) == []
 
 
-@pytest.mark.parametrize("number", ["NaN", "1e999"])
-async def test_numbers_that_are_none_are_refused(number: str) -> None:
-    headers = {"Content-Type": "application/json"}
-    async with serving() as (service, _), api(service) as client:
-        body = json.dumps(JOIN)[:-1] + f', "spec": {{"lease_s": {number}}}}}'
-        problem(await client.put(NODE, content=body, headers=headers), 422, "invalid_request", "spec.lease_s")
-        await two_nodes(service)
-        body = f'{{"incarnation": "1", "round": 1, "kind": "failed", "age_s": {number}}}'
-        reply = await client.post("/v1/groups/g/nodes/a/report", content=body, headers=headers)
-        problem(reply, 422, "invalid_request", "age_s")
+WHOLE = json.dumps(JOIN | {"labels": {"x": "X"}, "weight": 7})
 
 
 @pytest.mark.parametrize(
-    ("content", "kind", "says"),
+    ("content", "kind", "status", "field", "says"),
     [
-        (b"", "application/json", "it is missing"),
-        (b"{", "application/json", "it is not JSON"),
-        (b"[]", "application/json", "it must be a JSON object"),
-        (b"null", "application/json", "it must be a JSON object"),
-        (b'"x"', "application/json", "it must be a JSON object"),
-        (json.dumps(JOIN).encode(), "text/plain", "sent with Content-Type: application/json"),
+        ("", "application/json", 422, "body", "it is missing"),
+        ("{", "application/json", 422, "body", "it is not JSON"),
+        ("[]", "application/json", 422, "body", "it must be a JSON object"),
+        ("null", "application/json", 422, "body", "it must be a JSON object"),
+        (WHOLE, "text/plain", 422, "body", "sent with Content-Type: application/json"),
+        (WHOLE.replace("X", "\\ud800"), "application/json", 422, "body", "hex escape"),
+        (WHOLE.replace("7", "NaN"), "application/json", 422, "weight", "less than or equal"),
+        (WHOLE.replace("7", "1e999"), "application/json", 422, "weight", "less than or equal"),
+        (b"\xff\xfe{}", "application/json", 422, "body", "it is not JSON"),
+        ("[" * 100_000, "application/json", 413, "body", "values"),
+        ('{"slots": ' + "1" * 5000 + "}", "application/json", 422, "body", ""),
     ],
 )
-async def test_bodies_that_are_no_object(content: bytes, kind: str, says: str) -> None:
+async def test_a_body_that_is_none_is_refused(
+    content: str | bytes, kind: str, status: int, field: str, says: str
+) -> None:
     async with serving() as (service, _), api(service) as client:
         reply = await client.put(NODE, content=content, headers={"Content-Type": kind})
-        assert says in problem(reply, 422, "invalid_request", "body")
-
-
-@pytest.mark.parametrize(
-    "content", [b"\xff\xfe{}", b'{"slots": ' + b"1" * 5000 + b"}", nested(100_000).encode()]
-)
-async def test_bodies_that_no_parser_takes(content: bytes) -> None:
-    async with serving() as (service, _), api(service) as client:
-        reply = await client.put(NODE, content=content, headers={"Content-Type": "application/json"})
-        assert reply.status_code in (400, 413, 422)
-        code = "body_too_large" if reply.status_code == 413 else "invalid_request"
-        problem(reply, reply.status_code, code, "body")
-
-
-async def test_half_a_character_is_refused() -> None:
-    body = json.dumps(JOIN | {"address": "X"}).replace("X", "\\ud800")
-    async with serving() as (service, _), api(service) as client:
-        reply = await client.put(NODE, content=body, headers={"Content-Type": "application/json"})
-        assert "hex escape" in problem(reply, 422, "invalid_request", "body")
-
-
-async def test_several_wrong_fields_are_all_named() -> None:
-    async with serving() as (service, _), api(service) as client:
-        reply = await client.put(NODE, json={"slots": 0})
-        detail = problem(reply, 422, "invalid_request", "slots")
-        assert detail.endswith("(given: 0); also wrong: address, port, incarnation")
+        code = "body_too_large" if status == 413 else "invalid_request"
+        assert says in problem(reply, status, code, field)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +128,6 @@ async def test_several_wrong_fields_are_all_named() -> None:
     [
         ("/v1/groups/a%20b", "group_id"),
         ("/v1/groups/g%0A", "group_id"),
-        ("/v1/groups/" + "x" * 129, "group_id"),
         ("/v1/groups/g/nodes/a:b/directive?incarnation=i", "node_id"),
         ("/v1/groups/g/nodes/n/directive", "incarnation"),
         ("/v1/groups/g/nodes/n/directive?incarnation=i&wait=nan", "wait"),
@@ -195,24 +140,15 @@ async def test_an_id_or_a_parameter_that_is_wrong_is_named(path: str, field: str
         assert field in problem(await client.get(path), 422, "invalid_request", field)
 
 
-async def test_routes_that_do_not_exist() -> None:
+async def test_routes_and_methods_that_do_not_exist() -> None:
     async with serving() as (service, _), api(service) as client:
         for path in ("/v2/groups", "/v1/groups/", "/v1", "/v1/groups/g/nodes"):
             assert "see /docs for all routes" in problem(await client.get(path), 404, "no_such_route")
-
-
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [("POST", "/v1/groups"), ("GET", "/v1/groups/g/cancel"), ("OPTIONS", NODE), ("HEAD", "/v1/groups")],
-)
-async def test_methods_that_a_route_does_not_take(method: str, path: str) -> None:
-    async with serving() as (service, _), api(service) as client:
-        reply = await client.request(method, path)
-        assert reply.status_code == 405
-        assert reply.headers["allow"]
-        assert "access-control-allow-origin" not in reply.headers
-        if method != "HEAD":
+        for method, path in (("POST", "/v1/groups"), ("GET", "/v1/groups/g/cancel"), ("OPTIONS", NODE)):
+            reply = await client.request(method, path)
             assert method in problem(reply, 405, "method_not_allowed")
+            assert reply.headers["allow"]
+            assert "access-control-allow-origin" not in reply.headers
 
 
 async def test_what_is_not_there() -> None:
@@ -254,13 +190,8 @@ async def test_another_api_version_is_told_who_is_older(version: str | bytes, sa
         reply = await client.get("/v1/groups", headers=headers)
         assert says in problem(reply, 400, "version_mismatch")
         assert (await client.get("/healthz", headers=headers)).status_code == 200
-
-
-async def test_the_api_version_is_in_every_reply() -> None:
-    async with serving() as (service, _), api(service) as client:
-        for version in ({}, {"Het-Api-Version": "1"}, {"Het-Api-Version": "01"}):
-            reply = await client.get("/v1/groups", headers=version)
-            assert (reply.status_code, reply.headers.get_list("het-api-version")) == (200, ["1"])
+        ours = await client.get("/v1/groups", headers={"Het-Api-Version": "01"})
+        assert (ours.status_code, ours.headers.get_list("het-api-version")) == (200, ["1"])
 
 
 @pytest.mark.parametrize(
@@ -403,6 +334,7 @@ async def test_the_docs_need_nothing_from_elsewhere_and_name_every_route() -> No
     async with serving() as (service, _), api(service) as client:
         page = await client.get("/docs")
         document = (await client.get("/openapi.json")).json()
+        assert "HTTPValidationError" not in document["components"]["schemas"]
         assert page.headers["content-type"].startswith("text/html")
         for scheme in ("http:", "https:", "//", "<script", "<link", "@import"):
             assert scheme not in page.text
@@ -411,10 +343,3 @@ async def test_the_docs_need_nothing_from_elsewhere_and_name_every_route() -> No
                 assert f"<summary>{method.upper()} {path}</summary>" in page.text
         for name in document["components"]["schemas"]:
             assert f"<summary>{name}</summary>" in page.text
-
-
-async def test_the_openapi_document_knows_the_real_form_of_errors() -> None:
-    async with serving() as (service, _), api(service) as client:
-        text = (await client.get("/openapi.json")).text
-        assert "HTTPValidationError" not in text
-        assert "ProblemReply" in text

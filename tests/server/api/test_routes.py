@@ -42,15 +42,6 @@ async def test_a_join_that_waits_costs_one_request() -> None:
         assert places[0].master == places[1].master
 
 
-async def test_a_directive_is_below_a_kilobyte_whatever_the_size_of_the_round() -> None:
-    async with serving() as (service, _), api(service) as client:
-        spec = {"min_nodes": 200, "max_nodes": 200}
-        await asyncio.gather(*(service.execute("g", join(f"n{i}", **spec)) for i in range(200)))
-        reply = await client.get(f"{NODES}/n150/directive", params={"incarnation": "1"})
-        assert reply.json()["kind"] == "start"
-        assert len(reply.content) < 1000
-
-
 async def test_a_large_group_is_shown_with_and_without_its_nodes() -> None:
     async with serving() as (service, _), api(service) as client:
         many = 2 * LARGE
@@ -60,6 +51,9 @@ async def test_a_large_group_is_shown_with_and_without_its_nodes() -> None:
         names = [node["node_id"] for node in whole["nodes"]]
         assert names == [f"n{i}" for i in range(many)]
         assert len(whole["current_round"]["members"]) == many
+        directive = await client.get(f"{NODES}/n150/directive", params={"incarnation": "1"})
+        assert directive.json()["kind"] == "start"
+        assert len(directive.content) < 1000, "whatever the size of the round"
         none = (await client.get("/v1/groups/g", params={"nodes": "none"})).json()
         assert (none["nodes"], none["current_round"]["members"]) == ([], [])
         assert none["counts"] == whole["counts"]
@@ -83,20 +77,15 @@ async def test_a_long_history_is_written_beside_the_event_loop(monkeypatch: pyte
         threads.clear()
         whole = (await client.get("/v1/groups/g/events")).json()
         assert len(whole["events"]) > LARGE
+        assert [event["number"] for event in whole["events"]] == list(range(1, whole["last"] + 1))
         assert len(threads) == 1
         assert here not in threads
         threads.clear()
         short = await client.get("/v1/groups/g/events", params={"after": whole["last"] - 3})
         assert [event["number"] for event in short.json()["events"]] == [whole["last"] - n for n in (2, 1, 0)]
         assert threads == {here}
-
-
-async def test_a_poll_without_wait_or_with_another_version_answers_at_once() -> None:
-    async with serving() as (service, _), api(service) as client:
-        await two_nodes(service)
-        for query in ({}, {"after": "x", "wait": 60}, {"wait": 60}):
-            reply = await client.get(f"{NODES}/a/directive", params={"incarnation": "1", **query})
-            assert reply.json()["kind"] == "start"
+        none = (await client.get("/v1/groups/g/events", params={"after": whole["last"]})).json()
+        assert none == {"events": [], "last": whole["last"]}
 
 
 async def test_a_replaced_agent_is_refused_everywhere() -> None:
@@ -123,38 +112,25 @@ async def test_a_replaced_agent_is_refused_everywhere() -> None:
             assert (reply.status_code, reply.json()["code"]) == (409, "stale_incarnation")
 
 
-async def test_a_report_changes_the_group_and_is_answered_with_the_directive() -> None:
-    async with serving() as (service, _), api(service) as client:
-        await two_nodes(service)
-        failure = {"local_rank": 0, "rank": 0, "exit_code": 1, "message": "Traceback: boom"}
-        report = {"incarnation": "1", "round": 1, "kind": "failed", "age_s": 0.5, "failure": failure}
-        reply = await client.post(f"{NODES}/a/report", json=report)
-        assert (reply.status_code, reply.json()["kind"]) == (200, "stop")
-        group = (await client.get("/v1/groups/g")).json()
-        assert {node["node_id"]: node["state"] for node in group["nodes"]} == {
-            "a": "stopping",
-            "b": "stopping",
-        }
-        assert group["nodes"][0]["failure"]["message"] == "Traceback: boom"
-
-
-async def test_a_report_of_an_older_round_gets_the_present_directive() -> None:
-    async with serving() as (service, _), api(service) as client:
-        await two_nodes(service)
-        report = {"incarnation": "1", "round": 0, "kind": "succeeded"}
-        reply = await client.post(f"{NODES}/a/report", json=report)
-        body = reply.json()
-        assert (reply.status_code, body["code"], body["directive"]["kind"]) == (409, "stale_round", "start")
-
-
-async def test_the_group_shows_who_could_not_reach_which_master() -> None:
+async def test_reports_change_the_group_and_are_answered_with_the_directive() -> None:
     async with serving() as (service, _), api(service) as client:
         await two_nodes(service)
         assert (await client.get("/v1/groups/g")).json()["unreachable"] == []
+        stale = await client.post(
+            f"{NODES}/a/report", json={"incarnation": "1", "round": 0, "kind": "succeeded"}
+        )
+        body = stale.json()
+        assert (stale.status_code, body["code"], body["directive"]["kind"]) == (409, "stale_round", "start")
         report = {"incarnation": "1", "round": 1, "kind": "master_unreachable", "message": "timed out"}
-        await client.post(f"{NODES}/b/report", json=report)
+        reply = await client.post(f"{NODES}/b/report", json=report)
+        assert (reply.status_code, reply.json()["kind"]) == (200, "stop")
+        failure = {"local_rank": 0, "rank": 0, "exit_code": 1, "message": "Traceback: boom"}
+        report |= {"kind": "failed", "age_s": 0.5, "failure": failure}
+        assert (await client.post(f"{NODES}/a/report", json=report)).json()["kind"] == "stop"
         group = (await client.get("/v1/groups/g")).json()
         assert group["unreachable"] == [["b", "a"]]
+        assert [node["state"] for node in group["nodes"]] == ["stopping", "stopping"]
+        assert group["nodes"][0]["failure"]["message"] == "Traceback: boom"
 
 
 async def test_leave_drain_and_undrain() -> None:
@@ -173,18 +149,11 @@ async def test_leave_drain_and_undrain() -> None:
 async def test_groups_are_made_listed_restarted_and_forgotten() -> None:
     async with serving() as (service, _), api(service) as client:
         made = (await client.put("/v1/groups/g", json={"min_nodes": 2, "command": ["a", "b"]})).json()
-        assert (made["state"], made["spec"]["min_nodes"], made["spec"]["command"]) == (
-            "waiting",
-            2,
-            ["a", "b"],
-        )
+        assert (made["state"], made["spec"]["command"]) == ("waiting", ["a", "b"])
         assert (await client.put("/v1/groups/g", json={"min_nodes": 2})).status_code == 200
         conflict = await client.put("/v1/groups/g", json={"min_nodes": 3})
         assert (conflict.status_code, conflict.json()["code"]) == (409, "spec_conflict")
-        assert "min_nodes=2" in conflict.json()["detail"]
         assert "min_nodes=3" in conflict.json()["detail"]
-        both = await client.put("/v1/groups/h", json={"min_nodes": 3, "max_nodes": 2})
-        assert (both.status_code, both.json()["field"]) == (422, "max_nodes")
         (line,) = (await client.get("/v1/groups")).json()["groups"]
         assert (line["group_id"], line["reason"]["data"]["missing"]) == ("g", 2)
         assert (await client.post("/v1/groups/g/restart")).status_code == 409
@@ -192,18 +161,6 @@ async def test_groups_are_made_listed_restarted_and_forgotten() -> None:
         assert (await client.post("/v1/groups/g/restart")).json()["job"] == 2
         assert (await client.delete("/v1/groups/g")).status_code == 204
         assert (await client.get("/v1/groups")).json() == {"groups": []}
-
-
-async def test_the_history_can_be_read_on() -> None:
-    async with serving() as (service, _), api(service) as client:
-        await two_nodes(service)
-        all_events = (await client.get("/v1/groups/g/events")).json()
-        numbers = [event["number"] for event in all_events["events"]]
-        assert numbers == list(range(1, all_events["last"] + 1))
-        later = (await client.get("/v1/groups/g/events", params={"after": 2})).json()
-        assert later == {"events": all_events["events"][2:], "last": all_events["last"]}
-        none = (await client.get("/v1/groups/g/events", params={"after": later["last"]})).json()
-        assert none == {"events": [], "last": later["last"]}
 
 
 async def test_a_spare_that_does_not_fit_says_why() -> None:

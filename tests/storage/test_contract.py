@@ -1,11 +1,10 @@
-"""The contract of every store (storage/base.py). A new store is one more entry in `BACKENDS`."""
+"""The contract of every store (storage/base.py). A new store is one more case of `Case.open`."""
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, ExitStack
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,91 +12,66 @@ import pytest
 from hetrdzv.protocol.errors import StorageError
 from hetrdzv.storage import open_store
 from hetrdzv.storage.base import Batch, Snapshot, StateStore
-from hetrdzv.storage.memory import MemoryStore
+from hetrdzv.storage.etcd.access import access_from
+from hetrdzv.storage.etcd.client import Etcd
+from hetrdzv.storage.etcd.store import EtcdStore
+from hetrdzv.storage.memory import EMPTY, MemoryStore
 from tests.support.etcd import VERSIONS, EtcdCluster
-from tests.support.leading import LeadingStore
+from tests.support.leading import lead
 
-
-@dataclass(frozen=True)
-class Backend:
-    """How to open a kind of store: a new one, and one that another server used before."""
-
-    open: Callable[[Path], StateStore]
-    reopen: Callable[[Path, StateStore], Awaitable[StateStore]]
-
-
-async def _hand_on(_: Path, store: StateStore) -> StateStore:
-    content = await store.load()
-    await store.close()
-    return MemoryStore(content)
-
-
-def _open_sqlite(folder: Path) -> StateStore:
-    return open_store(f"sqlite:{folder}/state.db")
-
-
-async def _reopen_sqlite(folder: Path, store: StateStore) -> StateStore:
-    await store.close()
-    return _open_sqlite(folder)
-
-
-CLUSTERS: dict[str, EtcdCluster] = {}
-"""Running clusters by version: one member for all tests of this module, each with its own prefix."""
+KINDS = ["memory", "sqlite", *(pytest.param(version, marks=pytest.mark.etcd) for version in VERSIONS)]
 
 
 @pytest.fixture(scope="module")
-def clusters() -> Iterator[ExitStack]:
-    """Clusters, started when first needed."""
+def cluster_of() -> Iterator[Callable[[str], EtcdCluster]]:
+    """One member of each version of etcd, started when first needed; each test has its own prefix."""
     with ExitStack() as stack:
-        yield stack
-    CLUSTERS.clear()
-
-
-def _open_etcd(version: str, _: Path) -> StateStore:
-    return LeadingStore(CLUSTERS[version].url(secrets.token_hex(4)))
-
-
-async def _reopen_etcd(_: Path, store: StateStore) -> StateStore:
-    assert isinstance(store, LeadingStore)
-    await store.let_go()
-    return LeadingStore(store.url)
-
-
-BACKENDS = {
-    "memory": Backend(open=lambda _: open_store("memory"), reopen=_hand_on),
-    "sqlite": Backend(open=_open_sqlite, reopen=_reopen_sqlite),
-    **{f"etcd-{v}": Backend(open=partial(_open_etcd, v), reopen=_reopen_etcd) for v in VERSIONS},
-}
-PARAMS = [pytest.param(name, marks=[pytest.mark.etcd] * name.startswith("etcd")) for name in BACKENDS]
+        yield cache(lambda version: stack.enter_context(EtcdCluster(version)))
 
 
 class Case:
-    """A store under test, which can be handed to the next server."""
+    """A store under test, which one server after another opens."""
 
-    def __init__(self, backend: Backend, folder: Path) -> None:
-        self._backend = backend
-        self._folder = folder
-        self.store = backend.open(folder)
+    def __init__(self, kind: str, url: str, stack: AsyncExitStack) -> None:
+        self._kind = kind
+        self._url = url
+        self._stack = stack
+        self.store: StateStore = MemoryStore()
+
+    async def open(self) -> None:
+        """What the next server does."""
+        content = await self.store.load() if self._kind == "memory" else EMPTY
+        await self.store.close()
+        if self._kind == "memory":
+            self.store = MemoryStore(content)
+        elif self._kind == "sqlite":
+            self.store = open_store(self._url)
+        else:
+            etcd = Etcd(access_from(self._url))
+            self._stack.push_async_callback(etcd.close)
+            self.store = EtcdStore(etcd, await lead(etcd))
 
     async def put(self, clock: float = 0.0, /, **puts: bytes) -> None:
         await self.store.commit(Batch(puts=puts, deletes=frozenset(), clock=clock))
 
     async def reopened(self) -> Snapshot:
         """What the next server finds."""
-        self.store = await self._backend.reopen(self._folder, self.store)
+        await self.open()
         return await self.store.load()
 
 
-@pytest.fixture(params=PARAMS)
-async def case(request: pytest.FixtureRequest, tmp_path: Path, clusters: ExitStack) -> AsyncIterator[Case]:
-    kind, _, version = request.param.partition("-")
-    if kind == "etcd" and version not in CLUSTERS:
-        CLUSTERS[version] = clusters.enter_context(EtcdCluster(version))
-    case = Case(BACKENDS[request.param], tmp_path)
-    yield case
-    await case.store.close()
-    if isinstance(case.store, LeadingStore):
-        await case.store.let_go()
+@pytest.fixture(params=KINDS)
+async def case(
+    request: pytest.FixtureRequest, tmp_path: Path, cluster_of: Callable[[str], EtcdCluster]
+) -> AsyncIterator[Case]:
+    url = f"sqlite:{tmp_path}/state.db"
+    if request.param in VERSIONS:
+        url = cluster_of(request.param).url(secrets.token_hex(4))
+    async with AsyncExitStack() as stack:
+        case = Case(request.param, url, stack)
+        await case.open()
+        yield case
+        await case.store.close()
 
 
 async def test_what_was_committed_is_there_for_the_next_server(case: Case) -> None:

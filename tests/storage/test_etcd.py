@@ -23,11 +23,9 @@ from hetrdzv.storage.etcd.election import Deposed, Term, campaign, who_leads
 from hetrdzv.storage.etcd.store import LARGE as LARGE_VALUE
 from hetrdzv.storage.etcd.store import MAX_OPERATIONS, EtcdStore
 from hetrdzv.storage.records import restore
-from tests.support.certificates import Tls
 from tests.support.etcd import VERSIONS, EtcdCluster, alarm, fill, make_room, make_tls
+from tests.support.leading import LEASE_S, lead
 from tests.support.servers import free_port
-
-LEASE_S = 60
 
 
 @pytest.fixture(scope="module", params=[pytest.param(v, marks=pytest.mark.etcd) for v in VERSIONS])
@@ -89,11 +87,7 @@ class Cluster:
     async def lead(self) -> tuple[Wire, Term, EtcdStore]:
         """Become leader; the lease of the previous one ends as if it had expired."""
         wire = self.wire()
-        found = await wire.get(wire.key("leader"), within_s=5.0)
-        if found is not None:
-            await wire.revoke(found.lease, within_s=5.0)
-        term = await campaign(wire, "http://test:1", LEASE_S)
-        assert term is not None
+        term = await lead(wire)
         return wire, term, EtcdStore(wire, term)
 
     async def found(self) -> Snapshot:
@@ -235,31 +229,26 @@ async def test_a_value_that_no_transaction_could_hold_is_stored_in_pieces(server
 
 
 @pytest.mark.etcd
-@pytest.mark.parametrize("version", VERSIONS)
-async def test_what_is_too_large_for_this_etcd_is_refused_and_nothing_written(version: str) -> None:
-    with EtcdCluster(version, args=["--max-request-bytes", "100000"]) as cluster:
+@pytest.mark.parametrize(
+    ("flag", "batches"),
+    [  # etcd refuses the one, its gRPC the other; and what would be one transaction, or go by a log
+        ("--max-request-bytes=100000", [{"a": random.Random(1).randbytes(size)} for size in (300_000, 3_000_000)]),
+        ("--max-txn-ops=64", [{f"k{n}": b"x" for n in range(many)} for many in (100, 300)]),
+    ],
+)  # fmt: skip
+async def test_what_is_too_much_for_this_etcd_is_refused_and_nothing_written(
+    flag: str, batches: list[dict[str, bytes]]
+) -> None:
+    with EtcdCluster(args=[flag]) as cluster:
         async with AsyncExitStack() as stack:
             servers = Cluster(cluster, stack)
             _, _, store = await servers.lead()
             await store.commit(batch(1.0, a=b"1"))
-            for size in (300_000, 3_000_000):  # etcd refuses the one, its gRPC the other
-                with pytest.raises(NothingWritten, match=r"--max-request-bytes=1572864"):
-                    await store.commit(batch(2.0, a=random.Random(1).randbytes(size)))
-            await store.commit(batch(3.0, b=b"1"))
-            assert await servers.found() == Snapshot({"a": b"1", "b": b"1"}, 3.0)
-
-
-@pytest.mark.etcd
-@pytest.mark.parametrize("version", VERSIONS)
-async def test_a_batch_that_this_etcd_could_log_but_not_apply_is_refused(version: str) -> None:
-    with EtcdCluster(version, args=["--max-txn-ops", "64"]) as cluster:
-        async with AsyncExitStack() as stack:
-            servers = Cluster(cluster, stack)
-            _, _, store = await servers.lead()
-            await store.commit(batch(1.0, a=b"1"))
-            for many in (100, 300):  # in one transaction, and by a log
-                with pytest.raises(NothingWritten, match=r"--max-txn-ops=128"):
-                    await store.commit(batch(2.0, **{f"k{n}": b"x" for n in range(many)}))
+            for puts in batches:
+                with pytest.raises(
+                    NothingWritten, match=r"--max-txn-ops=128 and --max-request-bytes=1572864"
+                ):
+                    await store.commit(batch(2.0, **puts))
             await store.commit(batch(3.0, b=b"1"))
             assert await servers.found() == Snapshot({"a": b"1", "b": b"1"}, 3.0)
 
@@ -476,17 +465,13 @@ async def test_a_leader_key_of_another_program_is_no_leader(servers: Cluster, va
 
 
 async def test_prefixes_are_worlds_of_their_own(servers: Cluster) -> None:
-    other = replace(servers.access, prefix=f"{servers.access.prefix}/more")
     _, _, store = await servers.lead()
     await store.commit(batch(1.0, a=b"1"))
-    wire = Wire(other)
-    term = await campaign(wire, "http://test:1", LEASE_S)
-    assert term is not None
-    second = EtcdStore(wire, term)
+    servers.access = replace(servers.access, prefix=f"{servers.access.prefix}/more")
+    _, _, second = await servers.lead()
     assert (await second.load()).records == {}
     await second.commit(batch(1.0, b=b"2"))
     assert (await store.load()).records == {"a": b"1"}
-    await wire.close()
 
 
 # -- URLs --------------------------------------------------------------------------------------------------
@@ -524,11 +509,6 @@ def test_wrong_urls(url: str, says: str) -> None:
     assert "s3cret" not in str(raised.value)
 
 
-def test_a_password_is_not_shown() -> None:
-    access = access_from("etcd://a:1", user="u", password="s3cret")
-    assert "s3cret" not in f"{access!r} {access}"
-
-
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -543,6 +523,8 @@ def test_a_password_is_not_shown() -> None:
 def test_options_that_do_not_go_together(options: dict[str, Any], says: str) -> None:
     with pytest.raises((InvalidEtcd, TlsError), match=says):
         access_from("etcd://a:1", **options)
+    access = access_from("etcd://a:1", user="u", password="s3cret")
+    assert "s3cret" not in f"{access!r} {access}"
 
 
 # -- no etcd, TLS, users -----------------------------------------------------------------------------------
@@ -574,40 +556,41 @@ async def test_one_member_that_lives_is_enough(cluster: EtcdCluster) -> None:
     await reach(access_from(f"etcd://127.0.0.1:{free_port()},{cluster.endpoints}"))
 
 
-async def test_something_else_that_answers() -> None:
-    async def hello(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+@pytest.mark.parametrize(
+    ("says", "why"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n", "is its gateway on"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", "does another program listen there"),
+        (b"", "it closes the connection"),
+    ],
+)
+async def test_what_answers_but_is_no_etcd_is_not_taken_for_an_empty_one(says: bytes, why: str) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(says)
+        await writer.drain()
         writer.close()
 
-    async with await asyncio.start_server(hello, "127.0.0.1", 0) as server:
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        with pytest.raises(StorageError, match=f"127.0.0.1:{port}: "):
+        with pytest.raises(EtcdAway, match=f"127.0.0.1:{port}: .*{why}"):
             await reach(access_from(f"etcd://127.0.0.1:{port}"), 1.0)
 
 
-@pytest.fixture(scope="module")
-def tls(tmp_path_factory: pytest.TempPathFactory) -> Tls:
-    return make_tls(tmp_path_factory.mktemp("tls"))
-
-
-@pytest.fixture(scope="module")
-def other_tls(tmp_path_factory: pytest.TempPathFactory) -> Tls:
-    return make_tls(tmp_path_factory.mktemp("other"))
-
-
 @pytest.mark.etcd
-async def test_tls(tls: Tls, other_tls: Tls) -> None:
+async def test_tls(tmp_path: Path) -> None:
+    tls, other_tls = make_tls(tmp_path / "tls"), make_tls(tmp_path / "other")
     with EtcdCluster("3.5", 1, tls) as cluster:
-        url = cluster.url("t")
-        await reach(access_from(url, ca_cert=tls.ca, cert=tls.cert, key=tls.key))
-        by_name = url.replace("127.0.0.1", "localhost")
-        await reach(access_from(by_name, ca_cert=tls.ca, cert=tls.cert, key=tls.key))
-        with pytest.raises(EtcdAway, match=r"does it ask for TLS \(--etcd-ca-cert\)"):
-            await reach(access_from(url), 0.6)
-        with pytest.raises(EtcdAway, match=r"does it ask for|closes the connection"):
-            await reach(access_from(url, ca_cert=tls.ca), 0.6)
-        with pytest.raises(EtcdAway, match="its certificate is not for this name"):
-            await reach(access_from(url, ca_cert=other_tls.ca, cert=tls.cert, key=tls.key), 0.6)
+        url, ours = cluster.url("t"), {"cert": tls.cert, "key": tls.key}
+        for known in (url, url.replace("127.0.0.1", "localhost")):
+            await reach(access_from(known, ca_cert=tls.ca, **ours))
+        for options, why in (
+            ({}, r"does it ask for TLS \(--etcd-ca-cert\)"),
+            ({"ca_cert": tls.ca}, "does it ask for|closes the connection"),
+            ({"ca_cert": other_tls.ca, **ours}, "its certificate is not for this name"),
+        ):
+            with pytest.raises(EtcdAway, match=why):
+                await reach(access_from(url, **options), 0.6)
 
 
 @pytest.mark.etcd
@@ -620,7 +603,8 @@ async def test_users(version: str, caplog: pytest.LogCaptureFixture) -> None:
             member.ask("auth/user/add", name=name, password=f"pw-{name}")
             member.ask("auth/role/add", name=name)
             member.ask("auth/user/grant", user=name, role=name)
-        permission = {"permType": 2, "key": _base64("jobs/"), "range_end": _base64("jobs0")}
+        start, end = (base64.b64encode(key).decode() for key in (b"jobs/", b"jobs0"))
+        permission = {"permType": 2, "key": start, "range_end": end}
         member.ask("auth/role/grant", name="het", perm=permission)
         url = cluster.url("jobs")
         with pytest.raises(EtcdRefused, match=r"leave out --etcd-user"):
@@ -628,8 +612,7 @@ async def test_users(version: str, caplog: pytest.LogCaptureFixture) -> None:
         member.ask("auth/enable")
         access = access_from(url, user="het", password="pw-het")
         etcd = Etcd(access)
-        term = await campaign(etcd, "http://test:1", LEASE_S)
-        assert term is not None
+        term = await lead(etcd)
         store = EtcdStore(etcd, term)
         await store.commit(batch(1.0, a=b"1"))
         await store.commit(LARGE)
@@ -639,32 +622,12 @@ async def test_users(version: str, caplog: pytest.LogCaptureFixture) -> None:
         assert (await store.load()).records == {"a": b"1", **LARGE.puts}
         assert await etcd.keep_alive(term.lease, within_s=5.0) > 0
         await etcd.close()
-        with pytest.raises(EtcdRefused, match="etcd requires a user: give --etcd-user"):
-            await reach(access_from(url))
-        with pytest.raises(EtcdRefused, match="rejects user 'het' with this password"):
-            await reach(access_from(url, user="het", password="wrong"))
-        with pytest.raises(EtcdRefused, match="rejects user 'nobody'"):
-            await reach(access_from(url, user="nobody", password="pw-het"))
-        with pytest.raises(EtcdRefused, match=r"does not let user 'other' access jobs/: etcdctl role grant"):
-            await reach(access_from(url, user="other", password="pw-other"))
+        for user, password, why in (
+            (None, None, "etcd requires a user: give --etcd-user"),
+            ("het", "wrong", "rejects user 'het' with this password"),
+            ("nobody", "pw-het", "rejects user 'nobody'"),
+            ("other", "pw-other", r"does not let user 'other' access jobs/: etcdctl role grant"),
+        ):
+            with pytest.raises(EtcdRefused, match=why):
+                await reach(access_from(url, user=user, password=password))
     assert "pw-" not in caplog.text
-
-
-def _base64(text: str) -> str:
-    return base64.b64encode(text.encode()).decode()
-
-
-async def test_what_answers_but_is_no_etcd_is_not_taken_for_an_empty_one() -> None:
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}")
-        await writer.drain()
-        writer.close()
-
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    client = Etcd(access_from(f"etcd://127.0.0.1:{port}"))
-    with pytest.raises(EtcdAway, match="does another program listen there"):
-        await client.get(b"leader", within_s=1.0)
-    await client.close()
-    server.close()

@@ -29,6 +29,7 @@ class FaultyStore(MemoryStore):
     def __init__(self, content: Snapshot = EMPTY) -> None:
         super().__init__(content)
         self.failures: list[Exception] = []
+        self.is_written = False  # what fails is written all the same
         self.load_failures: list[Exception] = []
         self.open = asyncio.Event()
         self.open.set()
@@ -44,10 +45,12 @@ class FaultyStore(MemoryStore):
         await self.open.wait()
         if self.permits is not None:
             await self.permits.acquire()
-        if self.failures:
-            raise self.failures.pop(0)
-        self.commits.append(batch)
-        await super().commit(batch)
+        failures, self.failures = self.failures[:1], self.failures[1:]
+        if self.is_written or not failures:
+            self.commits.append(batch)
+            await super().commit(batch)
+        for failure in failures:
+            raise failure
 
     @property
     def content(self) -> Snapshot:

@@ -100,19 +100,16 @@ def long(seconds: float) -> Iterator[None]:
     block = object()
     try:
         with contextlib.suppress(Exception):
-            _announce(block, time.monotonic() + seconds)
+            _pauses[block] = time.monotonic() + seconds
+            _announce()
         yield
     finally:
-        with contextlib.suppress(Exception):
-            _announce(block, None)
-
-
-def _announce(block: object, until: float | None) -> None:
-    """Begin a block's pause, or end it (None)."""
-    if until is None:
         _pauses.pop(block, None)
-    else:
-        _pauses[block] = until
+        with contextlib.suppress(Exception):
+            _announce()
+
+
+def _announce() -> None:
     _pack_time(_opened(), _UNTIL_AT, max([0.0, *_pauses.values()]))
 
 
@@ -150,12 +147,10 @@ def notice() -> Notice | None:
     """Why the round is about to end, and for how much longer it goes on; None: it is not about to."""
     try:
         with open(os.environ.get(NOTICE_FILE) or "", "rb") as file:
-            text = file.read()
-    except (OSError, ValueError):
-        return None
-    try:
-        told = json.loads(text)
+            told = json.load(file)
         return Notice(str(told["kind"]), str(told["why"]), max(0.0, float(told["until"]) - time.monotonic()))
+    except OSError:
+        return None
     except Exception:  # there is one, whatever it says
         return Notice("", "", 0.0)
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from hetagent.worker import runner
 
@@ -163,13 +163,6 @@ def test_a_module_that_fails_or_is_not_there_looks_as_under_plain_python(place: 
     assert assert_alike("sub/empty", cwd=place).returncode == 1
 
 
-def test_a_script_that_is_not_there(tmp_path: Path) -> None:
-    assert assert_alike("absent.py", cwd=tmp_path).returncode == 2
-    error_file = tmp_path / "error.json"
-    run("absent.py", runner=True, cwd=tmp_path, error_file=error_file)
-    assert "can't open file" in json.loads(error_file.read_text())["message"]["message"]
-
-
 def record_of(tmp_path: Path, source: str) -> dict[str, Any] | None:
     (tmp_path / "s.py").write_text(source)
     error_file = tmp_path / "error.json"
@@ -187,7 +180,9 @@ def test_an_exception_is_recorded_in_torchs_format(tmp_path: Path) -> None:
     )
     assert stack.endswith("ValueError: x\n")
     assert "runner.py" not in stack
-    assert re.fullmatch(r"\d{10}", record["extraInfo"]["timestamp"])
+    failure = ProcessFailure(local_rank=0, pid=1, exitcode=1, error_file=str(tmp_path / "error.json"))
+    assert failure.message == record
+    assert failure.timestamp > 1_700_000_000
 
 
 def test_the_record_is_as_old_as_the_exception(tmp_path: Path) -> None:
@@ -202,22 +197,15 @@ def test_the_record_is_as_old_as_the_exception(tmp_path: Path) -> None:
     assert (tmp_path / "saved").stat().st_mtime - (tmp_path / "error.json").stat().st_mtime > 0.4
 
 
-def test_torch_reads_the_record(tmp_path: Path) -> None:
-    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
-
-    record_of(tmp_path, "1 / 0")
-    failure = ProcessFailure(local_rank=0, pid=1, exitcode=1, error_file=str(tmp_path / "error.json"))
-    assert failure.message["message"] == "ZeroDivisionError: division by zero"  # type: ignore[index]
-
-
 @pytest.mark.parametrize(
     ("source", "message"),
     [
         ("import sys; sys.exit('no data')", "SystemExit: no data"),
-        ("import sys; sys.exit(3)", None),
         ("import sys; sys.exit()", None),
         ("raise KeyboardInterrupt", None),
         ("pass", None),
+        ("import argparse; argparse.ArgumentParser().exit(0)", None),
+        ("import sys; sys.exit(2)", None),
         ("x = = 1", "SyntaxError: invalid syntax (s.py, line 1)"),
         ("import os\nif not os.fork(): raise ValueError('child')\nos.wait()", None),
     ],
@@ -311,29 +299,22 @@ def test_a_script_that_ends_before_it_did_anything_is_hopeless(
         assert json.loads(record.read_text()).get("permanent", False) is permanent, words
 
 
-def test_a_script_that_does_not_take_its_arguments_is_hopeless_and_says_why(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("words", "status", "message"),
+    [
+        (["nowhere.py"], 2, "can't open file '{folder}/nowhere.py': [Errno 2] No such file or directory"),
+        (["-m", "nowhere"], 1, "No module named nowhere"),
+        (["train.py", "--lr", "1"], 2, "train.py: error: unrecognized arguments: --lr 1"),
+    ],
+    ids=["script", "module", "arguments"],
+)
+def test_a_start_that_cannot_succeed_is_hopeless_and_says_why(
+    tmp_path: Path, words: list[str], status: int, message: str
+) -> None:
     (tmp_path / "train.py").write_text("import argparse\nargparse.ArgumentParser().parse_args()\n")
+    assert assert_alike(*words, cwd=tmp_path).returncode == status
     record = tmp_path / "error.json"
-    ran = run("train.py", "--lr", "1", runner=True, cwd=tmp_path, error_file=record)
-    assert ran.returncode == 2
-    assert ran.stderr.splitlines()[-1] == "train.py: error: unrecognized arguments: --lr 1"
+    run(*words, runner=True, cwd=tmp_path, error_file=record)
     told = json.loads(record.read_text())
     assert told["permanent"] is True
-    assert told["message"]["message"] == "train.py: error: unrecognized arguments: --lr 1"
-
-
-@pytest.mark.parametrize(
-    "ends", ["import sys; sys.exit(2)", "import argparse; argparse.ArgumentParser().exit(0)"]
-)
-def test_another_orderly_end_is_not_recorded(tmp_path: Path, ends: str) -> None:
-    (tmp_path / "train.py").write_text(ends)
-    record = tmp_path / "error.json"
-    run("train.py", runner=True, cwd=tmp_path, error_file=record)
-    assert not record.exists()
-
-
-@pytest.mark.parametrize(("words", "status"), [(["nowhere.py"], 2), (["-m", "nowhere"], 1)])
-def test_a_script_that_is_not_there_is_hopeless(tmp_path: Path, words: list[str], status: int) -> None:
-    record = tmp_path / "error.json"
-    assert run(*words, runner=True, cwd=tmp_path, error_file=record).returncode == status
-    assert json.loads(record.read_text())["permanent"] is True
+    assert message.format(folder=tmp_path) in told["message"]["message"]

@@ -2,19 +2,11 @@
 
 For JobSet and Trainer these are the models that Trainer publishes of its API, which has JobSet's in it. They ignore
 fields that they do not know, so what comes out is compared with what went in. They do not know Kueue, or which values
-are allowed: with HET_CRDS=FOLDER the CustomResourceDefinitions in that folder are asked as well, as they are in the
-repositories of JobSet and Kueue (config/components/crd/bases) and Trainer (manifests/base/crds).
+are allowed: see test_cluster.py.
 """
 
-import os
-from functools import cache
-from pathlib import Path
-from typing import Any
-
-import jsonschema
 import kubeflow_trainer_api.models as trainer
 import pytest
-import yaml
 
 from tests.support import manifests
 
@@ -48,55 +40,6 @@ def test_they_do_not_take_everything() -> None:
     jobset["spec"]["failurePolicy"]["maxRestarts"] = "3"
     with pytest.raises(ValueError, match="maxRestarts"):
         trainer.JobsetV1alpha2JobSet.from_dict(jobset)
-
-
-# -- with the definitions themselves -------------------------------------------------------------------------
-
-
-@cache
-def definitions(folder: str) -> dict[tuple[str, str], Any]:
-    """The schema of each kind of object in a folder, by its API version and name."""
-    found = {}
-    for path in sorted(Path(folder).glob("*.yaml")):
-        for crd in yaml.load_all(path.read_text(encoding="utf-8"), yaml.CSafeLoader):
-            for version in crd["spec"]["versions"]:
-                schema = strict(version["schema"]["openAPIV3Schema"])
-                schema["properties"]["metadata"] = {"type": "object"}
-                found[f"{crd['spec']['group']}/{version['name']}", crd["spec"]["names"]["kind"]] = schema
-    return found
-
-
-def definition_of(one: manifests.Object) -> jsonschema.Draft202012Validator:
-    """What checks an object; skips the test where there are no definitions."""
-    folder = os.environ.get("HET_CRDS")
-    if folder is None:
-        pytest.skip("HET_CRDS names no folder with CustomResourceDefinitions")
-    return jsonschema.Draft202012Validator(definitions(folder)[one["apiVersion"], one["kind"]])
-
-
-def strict(schema: Any) -> Any:
-    """The same as JSON Schema, without any field that is not in it: kubectl refuses those, too."""
-    if isinstance(schema, list):
-        return [strict(one) for one in schema]
-    if not isinstance(schema, dict):
-        return schema
-    made = {key: strict(value) for key, value in schema.items()}
-    if isinstance(schema.get("properties"), dict) and not schema.get("x-kubernetes-preserve-unknown-fields"):
-        made.setdefault("additionalProperties", False)
-    if schema.get("x-kubernetes-int-or-string"):
-        made["anyOf"] = [{"type": "integer"}, {"type": "string"}]
-    return made
-
-
-@pytest.mark.parametrize("one", [*OBJECTS, *QUEUES], ids=name)
-def test_its_definition_takes_it(one: manifests.Object) -> None:
-    definition_of(one).validate(one)
-
-
-def test_definitions_do_not_take_everything() -> None:
-    (queue,) = (one for one in QUEUES if one["kind"] == "LocalQueue")
-    with pytest.raises(jsonschema.ValidationError, match="clusterQueues"):
-        definition_of(queue).validate(queue | {"spec": {"clusterQueues": "training"}})
 
 
 # -- what no schema says -------------------------------------------------------------------------------------

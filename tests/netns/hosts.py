@@ -115,10 +115,6 @@ class Host(Namespace):
         """Run a command on this host; returns its output."""
         return run(*self.prefix, *command)
 
-    def ephemeral_ports(self, first: int, last: int) -> None:
-        """Set the range from which the kernel picks ports: for outgoing connections, gloo, NCCL."""
-        self.run("sysctl", "-q", "-w", f"net.ipv4.ip_local_port_range={first} {last}")
-
     def firewall(self, *, opened: str = "", closed: str = "", closed_to: str = "") -> None:
         """Silently drop new connections from other hosts.
 

@@ -1,9 +1,5 @@
-"""Cuts the network under a running job, for shorter and longer than the lease, or drops some packets.
+"""Cuts the network under a running job, for shorter and longer than the lease, or drops some packets."""
 
-Most tests here share one job: each finds it running on all nodes, and leaves it so.
-"""
-
-import contextlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,23 +10,12 @@ from tests.netns.cluster import Ends, HostCluster
 from tests.netns.hosts import Hosts, Switch
 from tests.support.cluster import wait_for
 
-MOST_LENT = 2
-"""How many tests share a job, whose logs grow with each."""
-
 FLAGS = ("--nnodes", "2:3", "--last-call-s", "1", "--stop-timeout-s", "3")
 LEASE_S = 5
 
 
 class Job(HostCluster):
-    """Nodes a, b and c in one network, with a worker each.
-
-    Attributes:
-        first: the round that a test found running.
-        order: the nodes in rank order; not always a, b, c, since one may join late on a busy machine.
-    """
-
-    first = 0
-    order: tuple[str, ...] = ()
+    """Nodes a, b and c in one network, with a worker each."""
 
     def __init__(self, folder: Path, net: Hosts, *flags: str) -> None:
         lan = net.switch("lan")
@@ -48,67 +33,15 @@ class Job(HostCluster):
         return min(float(line["started"]) for line in self.lines(node=node) if line["round"] > after)
 
 
-class Shared:
-    """A job that runs from test to test; a new one after a test that failed, and before a node has gone too often."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._stack = contextlib.ExitStack()
-        self._job: Job | None = None
-        self._lent = 0
-        self._number = 0
-
-    @contextlib.contextmanager
-    def lend(self, request: pytest.FixtureRequest) -> Iterator[Job]:
-        """Lend the job, running on all nodes; keep it if the test passes."""
-        failed = request.session.testsfailed
-        job, self._job = self._job or self._begin(), None
-        wait_for(lambda: job.group()["state"] == "running", "a running round")
-        job.first, job.mark = job.group()["round"], job.events()[-1]["number"]
-        job.order = tuple(member["node_id"] for member in job.group()["current_round"]["members"])
-        yield job
-        job.switch.heal()
-        self._lent += 1
-        if request.session.testsfailed != failed:
-            self._stack.close()
-        elif self._lent == MOST_LENT:
-            with self._stack:
-                job.end_well("a", "b", "c")
-        else:
-            self._job = job
-
-    def _begin(self) -> Job:
-        self._number, self._lent = self._number + 1, 0
-        net = self._stack.enter_context(Hosts())
-        folder = self._folder / str(self._number)
-        folder.mkdir()
-        job = self._stack.enter_context(Job(folder, net, "--lease-s", str(LEASE_S)))
-        job.light = True
-        job.start_three()
-        return job
-
-    def close(self) -> None:
-        """End the job, which must succeed on all nodes."""
-        with self._stack:
-            if self._job is not None:
-                self._job.end_well("a", "b", "c")
-
-
-@pytest.fixture(scope="module")
-def shared(able: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
-    made = Shared(tmp_path_factory.mktemp("job"))
-    yield made
-    made.close()
+@pytest.fixture
+def job(tmp_path: Path, net: Hosts) -> Iterator[Job]:
+    with Job(tmp_path, net, "--lease-s", str(LEASE_S)) as made:
+        made.light = True
+        yield made
 
 
 SILENT = (f"no heartbeat for {LEASE_S} s", "its connection was cut")
 """Why a node is lost whose packets go nowhere: the kernel and the lease notice it at about the same time."""
-
-
-@pytest.fixture
-def job(shared: Shared, request: pytest.FixtureRequest) -> Iterator[Job]:
-    with shared.lend(request) as lent:
-        yield lent
 
 
 @pytest.mark.parametrize(
@@ -121,17 +54,19 @@ def job(shared: Shared, request: pytest.FixtureRequest) -> Iterator[Job]:
     ids=["both ways", "what the master says", "what it hears"],
 )
 def test_a_node_that_is_cut_off_comes_back_without_its_old_workers(job: Job, rank: int, only: str) -> None:
-    node = job.order[rank]
+    first = job.start_three()
+    order = [member["node_id"] for member in job.group()["current_round"]["members"]]  # one may join late
+    node = order[rank]
     said = len(job.agents[node].stderr)
     old = Ends(job.pids(node))
     job.switch.cut(node, only=only)
-    second = job.world(2, round_above=job.first)
+    second = job.world(2, round_above=first)
     [lost] = job.told("node_lost")
     why = lost.removeprefix(f"{node} lost: ")
     assert why in SILENT
-    assert job.told("round_ended") == [f"round {job.first} ended: {node} lost: {why}"]
+    assert job.told("round_ended") == [f"round {first} ended: {node} lost: {why}"]
     assert (job.node(node)["state"], job.node(node)["reason"]["message"]) == ("lost", why)
-    assert f"round {job.first} is over: {node} lost: {why}" in job.agents[job.order[1]].stderr
+    assert f"round {first} is over: {node} lost: {why}" in job.agents[order[1]].stderr
     job.says(
         node,
         r"no server answers \(http://10.77.1.1:29400: timed out after \d.*; workers continue for .*, trying",
@@ -140,70 +75,71 @@ def test_a_node_that_is_cut_off_comes_back_without_its_old_workers(job: Job, ran
 
     job.switch.heal()
     third = job.world(3, round_above=second)
-    assert old.last() < job.new(node, job.first)
-    assert {line["round"] for line in job.lines(node=node) if line["round"] >= job.first} == {
-        job.first,
-        third,
-    }
+    assert old.last() < job.new(node, first)
+    assert {line["round"] for line in job.lines(node=node)} == {first, third}
     assert job.told("node_returned") == [f"{node} is back"]
     job.says(node, "the server is back", said)
-    job.says(node, f"round {job.first} is over: {node} lost: {why}", said)
+    job.says(node, f"round {first} is over: {node} lost: {why}", said)
     current = job.group()["current_round"]
-    assert tuple(member["node_id"] for member in current["members"]) == job.order
-    assert current["master"]["node_id"] == job.order[0]
+    assert [member["node_id"] for member in current["members"]] == order
+    assert current["master"]["node_id"] == order[0]
+    job.end_well("a", "b", "c")
 
 
-def test_a_cable_is_pulled_out(job: Job) -> None:
-    """Unlike a cut, the node itself notices this."""
+def test_a_short_cut_changes_nothing_and_a_cable_that_is_pulled_out_costs_a_round(job: Job) -> None:
+    """Unlike a cut, the node itself notices a cable."""
+    first = job.start_three()
+    pids = job.pids()
+    for only in ("", "from", "to"):
+        began = time.monotonic()
+        job.switch.cut("c", only=only)
+        length_s = LEASE_S / 5
+        wait_for(lambda: job.switch.lost() and time.monotonic() > began + length_s, "packets that are lost")  # noqa: B023
+        job.switch.heal()
+        healed = time.monotonic()
+        job.progress(first)
+        wait_for(lambda: time.monotonic() - job.node("c")["heard_s_ago"] > healed, "a poll of c")  # noqa: B023
+        assert (job.pids(), job.group()["round"]) == (pids, first)
+    assert job.told("node_lost") == []
     old = Ends(job.pids("c"))
     job.switch.plug("c", "down")
-    second = job.world(2, round_above=job.first)
+    second = job.world(2, round_above=first)
     job.switch.plug("c", "up")
     job.world(3, round_above=second)
-    assert old.last() < job.new("c", job.first)
-
-
-@pytest.mark.parametrize("only", ["", "from", "to"], ids=["both ways", "what it says", "what it hears"])
-def test_a_cut_shorter_than_the_lease_changes_nothing(job: Job, only: str) -> None:
-    pids = job.pids()
-    began = time.monotonic()
-    job.switch.cut("c", only=only)
-    length_s = LEASE_S / 5
-    wait_for(lambda: job.switch.lost() and time.monotonic() > began + length_s, "packets that are lost")
-    job.switch.heal()
-    healed = time.monotonic()
-    job.progress(job.first)
-    wait_for(lambda: time.monotonic() - job.node("c")["heard_s_ago"] > healed, "a poll of c")
-    assert (job.pids(), job.group()["round"]) == (pids, job.first)
-    assert job.told("node_lost") == []
+    assert old.last() < job.new("c", first)
+    job.end_well("a", "b", "c")
 
 
 @pytest.mark.long
 def test_the_server_is_out_of_reach_for_some_nodes_only(job: Job) -> None:
     """Its peers stop when it is lost; that its workers then fail costs no restart."""
+    first = job.start_three()
     old = Ends(job.pids("c"))
     job.switch.cut("c", "server")
-    second = job.world(2, round_above=job.first)
+    second = job.world(2, round_above=first)
     [lost] = job.told("node_lost")
     assert lost.removeprefix("c lost: ") in SILENT
     job.switch.heal()
     job.world(3, round_above=second)
-    assert old.last() < job.new("c", job.first)
+    assert old.last() < job.new("c", first)
     assert job.told("worker_failed") == []
+    job.end_well("a", "b", "c")
 
 
 def test_the_server_is_out_of_reach_for_all(job: Job) -> None:
     """It declares all lost; when it is reachable again they form a round, which costs no restart."""
+    first = job.start_three()
     old = {name: Ends(job.pids(name)) for name in "abc"}
     job.switch.cut("server")
     wait_for(lambda: len(job.told("node_lost")) == 3, "three losses")
     assert job.group()["state"] == "waiting"
     assert not any(ends.at for ends in old.values())
     job.switch.heal()
-    job.world(3, round_above=job.first)
+    job.world(3, round_above=first)
     for name in "abc":
-        assert old[name].last() < job.new(name, job.first)
+        assert old[name].last() < job.new(name, first)
     assert job.told("worker_failed") == []
+    job.end_well("a", "b", "c")
 
 
 @pytest.mark.long

@@ -1,8 +1,8 @@
 """deploy/ on a real kube-apiserver with the real Job controller; what kubelets do is played here, with real agents.
 
 Skipped where kube-apiserver, kube-controller-manager and kubectl are not on the PATH (Kubernetes 1.34 or newer). With
-HET_CRDS=FOLDER JobSet's, Kueue's and Trainer's objects are made, too, by the CustomResourceDefinitions in that folder, as
-they are in the repositories of JobSet and Kueue (config/components/crd/bases) and Trainer (manifests/base/crds).
+HET_CRDS=FOLDER JobSet's, Kueue's and Trainer's objects are made, too, by the CustomResourceDefinitions in that folder,
+as they are in the repositories of JobSet and Kueue (config/components/crd/bases) and Trainer (manifests/base/crds).
 """
 
 import json

@@ -21,38 +21,19 @@ def token_file(folder: Path, content: str | bytes, mode: int = 0o600) -> Path:
 
 
 @pytest.mark.parametrize(
-    "host",
+    ("trusted", "hosts"),
     [
-        "",
-        "localhost",
-        "LocalHost:29400 ",
-        "localhost.",
-        "a.localhost:1",
-        "10.1.2.3:29400",
-        "[::1]",
-        "[fe80::1%eth0]:1",
+        (True, ("", "localhost", "LocalHost:29400 ", "localhost.", "a.localhost:1")),
+        (True, ("10.1.2.3:29400", "[::1]", "[fe80::1%eth0]:1")),
+        (False, ("evil.example", "evil.example:29400", "localhost.evil.example", "127.0.0.1.evil.example")),
+        (False, ("evil.example:127.0.0.1", "[::1].evil.example", "127.0.0.1@evil.example", "::1:80:x")),
+        (False, ("notlocalhost",)),
     ],
 )
-def test_addresses_and_localhost_are_trusted(host: str) -> None:
-    assert trusted_host(host)
-
-
-@pytest.mark.parametrize(
-    "host",
-    [
-        "evil.example",
-        "evil.example:29400",
-        "localhost.evil.example",
-        "127.0.0.1.evil.example",
-        "evil.example:127.0.0.1",
-        "[::1].evil.example",
-        "127.0.0.1@evil.example",
-        "::1:80:x",
-        "notlocalhost",
-    ],
-)
-def test_names_are_not_trusted(host: str) -> None:
-    assert not trusted_host(host)
+def test_addresses_and_localhost_are_trusted_and_no_other_names(
+    trusted: bool, hosts: tuple[str, ...]
+) -> None:
+    assert [host for host in hosts if trusted_host(host) != trusted] == []
 
 
 def test_a_token_is_made_once_in_a_file_that_only_its_owner_reads(tmp_path: Path) -> None:
@@ -66,12 +47,24 @@ def test_a_token_is_made_once_in_a_file_that_only_its_owner_reads(tmp_path: Path
     assert read_token(path) == token
 
 
-@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620])
-def test_a_made_token_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
-    path = token_file(tmp_path, "a-token-of-some-length admin\nanother-secret read\n", mode)
-    with pytest.raises(AccessError, match=f"other users of this machine.*chmod 600 {path}") as error:
-        require_token_file(path)
-    assert "secret" not in str(error.value)
+@pytest.mark.parametrize(
+    ("mode", "open_to_others"), [(0o600, False), (0o400, False), (0o640, True), (0o604, True), (0o620, True)]
+)
+def test_a_token_that_others_can_read_is_warned_about_and_refused_where_it_was_made(
+    tmp_path: Path, mode: int, open_to_others: bool
+) -> None:
+    path = token_file(tmp_path, "secret\n", mode)
+    said: list[str] = []
+    assert client_token(path, said.append) == "secret"
+    warning = f"token file {path} can be read by other users of this machine: chmod 600 {path}"
+    assert said == ([warning] if open_to_others else [])
+    try:
+        assert not require_token_file(path)
+        refused = ""
+    except AccessError as error:
+        refused = str(error)
+    assert (f"chmod 600 {path}" in refused) is open_to_others
+    assert "secret" not in refused
 
 
 @pytest.mark.parametrize(
@@ -121,16 +114,18 @@ def test_a_full_disk_leaves_no_empty_token_file(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-def test_a_client_takes_the_file_before_the_environment(
+def test_a_client_takes_the_file_before_the_environment_and_reads_it_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("HET_TOKEN", raising=False)
-    assert client_token(None) is None
-    monkeypatch.setenv("HET_TOKEN", " from-environment\n")
-    assert client_token(None) == "from-environment"
-    assert client_token(token_file(tmp_path, "from-file\n")) == "from-file"
-    monkeypatch.setenv("HET_TOKEN", "")
-    assert client_token(None) is None
+    for environment, token in ((None, None), ("", None), (" from-environment\n", "from-environment")):
+        monkeypatch.delenv("HET_TOKEN", raising=False)
+        if environment is not None:
+            monkeypatch.setenv("HET_TOKEN", environment)
+        assert client_token(None) == token
+    path = token_file(tmp_path, "from-file\n")
+    assert client_token(path) == reread_token(path) == "from-file"
+    for gone in (None, tmp_path / "none", token_file(tmp_path, "two words")):
+        assert reread_token(gone) is None
 
 
 def test_a_token_that_is_the_name_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,15 +140,6 @@ def test_a_token_that_is_the_name_of_a_file(tmp_path: Path, monkeypatch: pytest.
         assert "secret" not in str(error.value)
 
 
-@pytest.mark.parametrize(("mode", "warned"), [(0o600, False), (0o400, False), (0o640, True), (0o604, True)])
-def test_a_token_file_that_others_can_read_is_warned_about(tmp_path: Path, mode: int, warned: bool) -> None:
-    path = token_file(tmp_path, "secret\n", mode)
-    said: list[str] = []
-    assert client_token(path, said.append) == "secret"
-    warning = f"token file {path} can be read by other users of this machine: chmod 600 {path}"
-    assert said == ([warning] if warned else [])
-
-
 def test_where_state_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/someone")
     monkeypatch.setenv("XDG_STATE_HOME", "/var/state")
@@ -161,10 +147,3 @@ def test_where_state_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     for ignored in ("", "relative"):
         monkeypatch.setenv("XDG_STATE_HOME", ignored)
         assert state_home() == Path("/home/someone/.local/state/hetrdzv")
-
-
-def test_a_token_is_read_again_where_there_is_one(tmp_path: Path) -> None:
-    assert reread_token(None) is None
-    assert reread_token(tmp_path / "none") is None
-    assert reread_token(token_file(tmp_path, "two words")) is None
-    assert reread_token(token_file(tmp_path, "new\n")) == "new"

@@ -59,13 +59,12 @@ async def hang(client: httpx.AsyncClient, service: Service) -> None:
     await until(service, stalls=True)
 
 
-async def asked(client: httpx.AsyncClient, node: str) -> Any:
-    """What a node's agent is asked for, which comes some time after the server has noticed."""
-    for _ in range(200):
-        if question := (await poll(client, node)).json().get("stacks"):
-            return question
-        await asyncio.sleep(0.02)
-    raise AssertionError("nobody asked")
+async def answer(client: httpx.AsyncClient, name: str, question: dict[str, Any] | None) -> None:
+    """The stacks that an agent is asked for, if it is."""
+    if question is not None:
+        stack = {"rank": "ab".index(name), "text": f"line {'ab'.index(name)}"}
+        body = {"incarnation": "1", "number": question["number"], "stacks": [stack]}
+        await client.post(f"{GROUP}/nodes/{name}/stacks", json=body)
 
 
 async def until(service: Service, *, stalls: bool) -> None:
@@ -79,18 +78,13 @@ async def until(service: Service, *, stalls: bool) -> None:
 
 async def test_a_poll_that_says_more_is_answered_as_any() -> None:
     async with serving(clock=HandClock()) as (service, _), api(service) as client:
-        await two_nodes(service)
+        await two_nodes(service, hang_timeout_s=7.5)
         plain = await client.get(f"{GROUP}/nodes/a/directive", params={"incarnation": "1"})
         assert (await poll(client, "a", progress(worker(0, 3)))).json() == plain.json()
         assert (await poll(client, "a")).json() == plain.json()
+        assert plain.json()["hang_timeout_s"] == 7.5
         for wrong in ({"incarnation": "2"}, {"progress": {"round": 1}}, {"wait_s": -1}):
             assert (await poll(client, "a", **wrong)).status_code in (409, 422), wrong
-
-
-async def test_agents_are_told_when_the_server_takes_a_wait_for_a_hang() -> None:
-    async with serving(clock=HandClock()) as (service, _), api(service) as client:
-        await service.execute("g", join("a", hang_timeout_s=7.5))
-        assert (await poll(client, "a")).json()["hang_timeout_s"] == 7.5
 
 
 async def test_a_round_trains_from_its_first_worker_on_until_the_last_one_anywhere_has_moved() -> None:
@@ -117,6 +111,9 @@ async def test_the_group_shows_how_far_its_workers_have_come() -> None:
     clock = HandClock()
     async with serving(clock=clock) as (service, _), api(service) as client:
         await two_nodes(service)
+        await poll(client, "a", progress(worker(0, 3), round_number=7))  # of another round
+        await poll(client, "a", progress(worker(1, 3)))  # of another node
+        assert (await group(client))["current_round"]["workers"] == []
         await poll(client, "a", progress(worker(0, 100, step=4, waiting=0.5)))
         clock.pass_by(service, 10)
         await poll(client, "a", progress(worker(0, 150, step=9, waiting=0.25, idle_s=0.1, pid=4711)))
@@ -139,14 +136,6 @@ async def test_the_group_shows_how_far_its_workers_have_come() -> None:
         ]
         nobody = (await client.get(GROUP, params={"nodes": "none"})).json()
         assert nobody["current_round"]["workers"] == []
-
-
-async def test_what_is_said_of_another_round_or_of_others_workers_is_nothing() -> None:
-    async with serving(clock=HandClock()) as (service, _), api(service) as client:
-        await two_nodes(service)
-        await poll(client, "a", progress(worker(0, 3), round_number=7))
-        await poll(client, "a", progress(worker(1, 3)))
-        assert (await group(client))["current_round"]["workers"] == []
 
 
 @pytest.mark.parametrize("noted", [False, True], ids=["before-it-is-noted", "after"])
@@ -180,10 +169,7 @@ async def test_workers_that_move_again_while_many_are_judged_are_seen(
 async def test_who_is_waited_for_is_noticed_and_said_once_it_lasts() -> None:
     clock = HandClock()
     async with serving(clock=clock) as (service, _), api(service) as client:
-        await service.execute("g", join("a", min_nodes=2, max_nodes=2, lease_s=600.0))
-        await service.execute("g", join("b"))
-        await service.execute("g", started("a"))
-        await service.execute("g", started("b"))
+        await two_nodes(service, lease_s=600.0)
         await hang(client, service)
         assert (await group(client))["reason"]["code"] == "round_running", (
             "two seconds are nothing to speak of"
@@ -239,15 +225,10 @@ async def test_stacks_are_asked_for_in_the_reply_to_an_open_poll() -> None:
         assert (question["round"], question["ranks"]) == (1, [0])
         again = (await poll(client, "a")).json()
         assert "stacks" not in again, "it is handed out once"
-        answer = {
-            "incarnation": "1",
-            "number": question["number"],
-            "stacks": [{"rank": 0, "text": "File train.py"}],
-        }
-        assert (await client.post(f"{GROUP}/nodes/a/stacks", json=answer)).status_code == 204
+        await answer(client, "a", question)
         assert (await asked).json() == {
             "round": 1,
-            "workers": [{"rank": 0, "node_id": "a", "text": "File train.py", "stderr": "", "why": ""}],
+            "workers": [{"rank": 0, "node_id": "a", "text": "line 0", "stderr": "", "why": ""}],
             "over": False,
             "at": None,
         }
@@ -354,11 +335,7 @@ async def test_the_stacks_of_all_workers_are_taken_once_a_hang_has_lasted_and_sh
         while not first_stack():
             for name, rank in (("a", 0), ("b", 1)):
                 said = progress(worker(rank, 17 - rank, completed=16, still=True, idle_s=22.0))
-                told = (await poll(client, name, said)).json()
-                if question := told.get("stacks"):
-                    stack = {"rank": rank, "text": f"line {rank}"}
-                    body = {"incarnation": "1", "number": question["number"], "stacks": [stack]}
-                    await client.post(f"{GROUP}/nodes/{name}/stacks", json=body)
+                await answer(client, name, (await poll(client, name, said)).json().get("stacks"))
             await settled(20)
         assert first_stack() == "line 1", "of the worker that is waited for"
         (await client.post(f"{GROUP}/cancel")).raise_for_status()
@@ -430,13 +407,8 @@ async def ends(service: Service, clock: HandClock, seconds: float) -> bool:
     return service.group("g").active_round is None
 
 
-async def hanging(client: httpx.AsyncClient, service: Service, **spec: Any) -> None:
-    await service.execute(
-        "g", join("a", min_nodes=2, max_nodes=2, lease_s=600.0, hang_timeout_s=10.0, **spec)
-    )
-    await service.execute("g", join("b"))
-    await service.execute("g", started("a"))
-    await service.execute("g", started("b"))
+async def hanging(client: httpx.AsyncClient, service: Service) -> None:
+    await two_nodes(service, lease_s=600.0, hang_timeout_s=10.0)
     await hang(client, service)
 
 
@@ -451,14 +423,6 @@ async def stands(client: httpx.AsyncClient, service: Service, idle_s: float, **m
             await answer(client, name, reply.get("stacks"))
         await asyncio.sleep(0.3)
         await settled(20)
-
-
-async def answer(client: httpx.AsyncClient, name: str, question: dict[str, Any] | None) -> None:
-    """The stacks that an agent is asked for, if it is."""
-    if question is not None:
-        stack = {"rank": "ab".index(name), "text": f"line {'ab'.index(name)}"}
-        body = {"incarnation": "1", "number": question["number"], "stacks": [stack]}
-        await client.post(f"{GROUP}/nodes/{name}/stacks", json=body)
 
 
 async def test_a_hang_ends_its_round_once_its_workers_were_seen_to_stand_for_so_long() -> None:
@@ -491,10 +455,7 @@ async def test_a_stall_ends_nothing_after_samples_have_stopped_coming() -> None:
 async def test_a_stall_that_was_told_is_not_said_to_be_over_when_nobody_can_tell() -> None:
     clock = HandClock()
     async with serving(clock=clock) as (service, _), api(service) as client:
-        for name in "ab":
-            await service.execute("g", join(name, min_nodes=2, max_nodes=2, lease_s=600.0))
-        for name in "ab":
-            await service.execute("g", started(name))
+        await two_nodes(service, lease_s=600.0)
         await hang(client, service)
         clock.pass_by(service, 20)
         await service.execute("g", Tick())

@@ -33,7 +33,7 @@ from hetagent.node.processes.guardian import Guardian
 from hetagent.node.standalone import OwnServer
 from hetagent.options.model import Options
 from hetagent.options.torchrun import typed
-from hetagent.preemption.watching import PreemptionWatch
+from hetagent.preemption.watching import preemption_watch
 from hetagent.runloop.agent import Agent
 from hetagent.runloop.deaths import ProgramDeaths
 from hetagent.runloop.notices import Notices
@@ -154,9 +154,16 @@ def _agent(context: AgentContext, server: OwnServer | None, logs_specs: LogsSpec
     """All parts of an agent, put together."""
     options, launch, tell = context.options, context.launch, context.tell
     handler = HetRendezvousHandler(options.group, options.node_id, context.hold_port)
-    starter = _starter(context, handler, logs_specs)
-    parts = Parts(preemption=_preemption(context))
-    line, health = _line(context, parts)
+    parts = Parts(preemption=preemption_watch(context))
+    health = _health(context, parts)
+    session = Session(
+        options.group,
+        options.node_id,
+        _offer(context, health.within_s),
+        random.Random(),
+        connect_timeout_s=options.connect_timeout_s,
+    )
+    line = ServerConnection(session, context.access.client, tell)
     _furnish(parts, context, line)
     if server is not None:
         server.watch(line.give_up)
@@ -175,8 +182,16 @@ def _agent(context: AgentContext, server: OwnServer | None, logs_specs: LogsSpec
     return Agent(
         identity=context.identity,
         server=line,
-        guardian=_guardian(context),
-        starter=starter,
+        guardian=Guardian(
+            incarnation=context.identity.incarnation,
+            servers=() if server is not None else context.access.servers,  # its own dies with this process
+            token=context.access.token,
+            token_file=context.access.token_file,
+            tls=context.access.tls,
+            group=options.group,
+            node_id=options.node_id,
+        ),
+        starter=_starter(context, handler, logs_specs),
         handler=handler,
         hold_script_port=context.hold_script_port,
         moved=moved,
@@ -189,48 +204,6 @@ def _agent(context: AgentContext, server: OwnServer | None, logs_specs: LogsSpec
         log=tell,
         secrets=context.access.secrets,
         signals=options.signals,
-    )
-
-
-def _preemption(context: AgentContext) -> PreemptionWatch | None:
-    """What looks whether this machine is taken away; None: nobody has asked for that."""
-    options = context.options
-    if not (options.watch or options.leave_when):
-        return None
-    from hetagent.preemption.watching import preemption_watch
-
-    return preemption_watch(
-        options.watch is not None,
-        options.leave_when or "",
-        context.identity.incarnation,
-        context.tell,
-        options.grace_s,
-    )
-
-
-def _line(context: AgentContext, parts: Parts) -> tuple[ServerConnection, HealthChecks]:
-    """What tells the group what this node offers, and what is found out about it before each round."""
-    options, health = context.options, _health(context, parts)
-    session = Session(
-        options.group,
-        options.node_id,
-        _offer(context, health.within_s),
-        random.Random(),
-        connect_timeout_s=options.connect_timeout_s,
-    )
-    return ServerConnection(session, context.access.client, context.tell), health
-
-
-def _guardian(context: AgentContext) -> Guardian:
-    access = context.access
-    return Guardian(
-        incarnation=context.identity.incarnation,
-        servers=() if context.options.standalone else access.servers,  # its own server dies with this process
-        token=access.token,
-        token_file=access.token_file,
-        tls=access.tls,
-        group=context.options.group,
-        node_id=context.options.node_id,
     )
 
 

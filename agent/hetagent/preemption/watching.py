@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 
+from hetagent.context import AgentContext
 from hetagent.health.checks import HEALTHY, HealthResult
 from hetagent.node.console import WarnOnce
 from hetagent.node.self_pipe import SelfPipe
@@ -119,15 +120,16 @@ class PreemptionWatch(RoundHook):
             self._log_once(text)
 
 
-def preemption_watch(
-    spot: bool, leave_when: str, incarnation: str, log: Callable[[str], None], grace_s: float
-) -> PreemptionWatch:
-    """The watch that the options ask for."""
-    asks: list[Ask] = [Clouds(log).ask] if spot else []
-    command = None
-    if len(leave_when.split()) > 1 or shutil.which(leave_when) is not None:
-        command = WhenCommand(leave_when, incarnation, log)
+def preemption_watch(context: AgentContext) -> PreemptionWatch | None:
+    """What looks whether this machine is taken away; None: nobody has asked for that."""
+    options, log = context.options, context.tell
+    if options.watch is None and options.leave_when is None:
+        return None
+    asks: list[Ask] = [Clouds(log).ask] if options.watch is not None else []
+    command, when = None, options.leave_when or ""
+    if len(when.split()) > 1 or shutil.which(when) is not None:
+        command = WhenCommand(when, context.identity.incarnation, log)
         asks.append(command.ask)
-    elif leave_when:
-        asks.append(partial(file_notice, Path(leave_when)))
-    return PreemptionWatch(asks, log, grace_s, command=command)
+    elif when:
+        asks.append(partial(file_notice, Path(when)))
+    return PreemptionWatch(asks, log, options.grace_s, command=command)

@@ -66,11 +66,6 @@ def run(
 ) -> int:
     """Join the group, follow the server until it says `exit`, and report the outcome at the terminal.
 
-    Args:
-        command: what the workers run; None: the group's command.
-        server: our own, with `--standalone`.
-        token, tls: how to speak to the servers.
-
     Returns:
         the exit status.
     """
@@ -118,11 +113,7 @@ def _context(
     tell: Callable[[str], None],
     notes: Sequence[str],
 ) -> AgentContext:
-    """Look at this node, and clean up what an earlier agent has left on it.
-
-    Args:
-        notes: what a person should know of its name.
-    """
+    """Look at this node, and clean up what an earlier agent has left on it."""
     for note in (*notes, *options.notes):
         tell(note)
     chosen, slots = slots_of(options)

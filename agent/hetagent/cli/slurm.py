@@ -39,12 +39,10 @@ class Step:
 
     Attributes:
         job: id of the job; in a heterogeneous job, that of its first component.
-        nodes: how many nodes the step has.
         job_nodes: how many the job has; None if Slurm does not say.
-        tasks: how many tasks the step has on this node.
-        gpus: how many GPUs the step has on this node; None if it was given none.
-        preempt: the signal that Slurm sends before the job ends, if somebody exported it.
-        preempt_s: how long before that (seconds), if somebody exported it.
+        tasks, gpus: of this node; None: it was given no GPUs.
+        preempt, preempt_s: the signal that Slurm sends before the job ends, and how long before (seconds), if somebody
+            exported it.
     """
 
     job: str

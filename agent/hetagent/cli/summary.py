@@ -23,15 +23,7 @@ def closing_block(
     last_words: Sequence[str] = (),
     logs: str = "",
 ) -> str:
-    """What the person at any node's terminal reads last.
-
-    Args:
-        outcome: the last directive, or None if the agent ended without one.
-        round_number: the newest round that this node took part in.
-        ended_by: what ended the agent if no directive did (`SIGTERM`).
-        last_words: what optional features say, a line each.
-        logs: the folder in which this node keeps what workers write; empty: nowhere.
-    """
+    """What the person at any node's terminal reads last; `ended_by`: what ended the agent if no directive did."""
     lines = [RULE, f"job      {group}"]
     if outcome is None:
         lines.append(f"ended    node {node_id} left: {ended_by}")

@@ -74,12 +74,7 @@ class GpusFree:
     """Whether the memory of the GPUs is as free as when the last round began.
 
     Args:
-        uuids: of the GPUs.
-        incarnation: by which processes of this agent are known.
         kept: the sessions of what is kept for later rounds, which no round has to wait for.
-        look: what is in use.
-        wait_s: how long to wait (seconds).
-        unnamed_s: the same for what no process of ours is known to hold, since it last became less (seconds).
     """
 
     def __init__(
@@ -105,9 +100,6 @@ class GpusFree:
         The first time it only notes how much is in use. What a process of somebody else uses never keeps the node from
         taking part; what one of ours still uses after that time does, since the next round would fail here. What was
         waited for in vain is not waited for again.
-
-        Args:
-            workers: pids that workers of this agent had in the last round.
         """
         deadline, pause_s = time.monotonic() + self._wait_s, PAUSE_MIN_S
         least, least_at = math.inf, 0.0

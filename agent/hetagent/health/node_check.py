@@ -24,15 +24,7 @@ LOOK_S = 0.02
 
 
 class NodeCheck:
-    """The site's own check.
-
-    Args:
-        command: for /bin/sh.
-        incarnation: marks its processes, so that none outlives the agent.
-        environ: what it gets beside this process's environment.
-        timeout_s: after which it is killed, with everything that it has started (seconds).
-        secrets: what no reason may contain.
-    """
+    """The site's own check, which is killed after a while with everything that it has started."""
 
     def __init__(
         self,

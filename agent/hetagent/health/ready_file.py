@@ -9,11 +9,7 @@ from hetagent.errors import UsageError
 
 
 class ReadyFile:
-    """The file.
-
-    Args:
-        path: where it is to be; one that an earlier agent has left there is removed.
-        tell: shows one line to the person at the terminal.
+    """The file; one that an earlier agent has left there is removed.
 
     Raises:
         UsageError: it cannot be made.

@@ -11,12 +11,12 @@ BOOT = Path("/proc/sys/kernel/random/boot_id")
 """Differs from host to host and from boot to boot: TMPDIR may be shared by hosts that do not share locks."""
 
 
-def locked(path: Path, flags: int) -> int | None:
-    """Lock a file or folder; returns the descriptor that holds the lock, None: another one does, or the path is gone.
+def _locked(path: Path) -> int | None:
+    """Lock a folder; returns the descriptor that holds the lock, None: another one does, or the path is gone.
 
     The kernel gives the lock up when this process ends, however it ends.
     """
-    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.path.samestat(os.fstat(fd), os.stat(path)):
@@ -42,7 +42,7 @@ class Folder:
         while self._lock is None:  # another agent may remove it before it is locked
             self.path = Path(tempfile.mkdtemp(prefix=marked_prefix(prefix), dir=parent))
             try:
-                self._lock = locked(self.path, os.O_RDONLY | os.O_DIRECTORY)
+                self._lock = _locked(self.path)
             except FileNotFoundError:
                 continue
             except OSError:  # a file system without locks is never swept
@@ -62,7 +62,7 @@ def sweep(prefix: str, parent: Path | None = None) -> None:
         with contextlib.suppress(OSError):
             if path.lstat().st_uid != os.geteuid():
                 continue
-            if (lock := locked(path, os.O_RDONLY | os.O_DIRECTORY)) is not None:
+            if (lock := _locked(path)) is not None:
                 shutil.rmtree(path, ignore_errors=True)
                 os.close(lock)
 

@@ -63,32 +63,19 @@ class Options:
     """What the person asked for, with defaults from Slurm and the like filled in. None means "not given".
 
     Attributes:
-        servers: URLs; empty with `standalone`.
         given: the names of the flags that were typed.
+        servers: URLs; empty with `standalone`.
         node_id: if it was not given, it is the host name, to which a second agent of the group on this host adds a
             number (node/names.py).
-        init_file: where the names of `file://` rendezvous are; None: processes meet at a port.
-        notice_signal: what workers get when their round is about to end; None: only the file.
-        require_rendezvous: whether it is a failure if workers end well but have not met.
-        report_output: whether the end of what workers write is kept, and reported, and their stacks.
         gpus, nproc_per_node: as given; at most one of them.
-        weight: how fast each worker of this node is, compared with those of others; None: nobody said.
         spec: the given settings of the group, by name.
         signals: the agent stops its workers and leaves on these.
-        exit_codes: whose exit status the agent has if a worker's own code has failed the job: `worker` or `agent`.
         shutdown_timeout_s: seconds between SIGTERM and SIGKILL on this node; None: the group's.
         grace_s: how long this node has from SIGTERM to the agent until it has to be gone (seconds).
         own_graces_s: the same for signals that come earlier than others (seconds).
         script: the training script, module or program; None: the group's command.
         notes: remarks to show at the start.
-        check: look at this machine, and join nothing.
-        collapse: identical lines of several ranks become one.
-        node_check: a command that says whether this node is fit; None: nobody has to.
-        ready_file: a file that is there while the server has this node; None: none.
-        watch: `spot`: leave when a cloud announces that it takes this machine.
-        leave_when: a file or command that says when to leave.
         preload: what standbys import; empty: there are to be none.
-        torchrun: the options that are torchrun's alone.
     """
 
     given: frozenset[str]

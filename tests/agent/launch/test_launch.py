@@ -16,8 +16,7 @@ from hetagent.launch.command import WorkerCommand
 from hetagent.launch.gpu import PerGpu, entries
 from hetagent.launch.kinds import launch_of
 from hetagent.launch.node import placeholders
-from hetagent.launch.node.init_file import InitFile
-from hetagent.launch.node.program import PerNode
+from hetagent.launch.node.program import InitFile, PerNode
 from hetrdzv.protocol.directive import Member, Start
 
 SERVER = ("--server", "http://h:1")

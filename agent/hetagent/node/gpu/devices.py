@@ -189,19 +189,17 @@ def _indices(
                 f"--gpus {gpus}" if gpus else "--device cuda" if device == "cuda" else "", because
             )
         wanted = min(count, MAX_SLOTS)
+    indices = range(wanted) if isinstance(wanted, int) else wanted
+    missing = [index for index in indices if index >= count]
+    if not missing:
+        return tuple(indices)
+    asked = f"GPU{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
     if isinstance(wanted, int):
-        asked, enough, indices = counted(wanted, "GPU"), wanted <= count, tuple(range(wanted))
-    else:
-        missing = [index for index in wanted if index >= count]
-        asked = f"GPU{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
-        enough, indices = not missing, tuple(wanted)
-    if enough:
-        return indices
+        asked = counted(wanted, "GPU")
     if count == 0:
         add = "pass --device cpu instead of cuda" if device == "cuda" else "add --device cpu"
         raise DeviceError(f"{asked} requested, none here{because}", f"{add} to start CPU workers")
-    here = ", ".join(map(str, range(count)))
-    raise DeviceError(f"{asked} requested, {count} here: {here}{because}")
+    raise DeviceError(f"{asked} requested, {count} here: {', '.join(map(str, range(count)))}{because}")
 
 
 # -- what is here --------------------------------------------------------------------------------------------

@@ -42,13 +42,7 @@ def output_of(words: Sequence[str], timeout_s: float, environ: Mapping[str, str]
 
 
 class ShellCommand:
-    """One run of a command of the site.
-
-    Args:
-        command: for /bin/sh.
-        mark: a variable of its environment, by which its processes are found.
-        value: of that variable.
-        environ: what it gets beside this process's environment.
+    """One run of a command of the site, for /bin/sh; by a variable of its environment its processes are found.
 
     Attributes:
         head, tail: the beginning and the end of its stdout and stderr.

@@ -12,8 +12,8 @@ from hetrdzv.cli import hetctl
 from hetrdzv.cli.hetctl.describe import snapshots_table
 from hetrdzv.cli.hetctl.tables import lines
 from hetrdzv.client import Client
-from hetrdzv.protocol import routes
 from hetrdzv.protocol.requests import JoinRequest, SpecFields
+from hetrdzv.protocol.routes import Routes
 from hetrdzv.protocol.snapshots import (
     Held,
     Holdings,
@@ -54,7 +54,7 @@ async def hold(url: str) -> None:
             if start.origin is not None:
                 holdings = Holdings(origin=start.origin, port=7000, key="secret", held=tuple(held))
                 body = SnapshotsRequest(incarnation="1", round=1, holdings=holdings)
-                await client.ask(routes.SNAPSHOTS, group, "gpu1", body)
+                await client.ask(Routes.declare_snapshots, group, "gpu1", body)
 
 
 def shown(server: Hetserver, *argv: str, status: int = 0) -> str:
@@ -68,7 +68,7 @@ def test_snapshots_are_listed_and_one_is_chosen(server: Hetserver) -> None:
     assert (
         "STEP ROUND SIZE NODES NOTE "
         "30 1 2.5 GB gpu1 no node has all that its ranks have alike "
-        "20 1 2.5 GB gpu1 the next round begins here 10 1 2.5 GB gpu1 - settings"
+        "20 1 2.5 GB gpu1 the next round begins here 10 1 2.5 GB gpu1 -"
     ) in shown(server, "describe", "bert")
     assert "GONE SNAPSHOT WHY bert" in (wide := shown(server, "get", "groups", "--wide"))
     assert " 0 step 20 round 1" in wide

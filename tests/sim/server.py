@@ -14,11 +14,12 @@ from hetagent.session.requests import Answer
 from hetrdzv.api import errors
 from hetrdzv.core.commands import Command, DeclareSnapshots, Join, Leave, Renew, Report
 from hetrdzv.core.model import Group
-from hetrdzv.protocol import codec, routes
+from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import HetError, Problem, StaleRound, StorageError, Unavailable
 from hetrdzv.protocol.progress import PollRequest
 from hetrdzv.protocol.requests import JoinRequest, ReportRequest
+from hetrdzv.protocol.routes import Routes
 from hetrdzv.service import snapshots
 from hetrdzv.service.clock import ServedClock
 from hetrdzv.service.leases import STALL_S
@@ -73,9 +74,9 @@ class Connection:
 
     async def ask(self, route: Any, group: str, node: str, body: Any) -> Any:
         """As the client does; no agent of the simulation asks anything else."""
-        if route is routes.REPORT:
+        if route is Routes.report:
             return await self._report(group, node, body)
-        assert route is routes.SNAPSHOTS
+        assert route is Routes.declare_snapshots
         return await snapshots.declare(
             self._service, group, DeclareSnapshots(node_id=node, **codec.fields_of(body))
         )

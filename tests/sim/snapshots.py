@@ -14,8 +14,8 @@ from hetagent.snapshots.node.reporter import SnapshotReporter
 from hetrdzv.core.model import Group, Node, Round
 from hetrdzv.core.snapshots import complete
 from hetrdzv.core.snapshots.complete import began_from, gathered, is_copied, stamp_of, stamp_on_disk
-from hetrdzv.protocol import routes
 from hetrdzv.protocol.directive import Directive
+from hetrdzv.protocol.routes import Routes
 from hetrdzv.protocol.snapshots import (
     MOST_ON_DISK,
     Chosen,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from tests.sim.agents import Agent
     from tests.sim.checks import Checks
 
-HELD = ReportRoute(route=routes.SNAPSHOTS)
+HELD = ReportRoute(route=Routes.declare_snapshots)
 
 LOOKS_S = 0.5
 """How often an agent looks at what it holds (seconds)."""

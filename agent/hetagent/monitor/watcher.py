@@ -15,15 +15,16 @@ from hetagent.session.connection import ServerConnection
 from hetagent.session.requests import Report, ReportRoute
 from hetagent.workers.failures import concealed, plain_text, sendable
 from hetagent.workers.processes import Workers
-from hetrdzv.protocol import codec, routes
+from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import Asked
 from hetrdzv.protocol.progress import Moved, NodeProgress
+from hetrdzv.protocol.routes import Routes
 from hetrdzv.protocol.stacks import About, Stack, StacksRequest, fitting_of
 from hetrdzv.protocol.states import ReportKind
 
-STACKS = ReportRoute(route=routes.STACKS, repeats=False)
+STACKS = ReportRoute(route=Routes.send_stacks, repeats=False)
 
-LOGS = ReportRoute(route=routes.LOGS, repeats=False, last=True)
+LOGS = ReportRoute(route=Routes.send_logs, repeats=False, last=True)
 
 STACKS_S = 5.0
 """How long it may take to answer who wants to see stacks (seconds)."""

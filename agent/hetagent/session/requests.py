@@ -5,12 +5,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar
 
-from hetrdzv.protocol import routes
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import Problem
 from hetrdzv.protocol.progress import NodeProgress, PollRequest
 from hetrdzv.protocol.requests import JoinRequest, ReportRequest
-from hetrdzv.protocol.routes import Route
+from hetrdzv.protocol.routes import Route, Routes
 from hetrdzv.protocol.states import ReportKind
 
 if TYPE_CHECKING:  # the session does no I/O
@@ -60,7 +59,7 @@ class Report(Generic[R]):
     not_before: float = field(default=0.0, init=False)
 
 
-REPORT = ReportRoute(route=routes.REPORT, ordered=True)
+REPORT = ReportRoute(route=Routes.report, ordered=True)
 
 
 def round_report(kind: ReportKind, round_number: int, **fields: Any) -> Report[Directive]:

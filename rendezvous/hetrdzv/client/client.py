@@ -5,10 +5,9 @@ session does, with pauses of its own). Proxies named in the environment are not 
 """
 
 import ssl
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from types import NoneType, TracebackType
-from typing import Any, Generic, Self, cast
+from typing import Any, Self, cast
 
 import httpx
 
@@ -22,7 +21,7 @@ from hetrdzv.protocol import codec, routes
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import Unauthorized
 from hetrdzv.protocol.progress import PollRequest
-from hetrdzv.protocol.routes import Reply, Route
+from hetrdzv.protocol.routes import Reply, Route, Routes
 from hetrdzv.protocol.texts.ids import ID_RULE, is_id
 
 CONNECT_S = 3.0
@@ -36,17 +35,7 @@ soon still renews the lease in time.
 """
 
 
-class Asks(Generic[Reply]):
-    """A method of the client for a route, see `Client.ask`: `await client.drain(group, node)`."""
-
-    def __init__(self, route: Route[Reply]) -> None:
-        self._route = route
-
-    def __get__(self, client: "Client", owner: object = None) -> Callable[..., Coroutine[Any, Any, Reply]]:
-        return partial(client.ask, self._route)
-
-
-class Client:
+class Client(Routes):
     """Talks to whichever of the given hetservers is in charge; an async context manager.
 
     Every method may raise:
@@ -112,43 +101,16 @@ class Client:
         """Close every connection."""
         await self._http.aclose()
 
-    # -- what agents call ----------------------------------------------------------------------------------
-
     async def poll(self, group: str, node: str, request: PollRequest) -> Directive:
         """What the node has to do, once its version is not `after`, at the latest after `wait_s` seconds."""
         wait_s = request.wait_s
         late_s = min(self._timeout_s, max(POLL_LATE_S, wait_s / 2)) if wait_s > 0 else None
         return await self._send(routes.POLL, (group, node), {}, request, wait_s=wait_s, late_s=late_s)
 
-    join = Asks(routes.JOIN)
-    stacks = Asks(routes.STACKS)
-    report = Asks(routes.REPORT)
-    start_daemon = Asks(routes.DAEMON)
-    leave = Asks(routes.LEAVE)
-
-    # -- what people and tools call ------------------------------------------------------------------------
-
-    groups = Asks(routes.GROUPS)
-    group = Asks(routes.GROUP)
-    put = Asks(routes.PUT)
-    delete = Asks(routes.DELETE)
-    restart = Asks(routes.RESTART)
-    cancel = Asks(routes.CANCEL)
-    plan = Asks(routes.PLAN)
-    drain = Asks(routes.DRAIN)
-    undrain = Asks(routes.UNDRAIN)
-    stacks_of = Asks(routes.STACKS_OF)
-    logs_of = Asks(routes.LOGS_OF)
-    rounds = Asks(routes.ROUNDS)
-    snapshots = Asks(routes.SNAPSHOTS_OF)
-    use_snapshot = Asks(routes.USE_SNAPSHOT)
-    events = Asks(routes.EVENTS)
-    health = Asks(routes.HEALTHZ)
-
     # -- sending -------------------------------------------------------------------------------------------
 
     async def ask(self, route: Route[Reply], *given: Any, **query: Any) -> Reply:
-        """What a route answers: `await client.ask(routes.DRAIN, group, node)`.
+        """What a route answers: `await client.ask(Routes.drain, group, node)`.
 
         Args:
             given: what its path names, in that order, then its body if it takes one.

@@ -30,20 +30,14 @@ MIN_WEIGHT, MAX_WEIGHT = 1e-6, 1e6
 MAX_NOT_READY = 2_000
 """How long the reason may be why a node is not ready (characters)."""
 
-MAX_LABELS = 64
-"""How many labels, or facts of its device, a node has at most."""
-
-MAX_LABEL_CHARACTERS = 4_096
-"""How many characters its labels have in all, and the facts of its device: a reply may show those of all nodes."""
+MAX_LABELS, MAX_LABEL_CHARACTERS = 64, 4_096
+"""How many labels, or facts of its device, a node has, and how long they may be in all: a reply may show all."""
 
 MAX_KNOWN_S = 3600.0
 """For how long a sample may hold (seconds)."""
 
-MAX_PROCESS_GROUPS = 32
-"""How many process groups of one worker a sample may have."""
-
-MAX_ALL_PROCESS_GROUPS = 1024
-"""How many process groups of all workers of a node together."""
+MAX_PROCESS_GROUPS, MAX_ALL_PROCESS_GROUPS = 32, 1024
+"""How many process groups a sample may have of one worker, and of all workers of a node together."""
 
 
 def at_most(items: int) -> Any:

@@ -1,10 +1,10 @@
 """Hangs: workers of a round that wait for others, or whose collectives do not complete."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hetrdzv.protocol.states import StallKind
-from hetrdzv.protocol.texts.who import NO_RANKS, Ranks, listed
+from hetrdzv.protocol.texts.who import Ranks, listed
 
 MOST_SHOWN = 3
 """How many nodes, process groups or operations a hang names; the others are counted."""
@@ -43,7 +43,7 @@ class Hang:
     """Workers wait for others, or their collectives do not complete."""
 
     kind: StallKind
-    waiting: Ranks = NO_RANKS
+    waiting: Ranks = field(default_factory=Ranks)
     wait_for: str
     ranks: tuple[int, ...] = ()
     culprits: tuple[Culprit, ...] = ()

@@ -7,7 +7,7 @@ from hetrdzv.protocol.bounds import Body, Id
 from hetrdzv.protocol.directive import Member
 from hetrdzv.protocol.reasons.reason import Reason, shown
 from hetrdzv.protocol.reasons.waiting import ended
-from hetrdzv.protocol.states import OVER
+from hetrdzv.protocol.states import GroupState
 from hetrdzv.protocol.texts.phrasing import names
 
 
@@ -41,7 +41,7 @@ class Plan:
 
 def sentences(plan: Plan) -> Iterator[str]:
     """What would happen."""
-    if plan.state in OVER:
+    if GroupState(plan.state).terminal:
         yield f"Nothing changes: the job is over, it {ended(plan.state)}."
         return
     if plan.stops:

@@ -6,9 +6,11 @@ ignores. What changes the number is in docs/operations.md, Upgrades.
 """
 
 import re
+from collections.abc import Callable, Coroutine
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from types import NoneType
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar, overload
 
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.pages import EventsReply, GroupReply, GroupsReply, HealthReply, StacksReply
@@ -41,6 +43,13 @@ class Route(Generic[Reply]):
     def __str__(self) -> str:
         return f"{self.method} {self.path}"
 
+    @overload
+    def __get__(self, client: None, owner: object = None) -> "Route[Reply]": ...
+    @overload
+    def __get__(self, client: Any, owner: object = None) -> Callable[..., Coroutine[Any, Any, Reply]]: ...
+    def __get__(self, client: Any, owner: object = None) -> Any:
+        return self if client is None else partial(client.ask, self)
+
     @property
     def names(self) -> list[str]:
         """What the path names, in its order."""
@@ -56,30 +65,35 @@ _GROUP = f"{_GROUPS}/{{group_id}}"
 NODE = f"{_GROUP}/nodes/{{node_id}}"
 """The path of what is about one node."""
 
-JOIN = Route("PUT", NODE, Directive)
-DIRECTIVE = Route("GET", f"{NODE}/directive", Directive)
 POLL = Route("POST", f"{NODE}/directive", Directive)
-REPORT = Route("POST", f"{NODE}/report", Directive)
-STACKS = Route("POST", f"{NODE}/stacks", NoneType)
-LOGS = Route("POST", f"{NODE}/logs", NoneType)
-DAEMON = Route("POST", f"{NODE}/daemon", Directive)
-LEAVE = Route("DELETE", NODE, NoneType)
-SNAPSHOTS = Route("POST", f"{NODE}/snapshots", SnapshotsReply)
 
-GROUPS = Route("GET", _GROUPS, GroupsReply)
-GROUP = Route("GET", _GROUP, GroupReply)
-ROUNDS = Route("GET", f"{_GROUP}/rounds", RoundsReply)
-EVENTS = Route("GET", f"{_GROUP}/events", EventsReply)
-PLAN = Route("POST", f"{_GROUP}/plan", Plan)
-PUT = Route("PUT", _GROUP, GroupReply)
-DELETE = Route("DELETE", _GROUP, NoneType)
-RESTART = Route("POST", f"{_GROUP}/restart", GroupReply, once=True)
-CANCEL = Route("POST", f"{_GROUP}/cancel", GroupReply)
-STACKS_OF = Route("POST", f"{_GROUP}/stacks", StacksReply, wait_s=STACKS_WAIT_S)
-LOGS_OF = Route("POST", f"{_GROUP}/logs", StacksReply, wait_s=STACKS_WAIT_S)
-SNAPSHOTS_OF = Route("GET", f"{_GROUP}/snapshots", SnapshotsShown)
-USE_SNAPSHOT = Route("POST", f"{_GROUP}/snapshots", SnapshotsShown)
-DRAIN = Route("POST", f"{NODE}/drain", GroupReply)
-UNDRAIN = Route("POST", f"{NODE}/undrain", GroupReply)
 
-HEALTHZ = Route("GET", "/healthz", HealthReply)
+class Routes:
+    """All other routes, each a method of the client: `await client.drain(group, node)`."""
+
+    join = Route("PUT", NODE, Directive)
+    directive = Route("GET", f"{NODE}/directive", Directive)
+    report = Route("POST", f"{NODE}/report", Directive)
+    send_stacks = Route("POST", f"{NODE}/stacks", NoneType)
+    send_logs = Route("POST", f"{NODE}/logs", NoneType)
+    start_daemon = Route("POST", f"{NODE}/daemon", Directive)
+    leave = Route("DELETE", NODE, NoneType)
+    declare_snapshots = Route("POST", f"{NODE}/snapshots", SnapshotsReply)
+
+    groups = Route("GET", _GROUPS, GroupsReply)
+    group = Route("GET", _GROUP, GroupReply)
+    rounds = Route("GET", f"{_GROUP}/rounds", RoundsReply)
+    events = Route("GET", f"{_GROUP}/events", EventsReply)
+    plan = Route("POST", f"{_GROUP}/plan", Plan)
+    put = Route("PUT", _GROUP, GroupReply)
+    delete = Route("DELETE", _GROUP, NoneType)
+    restart = Route("POST", f"{_GROUP}/restart", GroupReply, once=True)
+    cancel = Route("POST", f"{_GROUP}/cancel", GroupReply)
+    stacks_of = Route("POST", f"{_GROUP}/stacks", StacksReply, wait_s=STACKS_WAIT_S)
+    logs_of = Route("POST", f"{_GROUP}/logs", StacksReply, wait_s=STACKS_WAIT_S)
+    snapshots = Route("GET", f"{_GROUP}/snapshots", SnapshotsShown)
+    use_snapshot = Route("POST", f"{_GROUP}/snapshots", SnapshotsShown)
+    drain = Route("POST", f"{NODE}/drain", GroupReply)
+    undrain = Route("POST", f"{NODE}/undrain", GroupReply)
+
+    health = Route("GET", "/healthz", HealthReply)

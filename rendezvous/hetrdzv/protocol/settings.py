@@ -30,14 +30,10 @@ class OnJoin(StrEnum):
 
 DAY_S = 86_400
 
-MAX_SLOTS = 1024
-"""How many workers a node may offer at most."""
-
-MAX_NODES = 100_000
-"""How many nodes a round may have at most."""
+MAX_SLOTS, MAX_NODES = 1024, 100_000
+"""How many workers a node may offer at most, and how many nodes a round may have."""
 
 MAX_WORLD_SIZE = MAX_NODES * MAX_SLOTS
-"""How many workers a round may have at most."""
 
 UNLIMITED_RESTARTS = 1_000_000
 """A `max_restarts` that no job reaches, for agents that count restarts themselves (torch's). Texts leave it out."""

@@ -24,10 +24,6 @@ class GroupState(StrEnum):
         return self in (GroupState.SUCCEEDED, GroupState.FAILED, GroupState.CANCELLED)
 
 
-OVER = frozenset(state for state in GroupState if state.terminal)
-"""The states of a group whose job is over."""
-
-
 HANGS = "hangs"
 """What people are told of a group whose workers wait for one that does not come, and of the node of that one."""
 

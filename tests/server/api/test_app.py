@@ -35,7 +35,7 @@ def test_the_routes_of_agents_come_first() -> None:
 
 
 def test_what_clients_ask_is_what_the_application_answers() -> None:
-    asked = [route for route in vars(clients).values() if isinstance(route, Route)]
+    asked = [route for route in (*vars(clients.Routes).values(), clients.POLL) if isinstance(route, Route)]
     assert len(asked) > 20
     for route in asked:
         answers = routes()[str(route)]

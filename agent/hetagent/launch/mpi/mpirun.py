@@ -17,11 +17,11 @@ from hetagent.launch.mpi.relay import Relay
 from hetagent.node import scratch
 from hetagent.node.processes.shell import CommandFailed, output_of
 from hetagent.session.requests import Report, ReportRoute
-from hetrdzv.protocol import routes
 from hetrdzv.protocol.directive import Member
 from hetrdzv.protocol.requests import PROGRAM, DaemonRequest, refusal
+from hetrdzv.protocol.routes import Routes
 
-DAEMON = ReportRoute(route=routes.DAEMON)
+DAEMON = ReportRoute(route=Routes.start_daemon)
 
 CHECK_TIMEOUT_S = 20.0
 """How long `mpirun --version` may take (seconds)."""

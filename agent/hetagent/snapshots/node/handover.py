@@ -9,9 +9,9 @@ from hetagent.session.connection import ServerConnection
 from hetagent.session.requests import round_report
 from hetagent.snapshots.node.server import SnapshotServer
 from hetrdzv.client.client import Client
-from hetrdzv.protocol import routes
 from hetrdzv.protocol.errors import HetError, StaleIncarnation
 from hetrdzv.protocol.requests import ReportRequest
+from hetrdzv.protocol.routes import Routes
 from hetrdzv.protocol.snapshots import Holdings
 from hetrdzv.protocol.states import DirectiveKind, ReportKind
 
@@ -96,10 +96,10 @@ class Handover:
                     body = ReportRequest(
                         incarnation=who.incarnation, round=self._round, kind=ReportKind.PARTING, serves_s=0.0
                     )
-                    directive = await client.ask(routes.REPORT, who.group, who.node_id, body)
+                    directive = await client.ask(Routes.report, who.group, who.node_id, body)
                 else:
                     directive = await client.ask(
-                        routes.DIRECTIVE, who.group, who.node_id, incarnation=who.incarnation
+                        Routes.directive, who.group, who.node_id, incarnation=who.incarnation
                     )
         except StaleIncarnation:
             return False

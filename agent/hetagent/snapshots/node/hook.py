@@ -26,8 +26,8 @@ from hetagent.snapshots.node.server import SnapshotServer
 from hetagent.snapshots.save_request import ASK
 from hetagent.worker.runner import TO_DISK
 from hetagent.workers.processes import Workers
-from hetrdzv.protocol import routes
 from hetrdzv.protocol.directive import Directive, Start
+from hetrdzv.protocol.routes import Routes
 from hetrdzv.protocol.snapshots import (
     MOST_REFUSED,
     Chosen,
@@ -38,7 +38,7 @@ from hetrdzv.protocol.snapshots import (
 from hetrdzv.protocol.snapshots import Stamp as ServerStamp
 from hetrdzv.protocol.states import DirectiveKind
 
-HELD = ReportRoute(route=routes.SNAPSHOTS)
+HELD = ReportRoute(route=Routes.declare_snapshots)
 
 LEFT_S = 0.5
 """How long before it has to be gone this agent stops writing and serving (seconds)."""

@@ -45,7 +45,7 @@ def worker_failed(node_id: str, failure: Failure, before: Ended | None = None) -
     if before is not None:
         others = f" and {count(before.others, 'other worker')}" if before.others else ""
         ended = f"; rank {before.rank} on {before.node_id}{others} had ended with exit code 0 before that"
-    who = _worker(node_id, failure.rank)
+    who = f"rank {failure.rank} on {node_id}" if failure.rank >= 0 else f"the program of {node_id}"
     if failure.lingers:
         message = f"{who} raised {clipped(said)}{f' ({where})' if where else ''} and has not ended since"
     elif where:
@@ -77,11 +77,6 @@ def hangs(hang: Hang, node_id: str | None = None, rank: int = -1) -> Reason:
         ranks=Ranks.of([rank]) if rank >= 0 else None,
         for_s=round(hang.for_s, 3),
     )
-
-
-def _worker(node_id: str, rank: int) -> str:
-    """Which worker it is: `rank 1 on gpu1`, or `the program of gpu1`."""
-    return f"rank {rank} on {node_id}" if rank >= 0 else f"the program of {node_id}"
 
 
 def never_met(met: int, world_size: int) -> Reason:

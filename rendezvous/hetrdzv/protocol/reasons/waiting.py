@@ -28,11 +28,6 @@ class Ready:
         return f"{there} of {count(self.want, 'node')}" if there <= self.want else count(there, "node")
 
 
-def may_not_be_master(nodes: Nodes, rule: str) -> str:
-    """That no node that is ready may be master, and why."""
-    return f"{one_or_more(nodes, 'it may not', 'none of them may')} be master, since master is {rule}"
-
-
 def no_master(cut_off: Mapping[str, Collection[str]], rule: str | None) -> str:
     """Which master (of the first few) cannot be reached from which nodes."""
     masters = sorted(cut_off, key=natural_key)
@@ -105,7 +100,8 @@ def stopping(nodes: Iterable[str], until: float | None = None) -> Reason:
 
 def no_allowed_master(ready: Ready, rule: str, until: float | None = None) -> Reason:
     """No node that is ready is one that the setting `master` allows."""
-    text = f"{_have(ready)}, but {may_not_be_master(ready.nodes, rule)}; waiting for one that may"
+    none = one_or_more(ready.nodes, "it may not", "none of them may")
+    text = f"{_have(ready)}, but {none} be master, since master is {rule}; waiting for one that may"
     return reason(ReasonCode.NO_ALLOWED_MASTER, text, nodes=ready.nodes, until=until)
 
 

@@ -83,9 +83,6 @@ class Ranks:
         return listed(parts + ([f"{self.more} more"] if self.more else []))
 
 
-NO_RANKS = Ranks()
-
-
 def listed(parts: list[str]) -> str:
     """`a`, `a and b`, `a, b and c`."""
     return " and ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else "".join(parts)

@@ -25,7 +25,7 @@ from hetrdzv.client.client import Client
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import StaleIncarnation, Unreachable
 from hetrdzv.protocol.requests import ReportRequest
-from hetrdzv.protocol.routes import REPORT, Route
+from hetrdzv.protocol.routes import Route, Routes
 from hetrdzv.protocol.snapshots import Held, Holdings
 from hetrdzv.protocol.states import DirectiveKind, ReportKind
 
@@ -46,7 +46,7 @@ class Others:
 
     async def ask(self, route: Route[Any], *given: Any, **query: str) -> Directive:
         assert given[:2] == ("g", "a")
-        if route is REPORT:
+        if route is Routes.report:
             self.reports.append(given[2])
         else:
             assert query == {"incarnation": "1234"}
@@ -159,7 +159,7 @@ def test_a_resolver_that_hangs_keeps_nobody(
     ask = node.others.ask
 
     async def hang(route: Route[Any], *given: Any, **query: str) -> Directive:
-        if route is REPORT:
+        if route is Routes.report:
             return await ask(route, *given)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(None, lambda: answered.wait(20) and node.others._answer())

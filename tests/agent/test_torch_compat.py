@@ -174,7 +174,7 @@ PARTS = ("torch_compat/", "workers/torch_starter.py", "worker/torch_server.py")
 """The only ones that may: in the agent, and in the workers. ruff (SLF) looks at attributes."""
 
 PRIVATE = re.compile(
-    r"torch\.distributed\.run\b|torch\.numa|\btorch[.\w]*\._|from torch[.\w]* import .*\b_\w|\bf_(locals|back)\b"
+    r"torch\.distributed\.run\b|torch\.numa|\btorch[.\w]*\._[a-z]|from torch[.\w]* import .*\b_\w|\bf_(locals|back)\b"
 )
 """What torch changes without a word: its private names, torchrun's own module, and variables of other frames."""
 

@@ -1,4 +1,4 @@
-"""What an end costs, whose fault it was, and masters that are not reached (rules 5 and 6)."""
+"""What an end costs, whose fault it was, masters that are not reached, agents that give up (rules 5, 6 and 13)."""
 
 from dataclasses import replace
 
@@ -6,243 +6,212 @@ import pytest
 
 from hetrdzv.core.commands import Renew
 from hetrdzv.core.rounds.transitions import GONE_NODES_KEPT
-from hetrdzv.protocol.errors import NotFound, StaleIncarnation, StaleRound
+from hetrdzv.protocol.errors import StaleIncarnation, NotFound
 from hetrdzv.protocol.failure import Ended
 from hetrdzv.protocol.reasons import ends, events, waiting
-from hetrdzv.protocol.reasons.reason import Reason
-from tests.core.driver import Story, bare, running
-from tests.core.explained import failed, left_out
+from hetrdzv.protocol.texts.who import Nodes
+from tests.core.driver import Story, running
+from tests.core.explained import failed, ready, waits_for
+from tests.core.script import fact, play
 
-FAILED = failed("a")
+COSTS = {
+    "a failure costs one restart, once all have stopped": """
+        running a b max_restarts=1; failed a; failed b; restarts = 0
+        joins a b; restarts = 1; said restart_spent = 1; said worker_failed = 2""",
+    "one that comes again counts once": """
+        running a b; failed a; later 1; failed a; said worker_failed = 1; joins a b
+        StaleRound: report a failed round=1; restarts = 1""",
+    "one that is reported after the acknowledgement is the cause if it was earlier": """
+        running a b max_restarts=0; wait 10; failed a; join b; failed b age_s=1.0; join a; cause = worker_failed b""",
+    "a loss counts although the node returned before the judgement": """
+        running a b c; failed a; lose b; join b after=1; joins a c; restarts = 0; order = a b c""",
+    "the judgement waits for a suspect": """
+        running a b min_nodes=1; failed a; join b; cut b; join a; state = waiting; wait 1; restarts = 0
+        pass_by 0.001; restarts = 0; ended = None; order = a""",
+    "which lets the failure count if it is heard": """
+        running a b; failed a; join b; cut b; join a; later 0.5; renew b; restarts = 1""",
+    "a master that some do not reach is replaced without cost, and for good": """
+        group min_nodes=3 last_call_s=0; joins a b c; unreachable c; why a = master_unreachable c
+        joins a b c; order = b a c; restarts = 0
+        started a b c; failed a; joins a b c; order = b a c""",
+    "a late report on a master says nothing of its next agent": """
+        group min_nodes=3 last_call_s=0; joins a b c; unreachable b; unreachable c; leave a; join a inc='a-2'
+        StaleRound: unreachable c
+        joins b c; order = a b c""",
+    "where none can be master the job fails": """
+        group min_nodes=2 last_call_s=0; joins a b; unreachable b; joins a b; unreachable a; joins a b
+        state = failed; why = no_master a b; restarts = 0""",
+    "nodes that no master serves wait until the join timeout": """
+        group min_nodes=2 max_nodes=4 last_call_s=1 stop_timeout_s=2 join_timeout_s=20; joins a b c; wait 1
+        started b; unreachable c; joins a b c; started a; unreachable c; joins a b c
+        unreachable a; unreachable b; joins a b c; order = a b
+        started a b; leave b; join a; wait 20; state = failed; why = no_master a c""",
+    "one that reaches nobody is left out where the bounds allow": """
+        group min_nodes=2 max_nodes=3 last_call_s=5; joins a b c
+        started b; unreachable c; joins a b c
+        started a; unreachable c; joins a b c; order = c a b
+        unreachable a; unreachable b; joins a b c; order = a b; left c = out_of_reach c
+        started a b; wait 30; state = running; restarts = 0
+        leave c; join c inc='c-2' after=0; ended = joined; joins a b; order = a b c""",
+    "a store that closed at a stop is not unreachable": """
+        group min_nodes=2 last_call_s=0; joins a b; failed a; StaleRound: unreachable b""",
+    "a new agent is tried as master again": """
+        group min_nodes=2 last_call_s=0; joins a b; unreachable b; leave a; join b; join a inc='a-2'; order = a b""",
+    "an exit code ends the job at once": """
+        running a b max_restarts=100 no_restart_on=(2,64); failed a exit_code=1; joins a b; restarts = 1
+        started a b; failed a exit_code=64; joins a b; cause = worker_failed a; told b = exit failed 64""",
+    "but only that of the root cause": """
+        running a b max_restarts=100 no_restart_on=(2,); wait 10; failed a exit_code=1 age_s=3
+        failed b exit_code=2 age_s=1; joins a b; restarts = 1""",
+    "restarts in quick succession wait, and none after a long round": """
+        running a max_restarts=100 lease_s=1000; failed a; join a; started a
+        failed a; join a; told a = wait waiting; why = restart_backoff a; until = 1; due = 1; wait 1; started a
+        failed a; join a; until = 2; wait 2; started a
+        wait 60; failed a; join a; started a
+        failed a; join a; until = 1""",
+    "a loss is no failure, and its next round does not wait": """
+        running a b max_restarts=100
+        failed a; join a; leave b; join b inc='b-2'; due = 1; wait 1; started a b
+        failed a; join a; leave b; join b inc='b-3'; due = 1; wait 1; started a b; restarts = 0""",
+    "too few are left once one gives up": """
+        running a b max_restarts=1000; failed a final=True; leave a; state = waiting
+        join b; cause = worker_failed a; restarts = 0; told b = exit failed 1""",
+    "enough are left": """
+        running a b c min_nodes=2 max_restarts=1000; failed a final=True; leave a; joins b c
+        order = b c; restarts = 1""",
+    "or a spare takes the place": """
+        running a b max_nodes=2 max_restarts=1000; join spare; failed a final=True; leave a; join b; order = spare b""",
+    "who cannot start workers and goes costs no restart": """
+        running a b min_nodes=1 max_restarts=0
+        failed b final=True rank=-1 local_rank=-1 exit_code=None; leave b; join a; wait 1; order = a; restarts = 0""",
+    "who gave up crashes before it has left": """
+        running a b max_restarts=1000; failed a final=True; lose a; join b; cause = worker_failed a""",
+    "or a person takes it out": """
+        running a b max_restarts=1000; failed a final=True; drain a; leave a; join b; cause = worker_failed a""",
+    "or it is started again at once": """
+        running a b max_restarts=1000; failed a final=True; leave a; join a inc='a-2'; join b; state = starting
+        restarts = 1""",
+    "a loss behind the failure is the cause": """
+        running a b max_restarts=1000; failed a final=True; leave a; lose b; cause = node_lost b""",
+    "so is one that leaves": """
+        running a b max_restarts=1000; failed a final=True; leave a; leave b; cause = node_left b""",
+    "a round that a joiner ended": """
+        running a b max_nodes=3 max_restarts=1000; join c; wait 1; ended = joined; failed a final=True; leave a
+        drain c; leave c; join b; cause = worker_failed a""",
+    "the budget of the group counts as well": """
+        running a b c min_nodes=2 max_restarts=0; failed a final=True; leave a; joins b c; cause = worker_failed a""",
+    "who comes back has not given up": """
+        running a b max_restarts=1000; failed a final=True; joins a b; state = starting; restarts = 1""",
+    "and waits for the others": """
+        running a b max_restarts=1000; failed a final=True; join a; drain b; leave b; state = waiting""",
+    "an agent that gave up but never goes is not waited for": """
+        running a b max_restarts=1000 stop_timeout_s=1; failed a final=True; join b; renew a
+        wait 6.1; cause = worker_failed a; told a = exit failed 1""",
+    "a hopeless script fails the group at once": """
+        running a b max_restarts=3; failed b permanent=True rank=1 exit_code=2; joins a b; cause = worker_failed b
+        restarts = 0; told a = exit failed 1""",
+    "even if another failure was seen earlier": """
+        running a b max_restarts=3; failed a age_s=0.5; failed b permanent=True rank=1
+        joins a b; cause = worker_failed b""",
+    "but not once the job has run": """
+        running a b max_restarts=3 min_nodes=2 max_nodes=None; join c; wait 10.1; joins a b; started a b c
+        failed c permanent=True rank=2; joins a b c; state = starting; restarts = 1""",
+    "a first round without workers does not count": """
+        group min_nodes=2; joins a b; wait 10.1; started a; unreachable b; joins a b; started a b
+        failed b permanent=True; joins a b; state = failed""",
+}
 
 
-def joined(node_id: str) -> Reason:
-    return ends.nodes_joined([node_id])
+@pytest.mark.parametrize("case", COSTS)
+def test_costs(case: str) -> None:
+    play(COSTS[case])
 
 
-def test_failure_costs_one_restart() -> None:
-    story = running("a", "b", max_restarts=1)
-    story.failed("a")
-    story.failed("b")
-    assert story.group.restarts == 0  # not judged yet
-    story.joins("a", "b")
-    assert story.group.restarts == 1
-    assert story.said("restart_spent") == [events.restart_spent(FAILED, 1, 1)]
+GOES = ["lose b", "leave b", "leaving b; leave b", "drain b; leave b", "cut b; join b inc='b-2'"]
 
 
-def test_budget_spent_fails_the_group_for_everybody_alike() -> None:
-    story = running("a", "b", "c", max_restarts=0)
-    story.now += 3
-    story.failed("c", exit_code=9, rank=2)
-    story.failed("b", age_s=0.5, exit_code=7, rank=1, local_rank=0)
-    story.joins("a", "b")
-    assert story.group.state == "waiting"
-    story.join("c")
-    assert story.group.state == "failed"
+@pytest.mark.parametrize("goes", GOES)
+def test_a_loss_behind_a_failure_costs_nothing(goes: str) -> None:
+    play(f"""
+        running a b c min_nodes=2; failed a; joins a c; restarts = 0
+        {goes}; restarts = 0; state = starting; said round_judged = 1""")
+
+
+@pytest.mark.parametrize("goes", ["lose b", "leave b", "drain b; leave b"])
+def test_a_member_that_has_succeeded_and_goes_is_not_behind_a_failure(goes: str) -> None:
+    play(f"running a b c min_nodes=2; succeeded b; failed c; {goes}; joins a c; restarts = 1")
+
+
+@pytest.mark.parametrize(
+    ("ends", "after"),
+    [
+        ("lose b", ""),
+        ("leave b", ""),
+        ("leaving b", "leave b"),
+        ("drain b", "leave b"),
+        ("restart", "join b"),
+        ("join c; wait 1", "join b"),
+        ("join b", ""),
+    ],
+)
+def test_only_failures_cost(ends: str, after: str) -> None:
+    """What workers of others report then came of being stopped."""
+    play(f"""
+        running a b min_nodes=1 max_restarts=0
+        {ends}; failed a; join a; {after}; state = starting; restarts = 0""")
+
+
+def test_a_spent_budget_fails_the_group_for_everybody_alike() -> None:
+    story = play("""
+        running a b c max_restarts=0; later 3; failed c exit_code=9 rank=2; failed b age_s=0.5 exit_code=7 rank=1
+        joins a b; state = waiting; join c; state = failed""")
     of_b = ends.without_restart(failed("b", 1, 7), "used_up", 0)
-    for node_id in ("a", "b", "c"):
-        told = story.told(node_id)
-        assert told.exit_code == 7
-        assert told.root_cause is not None
-        assert told.root_cause.node_id == "b"
-        assert told.root_cause.failure is not None
-        assert told.root_cause.failure.message == "Traceback: boom"
-        assert told.reason == of_b
+    for node_id in "abc":
+        assert fact(story, "told", node_id) == "exit failed 7"
+        assert (story.told(node_id).reason, story.told(node_id).root_cause) == (of_b, story.root_cause)
+    assert story.root_cause.failure is not None
+    assert (story.root_cause.node_id, story.root_cause.failure.message) == ("b", "Traceback: boom")
     assert story.said("group_failed") == [events.group_failed(of_b)]
 
 
-def test_failure_by_signal() -> None:
-    story = running("a", max_restarts=0)
-    story.failed("a", exit_code=None, signal="SIGKILL")
-    story.join("a")
-    assert story.told("a").reason.data["signal"] == "SIGKILL"
-    assert story.told("a").exit_code == 1
+def test_who_gave_up_is_named_where_too_few_are_left() -> None:
+    story = play("running a b max_restarts=9; failed a final=True; leave a; join b")
+    assert story.said("group_failed") == [events.group_failed(failed("a"), Nodes.of(["a"]))]
 
 
-def test_workers_that_could_not_be_started() -> None:
+def test_a_restart_says_what_it_is_for() -> None:
+    story = play("running a b; failed b rank=1; joins a b")
+    assert [story.start(one).restarted_by for one in "ab"] == [failed("b", 1)] * 2
+    story.restart()
+    story.joins("a", "b")
+    assert story.start("a").restarted_by is None, "a person's wish costs no restart"
+    quick = play("running a max_restarts=5; failed a; join a; started a; failed a; join a")
+    assert waits_for(quick) == waiting.restart_backoff(ready("a", 1), 2, 5, 2, quick.now + 1)
+
+
+def test_failures_without_an_exit_code() -> None:
+    story = play(
+        "running a max_restarts=0; failed a exit_code=None signal='SIGKILL'; join a; told a = exit failed 1"
+    )
+    assert story.reason.data["signal"] == "SIGKILL"
     story = running("a", max_restarts=0)
     story.report("a", "failed", message="no such file: train.py")
     story.join("a")
     assert (story.reason.code, story.reason.quote) == ("start_failed", "no such file: train.py")
 
 
-def test_root_cause_is_the_earliest_failure_whatever_the_order_of_the_reports() -> None:
-    for first, second in [(("a", 0.1), ("b", 2.0)), (("b", 2.0), ("a", 0.1))]:
-        story = running("a", "b", max_restarts=0)
-        story.wait(10)
-        for node_id, age_s in (first, second):
-            story.failed(node_id, age_s=age_s)
-        story.joins("a", "b")
-        assert story.root_cause.node_id == "b"
-
-
-def test_failure_reported_after_the_acknowledgement_counts() -> None:
-    story = running("a", "b", max_restarts=0)
-    story.wait(10)
-    story.failed("a")
-    story.join("b")
-    story.failed("b", age_s=1.0)
-    story.join("a")
-    assert story.root_cause.node_id == "b"
-
-
-def test_doubled_failure_counts_once_and_keeps_its_time() -> None:
-    story = running("a", "b")
-    story.failed("a")
-    at = story.node("a").failure
-    story.now += 1
-    story.failed("a")
-    assert story.node("a").failure == at
-    assert len(story.said("worker_failed")) == 1
-    story.joins("a", "b")
-    with pytest.raises(StaleRound):
-        story.report("a", "failed", round=1)
-    assert story.group.restarts == 1
-
-
-@pytest.mark.parametrize("how", ["lose", "leave", "leaving", "drain", "replace"])
-def test_loss_behind_a_failure_costs_nothing(how: str) -> None:
-    story = running("a", "b", "c", min_nodes=2)
-    story.failed("a")
-    story.joins("a", "c")
-    assert story.group.restarts == 0
-    match how:
-        case "lose":
-            story.lose("b")
-        case "leave":
-            story.leave("b")
-        case "leaving":
-            story.leaving("b")
-            story.leave("b")
-        case "drain":
-            story.drain("b")
-            story.leave("b")
-        case "replace":
-            story.cut("b")
-            story.join("b", inc="b-2")
-    assert story.group.restarts == 0
-    assert story.group.state == "starting"
-    assert len(story.said("round_judged")) == 1
-
-
-def test_loss_counts_although_the_node_returned_before_the_judgement() -> None:
-    story = running("a", "b", "c")
-    story.failed("a")
-    story.lose("b")
-    story.join("b", after=1)
-    story.joins("a", "c")
-    assert story.group.restarts == 0
-    assert story.order == ["a", "b", "c"]
-
-
-def test_judgement_waits_for_a_suspect() -> None:
-    story = running("a", "b", min_nodes=1)
-    story.failed("a")
-    story.join("b")
-    story.cut("b")
-    story.join("a")
-    assert story.group.state == "waiting"
-    story.wait(1.0)
-    assert story.group.restarts == 0
-    story.pass_by(0.001)
-    assert story.group.restarts == 0
-    assert story.ended is None
-    assert story.order == ["a"]
-
-
-def test_suspect_that_is_heard_lets_the_failure_count() -> None:
-    story = running("a", "b")
-    story.failed("a")
-    story.join("b")
-    story.cut("b")
-    story.join("a")
-    story.now += 0.5
-    story.renew("b")
-    assert story.group.restarts == 1
-
-
-def test_succeeded_member_that_goes_is_not_behind_a_failure() -> None:
-    for how in ("lose", "leave", "drain"):
-        story = running("a", "b", "c", min_nodes=2)
-        story.succeeded("b")
-        story.failed("c")
-        getattr(story, how)("b")
-        if how == "drain":
-            story.leave("b")
-        story.joins("a", "c")
-        assert story.group.restarts == 1, how
-
-
-@pytest.mark.parametrize("how", ["lose", "leave", "leaving", "drain", "restart", "joiner", "withdraw"])
-def test_only_failures_cost(how: str) -> None:
-    story = running("a", "b", min_nodes=1, max_restarts=0)
-    match how:
-        case "lose":
-            story.lose("b")
-        case "leave":
-            story.leave("b")
-        case "leaving":
-            story.leaving("b")
-        case "drain":
-            story.drain("b")
-        case "restart":
-            story.restart()
-        case "joiner":
-            story.join("c")
-            story.wait(1)
-        case "withdraw":
-            story.join("b")
-    assert story.ended is not None
-    story.failed("a")  # its workers fall because their peers were stopped
-    story.join("a")
-    if story.node("b").leaving is not None:
-        story.leave("b")
-    elif story.group.state == "waiting" and not story.node("b").gone:
-        story.join("b")
-    assert story.group.state == "starting"
-    assert story.group.restarts == 0
-
-
-def test_unreachable_master_is_replaced_without_cost() -> None:
-    story = Story(min_nodes=3, last_call_s=0)
-    story.joins("a", "b", "c")
-    story.unreachable("c")
-    cut_off = ends.master_unreachable("c", "a", "connection refused")
-    assert bare(story.told("a").reason) == cut_off
-    story.joins("a", "b", "c")
-    assert story.order == ["b", "a", "c"]
-    assert story.group.restarts == 0
-    story.started("a", "b", "c")
-    story.failed("a")
-    story.joins("a", "b", "c")
-    assert story.order == ["b", "a", "c"]  # c reaches a no better than before
-
-
-def test_a_late_report_on_a_master_says_nothing_of_its_next_agent() -> None:
-    story = Story(min_nodes=3, last_call_s=0)
-    story.joins("a", "b", "c")
-    story.unreachable("b")
-    story.unreachable("c")
-    assert story.group.unreachable == {("b", "a"), ("c", "a")}
-    story.leave("a")
-    story.join("a", inc="a-2")
-    with pytest.raises(StaleRound):
-        story.unreachable("c")  # the same again
-    assert story.group.unreachable == set()
-    story.joins("b", "c")
-    assert story.order[0] == "a"
-
-
-def test_all_masters_unreachable_fails_with_the_matrix() -> None:
-    story = Story(min_nodes=2, last_call_s=0)
-    story.joins("a", "b")
-    story.unreachable("b")
-    story.joins("a", "b")
-    story.unreachable("a")
-    story.joins("a", "b")
-    assert story.group.state == "failed"
-    assert story.reason == ends.no_node_can_be_master({"a": ["b"], "b": ["a"]})
-    assert story.group.restarts == 0
+def test_the_waits_between_restarts() -> None:
+    story = running("a", max_restarts=100, lease_s=1000)
+    waits = []
+    for _ in range(9):
+        story.failed("a")
+        story.join("a")
+        at = story.now
+        while story.group.active_round is None:
+            story.pass_by(story.deadline_in or 0.0)
+        waits.append(story.now - at)
+        story.started("a")
+    assert waits == pytest.approx([0, 1, 2, 4, 8, 16, 32, 60, 60])
 
 
 def test_a_group_behind_firewalls_gives_up_after_three_masters() -> None:
@@ -255,48 +224,6 @@ def test_a_group_behind_firewalls_gives_up_after_three_masters() -> None:
         story.joins(*nodes)
     assert (story.group.state, story.group.last_round) == ("failed", 3)
     assert len(story.why) < 600
-
-
-def test_one_node_that_reaches_nobody_is_left_out_where_the_bounds_allow() -> None:
-    story = Story(min_nodes=2, max_nodes=3, last_call_s=5.0)
-    story.joins("a", "b", "c")
-    story.started("b")
-    story.unreachable("c")  # a
-    story.joins("a", "b", "c")
-    story.started("a")
-    story.unreachable("c")  # b
-    story.joins("a", "b", "c")
-    assert story.order == ["c", "a", "b"]
-    story.unreachable("a")
-    story.unreachable("b")
-    story.joins("a", "b", "c")
-    assert story.order == ["a", "b"]
-    assert left_out(story, "c") == waiting.out_of_reach("c", "a", "10.0.0.1")
-    story.started("a", "b")
-    story.wait(30.0)
-    assert (story.group.state, story.ended) == ("running", None)
-    assert story.group.restarts == 0
-    story.leave("c")
-    story.join("c", inc="c-2", after=0)  # mended, perhaps
-    assert story.ended == "joined"
-    story.joins("a", "b")
-    assert story.order[0] == "a"
-    assert set(story.order) == {"a", "b", "c"}
-
-
-def alone(**spec: object) -> Story:
-    """Round of a and b; c is a spare, since it reaches nobody and nobody reaches it."""
-    story = Story(**{"min_nodes": 2, "max_nodes": 4, "last_call_s": 1.0, "stop_timeout_s": 2.0} | spec)
-    story.joins("a", "b", "c")
-    story.wait(1.0)
-    for reached, speakers in (("b", "c"), ("a", "c"), ("", "ab")):
-        story.started(*reached)
-        for name in speakers:
-            story.unreachable(name)
-        story.joins("a", "b", "c")
-    assert story.order == ["a", "b"]
-    story.started("a", "b")
-    return story
 
 
 def test_joiners_without_a_way_to_the_members_end_no_round_that_could_not_grow() -> None:
@@ -319,34 +246,6 @@ def test_joiners_without_a_way_to_the_members_end_no_round_that_could_not_grow()
     story.joins("a", "b")
     story.wait(30.0)
     assert (story.group.state, story.ended) == ("running", None)
-
-
-def test_nodes_that_no_master_serves_wait_until_the_join_timeout() -> None:
-    story = alone(join_timeout_s=20.0)
-    story.leave("b")
-    story.join("a")
-    story.wait(20.0)
-    assert story.group.state == "failed"
-    assert (story.reason.code, story.reason.nodes) == ("no_master", ("a", "c"))
-
-
-def test_store_that_closed_at_a_stop_is_not_unreachable() -> None:
-    story = Story(min_nodes=2, last_call_s=0)
-    story.joins("a", "b")
-    story.failed("a")
-    with pytest.raises(StaleRound):
-        story.unreachable("b")
-    assert story.group.unreachable == frozenset()
-
-
-def test_new_agent_is_tried_as_master_again() -> None:
-    story = Story(min_nodes=2, last_call_s=0)
-    story.joins("a", "b")
-    story.unreachable("b")
-    story.leave("a")
-    story.join("b")
-    story.join("a", inc="a-2")
-    assert story.order == ["a", "b"]
 
 
 def test_speakers_that_are_not_known() -> None:
@@ -374,23 +273,73 @@ def test_who_is_forgotten_is_no_longer_out_of_reach() -> None:
     assert {node_id for pair in story.group.unreachable for node_id in pair} <= story.group.nodes.keys()
 
 
-def test_who_had_ended_well_before_the_failure_is_named_with_it() -> None:
+@pytest.mark.parametrize(("reported_s", "known"), [(1.0, True), (0.1, False)])
+def test_who_had_ended_well_before_the_failure_is_named_with_it(reported_s: float, known: bool) -> None:
     """Its node succeeded, or tells of it once the round is over; whoever ended later explains nothing."""
     of_c = Ended(node_id="c", rank=2)
     story = running("a", "b", "c", max_restarts=0)
-    story.succeeded("c")
-    story.failed("a")
+    story.failed("a", age_s=0.5)
+    for _ in range(2):  # the answer to the first was lost
+        story.report("c", "ended", ended=replace(of_c, before_s=reported_s))
     story.joins("a", "b", "c")
-    assert _before(story) == of_c
-    for reported, told in ((1.0, of_c), (0.1, None)):
-        story = running("a", "b", "c", max_restarts=0)
-        story.failed("a", age_s=0.5)
-        for _ in range(2):  # the answer to the first was lost
-            story.report("c", "ended", ended=replace(of_c, before_s=reported))
-        story.joins("a", "b", "c")
-        assert _before(story) == told
-
-
-def _before(story: Story) -> Ended | None:
     assert story.round.end is not None
-    return story.round.end.before
+    assert story.round.end.before == (of_c if known else None)
+    story = play("""
+        running a b max_restarts=9; succeeded a; failed b rank=1 final=True; leave a; leave b; state = failed""")
+    assert story.root_cause.reason == failed("b", 1, before=Ended(node_id="a", rank=0))
+
+
+# -- used last -----------------------------------------------------------------------------------------------
+
+
+def fails(story: Story, node_id: str) -> None:
+    story.failed(node_id)
+    rejoin(story)
+
+
+def rejoin(story: Story) -> None:
+    """All who have to, stop and start their workers."""
+    for node in story.group.live:
+        if story.told(node.node_id).kind == "stop":
+            story.join(node.node_id)
+    story.wait(1.1)
+    story.started(*(node.node_id for node in story.group.live if node.phase == "starting"))
+
+
+def test_a_node_whose_workers_fail_again_and_again_is_used_last() -> None:
+    story = running("a", "b", max_nodes=2, max_restarts=99, restart_wait_s=0, lease_s=50)
+    story.join("c")
+    for node_id in "bbabb":
+        fails(story, node_id)
+    assert story.order == ["a", "b"], "failures elsewhere break the row"
+    fails(story, "b")
+    assert story.order == ["a", "c"]
+    assert story.said("node_used_last") == [events.node_used_last("g", "b", 3)]
+    assert fact(story, "left", "b") == "node_used_last b"
+    fails(story, "a")
+    assert story.order == ["a", "c"]
+    story.leave("c")
+    rejoin(story)
+    assert story.order == ["a", "b"], "better than none"
+    story.join("c", inc="c-2")
+    fails(story, "b")
+    story.undrain("b")
+    assert fact(story, "left", "b") == "max_nodes b"
+
+
+def test_one_that_cannot_start_again_and_again_costs_nothing_and_is_used_last() -> None:
+    story = running("a", "b", min_nodes=1, max_restarts=1, restart_wait_s=0, lease_s=50)
+    for number in range(3):
+        story.failed("b", rank=-1, local_rank=-1, exit_code=None, message="no snapshots", final=True)
+        story.leave("b")
+        story.join("a")
+        story.wait(1.1)
+        assert (story.group.restarts, story.order) == (0, ["a"])
+        assert len(story.said("node_used_last")) == (number == 2)
+        story.started("a")
+        story.join("b", inc=f"b{number}")
+        story.wait(1.1)
+        story.join("a")
+        story.wait(1.1)
+        assert story.order == ["a", "b"]
+        story.started("a", "b")

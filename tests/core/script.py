@@ -106,8 +106,8 @@ def fact(story: Story, name: str, *args: str) -> str:
             return " ".join(str(part) for part in (told.kind, told.code, told.exit_code) if part is not None)
         case "left":  # why a node is not in the round that runs
             return _words(why_left_out(group, story.node(args[0])))
-        case "phase":
-            return str(story.node(args[0]).phase)
+        case "phase" | "port":
+            return str(getattr(story.node(args[0]), name))
         case "said":  # how often
             return str(len(story.said(args[0])))
     raise ValueError(f"there is no fact '{name}'")

@@ -55,9 +55,22 @@ def _play(story: Story, words: list[str]) -> None:
         assert found == wanted, f"{found}, not {wanted}"
     elif words[0] == "later":
         story.now += float(words[1])
+    elif words[0] == "obey":
+        _obey(story)
     else:
         args, more = _arguments(words[1:])
         getattr(story, words[0])(*args, **more)
+
+
+def _obey(story: Story) -> None:
+    for _ in range(8):
+        for node in story.group.live:
+            match story.told(node.node_id).kind:
+                case "start" if node.phase == "starting":
+                    story.started(node.node_id)
+                case "stop":
+                    story.join(node.node_id, node.slots)
+        story.wait(1.0)
 
 
 def _arguments(words: list[str]) -> tuple[list[Any], Mapping[str, Any]]:
@@ -86,6 +99,10 @@ def fact(story: Story, name: str, *args: str) -> str:
             return str(getattr(group.spec, args[0]))
         case "ended":
             return str(story.ended)
+        case "world":
+            return str(story.round.world_size)
+        case "data":  # of why
+            return str(story.reason.data[args[0]])
         case "order":  # node ids of the newest round, by rank
             return " ".join(story.order)
         case "due":  # in how many seconds
@@ -106,7 +123,7 @@ def fact(story: Story, name: str, *args: str) -> str:
             return " ".join(str(part) for part in (told.kind, told.code, told.exit_code) if part is not None)
         case "left":  # why a node is not in the round that runs
             return _words(why_left_out(group, story.node(args[0])))
-        case "phase" | "port":
+        case "phase" | "port" | "weight":
             return str(getattr(story.node(args[0]), name))
         case "said":  # how often
             return str(len(story.said(args[0])))

@@ -59,13 +59,15 @@ CASES = {
         group min_nodes=2 max_nodes=2; join a; join b not_ready='Xid'; told b = wait not_ready; why a = too_few_nodes
         join b; told b = start round_formed; said node_ready = 1; order = a b""",
     "the others begin without it, and take it in later": """
-        group last_call_s=10; join a; join b not_ready='Xid'; wait 10.1; started a; order = a; left b = node_not_ready b
+        group last_call_s=10; join a; join b not_ready='Xid'; wait 10.1; started a; order = a
+        left b = node_not_ready b
         join b; left b = joins_next_round b; wait 10.1; told a = stop round_ended""",
     "a spare that is no longer ready restarts nobody and fills no gap": """
         group max_nodes=2; joins a b; started a b; join c; join c not_ready='Xid'; told c = wait not_ready
         said node_not_ready = 1; leave b; join a; order = a""",
     "who joined as ready is withdrawn before a round forms, not after": """
-        group min_nodes=2 max_nodes=2; join a; join a not_ready='Xid'; join b; state = waiting; join a; state = starting
+        group min_nodes=2 max_nodes=2; join a; join a not_ready='Xid'; join b; state = waiting; join a
+        state = starting
         join a after=0 not_ready='Xid'; told a = start round_formed; phase a = starting""",
     "a survivor that is not ready has stopped all the same": """
         group; joins a b; wait 10.1; started a; failed b; join b not_ready='Xid'; restarts = 0
@@ -109,7 +111,8 @@ CASES = {
     # -- settings of who comes next
     "a job goes on with other settings once nobody is left": """
         running a b max_restarts=3; failed b; joins a b; started a b; restarts = 1; leave a; leave b
-        join b inc='b-2' spec={'min_nodes':2,'lease_s':9.0}; join a inc='a-2' spec={'min_nodes':2,'lease_s':9.0}; wait 1
+        join b inc='b-2' spec={'min_nodes':2,'lease_s':9.0}; join a inc='a-2' spec={'min_nodes':2,'lease_s':9.0}
+        wait 1
         last_round = 3; job = 1; restarts = 1; order = a b; spec lease_s = 9.0; spec max_restarts = 3
         said settings_changed = 1""",
     "nodes that are overdue are not left": """

@@ -109,7 +109,8 @@ CASES = {
     "a cancellation overrides what was announced, but gives no new time": f"""
         {heeding("a", "b")} join z; wait 1; wait 10; cancel; until = 20; wait 20; state = cancelled""",
     "a drained node whose agent gets SIGTERM cannot wait": f"""
-        {heeding("a", "b")} drain b; leaving b; ended = drained; told a = stop round_ended; told b = exit drained 4""",
+        {heeding("a", "b")} drain b; leaving b; ended = drained; told a = stop round_ended
+        told b = exit drained 4""",
     "a node that is readmitted in time stays": f"""
         {heeding("a", "b")} drain b; undrain b; said node_undrained = 1; told b = start notice
         report a ready_to_stop; report b ready_to_stop; told b = stop round_ended; joins a b; order = a b""",

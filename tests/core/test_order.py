@@ -9,13 +9,8 @@ from itertools import combinations, permutations
 from hetrdzv.core.model import Node
 from hetrdzv.core.selection.order import Past, ReplacementKey, fill, in_order, may_be_master, place
 from hetrdzv.core.selection.select import Lack, Selection, Shortfall, select
-from hetrdzv.protocol.reasons import ends, waiting, warnings
-from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.texts.ids import natural_key
-from hetrdzv.protocol.texts.who import Nodes
-from tests.core.driver import Story, running
-from tests.core.explained import ready, waits_for
 from tests.support.needs import ALL
 
 IDS = ("n1", "n2", "n10", "n20", "a", "b3", "b12")
@@ -197,69 +192,3 @@ def test_only_who_may_be_master_is(dice: random.Random) -> None:
             in_free, _ = place(spec, free.nodes, past)
             first = next(member for member in in_free if member.node_id in ids(allowed))
             assert members[0].node_id == first.node_id, "another than the first that may"
-
-
-# -- in a group ------------------------------------------------------------------------------------------------
-
-
-def test_labels_and_weights_are_taken_anew_at_every_join() -> None:
-    story = Story(min_nodes=2, max_nodes=2, rank_order="topology:rack")
-    story.join("n1", labels={"rack": "1"})
-    story.join("n2", labels={"rack": "2"})
-    assert story.order == ["n1", "n2"]
-    story.restart()
-    story.join("n1", labels={"rack": "3"}, weight=2.0)
-    story.join("n2", labels={"rack": "2"})
-    assert story.order == ["n2", "n1"]
-    assert story.node("n1").weight == 2.0
-    story.restart()
-    story.join("n1", labels={"rack": "3"})
-    story.join("n1", labels={"rack": "1"})  # it waits for the other, and says something else meanwhile
-    assert story.node("n1").labels == {"rack": "1"}
-    story.join("n2", labels={"rack": "2"})
-    assert story.order == ["n1", "n2"]
-
-
-def test_what_an_order_goes_by_and_nodes_lack_is_a_warning() -> None:
-    def found(order: str, *labels: dict[str, str]) -> tuple[Reason, ...]:
-        story = Story(min_nodes=len(labels), max_nodes=len(labels), rank_order=order)
-        for number, one in enumerate(labels):
-            story.join(f"n{number}", labels=one)
-        return story.round.warnings
-
-    zoned = {"zone": "x", "rack": "1"}
-    assert found("topology:zone,rack", zoned, {"zone": "y"}, {}) == (
-        warnings.no_label("zone", Nodes.of(["n2"])),
-        warnings.no_label("rack", Nodes.of(["n1", "n2"])),
-    )
-    assert found("sticky", {}, zoned) == ()
-
-
-def test_a_group_waits_for_a_node_that_may_be_master() -> None:
-    story = Story(min_nodes=2, master="public=yes", join_timeout_s=60)
-    story.joins("n1", "n2")
-    story.wait(20)
-    assert waits_for(story) == waiting.no_allowed_master(ready(["n1", "n2"], 2), "public=yes", story.now + 40)
-    story.join("n3", labels={"public": "yes"})
-    assert waits_for(story).code == "last_call"
-    story.wait(10)
-    assert story.order == ["n3", "n1", "n2"]
-
-
-def test_a_group_without_a_node_that_may_be_master_fails_in_the_end() -> None:
-    story = Story(min_nodes=1, master="n7", join_timeout_s=60)
-    story.joins("n1")
-    story.wait(60)
-    assert story.reason == ends.join_timeout(60, waiting.no_allowed_master(ready(["n1"], 1), "n7"))
-
-
-def test_a_lost_master_is_waited_for_if_nobody_else_may() -> None:
-    story = running("n1", "n2", min_nodes=1, master="n2", join_timeout_s=60)
-    assert story.order == ["n2", "n1"]
-    story.lose("n2")
-    story.join("n1")
-    what = waits_for(story)
-    assert what == waiting.no_allowed_master(ready(["n1"], 1), "n2", what.until)
-    story.join("n2", inc="n2-2")
-    story.wait(1)
-    assert story.order == ["n2", "n1"]

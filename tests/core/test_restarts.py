@@ -80,7 +80,8 @@ COSTS = {
         running a b c min_nodes=2 max_restarts=1000; failed a final=True; leave a; joins b c
         order = b c; restarts = 1""",
     "or a spare takes the place": """
-        running a b max_nodes=2 max_restarts=1000; join spare; failed a final=True; leave a; join b; order = spare b""",
+        running a b max_nodes=2 max_restarts=1000; join spare; failed a final=True; leave a; join b
+        order = spare b""",
     "who cannot start workers and goes costs no restart": """
         running a b min_nodes=1 max_restarts=0
         failed b final=True rank=-1 local_rank=-1 exit_code=None; leave b; join a; wait 1; order = a; restarts = 0""",

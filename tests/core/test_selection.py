@@ -4,15 +4,18 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from itertools import permutations
 
+import pytest
+
 from hetrdzv.core.model import Node
 from hetrdzv.core.selection import order as ordering
 from hetrdzv.core.selection.order import Past
 from hetrdzv.core.selection.select import Selection, select
 from hetrdzv.protocol.directive import Member
-from hetrdzv.protocol.reasons import ends, waiting
+from hetrdzv.protocol.reasons import warnings
 from hetrdzv.protocol.settings import GroupSpec
-from tests.core.driver import Story, running
-from tests.core.explained import ready, waits_for
+from hetrdzv.protocol.texts.who import Nodes
+from tests.core.driver import Story
+from tests.core.script import play
 
 
 def node(node_id: str, slots: int = 1, address: str = "10.0.0.1", role: str = "default") -> Node:
@@ -78,36 +81,111 @@ def test_a_spare_takes_part_where_that_makes_a_master_serve() -> None:
     assert [m.node_id for m in members] == ["a", "d", "c"]
 
 
-def test_loopback_node_is_told_to_exit() -> None:
-    story = Story(min_nodes=2)
-    story.join("a", address="127.0.0.1")
-    story.join("b", address="10.0.0.2")
-    told = story.told("a")
-    assert (told.kind, told.code, told.exit_code) == ("exit", "rejected", 1)
-    assert told.reason == ends.bad_address("g", "a", "127.0.0.1")
-    what = waits_for(story)
-    assert what.code == "too_few_nodes"
-    assert what == waiting.too_few(ready(["b"], 2), 1, until=what.until)
-    assert story.join("a", after=0).code == "rejected"  # the same agent is not let in again
-    story.leave("a")
-    story.join("a", inc="a-2", address="10.0.0.1")
+# -- in a group ----------------------------------------------------------------------------------------------
+
+RACKS = "; ".join(f"join n{number} 2 labels={{'rack':'{rack}'}}" for number, rack in enumerate("aabb", 1))
+
+CASES = {
+    "a node with a loopback address is told to exit": """
+        group min_nodes=2; join a address='127.0.0.1'; join b address='10.0.0.2'; told a = exit rejected 1
+        why = too_few_nodes; join a after=0; told a = exit rejected 1
+        leave a; join a inc='a-2' address='10.0.0.1'; wait 10; order = a b""",
+    "as a joiner it harms nobody": """
+        running a b; join c address='127.0.0.1'; told c = exit rejected 1; wait 20; ended = None""",
+    "a node of another host does not end a local round": """
+        group last_call_s=1; join a address='127.0.0.1'; wait 1; join b; wait 20; ended = None
+        left b = out_of_reach b""",
+    "labels and weights are taken anew at every join": """
+        group min_nodes=2 max_nodes=2 rank_order='topology:rack'
+        join n1 labels={'rack':'1'}; join n2 labels={'rack':'2'}; order = n1 n2
+        restart; join n1 labels={'rack':'3'} weight=2.0; join n2 labels={'rack':'2'}; order = n2 n1; weight n1 = 2.0
+        restart; join n1 labels={'rack':'3'}; join n1 labels={'rack':'1'}; join n2 labels={'rack':'2'}
+        order = n1 n2""",
+    "a group waits for a node that may be master": """
+        group min_nodes=2 master='public=yes' join_timeout_s=60; joins n1 n2; wait 20; why = no_allowed_master n1 n2
+        until = 40; join n3 labels={'public':'yes'}; why = last_call n1 n2 n3; wait 10; order = n3 n1 n2""",
+    "and fails in the end": """
+        group master='n7' join_timeout_s=60; join n1; wait 60; state = failed; cause = join_timeout""",
+    "a lost master is waited for if nobody else may": """
+        running n1 n2 min_nodes=1 master='n2' join_timeout_s=60; order = n2 n1; lose n2; join n1
+        why = no_allowed_master n1; join n2 inc='n2-2'; wait 1; order = n2 n1""",
+    # -- worlds
+    "a spare says which world size it would make": """
+        group last_call_s=1 world_size_multiple=4; join a 4; join b 4; join c 3; obey; world = 8
+        left c = world_size c""",
+    "or that the world may be no larger": """
+        group last_call_s=1 max_world_size=4; join a 4; join b 4; obey; left b = world_size b""",
+    "or that there are enough nodes": """
+        group last_call_s=1 world_size_multiple=4 max_nodes=1; join a 4; join b 4; obey; left b = max_nodes b""",
+    "a joiner ends a round only where the world grows": """
+        group last_call_s=1 world_size_multiple=4 max_nodes=2; join a 4; join b 2; join c 2; join d 4; obey
+        world = 8; order = a d; join e 3; obey; last_round = 1; join f 8; obey; world = 12; order = a f
+        said round_ended = 1""",
+    "a smaller world waits for a replacement": """
+        group last_call_s=1 world_size_multiple=4 replace_wait_s=5; join a 4; join b 4; join c 3; obey
+        lose b; join a 4; why = last_call a c; join e 4; world = 8; order = a e""",
+    "growth pauses, and a loss does not wait": """
+        group last_call_s=1 growth_pause_s=20 lease_s=100; join a 4; wait 1; started a; join b 4
+        left b = joins_next_round b; due = 20; wait 19; world = 4; obey; world = 8; lose b; obey; world = 4""",
+    "too few slots": """
+        group join_timeout_s=20 min_world_size=8 max_world_size=16 world_size_multiple=4; join a 4; join b 2
+        why = too_few_slots; data missing = 2; wait 21; cause = join_timeout""",
+    "no set of a size": """
+        group join_timeout_s=20 world_size_multiple=4; join a 3; join b 3; join c 3; why = too_few_slots
+        data missing = 0; wait 21; cause = join_timeout""",
+    "no number of such nodes": """
+        group join_timeout_s=20 max_world_size=8 world_size_multiple=4; join a 3; why = too_few_slots
+        wait 21; cause = impossible_world""",
+    "nor with so few nodes": """
+        group join_timeout_s=20 world_size_multiple=64 max_nodes=2; join a 15; join b 3; join c 13
+        data missing = 0; wait 21; cause = impossible_world""",
+    "more slots, not more nodes": """
+        group join_timeout_s=20 min_world_size=12 max_world_size=12 max_nodes=3; join a 5; join b 3
+        data missing = 4""",
+    "first more nodes": """
+        group min_world_size=8 min_nodes=2; join a 4; why = too_few_nodes; data missing = 1""",
+    "who gave up leaves too few slots": """
+        group last_call_s=1 world_size_multiple=8; join a 4; join b 2; join c 2; obey
+        failed a final=True; join b 2; join c 2; leave a; state = failed; cause = worker_failed a""",
+    # -- units
+    "what is left of a rack is used as well": f"""
+        group unit='rack' max_nodes=3 last_call_s=1; {RACKS}; wait 1; started n1 n2; order = n1 n2
+        lose n2; join n1; order = n1 n3 n4; started n1 n3 n4
+        join n2 inc='n2-2' labels={{'rack':'a'}}; left n2 = max_nodes n2""",
+    "a rack joins a running round as a whole": """
+        group unit='rack' max_nodes=4 last_call_s=1; join n1 labels={'rack':'a'}; wait 1; started n1
+        join n2 labels={'rack':'b'}; join n3 labels={'rack':'b'}; wait 1; ended = joined; join n1
+        order = n1 n2 n3""",
+    "racks that never fit are waited for": """
+        group unit='rack' max_nodes=1; join n1 labels={'rack':'a'}; join n2 labels={'rack':'a'}
+        why = too_few_slots""",
+    "nodes without the label are units by themselves": """
+        group unit='rack' min_nodes=3 max_nodes=3; join n1 labels={'rack':'a'}; joins n2 n3; wait 10
+        order = n1 n2 n3""",
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_selections_of_a_group(case: str) -> None:
+    play(CASES[case])
+
+
+@pytest.mark.parametrize(
+    ("spec", "labels", "lacking"),
+    [
+        ({"rank_order": "topology:zone,rack"}, ["zr", "z", ""], [("zone", ["n2"]), ("rack", ["n1", "n2"])]),
+        ({"unit": "rack"}, ["r", "z"], [("rack", ["n1"])]),
+        ({}, ["", "zr"], []),
+    ],
+)
+def test_what_an_order_goes_by_and_nodes_lack_is_a_warning(
+    spec: dict[str, str], labels: list[str], lacking: list[tuple[str, list[str]]]
+) -> None:
+    story = Story(min_nodes=len(labels), max_nodes=len(labels), **spec)
+    for number, names in enumerate(labels):
+        story.join(f"n{number}", labels={{"z": "zone", "r": "rack"}[name]: "1" for name in names})
     story.wait(10)
-    assert story.order == ["a", "b"]
-
-
-def test_loopback_joiner_is_told_to_exit_and_harms_nobody() -> None:
-    story = running("a", "b")
-    assert story.join("c", address="127.0.0.1").code == "rejected"
-    story.wait(20)
-    assert story.ended is None
-
-
-def test_node_of_another_host_does_not_end_a_local_round() -> None:
-    story = Story(last_call_s=1)
-    story.join("a", address="127.0.0.1")
-    story.wait(1)
-    told = story.join("b")
-    story.wait(20)
-    assert story.ended is None
-    out_of_reach = waiting.out_of_reach("b", "a", "127.0.0.1", loopback=True)
-    assert told.reason == waiting.left_out(1, "b", out_of_reach)
+    units = "unit" in spec
+    assert story.round.warnings == tuple(
+        warnings.no_label(label, Nodes.of(names), units=units) for label, names in lacking
+    )

@@ -11,12 +11,8 @@ from hetrdzv.core.model import Node
 from hetrdzv.core.selection.order import Past, may_be_master
 from hetrdzv.core.selection.select import Lack, Selection
 from hetrdzv.protocol.errors import InvalidSpec
-from hetrdzv.protocol.reasons import waiting, warnings
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.texts.ids import natural_key
-from hetrdzv.protocol.texts.who import Nodes
-from tests.core.driver import Story
-from tests.core.explained import left_out, waits_for
 from tests.support.every_set import Case, best_of_all
 from tests.support.needs import ALL
 
@@ -97,58 +93,3 @@ def serving(case: Case, master: Node) -> Case:
     if not may_be_master(case.spec, master) or master not in there:
         return replace(case, ready=())
     return replace(case, spec=replace(case.spec, master=master.node_id), ready=there)
-
-
-def racks(**spec: object) -> Story:
-    """A group that runs on rack a (n1, n2), with rack b (n3, n4) as spares."""
-    story = Story(**{"unit": "rack", "max_nodes": 3, "last_call_s": 1.0, **spec})
-    for node_id in ("n1", "n2", "n3", "n4"):
-        story.join(node_id, 2, labels={"rack": "a" if node_id < "n3" else "b"})
-    story.wait(1)
-    story.started("n1", "n2")
-    assert story.order == ["n1", "n2"]
-    return story
-
-
-def test_racks_that_never_fit_are_named() -> None:
-    story = Story(unit="rack", max_nodes=1, last_call_s=5)
-    for number in (1, 2):
-        story.join(f"n{number}", 2, labels={"rack": "a"})
-    assert "no set of whole units (rack) has a world size" in waits_for(story).message
-    spec = replace(story.group.spec, max_nodes=None, world_size_multiple=3)
-    story.group = replace(story.group, spec=spec)
-    assert "a multiple of 3" in waits_for(story).message
-
-
-def test_what_is_left_of_a_rack_is_used_as_well() -> None:
-    """The others of its unit are waited for no longer than a replacement of any node."""
-    story = racks()
-    story.lose("n2")
-    story.join("n1")
-    assert story.order == ["n1", "n3", "n4"]
-    story.started("n1", "n3", "n4")
-    story.join("n2", inc="n2-2", labels={"rack": "a"})
-    assert left_out(story, "n2") == waiting.max_nodes("n2", 3)
-
-
-def test_a_rack_joins_a_running_round_as_a_whole() -> None:
-    story = Story(unit="rack", max_nodes=4, last_call_s=1)
-    story.join("n1", labels={"rack": "a"})
-    story.wait(1)
-    story.started("n1")
-    story.join("n2", labels={"rack": "b"})
-    story.join("n3", labels={"rack": "b"})
-    story.wait(1)
-    assert story.ended == "joined"
-    story.join("n1")
-    assert story.order == ["n1", "n2", "n3"]
-
-
-def test_nodes_without_the_label_are_units_by_themselves() -> None:
-    story = Story(unit="rack", min_nodes=3, max_nodes=3)
-    story.join("n1", labels={"rack": "a"})
-    story.join("n2")
-    story.join("n3")
-    story.wait(10)
-    assert story.order == ["n1", "n2", "n3"]
-    assert story.round.warnings == (warnings.no_label("rack", Nodes.of(["n2", "n3"]), units=True),)

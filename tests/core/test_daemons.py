@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from hetrdzv.core.commands import StartDaemon
-from hetrdzv.protocol.errors import DaemonRefused, Refused, StaleIncarnation, StaleRound, NotFound
+from hetrdzv.protocol.errors import DaemonRefused, NotFound, Refused, StaleIncarnation, StaleRound
 from hetrdzv.protocol.reasons import events
 from tests.core.driver import Story
 

@@ -6,7 +6,7 @@ import pytest
 
 from hetrdzv.core.commands import Renew
 from hetrdzv.core.rounds.transitions import GONE_NODES_KEPT
-from hetrdzv.protocol.errors import StaleIncarnation, NotFound
+from hetrdzv.protocol.errors import NotFound, StaleIncarnation
 from hetrdzv.protocol.failure import Ended
 from hetrdzv.protocol.reasons import ends, events, waiting
 from hetrdzv.protocol.texts.who import Nodes

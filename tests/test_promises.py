@@ -78,20 +78,10 @@ def missing(tests: set[str], runs: str) -> list[str]:
     )
 
 
-def set_up_elsewhere(test: str) -> bool:
-    """Whether the body of a test says that another target installs what it needs."""
-    path, _, name = test.partition("::")
-    source = re.search(
-        rf"^(?:async )?def {name}\(.*?(?=^\S|\Z)", (ROOT / path).read_text(), re.MULTILINE | re.DOTALL
-    )
-    return source is not None and "needs_set_up(" in source[0]
-
-
 @pytest.mark.parametrize("target", ["test", "test-long"])
 def test_each_test_is_run_by_the_target_that_the_table_names(target: str) -> None:
     tests = named((ROOT / "docs" / "reliability.md").read_text())[target]
     assert missing(tests, collected()[target]) == []
-    assert [test for test in tests if "::" in test and set_up_elsewhere(test)] == []
 
 
 def test_the_other_targets_run_the_files_that_the_table_names() -> None:
@@ -104,29 +94,3 @@ def test_the_other_targets_run_the_files_that_the_table_names() -> None:
             assert any(test.startswith(word) for word in re.findall(r"tests/\S+", recipe[1])), (
                 f"{test}: {target}"
             )
-
-
-def test_what_the_table_lacks_is_noticed() -> None:
-    page = "## Promises\n\n| promise | by | and |\n|---|---|---|\n| It works | {} | {} |\n\n## Next\n"
-    assert named(
-        page.format("`tests/a.py`", "`make test-mpi`: `tests/b.py::c`, `tests/d.py`; `make bench`: it")
-    ) == {
-        "test": {"tests/a.py"},
-        "test-mpi": {"tests/b.py::c", "tests/d.py"},
-        "bench": set(),
-    }
-    with pytest.raises(AssertionError, match="no test of make test shows this promise: It works"):
-        named(page.format("", ""))
-    with pytest.raises(AssertionError, match="without a target"):
-        named(page.format("`tests/a.py`", "`tests/b.py`"))
-    assert missing({"t/a.py::x", "t/a.py", "t/b.py::y"}, "t/a.py::x[1]\nt/b.py::yy\n") == ["t/b.py::y"]
-    test, both, long = (
-        targets_of(node)
-        for node in ast.parse(
-            "def test_a(): ...\n"
-            "@pytest.mark.parametrize('n', [1, pytest.param(2, marks=pytest.mark.long)])\nasync def test_b(n): ...\n"
-            "@pytest.mark.long\n@pytest.mark.parametrize('n', [1, 2])\ndef test_c(n): ...\n"
-        ).body
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    )
-    assert (test, both, long) == ({"test"}, {"test", "test-long"}, {"test-long"})

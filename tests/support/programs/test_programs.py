@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,16 +105,6 @@ def test_it_finds_what_it_would_have_found(
     assert warm["cwd"] == str(tmp_path)
 
 
-def test_what_is_read_at_import_is_its_own(start: Starter) -> None:
-    assert found(start("exit", "0", PYTHONUNBUFFERED="1")) == found(
-        start("exit", "0", PYTHONUNBUFFERED="1", warm=False)
-    )
-
-
-def test_no_two_have_the_same_luck(start: Starter) -> None:
-    assert len({start().said()["random"] for _ in range(3)}) == 3
-
-
 @pytest.mark.parametrize(
     ("words", "status", "last"),
     [
@@ -155,15 +144,6 @@ def test_it_can_be_watched_and_killed(start: Starter) -> None:
     run.process.kill()
 
 
-def test_several_threads_may_wait_for_it(start: Starter) -> None:
-    run = start("sleep")
-    run.said()
-    with ThreadPoolExecutor(4) as pool:
-        waiting = [pool.submit(run.process.wait, WAIT_S) for _ in range(4)]
-        run.process.kill()
-        assert [one.result() for one in waiting] == [-signal.SIGKILL] * 4
-
-
 def test_its_standard_input_ends_with_what_the_test_holds(start: Starter, tmp_path: Path) -> None:
     """With two of them, neither holds the other's open."""
     with (tmp_path / "out").open("wb") as out:
@@ -183,32 +163,6 @@ def test_its_standard_input_ends_with_what_the_test_holds(start: Starter, tmp_pa
     assert (tmp_path / "out").read_text().count("read word") == 2
 
 
-def test_a_server_that_ends_leaves_what_it_forked(start: Starter) -> None:
-    run = start("sleep")
-    run.said()
-    programs.servers.close()
-    assert psutil.Process(run.process.pid).status() != psutil.STATUS_ZOMBIE
-    os.kill(run.process.pid, signal.SIGKILL)
-    start.runs.remove(run)
-
-
-def test_ctrl_c_ends_the_program_and_not_its_server(start: Starter) -> None:
-    run = start("sleep")
-    run.said()
-    for pid in (psutil.Process(run.process.pid).ppid(), run.process.pid):
-        os.kill(pid, signal.SIGINT)
-    assert run.process.wait(WAIT_S) == -signal.SIGINT
-    assert start("exit", "0").process.wait(WAIT_S) == 0
-
-
-def test_imports_that_fail_are_told(start: Starter, capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(
-        RuntimeError, match=r"the fork server of tests\.support\.programs\.probe ended with 1"
-    ):
-        start(PYTHONPATH="/nowhere")
-    assert "ModuleNotFoundError: No module named 'tests'" in capfd.readouterr().err
-
-
 @pytest.mark.netns
 def test_on_a_host_of_its_own(start: Starter) -> None:
     if why := hosts.missing():
@@ -221,12 +175,3 @@ def test_on_a_host_of_its_own(start: Starter) -> None:
     assert warm == cold
     assert warm["interfaces"] == ["eth0", "lo"]
     assert warm["net"] != os.readlink("/proc/self/ns/net")
-
-
-def test_other_commands_are_started(start: Starter, tmp_path: Path) -> None:
-    programs.servers.warm()
-    with (tmp_path / "out").open("wb") as out:
-        process = programs.start_program(["echo", "said"], env=os.environ, stdout=out, stderr=out)
-        assert isinstance(process, subprocess.Popen)
-        assert process.wait(WAIT_S) == 0
-    assert (tmp_path / "out").read_text() == "said\n"

@@ -17,7 +17,7 @@ LENGTH = struct.Struct("=Q")
 RANK = struct.Struct("=I")
 
 VALIDATE, SET, GET, WAIT = 0, 1, 3, 6
-"""Request types of torch's TCPStore, one byte each; test_collective.py checks them with a real store."""
+"""Request types of torch's TCPStore, one byte each."""
 
 MAGIC = struct.pack("=BI", VALIDATE, 0x3C85F7CE)
 """The first bytes of a connection."""

@@ -1,12 +1,10 @@
 """Tests the checker of all campaigns and end-to-end tests with logs that are wrong in one way each."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.workload.worklog import LOG, StepCounter, WorkLog, complaints
+from tests.support.workload.worklog import complaints
 
 
 def line(at: float, round_number: int, rank: int, **other: object) -> dict[str, Any]:
@@ -45,33 +43,3 @@ def test_what_is_right_gives_no_complaint() -> None:
 def test_each_wrong_line_is_found(wrong: dict[str, Any], complaint: str) -> None:
     (found,) = complaints([*RIGHT, wrong])
     assert complaint in found
-
-
-def test_a_world_is_complete_when_every_rank_has_all_reduced(tmp_path: Path) -> None:
-    log = WorkLog(tmp_path)
-    assert log.world(2) is None
-    with (tmp_path / LOG).open("a", buffering=1) as file:
-        for one in RIGHT[:4]:
-            file.write(json.dumps(one) + "\n")
-        found = log.world(2)
-        assert found is not None
-        assert (found.round, found.at, found.pids, found.resumed_from) == (1, 1.1, {10, 11}, 0)
-        assert log.world(2, round_above=1) is None
-        assert log.world(3) is None
-        text = json.dumps(RIGHT[4]) + "\n"
-        file.write(text[:20])
-        file.flush()
-        assert log.world(2, round_above=1) is None
-        file.write(text[20:])
-        file.flush()
-    found = log.world(2, round_above=1)
-    assert found is not None
-    assert (found.round, found.restart, found.resumed_from, found.last("at")) == (2, 1, 40, 2.1)
-    assert log.world(2, started_after=1.55) is None
-
-
-def test_a_count_of_steps_is_there_for_others_to_read(tmp_path: Path) -> None:
-    writing = StepCounter(tmp_path)
-    writing.open(1)
-    writing.set(7)
-    assert StepCounter(tmp_path).read(1) == 7

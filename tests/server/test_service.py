@@ -22,7 +22,8 @@ from hetrdzv.service import clock as clock_module
 from hetrdzv.service import leases as leases_module
 from hetrdzv.service import ledger
 from hetrdzv.service import service as service_module
-from hetrdzv.service.polls.polls import tell, watch
+from hetrdzv.service.polls.polls import Polls, tell
+from hetrdzv.service.polls.watchers import Caller
 from hetrdzv.service.service import Service
 from hetrdzv.storage import records
 from hetrdzv.storage.base import NothingWritten
@@ -42,10 +43,12 @@ def begun(work: Awaitable[Any]) -> "asyncio.Future[Any]":
     return asyncio.ensure_future(work)
 
 
-def poll(service: Service, node_id: str, incarnation: str = "1") -> "asyncio.Future[Any]":
+async def poll(service: Service, node_id: str) -> "asyncio.Future[Any]":
     """A poll that waits for another directive than the present one."""
-    version = tell(service, "g", node_id, incarnation)[1].version
-    return begun(watch(service, "g", node_id, incarnation, version, WAIT_S))
+    version = tell(service, "g", node_id, "1")[1].version
+    waiting = begun(Polls(service).answer(Caller(), "g", Renew(node_id, "1"), version, WAIT_S))
+    await settled()
+    return waiting
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -137,7 +140,7 @@ async def test_while_the_store_cannot_be_loaded_reads_are_refused_and_it_is_trie
     monkeypatch.setattr(service_module, "RETRY_S", 0.05)
     async with serving() as (service, store):
         await two_nodes(service)
-        waiting = poll(service, "a")
+        waiting = await poll(service, "a")
         store.load_failures += [StorageError("gone"), RuntimeError("a bug")]
         store.failures.append(StorageError("no"))
         with pytest.raises(StorageError):
@@ -162,7 +165,7 @@ async def test_while_the_store_cannot_be_loaded_reads_are_refused_and_it_is_trie
 async def test_polls_look_again_after_a_load_since_the_commit_may_have_gone_down() -> None:
     async with serving() as (service, store):
         await two_nodes(service)
-        waiting = poll(service, "a")
+        waiting = await poll(service, "a")
         store.is_written = True
         store.failures.append(StorageError("timed out"))
         with pytest.raises(StorageError):
@@ -177,7 +180,7 @@ async def test_what_is_committed_is_served_while_nothing_can_be_written(
     """No load, no poll that is woken, no lease that starts again: nothing has changed."""
     async with serving() as (service, store):
         await two_nodes(service)
-        before, waiting = service.group("g"), poll(service, "a")
+        before, waiting = service.group("g"), await poll(service, "a")
         store.load_failures = [StorageError("it was loaded")]
         for change in (join("c"), Drain("a"), Cancel(by="me")):
             store.failures = [NothingWritten("the disk is full")]
@@ -198,7 +201,7 @@ async def test_a_clock_that_cannot_be_stored_changes_nothing(monkeypatch: pytest
     hand = HandClock()
     async with serving(clock=hand) as (service, store):
         await service.execute("g", join("a", lease_s=600.0))
-        waiting = poll(service, "a")
+        waiting = await poll(service, "a")
         store.load_failures = [StorageError("it was loaded")]
         for _ in range(3):
             store.failures = [NothingWritten("the disk is full")]
@@ -297,7 +300,7 @@ async def test_a_renewal_during_a_commit_is_not_lost() -> None:
 async def test_a_renewal_is_neither_committed_nor_does_it_wake_anybody() -> None:
     async with serving() as (service, store):
         await two_nodes(service)
-        commits, waiting = len(store.commits), poll(service, "a")
+        commits, waiting = len(store.commits), await poll(service, "a")
         await service.execute("g", Renew("b", "1"))
         await settled()
         assert len(store.commits) == commits
@@ -314,7 +317,7 @@ async def test_a_suspect_that_is_heard_again_lets_the_round_form_for_all() -> No
         await service.execute("g", join("a", min_nodes=2, last_call_s=0.0))
         await service.execute("g", Disconnect("a", "1"))
         await service.execute("g", join("b"))
-        waiting = poll(service, "b")
+        waiting = await poll(service, "b")
         await settled()
         assert not waiting.done()
         await service.execute("g", Renew("a", "1"))
@@ -339,7 +342,7 @@ async def test_a_deleted_group_leaves_nothing_behind() -> None:
     async with serving() as (service, store):
         await two_nodes(service)
         await service.execute("g", Cancel())
-        waiting = poll(service, "a")
+        waiting = await poll(service, "a")
         await settled()
         await service.delete("g")
         await settled()
@@ -392,7 +395,7 @@ async def test_a_start_says_how_much_was_loaded_and_how_old_it_is(caplog: pytest
 async def test_a_stop_answers_polls_and_what_is_being_committed() -> None:
     async with serving() as (service, store):
         await two_nodes(service)
-        waiting = poll(service, "a")
+        waiting = await poll(service, "a")
         store.open.clear()
         joining = begun(service.execute("h", join("a")))
         await settled()

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from hetrdzv.service.polls.watchers import AT_ONCE, Watchers
+from hetrdzv.service.polls.watchers import AT_ONCE, Caller, Watchers
 
 
 async def test_many_are_woken_over_several_turns_in_the_order_in_which_they_came() -> None:
@@ -10,7 +10,7 @@ async def test_many_are_woken_over_several_turns_in_the_order_in_which_they_came
     woken: list[int] = []
 
     async def wait(number: int) -> None:
-        await watchers.wait("g", f"n{number}", 60.0)
+        await watchers.wait("g", f"n{number}", 60.0, Caller())
         woken.append(number)
 
     many = 3 * AT_ONCE + 1

@@ -50,11 +50,6 @@ class ServedClock:
         self._base, self._beat_at = self._base + counted_s, at
         return max(0.0, passed_s - BEAT_S)
 
-    @property
-    def late_s(self) -> float:
-        """By how much the next beat is late by now (seconds)."""
-        return max(0.0, self._monotonic() - self._beat_at - BEAT_S)
-
     def age(self, seconds: float) -> float:
         """Convert an age on a clock that never stops into an age on this one (seconds).
 

@@ -154,7 +154,8 @@ class LeaseTable:
 
     def excuses_cut(self) -> bool:
         """Whether a poll that is found cut now may have been cut because this server was late."""
-        return self._clock.late_s > LATE_CUTS_S or self._clock.now() < self._late_at + STALE_CUTS_S
+        self.beat()
+        return self._clock.now() < self._late_at + STALE_CUTS_S
 
     def restore(self, groups: Iterable[Group]) -> None:
         """Groups were loaded: every live node has the longest lease from now that it can have been granted."""

@@ -59,15 +59,21 @@ class Polls:
             granted = self.service.leases.promise(group, *speaker[1:])
             if progress is not None:
                 self.service.progress.note(*speaker[:2], progress, granted.poll_s)
-            head = heading_of(self.service, *speaker)
             if isinstance(command, Join):
+                head = heading_of(self.service, *speaker)
                 after = head.version if head.kind is DirectiveKind.WAIT else None
-            told = await watch(
-                self.service, *speaker, after, min(wait_s, granted.poll_s), caller=caller, asks=asks
-            )
-            if told is None and self._open[speaker] == 1:  # this was the agent's only poll
+            loop = asyncio.get_running_loop()
+            until = loop.time() + min(wait_s, granted.poll_s)
+            while not caller.gone:
+                left_s = until - loop.time()
+                asked = asks and self.service.queries.next(*speaker[:2]) is not None
+                changed = heading_of(self.service, *speaker).version != after
+                if changed or asked or left_s <= 0 or self.service.stopping:
+                    return tell(self.service, *speaker)
+                await self.service.watchers.wait(*speaker[:2], left_s, caller)
+            if self._open[speaker] == 1:  # this was the agent's only poll
                 await self.service.cut(*speaker)
-            return told
+            return None
         finally:
             self._open[speaker] -= 1
             if not self._open[speaker]:
@@ -96,30 +102,3 @@ def tell(service: Service, group_id: str, node_id: str, incarnation: str) -> Tol
     told = directive(group, require_speaker(group, node_id, incarnation), service.now())
     pace = service.leases.promise(group, node_id, incarnation)
     return group, replace(told, poll_s=pace.poll_s, lease_s=pace.lease_s)
-
-
-async def watch(
-    service: Service,
-    group_id: str,
-    node_id: str,
-    incarnation: str,
-    version: str | None,
-    wait_s: float,
-    *,
-    caller: Caller | None = None,
-    asks: bool = False,
-) -> Told | None:
-    """A node's directive as soon as its version differs from the given one, or after `wait_s` seconds.
-
-    Where it `asks`, also as soon as there is a query for the node. None as soon as the caller is gone.
-    """
-    loop = asyncio.get_running_loop()
-    until = loop.time() + wait_s
-    while caller is None or not caller.gone:
-        left_s = until - loop.time()
-        asked = asks and service.queries.next(group_id, node_id) is not None
-        now_version = heading_of(service, group_id, node_id, incarnation).version
-        if now_version != version or asked or left_s <= 0 or service.stopping:
-            return tell(service, group_id, node_id, incarnation)
-        await service.watchers.wait(group_id, node_id, left_s, caller)
-    return None

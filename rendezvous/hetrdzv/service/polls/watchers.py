@@ -37,7 +37,7 @@ class Watchers:
         """How many wait."""
         return sum(len(waiting) for nodes in self._groups.values() for waiting in nodes.values())
 
-    async def wait(self, group_id: str, node_id: str, timeout_s: float, caller: Caller | None = None) -> None:
+    async def wait(self, group_id: str, node_id: str, timeout_s: float, caller: Caller) -> None:
         """Wait until woken, or for `timeout_s` seconds, or until the caller is gone."""
         loop = asyncio.get_running_loop()
         woken: asyncio.Future[None] = loop.create_future()
@@ -45,14 +45,12 @@ class Watchers:
         waiting = nodes.setdefault(node_id, {})  # a dict keeps the order in which they came
         waiting[woken] = None
         timer = loop.call_later(max(0.0, timeout_s), _resolve, woken)
-        if caller is not None:
-            caller.on_gone = partial(_resolve, woken)
+        caller.on_gone = partial(_resolve, woken)
         try:
             await woken
         finally:
             timer.cancel()
-            if caller is not None:
-                caller.on_gone = None
+            caller.on_gone = None
             waiting.pop(woken, None)
             if not waiting:
                 del nodes[node_id]

@@ -194,21 +194,3 @@ def test_whatever_came_before_answers_are_as_documented(
         case.body = whole(case.body)
         check_valid(case, ask(server, case))
         server.pass_time(data.draw(st.sampled_from(PAUSES_S)))
-
-
-@given(data=st.data(), how=BEGINNINGS)
-@examples(15)
-def test_what_cannot_be_stored_is_answered_as_documented(
-    server: VirtualServer, data: st.DataObject, how: str
-) -> None:
-    begin(server, how)
-    for operation in data.draw(st.lists(st.sampled_from(WALKED), min_size=2, max_size=8)):
-        case = data.draw(operation.as_strategy(GenerationMode.POSITIVE))
-        case.body = whole(case.body)
-        server.break_commit()
-        response = ask(server, case)
-        if response.status_code >= 500:
-            assert (response.status_code, response.json()["code"]) == (503, "storage"), response.text
-        case.validate_response(response, CHECKS)
-        server.mend()
-        server.pass_time(2.0)

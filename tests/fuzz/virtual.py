@@ -5,7 +5,6 @@ from typing import Any, Self
 import httpx
 
 from hetrdzv.api.app import create_app
-from hetrdzv.protocol.errors import StorageError
 from hetrdzv.service.clock import ServedClock
 from hetrdzv.service.metrics import Metrics
 from hetrdzv.service.service import Service
@@ -68,17 +67,9 @@ class VirtualServer:
         self._timeline.at(seconds, self._loop.freeze, seconds)
         self.pass_time(3 * seconds)
 
-    def break_commit(self) -> None:
-        """Make the next commit fail."""
-        self._store.failures.append(StorageError("the disk is full"))
-
     def forget_commits(self) -> None:
         """Drop what the store remembers for tests."""
         self._store.commits.clear()
-
-    def mend(self) -> None:
-        """Make no further commit fail."""
-        self._store.failures.clear()
 
     def _new_replica(self) -> Service:
         self._store = FaultyStore()

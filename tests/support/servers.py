@@ -174,9 +174,3 @@ class Hetserver:
         elif self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
         self._home.cleanup()
-
-
-class Impatient(Hetserver):
-    """A hetserver that does not wait long for bodies (programs/impatient.py)."""
-
-    module = "tests.support.programs.impatient"

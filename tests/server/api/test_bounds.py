@@ -8,13 +8,32 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
+from annotated_types import Ge, Le, Lt, MaxLen
+from pydantic.fields import FieldInfo
 from typing_extensions import is_typeddict
 
 from hetrdzv.protocol.bounds import MAX_VALUES
-from tests.fuzz.models import limits_of
 from tests.server.api.test_requests import JOIN, NODE, problem
 from tests.support.routes import body_of, parameters_of, routes
 from tests.support.served import api, serving
+
+
+def limits_of(about: list[Any]) -> dict[str, Any]:
+    """What annotations say of a value, by name."""
+    limits: dict[str, Any] = {}
+    for each in about:
+        match each:
+            case Ge(ge):
+                limits["ge"] = max(ge, limits.get("ge", ge))
+            case Le(le):
+                limits["le"] = min(le, limits.get("le", le))
+            case Lt(lt):
+                limits["lt"] = lt
+            case MaxLen(max_length):
+                limits["max_length"] = max_length
+            case FieldInfo(metadata=more):
+                limits |= limits_of(more)
+    return limits
 
 
 def unbounded(kind: Any, about: list[Any], path: str) -> Iterator[str]:
@@ -36,11 +55,13 @@ def unbounded(kind: Any, about: list[Any], path: str) -> Iterator[str]:
     elif origin is Literal or kind in (bool, NoneType) or issubclass(kind, Enum):
         pass
     elif is_dataclass(kind) or is_typeddict(kind):
+        if kind.__pydantic_config__.get("extra") != "forbid":
+            yield f"{path}: fields of any name"
         for name, hint in get_type_hints(kind, include_extras=True).items():
             if not name.startswith("__"):
                 yield from unbounded(hint, [], f"{path}.{name}")
     elif kind in (int, float):
-        if not ({"ge", "gt"} & limits.keys() and {"le", "lt"} & limits.keys()):
+        if not ("ge" in limits and {"le", "lt"} & limits.keys()):
             yield f"{path}: any {kind.__name__}"
     elif kind is not str or "max_length" not in limits:
         yield f"{path}: any {kind.__name__}"

@@ -16,7 +16,7 @@ from hetrdzv.protocol.errors import HetError, NoLeader, NotLeader, ServerStoppin
 from hetrdzv.protocol.pages import ReadyReply
 from hetrdzv.service.service import Service
 from hetrdzv.storage.base import NothingWritten
-from tests.support.served import FaultyStore, serving, settled, two_nodes
+from tests.support.served import FaultyStore, api, serving, settled, two_nodes
 
 LEADER = "http://leader:29400"
 POLL = "/v1/groups/g/nodes/a/directive?incarnation=1&wait=30"
@@ -115,37 +115,27 @@ async def test_while_nobody_answers_it_says_when_to_ask_again(error: HetError) -
 
 async def test_health_says_who_leads() -> None:
     async with replica() as (fake, client, _):
-        ready = (await client.get("/readyz")).json()
-        assert (ready["role"], ready["leader"]) == ("leader", "http://me:1")
         fake.error = NotLeader(f"ask {LEADER}", LEADER)
         ready = (await client.get("/readyz")).json()
         assert (ready["role"], ready["leader"]) == ("follower", LEADER)
-    async with serving() as (service, _):
-        transport = httpx.ASGITransport(create_app(service))
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            ready = (await client.get("/readyz")).json()
-            assert (ready["role"], ready["leader"]) == ("single", None)
+    async with serving() as (service, _), api(service) as client:
+        ready = (await client.get("/readyz")).json()
+        assert (ready["role"], ready["leader"]) == ("single", None)
 
 
 async def test_a_server_that_cannot_store_is_degraded_and_goes_on_answering() -> None:
     """With a 503 it would be taken out of its Kubernetes Service, and its polls with it."""
-    async with serving() as (service, store):
-        transport = httpx.ASGITransport(create_app(service))
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            assert (await client.put("/v1/groups/secret-name", json={})).status_code == 200
-            for failing in (True, False):
-                store.failures = [NothingWritten("no room for secret-name")] * failing
-                reply = await client.post("/v1/groups/secret-name/cancel")
-                assert reply.status_code == (503 if failing else 200)
-                ready = await client.get("/readyz")
-                assert (ready.status_code, ready.json()["status"]) == (
-                    200,
-                    "degraded" if failing else "ready",
-                )
-                assert "secret-name" not in ready.text
-                metrics = (await client.get("/metrics")).text
-                assert f"hetrdzv_commits_failing {float(failing)}" in metrics
-                assert (await client.get("/v1/groups/secret-name")).status_code == 200
+    async with serving() as (service, store), api(service) as client:
+        assert (await client.put("/v1/groups/secret-name", json={})).status_code == 200
+        for failing in (True, False):
+            store.failures = [NothingWritten("no room for secret-name")] * failing
+            reply = await client.post("/v1/groups/secret-name/cancel")
+            assert reply.status_code == (503 if failing else 200)
+            ready = await client.get("/readyz")
+            assert (ready.status_code, ready.json()["status"]) == (200, "degraded" if failing else "ready")
+            assert "secret-name" not in ready.text
+            assert f"hetrdzv_commits_failing {float(failing)}" in (await client.get("/metrics")).text
+            assert (await client.get("/v1/groups/secret-name")).status_code == 200
 
 
 async def test_a_deposed_leader_does_not_say_what_it_had_to_say() -> None:
@@ -159,19 +149,9 @@ async def test_a_deposed_leader_does_not_say_what_it_had_to_say() -> None:
         assert (reply.status_code, reply.json()["code"]) == (503, "leader_lost")
         assert reply.headers["retry-after"] == "1"
         assert "state" not in reply.json()
-        for path in ("/v1/groups", "/v1/groups/g", "/v1/groups/none", "/v1/groups/g/events"):
+        stranger = POLL.replace("nodes/a", "nodes/nobody")  # a refusal tells of a group, too
+        for path in ("/v1/groups", "/v1/groups/g", "/v1/groups/none", "/v1/groups/g/events", stranger):
             assert (await client.get(path)).json()["code"] == "leader_lost"
-
-
-async def test_nor_does_it_refuse_what_agents_ask() -> None:
-    """A refusal tells of a group, too: that there is none, or with a 409 what a node has to do."""
-    async with replica() as (fake, client, _):
-        await two_nodes(fake.answering)
-        stranger = POLL.replace("nodes/a", "nodes/nobody").replace("wait=30", "wait=0")
-        assert (await client.get(stranger)).json()["code"] == "not_found"
-        fake.deposed = True
-        reply = await client.get(stranger)
-        assert (reply.status_code, reply.json()["code"]) == (503, "leader_lost")
 
 
 async def test_an_open_poll_of_a_deposed_leader_is_refused_at_once() -> None:

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from hetrdzv import __version__
+from hetrdzv.api import middleware
 from hetrdzv.api.app import create_app
 from hetrdzv.protocol.bounds import MAX_BODY_BYTES
 from hetrdzv.protocol.errors import StorageError
@@ -269,6 +270,15 @@ async def test_a_body_that_ends_with_its_connection_is_not_taken_for_whole() -> 
         messages = [{"type": "http.request", "body": whole, "more_body": True}, {"type": "http.disconnect"}]
         assert await ask_raw(service, messages) == []
         assert list(service.groups()) == []
+
+
+async def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(middleware, "ARRIVAL_S", 0.05)
+    async with serving() as (service, _):
+        for begun in ([], [{"type": "http.request", "body": b"{", "more_body": True}]):
+            start, body = await ask_raw(service, begun)
+            assert (start["status"], json.loads(body["body"])["code"]) == (408, "request_too_slow")
+            assert (b"connection", b"close") in start["headers"]
 
 
 async def ask_raw(service: Any, messages: list[dict[str, Any]]) -> list[Any]:

@@ -1,33 +1,23 @@
 """What differs between releases of torch: each branch that this one does not take is taken here by other means."""
 
 import dataclasses
-import os
 import re
-import signal
 import socket
 from datetime import timedelta
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tests.agent.workers.test_store import accept, start
 from tests.support.servers import ROOT
 from torch.distributed import TCPStore
-from torch.distributed.elastic.agent.server.api import WorkerSpec
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing import Std as TorchsStd
 
 from hetagent.cli.parse import parse
 from hetagent.errors import UsageError
-from hetagent.launch.base import Assignment
-from hetagent.launch.command import WorkerCommand
 from hetagent.torch_compat import flags as torchs
 from hetagent.torch_compat.flags import NEEDS, Need
-from hetagent.workers import store, torch_starter
-from hetagent.workers.starter import Started
+from hetagent.workers import store
 from hetagent.workers.store import HetRendezvousHandler
-from hetagent.workers.torch_starter import TorchStarter
 
 ASKED: dict[str, list[str]] = {
     "--duplicate-stdout-filters": ["loss"],
@@ -119,52 +109,6 @@ def test_a_store_on_a_socket_that_was_held_open(
     assert capfd.readouterr().err == ""
     made.shutdown()
     assert made.workers() is None
-
-
-# -- processes and their output ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("several", [True, False], ids=["2.10", "before 2.10"])
-def test_what_copies_to_the_console(several: bool) -> None:
-    out, err = object(), object()
-    context = SimpleNamespace(
-        **({"_tail_logs": [out, err]} if several else {"_stdout_tail": out, "_stderr_tail": err})
-    )
-    assert torch_starter._tails(context) == [out, err]
-
-
-@pytest.fixture
-def agent(tmp_path: Path) -> TorchStarter:
-    spec = WorkerSpec("r", 1, handler(), entrypoint="none yet")
-    return TorchStarter(spec, DefaultLogsSpecs(str(tmp_path)), "${hostname}/${rank}: ")
-
-
-def begin(agent: TorchStarter) -> Started:
-    given = start("b", 1).start
-    assert given is not None
-    assignment = Assignment(group="job", node_id="a", round=1, start=given)
-    return agent.start(
-        assignment, WorkerCommand("/bin/sh", ("-c", "true"), is_python=False), [{"HET_ROUND": "1"}]
-    )
-
-
-def end(started: Started) -> None:
-    os.waitid(os.P_PID, started.workers[0].pid, os.WEXITED | os.WNOWAIT)
-    assert started.close(None)
-
-
-def test_torch_leaves_the_signal_handlers_alone(agent: TorchStarter, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGUSR1")
-    signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
-    before = [signal.getsignal(one) for one in signals]
-    started = begin(agent)
-    assert [signal.getsignal(one) for one in signals] == before
-    assert torch_starter.processes_api.signal is signal
-    end(started)
-
-
-def test_the_host_name_in_the_prefix(agent: TorchStarter) -> None:
-    assert agent._log_line_prefix_template == f"{os.uname().nodename}/${{rank}}: "
 
 
 # -- where torch's private parts are touched -------------------------------------------------------------------

@@ -87,15 +87,6 @@ def test_as_torch_sees_them(machine: Machine, seen: Seen) -> None:
     seen(f"{len(values)} values")
 
 
-def test_too_many(machine: Machine, tmp_path: Path, seen: Seen) -> None:
-    """More GPUs than there are end hetagent with status 2"""
-    machine.needs_gpu()
-    (tmp_path / "train.py").touch()
-    done = hetagent("--standalone", "--gpus", "999", str(tmp_path / "train.py"))
-    assert (done.returncode, "999 GPUs requested" in done.stderr) == (2, True), done.stderr
-    seen(done.stderr.strip().splitlines()[-1])
-
-
 @pytest.mark.parametrize("flag", ["", "--isolate-gpus", "--virtual-local-rank"])
 def test_seen_by_workers(machine: Machine, tmp_path: Path, seen: Seen, flag: str) -> None:
     """Which GPUs a worker sees: all chosen ones, or its own with LOCAL_RANK as it is, or its own as LOCAL_RANK 0"""
@@ -161,22 +152,6 @@ def test_check(machine: Machine, seen: Seen) -> None:
     if "nccl" in machine.about:
         assert f"nccl {machine.about['nccl']}" in done.stdout, done.stdout
     seen("; ".join(re.findall(r"devices .*|GPU .*free", done.stdout)))
-
-
-def test_drift(machine: Machine, tmp_path: Path, seen: Seen) -> None:
-    """The versions that a node sends, by which drift is found, are those of the driver, torch, CUDA and NCCL"""
-    from hetagent.node.gpu.discovery import versions
-
-    found, about = versions(), machine.about
-    assert (found["torch"], found.get("cuda"), found.get("rocm")) == (
-        about["torch"],
-        about["cuda"],
-        about["hip"],
-    )
-    if not machine.harness:
-        assert found.get("nccl") == about.get("nccl")
-        assert {found.get("driver")} == ({card.driver for card in machine.cards} or {None})
-    seen(", ".join(f"{name} {version}" for name, version in found.items()))
 
 
 def test_numa(machine: Machine, tmp_path: Path, seen: Seen) -> None:

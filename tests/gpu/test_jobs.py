@@ -10,7 +10,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -129,14 +129,21 @@ class Job:
 
 @contextlib.contextmanager
 def running(
-    machine: Machine, folder: Path, *flags: str, env: Mapping[str, str] = {}, script: str = str(TRAIN)
+    machine: Machine, folder: Path, *flags: str, env: Mapping[str, str] = {}, script: Sequence[str] = ()
 ) -> Iterator[Job]:
     """A job for the length of a block, with the default --preload."""
+    script = script or machine.words(folder)
     with cluster(folder) as made:
         for name in PAIR:
             where = ["--server", made.server.url, "--group", "job", "--node-id", name, "--nnodes", "2"]
             often = ["--max-restarts", "9", "--stop-timeout-s", "5"]
-            words = [*machine.slots(name), *where, *often, *flags, script, *machine.words(folder)[1:]]
+            words = [
+                *machine.slots(name),
+                *where,
+                *often,
+                *(flag.format(name=name) for flag in flags),
+                *script,
+            ]
             environ = {"HET_PRELOAD": "", **machine.environ, **env}
             made.run(name, [sys.executable, "-m", "hetagent.cli.main", *words], environ)
         yield Job(made, folder)
@@ -225,7 +232,8 @@ def test_preload_auto(machine: Machine, tmp_path: Path, seen: Seen) -> None:
         f"import runpy, asks_gpu, takes_gpu\nrunpy.run_path({str(TRAIN)!r}, run_name='__main__')\n"
     )
     env = {"PYTHONPATH": str(site)}
-    with running(machine, tmp_path, "--preload", "auto", env=env, script=str(script)) as job:
+    words = [str(script), *machine.words(tmp_path)[1:]]
+    with running(machine, tmp_path, "--preload", "auto", env=env, script=words) as job:
         number = job.world()
 
         def left_out() -> list[str]:
@@ -264,6 +272,8 @@ def test_hang(machine: Machine, tmp_path: Path, seen: Seen, how: str) -> None:
 def test_snapshots(machine: Machine, tmp_path: Path, seen: Seen, kind: str) -> None:
     """After a kill all ranks load one step, bit for bit as it was; with DDP none that others made is lost"""
     log = tmp_path / "log"
+    script = [str(SNAPPED), "--into", str(log), "--kind", kind, "--steps", "100000", "--step-s", "0.05"]
+    script += ["--device", machine.device]
 
     def lines(event: str, number: int) -> list[dict[str, Any]]:
         texts = "".join(path.read_text(encoding="utf-8") for path in log.glob("*.jsonl")).splitlines()
@@ -280,25 +290,10 @@ def test_snapshots(machine: Machine, tmp_path: Path, seen: Seen, kind: str) -> N
 
         return made.wait_for(there, f"a round after {after}", START_S)
 
-    with cluster(tmp_path) as made:
-        for name in PAIR:
-            where = ["--server", made.server.url, "--group", "job", "--node-id", name, "--nnodes", "2"]
-            often = ["--max-restarts", "9", "--snapshot-dir", str(tmp_path / "snaps" / name)]
-            (tmp_path / "snaps" / name).mkdir(parents=True)
-            script = [
-                str(SNAPPED),
-                "--into",
-                str(log),
-                "--kind",
-                kind,
-                "--steps",
-                "100000",
-                "--step-s",
-                "0.05",
-            ]
-            words = [*machine.slots(name), *where, *often, *script, "--device", machine.device]
-            environ = {"HET_PRELOAD": "", **machine.environ}
-            made.run(name, [sys.executable, "-m", "hetagent.cli.main", *words], environ)
+    for name in PAIR:
+        (tmp_path / name).mkdir()
+    with running(machine, tmp_path, "--snapshot-dir", f"{tmp_path}/{{name}}", script=script) as job:
+        made = job.cluster
         number, lost = trained(0), []
         for victim in (0, 2):
             (pid,) = {one["pid"] for one in lines("step", number) if one["rank"] == victim}

@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from torch.distributed.elastic.timer import FileTimerRequest, FileTimerServer
 from hetagent.launch.base import Assignment
 from hetagent.launch.command import WorkerCommand
 from hetagent.torch_compat.flags import NEEDS, numa
+from hetagent.workers import torch_starter
 from hetagent.workers.output import CapturedOutput, TailBuffer
 from hetagent.workers.starter import Started, StartedWorker
 from hetagent.workers.store import HetRendezvousHandler
@@ -164,6 +166,25 @@ def test_a_variable_that_is_taken_away_is_not_inherited_either(
         os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
     assert "\nRANK=" not in (tmp_path / "env.1").read_text()
     assert os.environ["RANK"] == "of an outer job"
+
+
+def test_torch_leaves_the_signal_handlers_alone(
+    ours: Callable[..., Ours], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGUSR1")
+    signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
+    before = [signal.getsignal(one) for one in signals]
+    made = ours("${hostname}/${rank}: ")
+    assert made.starter._log_line_prefix_template == f"{os.uname().nodename}/${{rank}}: "
+    made.start()
+    assert [signal.getsignal(one) for one in signals] == before
+    assert torch_starter.processes_api.signal is signal
+
+
+@pytest.mark.parametrize("several", [True, False], ids=["2.10", "before 2.10"])
+def test_what_copies_to_the_console(several: bool) -> None:
+    tails = {"_tail_logs": [1, 2]} if several else {"_stdout_tail": 1, "_stderr_tail": 2}
+    assert torch_starter._tails(SimpleNamespace(**tails)) == [1, 2]
 
 
 def test_what_nobody_keeps_is_no_silence(tmp_path: Path) -> None:

@@ -34,13 +34,10 @@ def faulty_core(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service_module, "step", step)
 
 
-async def loads_again(store: FaultyStore) -> Service:
-    """Another service on what is stored, all groups of which it can serve."""
-    other = Service(FaultyStore(store.content))
-    await other.start()
-    assert other.quarantined() == {}
-    await other.close()
-    return other
+async def loads_again(store: FaultyStore) -> None:
+    """Another service on what is stored can serve all groups."""
+    async with serving(FaultyStore(store.content)) as (other, _):
+        assert other.quarantined() == {}
 
 
 # -- before the commit -------------------------------------------------------------------------------------
@@ -50,44 +47,23 @@ async def loads_again(store: FaultyStore) -> Service:
 async def test_a_turn_that_led_to_what_cannot_be_kept_is_refused_in_its_group_alone() -> None:
     async with serving() as (service, store):
         await service.execute("g", join("a", min_nodes=50))
-        joins = [service.execute("g", join(name)) for name in ("b", BAD, "c")]
+        bad = [service.execute("g", command) for command in (join("b"), join(BAD), join("c"), Drain("a"))]
+        bad.append(service.execute("new", join(BAD)))
         other = service.execute("h", join("a", min_nodes=2))
-        *tried, beside = await asyncio.gather(*joins, other, return_exceptions=True)
+        *tried, beside = await asyncio.gather(*bad, other, return_exceptions=True)
         assert isinstance(beside, Group)
-        assert [type(result) for result in tried] == [ServerFault] * 3
+        assert [type(result) for result in tried] == [ServerFault] * 5
         assert str(tried[0]).startswith(
             "hetserver could not keep what requests of this moment led to in group 'g'"
         )
         assert "restarts were spent of" in str(tried[0])
         assert service.group("g").nodes.keys() == {"a"}
+        assert not service.group("g").drained
+        with pytest.raises(UnknownGroup):
+            service.group("new")
         await service.execute("g", join("b"))  # it tries again, and the other has gone
         assert service.group("g").nodes.keys() == {"a", "b"}
         await loads_again(store)
-
-
-@pytest.mark.usefixtures("faulty_core")
-async def test_what_was_said_on_top_of_it_is_refused_as_well() -> None:
-    async with serving() as (service, store):
-        await two_nodes(service)
-        bad = asyncio.ensure_future(service.execute("g", join(BAD)))
-        drained = asyncio.ensure_future(service.execute("g", Drain("b")))
-        for refused in (bad, drained):
-            with pytest.raises(ServerFault):
-                await refused
-        assert service.group("g").nodes.keys() == {"a", "b"}
-        assert (await service.execute("g", Drain("b"))).drained == {"b"}
-        await loads_again(store)
-
-
-@pytest.mark.usefixtures("faulty_core")
-async def test_a_group_whose_first_node_is_at_fault_is_not_made() -> None:
-    async with serving() as (service, store):
-        with pytest.raises(ServerFault):
-            await service.execute("g", join(BAD))
-        with pytest.raises(UnknownGroup):
-            service.group("g")
-        assert store.keys == set()
-        await service.close()  # nothing is left to wait for
 
 
 async def test_a_record_that_cannot_be_written_stops_nobody_else() -> None:
@@ -171,16 +147,6 @@ async def test_a_group_that_cannot_be_read_is_set_aside_alone_byte_for_byte(dama
         assert (await service.execute("g", join("a"))).nodes.keys() == {"a"}
 
 
-async def test_a_start_at_which_no_group_can_be_served_does_not_say_that_there_is_none(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    caplog.set_level("INFO")
-    stored = {**await stored_groups("g"), "groups/g/nodes/a": b"\xff"}
-    caplog.clear()
-    async with serving(FaultyStore(Snapshot(stored, 5.0))):
-        assert "loaded no groups: all are quarantined" in caplog.text
-
-
 async def test_a_store_of_a_newer_server_is_refused_as_a_whole() -> None:
     stored = await stored_groups("g", "h")
     stored["groups/g/group"] = stored["groups/g/group"].replace(b'"v":3', b'"v":99')
@@ -190,7 +156,8 @@ async def test_a_store_of_a_newer_server_is_refused_as_a_whole() -> None:
     await service.close()
 
 
-async def test_people_see_a_group_that_is_set_aside_and_delete_it() -> None:
+async def test_people_see_a_group_that_is_set_aside_and_delete_it(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     stored = await stored_groups("g", "h")
     stored["groups/g/nodes/a"] = b"\xff"
     async with serving(FaultyStore(Snapshot(stored, 5.0))) as (service, _), api(service) as client:
@@ -205,6 +172,9 @@ async def test_people_see_a_group_that_is_set_aside_and_delete_it() -> None:
         assert "quarantined" in page
         assert (await client.delete("/v1/groups/g")).status_code == 204
         assert [one["group_id"] for one in (await client.get("/v1/groups")).json()["groups"]] == ["h"]
+    alone = {key: record for key, record in stored.items() if key.startswith("groups/g/")}
+    async with serving(FaultyStore(Snapshot(alone, 5.0))):
+        assert "loaded no groups: all are quarantined" in caplog.text
 
 
 async def test_a_member_that_has_succeeded_and_joined_again_gets_no_daemon() -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from hetrdzv.core.commands import Cancel, Drain, Leave, Put, Renew, Restart, Tick
+from hetrdzv.core.commands import Cancel, Command, Drain, Leave, Put, Renew, Restart, Tick
 from hetrdzv.protocol.errors import StorageError, TooMany
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.service import service as service_module
@@ -18,29 +18,16 @@ DAY_S = 86_400.0
 QUICK = Limits(keep_idle_s=100.0, keep_finished_s=50.0, max_groups=3)
 
 
-async def finished(service: Service, group_id: str = "g") -> None:
-    """A group whose job was cancelled and whose nodes have left."""
-    await two_nodes(service, group_id)
-    await service.execute(group_id, Cancel())
-    await all_leave(service, group_id)
-
-
-async def succeeded(service: Service, group_id: str = "g") -> None:
-    """A group whose job succeeded and whose nodes have left."""
-    await two_nodes(service, group_id)
-    for node_id in ("a", "b"):
-        await service.execute(group_id, replace(started(node_id), kind=ReportKind.SUCCEEDED))
-    await all_leave(service, group_id)
-
-
 async def all_leave(service: Service, group_id: str = "g") -> None:
     for node in service.group(group_id).live:
         await service.execute(group_id, Leave(node_id=node.node_id, incarnation=node.incarnation))
 
 
-async def left(service: Service, group_id: str = "g") -> None:
-    """A group whose agents have all left before an outcome."""
+async def left(service: Service, group_id: str = "g", by: Command | None = None) -> None:
+    """A group whose agents have all left, after this command if any."""
     await two_nodes(service, group_id)
+    if by is not None:
+        await service.execute(group_id, by)
     await all_leave(service, group_id)
 
 
@@ -80,27 +67,21 @@ async def test_a_group_whose_nodes_are_lost_is_idle_from_the_loss_on() -> None:
         assert await swept(service, clock, 10.0) == []
 
 
-async def test_a_group_with_a_live_node_is_kept() -> None:
-    clock = HandClock()
-    async with serving(clock=clock, limits=QUICK) as (service, _):
-        await service.execute("g", join("a", min_nodes=2, lease_s=3600.0, join_timeout_s=DAY_S))
-        assert await swept(service, clock, 1000.0) == ["g"]
-
-
-async def test_a_group_that_a_person_made_is_kept_whether_it_had_nodes_or_not() -> None:
+async def test_a_group_with_a_live_node_and_one_that_a_person_made_are_kept() -> None:
     clock = HandClock()
     async with serving(clock=clock, limits=QUICK) as (service, _):
         await service.execute("new", Put({"command": ("train.py",)}))
         await service.execute("used", Put({"command": ("train.py",), "min_nodes": 2, "max_nodes": 2}))
         await left(service, "used")
-        assert await swept(service, clock, 1000.0) == ["new", "used"]
+        await service.execute("g", join("a", min_nodes=2, lease_s=3600.0, join_timeout_s=DAY_S))
+        assert await swept(service, clock, 1000.0) == ["g", "new", "used"]
 
 
 async def test_a_finished_group_that_a_person_restarts_is_not_idle_yet() -> None:
     clock = HandClock()
     limits = Limits(keep_idle_s=100.0, keep_finished_s=DAY_S)
     async with serving(clock=clock, limits=limits) as (service, _):
-        await finished(service)
+        await left(service, by=Cancel())
         clock.pass_by(service, 1000.0)
         assert not (await service.execute("g", Restart())).state.terminal
         assert await swept(service, clock, 90.0) == ["g"]
@@ -135,7 +116,7 @@ async def test_time_in_which_no_server_ran_does_not_count() -> None:
 async def test_a_finished_group_is_swept_though_the_server_stalled_while_it_was_committed() -> None:
     clock = HandClock()
     async with serving(clock=clock, limits=Limits(keep_finished_s=1.0)) as (service, store):
-        await finished(service)
+        await left(service, by=Cancel())
         store.open.clear()
         late = [asyncio.ensure_future(service.execute("g", Drain("a")))]
         await settled()
@@ -178,7 +159,10 @@ async def test_a_group_is_not_forgotten_while_nobody_knows_what_is_stored() -> N
     """The commit of a new job failed, or so it seemed: it had been stored."""
     clock = HandClock()
     async with serving(clock=clock, limits=Limits(keep_finished_s=1.0)) as (service, store):
-        await succeeded(service)
+        await two_nodes(service)
+        for node_id in "ab":
+            await service.execute("g", replace(started(node_id), kind=ReportKind.SUCCEEDED))
+        await all_leave(service)
         clock.pass_by(service, 2.0)
         store.is_written = True
         store.failures.append(StorageError("timed out"))

@@ -6,25 +6,14 @@ from hetrdzv.core.commands import Put, Report
 from hetrdzv.protocol.errors import StorageError
 from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.states import ReportKind
-from hetrdzv.service.clock import BEAT_S, LATE_S, ServedClock
+from hetrdzv.service.clock import BEAT_S, LATE_S
 from hetrdzv.service.service import Service
-from hetrdzv.storage.base import Snapshot
-from tests.support.served import FaultyStore, HandClock, join, serving, settled
-
-
-class Hand:
-    """A monotonic clock that is moved by hand."""
-
-    def __init__(self) -> None:
-        self.at = 500.0
-
-    def __call__(self) -> float:
-        return self.at
+from tests.support.served import FaultyStore, HandClock, join, serving, settled, two_nodes
 
 
 def test_time_in_which_nobody_served_does_not_age_anything_but_keeps_its_order() -> None:
-    hand = Hand()
-    clock = ServedClock(100.0, hand)
+    hand = HandClock()
+    clock = hand.make(100.0)
     for _ in range(20):
         hand.at += 0.25
         assert clock.beat() == 0.0
@@ -45,8 +34,8 @@ def test_time_in_which_nobody_served_does_not_age_anything_but_keeps_its_order()
 
 
 def test_the_clock_goes_on_by_one_beat_per_beat() -> None:
-    hand = Hand()
-    clock = ServedClock(0.0, hand)
+    hand = HandClock()
+    clock = hand.make(0.0)
     for late_s in (0.0, 0.02, 0.2, 7.0):
         before = clock.now()
         hand.at += BEAT_S + late_s
@@ -54,31 +43,39 @@ def test_the_clock_goes_on_by_one_beat_per_beat() -> None:
         assert clock.beat() == pytest.approx(late_s)
 
 
+async def both(service: Service, *commands: Report) -> str | None:
+    """What two nodes report that ran a round; whose failure is the root cause."""
+    for command in commands:
+        await service.execute("g", command)
+    for node_id in "ab":
+        await service.execute("g", join(node_id, after_round=1))
+    cause = service.group("g").root_cause
+    assert service.group("g").state == "failed"
+    return cause.node_id if cause is not None else None
+
+
 @pytest.mark.parametrize("away", ["restarted", "stalled"])
 async def test_a_failure_that_came_later_does_not_become_the_root_cause(away: str) -> None:
     """b's workers fail half a second after a's, while nobody serves, and b reports it when the server is back."""
-    clock = HandClock()
+    clock, later = HandClock(), failed("b", age_s=59.5)
     async with serving(clock=clock) as (service, store):
-        for node_id in "ab":
-            await service.execute("g", join(node_id, min_nodes=2, max_nodes=2, max_restarts=0))
+        await two_nodes(service, max_restarts=0)
         clock.pass_by(service, 3.0)
         await service.execute("g", failed("a", age_s=0.1))
-        content: Snapshot = await store.load()
         if away == "stalled":
             clock.at += 60.0
-            await b_fails_too(service)
-    if away == "restarted":
-        clock.at += 60.0
-        async with serving(FaultyStore(content), clock) as (service, _):
-            await b_fails_too(service)
+            assert await both(service, later) == "a"
+            return
+    clock.at += 60.0
+    async with serving(FaultyStore(store.content), clock) as (service, _):
+        assert await both(service, later) == "a"
 
 
 async def test_a_failed_commit_between_two_reports_does_not_change_the_root_cause() -> None:
     """b's workers fail a second before a's, but b reports it after the server has reloaded its state."""
     clock = HandClock()
     async with serving(clock=clock) as (service, store):
-        for node_id in "ab":
-            await service.execute("g", join(node_id, min_nodes=2, max_nodes=2, max_restarts=0))
+        await two_nodes(service, max_restarts=0)
         clock.pass_by(service, 3.0)
         await service.execute("g", failed("a", age_s=0.0))
         clock.pass_by(service, 0.5)
@@ -87,21 +84,7 @@ async def test_a_failed_commit_between_two_reports_does_not_change_the_root_caus
             await service.execute("other", Put({}))
         await settled()
         clock.pass_by(service, 0.5)
-        await service.execute("g", failed("b", age_s=2.0))
-        for node_id in "ab":
-            await service.execute("g", join(node_id, after_round=1))
-        cause = service.group("g").root_cause
-        assert cause is not None
-        assert cause.node_id == "b"
-
-
-async def b_fails_too(service: Service) -> None:
-    await service.execute("g", failed("b", age_s=59.5))
-    for node_id in "ab":
-        await service.execute("g", join(node_id, after_round=1))
-    cause = service.group("g").root_cause
-    assert cause is not None
-    assert (service.group("g").state, cause.node_id) == ("failed", "a")
+        assert await both(service, failed("b", age_s=2.0)) == "b"
 
 
 def failed(node_id: str, age_s: float) -> Report:

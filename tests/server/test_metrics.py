@@ -103,7 +103,7 @@ def test_what_running_workers_do_is_counted() -> None:
     assert story.ended == "failed"
 
 
-def test_time_goes_on_between_two_scrapes_and_is_counted_once() -> None:
+def test_time_goes_on_between_two_scrapes_and_a_new_job_begins_with_a_first_round() -> None:
     story = Counted(min_nodes=1, max_nodes=1)
     story.join("a", 8)
     story.started("a")
@@ -111,21 +111,8 @@ def test_time_goes_on_between_two_scrapes_and_is_counted_once() -> None:
         story.now += 1.0
         running = story.read()("slot_seconds_total", doing="unknown")
     assert running == pytest.approx(24)
-
-
-def test_a_new_job_under_an_old_name_begins_with_a_first_round() -> None:
-    story = Counted(min_nodes=1, max_nodes=1)
-    story.join("a")
-    story.started("a")
     story.succeeded("a")
     story.leave("a")
     story.join("a", inc="a-2", after=0)
     read = story.read()
     assert (read("rounds_total", cause="first"), read("recovery_seconds_count", cause="first")) == (2, 0)
-
-
-def test_a_group_that_is_forgotten_leaves_nothing_behind() -> None:
-    story = Counted(min_nodes=1, max_nodes=1)
-    story.join("a")
-    story.metrics.published("g", story.group, None, (), story.now)
-    assert not story.metrics._known

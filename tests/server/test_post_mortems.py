@@ -54,13 +54,9 @@ def test_what_is_replaced_is_gone_and_of_an_earlier_round_others_words_stay(kept
     logs = kept.of("g", About.LOGS, 1)
     assert logs is not None
     assert [logs.by_rank[rank].text for rank in range(4)] == ["newer 9", "two", "three", "late"]
-    assert logs.size == len("newer 9" + "two" + "three" + "late") + 9 + 4 * ENTRY
-
-
-def test_who_says_nothing_of_its_own_workers_hides_nothing(kept: PostMortems) -> None:
-    add(kept, running(), "one")
     add(kept, running(number=2), "not a member", node="b")
     assert kept.rounds("g", About.LOGS) == {1}
+    assert logs.size == len("newer 9" + "two" + "three" + "late") + 9 + 4 * ENTRY
 
 
 def test_stacks_of_a_later_hang_replace_earlier_ones_unless_there_are_none(kept: PostMortems) -> None:
@@ -75,16 +71,16 @@ def test_stacks_of_a_later_hang_replace_earlier_ones_unless_there_are_none(kept:
     assert {rank: stack.text for rank, stack in stacks.by_rank.items()} == {0: "in save", 2: "waits"}
 
 
-@pytest.mark.parametrize(("world", "most"), [(2, MOST_OF_WORKER), (1 << 16, LEAST_OF_WORKER)])
-def test_of_large_worlds_less_is_kept_of_each_worker(kept: PostMortems, world: int, most: int) -> None:
-    add(kept, running(world), "begins" + "." * 20_000 + "ends")
-    logs = kept.of("g", About.LOGS)
-    assert logs is not None
-    text = logs.by_rank[0].text
-    assert (len(text), text.endswith("ends")) == (most, True)
-
-
-def test_both_streams_have_their_share() -> None:
+def test_of_large_worlds_less_is_kept_of_each_worker_and_both_streams_have_their_share(
+    kept: PostMortems,
+) -> None:
+    for world, most in ((2, MOST_OF_WORKER), (1 << 16, LEAST_OF_WORKER)):
+        add(kept, running(world), "begins" + "." * 20_000 + "ends")
+        logs = kept.of("g", About.LOGS)
+        assert logs is not None
+        text = logs.by_rank[0].text
+        assert (len(text), text.endswith("ends")) == (most, True)
+        kept.clear()
     log = Stack(rank=0, text="out\n" * 50, stderr="err\n" * 50)
     for size, lines in ((400, (50, 50)), (200, (24, 24)), (99, (12, 12))):
         end = log.shortened(About.LOGS, size)

@@ -18,7 +18,7 @@ from hetrdzv.storage.base import StateStore
 from hetrdzv.storage.etcd.client import Etcd
 from hetrdzv.storage.etcd.election import (
     CALL_S,
-    DEFAULT_LEASE_S,
+    LEASE_S,
     Term,
     awake_s,
     campaign,
@@ -46,18 +46,15 @@ class ElectedReplica:
         self,
         etcd: Etcd,
         url: str,
-        lease_s: int = DEFAULT_LEASE_S,
         make_service: Callable[[StateStore], Service] = Service,
     ) -> None:
         self._etcd = etcd
         self._url = url
-        self._lease_s = lease_s
         self._make_service = make_service
         self._stop = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
         self._term: Term | None = None
         self._service: Service | None = None
-        self._spent_lease: int | None = None
         self._leader: str | None = None
         self._seen_at = 0.0
         self._complaint = ("", 0.0)
@@ -85,7 +82,7 @@ class ElectedReplica:
 
     def _other(self) -> str | None:
         """The URL of another server that leads, if one was seen lately."""
-        if self._leader is None or awake_s() - self._seen_at > self._lease_s:
+        if self._leader is None or awake_s() - self._seen_at > LEASE_S:
             return None
         return self._leader if self._leader != self._url else None
 
@@ -116,9 +113,8 @@ class ElectedReplica:
         """Follow whoever leads; campaign when nobody does."""
         while not self._stop.is_set():
             try:
-                await self._resign()
                 self._saw(await who_leads(self._etcd))
-                if self._leader is None and (term := await campaign(self._etcd, self._url, self._lease_s)):
+                if self._leader is None and (term := await campaign(self._etcd, self._url)):
                     await self._lead(term)
                     continue
             except StorageError as error:
@@ -154,19 +150,13 @@ class ElectedReplica:
                 await service.close()
             finally:
                 self._service = self._term = None
-                self._spent_lease = term.lease
                 for task in (over, stop):
                     task.cancel()
             with suppress(StorageError):
-                await self._resign(CALL_S / 2)
+                await self._etcd.revoke(term.lease, within_s=CALL_S / 2)
         if not start.cancelled() and (error := start.exception()) is not None:
-            await self._pause(self._lease_s)
+            await self._pause(LEASE_S)
             raise error
-
-    async def _resign(self, within_s: float = CALL_S) -> None:
-        if self._spent_lease is not None:
-            await self._etcd.revoke(self._spent_lease, within_s=within_s)
-            self._spent_lease = None
 
     # -- helpers ---------------------------------------------------------------------------------------------
 

@@ -62,7 +62,7 @@ SWEEP_EVERY_S = 5.0
 """How often groups to forget are looked for (seconds)."""
 
 SWEEP_MOST = 500
-"""How many groups a sweep forgets; if there are more, the next sweep follows at once."""
+"""How many groups a sweep forgets; the next one goes on."""
 
 MAX_SUSPECT_LEASE_S = 60.0
 """A lost connection makes a node suspect only where the lease of its group is at most this long (seconds)."""
@@ -426,15 +426,14 @@ class Service:
     def _sweep(self, now: float) -> None:
         if now < self._sweep_at:
             return
+        self._sweep_at = now + SWEEP_EVERY_S
         groups = self._ledger.groups.values()
         outdated = (
             group
             for group in groups
             if is_outdated(group, self._used_at.get(group.group_id), now, self._limits)
         )
-        swept = list(islice(outdated, SWEEP_MOST))
-        self._sweep_at = now if len(swept) == SWEEP_MOST else now + SWEEP_EVERY_S
-        for group in swept:
+        for group in list(islice(outdated, SWEEP_MOST)):
             self._spawn(self._forget(group))
 
     async def _forget(self, group: Group) -> None:

@@ -14,7 +14,7 @@ from typing import TypeVar
 from hetrdzv.protocol.errors import StorageError
 from hetrdzv.storage.etcd.client import PAUSE_S, Etcd, EtcdAway, KeyValue, created_at, get, put
 
-DEFAULT_LEASE_S = 3
+LEASE_S = 3
 """How long a silent leader is still taken for the leader (seconds); etcd grants no less than 2 by default."""
 
 MARGIN = 0.15
@@ -96,7 +96,7 @@ async def who_leads(etcd: Etcd, within_s: float = CALL_S) -> str | None:
     return url
 
 
-async def campaign(etcd: Etcd, url: str, lease_s: int) -> Term | None:
+async def campaign(etcd: Etcd, url: str, lease_s: int = LEASE_S) -> Term | None:
     """Try to become the leader; None if somebody else is."""
     key, began = etcd.key("leader"), awake_s()
     lease, ttl_s = await etcd.grant(lease_s, within_s=CALL_S)

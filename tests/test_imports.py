@@ -15,14 +15,13 @@ ROOT = Path(__file__).parents[1]
 MAY_IMPORT: dict[str, set[str]] = {
     "core": {"protocol"},
     "protocol": set(),
-    "settings": {"protocol"},
     "auth": {"protocol"},
     "storage": {"core", "protocol", "auth.tls", "client.explain"},
-    "service": {"core", "protocol", "settings", "storage"},
-    "api": {"core", "protocol", "settings", "storage", "auth", "service", "dashboard"},
+    "service": {"core", "protocol", "storage"},
+    "api": {"core", "protocol", "storage", "auth", "service", "dashboard"},
     "dashboard": {"core", "protocol", "storage", "auth", "service", "api.views", "api.workers"},
     "client": {"protocol", "auth"},
-    "cli": {"core", "protocol", "settings", "storage", "auth", "service", "api", "client"},
+    "cli": {"core", "protocol", "storage", "auth", "service", "api", "client"},
 }
 """By folder of hetrdzv (or module at the top): the others, or single modules of one, that it may import."""
 

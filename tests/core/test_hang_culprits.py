@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from hetrdzv.core import hangs
 from hetrdzv.core.hangs import judge
-from hetrdzv.protocol.hangs import Hang
 from hetrdzv.protocol.progress import Collectives, Worker
+from hetrdzv.protocol.reasons.hangs import Hang
 
 
 def at(

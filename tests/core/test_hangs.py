@@ -7,8 +7,8 @@ import pytest
 from hetrdzv.core.commands import NoteStall
 from hetrdzv.core.model import Stall
 from hetrdzv.protocol.errors import StaleRound
-from hetrdzv.protocol.hangs import culprits_of
 from hetrdzv.protocol.reasons import ends, events, hangs
+from hetrdzv.protocol.reasons.hangs import culprits_of
 from hetrdzv.protocol.states import StallKind
 from hetrdzv.storage.records import changes
 from tests.core.driver import Story, bare

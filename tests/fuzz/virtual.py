@@ -7,8 +7,8 @@ import httpx
 from hetrdzv.api.app import create_app
 from hetrdzv.service.clock import ServedClock
 from hetrdzv.service.metrics import Metrics
+from hetrdzv.service.retention import DEFAULT_LIMITS, Limits
 from hetrdzv.service.service import Service
-from hetrdzv.settings import DEFAULT_LIMITS, Limits
 from tests.sim.loop import ServerLoop
 from tests.sim.timeline import Timeline
 from tests.support.served import FaultyStore

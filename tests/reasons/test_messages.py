@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from hetrdzv.protocol.errors import Difference
 from hetrdzv.protocol.failure import Ended, Failure
-from hetrdzv.protocol.hangs import Hang
 from hetrdzv.protocol.reasons import ends, events, hangs, snapshots, waiting, warnings
+from hetrdzv.protocol.reasons.hangs import Hang
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.reasons.waiting import Ready
 from hetrdzv.protocol.settings import GroupSpec

@@ -9,7 +9,7 @@ import pytest
 
 from hetrdzv.service import ledger
 from hetrdzv.service import service as service_module
-from hetrdzv.settings import Limits
+from hetrdzv.service.retention import Limits
 from tests.fuzz.virtual import VirtualServer
 
 HOUR_S = 3_600.0

@@ -237,10 +237,9 @@ def test_of_many_nodes_and_workers_those_are_shown_that_need_attention(job: Job)
         WorkerReply(
             rank=rank,
             node_id=f"n{rank}",
-            state="runs",
             idle_s=9.0,
             waiting=0.5 if rank != 80 else 0.0,
-            shown_state={70: "waited for", 80: "runs"}.get(rank, "waits"),
+            state={70: "waited for", 80: "runs"}.get(rank, "waits"),
         )
         for rank in range(100)
     ]

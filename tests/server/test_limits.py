@@ -6,7 +6,7 @@ import pytest
 
 from hetrdzv.core.commands import Cancel, Drain, Leave, Put, Undrain
 from hetrdzv.protocol.errors import TooMany
-from hetrdzv.settings import Limits
+from hetrdzv.service.retention import Limits
 from tests.support.served import join, serving
 
 # -- groups and nodes --------------------------------------------------------------------------------------

@@ -130,7 +130,6 @@ async def test_the_group_shows_how_far_its_workers_have_come() -> None:
                 "step": 9,
                 "steps_per_s": 0.5,
                 "waiting": 0.25,
-                "shown_state": "runs",
                 "pid": 4711,
             }
         ]

@@ -10,8 +10,8 @@ from hetrdzv.core.commands import Cancel, Command, Drain, Leave, Put, Renew, Res
 from hetrdzv.protocol.errors import StorageError, TooMany
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.service import service as service_module
+from hetrdzv.service.retention import Limits
 from hetrdzv.service.service import SWEEP_EVERY_S, Service
-from hetrdzv.settings import Limits
 from tests.support.served import FaultyStore, HandClock, join, serving, settled, started, two_nodes
 
 DAY_S = 86_400.0

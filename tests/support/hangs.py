@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from hetrdzv.protocol.hangs import Hang, culprits_of
+from hetrdzv.protocol.reasons.hangs import Hang, culprits_of
 from hetrdzv.protocol.states import StallKind
 from hetrdzv.protocol.texts.who import Ranks
 

@@ -26,15 +26,15 @@ def reported_stall(group: Group) -> Stall | None:
 def worker_reply(seen: Seen, stall: Stall | None, now: float) -> WorkerReply:
     """How far a worker has come; `stall`: of which people have been told."""
     sample, worker = seen.sample, seen.worker(now)
-    shown_state: str = worker.state
+    state: str = worker.state
     if stall is not None and worker.state == "runs" and sample.rank in stall.ranks:
-        shown_state = "waited for"
+        state = "waited for"
     elif stall is not None and worker.state == "runs" and sample.rank in stall.hang.waiting:
-        shown_state = "waits"
+        state = "waits"
     return WorkerReply(
         rank=sample.rank,
         node_id=seen.node_id,
-        state=worker.state,
+        state=state,
         idle_s=round(worker.idle_s, 3),
         unseen=UNSEEN[why][0] if (why := seen.unseen(now)) in UNSEEN else why,
         collectives=sample.count,
@@ -42,7 +42,6 @@ def worker_reply(seen: Seen, stall: Stall | None, now: float) -> WorkerReply:
         step=sample.step,
         steps_per_s=seen.steps.per_s,
         waiting=sample.waiting,
-        shown_state=shown_state,
         pid=sample.pid,
     )
 

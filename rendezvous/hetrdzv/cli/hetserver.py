@@ -29,8 +29,8 @@ from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.texts.ids import DEFAULT_PORT, is_loopback
 from hetrdzv.service.metrics import Metrics
 from hetrdzv.service.replica import Replica
+from hetrdzv.service.retention import Limits
 from hetrdzv.service.service import Service
-from hetrdzv.settings import Limits
 from hetrdzv.storage import open_store
 from hetrdzv.storage.base import StateStore
 

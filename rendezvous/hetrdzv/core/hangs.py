@@ -20,9 +20,9 @@ from hetrdzv.core.model import Cause, Round
 from hetrdzv.core.rounds.timers import hangs_at, reported_at, stall_rests
 from hetrdzv.core.rounds.transitions import StepContext, end_round
 from hetrdzv.protocol.failure import Failure
-from hetrdzv.protocol.hangs import MOST_RANKS, MOST_SHOWN, Culprit, Hang, culprits_of, culprits_text
 from hetrdzv.protocol.progress import NO_ANSWER, Collectives, Worker
 from hetrdzv.protocol.reasons import ends, hangs
+from hetrdzv.protocol.reasons.hangs import MOST_RANKS, MOST_SHOWN, Culprit, Hang, culprits_of, culprits_text
 from hetrdzv.protocol.states import EndKind, StallKind
 from hetrdzv.protocol.texts.who import Ranks, listed
 

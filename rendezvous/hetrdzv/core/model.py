@@ -10,8 +10,8 @@ from functools import cached_property
 
 from hetrdzv.protocol.directive import Member, Shares, Weights
 from hetrdzv.protocol.failure import Ended, Failure, RootCause
-from hetrdzv.protocol.hangs import Hang
 from hetrdzv.protocol.reasons import ends
+from hetrdzv.protocol.reasons.hangs import Hang
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.requests import Offer
 from hetrdzv.protocol.rounds import RoundRecord, TimeSpent

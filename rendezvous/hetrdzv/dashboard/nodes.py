@@ -29,7 +29,7 @@ def _number(value: float | None) -> str:
 
 def _state(worker: WorkerReply) -> str:
     idle = f", idle for {lasted(worker.idle_s)}" if worker.idle_s >= IDLE_S else ""
-    return f"{worker.shown_state}{idle}"
+    return f"{worker.state}{idle}"
 
 
 COLUMNS: Sequence[tuple[str, Callable[[WorkerReply], str]]] = (

@@ -31,7 +31,6 @@ class WorkerReply:
     step: int | None = None
     steps_per_s: float | None = None
     waiting: float | None = None
-    shown_state: str = ""
     pid: int = 0
 
 

@@ -42,8 +42,7 @@ from hetrdzv.service.progress.post_mortems import PostMortems
 from hetrdzv.service.progress.progress import Progress
 from hetrdzv.service.progress.queries import AgentQueries
 from hetrdzv.service.refusals import Refusals
-from hetrdzv.service.retention import is_outdated, require_places, require_room
-from hetrdzv.settings import DEFAULT_LIMITS, Limits
+from hetrdzv.service.retention import DEFAULT_LIMITS, Limits, is_outdated, require_places, require_room
 from hetrdzv.storage.base import NothingWritten, StateStore
 
 logger = logging.getLogger(__name__)

@@ -233,7 +233,7 @@ def _workers_table(current: RoundReply, workers: Iterable[WorkerReply]) -> Table
         [
             str(worker.rank),
             worker.node_id,
-            worker.shown_state or worker.state,
+            worker.state,
             lasted(worker.idle_s) if worker.idle_s else "",
             *map(_number, (worker.collectives, worker.per_s, worker.step, worker.steps_per_s)),
             "" if worker.waiting is None else percent(worker.waiting),
@@ -252,7 +252,7 @@ def _number(value: float | None) -> str:
 def _holds_up(worker: WorkerReply) -> tuple[bool, float, float, int]:
     """Sorts first whoever does not run, then whoever waits least for others, then whoever has been still longest."""
     waiting = worker.waiting if worker.waiting is not None else 2.0
-    return (worker.shown_state or worker.state) in ("runs", "waits"), waiting, -worker.idle_s, worker.rank
+    return (worker.state) in ("runs", "waits"), waiting, -worker.idle_s, worker.rank
 
 
 # -- snapshots ---------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from hetrdzv.protocol.failure import Ended, Failure
-from hetrdzv.protocol.hangs import Hang
+from hetrdzv.protocol.reasons.hangs import Hang
 from hetrdzv.protocol.reasons.reason import (
     MOST_CHARACTERS,
     Reason,

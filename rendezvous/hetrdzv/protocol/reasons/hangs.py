@@ -1,11 +1,70 @@
-"""Who is waited for in a round: `ranks 0 to 2 wait for rank 3 (gpu2), which is at collective 5 of 6`."""
+"""Hangs: workers of a round that wait for others, or whose collectives do not complete; and the reasons for that."""
 
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
-from hetrdzv.protocol.hangs import MOST_SHOWN, Hang
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode, reason
 from hetrdzv.protocol.states import StallKind
-from hetrdzv.protocol.texts.who import Ranks
+from hetrdzv.protocol.texts.who import Ranks, listed
+
+MOST_SHOWN = 3
+"""How many nodes, process groups or operations a hang names; the others are counted."""
+
+MOST_RANKS = 8
+"""How many of the ranks that are waited for are named one by one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Culprit:
+    """Workers of a node that others wait for."""
+
+    node_id: str
+    ranks: Ranks
+
+    def __str__(self) -> str:
+        return f"{self.ranks} ({self.node_id})"
+
+
+def culprits_of(workers: Iterable[tuple[str, int]]) -> tuple[Culprit, ...]:
+    """Workers by node, nodes in the order in which they come first; each has its node and its rank."""
+    by_node: dict[str, list[int]] = {}
+    for node_id, rank in workers:
+        by_node.setdefault(node_id, []).append(rank)
+    return tuple(Culprit(node_id=node_id, ranks=Ranks.of(ranks)) for node_id, ranks in by_node.items())
+
+
+def culprits_text(culprits: tuple[Culprit, ...]) -> str:
+    """`rank 3 (gpu2)`, `rank 3 (gpu2) and rank 5 (gpu3)`, of many the first few and how many more ranks there are."""
+    more = sum(len(culprit.ranks) for culprit in culprits[MOST_SHOWN:])
+    return listed([str(culprit) for culprit in culprits[:MOST_SHOWN]] + ([f"{more} more"] if more else []))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hang:
+    """Workers wait for others, or their collectives do not complete."""
+
+    kind: StallKind
+    waiting: Ranks = field(default_factory=Ranks)
+    wait_for: str
+    ranks: tuple[int, ...] = ()
+    culprits: tuple[Culprit, ...] = ()
+    for_s: float = 0.0
+
+    @property
+    def identity(self) -> object:
+        """What makes it another hang for who reads of it: its kind and who is waited for, else who waits."""
+        return self.kind, self.culprits or self.waiting
+
+    def message(self, for_s: float | None = None) -> str:
+        """All of it in a clause, with its time (seconds) where that is given."""
+        one = len(self.waiting) == 1
+        if not self.waiting:
+            return f"no progress{'' if for_s is None else f' for {for_s:.0f} s'}: {self.wait_for}"
+        if for_s is None:
+            return f"{self.waiting} {'waits' if one else 'wait'} for {self.wait_for}"
+        return f"{self.waiting} {'has' if one else 'have'} waited {for_s:.0f} s for {self.wait_for}"
+
 
 HANG_CODES = frozenset(map(ReasonCode, StallKind))
 """The codes of hangs."""

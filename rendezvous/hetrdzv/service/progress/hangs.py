@@ -6,8 +6,8 @@ from math import inf
 
 from hetrdzv.core.hangs import SAME_S, judge
 from hetrdzv.core.model import Stall
-from hetrdzv.protocol.hangs import Hang
 from hetrdzv.protocol.progress import UNKNOWN, Worker
+from hetrdzv.protocol.reasons.hangs import Hang
 from hetrdzv.service.progress.samples import Seen
 
 LOOK_S = 0.2

@@ -18,8 +18,8 @@ from hetrdzv.core.hangs import SAME_S
 from hetrdzv.core.model import Group, Round, Stall
 from hetrdzv.core.rounds.timers import STALL_REPORTED_S
 from hetrdzv.protocol.errors import HetError
-from hetrdzv.protocol.hangs import Hang
 from hetrdzv.protocol.progress import NodeProgress
+from hetrdzv.protocol.reasons.hangs import Hang
 from hetrdzv.protocol.stacks import About
 from hetrdzv.service.progress.hangs import LOOK_S, Look, is_same, look
 from hetrdzv.service.progress.post_mortems import PostMortems

@@ -112,22 +112,6 @@ def standbys(job: Cluster) -> set[int]:
 
 
 @pytest.mark.long
-def test_a_hang_that_fails_the_job_names_its_rank_and_shows_its_stack_on_every_node(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(SLEEPER)
-    flags = ("--nnodes", "2", "--hang-timeout-s", "12", "--stop-timeout-s", "5", "--max-restarts", "0")
-    with cluster(tmp_path, *flags) as job:
-        for name, slots in PAIR.items():
-            job.agent(name, slots, script=str(script))
-        assert {name: agent.wait() for name, agent in job.agents.items()} == {"a": 1, "b": 1}, job.report()
-        cause = job.group()["root_cause"]
-        assert (cause["node_id"], cause["failure"]["rank"]) == ("a", 1), cause
-        for agent in job.agents.values():
-            assert HERE in agent.stderr, job.report()
-            assert "rank 1 (local rank 1), hangs" in agent.stderr, job.report()
-
-
-@pytest.mark.long
 def test_a_hang_that_somebody_ends_is_named_where_its_time_is_accounted_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

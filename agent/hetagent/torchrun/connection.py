@@ -1,31 +1,22 @@
 """A node's connection to the servers of its job: the address it offers there, and what torch's agent has yet to do."""
 
 import random
-import select
-import threading
 import time
 import uuid
 from collections.abc import Callable
-from concurrent.futures import Future
-from typing import TypeVar
 
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 
 from hetagent.node.address import AdvertisedAddress, find_address
 from hetagent.node.gpu.discovery import versions
+from hetagent.node.self_pipe import readable
 from hetagent.session.connection import ServerConnection
 from hetagent.session.session import Session
 from hetagent.torchrun.conf import Conf
 from hetagent.torchrun.messages import ending, exit_error
-from hetagent.torchrun.store import PAUSE_S, Call, RoundOverError
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.requests import JoinRequest
 from hetrdzv.protocol.states import DirectiveKind
-
-EXPLAIN_S = 2.0
-"""How long the server may take to say why a round's store went away (seconds)."""
-
-T = TypeVar("T")
 
 
 class Connection:
@@ -84,9 +75,7 @@ class Connection:
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait for a directive."""
-        poll = select.poll()
-        poll.register(self.server.fileno(), select.POLLIN)
-        poll.poll(None if timeout_s is None else 1000 * timeout_s)
+        readable([self.server], timeout_s)
         self.update()
 
     def wait_until_over(self, timeout_s: float | None) -> None:
@@ -106,41 +95,6 @@ class Connection:
             self.wait()
         directive, self.start = self.start, None
         return directive
-
-    def while_it_lasts(self, call: Call[T], linger_s: float | None) -> T:
-        """Make a call in a thread, since a store does not answer while its master hangs; at most while the round lasts.
-
-        If the round is over first, the thread has `linger_s` to let go of what it uses; None: all the time it needs.
-        """
-        abandoned, answer = threading.Event(), Future[T]()
-        thread = threading.Thread(
-            target=_run, args=(call, abandoned, answer), name="hetrdzv-store", daemon=True
-        )
-        thread.start()
-        while thread.is_alive():
-            if self.over:
-                abandoned.set()
-                thread.join(linger_s)
-                raise RoundOverError(f"round {self.round} is over")
-            thread.join(PAUSE_S)
-            self.update()
-        try:
-            return answer.result()
-        finally:
-            del answer  # an exception's traceback refers to this frame
-
-    def explain(self) -> Directive | None:
-        """What ended the round, after its store went away; the server gets a moment to say so."""
-        self.wait_until_over(EXPLAIN_S)
-        return self.over
-
-
-def _run(call: Call[T], abandoned: threading.Event, answer: Future[T]) -> None:
-    try:
-        answer.set_result(call(abandoned))
-    except BaseException as error:
-        # Its traceback refers to this frame, and so would keep what the call used alive.
-        answer.set_exception(error.with_traceback(None))
 
 
 def connection_of(conf: Conf, spec: WorkerSpec | None, log: Callable[[str], None]) -> Connection:

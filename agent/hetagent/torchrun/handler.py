@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar, cast
+from typing import cast
 
 from torch.distributed import Store
 from torch.distributed.elastic.rendezvous import (
@@ -25,26 +25,18 @@ from torch.distributed.elastic.rendezvous import (
 from hetagent.node import names, network
 from hetagent.session.connection import ServerConnection
 from hetagent.session.requests import round_report
-from hetagent.torch_compat.callers import BARRIER_PASSED, signal_of_callers, spec_of_callers
+from hetagent.torch_compat.callers import signal_of_callers, spec_of_callers
 from hetagent.torchrun.conf import Conf
 from hetagent.torchrun.connection import Connection, connection_of
 from hetagent.torchrun.failure import failure_of_callers
 from hetagent.torchrun.messages import log, with_options
-from hetagent.torchrun.store import PAUSE_S, Call, RoundOverError, RoundStore, look_for, visit
-from hetagent.workers.failures import MAX_CHARACTERS
+from hetagent.torchrun.store import RoundOverError, RoundStore
 from hetagent.workers.store import HetRendezvousHandler
 from hetrdzv.protocol.directive import Directive
-from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.states import ReportKind
-
-OUTCOME_S = 15.0
-"""How long an agent that is through torch's exit barrier waits for the group's outcome (seconds)."""
 
 LONGEST_INTERVAL_S = 1.0
 """The longest `monitor_interval` of other agents that is waited for when a round ends (seconds)."""
-
-T = TypeVar("T")
-
 
 _inherited: dict[str, object] = {}
 """What workers inherit from this process's environment and a handler has set: by name, whose it is."""
@@ -82,7 +74,6 @@ class TorchrunHandler(HetRendezvousHandler):
         self._owner = object()  # of variables; not this handler, which `_inherited` must not keep alive
         self._closed: str | None = None  # why this handler takes no part any more
         self._succeeded = False  # this node's workers have
-        self._passed = False  # torch's exit barrier, so all nodes' workers have succeeded
         self._round_store: RoundStore | None = None
         # torch's monitor_interval, as we see it
         self._asked_at = 0.0
@@ -114,8 +105,8 @@ class TorchrunHandler(HetRendezvousHandler):
                 # A program may keep this handler: a new job need not wait for it.
                 self._leave("it was told to exit")
                 raise
-            if start is not None and (info := self._enter(connection, start)) is not None:
-                return info
+            if start is not None:
+                return self._enter(connection, start)
 
     def num_nodes_waiting(self) -> int:
         """1 if this node has to ask for the next round because the server ended this one; else 0.
@@ -159,7 +150,8 @@ class TorchrunHandler(HetRendezvousHandler):
         if (connection := self._connection) is not None:
             connection.update()
             if self._succeeded:
-                self._await_outcome(connection)
+                if self.start.master.node_id == self._node_id:  # the others' workers may need the store
+                    connection.wait_until_over(None)
                 why = "its agent has finished"
             elif (signal := signal_of_callers()) is not None:
                 why = f"its agent got {signal}"
@@ -234,71 +226,40 @@ class TorchrunHandler(HetRendezvousHandler):
             failure = replace(failure_of_callers(), final=final)
             connection.server.send(round_report(ReportKind.FAILED, connection.round, failure=failure))
 
-    def _await_outcome(self, connection: Connection) -> None:
-        """Keep the store until nobody needs it: the server has heard from every node that it succeeded.
-
-        If the barrier was not passed, only the master's agent has to stay for the others.
-        """
-        if self._passed:
-            connection.wait_until_over(OUTCOME_S)
-        elif self.start.master.node_id == self._node_id:
-            connection.wait_until_over(None)
-
     # -- a round ---------------------------------------------------------------------------------------------
 
-    def _enter(self, connection: Connection, directive: Directive) -> RendezvousInfo | None:
-        """Open the round's store; None if that did not come about."""
+    def _enter(self, connection: Connection, directive: Directive) -> RendezvousInfo:
+        """Begin a round; its store is on the master."""
         start = directive.start
         assert start is not None, "a start directive has one"
         self.accept(start)
         connection.round, connection.in_round = directive.round, True
-        self._succeeded = self._passed = False
+        self._succeeded = False
         self._asked_at = time.monotonic()
         master = f"{start.master.node_id} ({network.host_port(start.master.address, start.master.port)})"
         self._log(
             f"round {directive.round}: node rank {start.group_rank} of {start.nnodes}, master {master}, "
             f"restart {start.restart_count}"
         )
-        try:
-            if start.master.node_id == self._node_id:
-                store: Store = self._host(start)
-            else:
-                store = self._while_it_lasts(connection, lambda abandoned: visit(start))
-        except RoundOverError:
-            return None
-        except (RuntimeError, TimeoutError) as error:
-            what = f"cannot open the store of round {directive.round}: {error}"
-            self._log(what)
-            failure = Failure(local_rank=-1, rank=-1, message=what[:MAX_CHARACTERS])
-            connection.server.send(round_report(ReportKind.FAILED, directive.round, failure=failure))
-            return None
         self._set_env({"HET_ROUND": str(directive.round), "HET_NODE_ID": self._node_id})
-        self._round_store = RoundStore(store, start, self._on_success, self._await_barrier)
+        info = super().next_rendezvous()
+        self._round_store = RoundStore(info.store, start, self._on_success, self._await_barrier)
         connection.server.send(round_report(ReportKind.STARTED, directive.round))
+        store = cast("Store", self._round_store)
         place = RendezvousStoreInfo(master_addr=start.master.address, master_port=start.master.port)
-        return RendezvousInfo(cast("Store", self._round_store), start.group_rank, start.nnodes, place)
-
-    def _while_it_lasts(self, connection: Connection, call: Call[T]) -> T:
-        """Use the round's store in a thread, no longer than the round lasts; see `Connection.while_it_lasts`."""
-        # A visited store may hang, and is left to its thread. A hosted one has to be gone before the next offer.
-        hosts = self.start.master.node_id == self._node_id
-        return connection.while_it_lasts(call, None if hosts else 2 * PAUSE_S)
+        return RendezvousInfo(store, info.rank, info.world_size, place)
 
     def _on_success(self) -> None:
         assert self._connection is not None
         self._succeeded = True
         self._connection.server.send(round_report(ReportKind.SUCCEEDED, self._connection.round))
 
-    def _await_barrier(self, store: Store, timeout_s: float) -> None:
+    def _await_barrier(self, timeout_s: float) -> None:
         """torch's exit barrier, which ends early when the round does."""
         connection = self._connection
         assert connection is not None
-        try:
-            self._while_it_lasts(
-                connection, lambda abandoned: look_for(store, BARRIER_PASSED, abandoned, timeout_s)
-            )
-        except RuntimeError as error:
-            over = connection.explain()
-            if over is None or over.outcome != "succeeded":  # else the master was only faster than this node
-                raise RoundOverError(str(error) if over is None else over.why) from None
-        self._passed = True
+        connection.wait_until_over(timeout_s)
+        if connection.over is None:
+            raise TimeoutError(f"not all nodes have succeeded within {timeout_s:g} s")
+        if connection.over.outcome != "succeeded":
+            raise RoundOverError(connection.over.why)

@@ -30,6 +30,7 @@ from torch.distributed.elastic.utils import store as store_util
 
 from hetagent.torchrun import create_handler
 from hetagent.torchrun.handler import TorchrunHandler
+from hetagent.torchrun.store import RoundOverError
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +115,7 @@ def gives_up(handler: TorchrunHandler, rank: int = 0, code: int = 1) -> RunResul
     return result
 
 
-def succeeds(handler: TorchrunHandler, info: RendezvousInfo) -> None:
+def succeeds(info: RendezvousInfo) -> None:
     """What torch's agent does when its workers have succeeded."""
     store_util.barrier(info.store, info.world_size, _TERMINAL_STATE_SYNC_ID, barrier_timeout=20)
 
@@ -135,6 +136,22 @@ def test_the_failure_of_the_only_node_is_shown(job: Job) -> None:
     shown = job.hetctl("get", job.group_id)
     assert "rank 0 on a exited with code 7" in shown
     assert "gave up; what failed" not in shown
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_torchs_exit_barrier_ends_once_all_have_succeeded_or_the_round_is_over(job: Job, fails: bool) -> None:
+    a, b = (job.node(name, 2) for name in "ab")
+    info, other = (entered.result(20) for entered in [job.enters(node) for node in (a, b)])
+    passes = job._threads.submit(succeeds, info)
+    if fails:
+        gives_up(b, rank=1)
+        with pytest.raises(RoundOverError, match="rank 1 on b exited with code 1"):
+            passes.result(20)
+    else:
+        assert not passes.done()
+        succeeds(other)
+        passes.result(20)
+        job.ends("succeeded")
 
 
 def test_a_signal_is_no_failure(job: Job) -> None:

@@ -21,6 +21,7 @@ class Faults:
     def __init__(self, world: "World") -> None:
         self._world = world
         self._rng = world._rng("faults")
+        self._later = self._rng.uniform
 
     def plan(self) -> None:
         """Draw what goes wrong and have it happen."""
@@ -60,16 +61,18 @@ class Faults:
 
     def _happen(self, call) -> None:  # type: ignore[no-untyped-def]
         name = call.__name__.replace("_", " ")
-        if call() is not False:
+        args = []
+        if call.__code__.co_argcount > 1:  # it befalls a machine with an agent
+            if (machine := self._some()) is None:
+                return
+            args = [machine]
+        if call(*args) is not False:
             self._world.note(name)
             self._world.checks.say("FAULT", name)
 
-    def _some(self, *, with_agent: bool = True) -> Machine | None:
-        found = [m for m in self._world.machines if not with_agent or m.agent is not None]
+    def _some(self) -> Machine | None:
+        found = [machine for machine in self._world.machines if machine.agent is not None]
         return self._rng.choice(found) if found else None
-
-    def _later(self, low: float, high: float) -> float:
-        return self._rng.uniform(low, high)
 
     # -- workers and agents ----------------------------------------------------------------------------------
 
@@ -94,22 +97,18 @@ class Faults:
         self._world.timeline.at(self._later(1, 30), server.command, NoteStall(active.number, None))
         return server.command(NoteStall(active.number, stall))
 
-    def agent_is_killed(self) -> bool:
+    def agent_is_killed(self, machine: Machine) -> None:
         """SIGKILL to an agent; another one starts, under the same name or a new one."""
-        return self._kill(guardian=False)
+        self._kill(machine, guardian=False)
 
-    def agent_and_guardian_are_killed(self) -> bool:
+    def agent_and_guardian_are_killed(self, machine: Machine) -> None:
         """Its workers run on until an agent starts there again."""
-        return self._kill(guardian=True)
+        self._kill(machine, guardian=True)
 
-    def _kill(self, *, guardian: bool) -> bool:
-        machine = self._some()
-        if machine is None:
-            return False
+    def _kill(self, machine: Machine, *, guardian: bool) -> None:
         self._world.kill_agent(machine, guardian=guardian)
         rename = not guardian and self._rng.random() < 0.25
         self._return(machine, self._later(1, 12), rename=rename)
-        return True
 
     def _return(self, machine: Machine, after_s: float, *, rename: bool = False) -> None:
         def start() -> None:
@@ -121,14 +120,10 @@ class Faults:
         if self._rng.random() < 0.85:
             self._world.timeline.at(after_s, start)
 
-    def machine_loses_power(self) -> bool:
+    def machine_loses_power(self, machine: Machine) -> None:
         """A machine vanishes without a word."""
-        machine = self._some()
-        if machine is None:
-            return False
         self._world.kill_agent(machine, guardian=True, power=True)
         self._return(machine, self._later(1, 20), rename=self._rng.random() < 0.25)
-        return True
 
     def worker_fails_and_machine_is_lost(self) -> bool:
         """A peer's worker notices the end of a machine before the server does, or its own last word does."""
@@ -168,22 +163,14 @@ class Faults:
         world.timeline.at(self._later(8, 30), self._unblock, [machine], (UP, DOWN), side)
         return True
 
-    def agent_gets_sigterm(self) -> bool:
+    def agent_gets_sigterm(self, machine: Machine) -> None:
         """A scheduler takes a node away."""
-        machine = self._some()
-        if machine is None or machine.agent is None:
-            return False
-        machine.agent.sigterm()
-        return True
+        machine.live_agent.sigterm()
 
-    def agent_stands_still(self) -> bool:
+    def agent_stands_still(self, machine: Machine) -> None:
         """SIGSTOP to an agent, for longer than its lease or not."""
-        machine = self._some()
-        if machine is None or machine.agent is None:
-            return False
-        machine.agent.pause()
-        self._world.timeline.at(self._later(0.5, 15), machine.agent.resume)
-        return True
+        machine.live_agent.pause()
+        self._world.timeline.at(self._later(0.5, 15), machine.live_agent.resume)
 
     def node_is_new(self) -> bool:
         """A machine more."""
@@ -235,21 +222,15 @@ class Faults:
                 machine.link.side = 0
         self._world.checks.say("FAULT", f"the way of {', '.join(m.node_id for m in chosen)} is open again")
 
-    def connections_are_cut(self) -> bool:
+    def connections_are_cut(self, machine: Machine) -> None:
         """A firewall resets a machine's connections."""
-        machine = self._some()
-        if machine is None:
-            return False
         self._world.network.cut(machine.link)
-        return True
 
-    def slow_node(self) -> bool:
+    def slow_node(self) -> None:
         """Everything takes longer on one machine."""
-        machine = self._some(with_agent=False)
-        assert machine is not None
+        machine = self._rng.choice(self._world.machines)
         machine.link.slow = self._rng.choice((3.0, 10.0))
         self._world.timeline.at(self._later(2, 20), setattr, machine.link, "slow", 1.0)
-        return True
 
     # -- the server ------------------------------------------------------------------------------------------
 
@@ -282,8 +263,7 @@ class Faults:
 
     def person_drains(self) -> bool:
         """A node is drained, and let in again later."""
-        machine = self._some(with_agent=False)
-        assert machine is not None
+        machine = self._rng.choice(self._world.machines)
         self._world.timeline.at(self._later(2, 15), self._world.server.command, Undrain(machine.node_id))
         return self._world.server.command(Drain(machine.node_id))
 

@@ -32,3 +32,8 @@ class Machine:
     workers: list[Workers] = field(default_factory=list)
     down: bool = False
     memory: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def live_agent(self) -> Agent:
+        assert self.agent is not None
+        return self.agent

@@ -94,7 +94,7 @@ def _in_memory(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 PLANTED: dict[str, tuple[Any, str, Any]] = {
-    "a failure is judged at once": (settle, "unresolved", lambda group, now: []),
+    "a failure is judged at once": (settle, "resolved_at", lambda group, end: 0.0),
     "who was not told to stop is overdue": (timers, "overdue_at", _overdue_at),
     "losses cost restarts": (transitions, "LOSSES", frozenset()),
     "the master is not of the round": (directive, "_start", _start_elsewhere(directive._start)),

@@ -10,6 +10,7 @@ from hetrdzv.core.commands import (
     Drain,
     Join,
     Leave,
+    NoteStall,
     Put,
     Renew,
     Report,
@@ -20,13 +21,14 @@ from hetrdzv.core.commands import (
 from hetrdzv.core.directive import directive, heading
 from hetrdzv.core.group import empty
 from hetrdzv.core.invariants import check
-from hetrdzv.core.model import Group, Node, Round
+from hetrdzv.core.model import Group, Node, Round, Stall
 from hetrdzv.core.why import why
 from hetrdzv.protocol.directive import Directive, Start
 from hetrdzv.protocol.failure import Failure, RootCause
 from hetrdzv.protocol.reasons.reason import Reason, shown
 from hetrdzv.protocol.states import ReportKind
 from tests.core.leases import deadline, step
+from tests.support.hangs import behind
 
 LEASE_S = 5.0
 
@@ -110,6 +112,17 @@ class Story:
 
     def leave(self, node_id: str, why: str = "") -> None:
         self.do(Leave(node_id=node_id, incarnation=self.group.nodes[node_id].incarnation, why=why))
+
+    def stalled(self, for_s: float = 0.0, **more: Any) -> Stall:
+        """The service sees that the first worker of the last member is waited for."""
+        last = self.round.members[-1]
+        stall = Stall(hang=behind(last.rank_offset, last.node_id), since=self.now - for_s)
+        stall = replace(stall, **more)
+        self.do(NoteStall(self.round.number, stall))
+        return stall
+
+    def goes_on(self) -> None:
+        self.do(NoteStall(self.round.number, None))
 
     # -- what people say -------------------------------------------------------------------------------------
 

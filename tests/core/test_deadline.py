@@ -4,11 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from hetrdzv.core.commands import NoteStall, Tick
-from hetrdzv.core.model import Stall
+from hetrdzv.core.commands import Tick
 from tests.core.leases import deadline, step
 from tests.core.script import play
-from tests.support.hangs import behind
 
 CASES = [
     ("group min_nodes=1 last_call_s=3; join a", 3.0, "starting"),
@@ -20,16 +18,14 @@ CASES = [
     ("running a b; cut a", 1.0, "waiting"),
     ("running a b", 5.0, "waiting"),
     ("running a b; succeeded a b", 5.0, "succeeded"),
-    ("running a b lease_s=100; stalled", 10.0, "running"),
-    ("running a b lease_s=100 hang_timeout_s=15; stalled", 10.0, "waiting"),
+    ("running a b lease_s=100; stalled 5", 10.0, "running"),
+    ("running a b lease_s=100 hang_timeout_s=15; stalled 5", 10.0, "waiting"),
 ]
 
 
 @pytest.mark.parametrize(("script", "due_s", "state"), CASES)
 def test_nothing_before_and_something_past_it(script: str, due_s: float, state: str) -> None:
-    story = play(script.removesuffix("stalled"))
-    if script.endswith("stalled"):
-        story.do(NoteStall(1, Stall(hang=behind(0, "a", waiting=(1,)), since=story.now - 5)))
+    story = play(script)
     at = deadline(story.group, story.now)
     assert at == pytest.approx(story.now + due_s)
     assert step(story.group, Tick(), at - 1e-6).group is story.group

@@ -1,6 +1,7 @@
 """A stall in the state machine: when it is told, and when it ends its round."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -12,21 +13,13 @@ from hetrdzv.protocol.reasons.hangs import culprits_of
 from hetrdzv.protocol.states import StallKind
 from hetrdzv.storage.records import changes
 from tests.core.driver import Story, bare
+from tests.core.script import play
 from tests.support.hangs import behind, of_nobody
 from tests.support.restored import restore
 
-OF_A = Stall(hang=behind(0, "a", waiting=(1,)), since=0.0)
 
-
-def stalled(story: Story, for_s: float = 0.0, **more: object) -> Stall:
-    """The service sees that the first worker of b is waited for."""
-    stall = Stall(hang=behind(2, "b"), since=story.now - for_s)
-    stall = replace(stall, **more)  # type: ignore[arg-type]
-    story.do(NoteStall(1, stall))
-    return stall
-
-
-def job(**spec: object) -> Story:
+def job(**spec: Any) -> Story:
+    """Round 1 runs on a and b, with two workers each."""
     story = Story(min_nodes=2, max_nodes=2, **spec)
     story.join("a", 2)
     story.join("b", 2)
@@ -34,27 +27,33 @@ def job(**spec: object) -> Story:
     return story
 
 
-def test_a_stall_is_told_once_it_has_lasted() -> None:
-    story = job()
-    stalled(story)
-    assert story.reason.code == "round_running"
-    story.wait(14)
-    assert story.said("stalled") == []
-    story.wait(1)
-    assert story.said("stalled") == [bare(hangs.stalled(1, replace(behind(2, "b"), for_s=15.0)))]
-    waits = hangs.hang(1, behind(2, "b"), story.now - 15)
-    assert story.reason == waits
-    story.wait(25)
-    assert story.reason == waits
-    assert len(story.said("stalled")) == 1
-    story.do(NoteStall(1, None))
-    assert story.said("goes_on") == [bare(hangs.goes_on(1, replace(behind(2, "b"), for_s=40.0)))]
-    assert story.reason.code == "round_running"
+CASES = {
+    "a stall is told once it has lasted": """
+        {}; stalled; why = round_running; wait 14; said stalled = 0; wait 1; said stalled = 1; why = behind b
+        wait 25; said stalled = 1; goes_on; said goes_on = 1; why = round_running""",
+    "seen again a little later it is the same": """
+        {} lease_s=100; stalled 60; later 7; unchanged: tick; since = 67; unchanged: stalled 66.5""",
+    "a node that is lost meanwhile is the cause": """
+        {} hang_timeout_s=5 max_restarts=0; stalled; wait 4; cut a; later 0.999; tick; state = running
+        pass_by 0.5; ended = lost; restarts = 0""",
+    "a suspect that is heard again is no excuse": """
+        {} hang_timeout_s=5; stalled; wait 4.5; cut a; later 0.7; tick; ended = None; renew a; tick; ended = failed""",
+    "a node lost while it stops is the cause of the hang": """
+        {} hang_timeout_s=5 max_restarts=0; stalled; wait 5; ended = failed; join a; lose b; ended = lost
+        state = waiting""",
+    "a job that is over does not hang": """
+        {} lease_s=1000 hang_timeout_s=30; succeeded a; stalled; later 31; succeeded b; state = succeeded""",
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_stalls(case: str) -> None:
+    play(CASES[case].replace("{}", "running a b max_nodes=2"))
 
 
 def test_what_a_person_ends_is_said_to_have_hung() -> None:
     story = job(notice_s=0.0)
-    stalled(story)
+    story.stalled()
     story.wait(5)
     story.restart()
     (ended,) = story.said("round_ended")
@@ -68,29 +67,17 @@ def test_what_a_person_ends_is_said_to_have_hung() -> None:
     story.restart()
     assert story.said("round_ended")[-1].cause == ends.restart_requested(hang=hang)
     story = job()
-    stalled(story)
+    story.stalled()
     story.wait(20)
     story.cancel()
     assert story.reason == ends.cancelled(hang=hang)
     assert story.said("group_cancelled") == [ends.cancelled(hang=hang)]
 
 
-def test_seconds_commit_nothing() -> None:
-    story = job(lease_s=100)
-    stalled(story, for_s=60)
-    before = story.group
-    story.now += 7
-    story.tick()
-    assert story.group is before
-    assert story.reason.since == story.now - 67
-    stalled(story, for_s=66.5)  # seen again, a little later
-    assert story.group is before
-
-
 def test_the_stack_of_a_worker_is_kept_while_it_is_waited_for_since_then_or_longer() -> None:
     story = job(hang_timeout_s=6.0, max_restarts=0)
-    stalled(story, for_s=1, stack="in load")
-    stalled(story, for_s=9)  # more is known now: the round ends at once, and nobody can take the stack again
+    story.stalled(for_s=1, stack="in load")
+    story.stalled(for_s=9)  # more is known now: the round ends at once, and nobody can take the stack again
     story.joins("a", "b")
     cause = story.root_cause
     assert cause.failure is not None
@@ -99,11 +86,11 @@ def test_the_stack_of_a_worker_is_kept_while_it_is_waited_for_since_then_or_long
 
 def test_more_who_are_behind_are_no_news_but_another_is() -> None:
     story = job()
-    stalled(story, for_s=60)
-    stalled(story, for_s=60, hang=replace(behind(2, "b"), culprits=culprits_of([("b", 2), ("b", 3)])))
+    story.stalled(for_s=60)
+    story.stalled(for_s=60, hang=replace(behind(2, "b"), culprits=culprits_of([("b", 2), ("b", 3)])))
     assert len(story.said("stalled")) == 1
     assert story.reason.ranks == ((2, 3),)
-    stalled(story, for_s=60, hang=behind(0, "a", waiting=[1]))
+    story.stalled(for_s=60, hang=behind(0, "a", waiting=[1]))
     assert story.said("stalled")[1:] == [
         bare(hangs.stalled(1, replace(behind(0, "a", waiting=[1]), for_s=60.0)))
     ]
@@ -111,7 +98,7 @@ def test_more_who_are_behind_are_no_news_but_another_is() -> None:
 
 def test_a_hang_ends_the_round_as_a_failure_of_the_culprit() -> None:
     story = job(hang_timeout_s=30, max_restarts=1)
-    stalled(story, stack="File train.py, line 7, in <module>")
+    story.stalled(stack="File train.py, line 7, in <module>")
     story.wait(20)
     assert (story.reason.since, story.reason.until) == (story.now - 20, story.now + 10)
     story.wait(9)
@@ -145,7 +132,7 @@ def test_a_hang_ends_the_round_as_a_failure_of_the_culprit() -> None:
 def test_a_hang_of_nobody_in_particular_blames_no_node(kind: StallKind) -> None:
     hang = of_nobody(*range(4), kind=kind)
     story = job(hang_timeout_s=5, max_restarts=0)
-    stalled(story, for_s=4, hang=hang)
+    story.stalled(for_s=4, hang=hang)
     assert story.said("stalled") == []
     story.wait(1)
     assert story.said("stalled") == [bare(hangs.stalled(1, replace(hang, for_s=5.0)))]
@@ -154,44 +141,6 @@ def test_a_hang_of_nobody_in_particular_blames_no_node(kind: StallKind) -> None:
     assert (cause.reason.code, cause.node_id, cause.failure) == (hang.kind, None, None)
     hang = replace(hang, for_s=5.0)
     assert cause.reason == ends.without_restart(ends.hangs(hang), "used_up", 0)
-
-
-def test_a_node_that_is_lost_meanwhile_is_the_cause() -> None:
-    story = job(hang_timeout_s=5, max_restarts=0)
-    stalled(story)
-    story.wait(4)
-    story.cut("a")
-    assert story.deadline_in is not None
-    story.now += 0.999
-    story.tick()
-    assert story.group.state == "running"
-    story.pass_by(0.5)  # its second of grace is over
-    assert story.ended == "lost"
-    assert story.group.restarts == 0
-
-
-def test_a_suspect_that_is_heard_again_is_no_excuse() -> None:
-    story = job(hang_timeout_s=5)
-    stalled(story)
-    story.wait(4.5)
-    story.cut("a")
-    story.now += 0.7
-    story.tick()
-    assert story.ended is None
-    story.renew("a")
-    story.tick()
-    assert story.ended == "failed"
-
-
-def test_a_node_lost_while_it_stops_is_the_cause_of_the_hang() -> None:
-    story = job(hang_timeout_s=5, max_restarts=0)
-    stalled(story)
-    story.wait(5)
-    assert story.ended == "failed"
-    story.join("a")
-    story.lose("b")
-    assert story.ended == "lost"
-    assert story.group.state == "waiting"
 
 
 def test_a_stall_of_another_round_or_of_none_changes_nothing() -> None:
@@ -211,17 +160,7 @@ def test_a_stall_is_not_stored() -> None:
     """The table that it comes from is empty after a restart of the server."""
     story = job()
     bare = story.group
-    stalled(story, for_s=60)
+    story.stalled(for_s=60)
     assert changes(bare, story.group) == ({}, set())
     stored = restore(changes(None, story.group)[0], story.now).groups["g"]
     assert stored.round == bare.round
-
-
-def test_a_job_that_is_over_does_not_hang() -> None:
-    """The last word comes when the time-out is over already, and its tick is late."""
-    story = job(lease_s=1000, hang_timeout_s=30)
-    story.succeeded("a")
-    stalled(story)
-    story.now += 31
-    story.succeeded("b")
-    assert story.group.state == "succeeded"

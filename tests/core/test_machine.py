@@ -144,13 +144,13 @@ class GroupMachine(RuleBasedStateMachine):
     def apply(self, command: Command) -> bool:
         """One step, and what must hold of it. Returns whether it was allowed."""
         before = self.group
-        snapshot = (before, dict(before.nodes), before.round)
+        nodes = dict(before.nodes)
         try:
             transition = step(before, command, self.now)
         except Refused:
-            assert (before, dict(before.nodes), before.round) == snapshot
             return False
-        assert (before, dict(before.nodes), before.round) == snapshot, "a step mutated its group"
+        finally:
+            assert before.nodes == nodes, "a step mutated its group"
         after = transition.group
         check(after)
         if after.last_round > before.last_round and after.active_round is not None:
@@ -557,52 +557,25 @@ class GroupMachine(RuleBasedStateMachine):
     # -- what must hold --------------------------------------------------------------------------------------
 
     @invariant()
-    def ranks_and_offsets(self) -> None:
-        if self.group.round is None:
-            return
-        ranks = [m.rank_offset + local for m in self.group.round.members for local in range(m.slots)]
-        assert ranks == list(range(self.group.round.world_size))
-        before = 0
-        for member in self.group.round.members:
-            assert member.rank_offset == before
-            before += member.slots
-
-    @invariant()
-    def members_agree(self) -> None:
-        told = [directive(self.group, node, self.now) for node in self.group.nodes.values()]
-        starts = [t.start for t in told if t.start is not None]
-        assert len({(s.master, s.world_size, s.nnodes, s.restart_count) for s in starts}) <= 1
-        assert len({t.round for t in told if t.start is not None}) <= 1, "two rounds are current"
-        for t in told:
-            if t.start is not None:
-                assert t.start.restart_count <= t.start.max_restarts
-
-    @invariant()
-    def state_says_why(self) -> None:
+    def members_agree_and_all_know_why(self) -> None:
         assert self.why
-        for node in self.group.nodes.values():
-            assert directive(self.group, node, self.now).reason
-
-    @invariant()
-    def an_ended_round_starts_nobody(self) -> None:
-        if self.group.round is not None and self.group.round.end is not None:
-            for node in self.group.nodes.values():
-                assert directive(self.group, node, self.now).kind is not DirectiveKind.START
+        told = [directive(self.group, node, self.now) for node in self.group.nodes.values()]
+        assert all(one.reason for one in told)
+        starts = [one.start for one in told if one.start is not None]
+        assert len({(s.master, s.world_size, s.nnodes, s.restart_count) for s in starts}) <= 1
+        assert len({one.round for one in told if one.start is not None}) <= 1, "two rounds are current"
+        assert all(start.restart_count <= start.max_restarts for start in starts)
+        ended = self.group.round is not None and self.group.round.end is not None
+        assert not (ended and any(one.kind is DirectiveKind.START for one in told)), "an ended round starts"
 
     @invariant()
     def a_hopeless_script_is_not_restarted(self) -> None:
         current = self.group.round
-        if (
-            current is not None
-            and self.group.state == "waiting"
-            and current.end is not None
-            and current.end.judged
-            and current.end.kind is EndKind.FAILED  # not that a node was lost or drained meanwhile
-        ):
-            failed = [
-                node for node in self.group.nodes.values() if self.group.in_round(node) and node.failure
-            ]
-            assert not any(node.failure.permanent for node in failed if node.failure is not None)
+        end = current.end if current is not None else None
+        if self.group.state != "waiting" or end is None or not end.judged or end.kind is not EndKind.FAILED:
+            return  # else a node was lost or drained meanwhile
+        failed = [node.failure for node in self.group.nodes.values() if self.group.in_round(node)]
+        assert not any(failure.permanent for failure in failed if failure is not None)
 
     @invariant()
     def a_failed_group_has_a_cause(self) -> None:

@@ -4,16 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from hetrdzv.core.commands import Cancel, NoteStall, Tick
+from hetrdzv.core.commands import Cancel, Tick
 from hetrdzv.core.invariants import violations
-from hetrdzv.core.model import Cause, Group, Notice, Stall
+from hetrdzv.core.model import Cause, Group, Notice
 from hetrdzv.protocol.reasons import ends, events, waiting
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.states import EndKind, GroupState
 from tests.core.driver import bare, running
 from tests.core.leases import step
 from tests.core.script import fact, play
-from tests.support.hangs import behind
 
 DRAINED = ends.node_leaving("b", ends.departed(ReasonCode.NODE_DRAINED))
 SIGTERM = ends.node_leaving("b", ends.agent_left("SIGTERM", leaving=True))
@@ -140,6 +139,8 @@ CASES = {
     "a node that goes during a planned stop hastens it": f"""
         {heeding("a", "b", "c")} drain a; leaving a grace_s=25; due = 25; leaving b grace_s=5; due = 5
         said stop_announced = 1; leaving c; ended = left""",
+    "no hang is found while workers wait for the end": f"""
+        {heeding("a", "b").replace("group ", "group hang_timeout_s=5 ")} restart; stalled; wait 29; ended = None""",
     "a node that is killed before its time ends the round at once": f"""
         {heeding("a", "b", lease_s=5)} leaving b grace_s=20; lose b; ended = lost; restarts = 0""",
 }
@@ -176,14 +177,6 @@ def test_a_job_that_ends_while_it_is_about_to_be_cancelled_was_cancelled(must_me
     story.wait(1)
     assert story.join("c", spec={}).reason == waiting.came_late(group_id="g", outcome="cancelled", by="ada")
     assert fact(story, "told", "c") == "exit cancelled 3"
-
-
-def test_no_hang_is_found_while_workers_wait_for_the_end() -> None:
-    script = heeding("a", "b").replace("group ", "group hang_timeout_s=5 ")
-    story = play(f"{script} restart")
-    story.do(NoteStall(1, Stall(hang=behind(0, "a", waiting=(1,)), since=story.now)))
-    story.wait(29.0)
-    assert story.ended is None
 
 
 @pytest.mark.parametrize(("state", "until"), [(GroupState.WAITING, 30.0), (GroupState.RUNNING, 0.0)])

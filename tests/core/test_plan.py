@@ -2,14 +2,11 @@
 
 import pytest
 
-from hetrdzv.core.commands import NoteStall
-from hetrdzv.core.model import Stall
 from hetrdzv.core.plan import plan
 from hetrdzv.protocol.errors import NotFound, Refused
 from hetrdzv.protocol.plans import Changes, Plan
 from hetrdzv.protocol.states import GroupState
 from tests.core.driver import Story, running
-from tests.support.hangs import behind
 
 
 def uneven(**spec: object) -> Story:
@@ -86,7 +83,7 @@ def test_a_failed_round_is_planned_on_with_its_restart() -> None:
 
 def test_a_stall_is_taken_to_end_and_joiners_are_waited_for() -> None:
     story = running("gpu1", "gpu2", last_call_s=10.0, hang_timeout_s=5.0)
-    story.do(NoteStall(1, Stall(hang=behind(0, "gpu1", waiting=(1,)), since=story.now)))
+    story.stalled()
     story.join("gpu3")
     found = planned(story)
     assert (found.round, found.restarts, found.in_s) == (2, 0, 10)

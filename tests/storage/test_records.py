@@ -2,45 +2,27 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
+from enum import Enum
+from functools import cache
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, cast, get_args, get_origin, get_type_hints
 
 import pytest
 
-from hetrdzv.core.commands import (
-    Report,
-    Tick,
-)
-from hetrdzv.core.model import Cause, End, Group, Node, Notice, Round
-from hetrdzv.protocol.directive import Member
+from hetrdzv.core.commands import Report, Tick
+from hetrdzv.core.model import Group, Node
 from hetrdzv.protocol.errors import StorageError
-from hetrdzv.protocol.failure import Ended, Failure, RootCause
 from hetrdzv.protocol.pages import Event
 from hetrdzv.protocol.progress import Moved
-from hetrdzv.protocol.reasons import ends, warnings
 from hetrdzv.protocol.reasons.events import node_joined
-from hetrdzv.protocol.reasons.reason import ReasonCode
-from hetrdzv.protocol.rounds import RoundRecord
-from hetrdzv.protocol.settings import GroupSpec, OnJoin
-from hetrdzv.protocol.snapshots import (
-    Chosen,
-    Held,
-    Holdings,
-    RankPart,
-    Stamp,
-)
-from hetrdzv.protocol.snapshots import Kept as SnapshotsKept
-from hetrdzv.protocol.snapshots import Source as SnapshotSource
-from hetrdzv.protocol.states import EndKind, GroupState, NodePhase, ReportKind
-from hetrdzv.protocol.texts.who import Nodes
+from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
+from hetrdzv.protocol.settings import GroupSpec
+from hetrdzv.protocol.states import GroupState, NodePhase, ReportKind
 from hetrdzv.storage import records
 from hetrdzv.storage.records import changes, event_key, event_record, group_prefix
 from tests.core.leases import step
 from tests.support.restored import encoded, restore
-
-WARNINGS = (
-    warnings.versions_differ("torch", [("2.12.1", Nodes.of(["gpu1"])), ("2.13.0", Nodes.of(["gpu2"]))]),
-    warnings.no_label("rack", Nodes.of(["gpu1"])),
-)
 
 NOW = 5_000.0
 """The clock of the server that restores (seconds)."""
@@ -73,7 +55,7 @@ def as_restored(group: Group) -> Group:
         n.node_id: replace(n, heard_at=0.0 if n.gone else NOW, disconnected_at=None, stop_acked_at=None)
         for n in group.nodes.values()
     }
-    current = replace(group.round, stall=None) if group.round is not None else None
+    current = replace(group.round, stall=None, moved_at=None) if group.round is not None else None
     return replace(group, nodes=nodes, round=current)
 
 
@@ -82,224 +64,47 @@ def record_of(stored: Mapping[str, bytes], key: str) -> dict[str, object]:
     return parsed
 
 
-def member(number: int, slots: int = 4) -> Member:
-    return Member(
-        node_id=f"gpu{number}",
-        incarnation="x",
-        group_rank=number,
-        rank_offset=number * slots,
-        slots=slots,
-        address="10.0.0.1",
-        port=4000,
-        script_port=4001,
-        role="default",
-        role_offset=number * slots,
-        role_world_size=2 * slots,
-    )
+GIVEN: Mapping[type, Mapping[str, Any]] = {
+    Group: {"group_id": "g"},
+    GroupSpec: {"rank_order": "topology:zone,rack", "master": "public=yes"},
+    Node: {"phase": NodePhase.LOST},
+    Reason: {"code": ReasonCode.NODE_LOST, "cause": Reason(code=ReasonCode.LEASE_EXPIRED, message="late")},
+}
+"""The fields that a type of its own does not describe."""
 
 
-HELD = Held(
-    round=3,
-    step=90,
-    world_size=8,
-    whole=True,
-    sharded=True,
-    size=7,
-    ranks=(RankPart(rank=2, digest="ab"),),
-)
-HOLDINGS = Holdings(
-    origin="0123456789abcdef",
-    port=7000,
-    key="k",
-    held=(HELD,),
-    reached=94,
-    refused=(Stamp(round=2, step=50),),
-)
+def filled(kind: Any, default: object = None) -> Any:
+    """A value of a type that differs from a default, and so do all fields in it."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return filled(inner[0], default)
+    if origin in (Union, UnionType):
+        return filled(next(one for one in inner if one is not NoneType), default)
+    if origin is tuple:
+        return tuple(filled(one) for one in inner if one is not ...)
+    if origin is frozenset:
+        return frozenset({filled(inner[0])})
+    if origin is Mapping:
+        return {filled(inner[0]): filled(inner[1])}
+    if is_dataclass(kind):
+        types, given = get_type_hints(kind, include_extras=True), GIVEN.get(cast(type, kind), {})
+        return kind(**{f.name: given.get(f.name) or filled(types[f.name], f.default) for f in fields(kind)})
+    if issubclass(kind, Enum):
+        return next(one for one in kind if one != default)
+    return {bool: default is not True, int: 3, float: 2.5, str: "gpu0"}[kind]
 
 
+@cache
 def full() -> Group:
-    """A group in which no field has its default."""
-    failure = Failure(
-        local_rank=1,
-        rank=5,
-        exit_code=None,
-        signal="SIGSEGV",
-        message="boom\n\x00é",
-        at=90.1,
-    )
-    hang = Failure(local_rank=0, rank=4, message="line 7", at=91.5)
-    node = Node(
-        node_id="gpu0",
-        incarnation="x",
-        slots=4,
-        address="10.0.0.1",
-        port=4000,
-        script_port=4001,
-        role="trainer",
-        labels={"rack": "r1"},
-        weight=0.5,
-        snapshots=HOLDINGS,
-        device={"gpu": "H200"},
-        wants_command=True,
-        wants_members=True,
-        wants_daemon=True,
-        takes_notice=True,
-        script="train.py",
-        ready_within_s=60.0,
-        not_ready="node check failed",
-        daemon=("orted", "-mca", "é"),
-        job=2,
-        phase=NodePhase.LOST,
-        joined_at=1.5,
-        acked_round=3,
-        member_of=4,
-        ready_to_stop=3,
-        failure=failure,
-        leaving=ends.departed(ReasonCode.NODE_DRAINED),
-        rejected=ends.bad_address("g", "gpu0", "127.0.0.1"),
-        departed_at=0.1 + 0.2,
-        departure_reason=ends.lease_expired(5.0),
-        former=("w",),
-    )
-    end = End(
-        cause=Cause(
-            kind=EndKind.LOST,
-            reason=ends.node_lost("gpu0", ends.departed(ReasonCode.CONNECTION_LOST)),
-            node_id="gpu0",
-        ),
-        before=Ended(node_id="gpu1", rank=4),
-        at=99.0,
-        consequences=True,
-        hang=hang,
-        stopped_at=99.5,
-        time={"starting_up": 1.5, "training": 20.25},
-    )
-    return Group(
-        group_id="g",
-        spec=GroupSpec(
-            min_nodes=2,
-            max_nodes=5,
-            min_world_size=4,
-            max_world_size=12,
-            world_size_multiple=2,
-            max_restarts=7,
-            join_timeout_s=60.5,
-            last_call_s=2.0,
-            replace_wait_s=3.0,
-            stop_timeout_s=4.0,
-            notice_s=45.0,
-            lease_s=6.0,
-            max_disconnect_s=70.0,
-            no_restart_on=(2, 64),
-            restart_wait_s=30.0,
-            hang_timeout_s=30.0,
-            growth_pause_s=5.0,
-            on_join=OnJoin.SPARE,
-            rank_order="topology:zone,rack",
-            master="public=yes",
-            unit="rack",
-            command=("train.py", "--lr", "0.1"),
-        ),
-        given=frozenset({"min_nodes", "command"}),
-        spec_fixed=False,
-        by_put=True,
-        state=GroupState.FAILED,
-        job=2,
-        last_round=4,
-        restarts=1,
-        round=Round(
-            number=4,
-            members=(member(0), member(1)),
-            restart_count=1,
-            formed_at=80.0,
-            finished=frozenset({"gpu1"}),
-            first=True,
-            met=3,
-            restarted_by=ends.worker_failed("gpu1", Failure(rank=5, local_rank=1, signal="SIGSEGV")),
-            runs_at=60.0,
-            trains_at=61.0,
-            hung_s=4.5,
-            unseen=True,
-            warnings=WARNINGS,
-            weights=((4, 1.0), (4, 0.5)),
-            snapshot=Chosen(
-                round=3,
-                step=90,
-                world_size=8,
-                sharded=True,
-                lost=4,
-                sources=(
-                    SnapshotSource(
-                        node_id="gpu1", address="x", port=7000, key="k", whole=True, ranks=HELD.ranks
-                    ),
-                ),
-            ),
-            notice=Notice(
-                cause=Cause(kind=EndKind.CANCELLED, reason=ends.cancelled("an admin")), at=97.5, until=127.5
-            ),
-            end=end,
-        ),
-        nodes={"gpu0": node},
-        seats=("gpu0", "gpu1"),
-        drained=frozenset({"gpu0"}),
-        last_call=False,
-        waiting_since=11.0,
-        bounds_since=12.0,
-        joiners_since=13.0,
-        unreachable=frozenset({("gpu1", "gpu0")}),
-        failed_masters=1,
-        quick=3,
-        backoff_until=101.0,
-        snapshots=SnapshotsKept(
-            origin="0123456789abcdef",
-            wanted=Stamp(round=3, step=80),
-            undone=Stamp(round=3, step=90),
-            undone_before=4,
-        ),
-        failed_rounds={"gpu0": 2},
-        root_cause=RootCause(
-            reason=ends.without_restart(ends.worker_failed("gpu0", failure), "permanent"),
-            round=4,
-            node_id="gpu0",
-            failure=failure,
-        ),
-        records=(
-            RoundRecord(
-                number=2,
-                job=1,
-                world_size=3,
-                ended_by="lost",
-                reason=ends.departed(ReasonCode.AGENT_DIED),
-                is_last=True,
-                cost_restart=True,
-                cost="2 steps lost",
-                time={"waiting": 0.5},
-            ),
-        ),
-        previous_outcome=GroupState.CANCELLED,
-        cancellation=ends.cancelled("an admin at 10.0.0.9"),
-        created_at=1.0,
-        finished_at=100.0,
-    )
-
-
-def at_default(value: object) -> list[str]:
-    """Fields of a dataclass, and of those in it, that tell nothing apart from a field that was not stored."""
-    if not isinstance(value, Group | GroupSpec | Node | Round | End | RootCause):
-        return []
-    own = [f.name for f in fields(value) if getattr(value, f.name) == f.default]
-    parts = [getattr(value, f.name) for f in fields(value)]
-    return own + [name for part in parts for name in at_default(part)]
+    """A group in which no field has its default, as a server restores it."""
+    return as_restored(filled(Group))
 
 
 def test_every_field_comes_back_but_what_is_in_memory_only() -> None:
-    group = full()
-    assert at_default(group) == ["moved_at", "stall"], "a new field: give it a value in `full`"
-    in_memory = ["heard_at", "disconnected_at", "stop_acked_at"]
+    group, in_memory = full(), ["heard_at", "disconnected_at", "stop_acked_at"]
     node = group.nodes["gpu0"]
-    assert sorted(at_default(node)) == sorted(in_memory)
     kept = Kept()
-    kept.take(None, group)
+    kept.take(None, filled(Group))
     assert kept.restored("g") == group
     ready = group.with_node(replace(node, phase=NodePhase.READY))
     heard = replace(ready.nodes["gpu0"], heard_at=1.0, disconnected_at=2.0, stop_acked_at=1.5)
@@ -310,7 +115,7 @@ def test_every_field_comes_back_but_what_is_in_memory_only() -> None:
     assert [getattr(restored, name) for name in in_memory] == [NOW, None, None]
     new = replace(group, round=None, nodes={}, job=3)  # the round of a job goes with it
     kept.take(group, new)
-    assert kept.records.keys() == {"groups/g/group", "groups/g/rounds/000000000002"}
+    assert kept.records.keys() == {"groups/g/group", "groups/g/rounds/000000000003"}
     assert kept.restored("g") == new
 
 
@@ -378,7 +183,7 @@ KEYS = [
     "groups/g/round",
     "groups/g/nodes/gpu0",
     "groups/g/events/000000000001",
-    "groups/g/rounds/000000000002",
+    "groups/g/rounds/000000000003",
 ]
 
 

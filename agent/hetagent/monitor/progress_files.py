@@ -2,7 +2,6 @@
 
 import contextlib
 import re
-from dataclasses import replace
 
 from hetagent.monitor.stall_detector import ProgressReport
 from hetagent.progress import LAYOUT, SUFFIX
@@ -19,30 +18,18 @@ def read(path: str) -> ProgressReport:
 
     An OSError: nobody can tell, since this process has no descriptors left, for instance.
     """
-    mapped = _mapped(path)
-    return mapped if mapped.step is not None else replace(mapped, step=_written(path))
-
-
-def _mapped(path: str) -> ProgressReport:
+    step, until, first_at, last_at = 0, 0.0, 0.0, 0.0
     content = _content(path + SUFFIX)
-    if len(content) < LAYOUT.size:
-        return ProgressReport()
-    step, until, first_at, last_at = LAYOUT.unpack_from(content)
+    if len(content) >= LAYOUT.size:
+        step, until, first_at, last_at = LAYOUT.unpack_from(content)
+    if step <= 0 and (number := re.match(rb"\s*(\d{1,18})", _content(path))):
+        step = int(number[1]) + 1
     return ProgressReport(
-        _step(step - 1) if step > 0 else None,
+        min(step - 1, MAX_STEP) if step > 0 else None,
         min(until, FOR_EVER) if until > 0.0 else 0.0,
         first_at if first_at > 0.0 else None,
         last_at if last_at > 0.0 else None,
     )
-
-
-def _written(path: str) -> int | None:
-    number = re.match(rb"\s*(\d{1,18})", _content(path))
-    return _step(int(number[1])) if number is not None else None
-
-
-def _step(step: int) -> int:
-    return min(step, MAX_STEP)
 
 
 def _content(path: str) -> bytes:

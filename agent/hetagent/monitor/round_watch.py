@@ -49,6 +49,7 @@ class RoundWatch:
     Args:
         push: called when the server has to know at once what `fields` returns, in the watch's thread.
         cpu: the workers have no GPUs.
+        torch: they open torch's server: each runs under our runner, by itself.
         unseen: why the collectives of all of them cannot be known, whatever torch says; empty: they can.
     """
 
@@ -60,6 +61,7 @@ class RoundWatch:
         *,
         hang_timeout_s: Callable[[], float | None] = lambda: None,
         cpu: bool = False,
+        torch: bool = True,
         unseen: str = "",
         log: Callable[[str], None] = lambda text: None,
     ) -> None:
@@ -70,7 +72,8 @@ class RoundWatch:
         self._cpu = cpu
         self._log = log
         self._folder = _folder()
-        self._unseen = unseen or (NO_FOLDER if self._folder is None else "")
+        self._torch = torch
+        self._unseen = (unseen or (NO_FOLDER if self._folder is None else "")) if torch else NOT_OURS
         self._torch_tells = release.tells_progress(release.installed())
         self._sample: tuple[NodeProgress, float] | None = None  # and when it was taken
         self._watched_at = 0.0
@@ -80,12 +83,10 @@ class RoundWatch:
         self._stop = SelfPipe()  # the thread closes it
         self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
 
-    def environ(self, local_rank: int, *, torch: bool) -> dict[str, str]:
-        """What a worker gets; with `torch` it opens torch's server: it runs under our runner, a worker by itself."""
-        if not torch:
-            self._unseen = NOT_OURS
+    def environ(self, local_rank: int) -> dict[str, str]:
+        """What a worker gets."""
         file = self._file(local_rank)
-        return {} if file is None else {FILE: file, **(opening(file + SOCKET) if torch else {})}
+        return {} if file is None else {FILE: file, **(opening(file + SOCKET) if self._torch else {})}
 
     def _file(self, local_rank: int) -> str | None:
         """The file of a worker; None: there is no folder for it."""

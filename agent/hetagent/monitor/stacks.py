@@ -7,7 +7,6 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 
 from hetagent.launch.command import python
 from hetagent.monitor.stall_detector import State
@@ -16,12 +15,6 @@ from hetagent.monitor.worker_probe import WorkerProbe
 from hetagent.node.self_pipe import readable
 from hetagent.worker import runner
 from hetrdzv.protocol.stacks import Stack
-
-MAX_STACK = 16_000
-"""How much of a stack is told (characters)."""
-
-MAX_SHOWN = 300_000
-"""How much of all stacks of a node the server is sent at once (characters): its requests have a limit."""
 
 MAX_WHY = 250
 
@@ -129,10 +122,4 @@ def tidy(dump: str) -> str:
         frames = [line for line in thread.splitlines() if line and not _OURS.search(line)]
         if len(frames) > 1 and "<no Python frame>" not in thread:
             lines += frames
-    return "\n".join(lines)[:MAX_STACK]
-
-
-def fitting(stacks: Sequence[Stack]) -> list[Stack]:
-    """As much of each as the server takes of all of them together."""
-    most = MAX_SHOWN // max(1, len(stacks))
-    return [replace(stack, text=stack.text[:most]) for stack in stacks]
+    return "\n".join(lines)

@@ -1,14 +1,13 @@
 """How an agent watches its workers, round after round, and shows their stacks and logs to those who may see them."""
 
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from hetagent.launch.base import Assignment, Launch
 from hetagent.launch.command import WorkerCommand
-from hetagent.monitor import stacks
 from hetagent.monitor.round_watch import RoundWatch
 from hetagent.roundhook import RoundHook
 from hetagent.session.connection import ServerConnection
@@ -30,7 +29,7 @@ STACKS_S = 5.0
 """How long it may take to answer who wants to see stacks (seconds)."""
 
 MOST, MOST_OF_ALL = 16_000, 240_000
-"""How much of a worker's log is shown, and of all of a node at once (characters): requests have a limit."""
+"""How much of a worker's stack or log is shown, and of all of a node at once (characters): requests have a limit."""
 
 NOT_TORCH = "its collectives are not those of torch.distributed"
 """Why the collectives of Horovod's workers cannot be known."""
@@ -69,7 +68,6 @@ class Watcher(RoundHook):
         self._secrets = secrets
         self._log = log
         self._output: Callable[[int], tuple[bytes, bytes] | None] = lambda rank: (b"", b"")
-        self._shows_collectives = False
         self._assignment: Assignment | None = None
         self._watch: RoundWatch | None = None
         self._failed = False  # one of the workers has, in this round
@@ -83,20 +81,20 @@ class Watcher(RoundHook):
     def prepare(self, assignment: Assignment, command: WorkerCommand) -> None:
         self.end()
         self._assignment, self._failed = assignment, False
-        self._shows_collectives = command.is_python and not self._launch.one_per_node
         self._watch = RoundWatch(
             assignment.round,
             assignment.start.world_size,
             self._server.push_progress,
             hang_timeout_s=self._server.hang_timeout_s,
             cpu=self._cpu,
+            torch=command.is_python and not self._launch.one_per_node,
             unseen="" if self._launch.uses_process_groups else NOT_TORCH,
             log=self._log,
         )
 
     def environ(self, local_rank: int) -> dict[str, str]:
         assert self._watch is not None
-        return self._watch.environ(local_rank, torch=self._shows_collectives)
+        return self._watch.environ(local_rank)
 
     def begin(self, workers: Workers) -> None:
         assert self._watch is not None
@@ -122,10 +120,9 @@ class Watcher(RoundHook):
             return
         ranks, world_size = watch.ranks(None), self._assignment.start.world_size
         if ranks and self._reports_output and (self._failed or world_size <= FEW_WORKERS):
-            found = logs(ranks, self._output, self._secrets())
-            shortened = tuple(log.shortened(About.LOGS, fitting_of(world_size)) for log in found)
+            found = fitting(self._logs(ranks), About.LOGS, fitting_of(world_size))
             self._server.send(
-                Report(LOGS, partial(StacksRequest, number=self._assignment.round, stacks=shortened))
+                Report(LOGS, partial(StacksRequest, number=self._assignment.round, stacks=found))
             )
         watch.close()
 
@@ -143,7 +140,7 @@ class Watcher(RoundHook):
         watch = self._watch if is_newest else None
 
         def answer() -> None:
-            shown = tuple(self._shown(watch, asked)) if watch is not None else ()
+            shown = fitting(self._shown(watch, asked), asked.about) if watch is not None else ()
             self._server.send(Report(STACKS, partial(StacksRequest, number=asked.number, stacks=shown)))
 
         threading.Thread(target=answer, name="stacks", daemon=True).start()
@@ -154,25 +151,25 @@ class Watcher(RoundHook):
         if not self._reports_output:
             return [Stack(rank=rank, why=OFF) for rank in ranks]
         if asked.about is About.STACKS:
-            return stacks.fitting(watch.stacks(asked.ranks, STACKS_S))
+            return watch.stacks(asked.ranks, STACKS_S)
         others = set(asked.ranks or ()).difference(ranks)  # of a node with one program for all its ranks
         why = f"one program runs all ranks of this node: see rank {min(watch.ranks(None), default=0)}"
-        found = logs(ranks, self._output, self._secrets())
-        return [*found, *(Stack(rank=rank, why=why) for rank in others)]
+        return [*self._logs(ranks), *(Stack(rank=rank, why=why) for rank in others)]
+
+    def _logs(self, ranks: Collection[int]) -> list[Stack]:
+        secrets = self._secrets()
+        return [log(rank, self._output(rank), secrets) for rank in ranks]
 
 
-def logs(
-    ranks: Collection[int], output: Callable[[int], tuple[bytes, bytes] | None], secrets: Collection[str]
-) -> list[Stack]:
-    """The end of what each of these ranks has written (see `StartedWorker.output`), as plain text without secrets."""
-    most = min(MOST, MOST_OF_ALL // max(1, len(ranks)))
-    return [_log(rank, output(rank), secrets, most) for rank in ranks]
-
-
-def _log(rank: int, output: tuple[bytes, bytes] | None, secrets: Collection[str], most: int) -> Stack:
+def log(rank: int, output: tuple[bytes, bytes] | None, secrets: Collection[str]) -> Stack:
+    """The end of what a rank has written (see `StartedWorker.output`), as plain text without secrets."""
     if output is None:
         return Stack(rank=rank, why=NOT_KEPT)
     text, stderr = (sendable(concealed(plain_text(stream), secrets)).rstrip() for stream in output)
-    if not text and not stderr:
-        return Stack(rank=rank, why=NOTHING)
-    return Stack(rank=rank, text=text, stderr=stderr).shortened(About.LOGS, most)
+    return Stack(rank=rank, text=text, stderr=stderr, why="" if text or stderr else NOTHING)
+
+
+def fitting(found: Sequence[Stack], about: About, most: int = MOST) -> tuple[Stack, ...]:
+    """As much of each as the server takes of all of them together."""
+    most = min(most, MOST, MOST_OF_ALL // max(1, len(found)))
+    return tuple(stack.shortened(about, most) for stack in found)

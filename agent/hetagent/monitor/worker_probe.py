@@ -27,6 +27,9 @@ ASLEEP = "S"
 beside it: DistributedDataParallel asks for the mean of one bucket of gradients, and goes on with the next; a thread
 saves a checkpoint with the others. What a worker with a GPU does meanwhile cannot be seen from outside."""
 
+STATES = {None: State.ENDED, "Z": State.ENDED, "X": State.ENDED, "T": State.STOPPED, "D": State.BLOCKED}
+"""By the letter of the kernel; any other runs."""
+
 MAX_REASON = 150
 """How much is read of why a worker has no server (characters)."""
 
@@ -182,11 +185,4 @@ class WorkerProbe:
 
 def process_state(pid: int) -> State:
     """What a worker's process does."""
-    match processes.state(pid):
-        case None | "Z" | "X":
-            return State.ENDED
-        case "T":
-            return State.STOPPED
-        case "D":
-            return State.BLOCKED
-    return State.RUNS
+    return STATES.get(processes.state(pid), State.RUNS)

@@ -93,7 +93,7 @@ class Pair:
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
             "TORCH_FR_BUFFER_SIZE": "20",
-            **self.watch.environ(rank, torch=True),
+            **self.watch.environ(rank),
         }
         command = [sys.executable, "-u", runner.__file__, str(self.folder / "script.py")]
         return subprocess.Popen(command, env=environ)
@@ -130,8 +130,7 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
     made = Pair(tmp_path)
     yield made
     made.close()
-    assert made.watch.environ(0, torch=True) != {}
-    assert not Path(made.watch.environ(0, torch=False)["HET_PROGRESS_FILE"]).parent.exists()
+    assert not Path(made.watch.environ(0)[FILE]).parent.exists()
 
 
 def test_who_is_behind_where_and_in_which_state(pair: Pair) -> None:
@@ -178,7 +177,7 @@ from hetagent.monitor.round_watch import RoundWatch
 said, told = [], []
 watch = RoundWatch(1, 2, lambda: told.append(watch.fields().workers[0]), cpu=True, log=said.append)
 command = 'i=0; while :; do i=$((i+1)); echo $i > "$HET_PROGRESS_FILE"; sleep 0.05; done'
-worker = subprocess.Popen(["sh", "-c", command], env=os.environ | watch.environ(0, torch=True))
+worker = subprocess.Popen(["sh", "-c", command], env=os.environ | watch.environ(0))
 
 def until(what):
     end = time.monotonic() + 60
@@ -253,8 +252,7 @@ def test_workers_that_never_answered_have_come_nowhere_or_nobody_knows(
     known: bool,
 ) -> None:
     monkeypatch.setattr("hetagent.node.release.installed", lambda: release)
-    watch = RoundWatch(1, world_size, lambda: None, cpu=True)
-    watch.environ(0, torch=torch)
+    watch = RoundWatch(1, world_size, lambda: None, cpu=True, torch=torch)
     watch.begin({0: os.getpid()}, 0)
     assert (watch.moved() is not None) == known
     watch.close()
@@ -263,7 +261,7 @@ def test_workers_that_never_answered_have_come_nowhere_or_nobody_knows(
 @pytest.mark.parametrize("left", ["", ".ended", ".error", None], ids=str)
 def test_of_a_worker_that_had_imported_torch_and_never_answered_nobody_knows(left: str | None) -> None:
     watch = RoundWatch(1, 2, lambda: None, cpu=True)
-    file = Path(watch.environ(0, torch=True)[FILE])
+    file = Path(watch.environ(0)[FILE])
     watch.begin({0: os.getpid()}, 0)
     if left is None:  # nobody knows what had been there
         shutil.rmtree(file.parent)

@@ -14,10 +14,6 @@ from hetagent.monitor.round_watch import RoundWatch
 from hetagent.monitor.stall_detector import State
 from hetagent.node.processes import proctree
 from hetagent.worker import runner
-from hetrdzv.protocol import codec
-from hetrdzv.protocol.bounds import MAX_BODY_BYTES
-from hetrdzv.protocol.settings import MAX_SLOTS
-from hetrdzv.protocol.stacks import Stack, StacksRequest
 
 
 def watch_of(pid: int) -> RoundWatch:
@@ -84,13 +80,3 @@ Thread 1480 (idle)
         "    step (train.py:12)",
     ]
     assert stacks.tidy("nothing") == ""
-    assert len(stacks.tidy("Thread x\n" + " y\n" * 100_000)) == stacks.MAX_STACK
-    codec.checked(stacks.Stack, stacks.Stack(rank=0, why="w" * stacks.MAX_WHY))
-
-
-def test_the_stacks_of_the_largest_node_fit_into_a_request() -> None:
-    for workers in (1, 8, MAX_SLOTS):
-        shown = stacks.fitting([Stack(rank=rank, text="\u20ac" * 16_000) for rank in range(workers)])
-        assert len(shown[-1].text) == min(16_000, stacks.MAX_SHOWN // workers)
-        body = StacksRequest(incarnation="i" * 128, number=1, stacks=tuple(shown))
-        assert len(codec.write(body, given=True)) < MAX_BODY_BYTES

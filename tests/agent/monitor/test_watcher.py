@@ -16,10 +16,13 @@ from torch.distributed.elastic.multiprocessing import Std
 
 from hetagent.monitor import watcher
 from hetagent.monitor.round_watch import PREFIX
-from hetagent.monitor.watcher import MOST, MOST_OF_ALL, NOT_KEPT, NOTHING, OFF, logs
+from hetagent.monitor.stacks import MAX_WHY
+from hetagent.monitor.watcher import MOST, MOST_OF_ALL, NOT_KEPT, NOTHING, OFF, fitting, log
 from hetagent.node.scratch import marked_prefix
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.stacks import StacksRequest
+from hetrdzv.protocol.bounds import MAX_BODY_BYTES
+from hetrdzv.protocol.settings import MAX_SLOTS
+from hetrdzv.protocol.stacks import About, Stack, StacksRequest
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +166,8 @@ def test_logs_are_the_end_in_whole_lines_of_both_streams_without_secrets() -> No
         5: (b"loss 3\n", b"warning\n" * MOST),
         6: (b"x" * 2 * MOST, b""),
     }
-    shown = {one.rank: one for one in logs(written, written.__getitem__, ["sesame"])}
+    found = [log(rank, output, ["sesame"]) for rank, output in written.items()]
+    shown = {one.rank: one for one in fitting(found, About.LOGS)}
     assert [(shown[rank].text, shown[rank].why) for rank in (0, 3)] == [("", NOT_KEPT), ("", NOTHING)]
     assert shown[4].text == "token [token]\nred"
     assert (shown[5].text, set(shown[5].stderr.splitlines())) == ("loss 3", {"warning"})
@@ -171,9 +175,12 @@ def test_logs_are_the_end_in_whole_lines_of_both_streams_without_secrets() -> No
     assert shown[6].text == "x" * MOST
 
 
-def test_the_logs_of_the_largest_node_fit_into_a_request() -> None:
-    for workers in (1, 64, 1024):
-        found = logs(range(workers), lambda rank: ("\U0001f525".encode() * MOST, b""), [])
-        assert len(found[-1].text) == min(MOST, MOST_OF_ALL // workers)
-        body = StacksRequest(incarnation="i" * 128, number=1, stacks=tuple(found))
-        assert len(codec.write(body, given=True)) < 1 << 20
+@pytest.mark.parametrize("about", About)
+def test_the_stacks_and_logs_of_the_largest_node_fit_into_a_request(about: About) -> None:
+    for workers in (1, 64, MAX_SLOTS):
+        found = [Stack(rank=rank, text="\U0001f525" * MOST) for rank in range(workers)]
+        shown = fitting(found, about)
+        assert len(shown[-1].text) == min(MOST, MOST_OF_ALL // workers)
+        body = StacksRequest(incarnation="i" * 128, number=1, stacks=shown)
+        assert len(codec.write(body, given=True)) < MAX_BODY_BYTES
+    codec.checked(Stack, Stack(rank=0, why="w" * MAX_WHY))

@@ -8,40 +8,31 @@ import pytest
 from hetagent.node import memory
 
 
-@pytest.fixture
-def cgroup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """This process's control group, in a folder that stands for the kernel's; its parent is the root."""
-    (tmp_path / "own").write_text("1:cpu:/elsewhere\n0::/job\n")
-    monkeypatch.setattr(memory, "OWN_CGROUP", tmp_path / "own")
-    monkeypatch.setattr(memory, "CGROUP", tmp_path)
-    (tmp_path / "job").mkdir()
-    return tmp_path / "job"
-
-
 def limit(folder: Path, limit: str, used: int = 0, inactive_file: int = 0) -> None:
     (folder / "memory.max").write_text(f"{limit}\n")
     (folder / "memory.current").write_text(f"{used}\n")
     (folder / "memory.stat").write_text(f"anon 1\ninactive_file {inactive_file}\n")
 
 
-def test_without_limits_the_machines_memory_counts(cgroup: Path) -> None:
-    assert 0 < memory.free_memory() <= psutil.virtual_memory().total
-    limit(cgroup, "max")
-    assert 0 < memory.free_memory() <= psutil.virtual_memory().total
-
-
-def test_the_smallest_limit_counts_without_what_is_cached(cgroup: Path, tmp_path: Path) -> None:
-    limit(cgroup, "1000", used=900, inactive_file=500)
+def test_the_smallest_limit_counts_without_what_is_cached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This process's control group is in a folder that stands for the kernel's; its parent is the root."""
+    job = tmp_path / "job"
+    job.mkdir()
+    (tmp_path / "own").write_text("1:cpu:/elsewhere\n0::/job\n")
+    monkeypatch.setattr(memory, "OWN_CGROUP", tmp_path / "own")
+    monkeypatch.setattr(memory, "CGROUP", tmp_path)
+    assert 1000 < memory.free_memory() <= psutil.virtual_memory().total
+    limit(job, "max")
+    assert 1000 < memory.free_memory() <= psutil.virtual_memory().total
+    limit(job, "1000", used=900, inactive_file=500)
     assert memory.free_memory() == 600
     limit(tmp_path, "700", used=650)
     assert memory.free_memory() == 50
     (tmp_path / "memory.current").unlink()  # unreadable: only what can be read counts
     assert memory.free_memory() == 600
-
-
-def test_without_control_groups_of_version_2_the_machines_memory_counts(cgroup: Path) -> None:
-    limit(cgroup, "1000", used=900)
-    memory.OWN_CGROUP.write_text("1:memory:/job\n")
+    (tmp_path / "own").write_text("1:memory:/job\n")  # no control groups of version 2
     assert memory.free_memory() > 1000
-    memory.OWN_CGROUP.unlink()
+    (tmp_path / "own").unlink()
     assert memory.free_memory() > 1000

@@ -54,34 +54,29 @@ def test_a_server_that_is_away_has_the_node_still_and_one_that_forgot_it_has_not
     assert bench.session.is_member == known
 
 
-def test_a_change_that_comes_late_makes_no_file(tmp_path: Path) -> None:
-    presence = ReadyFile(tmp_path / "ready", print)
-    presence.close()
-    presence.change(True)
-    assert not (tmp_path / "ready").exists()
-
-
-def test_a_disk_that_fails_later_is_told_and_nothing_else(tmp_path: Path) -> None:
+def test_a_change_that_comes_late_makes_no_file_and_a_disk_that_fails_later_is_told(tmp_path: Path) -> None:
     said: list[str] = []
     folder = tmp_path / "gone"
     folder.mkdir()
-    presence = ReadyFile(folder / "ready", said.append)
+    ready = ReadyFile(folder / "ready", said.append)
     folder.rmdir()
-    presence.change(True)
+    ready.change(True)
     assert said == [f"--ready-file {folder}/ready: No such file or directory"]
+    folder.mkdir()
+    ready.close()
+    ready.change(True)
+    assert not (folder / "ready").exists()
 
 
-def test_a_file_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no file can be made in"):
-        ReadyFile(tmp_path / "none" / "ready", print)
-    with pytest.raises(UsageError, match="something else of that name"):
-        ReadyFile(tmp_path, print)
-
-
-def test_a_file_that_is_something_else_stays(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_made_is_refused_and_one_that_is_something_else_stays(tmp_path: Path) -> None:
     """Where the value was forgotten, the script is taken for it."""
     script = tmp_path / "train.py"
     script.write_text("print()")
-    with pytest.raises(UsageError, match="there is something else of that name"):
-        ReadyFile(script, print)
+    for path, why in (
+        (tmp_path / "none" / "ready", "no file can be made in"),
+        (tmp_path, "something else of that name"),
+        (script, "there is something else of that name"),
+    ):
+        with pytest.raises(UsageError, match=why):
+            ReadyFile(path, print)
     assert script.read_text() == "print()"

@@ -1,8 +1,6 @@
 """How a node's part of a round becomes processes: placeholders, shared files, isolation. No agent, no server."""
 
 import socket
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +16,6 @@ from hetagent.launch.kinds import launch_of
 from hetagent.launch.node import placeholders
 from hetagent.launch.node.program import InitFile, PerNode
 from hetrdzv.protocol.directive import Member, Start
-
-SERVER = ("--server", "http://h:1")
 
 
 def assignment(node: str = "b", *, master: str = "10.0.0.1", **changes: Any) -> Assignment:
@@ -73,8 +69,8 @@ def command(*args: str) -> WorkerCommand:
 
 def test_every_placeholder_is_filled_in() -> None:
     words = [f"{name}={{{name}}}" for name in placeholders.KNOWN]
-    filled = dict(word.split("=") for word in placeholders.fill(words, placeholders.values(assignment())))
-    assert filled == {
+    values = placeholders.values(assignment())
+    assert dict(word.split("=") for word in placeholders.fill(words, values)) == {
         "init_method": "tcp://10.0.0.1:2222",
         "master_addr": "10.0.0.1",
         "master_port": "2222",
@@ -87,17 +83,10 @@ def test_every_placeholder_is_filled_in() -> None:
         "restart_count": "4",
         "group": "job",
     }
-
-
-def test_an_ipv6_master_stands_in_brackets_in_a_url_only() -> None:
-    values = placeholders.values(assignment(master="fd00::1"))
-    assert (values["init_method"], values["master_addr"]) == ("tcp://[fd00::1]:2222", "fd00::1")
-
-
-def test_doubled_braces_are_literal_and_several_placeholders_fit_one_word() -> None:
-    values = placeholders.values(assignment())
     filled = placeholders.fill(['{{"lr": {gpus}}}', "{nnodes}x{gpus}", "plain"], values)
     assert filled == ['{"lr": 2}', "2x2", "plain"]
+    values = placeholders.values(assignment(master="fd00::1"))
+    assert (values["init_method"], values["master_addr"]) == ("tcp://[fd00::1]:2222", "fd00::1")
 
 
 @pytest.mark.parametrize(
@@ -170,23 +159,16 @@ def test_a_formula_for_even_nodes_is_refused(args: str, changes: dict[str, int],
 # -- one process per node ------------------------------------------------------------------------------------
 
 
-def test_the_nodes_process_gets_no_ranks_and_the_scripts_own_port() -> None:
+def test_the_nodes_process_gets_no_ranks_and_the_scripts_own_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And an NCCL that takes the GPU of its tensors: nccl2 takes GPU `RANK % GPUs` without LOCAL_RANK."""
+    monkeypatch.delenv("TORCH_DIST_USE_NCCL2", raising=False)
     changes = PerNode(command("x")).environ(assignment(), 0)
     assert {name for name, value in changes.items() if value is None} == {"RANK", "LOCAL_RANK", "ROLE_RANK"}
-    assert changes["MASTER_PORT"] == "2222"
-    assert changes["TORCHELASTIC_USE_AGENT_STORE"] == "False"
-
-
-@pytest.mark.parametrize(("given", "set_to"), [(None, "0"), ("1", None), ("0", None)])
-def test_programs_that_start_their_own_workers_have_an_nccl_that_takes_the_gpu_of_its_tensors(
-    monkeypatch: pytest.MonkeyPatch, given: str | None, set_to: str | None
-) -> None:
-    """nccl2 takes GPU `RANK % GPUs` without LOCAL_RANK. What somebody has set stays as it is."""
-    monkeypatch.delenv("TORCH_DIST_USE_NCCL2", raising=False)
-    if given is not None:
-        monkeypatch.setenv("TORCH_DIST_USE_NCCL2", given)
-    assert PerNode(command("x")).environ(assignment(), 0).get("TORCH_DIST_USE_NCCL2") == set_to
-    assert "TORCH_DIST_USE_NCCL2" not in PerGpu(command("x")).environ(assignment(), 0)
+    assert (changes["MASTER_PORT"], changes["TORCHELASTIC_USE_AGENT_STORE"]) == ("2222", "False")
+    assert changes["TORCH_DIST_USE_NCCL2"] == "0"
+    assert PerGpu(command("x")).environ(assignment(), 0) == {}
+    monkeypatch.setenv("TORCH_DIST_USE_NCCL2", "1")
+    assert "TORCH_DIST_USE_NCCL2" not in PerNode(command("x")).environ(assignment(), 0)
 
 
 def test_the_master_gives_its_scripts_port_free_and_no_other_node_does() -> None:
@@ -241,21 +223,17 @@ def test_no_file_of_another_job_is_used(tmp_path: Path) -> None:
     assert second.begin(again) != f"file://{left}", "the same node and ports, another agent"
 
 
-def test_a_name_must_be_a_directory_that_a_url_can_name(tmp_path: Path) -> None:
+def test_a_name_must_be_a_directory_that_a_url_can_name_and_the_command_asks_for(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "what?").mkdir()
     for name, said in (
         ("none", "is not a directory"),
         ("file", "is not a directory"),
         ("what?", "cannot read a file:// name"),
+        ("", r"does not have \{init_method\}"),
     ):
         with pytest.raises(CommandError, match=said):
-            InitFile(tmp_path / name)
-
-
-def test_a_command_that_does_not_ask_for_the_name_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CommandError, match=r"does not have \{init_method\}"):
-        PerNode(command("--rank", "{rank_offset}"), Setup(init_file=tmp_path))
+            PerNode(command("--rank", "{rank_offset}"), Setup(init_file=tmp_path / name))
 
 
 # -- one process per GPU -------------------------------------------------------------------------------------
@@ -267,12 +245,8 @@ def test_isolated_workers_see_their_own_gpu_and_keep_their_local_rank() -> None:
         {"CUDA_VISIBLE_DEVICES": "4"},
         {"CUDA_VISIBLE_DEVICES": "GPU-ab"},
     ]
-    assert PerGpu(command("x")).environ(assignment(), 0) == {}
-
-
-def test_isolation_without_a_list_takes_numbers_and_cpu_workers_see_none() -> None:
     assert entries(None, 3) == ("0", "1", "2")
-    assert entries("", 3) == ()
+    assert entries("", 3) == (), "CPU workers"
     with pytest.raises(
         CommandError, match="3 workers a GPU of its own, but CUDA_VISIBLE_DEVICES=0,1 names 2"
     ):
@@ -301,58 +275,37 @@ def test_with_isolation_fairseqs_formula_names_the_device_of_the_local_rank() ->
 
 
 @pytest.mark.parametrize(
-    ("flags", "kind"), [((), PerGpu), (("--launch", "node"), PerNode), (("--isolate-gpus",), PerGpu)]
-)
-def test_the_launch_is_the_one_asked_for(flags: tuple[str, ...], kind: type[Launch]) -> None:
-    options = parse([*SERVER, *flags, "train.py"], {})
-    assert type(launch_of(options, command("x"), 2, {})) is kind
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "visible", "found"),
     [
-        (("--init-file", "/tmp"), "--init-file goes with --launch node, not with gpu"),
+        ("", None, PerGpu),
+        ("--launch node", None, PerNode),
+        ("--isolate-gpus", None, PerGpu),
+        ("--virtual-local-rank", "0,1", PerGpu),
+        ("--isolate-gpus", "MIG-a,MIG-b", PerGpu),
+        ("", "MIG-a,MIG-b", "only the first MIG slice .*: give --isolate-gpus"),
+        ("--virtual-local-rank", "", "but CPU workers see none"),
+        ("--virtual-local-rank --isolate-gpus", None, "both narrow the GPUs"),
+        ("--init-file /tmp", None, "--init-file goes with --launch node, not with gpu"),
         (
-            ("--launch", "node", "--isolate-gpus"),
+            "--launch node --isolate-gpus",
+            None,
             "--isolate-gpus goes with --launch gpu or horovod, not with node",
         ),
+        ("--launch mpi --numa-binding node", None, "--numa-binding goes with --launch gpu or horovod, not"),
+        ("--launch node --virtual-local-rank", None, "--virtual-local-rank goes with --launch gpu, not with"),
         (
-            ("--launch", "mpi", "--numa-binding", "node"),
-            "--numa-binding goes with --launch gpu or horovod, not with mpi",
-        ),
-        (
-            ("--launch", "node", "--require-rendezvous"),
-            "--require-rendezvous goes with --launch gpu or horovod, not with node",
-        ),
-        (("--virtual-local-rank", "--isolate-gpus"), "both narrow the GPUs"),
-        (
-            ("--launch", "node", "--virtual-local-rank"),
-            "--virtual-local-rank goes with --launch gpu, not with node",
+            "--launch node --require-rendezvous",
+            None,
+            "--require-rendezvous goes with --launch gpu or horovod",
         ),
     ],
 )
-def test_flags_that_contradict_the_launch_are_refused(flags: tuple[str, ...], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        launch_of(parse([*SERVER, *flags, "train.py"], {}), command("x"), 2, {})
-
-
-def test_virtual_local_ranks_need_gpus() -> None:
-    options = parse([*SERVER, "--virtual-local-rank", "train.py"], {})
-    launch_of(options, command("x"), 2, {"CUDA_VISIBLE_DEVICES": "0,1"})
-    with pytest.raises(UsageError, match="but CPU workers see none"):
-        launch_of(options, command("x"), 2, {"CUDA_VISIBLE_DEVICES": ""})
-
-
-def test_several_mig_slices_need_isolation() -> None:
-    slices = {"CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b"}
-    with pytest.raises(UsageError, match=r"only the first MIG slice .*: give --isolate-gpus"):
-        launch_of(parse([*SERVER, "train.py"], {}), command("x"), 2, slices)
-    launch_of(parse([*SERVER, "train.py"], {}), command("x"), 1, slices)
-    launch_of(parse([*SERVER, "--isolate-gpus", "train.py"], {}), command("x"), 2, slices)
-
-
-def test_the_table_imports_no_torch() -> None:
-    """Reading the command line should not take seconds."""
-    code = "import sys, hetagent.launch.kinds; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
+def test_the_launch_is_the_one_asked_for(flags: str, visible: str | None, found: type[Launch] | str) -> None:
+    options = parse(["--server", "h", *flags.split(), "train.py"], {})
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    if isinstance(found, str):
+        with pytest.raises(UsageError, match=found):
+            launch_of(options, command("x"), 2, environ)
+    else:
+        assert type(launch_of(options, command("x"), 2, environ)) is found
+        launch_of(options, command("x"), 1, environ)

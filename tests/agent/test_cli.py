@@ -28,14 +28,11 @@ from hetagent.errors import AgentError, CommandError, UsageError
 from hetagent.launch.base import Launch
 from hetagent.launch.command import WorkerCommand, group_command, worker_command
 from hetagent.launch.slots import slots_of
-from hetagent.node import network
 from hetagent.node.gpu import devices
 from hetagent.node.gpu.discovery import Gpu
 from hetagent.node.processes import proctree as processes
-from hetagent.node.standalone import own_server
 from hetagent.options.model import Options
 from hetagent.workers.logs import RoundLogsSpecs
-from hetrdzv import __version__
 
 RUNNER = str(ROOT / "agent/hetagent/worker/runner.py")
 
@@ -58,25 +55,28 @@ def options(*argv: str) -> Options:
 @pytest.mark.parametrize(
     ("argv", "kind", "slots"),
     [
-        ([], "cuda", 4),
-        (["--gpus", "3"], "cuda", 3),
-        (["--gpus", "2", "--device", "cpu"], "cpu", 2),
-        (["--nproc-per-node", "gpu"], "cuda", 4),
-        (["--nproc-per-node", "auto"], "cuda", 4),
-        (["--nproc-per-node", "6"], None, 6),
-        (["--nproc-per-node", "cpu"], None, os.cpu_count()),
-        (["--nproc-per-node", "2", "--device", "cpu"], "cpu", 2),
-        (["--nproc-per-node", "2", "--device", "cuda"], "cuda", 2),
-        (["--nproc-per-node", "auto", "--device", "cpu"], "cpu", os.cpu_count()),
+        ("", "cuda", 4),
+        ("--gpus 3", "cuda", 3),
+        ("--gpus 2 --device cpu", "cpu", 2),
+        ("--nproc-per-node gpu", "cuda", 4),
+        ("--nproc-per-node auto", "cuda", 4),
+        ("--nproc-per-node 6", None, 6),
+        ("--nproc-per-node cpu", None, os.cpu_count()),
+        ("--nproc-per-node 2 --device cpu", "cpu", 2),
+        ("--nproc-per-node 2 --device cuda", "cuda", 2),
+        ("--nproc-per-node auto --device cpu", "cpu", os.cpu_count()),
     ],
 )
-def test_how_many_workers_on_what(argv: list[str], kind: str | None, slots: int) -> None:
-    chosen, count = slots_of(options(*argv))
+def test_how_many_workers_on_what(argv: str, kind: str | None, slots: int) -> None:
+    chosen, count = slots_of(options(*argv.split()))
     assert (chosen.kind if chosen is not None else None, count) == (kind, slots)
 
 
 def test_torchruns_auto_without_gpus_means_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "choose", _none)
+    def none(*args: object) -> devices.Devices:
+        raise devices.NoGpuHere("--gpus auto", " (no driver)")
+
+    monkeypatch.setattr(devices, "choose", none)
     assert slots_of(options("--nproc-per-node", "auto")) == (None, os.cpu_count())
     for argv in (["--nproc-per-node", "gpu"], ["--nproc-per-node", "auto", "--device", "cuda"]):
         with pytest.raises(UsageError) as caught:
@@ -85,23 +85,14 @@ def test_torchruns_auto_without_gpus_means_cpus(monkeypatch: pytest.MonkeyPatch)
         assert str(caught.value) == f"--nproc-per-node {argv[1]}: no GPU here (no driver): {advice}"
 
 
-def _none(*args: object) -> devices.Devices:
-    raise devices.NoGpuHere("--gpus auto", " (no driver)")
-
-
-@pytest.mark.parametrize("count", ["0", "-1", "1025"])
-def test_a_number_of_workers_that_no_node_has(count: str) -> None:
-    with pytest.raises(UsageError, match=f"--nproc-per-node {count}: a node has 1 to 1024 workers"):
-        slots_of(options(f"--nproc-per-node={count}"))
-
-
-@pytest.mark.parametrize("given", ["2.0", "2000"])
-def test_the_variable_is_named_that_gives_a_wrong_number_of_workers(
-    monkeypatch: pytest.MonkeyPatch, given: str
-) -> None:
-    monkeypatch.setenv("PET_NPROC_PER_NODE", given)
-    with pytest.raises(UsageError, match=f"^PET_NPROC_PER_NODE={given}: "):
-        slots_of(options())
+def test_a_number_of_workers_that_no_node_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    for count in ("0", "-1", "1025"):
+        with pytest.raises(UsageError, match=f"--nproc-per-node {count}: a node has 1 to 1024 workers"):
+            slots_of(options(f"--nproc-per-node={count}"))
+    for given in ("2.0", "2000"):
+        monkeypatch.setenv("PET_NPROC_PER_NODE", given)
+        with pytest.raises(UsageError, match=f"^PET_NPROC_PER_NODE={given}: "):
+            slots_of(options())
 
 
 def context(found: Options) -> AgentContext:
@@ -117,14 +108,6 @@ def test_an_offer_that_no_server_would_take_is_refused_at_once() -> None:
     found = replace(options(), labels={"rack": "x" * 300})
     with pytest.raises(UsageError, match=r"no server accepts --label 'x+': String should have at most 256"):
         assembly._offer(context(found), 0.0)
-
-
-def test_the_address() -> None:
-    assert network.offered_address("10.9.8.7", None, ["http://127.0.0.1:1"]) == ("10.9.8.7", None)
-    assert network.offered_address(None, "lo", ["http://10.0.0.1:1"]) == ("127.0.0.1", "lo")
-    assert network.offered_address(None, None, ["http://127.0.0.1:1"]) == ("127.0.0.1", "lo")
-    with pytest.raises(network.NetworkError, match="'nope' does not exist"):
-        network.offered_address(None, "nope", ["http://127.0.0.1:1"])
 
 
 # -- streams -------------------------------------------------------------------------------------------------
@@ -143,8 +126,6 @@ def test_where_output_goes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--tee", "x"], "--tee: 'x' does not name"),
-        (["-r", "0:1,1"], "--redirects: '0:1,1' does not"),
         (["--log-dir", "/dev/null/x"], "--log-dir /dev/null/x: Not a directory"),
         (["--logs-specs", "mine"], "--logs-specs: Could not find entrypoint .*mine"),
     ],
@@ -247,20 +228,14 @@ def test_an_agent_that_cannot_run_says_why_and_writes_it_for_whoever_started_it(
 # -- what is not installed -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("missing", "message"),
-    [
-        ("torch", "hetagent needs torch: pip install 'hetrdzv[agent]'"),
-        ("torch psutil", "hetagent needs torch and psutil: pip install 'hetrdzv[agent]'"),
-    ],
-)
-def test_without_the_extra_agent_it_says_what_to_install(missing: str, message: str) -> None:
-    hidden = f"import sys; sys.modules.update(dict.fromkeys({missing.split()!r}))"
+def test_without_the_extra_agent_it_says_what_to_install() -> None:
+    hidden = "import sys; sys.modules.update(torch=None, psutil=None)"
     program = f"{hidden}; from hetagent.cli.main import main; main()"
     ended = subprocess.run(
         [sys.executable, "-c", program, "--standalone"], capture_output=True, text=True, check=False
     )
-    assert (ended.stderr, ended.returncode) == (f"{message}\n", 2)
+    message = "hetagent needs torch and psutil: pip install 'hetrdzv[agent]'\n"
+    assert (ended.stderr, ended.returncode) == (message, 2)
 
 
 @pytest.mark.parametrize(
@@ -268,10 +243,7 @@ def test_without_the_extra_agent_it_says_what_to_install(missing: str, message: 
     [
         (["--version"], 0),
         (["--help"], 0),
-        (["--gpu", "4", "train.py"], 2),
         (["--nnodes", "two", "--server", "h", "train.py"], 2),
-        (["train.py"], 2),  # no server
-        (["--server", "h", "--token-file", "missing", "train.py"], 2),
         (["--server", "h", "--ca-cert", "missing", "train.py"], 2),
     ],
 )
@@ -286,12 +258,6 @@ def test_what_needs_no_torch_does_not_wait_for_it(argv: list[str], status: int) 
     )
     assert "Traceback" not in ended.stderr
     assert ended.returncode == status
-
-
-def test_python_m_hetagent_is_hetagent() -> None:
-    command = [sys.executable, "-m", "hetagent", "--version"]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (ended.stdout, ended.returncode) == (f"hetagent {__version__}\n", 0)
 
 
 def test_a_node_with_processes_of_an_earlier_agent_that_do_not_die_is_not_offered(
@@ -422,31 +388,23 @@ def test_a_signal_ends_an_agent_whose_output_nobody_reads(hetagent: Start, tmp_p
 
 
 @pytest.mark.long
-def test_an_agent_that_a_script_starts_in_the_background_ignores_sigint(
-    hetagent: Start, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("ends", ["well", "by SIGTERM"])
+def test_an_agent_that_a_script_starts_in_the_background_ignores_sigint(tmp_path: Path, ends: str) -> None:
     """A shell without job control ignores SIGINT and SIGQUIT for `hetagent ... &`, and Python leaves it at that."""
     words = f"{sys.executable} -m hetagent.cli.main {' '.join(STANDALONE)} --no-python sh work & echo $! > agent; "
-    words += "wait $!"
     (tmp_path / "work").write_text("echo $$ > worker; while [ ! -e stop ]; do sleep 0.02; done")
     environment = os.environ | {"PYTHONPATH": f"{ROOT}/rendezvous:{ROOT}/agent"}
-    with open(tmp_path / "err", "w") as err:
-        script = subprocess.Popen(["sh", "-c", words], env=environment, cwd=tmp_path, stderr=err)
+    command = ["sh", "-c", f"{words} wait $!"]
+    script = subprocess.Popen(command, env=environment, cwd=tmp_path, stderr=subprocess.DEVNULL)
     worker = worker_of(tmp_path)
     agent = psutil.Process(int((tmp_path / "agent").read_text()))
-    for signum in (signal.SIGINT, signal.SIGQUIT):
-        agent.send_signal(signum)
-    (tmp_path / "stop").touch()
-    assert script.wait(30) == 0, "the job ran to its end"
-
-    (tmp_path / "stop").unlink()
-    (tmp_path / "worker").unlink()
-    with open(tmp_path / "err", "w") as err:
-        script = subprocess.Popen(["sh", "-c", words], env=environment, cwd=tmp_path, stderr=err)
-    worker = worker_of(tmp_path)
-    agent = psutil.Process(int((tmp_path / "agent").read_text()))
-    agent.terminate()
-    assert script.wait(30) == 128 + signal.SIGTERM
+    agent.send_signal(signal.SIGINT)
+    agent.send_signal(signal.SIGQUIT)
+    if ends == "well":
+        (tmp_path / "stop").touch()
+    else:
+        agent.terminate()
+    assert script.wait(30) == (0 if ends == "well" else 128 + signal.SIGTERM)
     assert not worker.is_running()
 
 
@@ -504,12 +462,3 @@ def test_closed_streams_are_opened_before_files_get_their_numbers() -> None:
         check=False,
     )
     assert (agent.returncode, agent.stdout) == (0, "/dev/null\n/dev/null\n")
-
-
-def test_an_own_server_ends_with_its_block() -> None:
-    with own_server() as mine:
-        (server,) = soon(  # a process shows no command line while it is being replaced
-            lambda: [child for child in psutil.Process().children() if "--stop-at-eof" in child.cmdline()]
-        )
-        assert mine.url.startswith("http://127.0.0.1:")
-    assert not server.is_running()

@@ -31,15 +31,6 @@ def waiting() -> Story:
     return story
 
 
-def starting() -> Story:
-    """A round whose members have not all started."""
-    story = Story(min_nodes=2, max_nodes=2)
-    story.join("gpu1", 8)
-    story.join("gpu2", 4)
-    story.started("gpu2")
-    return story
-
-
 def restarted() -> Story:
     """The second round, after a failure; one member cannot be reached by another, a spare is there."""
     story = running("gpu1", "gpu2", max_nodes=2, on_join=OnJoin.SPARE)
@@ -66,21 +57,6 @@ def drained() -> Story:
     story.drain("gpu2")
     story.cut("gpu1")
     story.join("gpu1", inc="gpu1-2")
-    return story
-
-
-def part_done() -> Story:
-    """One member's workers have succeeded and it has left; the others run."""
-    story = running("gpu1", "gpu2", "gpu3")
-    story.succeeded("gpu3")
-    story.leave("gpu3")
-    return story
-
-
-def succeeded() -> Story:
-    """A job that is over."""
-    story = running("gpu1", "gpu2")
-    story.succeeded("gpu1", "gpu2")
     return story
 
 
@@ -112,12 +88,9 @@ def cancelled() -> Story:
 
 STORIES: tuple[Callable[[], Story], ...] = (
     waiting,
-    starting,
     restarted,
     ended,
     drained,
-    part_done,
-    succeeded,
     failed,
     second_job,
     cancelled,

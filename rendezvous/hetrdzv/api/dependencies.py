@@ -134,23 +134,15 @@ PROBLEM = {"$ref": "#/components/schemas/ProblemReply"}
 # by reference: FastAPI would read the type of a problem anew for each route, at every start
 
 
-def _problem(description: str, **headers: Any) -> dict[str, Any]:
-    shown = {"headers": headers} if headers else {}
-    return {"description": description, "content": {MEDIA_TYPE: {"schema": PROBLEM}}, **shown}
+def _problem(description: str) -> dict[str, Any]:
+    return {"description": description, "content": {MEDIA_TYPE: {"schema": PROBLEM}}}
 
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": _problem("Refused; `code` and `detail` say why"),
-    503: _problem(
-        "Not now; try again after `Retry-After` seconds",
-        **{"Retry-After": {"schema": {"type": "integer"}, "required": True}},
-    ),
+    503: _problem("Not now; try again after `Retry-After` seconds"),
 }
-GROUP_ERRORS: dict[int | str, dict[str, Any]] = {
-    307: _problem(
-        "Another server leads: `Location`",
-        Location={"schema": {"type": "string"}, "required": True},
-    ),
+GROUP_ERRORS = ERRORS | {
+    307: _problem("Another server leads: `Location`"),
     422: _problem("A field is missing, malformed or out of range"),
-    **ERRORS,
 }

@@ -65,16 +65,16 @@ class HttpServer(uvicorn.Server):
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._reload)
 
-    def stop_at_eof(self) -> None:
-        """Wait for the end of standard input, then stop; runs in a thread."""
-        with contextlib.suppress(OSError):
-            while os.read(0, 65_536):  # sys.stdin would hold a lock that the interpreter needs at its end
-                pass
-        self._stop()
-
     def watch_stdin(self) -> None:
         """Stop when standard input ends."""
-        threading.Thread(target=self.stop_at_eof, daemon=True).start()
+
+        def stop_at_eof() -> None:
+            with contextlib.suppress(OSError):
+                while os.read(0, 65_536):  # sys.stdin would hold a lock that the interpreter needs at its end
+                    pass
+            self._stop()
+
+        threading.Thread(target=stop_at_eof, daemon=True).start()
 
     @contextmanager
     def signals(self) -> Iterator[None]:

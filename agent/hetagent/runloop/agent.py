@@ -481,8 +481,8 @@ class Agent:
             self._clear_workers()
             local.forgo()
             failure = start_failure(error)  # it fails the round, not the agent
-            self.log(f"round {local.number}: the workers could not be started: {failure.message}")
-            self.server.send(round_report(ReportKind.FAILED, local.number, failure=failure))
+            self.log(f"round {self.round_number}: the workers could not be started: {failure.message}")
+            self.server.send(round_report(ReportKind.FAILED, self.round_number, failure=failure))
             if failure.final:
                 self._leave_since(f"it cannot start workers: {failure.message}")
             return
@@ -494,7 +494,7 @@ class Agent:
         if local.present:
             self._pids = local.pids
             self.guardian.watch(self._pids)
-            self.server.send(round_report(ReportKind.STARTED, local.number, moved=self.parts.moved()))
+            self.server.send(round_report(ReportKind.STARTED, self.round_number, moved=self.parts.moved()))
 
     def _environ(self) -> dict[str, str]:
         return {

@@ -108,11 +108,6 @@ class LocalRound:
         self._stop: Stop | None = None  # under way, or put off while the program has time to end by itself
 
     @property
-    def number(self) -> int:
-        """The round's number."""
-        return self.assignment.round
-
-    @property
     def present(self) -> bool:
         """Whether there are processes, dead or alive, that have not been cleared away."""
         return self._workers is not None
@@ -198,7 +193,7 @@ class LocalRound:
         made: dict[str, str | None] = {
             **environ,
             "HET_RANK_OFFSET": str(self.assignment.start.rank_offset),
-            "HET_ROUND": str(self.number),
+            "HET_ROUND": str(self.assignment.round),
         }
         for hook in self._parts.hooks:
             made.update(hook.environ(local_rank))
@@ -265,14 +260,12 @@ class LocalRound:
         if not failed and (workers.running or (notices is not None and notices.holds_end())):
             return
         patience_s = self._launch.patience_s(self.assignment, failed=bool(failed))
-        failure = self._dated(workers.first([*failed, *workers.raised()])) if failed else None
+        failure = workers.first([*failed, *workers.raised()]) if failed else None
+        died_at = self._parts.first_death_at()
+        if failure is not None and died_at is not None:
+            failure = replace(failure, seen_at=min(failure.seen_at, died_at))
         self._end = End(failure, time.monotonic() + patience_s)
         self.phase = Phase.ENDING
-
-    def _dated(self, failure: Exit) -> Exit:
-        """A failure, seen when the first process died that the program had started."""
-        died_at = self._parts.first_death_at()
-        return failure if died_at is None else replace(failure, seen_at=min(failure.seen_at, died_at))
 
     def describe(self, failure: Exit, secrets: Collection[str] = ()) -> tuple[Failure, str]:
         """A worker's failure, for the server and in a line for the terminal.
@@ -290,9 +283,10 @@ class LocalRound:
 
     def abandon_reason(self) -> str:
         """Why this node should end its part of the round and join again; empty: it need not."""
-        if not self.present or self.stopping:
+        snapshots = self._parts.snapshots
+        if snapshots is None or not self.present or self.stopping:
             return ""
-        return self._parts.abandon_reason()
+        return snapshots.abandon_reason()
 
     # -- stop ------------------------------------------------------------------------------------------------
 

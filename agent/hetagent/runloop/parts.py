@@ -84,10 +84,6 @@ class Parts:
             part is not None and part.supports_graceful_stop() for part in (self.notices, self.snapshots)
         )
 
-    def abandon_reason(self) -> str:
-        """Why this node should end its part of the round and join again, as what comes after "the round"; empty: no."""
-        return self.snapshots.abandon_reason() if self.snapshots is not None else ""
-
     def report(self, kind: ReportKind) -> Mapping[str, Any]:
         """Fields that parts add to a report of the round's success or failure."""
         parts = (self.start_check, self.monitor)

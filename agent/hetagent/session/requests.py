@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import Problem
@@ -65,14 +65,6 @@ REPORT = ReportRoute(route=Routes.report, ordered=True)
 def round_report(kind: ReportKind, round_number: int, **fields: Any) -> Report[Directive]:
     """What this agent reports of a round's workers; `fields`: see `ReportRequest`."""
     return Report(REPORT, partial(ReportRequest, round=round_number, kind=kind, **fields))
-
-
-class Head(TypedDict):
-    """The fields of `BaseRequest`."""
-
-    number: int
-    group: str
-    node_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,6 @@ that the agent and the simulation run the same code. After any input, and at `wa
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from math import inf
 from typing import Any
 
@@ -19,7 +18,6 @@ from hetagent.session.refusals import MISSING, STRANGERS, directive_of, is_answe
 from hetagent.session.requests import (
     REPORT,
     Answer,
-    Head,
     Join,
     Leave,
     Poll,
@@ -61,8 +59,6 @@ LAST_REPORTS_S = 1.0
 
 JOIN, POLL, URGENT_POLL, LEAVE = "join", "poll", "urgent poll", "leave"
 """What can be in flight, one of each at most, beside the first report of each route."""
-
-Make = Callable[[], Request | None]
 
 
 class Session:
@@ -206,15 +202,16 @@ class Session:
         """The requests to send now; each is in flight until `received`."""
         self._pass_time(now)
         sent = []
-        for what, due_at, make in self._due(now):
-            if now >= max(due_at, self._backoff.retry_at) and (request := make()) is not None:
+        for what, due_at in self._due():
+            is_due = now >= max(due_at, self._backoff.retry_at)
+            if is_due and (request := self._request(what, now)) is not None:
                 self._in_flight[what] = request, now
                 sent.append(request)
         return sent
 
     def wakeup(self) -> float | None:
         """When to ask for `requests` again if nothing happens before; None: no need."""
-        moments: list[float | None] = [max(at, self._backoff.retry_at) for _, at, _ in self._due(0.0)]
+        moments: list[float | None] = [max(at, self._backoff.retry_at) for _, at in self._due()]
         moments.append(self._disconnects_at())
         if self._goodbye is not None and not self.finished:
             moments.append(self._goodbye_until)
@@ -242,8 +239,8 @@ class Session:
 
     # -- what is to be sent, and when ----------------------------------------------------------------------
 
-    def _due(self, now: float) -> Iterator[tuple[object, float, Make]]:
-        """What is not in flight, when it may be sent, and what makes it at that moment.
+    def _due(self) -> Iterator[tuple[object, float]]:
+        """What is not in flight, and when it may be sent.
 
         Reports in order, joins and the goodbye go one at a time, in this order. Polls and other reports go beside them,
         once the server knows this node.
@@ -256,23 +253,23 @@ class Session:
         in_order = first.pop(REPORT, None)
         if not self._is_main_busy:
             if in_order is not None:
-                yield in_order, 0.0, partial(self._next_report, in_order, now)
+                yield in_order, 0.0
             elif self._goodbye is not None:
                 waits = self.is_member and any(route.last for route in first)
-                yield LEAVE, self._last_reports_until if waits else 0.0, self._next_leave
+                yield LEAVE, self._last_reports_until if waits else 0.0
             elif self._joining.due is not None:
-                yield JOIN, self._joining.due_at, lambda: self._next_join(now)
+                yield JOIN, self._joining.due_at
         if not self.is_member:
             return
         if self._goodbye is None:
             is_joining = self._joining.due is not None or JOIN in self._in_flight
             if POLL not in self._in_flight and not is_joining:
-                yield POLL, self._poll_at, self._next_poll
+                yield POLL, self._poll_at
             if URGENT_POLL not in self._in_flight and self._urgent_at is not None:
-                yield URGENT_POLL, self._urgent_at, self._next_urgent_poll
+                yield URGENT_POLL, self._urgent_at
         for route, report in first.items():
             if report not in self._in_flight and (self._goodbye is None or route.last):
-                yield report, report.not_before, partial(self._next_report, report, now)
+                yield report, report.not_before
 
     @property
     def _is_main_busy(self) -> bool:
@@ -282,36 +279,31 @@ class Session:
             for what in self._in_flight
         )
 
-    def _next_report(self, report: Report[Any], now: float) -> Request:
-        head, fields = self._head(), {"incarnation": self.incarnation}
-        if report.to:
-            head["node_id"] = report.to
-        age = {"age_s": max(0.0, now - report.since)} if report.route.ordered else {}
-        return SendReport(**head, route=report.route, body=report.body(**fields, **age))
-
-    def _next_leave(self) -> Request:
-        assert self._goodbye is not None
-        return Leave(**self._head(), incarnation=self.incarnation, reason=self._goodbye)
-
-    def _next_join(self, now: float) -> Request:
-        assert self._joining.due is not None
-        self._joining.sent(self._next_number, now)
-        self._maybe_member = True
-        return Join(**self._head(), body=self._joining.due)
-
-    def _next_poll(self) -> Request:
-        timing = self._directives.current
-        wait_s = 0.0 if self._backoff.away else min(timing.poll_s, timing.max_disconnect_s / 2)
-        return self._poll(self._directives.current.version or None, wait_s)
-
-    def _next_urgent_poll(self) -> Request | None:
-        self._urgent_at = None
-        poll = self._poll(None, 0.0)
-        return poll if poll.progress is not None else None
-
-    def _poll(self, after: str | None, wait_s: float) -> Poll:
-        sample = self.sample()
-        return Poll(**self._head(), incarnation=self.incarnation, after=after, wait_s=wait_s, progress=sample)
+    def _request(self, what: object, now: float) -> Request | None:
+        """What is due, as it is now; None: there is nothing to say after all."""
+        head: Any = {"number": self._next_number, "group": self.group, "node_id": self.node_id}
+        self._next_number += 1
+        if isinstance(what, Report):
+            head["node_id"] = what.to or self.node_id
+            age = {"age_s": max(0.0, now - what.since)} if what.route.ordered else {}
+            return SendReport(**head, route=what.route, body=what.body(incarnation=self.incarnation, **age))
+        if what == LEAVE:
+            return Leave(**head, incarnation=self.incarnation, reason=self._goodbye or "")
+        if what == JOIN:
+            assert self._joining.due is not None
+            self._joining.sent(head["number"], now)
+            self._maybe_member = True
+            return Join(**head, body=self._joining.due)
+        after, wait_s, progress = None, 0.0, self.sample()
+        if what == URGENT_POLL:
+            self._urgent_at = None
+            if progress is None:
+                return None
+        else:
+            timing = self._directives.current
+            after = timing.version or None
+            wait_s = 0.0 if self._backoff.away else min(timing.poll_s, timing.max_disconnect_s / 2)
+        return Poll(**head, incarnation=self.incarnation, after=after, wait_s=wait_s, progress=progress)
 
     def _settle(self, report: object, answer: Answer) -> None:
         """A report was accepted or refused, or no longer matters (None)."""
@@ -341,10 +333,6 @@ class Session:
             for_s = self._directives.current.max_disconnect_s
             why = f"no server has {what} for {for_s:g} s (max_disconnect_s)"
             self._directives.stop("disconnected", f"{why}: {refusal}" if refusal else why)
-
-    def _head(self) -> Head:
-        number, self._next_number = self._next_number, self._next_number + 1
-        return {"number": number, "group": self.group, "node_id": self.node_id}
 
     def _join(self, at: float) -> None:
         """Have a join sent, unless this node is about to leave."""

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from string import Template
 from types import SimpleNamespace
@@ -26,7 +27,7 @@ from hetagent.launch.base import Assignment, PredictCommand
 from hetagent.launch.command import WorkerCommand
 from hetagent.torch_compat.flags import changes_the_command, substituted
 from hetagent.workers.collapse import LineMerger
-from hetagent.workers.output import STDERR, STDOUT, CapturedOutput, OutputCapture, drained
+from hetagent.workers.output import STDERR, STDOUT, OutputCapture, drained
 from hetagent.workers.starter import Program, Started, StartedWorker, Take
 from hetagent.workers.store import HetRendezvousHandler
 
@@ -51,9 +52,8 @@ class TorchStarter(LocalElasticAgent):
         self._assignment: Assignment | None = None  # of the newest round
         self._environs: Sequence[Mapping[str, str | None]] = ()
         self._capture = capture
-        self._captured: dict[int, CapturedOutput] = {}  # of the newest round, by local rank
         self._collapse = collapse
-        self._begun: list[subprocess.Popen[bytes]] = []  # by a start that is not over, or has failed
+        self._begun: dict[int, StartedWorker] = {}  # by a start that is not over, or has failed
 
     @property
     def spec(self) -> WorkerSpec:
@@ -98,7 +98,6 @@ class TorchStarter(LocalElasticAgent):
         self._assignment, self._environs = assignment, environs
         spec.entrypoint, spec.args, spec.max_restarts = command.entrypoint, command.args, start.max_restarts
         self._remaining_restarts = start.max_restarts - start.restart_count
-        self._captured = {}
         try:
             with _no_signal_handlers(), self._taking(take), self._merging():
                 self._initialize_workers(group)
@@ -109,23 +108,22 @@ class TorchStarter(LocalElasticAgent):
             self._store = group.store = None  # the handler has it: other references would keep its port taken
         context, self._pcontext = self._pcontext, None
         assert isinstance(context, SubprocessContext), "commands, not functions, are started"
-        self._begun = []
         workers = {
-            local_rank: StartedWorker(
-                pid,
-                context.error_files[local_rank],
-                context.stdouts[local_rank],
-                context.stderrs[local_rank],
-                self._captured.get(local_rank),
+            local_rank: replace(
+                worker,
+                error_file=context.error_files[local_rank],
+                stdout_file=context.stdouts[local_rank],
+                stderr_file=context.stderrs[local_rank],
             )
-            for local_rank, pid in context.pids().items()
+            for local_rank, worker in self._begun.items()
         }
+        self._begun = {}
         return Started(workers, partial(self._close, context), self._catch_up, spec.rdzv_handler.workers)
 
     def unfinished(self) -> Collection[int]:
         """Once, the pids of the processes of a start that failed: torch has forgotten them. Each leads a session."""
-        begun, self._begun = self._begun, []
-        return [process.pid for process in begun]
+        begun, self._begun = self._begun, {}
+        return [worker.pid for worker in begun.values()]
 
     def _open(
         self, take: Take | None, local_rank: int, program: Program, stdout: int, stderr: int
@@ -133,7 +131,6 @@ class TorchStarter(LocalElasticAgent):
         """The process of a worker."""
         captured = self._capture.open(stdout, stderr) if self._capture is not None else None
         if captured is not None:
-            self._captured[local_rank] = captured
             stdout, stderr = captured.writers.get(STDOUT, stdout), captured.writers.get(STDERR, stderr)
         try:
             process = take(local_rank, program, stdout, stderr) if take is not None else None
@@ -141,7 +138,7 @@ class TorchStarter(LocalElasticAgent):
                 process = subprocess.Popen(
                     program.args, env=program.environ, stdout=stdout, stderr=stderr, start_new_session=True
                 )
-            self._begun.append(process)
+            self._begun[local_rank] = StartedWorker(process.pid, captured=captured)
             return process
         finally:
             if captured is not None:

@@ -115,9 +115,9 @@ def test_any_program_may_write_its_step_as_text(file: str) -> None:
     assert read(file) == ProgressReport(18), "text does not truncate what the module writes to"
 
 
-def test_the_module_needs_nothing_but_python(file: str) -> None:
-    """Scripts may run in an environment of their own, and copy it there."""
-    code = "import progress; progress.progress(4)"
+def test_modules_for_scripts_need_nothing_but_python(file: str) -> None:
+    """Scripts may run in an environment of their own, and copy them there."""
+    code = "import progress, shares; progress.progress(4); shares.current(0, 1)"
     folder = Path(progress.__file__).parent
     subprocess.run([sys.executable, "-S", "-c", code], cwd=folder, check=True, timeout=30)
     assert read(file) == ProgressReport(4)

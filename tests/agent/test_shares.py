@@ -1,11 +1,8 @@
 """hetagent.shares: sizes of batches, the file of a round, and shares by what ranks measured."""
 
 import json
-import os
 import random
 import re
-import subprocess
-import sys
 from fractions import Fraction
 from pathlib import Path
 
@@ -238,19 +235,3 @@ def test_what_a_rank_has_measured_is_known_in_the_next_round(path: Path) -> None
         Path(f"{path}.speed.2").write_text(text)
         shares.refresh(equal, [8, 8, 8], lambda own: heard.append(own) or [own] * 3)
     assert all(0 <= own < 2**63 for own in heard)
-
-
-def test_it_needs_the_standard_library_only() -> None:
-    program = (
-        "import sys; from hetagent import shares; shares.current(); "
-        "print(sorted({name.split('.')[0] for name in sys.modules} - set(sys.stdlib_module_names)))"
-    )
-    folder = str(Path(shares.__file__).parents[1])
-    done = subprocess.run(
-        [sys.executable, "-S", "-c", program],
-        env={"PYTHONPATH": folder, "PATH": os.environ["PATH"]},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.strip() == "['__main__', 'hetagent']"

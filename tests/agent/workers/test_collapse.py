@@ -2,12 +2,11 @@
 
 import io
 import threading
-from collections.abc import Sequence
 
 import pytest
 
 from hetagent.workers import collapse
-from hetagent.workers.collapse import LineMerger, ranges
+from hetagent.workers.collapse import LineMerger
 
 
 class Out(io.StringIO):
@@ -64,10 +63,3 @@ def test_a_line_waits_for_the_others_but_not_for_long() -> None:
     made.write(f"{LineMerger.mark(0)}a")
     made.close()
     assert out.getvalue() == "3/1:a\n2/0:a\n"
-
-
-@pytest.mark.parametrize(
-    ("numbers", "text"), [([0], "0"), ([0, 1], "0-1"), ([0, 1, 2, 5, 7, 8], "0-2,5,7-8"), ([], "")]
-)
-def test_ranges(numbers: Sequence[int], text: str) -> None:
-    assert ranges(numbers) == text

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -39,29 +40,26 @@ def told_of(tmp_path: Path, stack: str) -> str:
     return failure_message(read_record(error_file(tmp_path, recorded(stack))))
 
 
+NO_MOMENTS = (10**400, float("inf"), float("nan"), "1.5", None)
+
+
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("content", "record"),
     [
-        ({"message": "text"}, "text"),
-        ({"message": {"message": "only"}}, "only"),
-        ({"message": {"message": "x", "extraInfo": None}}, "x"),
-        ('{"message": {"mess', ""),
-        ("", ""),
-        ("[1]", ""),
-        ("\x00\xff", ""),
-        ({"message": {}}, ""),
-        (recorded(" \n"), ""),
+        ({"message": "text"}, ErrorRecord("text")),
+        ({"message": {"message": "only"}}, ErrorRecord("only")),
+        ({"message": {"message": "x", "extraInfo": None}}, ErrorRecord("x")),
+        (recorded("stack"), ErrorRecord("stack")),
+        ({"message": "x", "permanent": True, "raised_at": 5.5}, ErrorRecord("x", True, 5.5, 5.5)),
+        *(({"message": "x", "permanent": "yes", "raised_at": at}, ErrorRecord("x")) for at in NO_MOMENTS),
+        ({"message": {}}, ErrorRecord()),
+        *((text, ErrorRecord()) for text in ('{"message": {"mess', "", "[1]", "\x00\xff")),
     ],
 )
-def test_records_of_any_kind(tmp_path: Path, content: object, message: str) -> None:
-    assert failure_message(read_record(error_file(tmp_path, content))) == message
-
-
-@pytest.mark.parametrize("moment", [10**400, float("inf"), float("nan"), "1.5", None])
-def test_a_moment_that_is_none_is_that_of_the_file(tmp_path: Path, moment: object) -> None:
-    file = error_file(tmp_path, {"message": "x", "raised_at": moment})
+def test_records_of_any_kind(tmp_path: Path, content: object, record: ErrorRecord) -> None:
+    file = error_file(tmp_path, content)
     os.utime(file, (1234.5, 1234.5))
-    assert read_record(file) == ErrorRecord("x", ended_at=None, raised_at=1234.5)
+    assert read_record(file) == replace(record, raised_at=record.raised_at or 1234.5)
 
 
 def test_a_full_disk_explains_why_a_worker_left_nothing(
@@ -175,36 +173,28 @@ def cause(**failure: Any) -> RootCause:
     )
 
 
-def test_the_root_cause_is_written_in_torchs_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "error.json"
-    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
-    path.write_text("from an earlier job, and longer" * 100)
-    write_root_cause(cause(exit_code=3, message="Traceback ...\nValueError: x\n"))
-    failure = ProcessFailure(1, 1234, 3, str(path))  # how torch, and whoever reads its files, reads it
-    assert failure.timestamp > 1_700_000_000
-    assert failure.message["message"] == "rank 5 on gpu3 failed"  # type: ignore[index]
-    assert failure.message["extraInfo"]["py_callstack"] == "Traceback ...\nValueError: x"  # type: ignore[index]
-    assert failure.message["errorCode"] == 3  # type: ignore[index]
-
-
 @pytest.mark.parametrize(
     ("failure", "code"),
     [
+        ({"exit_code": 3}, 3),
         ({"signal": "SIGKILL"}, -9),
         ({"signal": "signal 40"}, -40),
         ({"signal": "SIGNEW"}, None),
-        ({"signal": "pause"}, None),
         ({}, None),
     ],
 )
-def test_the_code_of_a_signal_is_negative(
+def test_the_root_cause_is_written_in_torchs_format(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: dict[str, Any], code: int | None
 ) -> None:
     path = tmp_path / "error.json"
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
-    write_root_cause(cause(**failure))
-    record = json.loads(path.read_text())["message"]
-    assert (record["message"], record.get("errorCode")) == ("rank 5 on gpu3 failed", code)
+    path.write_text("from an earlier job, and longer" * 100)
+    write_root_cause(cause(**failure, message="Traceback ...\nValueError: x\n"))
+    seen = ProcessFailure(1, 1234, 3, str(path))  # how torch, and whoever reads its files, reads it
+    assert seen.timestamp > 1_700_000_000
+    assert isinstance(seen.message, dict)
+    assert (seen.message["message"], seen.message.get("errorCode")) == ("rank 5 on gpu3 failed", code)
+    assert seen.message["extraInfo"]["py_callstack"] == "Traceback ...\nValueError: x"
 
 
 def test_an_error_file_that_cannot_be_written_is_said_and_nobody_waits(
@@ -263,12 +253,3 @@ def test_the_token_is_left_out() -> None:
     record = ErrorRecord("Traceback\nKeyError: 'tok-1'\n")
     assert failure_message(record, secrets=["tok-1"]) == "Traceback\nKeyError: '[token]'"
     assert failure_message(ErrorRecord(), b"HET_TOKEN=tok-1", ["tok-1"]) == "HET_TOKEN=[token]"
-
-
-@pytest.mark.parametrize(
-    ("more", "is_permanent"), [({"permanent": True}, True), ({"permanent": "yes"}, False), ({}, False)]
-)
-def test_only_the_runner_calls_a_failure_permanent(
-    tmp_path: Path, more: dict[str, Any], is_permanent: bool
-) -> None:
-    assert read_record(error_file(tmp_path, recorded("x") | more)).permanent == is_permanent

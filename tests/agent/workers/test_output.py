@@ -146,17 +146,12 @@ def test_what_stays_behind_writes_on_when_the_agent_has_ended(tmp_path: Path, is
     os.close(ours)
     os.write(theirs, b"go\n")
     os.close(theirs)
-    if not is_terminal:
-        wait_for(lambda: (tmp_path / "err").read_text() == "late\n", "what it wrote")
-        os.close(console)
-        return
     os.close(console)
-    seen = b""
-    with contextlib.suppress(OSError):  # EIO: nobody has the terminal any more
-        while data := os.read(person, 65_536):
-            seen += data
-    os.close(person)
-    assert seen == b"late\r\n"
+    if is_terminal:
+        assert os.read(person, 65_536) == b"late\r\n"
+        os.close(person)
+    else:
+        wait_for(lambda: (tmp_path / "err").read_text() == "late\n", "what it wrote")
 
 
 def test_a_disk_that_was_full_for_a_while_gets_what_comes_later(capture: Capture, tmp_path: Path) -> None:
@@ -186,8 +181,8 @@ def test_a_worker_is_reported_with_the_end_of_its_stderr(
     assert made.group()["root_cause"]["failure"]["message"] == message
 
 
-def test_what_comes_through_both_is_kept_in_its_order_and_stderr_by_itself(
-    capture: Capture, capfd: pytest.CaptureFixture[str]
+def test_what_comes_through_both_is_kept_in_its_order_and_what_goes_into_a_file_is_left_alone(
+    capture: Capture, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     copies = capture(STDERR)
     captured = copies.open(STDOUT, STDERR)
@@ -197,6 +192,13 @@ def test_what_comes_through_both_is_kept_in_its_order_and_stderr_by_itself(
     captured.close_writers()
     assert captured.both.read() == b"loss 3\nwarning\nloss 2\n"
     assert captured.stderr.read() == b"warning\n"
+    with (tmp_path / "out").open("w") as out, Path(os.devnull).open("w") as nowhere:
+        captured = copies.open(out.fileno(), nowhere.fileno())
+        assert list(captured.writers) == [STDERR]
+        os.write(captured.writers[STDERR], b"of a rank that is not shown\n")
+        assert copies.catch_up()
+        captured.close_writers()
+    assert captured.stderr.read() == captured.both.read() == b"of a rank that is not shown\n"
     assert capfd.readouterr() == ("loss 3\nloss 2\n", "warning\n")
 
 
@@ -211,17 +213,6 @@ def test_nothing_stays_open_when_it_has_ended() -> None:
     copies.hand_over()
     os.close(other)
     assert not set(os.listdir("/proc/self/fd")) - before
-
-
-def test_what_goes_into_a_file_is_left_alone(capture: Capture, tmp_path: Path) -> None:
-    copies = capture(STDERR)
-    with (tmp_path / "out").open("w") as out, Path(os.devnull).open("w") as nowhere:
-        captured = copies.open(out.fileno(), nowhere.fileno())
-        assert list(captured.writers) == [STDERR]
-        os.write(captured.writers[STDERR], b"of a rank that is not shown\n")
-        assert copies.catch_up()
-        captured.close_writers()
-    assert captured.stderr.read() == captured.both.read() == b"of a rank that is not shown\n"
 
 
 # -- what torch copies (--tee) -----------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from hetagent.launch.command import explained
 from hetagent.node.console import say
 from hetagent.node.processes.signals import signal_number
 from hetrdzv.protocol.failure import Failure, RootCause
+from hetrdzv.protocol.stacks import end_of
 from hetrdzv.protocol.texts.raised import raised
 
 MAX_CHARACTERS = 4000
@@ -192,25 +193,19 @@ def _end(text: str, most: int = MAX_CHARACTERS) -> str:
     text = "\n".join(map(_shortened, text.split("\n")))
     if len(text) <= most:
         return text
-    end, exception = _last_lines(text, most), raised(text)
+    end, exception = end_of(text, most), raised(text)
     if exception is None or ((kept := raised(end)) and kept.summary == exception.summary):
         return end
     begin = exception.frame
     if exception.end <= len(text) - len(end):
         begin += f"\n{exception.headline}"
     begin += "\n  …\n"
-    return begin + _last_lines(text, most - len(begin))
+    return begin + end_of(text, most - len(begin))
 
 
 def _shortened(line: str) -> str:
     fits = len(line) <= _BEGINNING + _ENDING
     return line if fits else f"{line[:_BEGINNING]} … {line[-_ENDING:]}"
-
-
-def _last_lines(text: str, most: int) -> str:
-    """The last whole lines that fit of a text that is longer, none of which is as long."""
-    end = text[-most:]
-    return end.partition("\n")[2] if text[-most - 1] != "\n" else end
 
 
 # -- the agent's own error file --------------------------------------------------------------------------------

@@ -17,56 +17,20 @@ import pytest
 from hetrdzv.auth.tls import ClientTls
 from hetrdzv.client import Client, normal_url, servers_from
 from hetrdzv.client.explain import transport_error, unusable
+from hetrdzv.protocol import codec
+from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import HetError, NotHetserver, Problem, Unreachable, VersionMismatch
+from hetrdzv.protocol.pages import Event, GroupReply
 from hetrdzv.protocol.progress import PollRequest
 from hetrdzv.protocol.requests import JoinRequest, SpecFields
 from hetrdzv.protocol.routes import API_VERSION
+from tests.support.filled import filled
 
 TOKEN = "s3cr3t-t0ken"
 CUT = b""
 LIMITS = httpx.Timeout(10.0, connect=3.0)
 
-DIRECTIVE = {
-    "kind": "wait",
-    "version": "1.wait.0.waiting",
-    "round": 0,
-    "code": "waiting",
-    "reason": {"code": "too_few_nodes", "message": "1 of 2 nodes ready"},
-    "poll_s": 2.5,
-    "lease_s": 5,
-    "stop_timeout_s": 30,
-    "max_disconnect_s": 600,
-}
-GROUP = {
-    "group_id": "g",
-    "state": "waiting",
-    "reason": {"code": "too_few_nodes", "message": "no node is ready"},
-    "job": 1,
-    "round": 0,
-    "world_size": 0,
-    "restarts": 0,
-    "max_restarts": 3,
-    "counts": {"nodes": 0, "slots": 0, "members": 0, "spares": 0, "gone": 0},
-    "spec": {},
-    "current_round": None,
-    "nodes": [],
-    "drained": [],
-}
-NODE = {
-    "node_id": "a",
-    "state": "ready",
-    "slots": 1,
-    "address": "10.0.0.1",
-    "incarnation": "1",
-    "role": "default",
-    "labels": {},
-    "device": {},
-}
-EVENT = {
-    "number": 1,
-    "at": "2026-01-01T00:00:00Z",
-    "reason": {"code": "node_joined", "message": "a joined"},
-}
+DIRECTIVE, GROUP, EVENT = (json.loads(codec.write(filled(kind))) for kind in (Directive, GroupReply, Event))
 
 
 @dataclass
@@ -286,7 +250,7 @@ async def test_an_id_that_would_name_another_path_is_never_sent(name: str) -> No
 
 
 async def test_what_a_newer_server_adds_is_ignored_or_shown_as_it_is(net: Net) -> None:
-    group = {**GROUP, "state": "paused", "nodes": [{**NODE, "state": "asleep"}]}
+    group = {**GROUP, "state": "paused", "nodes": [{**GROUP["nodes"][0], "state": "asleep"}]}
     shown = await (await net.client((await net.serve(answer(200, group))).url)).group("g")
     assert (shown.state, shown.nodes[0].state) == ("paused", "asleep")
     directive = {**DIRECTIVE, "kind": "exit", "outcome": "paused", "exit_code": 0, "colour": "green"}
@@ -328,8 +292,8 @@ async def test_a_changed_token_is_read_again_when_the_old_one_is_rejected(net: N
             await client.group("g")
     assert len(fake.seen) == 2
     kept[0] = f"{TOKEN}2"
-    assert (await client.group("g")).group_id == "g"
-    assert (await client.restart("g")).group_id == "g"
+    assert (await client.group("g")).group_id == "gpu0"
+    assert (await client.restart("g")).group_id == "gpu0"
     assert len(fake.seen) == 5
 
 

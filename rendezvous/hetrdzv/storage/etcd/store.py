@@ -17,15 +17,17 @@ A load applies a valid log in memory, since an etcd without space refuses every 
 """
 
 import asyncio
-import json
 import secrets
 import zlib
-from base64 import b64decode, b64encode
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
+from pydantic import Base64UrlBytes
+
+from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import StorageError
 from hetrdzv.storage.base import Batch, NothingWritten, Snapshot
 from hetrdzv.storage.etcd.client import (
@@ -62,40 +64,40 @@ PATIENCE_S = 10.0
 
 T = TypeVar("T")
 
-Part = Sequence[tuple[str, str | None]]
-"""Some of a batch: keys with their packed values, or pieces of them, in base64; None: deleted."""
+Part = list[tuple[str, Base64UrlBytes | None]]
+"""Some of a batch: keys with their packed values, or pieces of them; None: deleted."""
 
 
 class _MetaConflict(StorageError):
     """meta has changed: by an attempt of ours that got no answer, or by hand."""
 
 
-class _Meta(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Meta:
     """meta as our last transaction left it."""
 
-    revision: int = 0  # at which it was written; 0: there is none
+    v: int
     clock: float = 0.0  # the highest ever committed (seconds)
-    transaction: str = ""  # the id of the one that wrote it
+    commit: str = ""  # the id of the transaction that wrote it
     log: int = 0  # how many parts of the log are to be applied
+    revision: int = 0  # at which it was written, which is not in it; 0: there is none
 
     @classmethod
     def parse(cls, pair: KeyValue | None) -> "_Meta":
         if pair is None:
-            return cls()
+            return cls(VERSION)
         try:
-            meta = json.loads(pair.value)
-            version = int(meta["v"])
-            parsed = cls(pair.mod_revision, float(meta["clock"]), str(meta["commit"]), int(meta["log"]))
-        except (ValueError, KeyError, TypeError):
+            meta = codec.read(cls, pair.value, unknown="ignore")
+        except codec.Malformed:
             raise StorageError(
                 "the key 'meta' on etcd does not belong to hetserver: name another prefix with --store"
             ) from None
-        if version > VERSION:
+        if meta.v > VERSION:
             raise StorageError(
-                f"the store on etcd has version {version}, but this hetserver reads at most version {VERSION}: "
+                f"the store on etcd has version {meta.v}, but this hetserver reads at most version {VERSION}: "
                 f"upgrade hetserver, or name another prefix with --store"
             )
-        return parsed
+        return replace(meta, revision=pair.mod_revision)
 
 
 class EtcdStore:
@@ -139,8 +141,7 @@ class EtcdStore:
         meta = await self._claim_meta()
         content = await self._all_records()
         for part in await self._read_log(meta):
-            for name, value in part:
-                content[name] = None if value is None else b64decode(value)
+            content.update(part)
         pieces: dict[str, list[bytes]] = {}
         for key, piece in sorted(content.items()):
             name = key.partition("\0")[0]
@@ -177,10 +178,8 @@ class EtcdStore:
         for number in range(meta.log):
             pair = await self._read(self._log_key(number))
             try:
-                parts.append(json.loads(pair.value if pair is not None else b""))
-                for _, value in parts[-1]:
-                    b64decode(value or "")
-            except (ValueError, TypeError):
+                parts.append(codec.read(Part, pair.value if pair is not None else b""))
+            except codec.Malformed:
                 raise StorageError(
                     f"the store on etcd ({self._etcd.access}) lacks a part of a batch ({number + 1} of {meta.log}): "
                     f"restore a backup of it, or name another prefix with --store"
@@ -208,7 +207,7 @@ class EtcdStore:
         # this shows that etcd takes as many operations as applying a part will need
         await self._send([delete(self._log_key(number)) for number in range(MAX_OPERATIONS)])
         for number, part in enumerate(parts):
-            await self._send([put(self._log_key(number), json.dumps(part).encode())])
+            await self._send([put(self._log_key(number), codec.adapter(Part).dump_json(part))])
         await self._send([], clock, log=len(parts))
         with suppress(EtcdRefused):  # it is committed; the next commit applies it
             await self._apply(parts)
@@ -225,11 +224,10 @@ class EtcdStore:
     async def _send(self, operations: list[Operation], clock: float = 0.0, log: int = 0) -> _Meta:
         """Run a transaction, which writes meta too, if we lead and meta is as our last one left it."""
         assert self._meta is not None
-        written = self._meta._replace(
-            clock=max(clock, self._meta.clock), transaction=secrets.token_hex(8), log=log
+        written = replace(
+            self._meta, clock=max(clock, self._meta.clock), commit=secrets.token_hex(8), log=log
         )
-        content = {"v": VERSION, "clock": written.clock, "commit": written.transaction, "log": log}
-        writes = [*operations, put(self._meta_key, json.dumps(content).encode())]
+        writes = [*operations, put(self._meta_key, codec.write(written, without={"revision"}))]
         compare = [self._term.compare, written_at(self._meta_key, self._meta.revision)]
         look = [get(self._term.key), get(self._meta_key)]
         reply = await self._term.guard(self._etcd.txn(compare, writes, look, within_s=PATIENCE_S))
@@ -237,11 +235,11 @@ class EtcdStore:
         if not reply.succeeded:
             leader, found = reply.found
             meta = _Meta.parse(found)
-            if meta.transaction != written.transaction:  # else an attempt that got no answer has done it
+            if meta.commit != written.commit:  # else an attempt that got no answer has done it
                 self._term.require(leader)
                 raise _MetaConflict("the state on etcd has changed and must be read again")
             revision = meta.revision
-        self._meta = written._replace(revision=revision)
+        self._meta = replace(written, revision=revision)
         return self._meta
 
     async def _read(self, key: bytes) -> KeyValue | None:
@@ -260,15 +258,15 @@ class EtcdStore:
 def _operations(records: bytes, part: Part) -> list[Operation]:
     """What applies a part to the keys below `records`."""
     keys = [(records + name.encode(), value) for name, value in part]
-    return [delete(key, key + b"\1") if value is None else put(key, b64decode(value)) for key, value in keys]
+    return [delete(key, key + b"\1") if value is None else put(key, value) for key, value in keys]
 
 
 def _parts(batch: Batch) -> Sequence[Part]:
     """A batch in parts that fit into one transaction each, at least one."""
-    parts: list[list[tuple[str, str | None]]] = [[]]
+    parts: list[Part] = [[]]
     size = 0
     for name, packed in _pieces(batch):
-        more = 2 * len(name) + len(packed or "")
+        more = 2 * len(name) + len(packed or b"") * 4 // 3  # as the log has it, in base64
         if parts[-1] and (len(parts[-1]) == MAX_OPERATIONS or size + more > MAX_BYTES):
             parts.append([])
             size = 0
@@ -277,15 +275,14 @@ def _parts(batch: Batch) -> Sequence[Part]:
     return parts
 
 
-def _pieces(batch: Batch) -> Iterator[tuple[str, str | None]]:
+def _pieces(batch: Batch) -> Iterator[tuple[str, bytes | None]]:
     for name, value in {**batch.puts, **dict.fromkeys(batch.deletes)}.items():
         if value is None:
             yield name, None
             continue
         packed = _packed(value)
         for start in range(0, len(packed) or 1, PIECE):
-            key = f"{name}\0{start:012d}" if start else name
-            yield key, b64encode(packed[start : start + PIECE]).decode()
+            yield f"{name}\0{start:012d}" if start else name, packed[start : start + PIECE]
 
 
 def _packed(value: bytes) -> bytes:

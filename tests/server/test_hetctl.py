@@ -18,7 +18,6 @@ from typing import Any
 import httpx
 import pytest
 from click.testing import CliRunner
-from rich.table import Table
 
 from hetrdzv.cli import hetctl
 from hetrdzv.cli.hetctl import tables, wait
@@ -256,17 +255,6 @@ def test_of_many_nodes_and_workers_those_are_shown_that_need_attention(job: Job)
         ["0", "n0", "waits"],
     ]
     assert f"and 88 more workers: hetctl get {job.group} --ranks" in text
-
-
-def test_thousands_of_nodes_are_listed_in_no_time(job: Job) -> None:
-    job.run()
-    reply = job.until("running")
-    nodes = [replace(reply.nodes[0], node_id=f"n{number}") for number in range(5_000)]
-    began = time.process_time()
-    _, _, table = group_view(replace(reply, nodes=nodes), ranks=False)
-    assert time.process_time() - began < 3.0
-    assert isinstance(table, Table)
-    assert table.row_count == 5_000
 
 
 def test_a_failed_group_shows_what_to_do_and_the_root_cause(ctl: Callable[..., str], job: Job) -> None:
@@ -548,17 +536,31 @@ def test_wait_for_a_group_that_is_not_there_yet(job: Job) -> None:
     assert out.startswith(f"group '{name}' is cancelled: the job was cancelled by")
 
 
-def test_wait_for_a_group_that_is_deleted() -> None:
-    with (
-        Hetserver() as server,
-        process("--server", server.url, "wait", "doomed", "--for", "succeeded") as waiting,
-    ):
+def test_wait_for_a_group_that_is_deleted(job: Job) -> None:
+    name = f"{job.group}-doomed"
+    with process("wait", name, "--for", "succeeded") as waiting:
         assert waiting.stderr is not None
         waiting.stderr.readline()  # it asks now, and has not found it
-        job = Job(server.url, "doomed")
-        time.sleep(6 * wait.EVERY_S)
-        job.ask(lambda client: client.delete("doomed"))
-        assert ended(waiting) == (4, "", "hetctl: group 'doomed' was deleted\n")
+        doomed = Job(job.url, name)
+        time.sleep(4 * wait.EVERY_S)
+        doomed.ask(lambda client: client.delete(name))
+        assert ended(waiting) == (4, "", f"hetctl: group '{name}' was deleted\n")
+
+
+def test_the_dashboard_has_an_address_and_is_opened_where_there_is_a_screen(
+    ctl: Callable[..., str], job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("click.launch", opened.append)
+    monkeypatch.setenv("DISPLAY", ":0")
+    assert ctl("dashboard") == f"{job.url}/\n"
+    assert ctl("dashboard", job.group) == f"{job.url}/groups/{job.group}\n"
+    assert "there is no group 'nope'" in ctl("dashboard", "nope", status=1)
+    assert opened == [], "its output is no terminal"
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    for more in ([], ["--no-open"]):
+        hetctl.cli(["dashboard", *more], standalone_mode=False)
+        assert opened == [f"{job.url}/"]
 
 
 def test_logs_come_from_the_agents(job: Job) -> None:
@@ -628,15 +630,6 @@ def test_follow_ends_with_the_group(job: Job) -> None:
         assert ended(running) == (0, "", gone)
 
 
-def test_follow_ends_quietly_on_ctrl_c(job: Job) -> None:
-    with process("events", job.group, "-f", "--after", "1") as running:
-        assert running.stdout is not None
-        job.join("gpu1", 1, "10.0.0.11")
-        assert running.stdout.readline().endswith("gpu1 joined with 1 slot at 10.0.0.11\n")
-        running.send_signal(signal.SIGINT)
-        assert ended(running) == (0, "", "")
-
-
 def test_ctrl_c_is_130(job: Job) -> None:
     with process("wait", f"{job.group}-never", "--for", "running") as running:
         assert running.stderr is not None
@@ -657,7 +650,7 @@ def test_a_terminal_that_does_not_speak_utf_8_gets_the_rest(
     assert "  ? 12 lines before" in out
 
 
-def test_follow_outlives_a_restart_of_the_server(tmp_path: Path) -> None:
+def test_follow_outlives_a_restart_of_the_server_and_ends_quietly_on_ctrl_c(tmp_path: Path) -> None:
     with Hetserver(f"sqlite:{tmp_path / 'state.db'}") as server:
         job = Job(server.url, "lasting", min_nodes=2)
         with process("--server", server.url, "events", "lasting", "--follow") as running:
@@ -668,7 +661,11 @@ def test_follow_outlives_a_restart_of_the_server(tmp_path: Path) -> None:
             job.join("gpu1", 1, "10.0.0.11")
             line = running.stdout.readline()
             assert line.startswith("   2  ")
-            assert "gpu1 joined" in line
+            assert line.endswith("gpu1 joined with 1 slot at 10.0.0.11\n")
+            running.send_signal(signal.SIGINT)
+            code, out, err = ended(running)
+    assert (code, out) == (0, "")
+    assert not err or err.endswith("; trying again\n")  # it may not have asked meanwhile
 
 
 def test_a_closed_pipe_ends_it_quietly(job: Job) -> None:
@@ -692,10 +689,6 @@ def test_colours_only_on_a_terminal(job: Job) -> None:
     finally:
         os.close(controller)
         os.close(terminal)
-    with process("get", job.group) as running:
-        code, out, err = ended(running)
-    assert (code, err) == (0, "")
-    assert "\x1b" not in out
 
 
 # -- errors --------------------------------------------------------------------------------------------------
@@ -772,13 +765,8 @@ def test_unknown_group_and_node(ctl: Callable[..., str], job: Job) -> None:
         (["--server", "ftp://x", "get"], "the scheme must be http or https, not 'ftp'"),
         (["get", "--server", ","], "no server was given"),
         (["get", "a/b"], "'a/b' must be 1 to 128 letters"),
-        (["get", ".."], "'..' must be 1 to 128 letters"),
-        (["remove"], "No such command 'remove'."),
-        (["events"], "Missing argument 'GROUP'."),
-        (["events", "g", "--after", "-1"], "-1"),
         (["create", "g", "--nnodes", "2:x"], "'2:x' must be N or MIN:MAX, for example 2 or 2:4"),
         (["create", "g", "--nnodes", "4:2"], "4:2: MIN must be at least 1, and MAX not below MIN"),
-        (["create", "g", "--nnodes", "0"], "0: MIN must be at least 1"),
         (
             ["create", "g", "--lease-s", "0.1"],
             "'--lease-s': '0.1': Input should be greater than or equal to 0.5",
@@ -794,12 +782,6 @@ def test_unknown_group_and_node(ctl: Callable[..., str], job: Job) -> None:
             ["create", "g", "train.py", "--lr", "1"],
             "Usage: hetctl create [OPTIONS] GROUP [-- SCRIPT ARGS...]",
         ),
-        (
-            ["create", "g", "--nodes", "2"],
-            "No such option '--nodes'. (Did you mean one of: '--nnodes', ",
-        ),
-        (["create", "g", "--on-join", "panic"], "'panic' is not one of 'restart', 'spare'"),
-        (["get", "--token", "sesame"], "No such option '--token'."),
     ],
 )
 def test_a_wrong_command_line_is_2(ctl: Callable[..., str], argv: list[str], text: str) -> None:

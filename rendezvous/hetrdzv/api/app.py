@@ -85,11 +85,7 @@ def create_app(
 
 
 def require_permissions(routes: Sequence[BaseRoute]) -> None:
-    """Check that each route about groups says who may use it.
-
-    Raises:
-        TypeError: one does not.
-    """
+    """Raise a TypeError if a route about groups does not say who may use it."""
     for route in routes:
         path = getattr(route, "path", "")
         needs = route.dependencies if isinstance(route, APIRoute) else ()

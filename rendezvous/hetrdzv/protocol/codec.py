@@ -50,11 +50,7 @@ class Malformed(ValueError):
 
 
 def read(kind: type[T], data: bytes | str, *, unknown: Unknown = "forbid") -> T:
-    """A value from JSON.
-
-    Raises:
-        Malformed: it is no value of this type; says where and why.
-    """
+    """A value from JSON, or `Malformed` raised, which says where and why."""
     try:
         value: T = adapter(kind).validate_json(data, strict=True, extra=unknown)
     except ValidationError as error:
@@ -63,11 +59,7 @@ def read(kind: type[T], data: bytes | str, *, unknown: Unknown = "forbid") -> T:
 
 
 def checked(kind: type[T], value: object, *, unknown: Unknown = "forbid") -> T:
-    """A value from what a reader of JSON has made of it, or a value that was made here, after a check of its bounds.
-
-    Raises:
-        Malformed: it is no value of this type.
-    """
+    """As `read`, from what a reader of JSON has made of it, or from a value that was made here, to check its bounds."""
     try:
         data = write(value, given=True)
     except PydanticSerializationError as error:
@@ -107,8 +99,7 @@ adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
 def prepare(*kinds: Any) -> None:
     """Make what reads and writes values of some dataclasses now, so that the first request need not wait for it.
 
-    It is kept where pydantic looks for it, so that it is not made again for dataclasses that contain these: name those
-    later.
+    It is kept where pydantic looks for it when it makes dataclasses that contain these: name those later.
     """
     for kind in kinds:
         known = adapter(kind)

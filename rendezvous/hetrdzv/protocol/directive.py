@@ -57,8 +57,6 @@ class Start:
         members: the whole round in rank order, for a node that joined with `wants_members`. For others the size of
             a `start` does not grow with the round.
         daemon: what the master wants this node to run, once it has said so; for a node that joined with `wants_daemon`.
-        shares: by the weights that people gave.
-        snapshot: the one that the round begins from.
         origin: the name of this job in `Holdings`, if anybody holds snapshots.
         restarted_by, advice: the failure that a restart was spent on to form this round, and what can be done about it.
     """
@@ -108,12 +106,10 @@ class Directive:
 
     Attributes:
         version: opaque; changes with kind, round or code.
-        code: what it says in a word.
         clock: what the server's clock reads, which the moments in `reason` are of (seconds).
         job: how many jobs the group has had, this one included.
         poll_s: how long the next poll may wait (seconds).
         lease_s: without a heartbeat for this long, the node is lost (seconds).
-        restarts: how many restarts the job has used.
         time: with `exit` of a job that is over: what its time went into (seconds by phase).
         came_late: with `exit`: the node joined after the job was over.
         stays: with `exit`: agents that join begin no new job.

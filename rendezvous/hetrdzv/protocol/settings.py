@@ -52,11 +52,7 @@ MOST_LABELS = 8
 
 @lru_cache(maxsize=32)
 def order_labels(text: str) -> tuple[str, ...]:
-    """The labels that a value of `rank_order` names, the widest first; none: ranks are sticky.
-
-    Raises:
-        ValueError: it means nothing; the message says what there is.
-    """
+    """The labels that a value of `rank_order` names, the widest first; none: ranks are sticky. Else a ValueError."""
     if text == "sticky":
         return ()
     kind, _, rest = text.partition(":")
@@ -71,11 +67,7 @@ def order_labels(text: str) -> tuple[str, ...]:
 
 
 def check_master(text: str) -> None:
-    """Whether `master` can have this value.
-
-    Raises:
-        ValueError: it cannot; the message says what there is.
-    """
+    """Raise a ValueError if `master` cannot have this value."""
     label, equals, _ = text.partition("=")
     if not (label if equals else is_id(text)):
         raise ValueError("must be LABEL=VALUE or a node id")
@@ -88,11 +80,7 @@ def allows_master(rule: str, node_id: str, labels: Mapping[str, str]) -> bool:
 
 
 def check_unit(text: str) -> None:
-    """Whether `unit` can have this value.
-
-    Raises:
-        ValueError: it is no name of a label.
-    """
+    """Raise a ValueError if `unit` cannot have this value."""
     if not text or "=" in text or "," in text:
         raise ValueError("must be the name of one label, such as rack")
 
@@ -127,10 +115,7 @@ def _flag(default: Any, help: str = "", metavar: str = "S") -> Any:  # noqa: A00
 class GroupSpec:
     """What a group was asked to be. JSON, flags and `PUT /v1/groups/{id}` share the names; times are in seconds.
 
-    Each value is checked where it comes in, see `Setting.read` and `SpecFields`.
-
-    Raises:
-        InvalidSpec: bounds contradict each other.
+    Each value is checked where it comes in, see `Setting.read` and `SpecFields`; here, that none contradicts another.
     """
 
     min_nodes: _Nodes = 1
@@ -262,11 +247,7 @@ class Setting:
         return _shown(self.default)
 
     def read(self, text: str) -> object:
-        """The value that a person has typed.
-
-        Raises:
-            ValueError: it is none, or out of range.
-        """
+        """The value that a person has typed, or a ValueError."""
         given = text.split(",") if isinstance(self.default, tuple) else text
         try:
             return codec.adapter(self.kind).validate_python(given)

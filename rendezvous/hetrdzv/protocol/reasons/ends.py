@@ -1,18 +1,10 @@
 """What ends a round, why a node goes, and why a job fails."""
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
 
 from hetrdzv.protocol.failure import Ended, Failure
 from hetrdzv.protocol.reasons.hangs import Hang
-from hetrdzv.protocol.reasons.reason import (
-    MOST_CHARACTERS,
-    Reason,
-    ReasonCode,
-    clipped,
-    one_line,
-    reason,
-)
+from hetrdzv.protocol.reasons.reason import Reason, ReasonCode, clipped, reason, reworded
 from hetrdzv.protocol.reasons.waiting import no_master
 from hetrdzv.protocol.texts.phrasing import count, names
 from hetrdzv.protocol.texts.raised import raised
@@ -196,16 +188,12 @@ def without_restart(failed: Reason, why: str, max_restarts: int = 0) -> Reason:
         "no_restart_on": f"; no restart, since no_restart_on has exit code {failed.data.get('exit_code')}",
         "used_up": f"; no restart is left ({max_restarts} used)" if max_restarts else "",
     }[why]
-    return replace(_with(failed, text), data={**failed.data, "no_restart": why})
+    return reworded(failed, f"{failed}{text}", data={**failed.data, "no_restart": why})
 
 
 def consequences(of: Reason) -> Reason:
     """A member's departure, after which others failed: before it was known, or since."""
-    return _with(of, "; failures elsewhere were a consequence")
-
-
-def _with(of: Reason, more: str) -> Reason:
-    return replace(of, message=one_line(f"{of}{more}", MOST_CHARACTERS))
+    return reworded(of, f"{of}; failures elsewhere were a consequence")
 
 
 def no_node_can_be_master(cut_off: Mapping[str, Collection[str]], rule: str | None = None) -> Reason:

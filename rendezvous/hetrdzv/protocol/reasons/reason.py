@@ -7,6 +7,7 @@ reply that has any says what that clock reads: whoever shows a reason subtracts.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Any
 
 from hetrdzv.protocol.bounds import Seconds
 from hetrdzv.protocol.texts.phrasing import inert
@@ -122,7 +123,7 @@ class Reason:
     """Why something is as it is, or what has happened.
 
     Attributes:
-        message: one line, with nothing in it that means anything to a terminal.
+        message: one line, harmless to a terminal.
         nodes, more_nodes: the first few that it is about, and how many more.
         ranks: the first few ranges, first and last rank of each.
         since, until: from when, and until when at the latest (seconds on the server's clock).
@@ -169,7 +170,7 @@ def reason(
     who = nodes if isinstance(nodes, Nodes) else Nodes.of(nodes)
     return Reason(
         code=code,
-        message=one_line(message, MOST_CHARACTERS),
+        message=one_line(message),
         nodes=who.first,
         more_nodes=who.more,
         ranks=ranks.ranges if ranks is not None else (),
@@ -180,6 +181,11 @@ def reason(
         data={name: value for name, value in data.items() if value is not None},
         cause=cause if cause is None or cause.cause is None else replace(cause, cause=None),
     )
+
+
+def reworded(of: Reason, message: str, **changes: Any) -> Reason:
+    """A reason with another message."""
+    return replace(of, message=one_line(message), **changes)
 
 
 def shown(of: Reason, now: float) -> str:
@@ -209,6 +215,6 @@ def clipped(text: str, most: int = MOST_IN_MESSAGE) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-def one_line(text: str, most: int) -> str:
-    """A text on one line, harmless to a terminal, no longer than that."""
-    return clipped(text if text.isprintable() else " ".join(inert(text).split()), most)
+def one_line(text: str) -> str:
+    """A text on one line, harmless to a terminal, no longer than a message may be."""
+    return clipped(text if text.isprintable() else " ".join(inert(text).split()), MOST_CHARACTERS)

@@ -1,9 +1,9 @@
 """What a group does or waits for, and why a node is in no round: computed when somebody asks, never stored."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from hetrdzv.protocol.reasons.reason import MOST_CHARACTERS, Reason, ReasonCode, clipped, one_line, reason
+from hetrdzv.protocol.reasons.reason import Reason, ReasonCode, clipped, reason, reworded
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.texts.ids import natural_key
 from hetrdzv.protocol.texts.phrasing import are, count, have, names, one_or_more
@@ -129,8 +129,7 @@ def too_few(
     Args:
         missing: how many nodes or slots (`unit`) more; 0: other ones.
         world: why those that are ready make no world (`no_world`); None: they are just too few.
-        since: when the last node went, none being here; None: some are, or none is known to have been.
-        until: when the group gives up; None: it does not.
+        since: when the last node went, none being here.
     """
     have = _have(ready) if since is None else "no agents connected"
     if world is None:
@@ -153,8 +152,8 @@ def in_place_of(waits: Reason, gone: Iterable[str], drained: Iterable[str] = ())
     """What a group waits for, with those who could come back: the drained nodes, else the former members."""
     back, away = Nodes.of(drained), Nodes.of(gone)
     who, data = back or away, {**waits.data, "drained": 1} if back else waits.data
-    message = one_line(f"{waits} in place of {names(away)}", MOST_CHARACTERS) if away else waits.message
-    return replace(waits, message=message, nodes=who.first, more_nodes=who.more, data=data)
+    message = f"{waits} in place of {names(away)}" if away else waits.message
+    return reworded(waits, message, nodes=who.first, more_nodes=who.more, data=data)
 
 
 def reconnecting(ready: Ready, nodes: Iterable[str]) -> Reason:
@@ -182,7 +181,7 @@ def also_not_ready(waits: Reason, late: Reason) -> Reason:
     """What a group waits for, with the nodes that are here but not ready (`not_ready`)."""
     who = late.who
     text = f"{waits}; {are(who)} not ready{': ' if len(who) == 1 else f'; {who.first[0]}: '}{late}"
-    return replace(waits, message=one_line(text, MOST_CHARACTERS))
+    return reworded(waits, text)
 
 
 def _have(ready: Ready) -> str:
@@ -248,8 +247,7 @@ def world_size(node_id: str, size: int, spec: GroupSpec, *, alone: bool = True) 
 
 def left_out(number: int, node_id: str, why: Reason) -> Reason:
     """A round runs without a node: the reason for that as a whole sentence."""
-    message = one_line(f"round {number} runs without {node_id}: {why}", MOST_CHARACTERS)
-    return replace(why, message=message, round=number)
+    return reworded(why, f"round {number} runs without {node_id}: {why}", round=number)
 
 
 # -- a node is told to stop, or to exit ----------------------------------------------------------------------

@@ -19,11 +19,7 @@ def is_id(value: str) -> bool:
 
 
 def checked_id(value: str) -> str:
-    """The value, if it is a valid id.
-
-    Raises:
-        ValueError: it is not; the message states the rule.
-    """
+    """The value, if it is a valid id; else a ValueError, which states the rule."""
     if not is_id(value):
         raise ValueError(f"{value!r} must be {ID_RULE}")
     return value

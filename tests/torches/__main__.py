@@ -1,4 +1,4 @@
-"""Tests the agent with several releases of torch, and writes the table of docs/torch.md (`make test-torch`).
+"""Tests the agent with several releases of torch, and prints rows for the table of docs/torch.md (`make test-torch`).
 
 python -m tests.torches [--only COLUMN] [NAME...]      # default: RELEASES; a column is one of SUITES
 
@@ -20,7 +20,6 @@ from xml.etree import ElementTree
 from tests.support.needs import ALL
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "torch.md"
 RELEASES = ("2.6.0", "2.9.1", "2.11.0", "2.15.0")
 """The oldest that is supported, two in between, and the newest."""
 
@@ -90,17 +89,7 @@ def tested(python: Path, paths: list[str]) -> tuple[bool, str]:
     """Run tests with a Python; whether all passed, and their numbers."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.xml")
-        command = [
-            str(python),
-            "-m",
-            "pytest",
-            "-q",
-            "-n",
-            "3",
-            "--dist",
-            "loadfile",
-            f"--junit-xml={report}",
-        ]
+        command = (str(python), "-m", "pytest", "-q", "-n3", "--dist=loadfile", f"--junit-xml={report}")
         ended = subprocess.run([*command, *paths], cwd=ROOT, env=os.environ | {ALL: "1"}, check=False)
         if not report.exists():
             return False, "**did not run**"
@@ -127,27 +116,6 @@ def row(name: str, folder: Path, only: str | None) -> tuple[bool, dict[str, str]
     return passed, cells | {"when, on which commit": f"{datetime.now(UTC):%Y-%m-%d}, {commit}"}
 
 
-def written(page: str, cells: dict[str, str]) -> str:
-    """The page with one row of its first table added or changed, in the order of releases."""
-    table = re.search(r"(?:^\|.*\n)+", page, re.MULTILINE)
-    assert table is not None, f"{PAGE} has no table"
-    head, _, *lines = ([cell.strip() for cell in line.split("|")[1:-1]] for line in table[0].splitlines())
-    rows = [dict(zip(head, line, strict=True)) for line in lines]
-    key = (cells["torch"], cells["Python"])
-    former = next((one for one in rows if (one["torch"], one["Python"]) == key), dict.fromkeys(head, ""))
-    rows = [*(one for one in rows if one is not former), former | cells]
-    rows.sort(
-        key=lambda one: [int(number) for number in re.findall(r"\d+", f"{one['torch']} {one['Python']}")]
-    )
-    shown = [head, ["---"] * len(head), *(list(one.values()) for one in rows)]
-    text = "".join(f"| {' | '.join(line)} |\n" for line in shown)
-    return (
-        page[: table.start()]
-        + text.replace("| --- ", "|---").replace("--- |\n", "---|\n")
-        + page[table.end() :]
-    )
-
-
 def main() -> None:
     """Test the named releases; exits with status 1 if one failed."""
     parser = argparse.ArgumentParser(
@@ -162,8 +130,7 @@ def main() -> None:
     for name in args.names:
         ok, cells = row(name, folder, args.only)
         passed = passed and ok
-        PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), cells), encoding="utf-8")
-        print(" | ".join(cells.values()), flush=True)
+        print(f"| {' | '.join(cells.values())} |", flush=True)
     sys.exit(not passed)
 
 

@@ -26,18 +26,23 @@ def test_a_page_shows_what_happens_and_acts(chromium: Browser, server: Hetserver
     expect(page.locator("#now")).to_contain_text("round 1 runs on 2 nodes, world size 4")
     expect(page.locator("#nodes")).to_contain_text(EVIL)
 
-    # a node dies, and the page shows it without being reloaded
+    # a node dies, and the page shows it without being reloaded, though it leaves alone what a person does
     page.evaluate("window.same = true")
+    drain = page.get_by_role("button", name="Drain gpu1")
+    drain.focus()
     ask(server, "DELETE", "/v1/groups/bert/nodes/gpu2?incarnation=1&reason=power")
     expect(page.locator("#nodes tr.state-left")).to_contain_text("gpu2")
     expect(page.locator("#now")).to_contain_text("waiting")
     expect(page.locator("#history")).to_contain_text("power")
 
     # an action asks first; going back changes nothing
-    page.get_by_role("button", name="Drain gpu1").click()
+    expect(drain).to_be_focused()
+    page.keyboard.press("Enter")
     expect(page.get_by_role("dialog")).to_contain_text("Drain gpu1?")
+    expect(page.get_by_role("dialog").get_by_role("button").first).to_be_focused()
     page.keyboard.press("Escape")
     expect(page.get_by_role("dialog")).to_be_hidden()
+    expect(drain).to_be_focused()
     page.locator("#cancel").click()
     page.get_by_role("button", name="Cancel the job").click()
     expect(page.locator("#now")).to_contain_text("the job was cancelled by an admin")
@@ -45,10 +50,14 @@ def test_a_page_shows_what_happens_and_acts(chromium: Browser, server: Hetserver
     assert page.evaluate("window.same") is True
     assert ADMIN not in page.content()
 
-    # signing out ends it
+    # signing out ends it, and all other pages of the browser
+    other = seen.context.new_page()
+    other.goto(server.url)
+    expect(other.locator("#link")).to_have_text("live")
     page.get_by_role("button", name="Sign out").click()
     page.wait_for_url("**/sign-in")
     assert seen.complaints == []
+    expect(other.get_by_role("heading", level=1)).to_have_text("Sign in", timeout=20_000)
     assert ADMIN not in server.log
     assert page.title() != "owned"
     page.get_by_label("Token").fill("something else")
@@ -60,7 +69,7 @@ def test_a_page_shows_what_happens_and_acts(chromium: Browser, server: Hetserver
 
 
 def test_of_a_hang_only_the_rank_that_is_waited_for_is_red(chromium: Browser, server: Hetserver) -> None:
-    """Its line of code is in the headline. Once the job is over, nothing of this is left, nor are names crossed out."""
+    """Its line of code is in the headline. Once the job is over, names are not crossed out; then the group is gone."""
     running(server, "red")
     hangs(
         server,
@@ -84,6 +93,10 @@ def test_of_a_hang_only_the_rank_that_is_waited_for_is_red(chromium: Browser, se
     lines = names.evaluate_all("all => all.map(name => getComputedStyle(name).textDecorationLine)")
     assert lines == ["none", "none"]
     assert seen.complaints == []
+    ask(server, "DELETE", "/v1/groups/red")
+    expect(seen.page.get_by_role("heading", level=1)).to_have_text("Not Found", timeout=20_000)
+    seen.page.get_by_role("link", name="All groups").click()
+    expect(seen.page.locator("#link")).to_have_text("live")
     seen.context.close()
 
 
@@ -138,54 +151,6 @@ def test_another_site_can_do_nothing_with_the_cookie(chromium: Browser, server: 
         other.evaluate("document.querySelector('form').submit()")
     assert answer.value.status == 401  # a strict cookie stays at home
     assert ask(server, "GET", "/v1/groups/kept")["state"] == "running"
-    seen.context.close()
-
-
-@pytest.mark.long
-def test_a_page_whose_group_is_gone_says_so(chromium: Browser, server: Hetserver) -> None:
-    running(server, "gone")
-    seen = Watched(chromium, server)
-    seen.sign_in(ADMIN, "gone")
-    expect(seen.page.locator("#link")).to_have_text("live")
-    ask(server, "POST", "/v1/groups/gone/cancel")
-    expect(seen.page.locator("#now")).to_contain_text("cancelled")
-    ask(server, "DELETE", "/v1/groups/gone")
-    expect(seen.page.get_by_role("heading", level=1)).to_have_text("Not Found", timeout=20_000)
-    seen.page.get_by_role("link", name="All groups").click()
-    expect(seen.page.locator("#link")).to_have_text("live")
-    seen.context.close()
-
-
-@pytest.mark.long
-def test_signing_out_ends_all_pages_of_the_browser(chromium: Browser, server: Hetserver) -> None:
-    running(server, "both")
-    seen = Watched(chromium, server)
-    seen.sign_in(ADMIN, "both")
-    other = seen.context.new_page()
-    other.goto(server.url)
-    expect(other.locator("#link")).to_have_text("live")
-    seen.page.get_by_role("button", name="Sign out").click()
-    expect(other.get_by_role("heading", level=1)).to_have_text("Sign in", timeout=20_000)
-    seen.context.close()
-
-
-@pytest.mark.long
-def test_an_update_leaves_alone_what_a_person_does(chromium: Browser, server: Hetserver) -> None:
-    running(server, "calm")
-    seen = Watched(chromium, server)
-    seen.sign_in(ADMIN, "calm")
-    page = seen.page
-    expect(page.locator("#link")).to_have_text("live")
-    button = page.get_by_role("button", name="Drain gpu1")
-    button.focus()
-    ask(server, "DELETE", "/v1/groups/calm/nodes/gpu2?incarnation=1&reason=power")  # the rows are drawn again
-    expect(page.locator("#nodes tr.state-left")).to_contain_text("gpu2")
-    expect(button).to_be_focused()
-    page.keyboard.press("Enter")
-    expect(page.get_by_role("dialog").get_by_role("button").first).to_be_focused()
-    page.keyboard.press("Escape")
-    expect(button).to_be_focused()
-    assert seen.complaints == []
     seen.context.close()
 
 

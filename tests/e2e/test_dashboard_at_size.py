@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, Page, expect
 from tests.support.browser import READ, SPEC, Watched, ask, join, report, running
 
 DESKTOP: Any = {"viewport": {"width": 1280, "height": 900}}
-PHONE: Any = {"viewport": {"width": 390, "height": 844}}
+PHONE: Any = {"width": 390, "height": 844}
 SLOTS = 2
 
 
@@ -47,7 +47,9 @@ def fits_the_width(page: Page) -> bool:
     return bool(page.evaluate("document.documentElement.scrollWidth === window.innerWidth"))
 
 
-def test_sixty_nodes_fit_two_screens(chromium: Browser, server: Hetserver) -> None:
+def test_sixty_nodes_fit_two_screens_and_a_phone_without_scrolling_sideways(
+    chromium: Browser, server: Hetserver
+) -> None:
     fleet(server, "sixty", 60, step=7)
     seen = opened(chromium, server, "sixty", **DESKTOP)
     page = seen.page
@@ -65,6 +67,12 @@ def test_sixty_nodes_fit_two_screens(chromium: Browser, server: Hetserver) -> No
     expect(page.locator("#nodes tbody tr")).to_have_count(60)
     page.get_by_role("link", name="In brief").click()
     expect(page.locator("#nodes tbody tr")).to_have_count(0)
+    page.set_viewport_size(PHONE)
+    assert fits_the_width(page)
+    assert page.evaluate("document.querySelector('#pace-wide').scrollWidth <= window.innerWidth")
+    expect(page.locator(".paces thead")).to_be_hidden()  # each number has its name beside it instead
+    named = "row => [...row.querySelectorAll('td')].map(cell => getComputedStyle(cell, '::before').content)"
+    assert rows.first.evaluate(named) == ["none", '"step "', '"waits "']
     assert seen.complaints == []
     seen.context.close()
 
@@ -98,26 +106,6 @@ def stands(rank: int, *, behind: bool) -> dict[str, Any]:
         "op": "all_reduce [[1]]",
     }
     return {"rank": rank, "still": True, "idle_s": 30.0, "collectives": [lane]}
-
-
-@pytest.mark.parametrize("nodes", [3, 40])
-def test_a_phone_shows_all_of_it_without_scrolling_sideways(
-    chromium: Browser, server: Hetserver, nodes: int
-) -> None:
-    group = f"phone-{nodes}"
-    fleet(server, group, nodes, step=7)
-    seen = opened(chromium, server, group, **PHONE)
-    page = seen.page
-    assert fits_the_width(page)
-    assert page.evaluate("document.querySelector('#pace-wide').scrollWidth <= window.innerWidth")
-    expect(page.locator(".paces thead")).to_be_hidden()  # each number has its name beside it instead
-    first = page.locator(".paces tbody tr").first
-    expect(first).to_contain_text("gpu00")
-    labels = first.evaluate(
-        "row => [...row.querySelectorAll('td')].map(cell => getComputedStyle(cell, '::before').content)"
-    )
-    assert labels == ["none", '"step "', '"waits "']
-    seen.context.close()
 
 
 def test_columns_without_values_are_not_shown(chromium: Browser, server: Hetserver) -> None:
@@ -158,7 +146,7 @@ def test_groups_are_searched_and_counted_and_a_choice_holds(chromium: Browser, s
     ask(server, "POST", "/v1/groups/list-4/cancel")
     expect(rows).to_have_count(5)
     expect(button).to_have_attribute("aria-pressed", "true")
-    page.set_viewport_size(PHONE["viewport"])
+    page.set_viewport_size(PHONE)
     assert fits_the_width(page)
     assert seen.complaints == []
     seen.context.close()

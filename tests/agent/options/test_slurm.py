@@ -127,43 +127,38 @@ def test_flags_and_their_variables_win() -> None:
     assert options(STEP, "--nproc-per-node", "2").gpus is None
     assert options(STEP, "--rdzv-id", "bert").group == "bert"
     assert options(STEP, "--world-size-multiple", "2").spec == {"world_size_multiple": 2}
-    assert options(STEP | {"HET_GROUP": "bert"}).group == "bert"
     found = options(STEP | {"PET_NNODES": "1:2", "PET_NPROC_PER_NODE": "2", "PET_RDZV_ID": "gpt"})
     assert (found.group, found.gpus, found.nproc_per_node, nnodes(found)) == ("gpt", None, "2", (1, 2))
 
 
-def test_a_group_of_another_name_may_have_nodes_from_elsewhere() -> None:
-    assert options(STEP, "--group", "bert").spec == {}
-    assert options(STEP | {"HET_GROUP": "bert"}).spec == {}
+UNTOLD = {name: value for name, value in ONE_COMPONENT.items() if "NUM_NODES_HET_GROUP_1" not in name}
 
 
-def test_a_step_on_some_nodes_of_its_job_does_not_say_how_many_there_will_be() -> None:
-    found = options(ONE_OF_TWO)
-    assert (found.group, found.spec) == ("17", {})
-
-
-def test_a_heterogeneous_job_is_one_group_and_its_components_are_counted_together() -> None:
-    assert (options(HETEROGENEOUS).group, nnodes(options(HETEROGENEOUS))) == ("17", (2, 2))
-    assert (options(ONE_COMPONENT).group, options(ONE_COMPONENT).spec) == ("17", {})
-    untold = {name: value for name, value in ONE_COMPONENT.items() if "NUM_NODES_HET_GROUP_1" not in name}
-    assert options(untold).spec == {}
-
-
-def test_an_array_has_a_group_per_task() -> None:
-    """SLURM_ARRAY_JOB_ID is the same for all tasks."""
-    assert options(STEP | {"SLURM_ARRAY_JOB_ID": "15", "SLURM_ARRAY_TASK_ID": "1"}).group == "17"
-
-
-@pytest.mark.parametrize("environ", [WITHOUT_GPUS, STEP | {"SLURM_GPUS_ON_NODE": "0"}])
-def test_a_step_without_gpus_says_nothing_of_slots(environ: dict[str, str]) -> None:
-    assert options(environ).gpus is None
-    assert "GPU" not in options(environ).notes[0]
-
-
-def test_cpu_workers_are_as_many_as_the_gpus() -> None:
-    found = options(STEP, "--device", "cpu")
-    assert (found.gpus, found.device) == ("2", "cpu")
-    assert "2 CPU workers" in found.notes[0]
+@pytest.mark.parametrize(
+    ("environ", "flags", "group", "gpus", "there"),
+    [
+        (STEP, ("--group", "bert"), "bert", "2", None),  # may have nodes from elsewhere
+        (STEP | {"HET_GROUP": "bert"}, (), "bert", "2", None),
+        (ONE_OF_TWO, (), "17", "2", None),  # a step on some nodes of its job
+        (HETEROGENEOUS, (), "17", "2", (2, 2)),  # its components are counted together
+        (ONE_COMPONENT, (), "17", "2", None),
+        (UNTOLD, (), "17", "2", None),
+        (STEP | {"SLURM_ARRAY_JOB_ID": "15", "SLURM_ARRAY_TASK_ID": "1"}, (), "17", "2", (2, 2)),
+        (WITHOUT_GPUS, (), "17", None, (2, 2)),
+        (STEP | {"SLURM_GPUS_ON_NODE": "0"}, (), "17", None, (2, 2)),
+        (STEP, ("--device", "cpu"), "17", "2", (2, 2)),  # as many workers as GPUs
+    ],
+)
+def test_what_a_step_says(
+    environ: dict[str, str],
+    flags: tuple[str, ...],
+    group: str,
+    gpus: str | None,
+    there: tuple[int, int] | None,
+) -> None:
+    found = options(environ, *flags)
+    assert (found.group, found.gpus, nnodes(found)) == (group, gpus, there or (None, None))
+    assert ("2 CPU workers" in found.notes[0]) == ("cpu" in flags)
 
 
 def test_standalone_takes_no_number_of_nodes() -> None:
@@ -174,13 +169,15 @@ def test_standalone_takes_no_number_of_nodes() -> None:
 # -- the signal ----------------------------------------------------------------------------------------------
 
 
-def test_the_usual_signals_are_handled_in_a_step() -> None:
+def test_the_usual_signals_are_handled_in_a_step_unless_others_are_asked_for() -> None:
     """Slurm does not report `#SBATCH --signal=USR1@60`."""
     assert options(STEP).signals == SIGNALS + CUSTOMARY
     assert "SIG" not in options(STEP).notes[0]
+    assert options(STEP | {"SBATCH_SIGNAL": "KILL@60"}).signals == SIGNALS + CUSTOMARY
+    found = options(STEP | {"SBATCH_SIGNAL": "USR1@60"}, "--signals-to-handle", "SIGTERM")
+    assert found.signals == (signal.SIGTERM,)
 
 
-@pytest.mark.parametrize("name", ["SBATCH_SIGNAL", "SLURM_SIGNAL"])
 @pytest.mark.parametrize(
     ("text", "signum", "grace_s"),
     [
@@ -193,24 +190,15 @@ def test_the_usual_signals_are_handled_in_a_step() -> None:
     ],
 )
 def test_an_exported_signal_is_handled_and_noted(
-    name: str, text: str, signum: signal.Signals, grace_s: int | None
+    text: str, signum: signal.Signals, grace_s: int | None
 ) -> None:
-    found = options(STEP | {name: text})
+    found = options(STEP | {"SBATCH_SIGNAL": text})
     assert found.signals == tuple(dict.fromkeys((*SIGNALS, *CUSTOMARY, signum)))
     after = "" if grace_s is None else f", {grace_s} s from then on"
     assert found.notes[0].endswith(f", {signum.name} before the end{after}")
     assert (found.grace_s, found.own_graces_s) == (GRACE_S, {} if grace_s is None else {signum: grace_s})
-    given = options(STEP | {name: text, "HET_GRACE_S": "7"})
+    given = options(STEP | {"SLURM_SIGNAL": text, "HET_GRACE_S": "7"})
     assert (given.grace_s, given.own_graces_s) == (7, {}), "for all signals"
-
-
-def test_signals_that_were_asked_for_are_all_that_are_handled() -> None:
-    found = options(STEP | {"SBATCH_SIGNAL": "USR1@60"}, "--signals-to-handle", "SIGTERM")
-    assert found.signals == (signal.SIGTERM,)
-
-
-def test_a_signal_that_nobody_can_handle() -> None:
-    assert options(STEP | {"SBATCH_SIGNAL": "KILL@60"}).signals == SIGNALS + CUSTOMARY
 
 
 @pytest.mark.parametrize("text", ["USRX@60", "99", "@60", "USR1@soon", "B:", "USR1@60 "])
@@ -223,83 +211,47 @@ def test_a_malformed_signal(text: str) -> None:
 
 # -- contradictions ------------------------------------------------------------------------------------------
 
+ONE = "srun starts 4 tasks on node n1, but hetagent needs one: add {}--ntasks-per-node=1 to srun"
+GIVEN = "--gpus {}, but Slurm gave this job step 2 GPUs on node n1 (SLURM_GPUS_ON_NODE): ask Slurm for more, "
+GIVEN += "for example sbatch --gpus-per-node={}, or hetagent for fewer"
+NODES = "--nnodes asks for 3, but Slurm's job 17, which is the group, has 2 nodes: ask Slurm for 3 (sbatch --nodes=3), "
+NODES += "or name the group that others join (--group)"
+UNREAD = "SLURM_GPUS_ON_NODE=gpu:2 is not a number of GPUs: give --gpus"
+
 
 @pytest.mark.parametrize(
     ("environ", "flags", "text"),
     [
-        (
-            SEVERAL,
-            (),
-            "srun starts 4 tasks on node n1, but hetagent needs one: add --ntasks=2 --ntasks-per-node=1 to srun",
-        ),
-        (
-            SEVERAL | {"SLURM_HET_SIZE": "2"},
-            ("--gpus", "1"),
-            "srun starts 4 tasks on node n1, but hetagent needs one: add --ntasks-per-node=1 to srun",
-        ),
-        (
-            STEP,
-            ("--gpus", "8"),
-            (
-                "--gpus 8, but Slurm gave this job step 2 GPUs on node n1 (SLURM_GPUS_ON_NODE): ask Slurm for more, "
-                "for example sbatch --gpus-per-node=8, or hetagent for fewer"
-            ),
-        ),
-        (
-            STEP,
-            ("--gpus", "0,5"),
-            (
-                "--gpus 0,5, but Slurm gave this job step 2 GPUs on node n1 (SLURM_GPUS_ON_NODE): ask Slurm for "
-                "more, for example sbatch --gpus-per-node=6, or hetagent for fewer"
-            ),
-        ),
-        (
-            STEP,
-            ("--nnodes", "4"),
-            (
-                "--nnodes asks for 4, but Slurm's job 17, which is the group, has 2 nodes: ask Slurm for 4 (sbatch "
-                "--nodes=4), or name the group that others join (--group)"
-            ),
-        ),
-        (
-            STEP,
-            ("--nnodes", "3:4"),
-            (
-                "--nnodes asks for 3, but Slurm's job 17, which is the group, has 2 nodes: ask Slurm for 3 (sbatch "
-                "--nodes=3), or name the group that others join (--group)"
-            ),
-        ),
-        (
-            STEP | {"SLURM_GPUS_ON_NODE": "gpu:2"},
-            (),
-            "SLURM_GPUS_ON_NODE=gpu:2 is not a number of GPUs: give --gpus",
-        ),
+        (SEVERAL, "", ONE.format("--ntasks=2 ")),
+        (SEVERAL | {"SLURM_HET_SIZE": "2"}, "--gpus 1", ONE.format("")),
+        (STEP, "--gpus 0,5", GIVEN.format("0,5", 6)),
+        (STEP, "--gpus 8", GIVEN.format(8, 8)),
+        (STEP, "--nnodes 3:4", NODES),
+        (STEP | {"SLURM_GPUS_ON_NODE": "gpu:2"}, "", UNREAD),
     ],
 )
-def test_what_cannot_work_is_refused(environ: dict[str, str], flags: tuple[str, ...], text: str) -> None:
+def test_what_cannot_work_is_refused(environ: dict[str, str], flags: str, text: str) -> None:
     with pytest.raises(UsageError) as caught:
-        options(environ, *flags)
+        options(environ, *flags.split())
     assert str(caught.value) == text
 
 
 @pytest.mark.parametrize(
     ("environ", "flags"),
     [
-        (STEP, ("--gpus", "auto")),
-        (STEP, ("--gpus", "1,")),
-        (STEP, ("--nproc-per-node", "8")),
-        (STEP, ("--nnodes", "1")),
-        (STEP, ("--gpus", "0,1")),
-        (STEP, ("--nproc-per-node", "gpu")),
-        (STEP, ("--gpus", "8", "--device", "cpu")),
-        (WITHOUT_GPUS, ("--gpus", "8")),
-        (STEP, ("--group", "bert", "--nnodes", "4")),
-        (ONE_OF_TWO, ("--nnodes", "2")),
-        (STEP, ("--nnodes", "1:4")),
-        (SEVERAL, ("--gpus", "1", "--node-id", "n1-0", "--nnodes", "1:8")),
-        (STEP | {"SLURM_GPUS_ON_NODE": "gpu:2"}, ("--gpus", "8")),
+        (STEP, "--gpus auto"),
+        (STEP, "--gpus 1,"),
+        (STEP, "--nproc-per-node 8"),
+        (STEP, "--nproc-per-node gpu"),
+        (STEP, "--nnodes 1"),
+        (STEP, "--gpus 8 --device cpu"),
+        (WITHOUT_GPUS, "--gpus 8"),
+        (STEP, "--group bert --nnodes 4"),
+        (ONE_OF_TWO, "--nnodes 2"),
+        (SEVERAL, "--gpus 1 --node-id n1-0 --nnodes 1:8"),
+        (STEP | {"SLURM_GPUS_ON_NODE": "gpu:2"}, "--gpus 8"),
     ],
 )
-def test_what_does_not_contradict_slurm(environ: dict[str, str], flags: tuple[str, ...]) -> None:
-    notes = options(environ, *flags).notes
+def test_what_does_not_contradict_slurm(environ: dict[str, str], flags: str) -> None:
+    notes = options(environ, *flags.split()).notes
     assert all(note.startswith("from Slurm's job step 17.0: ") for note in notes)

@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import signal
-import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -122,9 +121,6 @@ def test_uneven_nodes_form_one_world_and_all_come_back_from_a_kill(tmp_path: Pat
         assert [one[:4] for one in first] == PLACES
         assert {one[-1] for one in first} == {0}
         os.kill(first[2][4], signal.SIGKILL)
-        killed_at = time.monotonic()
-        wait_for(lambda: len(lives(job)) == 2, f"all three again\n{job.report()}")
-        seconds = time.monotonic() - killed_at
         second = trains(job, 2)
         assert [one[:4] for one in second] == PLACES
         assert {one[-1] for one in second} > {0} or min(one[-1] for one in second) >= 2, "from the checkpoint"
@@ -137,8 +133,6 @@ def test_uneven_nodes_form_one_world_and_all_come_back_from_a_kill(tmp_path: Pat
         assert kinds.count("worker_failed") == 1, "mpirun's word alone counts"
         assert kinds.count("node_succeeded") == 2
         assert kinds.count("daemon_started") == 2
-    print(f"--launch mpi on 2+1 slots: (rank, size, local rank, local size) {[one[:4] for one in second]}")
-    print(f"all-reduced sums all 6; rank 2 killed, {seconds:.1f} s later all were in MPI_COMM_WORLD again")
 
 
 @pytest.mark.parametrize(

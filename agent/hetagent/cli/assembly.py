@@ -19,7 +19,7 @@ from hetagent.health.checks import HealthCheck, HealthChecks
 from hetagent.health.gpus_free import GpusFree
 from hetagent.health.node_check import NodeCheck
 from hetagent.health.ready_file import ReadyFile
-from hetagent.launch.command import WorkerCommand, checksum, script_name
+from hetagent.launch.command import WorkerCommand, script_name
 from hetagent.launch.kinds import launch_of
 from hetagent.launch.slots import check_files, narrow, slots_of
 from hetagent.monitor.watcher import Watcher
@@ -245,7 +245,7 @@ def _offer(context: AgentContext, ready_within_s: float) -> JoinRequest:
         UsageError: no server would accept it.
     """
     options, launch, runs = context.options, context.launch, context.options.torchrun
-    digest = checksum(options.script, module=runs.module, no_python=runs.no_python)
+    script, digest = script_name(options.script, module=runs.module, no_python=runs.no_python)
     offer = JoinRequest(
         incarnation=context.identity.incarnation,
         port=1,  # until one is held
@@ -263,7 +263,7 @@ def _offer(context: AgentContext, ready_within_s: float) -> JoinRequest:
         wants_members=launch.wants_members,
         wants_daemon=launch.wants_daemon,
         takes_notice=True,
-        script=script_name(options.script, module=runs.module, no_python=runs.no_python),
+        script=script,
         ready_within_s=ready_within_s,
         spec=SpecFields(**options.spec),
     )

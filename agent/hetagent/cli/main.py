@@ -46,7 +46,6 @@ def _run() -> int:
     from hetagent.launch.command import worker_command
     from hetagent.node import release
     from hetagent.node.network import NetworkError
-    from hetagent.node.processes.guardian import GuardianError
     from hetagent.node.standalone import own_server
     from hetagent.workers import failures
 
@@ -73,7 +72,7 @@ def _run() -> int:
         # torchrun's status for a script that is not there is 1
         status = statuses.FAILED if isinstance(error, NotFound) else statuses.USAGE
         text = stack = str(error)
-    except (AgentError, GuardianError) as error:
+    except AgentError as error:
         status, text, stack = statuses.UNFIT, str(error), str(error)
     except Exception as error:  # a bug
         status, text, stack = statuses.FAILED, f"{type(error).__name__}: {error}", traceback.format_exc()

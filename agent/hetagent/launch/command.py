@@ -1,5 +1,6 @@
 """Turns a script and its arguments into the command that a worker runs."""
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -88,27 +89,21 @@ def worker_command(
     return WorkerCommand(python(), ("-u", str(RUNNER), *flags, script, *args), is_python=True)
 
 
-def script_name(script: str | None, *, module: bool, no_python: bool) -> str:
-    """What other nodes of the job have to run as well, wherever it lies on them; empty: nobody compares it.
+def script_name(script: str | None, *, module: bool, no_python: bool) -> tuple[str, str]:
+    """What other nodes of the job have to run as well, wherever it lies on them, and its checksum.
 
-    A program may be another one on each node.
+    Empty: nobody compares it, since a program may be another one on each node; or it has none, or is no file.
     """
     if script is None or no_python:
-        return ""
-    return (script if module else Path(script).name)[:MAX_NAME]
-
-
-def checksum(script: str | None, *, module: bool, no_python: bool) -> str:
-    """By which scripts of the same name are told apart: of its own file alone; empty: it has none, or is no file."""
-    if not script_name(script, module=module, no_python=no_python) or module or script is None:
-        return ""
-    try:
+        return "", ""
+    if module:
+        return script[:MAX_NAME], ""
+    digest = ""
+    with contextlib.suppress(OSError):
         found = os.stat(script)
-        if not stat.S_ISREG(found.st_mode) or found.st_size > MOST_BYTES:  # what is in a pipe is there once
-            return ""
-        return hashlib.sha256(Path(script).read_bytes()).hexdigest()[:CHECKSUM]
-    except OSError:
-        return ""
+        if stat.S_ISREG(found.st_mode) and found.st_size <= MOST_BYTES:  # what is in a pipe is there once
+            digest = hashlib.sha256(Path(script).read_bytes()).hexdigest()[:CHECKSUM]
+    return Path(script).name[:MAX_NAME], digest
 
 
 def _program(name: str) -> str:

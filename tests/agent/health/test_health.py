@@ -342,26 +342,7 @@ def test_what_comes_first_is_not_lost_and_a_mistake_of_ours_is_said() -> None:
 # -- under an agent ------------------------------------------------------------------------------------------
 
 
-def test_a_node_joins_as_not_ready_and_starts_when_the_check_passes(rig: Make) -> None:
-    made = rig("touch ran", check="[ -e ok ] || { echo no link; exit 1; }")
-
-    def shown() -> None:
-        soon(lambda: made.group()["nodes"], "the node")
-        group = made.group()
-        assert [node["state"] for node in group["nodes"]] == ["not_ready"]
-        assert group["nodes"][0]["reason"]["quote"] == "node check failed (exit status 1): no link"
-        assert group["reason"]["message"].endswith(
-            "; a is not ready: node check failed (exit status 1): no link"
-        )
-        assert not (made.folder / "ran").exists()
-
-    why = "this node is not ready: node check failed (exit status 1): no link; checking again until it is"
-    assert made.run(made.says(why), made.exists, shown, made.touches("ok")) == 0
-    assert made.said.count(why) == 1, "once per reason"
-    assert "this node is ready" in made.said
-
-
-def test_it_is_asked_after_a_round_too_and_one_that_waits_is_taken_back(rig: Make) -> None:
+def test_a_node_is_ready_while_its_check_passes_before_each_round(rig: Make) -> None:
     spec = {"min_nodes": 2, "max_nodes": 2, "lease_s": 60.0}
     made = rig(
         "touch up.$HET_ROUND; [ $HET_ROUND = 2 ] && exit 0; exec sleep 100",
@@ -369,6 +350,13 @@ def test_it_is_asked_after_a_round_too_and_one_that_waits_is_taken_back(rig: Mak
         **spec,
     )
     other = OtherNode(made, "b", **spec)
+    (made.folder / "bad").touch()
+    why = "node check failed (exit status 1): bad"
+
+    def shown() -> None:
+        group = made.group()
+        assert group["nodes"][0]["reason"]["quote"] == why
+        assert group["reason"]["message"].endswith(f"; a is not ready: {why}")
 
     def state(wanted: str) -> Callable[[], None]:
         return lambda: soon(
@@ -381,7 +369,11 @@ def test_it_is_asked_after_a_round_too_and_one_that_waits_is_taken_back(rig: Mak
         made.touches("bad")()
 
     acts = [
-        made.says("waiting: "),
+        made.exists,
+        state("not_ready"),
+        shown,
+        (made.folder / "bad").unlink,
+        state("ready"),
         made.touches("bad"),
         state("not_ready"),
         (made.folder / "bad").unlink,
@@ -398,8 +390,8 @@ def test_it_is_asked_after_a_round_too_and_one_that_waits_is_taken_back(rig: Mak
     ]
     assert made.run(*acts) == 0
     kinds = [line for line in made.said if "this node is" in line]
-    bad = "this node is not ready: node check failed (exit status 1): bad; checking again until it is"
-    assert kinds == [bad, "this node is ready", bad, "this node is ready"]
+    bad = f"this node is not ready: {why}; checking again until it is"
+    assert kinds == [bad, "this node is ready"] * 3, "once per reason"
     assert made.group()["restarts"] == 0
 
 

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import select
 import subprocess
 import sys
 from collections.abc import Collection, Sequence
@@ -12,7 +11,9 @@ from pathlib import Path
 
 import hetagent
 import hetrdzv
+from hetagent.errors import AgentError
 from hetagent.node.processes import guardian_process
+from hetagent.node.self_pipe import readable
 from hetrdzv.auth.tls import ClientTls
 
 WITHOUT = "without it, workers would outlive a killed agent"
@@ -24,7 +25,7 @@ ENVIRONMENT = ("LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "SSL_CERT_DIR", "SSL
 """What the guardian gets of the agent's environment: no secret, and no mark that makes it look like a worker."""
 
 
-class GuardianError(RuntimeError):
+class GuardianError(AgentError):
     """The guardian cannot be started, so workers would outlive an agent that is killed."""
 
 
@@ -94,9 +95,7 @@ class Guardian:
         except OSError as error:  # no process or file descriptor is left
             raise GuardianError(f"{self._who} cannot be started ({error}): {WITHOUT}") from None
         self._send({**self._message, "sys_path": sys_path()})
-        poll = select.poll()  # select.select takes no descriptor beyond 1,023
-        poll.register(self, select.POLLIN)
-        if not poll.poll(1000 * START_TIMEOUT_S):
+        if not readable([self], START_TIMEOUT_S):
             self._process.kill()
         if os.read(self.fileno(), 64) != b"ready\n":
             status = self._bury()

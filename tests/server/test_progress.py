@@ -280,41 +280,17 @@ async def test_logs_of_a_job_that_is_over_are_those_that_its_agents_sent_as_they
         assert service.post_mortems.of("g", About.LOGS) is None
 
 
-async def test_logs_that_come_once_the_next_round_has_formed_count_unless_another_node_has_spoken() -> None:
-    async with serving() as (service, _), api(service) as client:
-        await two_nodes(service)
-        sent = {"incarnation": "1", "number": 1, "stacks": [{"rank": 0, "text": "in time"}]}
-        await client.post(f"{GROUP}/nodes/a/logs", json=sent)
-        (await client.post(f"{GROUP}/restart")).raise_for_status()
-        for name in "ab":
-            await service.execute("g", join(name, after_round=1))
-        assert service.group("g").last_round == 2
-        late = [{"rank": 0, "text": "not mine"}, {"rank": 1, "text": "late"}, {"rank": 2, "text": "nobody"}]
-        await client.post(f"{GROUP}/nodes/b/logs", json={"incarnation": "1", "number": 1, "stacks": late})
-        kept = service.post_mortems.of("g", About.LOGS, 1)
-        assert kept is not None
-        assert {rank: (log.node_id, log.text) for rank, log in kept.by_rank.items()} == {
-            0: ("a", "in time"),
-            1: ("b", "late"),
-        }
-
-
-async def test_stacks_of_an_agent_that_does_not_answer_and_without_workers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_what_cannot_be_asked_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api_workers, "MOST_RANKS", 1)
     async with serving() as (service, _), api(service) as client:
         await service.execute("g", join("a", min_nodes=2, max_nodes=2))
         refused = await client.post(f"{GROUP}/stacks")
         assert (refused.status_code, refused.json()["code"]) == (409, "no_round")
         await two_nodes(service)
         wrong = await client.post(f"{GROUP}/stacks", params={"rank": 2})
-        assert (wrong.status_code, wrong.json()["code"]) == (404, "not_found")
-        shown = (await client.post(f"{GROUP}/stacks")).json()["workers"]
-        assert [(one["rank"], one["text"]) for one in shown] == [(0, ""), (1, "")]
-        assert shown[0]["why"] == "its agent has not answered within 2 s"
-        monkeypatch.setattr(api_workers, "MOST_RANKS", 1)
         many = await client.post(f"{GROUP}/logs")
-        assert (many.status_code, many.json()["code"]) == (404, "not_found")
+        for refused in (wrong, many):
+            assert (refused.status_code, refused.json()["code"]) == (404, "not_found")
         assert "name some of them" in many.json()["detail"]
 
 

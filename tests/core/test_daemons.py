@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from hetrdzv.core.commands import StartDaemon
-from hetrdzv.protocol.errors import DaemonRefused, NotFound, Refused, StaleIncarnation, StaleRound
+from hetrdzv.protocol.errors import NotFound, Refused, StaleIncarnation, StaleRound
 from hetrdzv.protocol.reasons import events
 from tests.core.driver import Story
 
@@ -48,7 +48,7 @@ def test_a_member_is_told_to_run_it_in_its_round_and_nobody_else_is() -> None:
     assert story.said("daemon_started") == [events.daemon_started("a", "orted")]
     ask(story)
     assert (story.told("b").version, len(story.said("daemon_started"))) == (told.version, 1), "the same again"
-    with pytest.raises(DaemonRefused, match="another daemon"):
+    with pytest.raises(Refused, match="another daemon"):
         ask(story, words=(*ORTED, "-mca"))
     assert story.node("b").daemon == ORTED
 
@@ -100,5 +100,5 @@ def test_what_is_refused_changes_nothing(change: dict[str, object], error: type[
 
 
 def test_an_agent_that_was_not_started_for_it_is_never_given_one() -> None:
-    with pytest.raises(DaemonRefused, match="--launch"):
+    with pytest.raises(Refused, match="--launch"):
         ask(begun("a", "b", wanting=False))

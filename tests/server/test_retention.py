@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from hetrdzv.core.commands import Cancel, Command, Drain, Leave, Put, Renew, Restart, Tick
-from hetrdzv.protocol.errors import StorageError, TooMany
+from hetrdzv.protocol.errors import Refused, StorageError
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.service import service as service_module
 from hetrdzv.service.retention import Limits
@@ -48,7 +48,7 @@ async def test_groups_that_all_agents_left_make_room_for_others() -> None:
     async with serving(clock=clock, limits=QUICK) as (service, store):
         for name in ("a", "b", "c"):
             await left(service, name)
-        with pytest.raises(TooMany, match="--keep-finished"):
+        with pytest.raises(Refused, match="--keep-finished"):
             await service.execute("next", join("x"))
         assert await swept(service, clock, 90.0) == ["a", "b", "c"]
         assert await swept(service, clock, 10.0) == []

@@ -50,7 +50,6 @@ from hetrdzv.core.rounds.transitions import (
 )
 from hetrdzv.core.why import apart
 from hetrdzv.protocol.errors import (
-    DaemonRefused,
     NodeIdInUse,
     NotFound,
     Refused,
@@ -441,7 +440,7 @@ def _start_daemon(context: StepContext, command: StartDaemon) -> None:
     if current is None or group.state.terminal or not group.in_round(master) or number != current.number:
         raise _stale(group, number, master)
     if current.master.node_id != master.node_id:
-        raise DaemonRefused(
+        raise Refused(
             f"node '{master.node_id}' is not the master of round {number} of group '{name}', which is "
             f"'{current.master.node_id}': only the master may have another node run a daemon"
         )
@@ -452,14 +451,14 @@ def _start_daemon(context: StepContext, command: StartDaemon) -> None:
     if node.stopped:
         raise _stale(group, number, node)
     if not node.wants_daemon:
-        raise DaemonRefused(
+        raise Refused(
             f"the agent of node '{node.node_id}' runs nothing for the master '{master.node_id}', since it was "
             f"started with another --launch: start hetagent with the same --launch on every node of group '{name}'"
         )
     if node.daemon == command.words:
         return  # idempotent: the reply was lost
     if node.daemon:
-        raise DaemonRefused(
+        raise Refused(
             f"node '{node.node_id}' already runs another daemon in round {number}: a node runs one per round"
         )
     first = not any(other.daemon for other in group.nodes.values())

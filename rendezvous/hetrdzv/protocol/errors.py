@@ -28,7 +28,7 @@ class HetError(Exception):
 
 
 class Refused(HetError, code="refused", status=409):
-    """The state of the group does not allow the command."""
+    """The state of the group does not allow the command, or a limit of the server."""
 
 
 class InvalidSpec(Refused, code="invalid_spec", status=422):
@@ -80,10 +80,6 @@ class NodeIdInUse(Refused, code="node_id_in_use"):
     """The agent that has this node id is alive."""
 
 
-class DaemonRefused(Refused, code="daemon_refused"):
-    """Not the master asks, the daemon is not orted, the node's agent runs none, or another one in this round."""
-
-
 class GroupFinishing(Refused, code="group_finishing"):
     """Nodes of the group's last job have not exited yet: ask again shortly."""
 
@@ -98,10 +94,6 @@ class NotFound(Refused, code="not_found", status=404):
 
 class NoRound(Refused, code="no_round"):
     """There are no workers now."""
-
-
-class TooMany(Refused, code="too_many"):
-    """The server has reached its limit of groups, or the group that of live nodes."""
 
 
 # -- requests that the server refuses before any group sees them --------------------------------------------

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from hetrdzv.core.commands import Command, Drain, Join
 from hetrdzv.core.model import Group
-from hetrdzv.protocol.errors import TooMany
+from hetrdzv.protocol.errors import Refused
 from hetrdzv.service.ledger import Ledger
 
 
@@ -31,7 +31,7 @@ DEFAULT_LIMITS = Limits()
 def require_room(ledger: Ledger, limits: Limits) -> None:
     """Check that one more group may be made."""
     if not ledger.has_room(limits.max_groups):
-        raise TooMany(
+        raise Refused(
             f"this server keeps {limits.max_groups} groups and may keep no more: delete some (hetctl delete GROUP), "
             f"or start hetserver with a shorter --keep-finished"
         )
@@ -49,7 +49,7 @@ def require_places(group: Group, command: Command, limits: Limits) -> None:
         case _:
             return
     if full:
-        raise TooMany(f"group '{group.group_id}' may have {most} nodes and no more: use another group")
+        raise Refused(f"group '{group.group_id}' may have {most} nodes and no more: use another group")
 
 
 def is_outdated(group: Group, used_at: float | None, now: float, limits: Limits) -> bool:

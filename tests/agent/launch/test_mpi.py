@@ -22,7 +22,7 @@ from hetagent.node import network
 from hetagent.node import scratch as folders
 from hetagent.session.requests import Report
 from hetagent.worker import rsh
-from hetrdzv.protocol.errors import DaemonRefused
+from hetrdzv.protocol.errors import Refused
 from hetrdzv.protocol.requests import DaemonRequest, refusal
 
 # what mpirun 4.1.4 passes to its remote shell, where the user's shell is bash and where it is sh
@@ -237,7 +237,7 @@ def test_the_remote_shell_ends_well_when_the_member_was_told(master: Master) -> 
 
 def test_the_remote_shell_says_why_a_member_does_not_start(master: Master) -> None:
     launch, asked, answer = master
-    answer.set_exception(DaemonRefused("its agent was started without --launch mpi"))
+    answer.set_exception(Refused("its agent was started without --launch mpi"))
     for words, says in (
         (("n1-b", *GIVEN), "n1-b was not started: its agent was started without --launch mpi"),
         (("n9-x", *GIVEN), "there is no host 'n9-x' in round 1"),

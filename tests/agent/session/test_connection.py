@@ -308,7 +308,7 @@ def test_what_the_agent_asks_is_answered_refused_or_cancelled(talk: Talk) -> Non
     talk.next()
     assert talk.line.ask(daemon()).result(10) == talk.client.says
     assert [(one.round, one.incarnation) for one in talk.client.heard("daemon")] == [(1, "1")]
-    talk.client.fails = Problem(409, "daemon_refused", "it runs another one", {})
+    talk.client.fails = Problem(409, "refused", "it runs another one", {})
     refused = talk.line.ask(daemon()).exception(10)
     assert isinstance(refused, HetError)
     assert str(refused) == "it runs another one"

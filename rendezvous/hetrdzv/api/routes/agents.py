@@ -25,7 +25,7 @@ from hetrdzv.core.rounds.transitions import require_speaker
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.bounds import Id, ShortText
 from hetrdzv.protocol.directive import Directive
-from hetrdzv.protocol.errors import DaemonRefused, SpecConflict, StaleRound
+from hetrdzv.protocol.errors import Refused, SpecConflict, StaleRound
 from hetrdzv.protocol.progress import NodeProgress, PollRequest
 from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.requests import DaemonRequest, JoinRequest, ReportRequest, refusal
@@ -171,7 +171,7 @@ async def start_daemon(
 ) -> Response:
     """Have this node run the daemon of the master's launcher; replies with the directive of the master."""
     if (why := refusal(body.words)) is not None:
-        raise DaemonRefused(f"node '{node_id}' cannot be asked to run this: {why}")
+        raise Refused(f"node '{node_id}' cannot be asked to run this: {why}")
     command = StartDaemon(node_id=node_id, **codec.fields_of(body))
     return await _answer_member(request.state.polls, group_id, body.master, body.incarnation, command)
 

@@ -79,6 +79,7 @@ class RoundWatch:
         self._watched_at = 0.0
         self._probes: dict[int, WorkerProbe] = {}  # by global rank
         self._taking = threading.Lock()
+        self._sent: list[tuple[object, ...]] = []  # what the server was told at once
         self._warned = False
         self._stop = SelfPipe()  # the thread closes it
         self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
@@ -99,6 +100,7 @@ class RoundWatch:
             file, track = self._file(local_rank), Track(now, rank_offset + local_rank, pid)
             socket = None if file is None else file + SOCKET
             self._probes[track.rank] = WorkerProbe(track, self._world_size, file, socket, self._cpu)
+        self._sent = [probe.track.news(now, None) for probe in self._probes.values()]
         self._publish()
         self._thread.start()
 
@@ -179,11 +181,10 @@ class RoundWatch:
         while (now := time.monotonic()) < until:
             tracks = [probe.track for probe in self._probes.values()]
             soon = any(probe.answers_soon(now) for probe in self._probes.values())
-            judged = [] if soon else [track.judge(now, self._hang_timeout_s()) for track in tracks]
+            news = self._sent if soon else [track.news(now, self._hang_timeout_s()) for track in tracks]
             self._publish()
-            if any(judged):
-                for track in tracks:
-                    track.mark_sent()
+            if news != self._sent:
+                self._sent = news
                 self._push()
             queries = {probe.query: probe for probe in self._probes.values() if probe.query is not None}
             sources: list[SelfPipe | Query] = [self._stop, *queries]
@@ -200,7 +201,7 @@ class RoundWatch:
             look()
             track.unseen = self._unseen or probe.blind(now)
             if track.unseen != "":  # what it says itself is all that there is to see
-                track.on_nothing_new(now)
+                track.looked_at = now
             track.lost = ""
         except Exception as error:
             probe.close()

@@ -81,7 +81,7 @@ class Track:
         cpu: how much of a core its process has taken since it last moved (0 to 1); None: nobody knows yet.
         first_at, last_at: when its collectives and steps first changed, and last; None: they have not.
         changed_at: when anything of it last changed, also what its process does.
-        looked_at: until when it is known to have changed no more.
+        looked_at: until when it is known to have changed no more, also because it has no collectives to look at.
     """
 
     began_at: float
@@ -101,8 +101,7 @@ class Track:
     _state_since: float = field(init=False)
     _longest_s: float = 0.0
     _still: bool = False
-    _news: tuple[object, ...] = ()  # what the server has to know at once, if it is not what it was told
-    _sent: tuple[object, ...] = (State.RUNS, None, False, False, False)
+    _news: tuple[object, ...] = ()
     _cpu_began: tuple[float, float] | None = None  # the first reading since it moved: when, how much
     _answers: int = 0
     _waits: int = 0
@@ -141,10 +140,6 @@ class Track:
             self._cpu_began = at, cpu_s
         elif (for_s := at - self._cpu_began[0]) >= CPU_S:
             self.cpu = min(1.0, max(0.0, cpu_s - self._cpu_began[1]) / for_s)
-
-    def on_nothing_new(self, at: float) -> None:
-        """It has no collectives to look at, or cannot have gone on with them."""
-        self.looked_at = at
 
     def on_collectives(
         self,
@@ -216,23 +211,18 @@ class Track:
             limit_s = STILL_FIRST_S if self._answers else inf
         return self.idle_s >= limit_s and at >= self.report.until
 
-    def judge(self, at: float, hang_timeout_s: float | None) -> bool:
-        """Settle whether it is still; returns whether the server has to know at once."""
+    def news(self, at: float, hang_timeout_s: float | None) -> tuple[object, ...]:
+        """Settle whether it is still; returns of what the server has to know at once that it has changed."""
         self._still = self.is_still(at, hang_timeout_s)
         state = self.state(at)
         lasted = self._still and hang_timeout_s is not None and self.idle_s >= hang_timeout_s
         unseen = state is State.UNKNOWN and (bool(self.lost) or self._answers > 0)
         process = State.RUNS if state is State.UNKNOWN else state
         begun = self.rank == 0 and self.first_at is not None  # from then on the job trains
-        # another moment if it has gone on, and stands again
-        self._news = (process, self.changed_at if self._still else None, lasted, unseen, begun)
-        if state is State.ENDED and at - self._state_since < ENDED_S:
-            return False
-        return self._sent != self._news
-
-    def mark_sent(self) -> None:
-        """The server is told."""
-        self._sent = self._news
+        if state is not State.ENDED or at - self._state_since >= ENDED_S:
+            # another moment if it has gone on, and stands again
+            self._news = (process, self.changed_at if self._still else None, lasted, unseen, begun)
+        return self._news
 
     def fields(self, at: float, *, most: int = MAX_PROCESS_GROUPS) -> Worker:
         """What the server is told, at most of so many process groups."""

@@ -64,11 +64,9 @@ class WorkerProbe:
     query: Query | None = None
     stack_query: Query | None = None
     sources: list[Source] | None = None
-    _server: Source = field(default_factory=lambda: Source(why="its torch server is not listening yet"))
-    _source: Source = field(init=False)  # which one `query` is about
-
-    def __post_init__(self) -> None:
-        self._source = self._server
+    _source: Source = field(  # which one `query` is about; before there are any, which there are
+        default_factory=lambda: Source(why="its torch server is not listening yet")
+    )
 
     def look(self, now: float) -> None:
         """Look at the process and its files; ask its server, if it is time for that."""
@@ -78,7 +76,7 @@ class WorkerProbe:
         if self.file is not None:
             self.track.on_report(progress_files.read(self.file), now)
         if state is not State.RUNS:
-            self.track.on_nothing_new(now)
+            self.track.looked_at = now
         elif self.query is None:
             self._ask(now)
 
@@ -86,7 +84,7 @@ class WorkerProbe:
         """Ask what is due, if anything is."""
         if self.socket is None or self.sources == []:
             return
-        self._source = min(self.sources or [self._server], key=lambda source: source.next_at)
+        self._source = min(self.sources or [self._source], key=lambda source: source.next_at)
         if now < self._source.next_at - TICK_S / 2:
             return
         try:
@@ -104,7 +102,7 @@ class WorkerProbe:
         None: it has not imported torch yet, so there are none.
         """
         if self.sources is None:
-            return self._server.blind(now) if self._has_torch() else None
+            return self._source.blind(now) if self._has_torch() else None
         if not self.sources:
             return "its torch has no flight recorder"
         if why := "; ".join(why for source in self.sources if (why := source.blind(now))):

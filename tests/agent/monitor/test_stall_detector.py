@@ -26,6 +26,7 @@ class Watched:
         self.now = 0.0
         self.told: list[str] = []
         self._done = 0
+        self._news = self.track.news(0.0, None)
         self._hang_timeout_s: float | None = None
 
     def timeout(self, seconds: int) -> None:
@@ -61,7 +62,7 @@ class Watched:
         """Its server says nothing."""
         for _ in range(seconds):
             self.now += 1.0
-            self.track.on_nothing_new(self.now)
+            self.track.looked_at = self.now
             self._judge()
 
     def late(self, seconds: int) -> None:
@@ -95,8 +96,9 @@ class Watched:
         self._judge()
 
     def _judge(self) -> None:
-        if self.track.judge(self.now, self._hang_timeout_s):
-            self.track.mark_sent()
+        news = self.track.news(self.now, self._hang_timeout_s)
+        if news != self._news:
+            self._news = news
             worker = self.track.fields(self.now)
             self.told.append(f"{self.now:g} {worker.state}" + " still" * worker.still)
 
@@ -223,7 +225,7 @@ def test_a_sample_holds_until_a_few_seconds_after_the_last_look_at_the_workers()
 
 def test_a_change_is_dated_by_the_last_operation_and_training_begins_at_the_look_before() -> None:
     track = Track(0.0)
-    track.on_nothing_new(9.0)
+    track.looked_at = 9.0
     group = replace(GROUP, enqueued=400, completed=400)
     ages = []
     # the third time that was no new one, and the fourth time the wall clock was set

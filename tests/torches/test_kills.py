@@ -2,8 +2,6 @@
 
 import os
 import random
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +9,6 @@ import pytest
 
 from tests.support.cluster import PAIR, cluster
 from tests.support.needs import needs_set_up
-from tests.support.servers import ROOT
 
 KILLS = 10
 
@@ -52,20 +49,3 @@ def test_every_kill_is_recovered_from(
         job.end_well(*PAIR)
     how = "by standbys" if preload != "none" else "cold"
     record_property("kills", f"{recovered} of {KILLS} recovered {how}")
-
-
-def test_an_example_as_it_is_in_the_readme(tmp_path: Path) -> None:
-    needs_set_up("torch")
-    script = tmp_path / "train.py"
-    script.write_text(
-        "import torch, torch.distributed as dist\n"
-        "dist.init_process_group('gloo')\n"
-        "one = torch.ones(1)\n"
-        "dist.all_reduce(one)\n"
-        "print('sum', int(one), flush=True)\n"
-        "dist.destroy_process_group()\n"
-    )
-    words = [sys.executable, "-m", "hetagent", "--standalone", "--nproc-per-node", "2", str(script)]
-    ended = subprocess.run(words, capture_output=True, text=True, check=False, cwd=ROOT, timeout=120)
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.count("sum 2") == 2

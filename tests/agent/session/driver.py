@@ -41,16 +41,10 @@ from hetrdzv.protocol.errors import (
 from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.progress import NodeProgress
 from hetrdzv.protocol.requests import JoinRequest, SpecFields
-from hetrdzv.protocol.stacks import StacksRequest
 from hetrdzv.protocol.states import ReportKind
 
 REFUSED = Unreachable("no server answers (http://h:1: connection refused)")
 SPEC = SpecFields(min_nodes=1, max_nodes=1, lease_s=5.0, max_disconnect_s=60.0)
-
-
-def reply_of(group: Group, told: Directive) -> Directive:
-    """A directive as the server words it."""
-    return replace(told, poll_s=group.spec.lease_s / 2, lease_s=group.spec.lease_s)
 
 
 class Server:
@@ -60,8 +54,6 @@ class Server:
         self.groups: dict[str, Group] = {}
         self.answers_instead: HetError | None = None
         self.progress: list[NodeProgress] = []
-        self.stacks: list[StacksRequest] = []
-        self.logs: list[StacksRequest] = []
         self.asks: Asked | None = None
 
     def do(self, command: commands.Command, now: float, group_id: str = "g") -> None:
@@ -90,7 +82,8 @@ class Server:
             raise UnknownGroup(f"there is no group '{group_id}'")
         if node_id not in group.nodes:
             raise NotFound(f"group '{group_id}' has no node '{node_id}'")
-        return reply_of(group, directive(group, group.nodes[node_id], now))
+        found, lease_s = directive(group, group.nodes[node_id], now), group.spec.lease_s
+        return replace(found, poll_s=lease_s / 2, lease_s=lease_s)
 
     def execute(self, request: Request, now: float) -> Answer:
         """What a request is answered at once; a poll does not wait here."""
@@ -99,17 +92,14 @@ class Server:
         group_id, node_id = request.group, request.node_id
         try:
             match request:
-                case SendReport(route=watcher.STACKS, body=stacks):
-                    self.stacks.append(stacks)
-                    return None
-                case SendReport(route=watcher.LOGS, body=logs):
-                    self.logs.append(logs)
+                case SendReport(route=watcher.STACKS | watcher.LOGS):
                     return None
                 case Join(body=body):
                     self.do(commands.Join(node_id=node_id, **codec.fields_of(body)), now, group_id)
                 case Poll(incarnation=incarnation):
                     self.do(commands.Renew(node_id, incarnation, request.after), now, group_id)
-                    return self._polled(request.progress, node_id, now, group_id)
+                    self.progress += [request.progress] if request.progress is not None else []
+                    return replace(self.told(node_id, now, group_id), stacks=self.asks)
                 case SendReport(route=requests.REPORT, body=report):
                     failure = (
                         Failure(**codec.fields_of(report.failure)) if report.failure is not None else None
@@ -133,11 +123,6 @@ class Server:
             if isinstance(error, SpecConflict):
                 more["conflict"] = json.loads(codec.write(error.conflict, nulls=True))
             return Problem(error.status, error.code, str(error), more)
-
-    def _polled(self, progress: NodeProgress | None, node_id: str, now: float, group_id: str) -> Directive:
-        if progress is not None:
-            self.progress.append(progress)
-        return replace(self.told(node_id, now, group_id), stacks=self.asks)
 
 
 @dataclass
@@ -244,9 +229,6 @@ class Bench:
         if error is None:
             self.server.come_back(self.now)
         self.server.answers_instead = error
-
-    def finished(self) -> bool:
-        return self.session.finished
 
     def reports_on(self, route: ReportRoute[Any]) -> list[SendReport]:
         """What was sent on a route."""

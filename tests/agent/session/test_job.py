@@ -19,7 +19,7 @@ def test_a_job_from_join_to_goodbye(bench: Bench) -> None:
     assert bench.kinds == [("start", 1), ("exit", 1)]
     assert bench.last.outcome == "succeeded"
     bench.session.leave("its agent has finished", bench.now)
-    assert not bench.finished()
+    assert not bench.session.finished
     bench.pump()
     assert bench.session.finished
     assert bench.session.wakeup() is None

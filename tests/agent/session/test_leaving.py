@@ -85,7 +85,7 @@ def test_a_goodbye_is_tried_for_longer_than_a_failover_takes(bench: Bench) -> No
     bench.away()
     bench.session.leave("done", bench.now)
     bench.run(7.99)
-    assert not bench.finished()
+    assert not bench.session.finished
     assert sum(isinstance(request, Leave) for request in bench.sent) >= 4
     bench.run(0.01)
     assert bench.session.finished

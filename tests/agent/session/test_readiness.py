@@ -1,11 +1,11 @@
-"""A node that is not ready says so, and when it is: once, in any order of messages, to servers of any age."""
+"""A node that is not ready says so, and when it is: once, in any order of messages."""
 
 from dataclasses import replace
 
 import pytest
 from tests.agent.session.driver import Bench
 
-from hetagent.session.requests import Answer, Join, Request
+from hetagent.session.requests import Join
 from hetrdzv.core import commands
 from hetrdzv.protocol.requests import SpecFields
 from hetrdzv.protocol.states import GroupState, NodePhase
@@ -80,18 +80,3 @@ def test_a_late_message_that_says_the_reverse_is_corrected(late: str) -> None:
     assert bench.group.nodes["a"].not_ready == wanted
     bench.run(60)
     assert len(joins(bench)) == 3
-
-
-def test_a_server_that_does_not_care_is_told_now_and_then() -> None:
-    """One that takes the node for ready, whatever it says."""
-
-    class Deaf(Bench):
-        def execute(self, request: Request) -> Answer:
-            if isinstance(request, Join):
-                request = replace(request, body=replace(request.body, not_ready=""))
-            return super().execute(request)
-
-    bench = Deaf(spec=TWO)
-    ready(bench, WHY)
-    bench.run(60)
-    assert 2 < len(joins(bench)) <= 13

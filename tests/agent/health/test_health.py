@@ -21,9 +21,6 @@ from hetagent.health.node_check import MOST_CHARACTERS, NodeCheck
 from hetagent.node.gpu.discovery import GpuBroken, Holder, Usage, memory_of
 from hetagent.node.processes import proctree as processes
 
-# torch forgets the files of workers that end by themselves
-pytestmark = [pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")]
-
 GIB = 1 << 30
 OURS = {7, 8}
 NEVER = threading.Event()

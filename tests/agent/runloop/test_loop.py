@@ -30,12 +30,6 @@ from hetagent.workers.torch_starter import TorchStarter
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.states import DirectiveKind
 
-# torch forgets the files of workers that end by themselves, and processes whose siblings could not be started.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
-    pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning"),
-]
-
 # -- starting ------------------------------------------------------------------------------------------------
 
 

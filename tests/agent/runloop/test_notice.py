@@ -21,11 +21,6 @@ from hetagent.runloop.notices import Notices
 from hetrdzv.protocol.directive import StopNotice
 from hetrdzv.protocol.reasons.ends import nodes_joined
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
-    pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning"),
-]
-
 
 class Told:
     """A line that counts how often the workers were said to be ready."""

@@ -14,11 +14,6 @@ from hetagent.launch.command import WorkerCommand
 from hetagent.runloop.share_files import ShareFiles
 from hetrdzv.protocol.directive import Shares
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
-    pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning"),
-]
-
 
 def assignment(*, weights: list[tuple[int, float]] | None = None, offset: int = 0) -> Assignment:
     """Round 3 with some weights."""

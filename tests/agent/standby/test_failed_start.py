@@ -13,12 +13,6 @@ from hetagent.node.processes import proctree as processes
 from hetagent.node.processes.proctree import marked
 from hetagent.standby.keeper import Standbys
 
-# torch forgets processes whose siblings could not be started
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
-    pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning"),
-]
-
 
 class SecondCannotStart(Launch):
     """The kernel refuses the second worker of the first round: its environment is too large."""

@@ -19,12 +19,6 @@ from hetagent.node.processes.proctree import marked
 from hetagent.workers.leftovers import OrphanReaper
 from hetagent.workers.torch_starter import TorchStarter
 
-# torch forgets the files of workers that end by themselves, and processes whose siblings could not be started.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
-    pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning"),
-]
-
 HELPER = "mkfifo done; setsid sh -c 'echo $$ > helper; read x < done; touch uploaded' &"
 """A detached helper of a worker, such as the upload of a checkpoint."""
 

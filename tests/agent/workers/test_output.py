@@ -26,12 +26,6 @@ from torch.distributed.elastic.multiprocessing.tail_log import TailLog
 from hetagent.workers import output
 from hetagent.workers.output import CHUNK, STDERR, STDOUT, TAIL, CapturedOutput, OutputCapture, drained
 
-# torch forgets the files of workers that end by themselves; what is left behind is not waited for
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
-    pytest.mark.filterwarnings("ignore:subprocess:ResourceWarning"),
-]
-
 Capture = Callable[[int], OutputCapture]
 
 

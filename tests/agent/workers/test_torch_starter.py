@@ -30,12 +30,6 @@ from hetagent.workers.starter import Started, StartedWorker
 from hetagent.workers.store import HetRendezvousHandler
 from hetagent.workers.torch_starter import TorchStarter
 
-# torch forgets the files of workers that end by themselves, and processes whose siblings could not be started.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
-    pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning"),
-]
-
 ALONE = {
     "group_rank": 0,
     "rank_offset": 0,

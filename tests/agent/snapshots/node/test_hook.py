@@ -35,9 +35,6 @@ from hetrdzv.protocol import codec
 from hetrdzv.protocol.snapshots import Chosen, Holdings, SnapshotsReply, SnapshotsRequest, Source, Stamp
 from hetrdzv.protocol.states import DirectiveKind
 
-# torch forgets the files of workers that end by themselves.
-pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
-
 COMMAND = WorkerCommand("/bin/true", (), is_python=False)
 
 

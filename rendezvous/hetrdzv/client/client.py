@@ -4,22 +4,24 @@ A call tries each server once, starting with the one that answered last. To go o
 session does, with pauses of its own). Proxies named in the environment are not used.
 """
 
+import asyncio
+import random
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from types import NoneType, TracebackType
 from typing import Any, Self, cast
+from urllib.parse import urljoin, urlsplit
 
 import httpx
 
 from hetrdzv.auth.tls import ClientTls
 from hetrdzv.auth.tokens import is_token
-from hetrdzv.client import failover
-from hetrdzv.client.explain import parsed, problem_of
-from hetrdzv.client.failover import Servers
-from hetrdzv.client.urls import servers_from
+from hetrdzv.client.explain import MaybeDone, parsed, problem_of, transport_error, unusable, verdict
+from hetrdzv.client.urls import normal_url, servers_from
 from hetrdzv.protocol import codec, routes
 from hetrdzv.protocol.directive import Directive
-from hetrdzv.protocol.errors import Unauthorized
+from hetrdzv.protocol.errors import HetError, Unauthorized, Unavailable
 from hetrdzv.protocol.progress import PollRequest
 from hetrdzv.protocol.routes import Reply, Route, Routes
 from hetrdzv.protocol.texts.ids import ID_RULE, is_id
@@ -35,6 +37,13 @@ soon still renews the lease in time.
 """
 
 
+SILENCE_S = 1.0
+"""With several servers: when an answer is this late, the others are asked as well (seconds)."""
+
+Send = Callable[[str], Coroutine[None, None, httpx.Response]]
+"""Sends a request to the server at a URL."""
+
+
 class Client(Routes):
     """Talks to whichever of the given hetservers is in charge; an async context manager.
 
@@ -44,6 +53,10 @@ class Client(Routes):
         VersionMismatch: the server speaks another version of the API.
         Problem: the server's own error, with its status, code and body.
         ValueError: an id is none.
+
+    Attributes:
+        servers: their URLs, normalised, without duplicates.
+        last_server: the one that answered last; it is asked first next time.
 
     Args:
         servers: URLs; see `servers_from`.
@@ -62,8 +75,10 @@ class Client(Routes):
         tls: ClientTls | None = None,
         timeout_s: float = 10.0,
     ) -> None:
-        tls = tls or ClientTls()
-        self._servers = Servers(servers_from(",".join(servers)), tls)
+        self.servers = tuple(servers_from(",".join(servers)))
+        self.last_server = self.servers[0]
+        self._answered: set[str] = set()  # who ever did
+        self._tls = tls or ClientTls()
         self._timeout_s = timeout_s
         self._renew_token = renew_token
         headers = {**routes.VERSION_HEADERS, "Accept": "application/json"}
@@ -71,7 +86,7 @@ class Client(Routes):
             headers["Authorization"] = _bearer(token)
         self._http = httpx.AsyncClient(
             headers=headers,
-            verify=_tls_context(tls, self._servers.urls),
+            verify=_tls_context(self._tls, self.servers),
             trust_env=False,
             follow_redirects=False,
         )
@@ -86,16 +101,6 @@ class Client(Routes):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self.aclose()
-
-    @property
-    def servers(self) -> tuple[str, ...]:
-        """The URLs of the servers, normalised."""
-        return self._servers.urls
-
-    @property
-    def last_server(self) -> str:
-        """The URL of the server that answered last."""
-        return self._servers.last
 
     async def aclose(self) -> None:
         """Close every connection."""
@@ -146,15 +151,87 @@ class Client(Routes):
 
         silence_s = None
         if not route.once and len(self.servers) > 1:
-            silence_s = wait_s + failover.SILENCE_S
-        response = await self._servers.ask(send, timeout, silence_s=silence_s, once=route.once)
+            silence_s = wait_s + SILENCE_S
+        response = await self._first_answer(send, timeout, silence_s=silence_s, once=route.once)
         if response.status_code == Unauthorized.status and self._got_new_token():
-            response = await self._servers.ask(send, timeout, silence_s=silence_s, once=route.once)
+            response = await self._first_answer(send, timeout, silence_s=silence_s, once=route.once)
         if response.status_code >= 400:
             raise problem_of(response)
         if route.reply is NoneType:
             return cast(Reply, None)
-        return parsed(route.reply, response.content, self._servers.last)
+        return parsed(route.reply, response.content, self.last_server)
+
+    async def _first_answer(
+        self, send: Send, limits: httpx.Timeout, *, silence_s: float | None, once: bool
+    ) -> httpx.Response:
+        """The first usable answer: first from the server that answered last, then the others in random order.
+
+        Args:
+            silence_s: ask the others too after this long without an answer, since a server may hang; and again
+                every `SILENCE_S`, since they may not know its successor yet (seconds). None: wait.
+            once: do not ask another server if one may have acted on the request already.
+        """
+        others = [server for server in self.servers if server != self.last_server]
+        queue = deque([self.last_server, *random.sample(others, len(others))])
+        failures: dict[str, HetError] = {}
+        ask_again: set[str] = set()  # those that answered: next time they may point to a new leader
+        asked: dict[asyncio.Task[httpx.Response], str] = {}
+        try:
+            while queue or asked:
+                if queue:
+                    server = queue.popleft()
+                    if server in failures or server in asked.values():
+                        continue
+                    asked[asyncio.ensure_future(send(server))] = server
+                done, _ = await asyncio.wait(asked, timeout=silence_s, return_when=asyncio.FIRST_COMPLETED)
+                if not done:
+                    silence_s = SILENCE_S
+                    if not queue:
+                        queue.extend(ask_again & failures.keys())
+                        failures = {s: error for s, error in failures.items() if s not in ask_again}
+                for task in done:
+                    server = asked.pop(task)
+                    try:
+                        response = task.result()
+                    except httpx.TransportError as error:
+                        before = server in self._answered
+                        failures[server] = transport_error(
+                            error, server, limits, self._tls, answered_before=before
+                        )
+                        unsent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+                    else:
+                        self._answered.add(server)
+                        failure = unusable(response, server) or self._redirected(response, server, queue)
+                        if failure is None:
+                            self.last_server = server
+                            return response
+                        failures[server] = failure
+                        ask_again.add(server)
+                        unsent = not isinstance(failure, MaybeDone)
+                    if once and not unsent:
+                        queue.clear()
+        finally:
+            for task in asked:
+                if task.done() and not task.cancelled():
+                    task.exception()  # marks it as seen; nobody needs it any more
+                task.cancel()
+        raise verdict({server: failures[server] for server in self.servers if server in failures})
+
+    def _redirected(self, response: httpx.Response, server: str, queue: deque[str]) -> Unavailable | None:
+        """Put the server that a redirect points to first in the queue; None: the answer is no redirect."""
+        if not 300 <= response.status_code < 400:
+            return None
+        location = urlsplit(urljoin(server, response.headers.get("Location", "")))
+        try:
+            target = normal_url(f"{location.scheme}://{location.netloc}")
+        except ValueError:
+            return Unavailable("points to another server, but not with a URL that could be followed")
+        if response.status_code != 307 or target not in self.servers:
+            return Unavailable(
+                f"points to {target}, which is not among the servers given: add it to --server"
+            )
+        queue.appendleft(target)
+        return Unavailable(f"points to {target}")
 
     def _got_new_token(self) -> bool:
         """Whether there is another token than the rejected one; if so, it is used from now on."""

@@ -16,15 +16,7 @@ from starlette.responses import Response
 
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.codec import Mistake
-from hetrdzv.protocol.errors import (
-    HetError,
-    InvalidRequest,
-    NotLeader,
-    RequestTooSlow,
-    SpecConflict,
-    StaleRound,
-    Unauthorized,
-)
+from hetrdzv.protocol.errors import HetError, InvalidRequest, NotLeader, Problem
 from hetrdzv.protocol.pages import ProblemReply
 
 logger = logging.getLogger(__name__)
@@ -41,28 +33,24 @@ def invalid(wrong: Sequence[Mistake]) -> InvalidRequest:
     return InvalidRequest(f"{field}: {first.text}{shown}{more}", field)
 
 
-_HEADERS: Mapping[type[HetError], Mapping[str, str]] = {
-    Unauthorized: {"www-authenticate": "Bearer"},
-    RequestTooSlow: {"connection": "close"},  # whatever comes of it yet is not waited for
-}
-"""Headers that belong to an error."""
-
-
 def problem_of(error: HetError) -> ProblemReply:
     """An error as it is sent."""
-    return _problem(
-        error.status,
-        error.code,
-        str(error),
+    return ProblemReply(
+        title=HTTPStatus(error.status).phrase,
+        status=error.status,
+        detail=str(error),
+        code=error.code,
         field=error.field,
-        directive=error.directive if isinstance(error, StaleRound) else None,
-        conflict=error.conflict if isinstance(error, SpecConflict) else None,
+        directive=error.directive,
+        conflict=error.conflict,
     )
 
 
 def answer(error: HetError, request: Request) -> Response:
     """The answer to a request that an error ended."""
-    response = _response(problem_of(error), _HEADERS.get(type(error), {}))
+    response = Response(codec.write(problem_of(error)), error.status, error.headers, MEDIA_TYPE)
+    if error.status == HTTPStatus.SERVICE_UNAVAILABLE:
+        response.headers["retry-after"] = "1"
     if isinstance(error, NotLeader):
         path: bytes = request.scope.get("raw_path") or quote(request.scope["path"]).encode()
         query: bytes = request.scope.get("query_string", b"")
@@ -139,14 +127,6 @@ def install(app: FastAPI) -> None:
                 f"{path} does not support {request.method}; see /docs for all routes",
             ),
         }.get(error.status_code, ("http_error", str(error.detail)))
-        headers = {name.lower(): value for name, value in (error.headers or {}).items()}
-        return _response(_problem(error.status_code, code, detail), headers)
-
-
-def _problem(status: int, code: str, detail: str, **more: Any) -> ProblemReply:
-    return ProblemReply(title=HTTPStatus(status).phrase, status=status, detail=detail, code=code, **more)
-
-
-def _response(problem: ProblemReply, headers: Mapping[str, str]) -> Response:
-    again = {"retry-after": "1"} if problem.status == HTTPStatus.SERVICE_UNAVAILABLE else {}
-    return Response(codec.write(problem), problem.status, {**headers, **again}, MEDIA_TYPE)
+        response = answer(Problem(error.status_code, code, detail), request)
+        response.headers.update(error.headers or {})
+        return response

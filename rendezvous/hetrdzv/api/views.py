@@ -8,7 +8,6 @@ from types import MappingProxyType
 
 from starlette.responses import Response
 
-from hetrdzv.api import snapshots
 from hetrdzv.api.workers import reported_stall, worker_reply
 from hetrdzv.core.commands import Command
 from hetrdzv.core.directive import late_exit_code, stop_notice
@@ -16,6 +15,8 @@ from hetrdzv.core.drift import drift
 from hetrdzv.core.memo import cached
 from hetrdzv.core.model import OFFERED, Group, Node, Round
 from hetrdzv.core.snapshots import found as snapshot_warnings
+from hetrdzv.core.snapshots import is_undone, next_snapshot, on_disk, safe_snapshot
+from hetrdzv.core.snapshots.complete import Gathered, began_from, gathered
 from hetrdzv.core.why import why, why_ended, why_left_out
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import Asked, Directive
@@ -29,6 +30,7 @@ from hetrdzv.protocol.pages import (
 )
 from hetrdzv.protocol.reasons import advice, waiting
 from hetrdzv.protocol.reasons.reason import Reason
+from hetrdzv.protocol.snapshots import SafeShown, SnapshotShown, SnapshotsShown
 from hetrdzv.protocol.stacks import About
 from hetrdzv.protocol.states import GroupState, NodePhase
 from hetrdzv.protocol.texts.who import Nodes
@@ -42,6 +44,9 @@ def with_query(directive: Directive, query: Query) -> Directive:
     asked = Asked(number=query.number, round=query.round, about=query.about, ranks=query.ranks)
     return replace(directive, logs=asked) if query.about is About.LOGS else replace(directive, stacks=asked)
 
+
+MOST_SHOWN = 32
+"""How many snapshots are shown: the newest."""
 
 LARGE = 300
 """Replies about more nodes or events than this are made in a thread, so that polls are answered meanwhile."""
@@ -91,7 +96,7 @@ def group_summary(group: Group, now: float) -> GroupSummary:
         counts=_counts(group),
         ended_s_ago=round(max(0.0, now - (group.finished_at or 0.0)), 3) if is_over else None,
         exit_code=late_exit_code(group),
-        snapshot=snapshots.safe(group),
+        snapshot=_safe(group),
     )
 
 
@@ -231,3 +236,52 @@ def node_state(group: Group, node: Node) -> str:
     if node.phase is NodePhase.READY and node.not_ready:
         return "not_ready"
     return "spare" if node.phase is NodePhase.READY and group.active_round is not None else node.phase
+
+
+# -- snapshots; nobody is shown a key --------------------------------------------------------------------------
+
+
+def snapshots_shown(group: Group) -> SnapshotsShown:
+    """The snapshots of a group as people see them."""
+    after, newest, known = next_snapshot(group), safe_snapshot(group), group.snapshots
+    return SnapshotsShown(
+        group_id=group.group_id,
+        next=after.stamp if after is not None else None,
+        wanted=known is not None and after is not None and known.wanted == after.stamp,
+        safe=newest.stamp if newest is not None else None,
+        snapshots=tuple(_snapshot_shown(group, one) for one in gathered(group)[:MOST_SHOWN]),
+    )
+
+
+def _snapshot_shown(group: Group, one: Gathered) -> SnapshotShown:
+    return SnapshotShown(
+        stamp=one.stamp,
+        world_size=one.world_size,
+        sharded=one.sharded,
+        lack=one.lack,
+        undone=group.snapshots is not None and is_undone(group.snapshots, one.stamp),
+        nodes=_holders(one),
+        on_disk=one.on_disk is not None,
+        size=one.on_disk.size if one.on_disk else sum(held.size for _, held in one.holders),
+    )
+
+
+def _holders(one: Gathered) -> Nodes:
+    return Nodes.of([node.node_id for node, _ in one.holders])
+
+
+@cached
+def _safe(group: Group) -> SafeShown | None:
+    """What of a job's work is safe; None: no node holds snapshots."""
+    if group.snapshots is None:
+        return None
+    newest, current, disk = safe_snapshot(group), group.round, on_disk(group)
+    began = current.snapshot if current is not None else None
+    return SafeShown(
+        safe=newest.stamp if newest is not None else None,
+        nodes=_holders(newest) if newest is not None else Nodes(),
+        on_disk=disk.stamp if disk is not None else None,
+        began=began_from(current, group.snapshots.origin) if current is not None else None,
+        lost=began.lost if began is not None else 0,
+        newer=began.newer if began is not None else "",
+    )

@@ -4,16 +4,26 @@ Each class has a machine-readable `code` and an HTTP `status`, which go into pro
 who, what, and what to do next.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 
 class HetError(Exception):
-    """Base of all errors with a message for people and a code for programs."""
+    """Base of all errors with a message for people and a code for programs.
+
+    Attributes:
+        headers: what belongs to it in HTTP.
+        directive: with `StaleRound`, what the node has to do.
+        conflict: with `SpecConflict`, what is in the way.
+    """
 
     code: ClassVar[str] = "error"
     status: ClassVar[int] = 500
+    headers: ClassVar[Mapping[str, str]] = {}
     field: str | None = None
+    directive: Any = None
+    conflict: Any = None
 
     def __init__(self, message: str, field: str | None = None) -> None:
         super().__init__(message)
@@ -67,9 +77,7 @@ class SpecConflict(Refused, code="spec_conflict"):
 
 
 class StaleRound(Refused, code="stale_round"):
-    """The report is about a round that is over: it is a duplicate, or moot. `directive`: what its node has to do."""
-
-    directive: Any = None
+    """The report is about a round that is over: it is a duplicate, or moot."""
 
 
 class StaleIncarnation(Refused, code="stale_incarnation"):
@@ -110,13 +118,16 @@ class BodyTooLarge(HetError, code="body_too_large", status=413):
 
 
 class RequestTooSlow(HetError, code="request_too_slow", status=408):
-    """The request did not arrive in time."""
+    """The request did not arrive in time; whatever comes of it yet is not waited for."""
 
+    headers: ClassVar = {"connection": "close"}
     field = "body"
 
 
 class Unauthorized(HetError, code="unauthorized", status=401):
     """The token is missing or wrong."""
+
+    headers: ClassVar = {"www-authenticate": "Bearer"}
 
 
 class Forbidden(HetError, code="forbidden", status=403):

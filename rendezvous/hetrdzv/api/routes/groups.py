@@ -6,7 +6,7 @@ from fastapi import APIRouter, Depends, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from hetrdzv.api import snapshots, views
+from hetrdzv.api import views
 from hetrdzv.api.dependencies import (
     GROUP_ERRORS,
     PEOPLES,
@@ -141,7 +141,7 @@ async def get_logs(
 async def list_snapshots(service: CurrentService, group_id: Id) -> Response:
     """The snapshots of the job: of which step, whether they are complete, and who has them."""
     group = service.group(group_id)
-    return await views.made(len(group.nodes), lambda: snapshots.shown(group))
+    return await views.made(len(group.nodes), lambda: views.snapshots_shown(group))
 
 
 @router.post("/{group_id}/snapshots", response_model=SnapshotsShown, dependencies=ADMIN)
@@ -150,7 +150,7 @@ async def use_snapshot(
 ) -> Response:
     """Have the next round begin from a snapshot, in place of the newest one; newer ones are undone then."""
     group = await service.execute(group_id, body)
-    return await views.made(len(group.nodes), lambda: snapshots.shown(group))
+    return await views.made(len(group.nodes), lambda: views.snapshots_shown(group))
 
 
 # -- the history ---------------------------------------------------------------------------------------------

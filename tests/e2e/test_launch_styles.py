@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.cluster import Agent, Cluster, cluster, leftovers, standalone, wait_for
+from tests.support.cluster import Agent, Cluster, cluster, leftovers, wait_for
 from tests.support.servers import ROOT
 
 HETSEQ = ROOT / "examples" / "hetseq_style" / "train.py"
@@ -244,31 +244,3 @@ def test_hetseq_goes_on_in_a_world_of_one(tmp_path: Path) -> None:
         (*_, before), (*alone, after) = seen(a.stderr)
         assert (before, alone, after >= 2) == (0, [0, 1, 0], True), job.report()
         assert set(sums(a.stderr)[0]) == {6, 1}
-
-
-ALONE = {
-    "HetSeq, one GPU": Style(
-        script=HETSEQ, args=HETSEQ_ARGS, nodes={"a": 1}, ranks={"a": {(0, 0)}}, rest="0"
-    ),
-    "HetSeq, several GPUs": Style(
-        script=HETSEQ, args=HETSEQ_ARGS, nodes={"a": 2}, ranks={"a": {(0, 0), (1, 1)}}, rest="0"
-    ),
-    "mp.spawn": Style(
-        script=MP_SPAWN,
-        args=MP_SPAWN_ARGS,
-        nodes={"a": 2},
-        ranks={"a": {(0, 0), (1, 1)}},
-        epochs_flag="--epochs",
-        rest="0",
-    ),
-}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("style", ALONE.values(), ids=ALONE.keys())
-def test_the_same_command_does_for_one_node_alone(style: Style, tmp_path: Path) -> None:
-    words = [*style.flags, str(style.script), *style.words(tmp_path / "saved", 2)]
-    output = standalone("--gpus", str(style.nodes["a"]), *words)
-    assert {(rank, index) for rank, _, index, _ in seen(output)} == style.ranks["a"], output
-    assert sums(output) == {rank: [style.right_sum] * 2 for rank, _ in style.ranks["a"]}
-    assert leftovers("a") == []

@@ -15,7 +15,7 @@ def hetserver() -> None:
 def hetctl() -> None:
     """Run hetctl, which handles KeyboardInterrupt."""
     handler = _end_on_interrupt()
-    from hetrdzv.cli.hetctl.main import main
+    from hetrdzv.cli.hetctl import main
 
     signal.signal(signal.SIGINT, handler)
     main()

@@ -1,6 +1,16 @@
-"""hetctl: inspect groups and act on them. Start in main.py; each subcommand is in the module of its subject."""
+"""hetctl: inspect groups and act on them. Each of these modules adds the subcommands of its subject."""
 
-from hetrdzv.cli.hetctl.main import main
+import io
+import sys
+
+from hetrdzv.cli.hetctl import act, describe, get, history, logs, wait
 from hetrdzv.cli.hetctl.options import cli
 
-__all__ = ["cli", "main"]
+__all__ = ["act", "cli", "describe", "get", "history", "logs", "main", "wait"]
+
+
+def main() -> None:
+    """The entry point `hetctl`."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # not every terminal speaks UTF-8
+    cli(prog_name="hetctl")

@@ -61,20 +61,17 @@ def require_same_script(context: StepContext, join: Join) -> None:
 
     Two jobs are not to become one by accident.
     """
-    if not join.script or _other(context.group, join) is None:
+    if not join.script:
         return
     expire(context)
-    if (other := _other(context.group, join)) is not None:
-        holders = [node for node in _holders(context.group) if node.script and node.role == join.role]
-        raise _conflict(context, [Difference(SCRIPT, other.script, join.script)], holders)
-
-
-def _other(group: Group, join: Join) -> Node | None:
-    """A live node of the same role that runs another script; the first one speaks for all."""
-    for node in group.nodes.values():
-        if not node.gone and node.job == group.job and node.script and node.role == join.role:
-            return node if node.script != join.script else None
-    return None
+    job = context.group.job
+    alike = (
+        node
+        for node in context.group.nodes.values()
+        if not node.gone and node.job == job and node.script and node.role == join.role
+    )
+    if (other := next(alike, None)) is not None and other.script != join.script:  # it speaks for all
+        raise _conflict(context, [Difference(SCRIPT, other.script, join.script)], [other, *alike])
 
 
 @cached

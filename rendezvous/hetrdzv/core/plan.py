@@ -22,43 +22,37 @@ MOST_TURNS = 60
 
 def plan(group: Group, changes: Changes, now: float) -> Plan:
     """What would happen to a group, if every node did what it is told and nothing else happened."""
-    rehearsal = _Rehearsal(group, now)
+    after = group
     if (active := group.active_round) is not None:
-        rehearsal.do(NoteStall(active.number, None))
+        after = _applied(after, NoteStall(active.number, None), now)
     if changes.drain is not None:
-        rehearsal.do(Drain(changes.drain))
+        after = _applied(after, Drain(changes.drain), now)
     if changes.restart:
-        rehearsal.do(Restart())
-    rehearsal.play()
-    return _compared(group, rehearsal.group, rehearsal.now, now)
+        after = _applied(after, Restart(), now)
+    return _compared(group, *_played(after, now), now)
 
 
 # -- playing ---------------------------------------------------------------------------------------------------
 
 
-class _Rehearsal:
-    """A copy of a group, with a time of its own."""
+def _applied(group: Group, command: Command, now: float) -> Group:
+    return step(group, command, now, nobody_lapsed, settles=isinstance(command, Tick)).group
 
-    def __init__(self, group: Group, now: float) -> None:
-        self.group, self.now = group, now
 
-    def do(self, command: Command) -> None:
-        settles = isinstance(command, Tick)
-        self.group = step(self.group, command, self.now, nobody_lapsed, settles=settles).group
-
-    def play(self) -> None:
-        """Go on until only new nodes could change anything."""
-        self.do(Tick())
-        for _ in range(MOST_TURNS):
-            before = self.group
-            for node in before.live:  # each does what it has to do now
-                if (command := _answer(before, node)) is not None:
-                    self.do(command)
-            if self.group is before:
-                if (at := _under_way_until(before, self.now)) is None:
-                    return
-                self.now = at
-            self.do(Tick())
+def _played(group: Group, now: float) -> tuple[Group, float]:
+    """What a group becomes, and when, until only new nodes could change anything."""
+    group = _applied(group, Tick(), now)
+    for _ in range(MOST_TURNS):
+        before = group
+        for node in before.live:  # each does what it has to do now
+            if (command := _answer(before, node)) is not None:
+                group = _applied(group, command, now)
+        if group is before:
+            if (at := _under_way_until(before, now)) is None:
+                break
+            now = at
+        group = _applied(group, Tick(), now)
+    return group, now
 
 
 def _answer(group: Group, node: Node) -> Command | None:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 from math import inf
-from typing import NamedTuple
 
 from hetrdzv.core import snapshots
 from hetrdzv.core.drift import drift, unordered
@@ -30,19 +29,19 @@ from hetrdzv.core.rounds.transitions import (
     end_round,
     expire,
     fail,
+    finish,
     reject,
     remembered,
     stop_with_grace,
-    succeed,
 )
 from hetrdzv.core.selection.candidates import growth, next_round, not_ready_nodes, ready_nodes, stranded
 from hetrdzv.core.selection.order import past_of, place
 from hetrdzv.core.selection.select import Lack, Selection, Shortfall, select
 from hetrdzv.core.why import apart, cut_off, waits_for
 from hetrdzv.protocol.directive import Weights
-from hetrdzv.protocol.failure import Failure, RootCause
+from hetrdzv.protocol.failure import RootCause
 from hetrdzv.protocol.reasons import ends, events, waiting
-from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
+from hetrdzv.protocol.reasons.reason import ReasonCode
 from hetrdzv.protocol.settings import OnJoin
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase
 from hetrdzv.protocol.texts.ids import is_loopback
@@ -100,7 +99,7 @@ def _progress(context: StepContext) -> None:
     group, active = context.group, context.group.active_round
     assert active is not None
     if group.all_succeeded(active):
-        succeed(context, apart(active))
+        finish(context, GroupState.SUCCEEDED, events.group_succeeded(apart(active)))
     elif group.state is GroupState.STARTING and not any(
         group.phase_of(member) is NodePhase.STARTING for member in active.members
     ):
@@ -123,21 +122,6 @@ def _stop_in_time(context: StepContext) -> None:
     end_round(context, notice.cause)
 
 
-class _Failed(NamedTuple):
-    """A failure of a round, on a node (None: on none); a hang is none to start."""
-
-    node_id: str | None
-    failure: Failure
-    reason: Reason
-    is_start: bool = False
-
-    def root_cause(self, number: int, no_restart: str = "", budget: int | None = None) -> RootCause:
-        """What ends the job; for `no_restart` see `without_restart`."""
-        reason = ends.without_restart(self.reason, no_restart, budget or 0) if no_restart else self.reason
-        failure = self.failure if self.node_id is not None else None
-        return RootCause(reason=reason, round=number, node_id=self.node_id, failure=failure)
-
-
 def _judge(context: StepContext) -> None:
     """Decide what an ended round costs, once every member has stopped, is gone or is overdue (rule 5)."""
     ended = context.group.round
@@ -154,37 +138,42 @@ def _judge(context: StepContext) -> None:
     context.change(round=ended)
     left = _prospects(context.group)
     # Later, a joiner that lacks a module, or a file server that is away, must not end a job that has worked.
-    if ended.first and (hopeless := [failed for failed in failures if failed.failure.permanent]):
-        fail(context, hopeless[0].root_cause(ended.number, "permanent"))
+    if ended.first and (hopeless := [one for one in failures if one.failure and one.failure.permanent]):
+        _fail_at_once(context, hopeless[0], "permanent")
         return
-    gave_up = {failed.node_id for failed in failures if failed.node_id and failed.failure.final}
+    gave_up = {one.node_id for one in failures if one.node_id and one.failure and one.failure.final}
     gave_up -= {node.node_id for node in left}
     if gave_up and isinstance(select(context.group.spec, left), Shortfall):
-        cause = failures[0].root_cause(ended.number)
+        cause = failures[0]
         if end.kind in LOSSES:  # the failures came of that
             cause = RootCause(reason=end.reason, round=ended.number, node_id=end.node_id)
         fail(context, cause, gave_up=Nodes.of(gave_up))
-    elif end.kind is EndKind.FAILED and gave_up and failures[0].is_start:
+    elif end.kind is EndKind.FAILED and gave_up and failures[0].failure and failures[0].failure.is_start:
         _note_blame(context, ended, failures[0].node_id or "")  # it may come again and again
     elif end.kind is EndKind.FAILED:
         _charge(context, ended, failures[0])
 
 
-def _failures(group: Group, ended: Round) -> list[_Failed]:
+def _failures(group: Group, ended: Round) -> list[RootCause]:
     """The failures of an ended round, the earliest first."""
-    end = ended.end
+    end, number = ended.end, ended.number
     assert end is not None
     by_node = dict(end.departed)
     for member in ended.members:
         if (node := group.speaker(member)) is not None and node.failure is not None:
             by_node[node.node_id] = node.failure
     failures = [
-        _Failed(node_id, failure, ends.worker_failed(node_id, failure, end.before), failure.is_start)
-        for node_id, failure in sorted(by_node.items(), key=lambda item: (item[1].at, item[0]))
+        RootCause(
+            reason=ends.worker_failed(name, failure, end.before), round=number, node_id=name, failure=failure
+        )
+        for name, failure in sorted(by_node.items(), key=lambda item: (item[1].at, item[0]))
     ]
+    if end.hang is None:
+        return failures
     # What is reported after a hang comes of being stopped.
-    hang = [_Failed(end.node_id, end.hang, end.cause.reason)] if end.hang is not None else []
-    return [*hang, *failures]
+    failure = end.hang if end.node_id is not None else None
+    hang = RootCause(reason=end.cause.reason, round=number, node_id=end.node_id, failure=failure)
+    return [hang, *failures]
 
 
 def _prospects(group: Group) -> list[Node]:
@@ -200,7 +189,7 @@ def _prospects(group: Group) -> list[Node]:
     ]
 
 
-def _charge(context: StepContext, ended: Round, first: _Failed) -> None:
+def _charge(context: StepContext, ended: Round, first: RootCause) -> None:
     """Charge one restart for a round that ended with a failure, or fail the group."""
     group, end = context.group, ended.end
     lasted = end is not None and end.at - ended.formed_at >= LASTED_S
@@ -208,16 +197,20 @@ def _charge(context: StepContext, ended: Round, first: _Failed) -> None:
     if first.node_id is not None:
         _note_blame(context, ended, first.node_id)
     budget = group.spec.max_restarts
-    if first.failure.exit_code in group.spec.no_restart_on:
-        fail(context, first.root_cause(ended.number, "no_restart_on"))
+    if first.failure is not None and first.failure.exit_code in group.spec.no_restart_on:
+        _fail_at_once(context, first, "no_restart_on")
     elif group.restarts >= budget:
-        fail(context, first.root_cause(ended.number, "used_up", budget))
+        _fail_at_once(context, first, "used_up", budget)
     else:
         # The first restart does not wait, those in quick succession 1 s, 2 s, 4 s ...
         wait_s = min(group.spec.restart_wait_s, 2.0 ** min(quick - 2, 30)) if quick > 1 else 0.0
         backoff_until = context.now + wait_s if wait_s else None
         context.change(quick=quick, restarts=group.restarts + 1, backoff_until=backoff_until)
         context.say(events.restart_spent(first.reason, group.restarts + 1, budget))
+
+
+def _fail_at_once(context: StepContext, cause: RootCause, why: str, budget: int = 0) -> None:
+    fail(context, replace(cause, reason=ends.without_restart(cause.reason, why, budget)))
 
 
 def _note_blame(context: StepContext, ended: Round, node_id: str) -> None:

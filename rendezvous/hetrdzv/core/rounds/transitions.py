@@ -286,31 +286,25 @@ def stop_with_grace(context: StepContext, cause: Cause, leaves_at: float | None 
         context.say(events.stop_announced(active.number, cause.reason, round(until - context.now, 3)))
 
 
-def succeed(context: StepContext, apart: Reason | None) -> None:
-    """Finish the job, since all its workers have succeeded; `apart`: but they never met."""
-    _finish(context, GroupState.SUCCEEDED, events.group_succeeded(apart))
-
-
 def fail(context: StepContext, cause: RootCause, *, gave_up: Nodes | None = None) -> None:
     """Finish the job, which has failed; `gave_up`: see `group_failed`."""
-    _finish(context, GroupState.FAILED, events.group_failed(cause.reason, gave_up), cause)
+    finish(context, GroupState.FAILED, events.group_failed(cause.reason, gave_up), cause)
 
 
 def finish_cancelled(context: StepContext) -> None:
     """Finish the job since a person has cancelled it."""
-    _finish(context, GroupState.CANCELLED, context.group.cancellation or ends.cancelled())
+    finish(context, GroupState.CANCELLED, context.group.cancellation or ends.cancelled())
 
 
-def _finish(
+def finish(
     context: StepContext, state: GroupState, event: Reason, root_cause: RootCause | None = None
 ) -> None:
+    """Finish the job."""
     active = context.group.active_round
     if active is not None and active.notice is not None:
         context.change(round=replace(active, notice=None))
         if active.is_cancelled and state is not GroupState.CANCELLED:
-            finish_cancelled(
-                context
-            )  # a person was told so; and scripts may exit with 0 once they have saved
+            finish_cancelled(context)  # a person was told so; scripts may exit with 0 once they have saved
             return
     record = newest_record(context.group, context.now)
     if record is not None:

@@ -96,7 +96,7 @@ def parting(context: StepContext, node: Node, report: Report) -> None:
 
 def is_needed(group: Group, node: Node) -> bool:
     """Whether others need what a node that has left, but whose agent is there, holds: they have nothing newer yet."""
-    if not serves(group, node) or not _goes_on(group) or node.snapshots is None:
+    if not serves(group, node) or node.snapshots is None or all(one.gone for one in group.nodes.values()):
         return False
     complete, known = complete_in_memory(group), group.snapshots
     wanted = known.wanted if known is not None else None
@@ -147,11 +147,6 @@ def is_undone(known: Kept, stamp: Stamp) -> bool:
     if known.undone is None or stamp.newness <= known.undone.newness:
         return False
     return stamp.origin is not None or stamp.round < known.undone_before
-
-
-@cached
-def _goes_on(group: Group) -> bool:
-    return any(not node.gone for node in group.nodes.values())
 
 
 def _origin(before: Group, members: Sequence[Node]) -> str | None:

@@ -4,7 +4,6 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
 
 from hetagent.launch.base import Assignment, Launch
 from hetagent.launch.command import WorkerCommand
@@ -19,7 +18,6 @@ from hetrdzv.protocol.directive import Asked
 from hetrdzv.protocol.progress import Moved, NodeProgress
 from hetrdzv.protocol.routes import Routes
 from hetrdzv.protocol.stacks import About, Stack, StacksRequest, fitting_of
-from hetrdzv.protocol.states import ReportKind
 
 STACKS = ReportRoute(route=Routes.send_stacks, repeats=False)
 
@@ -104,10 +102,9 @@ class Watcher(RoundHook):
         self._watch.begin(workers.pids, first)
         self._server.watch(self._sample, self._on_question)
 
-    def report(self, kind: ReportKind) -> Mapping[str, Any]:
-        """Note that a worker has failed; adds nothing to the report."""
-        self._failed = self._failed or kind is ReportKind.FAILED
-        return {}
+    def note_failure(self) -> None:
+        """A worker has failed."""
+        self._failed = True
 
     def moved(self) -> Moved | None:
         """When the workers moved in the round, counted from now; None: nobody can tell."""

@@ -271,7 +271,7 @@ class Agent:
         others = "" if self._local.assignment.start.nnodes == 1 else "; waiting for the other nodes"
         self.log(f"round {self.round_number}: all local workers succeeded{others}")
         self._done = True
-        fields = self.parts.report(ReportKind.SUCCEEDED)
+        fields = self.parts.start_check.report() if self.parts.start_check is not None else {}
         self.server.send(
             round_report(ReportKind.SUCCEEDED, self.round_number, moved=self.parts.moved(), **fields)
         )
@@ -279,6 +279,8 @@ class Agent:
 
     def _report_failure(self, local: LocalRound, end: Exit) -> None:
         """Report that a worker failed."""
+        if self.parts.monitor is not None:
+            self.parts.monitor.note_failure()
         failure, text = local.describe(end, self.secrets())
         ended = local.ended_before(end.seen_at)
         fields = {"failure": failure, "moved": self.parts.moved(), "ended": ended}

@@ -17,7 +17,6 @@ from hetagent.workers.starter import Exit
 from hetrdzv.protocol.directive import Start
 from hetrdzv.protocol.failure import Ended, Failure
 from hetrdzv.protocol.reasons.ends import worker_failed
-from hetrdzv.protocol.states import ReportKind
 from hetrdzv.protocol.texts.phrasing import count
 
 if TYPE_CHECKING:
@@ -279,7 +278,7 @@ class LocalRound:
         if self._launch.one_per_node:
             fields = replace(fields, local_rank=-1, rank=-1)
         why = worker_failed(self.assignment.node_id, fields, self.ended_before(failure.seen_at))
-        return replace(fields, **self._parts.report(ReportKind.FAILED)), why.message
+        return fields, why.message
 
     def abandon_reason(self) -> str:
         """Why this node should end its part of the round and join again; empty: it need not."""

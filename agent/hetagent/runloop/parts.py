@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from hetagent.health.ready_file import ReadyFile
 from hetagent.monitor.watcher import Watcher
@@ -15,7 +14,6 @@ from hetagent.runloop.start_check import StartCheck
 from hetagent.snapshots.node.hook import SnapshotHook
 from hetagent.standby.keeper import Standbys
 from hetrdzv.protocol.progress import Moved
-from hetrdzv.protocol.states import ReportKind
 
 
 @dataclass(slots=True, kw_only=True)
@@ -83,13 +81,6 @@ class Parts:
         return any(
             part is not None and part.supports_graceful_stop() for part in (self.notices, self.snapshots)
         )
-
-    def report(self, kind: ReportKind) -> Mapping[str, Any]:
-        """Fields that parts add to a report of the round's success or failure."""
-        parts = (self.start_check, self.monitor)
-        return {
-            name: value for part in parts if part is not None for name, value in part.report(kind).items()
-        }
 
     def moved(self) -> Moved | None:
         """When the workers of this node moved in the round, counted from now; None: nobody can tell."""

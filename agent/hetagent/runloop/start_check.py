@@ -62,9 +62,9 @@ class StartCheck(RoundHook):
         self._log(f"round {self._assignment.round}: {_described(met, world_size)}")
         self._server.send(round_report(ReportKind.STARTED, self._assignment.round, met=met))
 
-    def report(self, kind: ReportKind) -> Mapping[str, Any]:
+    def report(self) -> Mapping[str, Any]:
         """Fields of a report of success."""
-        return {"met": self._met(), "must_meet": self._must_meet} if kind is ReportKind.SUCCEEDED else {}
+        return {"met": self._met(), "must_meet": self._must_meet}
 
     def _met(self) -> int | None:
         """How many workers of all nodes have met; None: there is only one, or it is unknown."""

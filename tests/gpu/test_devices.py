@@ -76,7 +76,7 @@ def test_as_torch_sees_them(machine: Machine, seen: Seen) -> None:
         except ValueError:
             ours, narrowed = [], []
         else:
-            ours = list(chosen.names)
+            ours = [gpu.name for gpu in chosen.gpus]
             narrowed = torch_sees({VISIBLE: None, **environ, **narrow(chosen, environ)})["gpus"]
         theirs = (
             [] if value == "" else torch_sees({VISIBLE: value, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"})["gpus"]
@@ -132,7 +132,7 @@ def test_rocm(machine: Machine, seen: Seen) -> None:
             "torch is not for ROCm: make test-gpu PIP_INDEX_URL=https://download.pytorch.org/whl/rocm6.4"
         )
     chosen = choose("auto", "cuda", {})
-    assert list(chosen.names) == [name for _, name, _ in machine.about["gpus"]]
+    assert [gpu.name for gpu in chosen.gpus] == [name for _, name, _ in machine.about["gpus"]]
     last = {"HIP_VISIBLE_DEVICES": str(chosen.slots - 1)}
     narrowed = narrow(choose("1", "cuda", {**os.environ, **last}), last)
     assert torch_sees({**last, **narrowed})["gpus"] == machine.about["gpus"][-1:]

@@ -1,10 +1,10 @@
 """Chooses what this node's workers run on: the GPUs that --gpus and --device ask for, or CPUs."""
 
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from hetagent.errors import UsageError
 from hetagent.node.gpu.discovery import Gpu, NoGpus, discover, is_rocm, visible_to_torch
@@ -44,31 +44,29 @@ class Devices:
     """What this node's workers run on.
 
     Attributes:
-        kind: `cuda` (as in torch, this includes AMD's GPUs) or `cpu`.
         indices: the chosen GPUs, one per worker, numbered among the visible ones as `torch.device("cuda", index)`
             does before `narrow`; empty for CPU workers.
-        slots: how many workers.
-        names: the name of each chosen GPU.
-        memory_bytes: the memory of each of them; 0 where the driver does not say.
         listed_in: the variable that lists the visible GPUs.
     """
 
-    kind: Literal["cuda", "cpu"]
-    indices: tuple[int, ...]
     slots: int
-    names: tuple[str, ...] = ()
-    memory_bytes: tuple[int, ...] = ()
+    indices: tuple[int, ...] = ()
+    gpus: tuple[Gpu, ...] = ()
     listed_in: str = VISIBLE
+
+    @property
+    def kind(self) -> str:
+        """`cuda` (as in torch, this includes AMD's GPUs) or `cpu`."""
+        return "cuda" if self.indices else "cpu"
 
     @property
     def facts(self) -> dict[str, str]:
         """What the server shows of them."""
-        facts: dict[str, str] = {"kind": self.kind}
-        if self.names:
-            counts = {name: self.names.count(name) for name in self.names}
-            facts["name"] = ", ".join(f"{count} x {name}" for name, count in counts.items())[:256]
-        smallest = min(self.memory_bytes, default=0)
-        if smallest:
+        facts = {"kind": self.kind}
+        if self.gpus:
+            names = Counter(gpu.name for gpu in self.gpus)
+            facts["name"] = ", ".join(f"{count} x {name}" for name, count in names.items())[:256]
+        if smallest := min((gpu.memory_bytes for gpu in self.gpus), default=0):
             facts["memory_gib"] = f"{smallest / 2**30:.0f}"
         return facts
 
@@ -90,15 +88,7 @@ def choose(
         return _choose_cpu(wanted, gpus)
     visible, listed_in, problem = _look(environ, discovery)
     indices = _indices(wanted, gpus, device, len(visible), problem)
-    chosen = [visible[index] for index in indices]
-    return Devices(
-        kind="cuda",
-        indices=indices,
-        slots=len(indices),
-        names=tuple(gpu.name for gpu in chosen),
-        memory_bytes=tuple(gpu.memory_bytes for gpu in chosen),
-        listed_in=listed_in,
-    )
+    return Devices(len(indices), indices, tuple(visible[index] for index in indices), listed_in)
 
 
 def narrow(devices: Devices, environ: Mapping[str, str]) -> Mapping[str, str | None]:
@@ -175,7 +165,7 @@ def _choose_cpu(wanted: int | list[int] | None, gpus: str | None) -> Devices:
         )
     if wanted is None:
         wanted = 1 if gpus is None else min(len(os.sched_getaffinity(0)), MAX_SLOTS)
-    return Devices(kind="cpu", indices=(), slots=wanted)
+    return Devices(wanted)
 
 
 def _indices(

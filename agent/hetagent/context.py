@@ -8,8 +8,8 @@ from pathlib import Path
 from hetagent.launch.base import Launch
 from hetagent.launch.command import WorkerCommand
 from hetagent.node import network
-from hetagent.node.address import AdvertisedAddress
 from hetagent.node.gpu.devices import Devices
+from hetagent.node.network import AdvertisedAddress
 from hetagent.node.processes import proctree as processes
 from hetagent.options.model import Options
 from hetrdzv.auth.client_token import reread_token

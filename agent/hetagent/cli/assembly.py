@@ -24,10 +24,10 @@ from hetagent.launch.kinds import launch_of
 from hetagent.launch.slots import check_files, narrow, slots_of
 from hetagent.monitor.watcher import Watcher
 from hetagent.node import console, names
-from hetagent.node.address import find_address
 from hetagent.node.console import flush, say
 from hetagent.node.gpu import devices
 from hetagent.node.gpu.discovery import versions
+from hetagent.node.network import find_address
 from hetagent.node.processes import proctree as processes
 from hetagent.node.processes.guardian import Guardian
 from hetagent.node.standalone import OwnServer

@@ -144,12 +144,12 @@ def check_ports(offered: str, port_range: tuple[int, int] | None, count: int) ->
 async def _check_network(options: Options, token: str | None, tls: ClientTls) -> list[Finding]:
     findings = list(await asyncio.gather(*(_check_server(url, tls) for url in options.servers)))
     try:
-        address, interface = network.offered_address(options.local_addr, options.interface, options.servers)
+        place = network.AdvertisedAddress(options.local_addr, options.interface, options.servers)
     except network.NetworkError as error:
         findings.append(Finding("address", Grade.WRONG, str(error)))
     else:
-        findings.append(check_address(options, address, interface))
-        findings.append(check_ports(address, options.port_range, 2 + (options.snapshots.memory != 0)))
+        findings.append(check_address(options, place.address, place.interface))
+        findings.append(check_ports(place.address, options.port_range, 2 + (options.snapshots.memory != 0)))
     return findings + await _check_group(options, token, tls)
 
 

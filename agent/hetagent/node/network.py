@@ -5,15 +5,20 @@ import ipaddress
 import random
 import re
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from urllib.parse import urlsplit
 
 import psutil
 
+from hetagent.node.console import WarnOnce
 from hetrdzv.protocol.texts.ids import is_loopback
 
 CONNECT_TIMEOUT_S = 2.0
 """How long to try to connect to one address of a server (seconds)."""
+
+RESOLVE_PAUSE_S = 1.0
+"""Pause between two look-ups of a server's name (seconds)."""
 
 DEFAULT_PORTS = {"http": 80, "https": 443}
 MAX_PORT = 65_535
@@ -37,14 +42,78 @@ class NamesAway(NetworkError):
 # -- addresses -----------------------------------------------------------------------------------------------
 
 
-def offered_address(
-    local_addr: str | None, interface: str | None, servers: Sequence[str]
-) -> tuple[str, str | None]:
-    """The address that this node offers, and its interface, if one of this node's has it."""
-    if interface is not None:
-        return address_of(interface), interface
-    address = local_addr or local_address_towards_any(servers)
-    return address, interface_of(address)
+class AdvertisedAddress:
+    """The address that this node offers, and its interface.
+
+    Attributes:
+        interface: None where no interface of this node has the address (NAT), or it is a name.
+    """
+
+    def __init__(self, local_addr: str | None, interface: str | None, servers: Sequence[str]) -> None:
+        self._asked = (local_addr, interface, servers)
+        self._look()
+
+    def _look(self) -> None:
+        local_addr, interface, servers = self._asked
+        if interface is not None:
+            self.address: str = address_of(interface)
+            self.interface: str | None = interface
+        else:
+            self.address = local_addr or local_address_towards_any(servers)
+            self.interface = interface_of(self.address)
+
+    def moved(self) -> bool:
+        """Look for another address if this node has lost its own; whether there is one.
+
+        A container that was cut from its network and connected again gets another, and so does a laptop.
+        """
+        is_fixed = self._asked[0] is not None or self.interface is None
+        if is_fixed or interface_of(self.address) is not None:
+            return False
+        try:
+            self._look()
+        except NetworkError:
+            return False  # there is no better one yet
+        return True
+
+    def socket_env(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """Variables that bind gloo and NCCL to the interface of the offered address where that is needed.
+
+        Both are bound to an interface that was chosen. Otherwise NCCL picks its own, perhaps several, as under
+        torchrun, and gloo is bound only where the host name would give it an address that peers cannot use.
+        """
+        if self.interface is None:
+            return {}
+        is_chosen = self._asked[:2] != (None, None)
+        wanted = {"GLOO_SOCKET_IFNAME": self.interface}
+        if (
+            is_chosen
+        ):  # NCCL takes a bare name for a prefix (`eth1` would mean `eth10` as well), hence the `=`
+            wanted["NCCL_SOCKET_IFNAME"] = f"={self.interface}"
+        missing = {name: value for name, value in wanted.items() if not environ.get(name)}
+        if is_chosen or not missing:
+            return missing
+        own = _gloos_choice()
+        return missing if own is None or (is_loopback(own) and not is_loopback(self.address)) else {}
+
+
+def find_address(
+    local_addr: str | None,
+    interface: str | None,
+    servers: Sequence[str],
+    timeout_s: float,
+    log: Callable[[str], None],
+) -> AdvertisedAddress:
+    """The address to offer; waits until names can be looked up, for a container may start before its network."""
+    until, log_once = time.monotonic() + timeout_s, WarnOnce(log)
+    while True:
+        try:
+            return AdvertisedAddress(local_addr, interface, servers)
+        except NamesAway as error:
+            if time.monotonic() >= until:
+                raise
+            log_once(f"{error}; trying again for {timeout_s:.0f} s")
+        time.sleep(RESOLVE_PAUSE_S)
 
 
 def local_address_towards_any(urls: Sequence[str]) -> str:
@@ -105,25 +174,6 @@ def address_of(interface: str) -> str:
     known = ", ".join(f"{name} ({text})" for name, _, text in there)
     problem = "has no IP address" if interface in psutil.net_if_addrs() else "does not exist here"
     raise NetworkError(f"interface '{interface}' {problem}: choose one of {known or 'none'}")
-
-
-def socket_env(
-    address: str, interface: str | None, environ: Mapping[str, str], *, chosen: bool
-) -> dict[str, str]:
-    """Variables that bind gloo and NCCL to the interface of the offered address where that is needed.
-
-    Both are bound to an interface that was chosen. Otherwise NCCL picks its own, perhaps several, as under
-    torchrun, and gloo is bound only where the host name would give it an address that peers cannot use.
-    """
-    if interface is None:
-        return {}
-    # NCCL takes a bare name for a prefix (`eth1` would mean `eth10` as well), hence the `=`
-    wanted = {"GLOO_SOCKET_IFNAME": interface} | ({"NCCL_SOCKET_IFNAME": f"={interface}"} if chosen else {})
-    missing = {name: value for name, value in wanted.items() if not environ.get(name)}
-    if chosen or not missing:
-        return missing
-    own = _gloos_choice()
-    return missing if own is None or (is_loopback(own) and not is_loopback(address)) else {}
 
 
 def _gloos_choice() -> str | None:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 
-from hetagent.node.address import AdvertisedAddress, find_address
 from hetagent.node.gpu.discovery import versions
+from hetagent.node.network import AdvertisedAddress, find_address
 from hetagent.node.self_pipe import readable
 from hetagent.session.connection import ServerConnection
 from hetagent.session.session import Session

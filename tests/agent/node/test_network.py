@@ -3,7 +3,7 @@
 import errno
 import os
 import socket
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +11,14 @@ import psutil
 import pytest
 
 from hetagent.node import network
-from hetagent.node.network import NetworkError, hold_port, parse_port_range
+from hetagent.node.network import (
+    AdvertisedAddress,
+    NamesAway,
+    NetworkError,
+    find_address,
+    hold_port,
+    parse_port_range,
+)
 
 INTERFACES = {
     "lo": [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")],
@@ -110,13 +117,85 @@ def test_addresses_and_interfaces() -> None:
         network.address_of("down0")
 
 
-def test_gloo_and_nccl_are_bound_to_an_interface_that_was_chosen() -> None:
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, str]]:
+    """Says what is found in turn; returns the interfaces of this node's addresses, which may change."""
+
+    def set_up(*found: str | NetworkError, **interfaces: str) -> dict[str, str]:
+        left, there = list(found), dict(interfaces)
+
+        def find(servers: object) -> str:
+            answer = left.pop(0)
+            if isinstance(answer, NetworkError):
+                raise answer
+            return answer
+
+        monkeypatch.setattr(network, "local_address_towards_any", find)
+        monkeypatch.setattr(network, "interface_of", there.get)
+        return there
+
+    return set_up
+
+
+def test_a_lost_address_is_replaced_once(node: Callable[..., dict[str, str]]) -> None:
+    there = node("a", NetworkError("no route"), "b", a="eth0", b="eth1")
+    here = AdvertisedAddress(None, None, [])
+    assert not here.moved(), "it is still here"
+    del there["a"]
+    assert not here.moved()
+    assert (here.address, here.interface) == ("a", "eth0")
+    assert here.moved()
+    assert (here.address, here.interface) == ("b", "eth1")
+    assert not here.moved()
+    for given in (AdvertisedAddress("b", None, []), AdvertisedAddress("behind NAT", None, [])):
+        there.clear()
+        assert not given.moved()
+
+
+def test_a_resolver_that_is_not_there_yet(
+    node: Callable[..., dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network, "RESOLVE_PAUSE_S", 0.0)
+    away, said = NamesAway("cannot resolve 'a'"), list[str]()
+    node(away, away, "10.0.0.2", away, NetworkError("cannot resolve 'a'"))
+    assert find_address(None, None, [], 60.0, said.append).address == "10.0.0.2"
+    assert said == ["cannot resolve 'a'; trying again for 60 s"]
+    with pytest.raises(NamesAway):
+        find_address(None, None, [], 0.0, said.append)
+    with pytest.raises(NetworkError):  # a wrong name is told at once
+        find_address(None, None, [], 60.0, said.append)
+
+
+def test_of_several_servers_one_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = socket.getaddrinfo
+
+    def lookup(host: str, *args: object, **kwargs: object) -> object:
+        if host == "away":
+            raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+        if host == "wrong":
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return known(host, *args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(socket, "getaddrinfo", lookup)
+    towards = network.local_address_towards_any
+    assert towards(["http://away:1", "http://wrong:1", "http://127.0.0.1:1"]) == "127.0.0.1"
+    with pytest.raises(NamesAway, match="cannot resolve 'away'"):
+        towards(["http://wrong:1", "http://away:1"])
+    with pytest.raises(NetworkError, match="cannot resolve 'wrong'") as caught:
+        towards(["http://wrong:1", "http://wrong:2"])
+    assert not isinstance(caught.value, NamesAway)
+
+
+def test_gloo_and_nccl_are_bound_to_an_interface_that_was_chosen(node: Callable[..., dict[str, str]]) -> None:
+    """Bound to the interface towards the server, a cluster with several networks would use one of them only."""
+    node(a="eth0")
     both = {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "=eth0"}
-    bound = partial(network.socket_env, "10.0.0.3", chosen=True)
-    assert bound("eth0", {}) == both
-    assert bound("eth0", {"NCCL_SOCKET_IFNAME": "ib"}) == {"GLOO_SOCKET_IFNAME": "eth0"}
-    assert bound("eth0", {"GLOO_SOCKET_IFNAME": "ib0"}) == {"NCCL_SOCKET_IFNAME": "=eth0"}
-    assert bound(None, {}) == {}
+    bound = AdvertisedAddress("a", None, []).socket_env
+    assert bound({}) == both
+    assert bound({"NCCL_SOCKET_IFNAME": "ib"}) == {"GLOO_SOCKET_IFNAME": "eth0"}
+    assert bound({"GLOO_SOCKET_IFNAME": "ib0"}) == {"NCCL_SOCKET_IFNAME": "=eth0"}
+    assert AdvertisedAddress(None, "lo", []).socket_env({})["NCCL_SOCKET_IFNAME"] == "=lo"
+    assert AdvertisedAddress("behind NAT", None, []).socket_env({}) == {}
 
 
 @pytest.mark.parametrize(
@@ -134,14 +213,19 @@ def test_gloo_and_nccl_are_bound_to_an_interface_that_was_chosen() -> None:
     ],
 )
 def test_gloo_alone_is_bound_where_the_host_name_would_mislead_it(
-    monkeypatch: pytest.MonkeyPatch, offered: str, host_name: list[str], gloo: bool
+    node: Callable[..., dict[str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+    offered: str,
+    host_name: list[str],
+    gloo: bool,
 ) -> None:
+    there = node(offered)
+    there[offered] = "eth0"
     monkeypatch.setattr(network, "_can_bind", lambda _family, host: host != "203.0.113.9")
     resolving(monkeypatch, *((host, 0) for host in host_name))
-    expected = {"GLOO_SOCKET_IFNAME": "eth0"} if gloo else {}
-    assert network.socket_env(offered, "eth0", {}, chosen=False) == expected
-    assert network.socket_env(offered, "eth0", {"GLOO_SOCKET_IFNAME": "x"}, chosen=False) == {}
-    assert network.socket_env(offered, None, {}, chosen=False) == {}
+    here = AdvertisedAddress(None, None, [])
+    assert here.socket_env({}) == ({"GLOO_SOCKET_IFNAME": "eth0"} if gloo else {})
+    assert here.socket_env({"GLOO_SOCKET_IFNAME": "x"}) == {}
 
 
 # -- ports ---------------------------------------------------------------------------------------------------

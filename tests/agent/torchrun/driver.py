@@ -10,8 +10,7 @@ from typing import Any, cast
 from tests.agent.workers.test_store import start
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
-from hetagent.node.address import AdvertisedAddress
-from hetagent.node.network import hold_port
+from hetagent.node.network import AdvertisedAddress, hold_port
 from hetagent.session.requests import Report
 from hetagent.torchrun.conf import conf_of
 from hetagent.torchrun.connection import Connection

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -118,26 +117,6 @@ async def test_a_certificate_that_is_none_for_this_server_or_day(
 
 async def test_http_spoken_to_a_server_with_tls(server: Hetserver) -> None:
     assert "if it speaks TLS, give https://" in await ask(server.url.replace("https:", "http:"))
-
-
-def handshake(server: Hetserver, version: ssl.TLSVersion) -> str:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    context.set_ciphers("ALL:@SECLEVEL=0")
-    context.minimum_version, context.maximum_version = ssl.TLSVersion.TLSv1, version
-    with closing(socket.create_connection(("127.0.0.1", server.port), WAIT_S)) as raw:
-        try:
-            with context.wrap_socket(raw) as stream:
-                return stream.version() or ""
-        except OSError as error:
-            return type(error).__name__
-
-
-@pytest.mark.filterwarnings("ignore:ssl.TLSVersion.TLSv1")
-def test_tls_before_1_2_is_not_spoken(server: Hetserver) -> None:
-    assert handshake(server, ssl.TLSVersion.TLSv1_3) == "TLSv1.3"
-    assert handshake(server, ssl.TLSVersion.TLSv1_2) == "TLSv1.2"
-    assert "Error" in handshake(server, ssl.TLSVersion.TLSv1_1)
 
 
 async def test_a_client_certificate_is_asked_for(

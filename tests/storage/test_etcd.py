@@ -196,18 +196,6 @@ async def test_what_a_dead_leader_left_of_a_log_counts_for_nothing(servers: Clus
     assert await servers.found() == Snapshot({**BEFORE.records, "small": b"1", **big}, 4.0)
 
 
-async def test_a_large_value_may_become_small_and_large_again_and_go(servers: Cluster) -> None:
-    sizes = [1_500_000, 1, LARGE_VALUE, LARGE_VALUE + 1, 0, 10 * LARGE_VALUE]
-    _, _, store = await servers.lead()
-    for size in sizes:
-        await store.commit(batch(value=b"v" * size, beside=b"1"))
-        assert (await store.load()).records == {"value": b"v" * size, "beside": b"1"}
-    assert (await servers.found()).records == {"value": b"v" * sizes[-1], "beside": b"1"}
-    _, _, store = await servers.lead()
-    await store.commit(Batch(puts={}, deletes=frozenset({"value"}), clock=0.0))
-    assert (await servers.found()).records == {"beside": b"1"}
-
-
 async def test_a_value_that_no_transaction_could_hold_is_stored_in_pieces(servers: Cluster) -> None:
     old, new, shorter = (random.Random(size).randbytes(size) for size in (3_000_000, 3_100_000, 1_100_000))
     _, _, store = await servers.lead()
@@ -220,10 +208,11 @@ async def test_a_value_that_no_transaction_could_hold_is_stored_in_pieces(server
         await store.commit(batch(2.0, frozenset({"gone"}), value=new))
     assert (await servers.found()).records == {"value": new}
     wire, _, store = await servers.lead()
-    for value in (shorter, b"1", b"v" * 10 * LARGE_VALUE, shorter):
-        await store.commit(batch(3.0, value=value))
-        assert (await store.load()).records == {"value": value}
-    await store.commit(batch(4.0, frozenset({"value"})))
+    same = (b"v" * size for size in (10 * LARGE_VALUE, LARGE_VALUE, LARGE_VALUE + 1, 0))
+    for value in (shorter, b"1", *same, shorter):
+        await store.commit(batch(3.0, value=value, beside=b"1"))
+        assert (await store.load()).records == {"value": value, "beside": b"1"}
+    await store.commit(batch(4.0, frozenset({"value", "beside"})))
     start = wire.key("records/")
     assert (await wire.page(start, start + b"\xff", 0, 9, within_s=5.0))[0] == []
 

@@ -49,11 +49,7 @@ def create_app(
 ) -> FastAPI:
     """An application for a service, or for one of several; the caller starts and closes that.
 
-    Args:
-        tokens: every request must carry one of them; None: no token is required.
-        any_host: whether it answers to every host name although it has no token.
-        secure: whether it serves TLS, so that browsers send cookies over that only.
-        metrics: shared by services that follow one another.
+    Without tokens none is required, and it answers to `any_host` or to addresses only; over TLS, cookies are `secure`.
     """
     records.prepare()
     codec.prepare(Directive, ProblemReply, GroupReply)

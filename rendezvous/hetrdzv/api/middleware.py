@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -39,43 +40,30 @@ OF_THE_SERVER = frozenset({"/metrics", "/docs", "/openapi.json"})
 _VERSION = [(name.lower().encode(), value.encode()) for name, value in routes.VERSION_HEADERS.items()]
 
 
+@dataclass(eq=False)
 class Gate:
     """ASGI middleware. Puts the grant of a request and the polls of the service that answers it into its `state`.
 
     What is for people goes to `pages`, where they sign in, and which sees to the read fence itself.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        replica: Replica,
-        tokens: Tokens | None,
-        any_host: bool,
-        refusals: errors.RefusalLog,
-        pages: ASGIApp,
-        is_page: Callable[[str], object],
-    ) -> None:
-        self._app = app
-        self._replica = replica
-        self._tokens = tokens
-        self._any_host = any_host
-        self._refusals = refusals
-        self._pages = pages
-        self._is_page = is_page
-        self._polls: Polls | None = None
+    app: ASGIApp
+    replica: Replica
+    tokens: Tokens | None
+    any_host: bool
+    refusals: errors.RefusalLog
+    pages: ASGIApp
+    is_page: Callable[[str], object]
+    polls: Polls | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         begun = withheld = False
         polls: Polls | None = None
 
         async def reply(message: Message) -> None:
             nonlocal begun, withheld
             if message["type"] == "http.response.start":
-                withheld = polls is not None and not self._replica.answers(polls.service)
+                withheld = polls is not None and not self.replica.answers(polls.service)
                 begun = not withheld
                 message = {**message, "headers": [*message.get("headers", ()), *_VERSION]}
             if not withheld:
@@ -87,16 +75,16 @@ class Gate:
             state = scope["state"] = {**scope.get("state", {})}
             if path.startswith("/v1/"):
                 _check_version(headers.get(routes.VERSION_HEADER.lower()))
-            answers = self._app
+            answers = self.app
             if path not in OPEN:
-                if self._tokens is None:
+                if self.tokens is None:
                     self._check_host(scope["method"], headers)
-                if self._is_page(path):
-                    answers = self._pages
+                if self.is_page(path):
+                    answers = self.pages
                 else:
-                    state["grant"] = _grant(headers.get("authorization", ""), self._tokens)
+                    state["grant"] = _grant(headers.get("authorization", ""), self.tokens)
                 receive = await _with_body(scope, headers, receive)
-                if answers is self._app and path not in OF_THE_SERVER:
+                if answers is self.app and path not in OF_THE_SERVER:
                     polls = state["polls"] = self._current_polls()
             await answers(scope, receive, reply)
             if withheld:
@@ -104,7 +92,7 @@ class Gate:
         except ClientDisconnect:  # in the middle of its body
             return
         except HetError as error:
-            self._refusals.note(error, scope)
+            self.refusals.note(error, scope)
             refused: HetError = error
         except asyncio.CancelledError:  # the server is stopping and no longer waits for this request
             refused = ServerStopping("the server is stopping; try again in a moment")
@@ -119,15 +107,15 @@ class Gate:
 
     def _current_polls(self) -> Polls:
         """The polls of the service that answers right now."""
-        service = self._replica.service()
-        if self._polls is None or self._polls.service is not service:
-            self._polls = Polls(service)
-        return self._polls
+        service = self.replica.service()
+        if self.polls is None or self.polls.service is not service:
+            self.polls = Polls(service)
+        return self.polls
 
     def _check_host(self, method: str, headers: Mapping[str, str]) -> None:
         """Check what a server without tokens requires of all requests."""
         host, instead = headers.get("host", ""), "start hetserver with --token-file"
-        if not self._any_host and not trusted_host(host):
+        if not self.any_host and not trusted_host(host):
             raise ForeignHost(
                 "this server has no token, so it only answers to addresses and localhost: "
                 f"use its address, or {instead}"

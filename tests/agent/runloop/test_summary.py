@@ -3,9 +3,9 @@
 from typing import Any
 
 import pytest
+from tests.agent.torchrun.driver import directive
 
 from hetagent.cli.summary import closing_block
-from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.failure import Failure, RootCause
 from hetrdzv.protocol.reasons import ends
@@ -16,11 +16,11 @@ LINE = "=" * 72
 WORKER = ends.worker_failed("a", Failure(local_rank=0, rank=0, exit_code=1, message="no such dataset"))
 
 
-def directive(**fields: Any) -> Directive:
+def exit_of(**fields: Any) -> Directive:
     reason = Reason(code="?", message=fields.pop("why", "the job failed: x"))
-    default = {"kind": "exit", "version": "1", "round": 3, "code": "failed", "reason": reason, "exit_code": 1}
-    timing = {"poll_s": 1.0, "lease_s": 5.0, "stop_timeout_s": 30.0, "max_disconnect_s": 600.0}
-    return codec.checked(Directive, default | timing | fields, unknown="ignore")
+    return directive(
+        "exit", fields.pop("round", 3), **{"code": "failed", "reason": reason, "exit_code": 1} | fields
+    )
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def directive(**fields: Any) -> Directive:
     ],
 )
 def test_without_a_failure(fields: dict[str, Any] | None, lines: list[str]) -> None:
-    outcome = None if fields is None else directive(**fields)
+    outcome = None if fields is None else exit_of(**fields)
     number = 3 if outcome is None else outcome.round
     block = closing_block("bert", "gpu7", outcome, number, "" if outcome else "SIGTERM")
     assert block.splitlines() == [LINE, "job      bert", *lines, LINE]
@@ -55,7 +55,7 @@ def test_a_failure_names_the_worker_its_words_the_logs_and_what_hetctl_would_say
 ) -> None:
     failure = Failure(local_rank=1, rank=5, exit_code=1, message="Traceback\n  line\nValueError: x\n")
     cause = RootCause(reason=WORKER, round=2, node_id="gpu3", failure=failure)
-    outcome = directive(outcome="failed", root_cause=cause, stays=stays)
+    outcome = exit_of(outcome="failed", root_cause=cause, stays=stays)
     block = closing_block("bert", "gpu7", outcome, 3, "", last_words=["disk     full"], logs="/logs/bert_x1")
     assert block.splitlines()[4:] == [
         "disk     full",
@@ -78,5 +78,5 @@ def test_all_is_said_of_workers_that_could_not_be_started() -> None:
         local_rank=-1, rank=-1, message=f"{'word ' * 100}\nstart every agent with the same --gpus"
     )
     cause = RootCause(reason=ends.worker_failed("a", failure), round=1, node_id="a", failure=failure)
-    block = closing_block("bert", "gpu7", directive(outcome="failed", root_cause=cause), 3, "")
+    block = closing_block("bert", "gpu7", exit_of(outcome="failed", root_cause=cause), 3, "")
     assert block.splitlines()[-2] == "  | start every agent with the same --gpus"

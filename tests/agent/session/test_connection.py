@@ -13,6 +13,8 @@ from types import TracebackType
 from typing import Any, Self
 
 import pytest
+from tests.agent.torchrun.driver import directive as any_directive
+from tests.agent.workers.test_store import start as store_start
 from tests.support.cluster import wait_for
 
 from hetagent.launch.mpi.mpirun import DAEMON
@@ -20,36 +22,22 @@ from hetagent.session import preflight
 from hetagent.session.connection import ServerConnection
 from hetagent.session.requests import Report, round_report
 from hetagent.session.session import Session
-from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import HetError, Problem, Unreachable
 from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.progress import PollRequest
-from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.requests import DaemonRequest, JoinRequest
 from hetrdzv.protocol.routes import Route
 from hetrdzv.protocol.states import ReportKind
 
-TIMING = {"poll_s": 1.0, "lease_s": 5.0, "stop_timeout_s": 7.0, "max_disconnect_s": 600.0}
 
-
-def directive(kind: str, round_number: int = 0, **fields: Any) -> Directive:
-    head = {
-        "kind": kind,
-        "version": f"{kind}.{round_number}",
-        "round": round_number,
-        "code": kind,
-        "reason": Reason(code=kind, message=kind),
-    }
-    return codec.checked(Directive, head | TIMING | fields, unknown="ignore")
+def directive(kind: str, round_number: int = 0) -> Directive:
+    return any_directive(kind, round_number, version=f"{kind}.{round_number}")
 
 
 def start(round_number: int, master: str = "a", address: str = "127.0.0.1", port: int = 1) -> Directive:
-    place = {"group_rank": 0, "rank_offset": 0, "slots": 1, "role_offset": 0, "role_world_size": 1}
-    size = {"world_size": 1, "nnodes": 1, "restart_count": 0, "max_restarts": 3}
-    who = {"node_id": master, "incarnation": "1", "group_rank": 0, "rank_offset": 0, "slots": 1}
-    who |= {"address": address, "port": port, "script_port": 0}
-    return directive("start", round_number, start=place | size | {"master": who})
+    of = store_start(master, port, address).start
+    return replace(directive("start", round_number), start=of)
 
 
 class FakeClient:
@@ -237,7 +225,7 @@ def test_without_any_server_the_agent_exits_and_no_goodbye_is_tried(talk: Talk) 
     talk.client.fails = Unreachable("no server answers (x: connection refused)")
     talk.line.give_up("the server is gone")
     last = wait_for(lambda: [one for one in talk.news() if one.kind == "exit"])[0]
-    assert (last.why, last.exit_code, last.stop_timeout_s) == ("the server is gone", 1, 7.0)
+    assert (last.why, last.exit_code, last.stop_timeout_s) == ("the server is gone", 1, 30.0)
     before = time.monotonic()
     assert talk.line.leave("x", 5.0)
     assert time.monotonic() - before < 5.0
@@ -287,7 +275,7 @@ def test_a_daemon_that_follows_the_start_is_handed_over_without_another_prefligh
     monkeypatch.setattr(preflight, "reachable", reachable)
     talk.client.says = start(3, master="b", port=7)
     talk.begin()
-    assert talk.next().code == "start"
+    assert talk.next().kind == "start"
     talk.client.says = with_daemon(talk.client.says, ("orted",))
     found = talk.next()
     assert found.start is not None

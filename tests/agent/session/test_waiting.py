@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from tests.agent.torchrun.driver import directive
 
 from hetagent.session import waiting as shown_waiting
 from hetagent.session.waiting import NEWS_S, WaitLog
@@ -19,18 +20,7 @@ WHAT = waiting.too_few(ready=A, missing=1, until=560.0)
 
 def answer(what: Reason = WHAT, clock: float = 500.0) -> Directive:
     """What a server says to a node that waits, when its clock reads so many seconds."""
-    return Directive(
-        kind=DirectiveKind.WAIT,
-        version="1",
-        round=0,
-        code="waiting",
-        reason=what,
-        clock=clock,
-        poll_s=1.0,
-        lease_s=5.0,
-        stop_timeout_s=30.0,
-        max_disconnect_s=600.0,
-    )
+    return directive("wait", 0, reason=what, clock=clock)
 
 
 class Clock:

@@ -18,6 +18,7 @@ from hetagent.torchrun.handler import TorchrunHandler
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.requests import ReportRequest
+from hetrdzv.protocol.states import DirectiveKind
 
 FOR = Reason(code="?", message="for a reason")
 
@@ -32,7 +33,8 @@ def params(
 def directive(kind: str, round_number: int = 1, **fields: Any) -> Directive:
     """Any directive except a start."""
     return replace(
-        start("a", 1), **{"kind": kind, "round": round_number, "start": None, "reason": FOR} | fields
+        start("a", 1),
+        **{"kind": DirectiveKind(kind), "round": round_number, "start": None, "reason": FOR} | fields,
     )
 
 

@@ -284,7 +284,7 @@ def _health(context: AgentContext, parts: Parts) -> HealthChecks:
     once: list[HealthCheck] = []
     repeated, within_s = None, 0.0
     if gpus := [gpu.uuid for gpu in devices.visible_gpus(os.environ)]:
-        once.append(GpusFree(gpus, identity.incarnation, kept=parts.kept_sessions).run)
+        once.append(GpusFree(gpus, identity.incarnation, parts.kept_sessions).run)
         within_s += gpus_free.WAIT_S
     if parts.preemption is not None:
         once.append(parts.preemption.check)

@@ -269,7 +269,7 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> Namespace:
         UsageError: there is no such flag, or a value cannot be read.
     """
     args = Parser().parse_args(argv)
-    args.given = {name for name, value in vars(args).items() if value is not None}
+    args.given = frozenset(name for name, value in vars(args).items() if value is not None)
     for flag, row in FLAGS.items():
         if dest(flag) not in args.given:
             names = ([variable(flag)] if flag in ACCEPTED else []) + [row.variable]

@@ -28,8 +28,6 @@ SLACK_BYTES = 1 << 30
 
 GIB = 1 << 30
 
-Look = Callable[[], Sequence[Usage]]
-
 
 class Left(NamedTuple):
     """Memory of a GPU that is still in use after a round.
@@ -78,20 +76,11 @@ class GpusFree:
     """
 
     def __init__(
-        self,
-        uuids: Sequence[str],
-        incarnation: str,
-        *,
-        kept: Callable[[], Collection[int]] = tuple,
-        look: Look | None = None,
-        wait_s: float = WAIT_S,
-        unnamed_s: float = UNNAMED_S,
+        self, uuids: Sequence[str], incarnation: str, kept: Callable[[], Collection[int]] = tuple
     ) -> None:
-        self._kept = kept
-        self._look = look or (lambda: memory_of(uuids))
+        self._uuids = uuids
         self._incarnation = incarnation
-        self._wait_s = wait_s
-        self._unnamed_s = unnamed_s
+        self._kept = kept
         self._before: Sequence[Usage] | None = None
 
     def run(self, workers: Collection[int], cancelled: threading.Event) -> HealthResult:
@@ -101,7 +90,7 @@ class GpusFree:
         taking part; what one of ours still uses after that time does, since the next round would fail here. What was
         waited for in vain is not waited for again.
         """
-        deadline, pause_s = time.monotonic() + self._wait_s, PAUSE_MIN_S
+        deadline, pause_s = time.monotonic() + WAIT_S, PAUSE_MIN_S
         least, least_at = math.inf, 0.0
         try:
             while (used := self._looked(deadline, cancelled)) is not None and not cancelled.is_set():
@@ -110,7 +99,7 @@ class GpusFree:
                 now, more = time.monotonic(), sum(each.more_bytes for each in left)
                 least, least_at = (more, now) if more < least else (least, least_at)
                 is_ours = any(each.is_ours for each in left)
-                if not left or now >= (deadline if is_ours else min(deadline, least_at + self._unnamed_s)):
+                if not left or now >= (deadline if is_ours else min(deadline, least_at + UNNAMED_S)):
                     self._before = used
                     return self._not_free(left) if left else HEALTHY
                 cancelled.wait(min(pause_s, max(0.0, deadline - now)))
@@ -119,7 +108,7 @@ class GpusFree:
             return HealthResult(f"its {error}", fatal=True)
         if cancelled.is_set():
             return HEALTHY
-        return HealthResult(f"its NVIDIA driver has not answered for {self._wait_s:g} s", fatal=True)
+        return HealthResult(f"its NVIDIA driver has not answered for {WAIT_S:g} s", fatal=True)
 
     def _looked(self, deadline: float, cancelled: threading.Event) -> Sequence[Usage] | None:
         """What is in use; None if the driver does not answer in time: a wedged one never does."""
@@ -127,7 +116,7 @@ class GpusFree:
 
         def look() -> None:
             try:
-                answer.set_result(self._look())
+                answer.set_result(memory_of(self._uuids))
             except GpuBroken as error:
                 answer.set_exception(error)
 
@@ -153,5 +142,5 @@ class GpusFree:
         ours = [leftover for leftover in left if leftover.is_ours]
         text = "; ".join(leftover.text for leftover in ours or left)
         if ours:
-            return HealthResult(f"{self._wait_s:g} s after its workers were ended, {text}", fatal=True)
+            return HealthResult(f"{WAIT_S:g} s after its workers were ended, {text}", fatal=True)
         return HealthResult(warnings=(f"{text}; going on, since none of it is known to be this job's",))

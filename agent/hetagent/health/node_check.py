@@ -32,13 +32,11 @@ class NodeCheck:
         incarnation: str,
         *,
         environ: Mapping[str, str] = {},
-        timeout_s: float = TIMEOUT_S,
         secrets: Callable[[], Collection[str]] = tuple,
     ) -> None:
         self._command = command
         self._incarnation = incarnation
         self._environ = environ
-        self._timeout_s = timeout_s
         self._secrets = secrets
         self._stuck: list[processes.Process] = []
         self._last: ShellCommand | None = None
@@ -58,14 +56,14 @@ class NodeCheck:
         except (OSError, ValueError) as error:
             return HealthResult(f"node check cannot be started: {error}")
         self._last = shell
-        deadline = time.monotonic() + self._timeout_s
+        deadline = time.monotonic() + TIMEOUT_S
         while not (ended := shell.has_ended()) and time.monotonic() < deadline:
             if cancelled.wait(LOOK_S):
                 break
         self._stuck = shell.kill()  # also what it has left in the background
         status, end = shell.process.returncode, self._end(shell.tail)
         if not ended or status is None:
-            why = f"node check did not end within {self._timeout_s:g} s"
+            why = f"node check did not end within {TIMEOUT_S:g} s"
             if self._stuck:
                 why += f" and cannot be killed: {self._describe_stuck()}"
         elif self._stuck:

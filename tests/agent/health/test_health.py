@@ -15,6 +15,7 @@ import pytest
 from tests.agent.rig import Make, OtherNode, is_alive, soon
 from tests.support.fuse import DeadFiles
 
+from hetagent.health import gpus_free, node_check
 from hetagent.health.checks import HEALTHY, HealthChecks, HealthResult
 from hetagent.health.gpus_free import GpusFree, left_over
 from hetagent.health.node_check import MOST_CHARACTERS, NodeCheck
@@ -111,90 +112,95 @@ def test_what_nvml_says(monkeypatch: pytest.MonkeyPatch) -> None:
     assert memory_of(uuids) == []
 
 
-class Looks:
+Look = Callable[[], Sequence[Usage]]
+
+
+def looks(*found: Sequence[Usage] | GpuBroken) -> Look:
     """What NVML says, look by look; the last one is repeated."""
+    left = list(found)
 
-    def __init__(self, *looks: Sequence[Usage] | GpuBroken) -> None:
-        self._looks = list(looks)
+    def look() -> Sequence[Usage]:
+        now = left.pop(0) if len(left) > 1 else left[0]
+        if isinstance(now, GpuBroken):
+            raise now
+        return now
 
-    def __call__(self) -> Sequence[Usage]:
-        found = self._looks.pop(0) if len(self._looks) > 1 else self._looks[0]
-        if isinstance(found, GpuBroken):
-            raise found
-        return found
-
-
-def asked(looks: Callable[[], Sequence[Usage]], wait_s: float = 0.05) -> HealthResult:
-    """The verdict after a round, when workers 7 and 8 were ended."""
-    gpus = GpusFree((), "none", look=looks, wait_s=wait_s)
-    assert gpus.run((), NEVER) == HEALTHY, "before the first round nothing can be left"
-    return gpus.run(OURS, NEVER)
+    return look
 
 
-def test_memory_that_becomes_free_is_waited_for() -> None:
+Asked = Callable[..., list[HealthResult]]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
+    """Makes the verdicts after so many rounds, when workers 7 and 8 were ended."""
+
+    def verdicts(
+        look: Look, wait_s: float = 0.05, unnamed_s: float = 5.0, rounds: int = 1, **more: Any
+    ) -> Any:
+        monkeypatch.setattr(gpus_free, "WAIT_S", wait_s)
+        monkeypatch.setattr(gpus_free, "UNNAMED_S", unnamed_s)
+        monkeypatch.setattr(gpus_free, "memory_of", lambda uuids: look())
+        gpus = GpusFree((), "none", **more)
+        assert gpus.run((), NEVER) == HEALTHY, "before the first round nothing can be left"
+        return [gpus.run(OURS, NEVER) for _ in range(rounds)]
+
+    return verdicts
+
+
+def test_memory_that_becomes_free_is_waited_for(asked: Asked) -> None:
     busy = [usage(9.5, (7, 9))]
-    assert asked(Looks([usage(0.5)], busy, busy, [usage(0.5)]), wait_s=60) == HEALTHY
+    assert asked(looks([usage(0.5)], busy, busy, [usage(0.5)]), wait_s=60) == [HEALTHY]
+    shrinks = ([usage(9.5 - look)] for look in range(7))  # though the driver names nobody
+    assert asked(looks([usage(0.5)], *shrinks, [usage(0.5)]), wait_s=60, unnamed_s=2.0) == [HEALTHY]
 
 
-def test_what_our_own_workers_still_have_takes_the_node_out_and_what_others_have_is_a_warning() -> None:
+def test_what_our_own_workers_still_have_takes_the_node_out_and_what_others_have_is_a_warning(
+    asked: Asked,
+) -> None:
+    """In a container the driver names none of a neighbour's, so it could be what ours have left: it is waited for."""
     more = "GPU 0 has 9.0 GiB more in use than before the last round: "
-    assert asked(Looks([usage(0.5)], [usage(9.5, (7, 9))])) == HealthResult(
-        f"0.05 s after its workers were ended, {more}pid 7 (9.0 GiB)", fatal=True
-    )
+    why = f"0.05 s after its workers were ended, {more}pid 7 (9.0 GiB)"
+    assert asked(looks([usage(0.5)], [usage(9.5, (7, 9))])) == [HealthResult(why, fatal=True)]
+    began_at = time.monotonic()
     warning = f"{more}the driver names no process; going on, since none of it is known to be this job's"
-    assert asked(Looks([usage(0.5)], [usage(9.5)])) == HealthResult(warnings=(warning,))
+    found = asked(looks([usage(0.5)], [usage(9.5)]), wait_s=60, unnamed_s=0.05, rounds=2)
+    assert found == [HealthResult(warnings=(warning,)), HEALTHY], "once"
+    assert time.monotonic() - began_at < 10, "and briefly"
 
 
-def test_what_a_worker_has_started_is_ours_too_but_for_a_standby(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_worker_has_started_is_ours_too_but_for_a_standby(
+    asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A standby has the mark of the workers, too, and may open a GPU while it imports; then it is ended for that."""
     mine = os.getpid()
     monkeypatch.setattr(processes, "environment", lambda pid: {processes.INCARNATION: "none"})
     for kept, is_ours in (([], True), ([os.getsid(mine)], False)):
-        looks = Looks([usage(0.5)], [usage(9.5, (mine, 9))])
-        gpus = GpusFree((), "none", kept=lambda kept=kept: kept, look=looks, wait_s=0.05)  # type: ignore[misc]
-        gpus.run((), NEVER)
-        assert gpus.run(OURS, NEVER).fatal == is_ours
+        look = looks([usage(0.5)], [usage(9.5, (mine, 9))])
+        assert asked(look, kept=lambda kept=kept: kept)[0].fatal == is_ours
 
 
-def test_what_a_neighbour_has_taken_is_waited_for_briefly_and_once() -> None:
-    """In a container the driver names none of its processes, so it could be what ours have left."""
-    looks = Looks([usage(0.5)], [usage(9.5)])
-    gpus = GpusFree((), "none", look=looks, wait_s=60, unnamed_s=0.05)
-    gpus.run((), NEVER)
-    began_at = time.monotonic()
-    assert len(gpus.run(OURS, NEVER).warnings) == 1
-    assert time.monotonic() - began_at < 10
-    assert gpus.run(OURS, NEVER) == HEALTHY
-
-
-def test_what_becomes_less_is_waited_for_though_the_driver_names_nobody() -> None:
-    shrinks = ([usage(9.5 - look)] for look in range(7))
-    gpus = GpusFree((), "none", look=Looks([usage(0.5)], *shrinks, [usage(0.5)]), wait_s=60, unnamed_s=2.0)
-    gpus.run((), NEVER)
-    assert gpus.run(OURS, NEVER) == HEALTHY
-
-
-def test_a_driver_that_does_not_answer_or_has_given_a_gpu_up_takes_the_node_out() -> None:
+def test_a_driver_that_does_not_answer_or_has_given_a_gpu_up_takes_the_node_out(asked: Asked) -> None:
     released = threading.Event()
-    looks: list[int] = []
+    times: list[int] = []
 
     def hangs() -> Sequence[Usage]:
-        looks.append(1)
-        if len(looks) > 1:
+        times.append(1)
+        if len(times) > 1:
             released.wait(60)
         return [usage(0.5)]
 
-    assert asked(hangs) == HealthResult("its NVIDIA driver has not answered for 0.05 s", fatal=True)
+    assert asked(hangs) == [HealthResult("its NVIDIA driver has not answered for 0.05 s", fatal=True)]
     released.set()
     broken = GpuBroken("GPU 3: GPU is lost")
-    assert asked(Looks([usage(0.5)], broken)) == HealthResult("its GPU 3: GPU is lost", fatal=True)
+    assert asked(looks([usage(0.5)], broken)) == [HealthResult("its GPU 3: GPU is lost", fatal=True)]
 
 
 # -- the site's own check ------------------------------------------------------------------------------------
 
 
 def check(command: str, **more: Any) -> HealthResult:
-    return NodeCheck(command, MINE, **{"timeout_s": 60.0, **more}).run((), NEVER)
+    return NodeCheck(command, MINE, **more).run((), NEVER)
 
 
 @pytest.mark.parametrize(
@@ -222,8 +228,9 @@ def test_a_reason_is_bounded_however_much_is_written() -> None:
 
 
 @pytest.mark.parametrize("command", ["yes", "exec >&- 2>&-; sleep 300", "trap '' TERM; sleep 300"])
-def test_at_its_limit_it_is_killed(command: str) -> None:
-    assert check(command, timeout_s=0.2).why.startswith("node check did not end within 0.2 s")
+def test_at_its_limit_it_is_killed(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_check, "TIMEOUT_S", 0.2)
+    assert check(command).why.startswith("node check did not end within 0.2 s")
     assert processes.marked(MINE, processes.CHECK_FOR) == []
 
 
@@ -251,9 +258,7 @@ def unwanted(mine: NodeCheck, once: Callable[[], object]) -> HealthResult:
 def test_one_that_is_no_longer_wanted_is_killed_with_all_that_it_has_started(tmp_path: Path) -> None:
     command = f"cd {tmp_path}; setsid sleep 300 & echo $! > far; sleep 300 & echo $! > near; wait"
     files = [tmp_path / "far", tmp_path / "near"]
-    unwanted(
-        NodeCheck(command, MINE, timeout_s=60), lambda: all(one.exists() and one.read_text() for one in files)
-    )
+    unwanted(NodeCheck(command, MINE), lambda: all(one.exists() and one.read_text() for one in files))
     assert not any(is_alive(int(one.read_text())) for one in files)
 
 
@@ -262,7 +267,7 @@ def test_while_one_hangs_in_the_kernel_no_other_is_started(
 ) -> None:
     kill_all = processes.kill_all
     monkeypatch.setattr(processes, "kill_all", lambda find, timeout_s=0.2: kill_all(find, 0.2))
-    mine = NodeCheck(f"[ -e {tmp_path}/ok ] || exec stat {tmp_path}/dead/file", MINE, timeout_s=60)
+    mine = NodeCheck(f"[ -e {tmp_path}/ok ] || exec stat {tmp_path}/dead/file", MINE)
     where = "(state D: hangs in the kernel, in request_wait_answer)"
     with DeadFiles(tmp_path / "dead") as files:
         found = unwanted(mine, files.asked.is_set)
@@ -278,7 +283,7 @@ def test_while_one_hangs_in_the_kernel_no_other_is_started(
 
 
 def test_the_guardian_ends_a_check_as_well(tmp_path: Path) -> None:
-    mine = NodeCheck(f"touch {tmp_path}/up; sleep 300", "hready-test-guardian", timeout_s=60)
+    mine = NodeCheck(f"touch {tmp_path}/up; sleep 300", "hready-test-guardian")
     thread = threading.Thread(target=mine.run, args=[(), NEVER])
     thread.start()
     soon((tmp_path / "up").exists)
@@ -304,7 +309,7 @@ def verdicts(checks: HealthChecks, count: int) -> list[HealthResult]:
 def test_verdicts_come_when_they_change(tmp_path: Path) -> None:
     state = tmp_path / "state"
     state.write_text("exit 3")
-    mine = NodeCheck(f". {state}", MINE, timeout_s=60)
+    mine = NodeCheck(f". {state}", MINE)
     with contextlib.closing(HealthChecks(repeated=mine.run, again_s=0.01, retry_s=0.01)) as checks:
         checks.run(())
         assert verdicts(checks, 1) == [HealthResult("node check failed (exit status 3)")]

@@ -41,19 +41,10 @@ class World:
         global_batch: int,
         weights: list[float],
         memory: Memory,
-        seed: int = 0,
-        *,
-        drop_last: bool = False,
+        **more: Any,
     ) -> None:
         self.samplers = [
-            UnevenBatchSampler(
-                samples,
-                global_batch,
-                Shares(tuple(weights), rank),
-                memory=memory,
-                seed=seed,
-                drop_last=drop_last,
-            )
+            sampler(samples, global_batch, *weights, rank=rank, memory=memory, **more)
             for rank in range(len(weights))
         ]
         self.memory = memory if isinstance(memory, list) else [memory] * len(weights)
@@ -144,10 +135,10 @@ def test_every_sample_comes_once_per_epoch_over_restarts(seed: int, drops: bool)
 
 
 def test_the_samples_of_a_step_are_the_same_in_any_world() -> None:
-    alone = [sorted(step) for step in World(100, 24, [1.0], None, 5).steps()]
+    alone = [sorted(step) for step in World(100, 24, [1.0], None).steps()]
     for weights, memory in (([1.0] * 4, None), ([4.0, 1.0, 1.0], 3), ([0.1, 0.9], [None, 5])):
-        assert [sorted(step) for step in World(100, 24, weights, memory, 5).steps()] == alone
-    assert alone != [sorted(step) for step in World(100, 24, [1.0], None, 6).steps()], "another seed"
+        assert [sorted(step) for step in World(100, 24, weights, memory).steps()] == alone
+    assert alone != [sorted(step) for step in World(100, 24, [1.0], None, seed=6).steps()], "another seed"
 
 
 # -- epochs and positions ------------------------------------------------------------------------------------
@@ -203,7 +194,7 @@ def test_a_loader_that_fetches_ahead_does_not_move_the_position(
 
 
 def test_a_rank_that_gets_nothing_has_a_sample_that_counts_for_nothing() -> None:
-    last = [list(one.parts(one))[-1] for one in World(6, 4, [1.0, 4.0, 2.0], None, 0).samplers]
+    last = [list(one.parts(one))[-1] for one in World(6, 4, [1.0, 4.0, 2.0], None).samplers]
     counts = [part.count for _, part in last]
     assert counts == [0, 1, 1], "the fastest get what there is"
     assert [part.loss_scale for _, part in last] == [0, 1.5, 1.5]
@@ -256,7 +247,7 @@ def test_drop_last_leaves_out_what_is_no_whole_step() -> None:
 
 
 def test_a_step_is_split_for_all_ranks_where_one_lacks_memory() -> None:
-    ranks = World(12, 12, [4.0, 1.0, 1.0], [3, None, None], 0).samplers
+    ranks = World(12, 12, [4.0, 1.0, 1.0], [3, None, None]).samplers
     assert [[part.count for _, part in one.parts(one)] for one in ranks] == [[2, 3, 3], [0, 0, 2], [0, 0, 2]]
     assert len(sampler(12, 12, 4.0, 1.0, 1.0, memory=8)) == 1, "it fits"
     assert list(sampler(3, 2, 1.0, 0.5, memory=[None, 5], shuffle=False)) == [[0], [2]], (

@@ -1,8 +1,7 @@
 """What runs in the workers' Python finds what it imports there: the standard library, and nothing of ours."""
 
-import ast
+import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,24 +14,10 @@ ALSO = {"horovod_store.py": {"horovod"}}
 """What else a file may import: its agent has checked that it is there, or asks the file to."""
 
 
-def foreign(source: str, also: frozenset[str] | set[str] = frozenset()) -> Iterator[str]:
-    """Imports that the workers' Python may not have, one sentence each."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            names = ["." * node.level + (node.module or "")]
-        else:
-            continue
-        for name in names:
-            if name.split(".")[0] not in sys.stdlib_module_names | also:
-                yield f"line {node.lineno} imports {name}"
-
-
 @pytest.mark.parametrize("path", sorted(FOLDER.rglob("*.py")), ids=lambda path: path.name)
 def test_workers_import_the_standard_library_only(path: Path) -> None:
-    assert list(foreign(path.read_text(), ALSO.get(path.name, set()))) == []
-    assert len(list(foreign("import os\ndef f():\n    import numpy as np"))) == 1
+    names = re.findall(r"^\s*(?:from|import) ([\w.]+)", path.read_text(), re.MULTILINE)
+    assert {name.split(".")[0] for name in names} <= sys.stdlib_module_names | ALSO.get(path.name, set())
 
 
 def test_no_file_is_named_like_a_module_that_workers_may_import() -> None:

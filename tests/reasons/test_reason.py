@@ -15,7 +15,7 @@ from hetrdzv.protocol.reasons.reason import (
     reason,
     shown,
 )
-from hetrdzv.protocol.texts.times import ago, lasted
+from hetrdzv.protocol.texts.phrasing import ago, lasted
 from hetrdzv.protocol.texts.who import Ranks
 
 NOW = 500.0

@@ -6,7 +6,7 @@ from math import ceil
 from hetagent.session.refusals import CREDENTIALS
 from hetagent.session.requests import Request
 from hetrdzv.protocol.errors import HetError, Problem, Unavailable
-from hetrdzv.protocol.texts.times import lasted
+from hetrdzv.protocol.texts.phrasing import lasted
 
 CONNECT_TIMEOUT_S = 60.0
 """Default of --connect-timeout-s: how long a first contact is tried, and refused credentials are retried (seconds)."""

@@ -9,8 +9,7 @@ from hetrdzv.api.workers import worker_reply
 from hetrdzv.core.model import Stall
 from hetrdzv.protocol.errors import SCRIPT
 from hetrdzv.protocol.pages import GroupReply, NodeReply, WorkerReply
-from hetrdzv.protocol.texts.phrasing import digits, percent
-from hetrdzv.protocol.texts.times import lasted
+from hetrdzv.protocol.texts.phrasing import digits, lasted, percent
 from hetrdzv.service.progress.samples import Seen
 
 ORDINARY = {"running", "ready", "succeeded", "starting"}

@@ -9,8 +9,7 @@ from starlette.responses import HTMLResponse
 from hetrdzv import __version__
 from hetrdzv.dashboard.nodes import facts_of
 from hetrdzv.protocol.rounds import Down, known_s, share_trained
-from hetrdzv.protocol.texts.phrasing import count, names, percent, ranked
-from hetrdzv.protocol.texts.times import ago, lasted
+from hetrdzv.protocol.texts.phrasing import ago, count, lasted, names, percent, ranked
 
 EVERY_S = 2.0
 """How often a page asks for its sections, which follow what happens (seconds)."""

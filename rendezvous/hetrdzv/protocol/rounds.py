@@ -6,8 +6,7 @@ from enum import StrEnum
 from itertools import zip_longest
 
 from hetrdzv.protocol.reasons.reason import Reason
-from hetrdzv.protocol.texts.phrasing import percent
-from hetrdzv.protocol.texts.times import LEAST_S, lasted
+from hetrdzv.protocol.texts.phrasing import LEAST_S, lasted, percent
 
 
 class Phase(StrEnum):

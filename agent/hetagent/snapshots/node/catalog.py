@@ -19,7 +19,7 @@ from hetagent.snapshots.on_disk import (
     require_own,
 )
 from hetrdzv.protocol.snapshots import MOST_ON_DISK, Chosen, OnDisk
-from hetrdzv.protocol.texts.times import ago
+from hetrdzv.protocol.texts.phrasing import ago
 
 GLANCE_S, PATIENT_S = 0.05, 5.0
 """How long a look may take while a round runs, and before the first and after the last one (seconds)."""

@@ -22,8 +22,7 @@ from hetrdzv.protocol.reasons.snapshots import safe
 from hetrdzv.protocol.rounds import RoundRecord, RoundsReply
 from hetrdzv.protocol.settings import DEFAULTS
 from hetrdzv.protocol.snapshots import SnapshotShown, SnapshotsShown
-from hetrdzv.protocol.texts.phrasing import count, digits, names, percent
-from hetrdzv.protocol.texts.times import lasted
+from hetrdzv.protocol.texts.phrasing import count, digits, lasted, names, percent
 
 LAST_ROUNDS, LAST_EVENTS, MOST_ROWS = 5, 10, 64
 """How many rounds, events, and nodes and workers are shown."""

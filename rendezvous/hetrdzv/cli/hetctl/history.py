@@ -14,8 +14,7 @@ from hetrdzv.client import Client
 from hetrdzv.protocol.errors import Problem, UnknownGroup
 from hetrdzv.protocol.pages import EventsReply
 from hetrdzv.protocol.rounds import Down, Phase, RoundRecord, RoundsReply, time_text, total_time, with_downs
-from hetrdzv.protocol.texts.phrasing import count
-from hetrdzv.protocol.texts.times import lasted
+from hetrdzv.protocol.texts.phrasing import count, lasted
 
 PAUSE_S = 1.0
 """How long to pause before asking whether there are new events (seconds)."""

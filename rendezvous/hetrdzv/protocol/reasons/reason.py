@@ -10,8 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 from hetrdzv.protocol.bounds import Seconds
-from hetrdzv.protocol.texts.phrasing import inert
-from hetrdzv.protocol.texts.times import lasted
+from hetrdzv.protocol.texts.phrasing import inert, lasted
 from hetrdzv.protocol.texts.who import NOBODY, Nodes, RankRange, Ranks
 
 MOST_CHARACTERS = 300

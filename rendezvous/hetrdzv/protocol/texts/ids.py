@@ -27,8 +27,8 @@ def checked_id(value: str) -> str:
 
 @lru_cache(maxsize=1 << 15)
 def natural_key(name: str) -> tuple[str, str]:
-    """Sort key that puts `gpu2` before `gpu10`, since all numbers are made as long; no two names have the same."""
-    return re.sub(r"\d+", lambda number: number[0].lstrip("0").rjust(MAX_ID_LENGTH, "\0"), name), name
+    """Sort key that puts `gpu2` before `gpu10` (numbers of up to 20 digits); no two names have the same."""
+    return re.sub(r"\d+", lambda number: number[0].lstrip("0").rjust(20, "\0"), name), name
 
 
 DEFAULT_PORT = 29400

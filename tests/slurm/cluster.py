@@ -14,7 +14,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Self, TypeVar
 
 import psutil
@@ -82,13 +81,7 @@ def missing() -> list[str]:
 
 
 class Job:
-    """A batch job, with its output.
-
-    Args:
-        slurm: the cluster that it was submitted to.
-        job_id: what sbatch said.
-        output: file into which it writes.
-    """
+    """A batch job, with its output."""
 
     def __init__(self, slurm: "Slurm", job_id: str, output: Path) -> None:
         self.id = job_id
@@ -105,20 +98,16 @@ class Job:
         shown = self._slurm.call("scontrol", "--oneliner", "show", "job", self.id).splitlines()[0]
         return dict(word.split("=", 1) for word in shown.split() if "=" in word)
 
-    def until(self, state: str, timeout_s: float = WAIT_S) -> dict[str, str]:
+    def until(self, state: str) -> dict[str, str]:
         """What scontrol shows once the job is in a state."""
         return self.wait_for(
-            lambda: facts if (facts := self.facts())["JobState"] == state else None, f"job {state}", timeout_s
+            lambda: facts if (facts := self.facts())["JobState"] == state else None, f"job {state}"
         )
 
-    def wait_for(self, found: Callable[[], T | None], what: str, timeout_s: float = WAIT_S) -> T:
-        """What `found` returns, as soon as it is true.
-
-        Raises:
-            TimeoutError: it was not within `timeout_s` seconds; has the job's output.
-        """
+    def wait_for(self, found: Callable[[], T | None], what: str) -> T:
+        """What `found` returns, as soon as it is true; an error has the job's output."""
         try:
-            return wait_for(found, what, timeout_s)
+            return wait_for(found, what, WAIT_S)
         except TimeoutError as error:
             raise TimeoutError(f"{error}; {self.facts()}\n{self.said}") from None
 
@@ -146,9 +135,18 @@ class Slurm:
         }
 
     def __enter__(self) -> Self:
+        files = {
+            "key-file": "key",
+            "socket": "socket",
+            "pid-file": "pid",
+            "log-file": "log",
+            "seed-file": "seed",
+        }
+        munge = [f"--{flag}={self.folder}/munge.{end}" for flag, end in files.items()]
+        munge += ["--foreground", "--force", "--num-threads=2"]  # it does not like folders below /tmp
         try:
             self._configure()
-            self._start("munged", *self._munge(), ready=(self.folder / "munge.socket").exists)
+            self._start("munged", *munge, ready=(self.folder / "munge.socket").exists)
             self._start("slurmctld", "-D", "-c", ready=self._controls)
             for node in ("n1", "n2"):
                 self._start("slurmd", "-D", "-N", node, ready=lambda node=node: self._idle(node))  # type: ignore[misc]
@@ -157,9 +155,7 @@ class Slurm:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _configure(self) -> None:
@@ -169,34 +165,11 @@ class Slurm:
         key = self.folder / "munge.key"
         key.touch(0o600)
         key.write_bytes(os.urandom(128))
-        text = CONFIGURATION.format(
-            folder=self.folder,
-            user=getpass.getuser(),
-            control_port=free_port(),
-            port_1=free_port(),
-            port_2=free_port(),
-            kill_wait_s=KILL_WAIT_S,
-            grace_s=GRACE_S,
-            track=self._track,
-        )
+        values = {"kill_wait_s": KILL_WAIT_S, "grace_s": GRACE_S, "track": self._track, "folder": self.folder}
+        ports = {name: free_port() for name in ("control_port", "port_1", "port_2")}
+        text = CONFIGURATION.format(user=getpass.getuser(), **values, **ports)
         (self.folder / "slurm.conf").write_text(text)
         (self.folder / "gres.conf").write_text(GPUS)
-
-    def _munge(self) -> list[str]:
-        """munged's arguments; --force, since it does not like folders below /tmp."""
-        files = {
-            "key-file": "key",
-            "socket": "socket",
-            "pid-file": "pid",
-            "log-file": "log",
-            "seed-file": "seed",
-        }
-        return [
-            "--foreground",
-            "--force",
-            "--num-threads=2",
-            *(f"--{flag}={self.folder}/munge.{end}" for flag, end in files.items()),
-        ]
 
     def _start(self, *command: str, ready: Callable[[], bool]) -> None:
         """Start a daemon, which ends with this process however that ends."""
@@ -227,15 +200,11 @@ class Slurm:
     def _idle(self, node: str) -> bool:
         return self.call("sinfo", "--noheader", "--nodes", node, "--format", "%t").strip() == "idle"
 
-    def call(self, *command: str, environment: dict[str, str] | None = None) -> str:
-        """What one of Slurm's programs prints.
-
-        Raises:
-            AssertionError: it failed; has what it said.
-        """
+    def call(self, *command: str, **environment: str) -> str:
+        """What one of Slurm's programs prints."""
         done = subprocess.run(
             list(command),
-            env=self.environment | (environment or {}),
+            env=self.environment | environment,
             capture_output=True,
             text=True,
             timeout=WAIT_S,
@@ -246,23 +215,11 @@ class Slurm:
         return str(done.stdout)
 
     def submit(self, folder: Path, *words: str, **environment: str) -> Job:
-        """Submit a job that writes into a folder, which is its home and working directory, too.
-
-        Args:
-            folder: is made.
-            words: sbatch's arguments.
-            environment: more of it.
-        """
+        """Submit a job that writes into a folder, which is its home and working directory, too."""
         folder.mkdir(parents=True, exist_ok=True)
         output = folder / "job.out"
-        said = self.call(
-            "sbatch",
-            "--parsable",
-            f"--chdir={folder}",
-            f"--output={output}",
-            *words,
-            environment={"HOME": str(folder), **environment},
-        )
+        there = ("--parsable", f"--chdir={folder}", f"--output={output}")
+        said = self.call("sbatch", *there, *words, **{"HOME": str(folder), **environment})
         return Job(self, said.strip(), output)
 
     def processes(self) -> list[psutil.Process]:

@@ -45,6 +45,7 @@ class Assignment:
         script_port: the socket that holds this node's own `script_port`, listening; on the master it is
             the port that the round's members know as `start.master.script_port`.
         ask: asks the server something about this round, see `ServerConnection.ask`.
+        folder: for files that the agent and its workers share in this round.
         notes: messages for the terminal; a launch adds to them.
     """
 
@@ -54,6 +55,7 @@ class Assignment:
     start: Start
     script_port: socket.socket | None = None
     ask: Callable[[Report[Any]], "Future[Any]"] | None = None
+    folder: Path = Path()
     notes: list[str] = field(default_factory=list)
 
     @property

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from hetagent.errors import Starved
 from hetagent.launch.base import Assignment, Launch
+from hetagent.node import scratch
 from hetagent.node.network import host_port
 from hetagent.roundhook import Environ
 from hetagent.runloop.parts import Parts
@@ -21,6 +22,8 @@ from hetrdzv.protocol.texts.phrasing import count
 
 if TYPE_CHECKING:
     from hetagent.workers.torch_starter import TorchStarter
+
+PREFIX = "hetround_"
 
 SAVE_S = 10.0
 """How long workers may save before they are stopped (seconds), but no longer than until they would be killed."""
@@ -101,6 +104,7 @@ class LocalRound:
         self._starter = starter
         self._incarnation = incarnation
         self._parts = parts
+        self._folder: scratch.Folder | None = None
         self._workers: Workers | None = None  # until they are cleared away
         self._look_at = 0.0  # for workers that do not end (monotonic seconds)
         self._end: End | None = None  # from ENDING on
@@ -174,6 +178,9 @@ class LocalRound:
                 f"the round begins from the snapshot of step {chosen.step}, and this node keeps none: it has "
                 "--snapshot-memory off, or its agent has said at its start what is missing"
             )
+        scratch.sweep(PREFIX)
+        self._folder = scratch.Folder(PREFIX)
+        self.assignment.folder = self._folder.path
         for hook in self._parts.hooks:
             hook.prepare(self.assignment, command)
         count = 1 if self._launch.one_per_node else self.assignment.start.slots
@@ -369,3 +376,5 @@ class LocalRound:
     def _end_hooks(self) -> None:
         for hook in self._parts.hooks:
             hook.end()
+        if self._folder is not None:
+            self._folder.close()

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from hetagent.launch.base import Assignment
 from hetagent.launch.command import WorkerCommand
-from hetagent.node import scratch
 from hetagent.node.processes import proctree as processes
 from hetagent.progress import ASKED, NOTICE_FILE, READY
 from hetagent.roundhook import Environ, RoundHook
@@ -19,8 +18,6 @@ from hetagent.session.requests import round_report
 from hetagent.workers.processes import Workers
 from hetrdzv.protocol.directive import Directive, StopNotice
 from hetrdzv.protocol.states import DirectiveKind, ReportKind
-
-PREFIX = "hetn_"
 
 LOOK_S = 0.05
 """How often to look who is ready (seconds)."""
@@ -53,23 +50,19 @@ class Notices(RoundHook):
         self._one_per_node = one_per_node
         self._round, self._sharing = 0, 1  # how many workers share a file
         self._workers: Workers | None = None
-        self._folder: scratch.Folder | None = None
+        self._folder = Path()
         self._until: float | None = None  # the end of the notice (monotonic seconds); None: there is none
         self._look_at = 0.0
         self._all_ready = False
         self._notice_s = 0.0  # the group's setting
 
     def prepare(self, assignment: Assignment, command: WorkerCommand) -> None:
-        """Make a place for the files; without one, these workers will be stopped without a notice."""
         self.end()
-        self._round = assignment.round
+        self._round, self._folder = assignment.round, assignment.folder
         self._sharing = assignment.start.slots if self._one_per_node else 1
-        with contextlib.suppress(OSError):
-            scratch.sweep(PREFIX)
-            self._folder = scratch.Folder(PREFIX)
 
     def environ(self, local_rank: int) -> Environ:
-        return {} if self._folder is None else {NOTICE_FILE: str(self._folder.path / str(local_rank))}
+        return {NOTICE_FILE: str(self._folder / str(local_rank))}
 
     def begin(self, workers: Workers) -> None:
         self._workers = workers
@@ -92,10 +85,10 @@ class Notices(RoundHook):
     def _write(self, notice: StopNotice, until: float, workers: Workers) -> None:
         text = json.dumps({"kind": notice.kind, "why": notice.reason.message, "until": until})
         for local_rank in workers.pids:
-            if (path := self.environ(local_rank).get(NOTICE_FILE)) is not None:
-                with contextlib.suppress(OSError):  # that worker is stopped without having saved
-                    Path(f"{path}.new").write_text(text, encoding="utf-8")
-                    os.replace(f"{path}.new", path)
+            path = self._folder / str(local_rank)
+            with contextlib.suppress(OSError):  # that worker is stopped without having saved
+                Path(f"{path}.new").write_text(text, encoding="utf-8")
+                os.replace(f"{path}.new", path)
 
     def _send(self, signum: signal.Signals, workers: Workers) -> None:
         """Send a signal to the workers that handle it, and log which ones it would have killed."""
@@ -116,21 +109,21 @@ class Notices(RoundHook):
 
     def _asking(self) -> set[int]:
         """The local ranks that have asked for a notice, or handle its signal."""
-        if self._workers is None or self._folder is None:
+        if self._workers is None:
             return set()
         alive, signum = self._workers.alive, self._signum
         return {
             local_rank
             for local_rank in self._workers.pids
-            if os.path.exists(self._folder.path / f"{local_rank}{ASKED}")
+            if os.path.exists(self._folder / f"{local_rank}{ASKED}")
             or (signum is not None and local_rank in alive and processes.handles(alive[local_rank], signum))
         }
 
     def _ready(self, local_rank: int) -> set[str]:
         """The workers of a process that have reported that they may be stopped."""
-        if self._until is not None and self._folder is not None:
+        if self._until is not None:
             with contextlib.suppress(OSError):
-                path = self._folder.path / f"{local_rank}{READY}"
+                path = self._folder / f"{local_rank}{READY}"
                 return set(path.read_text(encoding="utf-8", errors="replace").split())
         return set()
 
@@ -161,6 +154,3 @@ class Notices(RoundHook):
     def end(self) -> None:
         self._workers = self._until = None
         self._all_ready = False
-        folder, self._folder = self._folder, None
-        if folder is not None:
-            folder.close()

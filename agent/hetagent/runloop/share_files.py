@@ -1,21 +1,18 @@
 """The shares of a round, for its workers: a file with the weights of all ranks, and what each has measured before."""
 
 import json
-import tempfile
 from contextlib import suppress
 from math import fsum
 from pathlib import Path
 
 from hetagent.launch.base import Assignment
 from hetagent.launch.command import WorkerCommand
-from hetagent.node import scratch
 from hetagent.roundhook import Environ, RoundHook
 from hetagent.shares import FILE, SPEED
+from hetrdzv.protocol.directive import Start
 
 WEIGHT, SUM = "HET_WEIGHT", "HET_WEIGHT_SUM"
 """Variables of a worker: its own weight, and the sum of all."""
-
-PREFIX = "hetw_"
 
 MOST_BYTES = 20
 """A longer file has no speed in it."""
@@ -31,32 +28,21 @@ class ShareFiles(RoundHook):
 
     def __init__(self, *, one_per_node: bool = False) -> None:
         self._one_per_node = one_per_node
-        self._folder: scratch.Folder | None = None  # of the round, until it is over
+        self._start: Start | None = None  # of the round, until it is over
         self._speeds: dict[int, bytes] = {}  # by local rank, as hetagent.shares wrote them
 
     def prepare(self, assignment: Assignment, command: WorkerCommand) -> None:
-        """Write down the shares that the round begins with.
-
-        Raises:
-            OSError: there is no place for the files.
-        """
-        self._start = assignment.start
+        """Write down the shares that the round begins with."""
+        self._start, self._path = assignment.start, str(assignment.folder / "weights")
         decided, world_size = self._start.shares, self._start.world_size
         self._weights = decided.of_ranks() if decided is not None else [1.0] * world_size
-        parent = Path(tempfile.gettempdir())
-        scratch.sweep(PREFIX, parent)
-        self._folder = scratch.Folder(PREFIX, parent)
-        self._path = str(self._folder.path / "weights")
         content = {"round": assignment.round, "weights": self._weights, "given": decided is not None}
-        try:
-            Path(self._path).write_text(json.dumps(content), encoding="utf-8")
-            for local_rank, speed in self._speeds.items():
-                Path(self._speed_path(local_rank)).write_bytes(speed)
-        except BaseException:
-            self.end()
-            raise
+        Path(self._path).write_text(json.dumps(content), encoding="utf-8")
+        for local_rank, speed in self._speeds.items():
+            Path(self._speed_path(self._start, local_rank)).write_bytes(speed)
 
     def environ(self, local_rank: int) -> Environ:
+        assert self._start is not None
         first = self._start.rank_offset
         own = self._weights[first : first + self._start.slots]
         weight = own[0 if self._one_per_node else local_rank]
@@ -68,14 +54,13 @@ class ShareFiles(RoundHook):
         }
 
     def end(self) -> None:
-        """Keep what the workers have measured, and remove the files."""
-        if self._folder is None:
+        """Keep what the workers have measured."""
+        start, self._start = self._start, None
+        if start is None:
             return
-        for local_rank in range(self._start.slots):
-            with suppress(OSError), open(self._speed_path(local_rank), "rb") as file:
+        for local_rank in range(start.slots):
+            with suppress(OSError), open(self._speed_path(start, local_rank), "rb") as file:
                 self._speeds[local_rank] = file.read(MOST_BYTES)
-        self._folder.close()
-        self._folder = None
 
-    def _speed_path(self, local_rank: int) -> str:
-        return SPEED.format(path=self._path, rank=self._start.rank_offset + local_rank)
+    def _speed_path(self, start: Start, local_rank: int) -> str:
+        return SPEED.format(path=self._path, rank=start.rank_offset + local_rank)

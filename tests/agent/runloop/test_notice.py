@@ -35,7 +35,7 @@ Given = Callable[[int], tuple[Notices, Told]]
 
 
 @pytest.fixture
-def given(monkeypatch: pytest.MonkeyPatch) -> Iterator[Given]:
+def given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Given]:
     """The notices of a round whose one process, this one, stands for so many workers."""
     made: list[Notices] = []
 
@@ -45,8 +45,8 @@ def given(monkeypatch: pytest.MonkeyPatch) -> Iterator[Given]:
         of = start("a", 1).start
         assert of is not None
         command = WorkerCommand("true", (), is_python=False)
-        assignment = Assignment(group="g", node_id="a", round=1, start=replace(of, slots=workers))
-        notices.prepare(assignment, command)
+        of = replace(of, slots=workers)
+        notices.prepare(Assignment(group="g", node_id="a", round=1, start=of, folder=tmp_path), command)
         monkeypatch.setenv(progress.NOTICE_FILE, str(notices.environ(0)[progress.NOTICE_FILE]))
         monkeypatch.setattr(progress, "_asked", [])
         notices.begin(cast("Any", SimpleNamespace(pids={0: 7}, alive={}, exits=[], running=True)))

@@ -116,14 +116,6 @@ def test_a_round_begins_from_the_newest_complete_snapshot_and_says_what_is_lost(
     )
 
 
-def test_that_of_the_newer_round_is_taken() -> None:
-    job = Job().begin()
-    job.again(job.holds(held(100)))
-    job.again(job.holds(held(100), held(90, of=2)))
-    assert job.began is not None
-    assert (job.began.round, job.step) == (2, 90)
-
-
 def test_a_sharded_snapshot_needs_the_part_of_every_rank() -> None:
     job = Job().begin()
     sharded = {"sharded": True}
@@ -154,18 +146,22 @@ def test_what_is_missing_is_named() -> None:
     assert missing({1, 3, 5, 7, 9, 11}, 13) == Ranks(ranges=((0, 0), (2, 2), (4, 4), (6, 6), (8, 8)), more=2)
 
 
-@pytest.mark.parametrize("more", [{"origin": "other"}, {"origin": ""}, {"port": 0}], ids=str)
-def test_what_nobody_can_use_does_not_count(more: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("rounds", "more", "began"),
+    [
+        ([[held(100)], [held(100), held(90, of=2)]], {}, (2, 90)),
+        ([[held(100)]], {"origin": "other"}, None),
+        ([[held(100)]], {"origin": ""}, None),
+        ([[held(100)]], {"port": 0}, None),
+        ([[held(100, of=2), held(200, of=2**40)]], {}, None),
+    ],
+    ids=["the newer round's", "another job's", "nobody's", "not served", "a later round's"],
+)
+def test_what_counts(rounds: list[list[Held]], more: dict[str, Any], began: tuple[int, int] | None) -> None:
     job = Job().begin()
-    job.again(job.holds(held(100), **more))
-    assert job.began is None
-
-
-def test_what_claims_to_be_of_a_later_round_does_not_count() -> None:
-    """It would be impossible: one node's mistake may not keep all from going on."""
-    job = Job().begin()
-    job.again(job.holds(held(100, of=2), held(200, of=2**40)))
-    assert job.began is None
+    for each in rounds:
+        job.again(job.holds(*each, **more))
+    assert (job.began and (job.began.round, job.began.step)) == began
 
 
 def test_a_node_alone_needs_nobody_to_serve_its_own() -> None:
@@ -239,17 +235,6 @@ def test_a_node_that_left_is_not_needed_once_the_others_have_something_newer() -
     assert job.told("b").kind == "exit"
 
 
-def test_a_node_whose_agent_died_serves_nothing() -> None:
-    job = parted()
-    b = job.node("b")
-    job.do(Leave(node_id="b", incarnation=b.incarnation, died=True))
-    assert job.told("b").kind != "wait"
-    job.run()
-    job.failed("a")
-    job.join("a", snapshots=job.holds(held(100, sharded=True, ranks=[0]), held(90, world_size=1)))
-    assert job.step == 90
-
-
 def test_however_many_leave_none_that_serves_is_forgotten() -> None:
     names = ["a", *(f"n{number}" for number in range(GONE_NODES_KEPT + 6))]
     job = Job(min_nodes=1, max_nodes=len(names), replace_wait_s=0.0).begin(*names)
@@ -264,13 +249,16 @@ def test_however_many_leave_none_that_serves_is_forgotten() -> None:
     assert job.group.nodes.keys() == {*names}
 
 
-def test_what_it_serves_does_not_count_once_its_agent_is_gone() -> None:
+@pytest.mark.parametrize("died", [False, True])
+def test_what_it_serves_does_not_count_once_its_agent_is_gone(died: bool) -> None:
     job = parted()
     job.run()
-    assert job.deadline_in is not None
-    assert job.deadline_in <= 30.0
-    job.wait(30.5)
-    assert job.told("b").kind == "exit"
+    assert 0 < (job.deadline_in or 0) <= 30.0
+    if died:
+        job.do(Leave(node_id="b", incarnation=job.node("b").incarnation, died=True))
+    else:
+        job.wait(30.5)
+    assert job.told("b").kind != "wait"
     job.failed("a")
     job.join("a", snapshots=job.holds(held(100, sharded=True, ranks=[0]), held(90, world_size=1)))
     assert job.step == 90
@@ -296,8 +284,8 @@ def test_a_new_job_forgets_all_and_takes_nothing_of_the_old_one() -> None:
     assert job.step == 3, "the copies of the old job stay where they are"
 
 
-def test_leftovers_of_a_job_that_the_server_has_forgotten_are_not_taken() -> None:
-    """Their round is one of this job, too, as round numbers begin again."""
+def test_a_server_that_has_forgotten_a_job_takes_its_name_from_who_has_run_it() -> None:
+    """Else rounds of one number could be of two jobs: leftovers are not taken."""
     job = Job()
     left = replace(NOTHING, origin="forgotten", held=(held(900),))
     job.join("a", snapshots=left)
@@ -305,14 +293,10 @@ def test_leftovers_of_a_job_that_the_server_has_forgotten_are_not_taken() -> Non
     job.run()
     job.again(left, job.holds(held(3)))
     assert job.step == 3
-
-
-def test_a_job_that_goes_on_though_the_server_forgot_it_keeps_its_snapshots() -> None:
     job = Job()
     job.join("a", after=7, snapshots=replace(NOTHING, origin="before", held=(held(900, of=6),)))
     job.join("b", snapshots=NOTHING)
-    assert job.origin == "before"
-    assert job.step == 900
+    assert (job.origin, job.step) == ("before", 900)
 
 
 # -- what cannot be loaded, and what a person chooses ------------------------------------------------------------
@@ -483,32 +467,32 @@ def test_what_cannot_be_loaded_of_another_job_says_nothing_about_this_one() -> N
 # -- what is lost ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("is_on_disk", [True, False])
-def test_where_nobody_who_knows_is_left_nobody_says_that_no_step_is_lost(is_on_disk: bool) -> None:
+@pytest.mark.parametrize(
+    ("comes", "has", "data"),
+    [
+        ("cd", "disk", {"step": 230, "lost": None}),
+        ("cd", "nothing", {"step": None, "lost": None}),
+        ("ab", "memory", {"step": 236, "lost": 4}),
+    ],
+)
+def test_how_many_steps_are_lost_is_said_only_where_somebody_knows(
+    comes: str, has: str, data: dict[str, int | None]
+) -> None:
+    """The next agent of a node may know how far it came."""
     job = Job().begin()
     job.declare("a", job.holds(held(236)))
     job.lose("a")
     job.lose("b")
-    disk = (on_disk(230, of=1, job=job.origin),) if is_on_disk else ()
-    for name in ("c", "d"):
-        job.join(name, snapshots=replace(NOTHING, on_disk=disk))
+    holdings = {
+        "disk": replace(NOTHING, on_disk=(on_disk(230, of=1, job=job.origin),)),
+        "memory": job.holds(held(236), reached=240),
+    }.get(has, NOTHING)
+    for name, mine in zip(comes, (holdings, NOTHING), strict=True):
+        job.join(name, inc=f"{name}-2", snapshots=mine)
     job.wait(job.group.spec.replace_wait_s)
     job.run()
     (event,) = job.said("began_from_snapshot")
-    assert "lost" not in event.data
-    assert ("step" in event.data) == is_on_disk
-
-
-def test_the_next_agent_of_a_node_may_know_how_far_it_came() -> None:
-    job = Job().begin()
-    job.lose("a")
-    job.lose("b")
-    job.join("a", inc="a-2", snapshots=job.holds(held(236), reached=240))
-    job.join("b", inc="b-2", snapshots=NOTHING)
-    job.wait(job.group.spec.replace_wait_s)
-    job.run()
-    (event,) = job.said("began_from_snapshot")
-    assert (event.data["step"], event.data["lost"]) == (236, 4)
+    assert {name: event.data.get(name) for name in data} == data
 
 
 def test_the_disk_counts_where_memory_has_nothing_newer() -> None:

@@ -54,11 +54,10 @@ class Agent:
         self.alive = True
         self.workers: Workers | None = None
         self.round = 0
-        self._rng = random.Random(f"{world.seed}.agent.{incarnation}")
-        self._script = random.Random(f"{world.seed}.script.{incarnation}")
-        self._kindness = random.Random(f"{world.seed}.kindness.{incarnation}")
-        self._check = random.Random(f"{world.seed}.check.{incarnation}")
-        self._grace = random.Random(f"{world.seed}.grace.{incarnation}")
+        self._rng, self._script, self._kindness, self._check, self._grace = (
+            random.Random(f"{world.seed}.{name}.{incarnation}")
+            for name in ("agent", "script", "kindness", "check", "grace")
+        )
         self.ranks: range = range(0)  # of the workers
         self._asked = 0  # counts how often the loop has begun to ask whether its node is ready
         self._not_ready = ""
@@ -118,7 +117,6 @@ class Agent:
             self.turn()
 
     def after(self, delay_s: float, what: Callable[..., None], *args: Any) -> None:
-        """Have something happen in this process later."""
         self.world.timeline.at(delay_s, self._call, what, *args)
 
     def pause(self) -> None:
@@ -139,13 +137,20 @@ class Agent:
         self.alive = False
         self.world.listening -= {self._held, self._store}
 
+    @property
+    def now(self) -> float:
+        return self.world.timeline.now
+
+    def _report(self, kind: ReportKind, number: int, **fields: Any) -> None:
+        self.session.send(round_report(kind, number, **fields), self.now)
+
     # -- the connection --------------------------------------------------------------------------------------------
 
     def turn(self) -> None:
         """What connection.py does after anything happened."""
         if not self.alive or self._paused:
             return
-        session, now = self.session, self.world.timeline.now
+        session, now = self.session, self.now
         for request in session.requests(now):
             self.world.network.send(self, request)
         for notice in session.notices():
@@ -167,7 +172,6 @@ class Agent:
             self._wakes_at = -1.0
 
     def receive(self, request: Request, answer: Answer) -> None:
-        """A request was answered, or failed."""
         self._call(self._received, request, answer)
 
     def _received(self, request: Request, answer: Answer) -> None:
@@ -182,7 +186,7 @@ class Agent:
                 self._newest_told = max(self._newest_told, number)
         if isinstance(answer, HetError):
             self.world.checks.say(self.node_id, f"{type(request).__name__.lower()} fails: {answer}")
-        self.session.received(request, answer, self.world.timeline.now)
+        self.session.received(request, answer, self.now)
 
     def _deliver(self) -> None:
         """Hand directives over in order; a start only once its master has been reached."""
@@ -197,7 +201,7 @@ class Agent:
                 self._hand_over(directive)
             elif not self._fresh:
                 self._trying = True
-                self._try_master(directive, self.world.timeline.now + PREFLIGHT_S)
+                self._try_master(directive, self.now + PREFLIGHT_S)
 
     def _try_master(self, directive: Directive, until: float) -> None:
         start = directive.start
@@ -206,14 +210,13 @@ class Agent:
             if self.world.reaches(self.machine, start.master.port):
                 self._reached_round = directive.round
                 self._hand_over(directive)
-            elif self.world.timeline.now < until:
+            elif self.now < until:
                 self.after(0.3, self._try_master, directive, until)
                 return
             else:
                 self.world.note("master unreachable")
                 number, why = directive.round, "timed out"
-                report = round_report(ReportKind.MASTER_UNREACHABLE, number, message=why)
-                self.session.send(report, self.world.timeline.now)
+                self._report(ReportKind.MASTER_UNREACHABLE, number, message=why)
         self._trying = False
         self._deliver()
 
@@ -224,7 +227,7 @@ class Agent:
     # -- the main thread -------------------------------------------------------------------------------------
 
     def _main(self) -> None:
-        now = self.world.timeline.now
+        now = self.now
         if now < self._busy_until:
             self.after(self._busy_until - now, self._main)
         elif self._inbox:
@@ -264,9 +267,7 @@ class Agent:
         if not world.calm and self._rng.random() < scenario.fails / 5:
             world.checks.worker_failed(self.node_id, self.round, "cannot be started")
             failure = Failure(local_rank=-1, rank=-1, message="no such file")
-            self.session.send(
-                round_report(ReportKind.FAILED, self.round, failure=failure), world.timeline.now
-            )
+            self._report(ReportKind.FAILED, self.round, failure=failure)
             return
         workers = make_workers(
             self.node_id,
@@ -304,7 +305,7 @@ class Agent:
     def _saved(self, workers: Workers, exits: bool) -> None:
         if workers is self.workers and not self.stopping and workers.alive and not workers.failed:
             self.world.note("workers have saved")
-            self.session.send(round_report(ReportKind.READY_TO_STOP, workers.round), self.world.timeline.now)
+            self._report(ReportKind.READY_TO_STOP, workers.round)
             if exits:
                 self.world.workers_saved(self.machine, workers)
 
@@ -316,7 +317,7 @@ class Agent:
             self._workers_gone()
 
     def _launched(self, workers: Workers) -> None:
-        self.session.send(round_report(ReportKind.STARTED, workers.round), self.world.timeline.now)
+        self._report(ReportKind.STARTED, workers.round)
         self._snapshots.launched(workers)
         match workers.fate:
             case Fate.FAIL:
@@ -325,7 +326,6 @@ class Agent:
                 self.world.timeline.at(workers.after_s, self.world.workers_succeed, self.machine, workers)
 
     def worker_failed(self, workers: Workers) -> None:
-        """One worker's exit can be seen."""
         self._call(self._see_failure, workers)
 
     def _see_failure(self, workers: Workers) -> None:
@@ -335,23 +335,17 @@ class Agent:
         if self._script.random() < HOPELESS:
             self.world.note("script is hopeless")
             failure = replace(failure, permanent=True)
-        self.session.send(
-            round_report(ReportKind.FAILED, workers.round, failure=failure), self.world.timeline.now
-        )
+        self._report(ReportKind.FAILED, workers.round, failure=failure)
         self._stop(self.world.stop_timeout_s)
 
     def workers_succeeded(self, workers: Workers) -> None:
-        """The exit of all workers can be seen."""
         self._call(self._see_success, workers)
 
     def _see_success(self, workers: Workers) -> None:
         if workers is self.workers and not self.stopping:
             met = self._script.choice((None, None, 0, 1, 1000))
             must_meet = self._script.random() < 0.1
-            self.session.send(
-                round_report(ReportKind.SUCCEEDED, workers.round, met=met, must_meet=must_meet),
-                self.world.timeline.now,
-            )
+            self._report(ReportKind.SUCCEEDED, workers.round, met=met, must_meet=must_meet)
             self._workers_gone()
 
     # -- stopping --------------------------------------------------------------------------------------------
@@ -389,7 +383,7 @@ class Agent:
             if not self._left:
                 self._left = True
                 self._snapshots.says_goodbye()
-                self.session.leave("its agent goes", self.world.timeline.now)
+                self.session.leave("its agent goes", self.now)
                 self.after(LEAVE_S + 1.0, self._exit)
         elif self._ready_after_stop:
             self._be_ready()
@@ -403,7 +397,7 @@ class Agent:
         self._asked += 1
         self._snapshots.ready()
         self._not_ready = self._checked()
-        self.session.ready(self.round, self._held, 0, self.world.timeline.now, self._not_ready)
+        self.session.ready(self.round, self._held, 0, self.now, self._not_ready)
         self.after(self._check.uniform(0.1, 5), self._check_again, self._asked)
 
     def _checked(self) -> str:
@@ -418,7 +412,7 @@ class Agent:
             return
         if (why := self._checked()) != self._not_ready:
             self._not_ready = why
-            self.session.change_readiness(why, self.world.timeline.now)
+            self.session.change_readiness(why, self.now)
         self.after(self._check.uniform(0.1, 5), self._check_again, asked)
 
     def give_up(self) -> None:
@@ -427,7 +421,6 @@ class Agent:
         self._stop(self.world.stop_timeout_s)
 
     def sigterm(self) -> None:
-        """A person or a scheduler wants this agent to go."""
         self._call(self._sigterm)
 
     def _sigterm(self) -> None:
@@ -436,7 +429,7 @@ class Agent:
         self._signalled = True
         runs = self.workers is not None and self.workers.alive and not self.stopping
         grace_s = self._grace.choice((None, 1.0, 5.0, 20.0)) if runs else None
-        self.session.leaving("SIGTERM", self.world.timeline.now, grace_s)
+        self.session.leaving("SIGTERM", self.now, grace_s)
         if grace_s is None:
             self._stop(self.world.stop_timeout_s)
         else:

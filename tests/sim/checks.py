@@ -80,7 +80,6 @@ class Checks:
     # -- saying ----------------------------------------------------------------------------------------------
 
     def say(self, who: str, what: str) -> None:
-        """Add a line to the trace."""
         self.trace.append((self._timeline.now, who, what))
 
     def violate(self, check: str, what: str) -> None:
@@ -89,11 +88,6 @@ class Checks:
         self.say("CHECK", f"{check}: {what}")
 
     def require_ok(self) -> None:
-        """Raise where a check has failed.
-
-        Raises:
-            Violation: names the check.
-        """
         if self.wrong:
             raise Violation(": ".join(self.wrong[0]))
 
@@ -237,7 +231,6 @@ class Checks:
     # -- the server ------------------------------------------------------------------------------------------
 
     def server_started(self, disk: Disk, now: float) -> None:
-        """A server process has loaded the disk."""
         self.say("server", f"serves from {now:.2f} s on")
         if now < self._clock - 1e-6:
             self.violate("the clock goes on", f"from {self._clock} back to {now}")
@@ -251,7 +244,6 @@ class Checks:
         self._serves_since = self._timeline.now
 
     def round_is_durable(self, record: dict[str, Any]) -> None:
-        """A round was stored."""
         number = record["number"]
         known = self._rounds.setdefault(number, record)
         if known["members"] != record["members"] or known["restart_count"] != record["restart_count"]:
@@ -298,7 +290,6 @@ class Checks:
         return None
 
     def person_answered(self, command: commands.Command, disk: Disk) -> None:
-        """A person is told that it was done."""
         group = disk.group or {}
         match command:
             case commands.Drain(node_id=node_id) if node_id not in group["drained"]:
@@ -354,7 +345,6 @@ class Checks:
     # -- the nodes -------------------------------------------------------------------------------------------
 
     def acts_on_start(self, node_id: str, incarnation: str, told: Directive, newest_told: int) -> None:
-        """An agent is about to start workers."""
         if told.round != newest_told:
             self.violate("only the newest start", f"{node_id} acts on {told.round}, was told {newest_told}")
         self._agrees(node_id, incarnation, told)
@@ -384,7 +374,6 @@ class Checks:
             self.violate("members agree", f"{node_id} was told {start} of round {told.round}: {members}")
 
     def workers_started(self, workers: Workers) -> None:
-        """Workers of a round run from now on."""
         self.say(workers.node_id, f"starts workers of round {workers.round}")
         for other in self._running:
             if other.node_id == workers.node_id:
@@ -396,17 +385,14 @@ class Checks:
         self._running.append(workers)
 
     def workers_ended(self, workers: Workers, how: str) -> None:
-        """All workers of a node are gone."""
         self.say(workers.node_id, f"workers of round {workers.round} are gone ({how})")
         self._running.remove(workers)
 
     def worker_failed(self, node_id: str, number: int, how: str) -> None:
-        """A worker failed, or could not be started."""
         self.say(node_id, f"a worker of round {number} fails ({how})")
         self._failed.add(number)
 
     def workers_succeeded(self, workers: Workers) -> None:
-        """All workers of a node ended with status 0."""
         self._succeeded.add((workers.node_id, workers.incarnation, workers.round))
 
 

@@ -24,7 +24,6 @@ class Faults:
         self._later = self._rng.uniform
 
     def plan(self) -> None:
-        """Draw what goes wrong and have it happen."""
         world, rng = self._world, self._rng
         kinds = [
             (3, self.worker_fails),
@@ -77,7 +76,6 @@ class Faults:
     # -- workers and agents ----------------------------------------------------------------------------------
 
     def worker_fails(self) -> bool:
-        """A worker exits with an error."""
         running = [workers for machine in self._world.machines for workers in machine.workers]
         if running:
             self._world.worker_fails(self._rng.choice(running), "by a fault")
@@ -98,7 +96,6 @@ class Faults:
         return server.command(NoteStall(active.number, stall))
 
     def agent_is_killed(self, machine: Machine) -> None:
-        """SIGKILL to an agent; another one starts, under the same name or a new one."""
         self._kill(machine, guardian=False)
 
     def agent_and_guardian_are_killed(self, machine: Machine) -> None:
@@ -121,7 +118,6 @@ class Faults:
             self._world.timeline.at(after_s, start)
 
     def machine_loses_power(self, machine: Machine) -> None:
-        """A machine vanishes without a word."""
         self._world.kill_agent(machine, guardian=True, power=True)
         self._return(machine, self._later(1, 20), rename=self._rng.random() < 0.25)
 
@@ -164,16 +160,13 @@ class Faults:
         return True
 
     def agent_gets_sigterm(self, machine: Machine) -> None:
-        """A scheduler takes a node away."""
         machine.live_agent.sigterm()
 
     def agent_stands_still(self, machine: Machine) -> None:
-        """SIGSTOP to an agent, for longer than its lease or not."""
         machine.live_agent.pause()
         self._world.timeline.at(self._later(0.5, 15), machine.live_agent.resume)
 
     def node_is_new(self) -> bool:
-        """A machine more."""
         world = self._world
         if len(world.machines) >= MOST_MACHINES:
             return False
@@ -189,7 +182,6 @@ class Faults:
         return self._block((UP, DOWN), side=self._rng.randint(1, 1000))
 
     def one_way_partition(self) -> bool:
-        """What machines send is lost, or what they are sent."""
         return self._block((self._rng.choice((UP, DOWN)),), side=0)
 
     def _block(self, directions: tuple[str, ...], side: int) -> bool:
@@ -223,11 +215,9 @@ class Faults:
         self._world.checks.say("FAULT", f"the way of {', '.join(m.node_id for m in chosen)} is open again")
 
     def connections_are_cut(self, machine: Machine) -> None:
-        """A firewall resets a machine's connections."""
         self._world.network.cut(machine.link)
 
     def slow_node(self) -> None:
-        """Everything takes longer on one machine."""
         machine = self._rng.choice(self._world.machines)
         machine.link.slow = self._rng.choice((3.0, 10.0))
         self._world.timeline.at(self._later(2, 20), setattr, machine.link, "slow", 1.0)
@@ -235,21 +225,17 @@ class Faults:
     # -- the server ------------------------------------------------------------------------------------------
 
     def server_crashes(self) -> bool:
-        """SIGKILL to the server, now or in the middle of one of its next commits."""
         if self._rng.random() < 0.4:
             return self._world.server.crash(self._later(0.1, 12))
         return self._disk("crashes", 0.3)
 
     def server_stops(self) -> bool:
-        """SIGTERM to the server."""
         return self._world.server.stop(self._later(0.1, 4))
 
     def server_stands_still(self) -> bool:
-        """SIGSTOP to the server."""
         return self._world.server.freeze(self._rng.choice((0.5, 0.9, 2.0, 6.0, 15.0)))
 
     def disk_is_in_trouble(self) -> bool:
-        """Commits are slow, or fail, or seem to fail."""
         kind = self._rng.choice(("latency_s", "fails", "fails_but_is_written"))
         return self._disk(kind, 0.3)
 
@@ -262,15 +248,12 @@ class Faults:
     # -- people ----------------------------------------------------------------------------------------------
 
     def person_drains(self) -> bool:
-        """A node is drained, and let in again later."""
         machine = self._rng.choice(self._world.machines)
         self._world.timeline.at(self._later(2, 15), self._world.server.command, Undrain(machine.node_id))
         return self._world.server.command(Drain(machine.node_id))
 
     def person_restarts(self) -> bool:
-        """`hetctl restart`."""
         return self._world.server.command(Restart())
 
     def person_cancels(self) -> bool:
-        """`hetctl cancel`."""
         return self._world.server.command(Cancel())

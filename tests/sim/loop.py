@@ -52,7 +52,6 @@ class ServerLoop(asyncio.BaseEventLoop):
         return []
 
     def thaw(self) -> None:
-        """Let this process go on at once."""
         self._frozen_until = 0.0
 
     def _stand_still(self) -> None:

@@ -54,7 +54,6 @@ class Link:
 
     @property
     def is_open(self) -> bool:
-        """Whether a connection can be made."""
         return not (self.blocked[UP] or self.blocked[DOWN])
 
 
@@ -138,7 +137,6 @@ class Network:
             )
 
     def reply(self, exchange: Exchange, answer: Answer) -> None:
-        """The server sends its answer."""
         exchange.answered, exchange.hang_up = True, None
         link = exchange.link
         if link.rng.random() < self.weather.reply_lost:
@@ -217,7 +215,6 @@ class Network:
             call()
 
     def block(self, link: Link, *directions: str) -> None:
-        """A partition begins."""
         link.blocked.update(directions)
 
     def unblock(self, link: Link, *directions: str) -> None:

@@ -68,7 +68,6 @@ class Scenario:
 
 
 def scenario(seed: int) -> Scenario:
-    """The scenario of a seed."""
     rng = random.Random(f"{seed}.scenario")
     kindness = random.Random(f"{seed}.kindness")
     nodes = rng.choice((2, 2, 3, 3, 3, 4, 5))
@@ -158,7 +157,6 @@ def _worlds(seed: int, made: Scenario) -> dict[str, object]:
 
 
 def _order(rng: random.Random) -> dict[str, Any]:
-    """The settings about ranks."""
     orders = ("sticky", "sticky", "topology:rack", "topology:zone,rack")
     return {
         "rank_order": rng.choice(orders),

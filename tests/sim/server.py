@@ -51,7 +51,6 @@ class Connection:
         self._caller = Caller()
 
     def hang_up(self) -> None:
-        """The client has gone."""
         self._caller.hang_up()
 
     async def join(self, group: str, node: str, request: JoinRequest) -> Directive:
@@ -217,7 +216,6 @@ class ServerProcess:
     # -- requests --------------------------------------------------------------------------------------------
 
     def accept(self, exchange: Exchange) -> None:
-        """A request has arrived."""
         assert self._loop is not None
         self._exchanges[exchange] = None
         self._loop.create_task(self._handle(exchange))
@@ -273,7 +271,6 @@ class ServerProcess:
 
     @property
     def served_s(self) -> float:
-        """The clock of the running server (seconds)."""
         assert self._service is not None
         return self._service.now()
 

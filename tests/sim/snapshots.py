@@ -14,7 +14,7 @@ from hetagent.snapshots.node.reporter import SnapshotReporter
 from hetrdzv.core.model import Group, Node, Round
 from hetrdzv.core.snapshots import complete
 from hetrdzv.core.snapshots.complete import began_from, gathered, is_copied, stamp_of, stamp_on_disk
-from hetrdzv.protocol.directive import Directive
+from hetrdzv.protocol.directive import Directive, Start
 from hetrdzv.protocol.routes import Routes
 from hetrdzv.protocol.snapshots import (
     MOST_ON_DISK,
@@ -58,7 +58,8 @@ class Snapshots:
         self._to_disk = of_story.random() < 0.3
         self._rng = random.Random(f"{seed}.snapshots.{agent.incarnation}")
         self._refused: tuple[Stamp, ...] = ()
-        self._start: Directive | None = None
+        self._round = 0
+        self._start: Start | None = None
         self._step = self._reached = 0
         self._due: Stamp | None = None
         self._reporter = SnapshotReporter()
@@ -82,7 +83,7 @@ class Snapshots:
                 self._take()
             self._agent.world.note("an agent that leaves serves what it holds")
             fields = {"snapshots": self._holdings(), "serves_s": self._rng.choice((0.1, 3, 30))}
-            report = round_report(ReportKind.PARTING, self._start.round, message="its agent goes", **fields)
+            report = round_report(ReportKind.PARTING, self._round, message="its agent goes", **fields)
             self._agent.session.send(report, self._agent.world.timeline.now)
 
     def starts(self, directive: Directive) -> None:
@@ -92,7 +93,8 @@ class Snapshots:
         if start.origin != self._memory.get("origin"):
             self._memory.clear()
             self._memory["origin"] = start.origin
-        self._start, self._reached, self._asked, began = directive, 0, None, start.snapshot
+        self._round, self._start, began = directive.round, start, start.snapshot
+        self._reached, self._asked = 0, None
         self._due = stamp_of(began) if began is not None and not began.on_disk else None
         self._reporter.begin(directive.round, start.nnodes, start.snapshot)
         if (joined := self._agent.session.offer.snapshots) is not None:
@@ -102,8 +104,8 @@ class Snapshots:
     def launched(self, workers: Workers) -> None:
         if not self._on:
             return
-        agent, told = self._agent, self._start
-        chosen = told.start.snapshot if told is not None and told.start is not None else None
+        agent = self._agent
+        chosen = self._start.snapshot if self._start is not None else None
         if chosen is not None:
             agent.world.note("a round begins from a snapshot")
         if chosen is not None and not agent.world.calm and self._rng.random() < BAD:
@@ -127,7 +129,6 @@ class Snapshots:
         self._agent.give_up()
 
     def _works(self, workers: Workers) -> None:
-        """A step is done."""
         agent = self._agent
         if workers is not agent.workers or not workers.alive or agent.stopping or workers.failed:
             return
@@ -144,14 +145,12 @@ class Snapshots:
     def _write(self, number: int) -> None:
         """What is on disk outlives everything, and every node sees it at some time."""
         assert self._start is not None
-        assert self._start.start is not None
-        world_size = self._start.start.world_size
         one = OnDisk(
             round=number,
             step=self._step,
-            origin=self._start.start.origin or "",
+            origin=self._start.origin or "",
             written_at=int(self._agent.world.timeline.now),
-            world_size=world_size,
+            world_size=self._start.world_size,
             sharded=self._sharded,
         )
         self._agent.world.disk.insert(0, one)
@@ -187,7 +186,7 @@ class Snapshots:
         self._copies = False
         there = self._of(copy.source.node_id, copy.stamp)
         number = next((number for number, held in self._slots.items() if _is_of(held, copy.stamp)), None)
-        if number is None and self._start is not None and copy.stamp.round != self._start.round:
+        if number is None and copy.stamp.round != self._round:
             number = self._room(copy.stamp)
         if there is None or number is None:
             return
@@ -212,7 +211,6 @@ class Snapshots:
         self._agent.world.checks.say(self._agent.node_id, f"{what}: holds {held}, keeps {kept}")
 
     def _of(self, node_id: str, stamp: Stamp) -> Held | None:
-        """What another node has of a snapshot."""
         world, own = self._agent.world, self._agent.machine
         there = next((machine for machine in world.machines if machine.node_id == node_id), None)
         if there is None or there.agent is None or there.link.side != own.link.side:
@@ -229,10 +227,8 @@ class Snapshots:
         return room_for(_taken(stamp), taken, self._reporter.retained, sharded=self._sharded)
 
     def _take(self) -> None:
-        told = self._start
-        assert told is not None
-        assert told.start is not None
-        stamp = Stamp(round=told.round, step=self._reached)
+        assert self._start is not None
+        stamp = Stamp(round=self._round, step=self._reached)
         number = next((number for number, held in self._slots.items() if _is_of(held, stamp)), None)
         number = self._room(stamp) if number is None else number
         if number is None:
@@ -245,7 +241,7 @@ class Snapshots:
         self._slots[number] = Held(
             round=stamp.round,
             step=stamp.step,
-            world_size=told.start.world_size,
+            world_size=self._start.world_size,
             whole=whole,
             sharded=self._sharded,
             size=10,

@@ -31,7 +31,6 @@ class Disk:
         self._decoded: dict[str, tuple[bytes, dict[str, Any]]] = {}
 
     def apply(self, batch: Batch) -> None:
-        """Make a batch durable."""
         self.records.update(batch.puts)
         for key in batch.deletes:
             self.records.pop(key, None)
@@ -41,16 +40,13 @@ class Disk:
 
     @property
     def group(self) -> dict[str, Any] | None:
-        """The record of the group, without its nodes and its round."""
         return self._read(f"{_PREFIX}group")
 
     @property
     def round(self) -> dict[str, Any] | None:
-        """The record of the newest round."""
         return self._read(f"{_PREFIX}round")
 
     def node(self, node_id: str) -> dict[str, Any] | None:
-        """The record of a node."""
         return self._read(f"{_PREFIX}nodes/{node_id}")
 
     def _read(self, key: str) -> dict[str, Any] | None:
@@ -97,7 +93,6 @@ class DiskStore:
         self.dead = False
 
     async def load(self) -> Snapshot:
-        """Read everything."""
         await asyncio.sleep(self._trouble.latency_s * self._rng.random())
         if self._rng.random() < self._trouble.fails:
             self._note("load failed")
@@ -105,7 +100,6 @@ class DiskStore:
         return Snapshot(dict(self._disk.records), self._disk.clock)
 
     async def commit(self, batch: Batch) -> None:
-        """Write a batch, or not."""
         trouble, chance = self._trouble, self._rng.random()
         first, second = (self._rng.expovariate(1.0) * trouble.latency_s / 2 for _ in range(2))
         before = self._rng.random() < 0.5

@@ -24,11 +24,9 @@ class Timeline:
         heapq.heappush(self._heap, (self.now + delay_s, next(self._order), call, args))
 
     def next_at(self) -> float:
-        """When the next event is due (seconds)."""
         return self._heap[0][0] if self._heap else inf
 
     def step(self) -> None:
-        """Let the next event happen."""
         moment, _, call, args = heapq.heappop(self._heap)
         self.now = max(self.now, moment)
         call(*args)

@@ -43,7 +43,6 @@ def make_workers(
     fails: float,
     stubborn: float,
 ) -> Workers:
-    """Draw what becomes of workers."""
     term_s = None if rng.random() < stubborn else rng.uniform(0.01, 0.6)
     if rng.random() < fails:
         return Workers(node_id, incarnation, number, Fate.FAIL, rng.uniform(0.1, 12), term_s)

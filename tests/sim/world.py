@@ -81,13 +81,11 @@ class World:
         return Machine(name, *what, f"10.0.0.{number + 1}", link)
 
     def note(self, fault: str) -> None:
-        """Count a fault."""
         self.counts[fault] += 1
 
     # -- the story -------------------------------------------------------------------------------------------
 
     def run(self) -> Outcome:
-        """Tell the story to its end, or to the first check that fails."""
         logger = logging.getLogger("hetrdzv")
         alarm, propagate, level = Alarm(self.checks), logger.propagate, logger.level
         logger.addHandler(alarm)
@@ -198,19 +196,16 @@ class World:
     # -- what agents do to the world -------------------------------------------------------------------------
 
     def new_port(self, machine: Machine) -> int:
-        """A port on which a machine listens."""
         port = 10_000 + len(self._port_of)
         self._port_of[port] = machine
         self.listening.add(port)
         return port
 
     def reaches(self, machine: Machine, port: int) -> bool:
-        """Whether a machine can connect to a port."""
         peer = self._port_of.get(port)
         return port in self.listening and peer is not None and peer.link.side == machine.link.side
 
     def workers_start(self, machine: Machine, workers: Workers) -> None:
-        """Workers run on a machine."""
         machine.workers.append(workers)
         self.checks.workers_started(workers)
 
@@ -242,7 +237,6 @@ class World:
         self.peers_suffer(workers.round)
 
     def workers_succeed(self, machine: Machine, workers: Workers) -> None:
-        """All workers of a node end well."""
         if workers.alive and not workers.failed:
             self.checks.workers_succeeded(workers)
             workers.alive = False
@@ -315,7 +309,6 @@ class AgentDied(Leave):
     """What a guardian says."""
 
     async def send(self, server: Any) -> None:
-        """Send this request to a server."""
         await server.leave(self.group, self.node_id, incarnation=self.incarnation, reason=self.reason, died=1)
 
 
@@ -330,5 +323,4 @@ class Guardian:
 
 
 def run(seed: int) -> Outcome:
-    """Tell the story of a seed."""
     return World(seed).run()

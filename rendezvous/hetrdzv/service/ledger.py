@@ -30,7 +30,7 @@ from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.texts.phrasing import count
 from hetrdzv.service.metrics import Metrics
 from hetrdzv.storage import records
-from hetrdzv.storage.base import Batch, Snapshot, StateStore
+from hetrdzv.storage.base import Batch, NothingWritten, Snapshot, StateStore
 from hetrdzv.storage.records import Quarantined
 
 logger = logging.getLogger(__name__)
@@ -169,7 +169,7 @@ class Ledger:
 
         Raises:
             NothingWritten: the caller has to `refuse` what was proposed.
-            Exception: the caller has to `drop` everything and load it again.
+            Exception: the caller has to load everything again as well.
         """
         self._has_work.clear()
         self._in_flight, self._pending = self._pending, {}
@@ -267,10 +267,6 @@ class Ledger:
 
     # -- loading ---------------------------------------------------------------------------------------------
 
-    async def read(self) -> Snapshot:
-        """What the store holds; changes nothing in memory."""
-        return await self._store.load()
-
     async def restore(self, snapshot: Snapshot, now: float) -> None:
         """Replace what is in memory by a snapshot; if that is malformed, nothing changes."""
         parse = partial(records.restore, snapshot.records, now, check)
@@ -284,13 +280,12 @@ class Ledger:
             logger.error("%s", quarantined(group_id, aside.why))
         self.is_loaded = True
 
-    def drop(self, error: Exception) -> None:
-        """Fail every proposal with a commit's error; what is in memory is not valid until `restore`."""
-        self.refuse(error)
-        self.is_loaded = False
-
     def refuse(self, error: Exception) -> set[str]:
-        """Fail every proposal with a commit's error; what is committed stays. Returns the groups they were about."""
+        """Fail every proposal with a commit's error; returns the groups they were about.
+
+        If nobody knows what was written, what is in memory is not valid until `restore`.
+        """
+        self.is_loaded = isinstance(error, NothingWritten)
         self._metrics.commit_failures.inc()
         self.is_failing = True
         refusal = error if isinstance(error, StorageError) else StorageError(f"not stored: {error!r}")

@@ -83,6 +83,7 @@ class Service:
         self._unable: dict[str, Exception] = {}  # groups whose tick has failed
         self._metrics = metrics or Metrics()
         self._limits = limits
+        self._store = store
         self._ledger = Ledger(store, wall, self._metrics)
         self.watchers = Watchers()
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -324,7 +325,7 @@ class Service:
             except Exception as error:
                 bug = None if isinstance(error, StorageError) else error
                 logger.error("commit failed, reloading the state: %s", error, exc_info=bug)
-                self._ledger.drop(error)
+                self._ledger.refuse(error)
                 await self._reload()
 
     def _refused(self, group_id: str) -> None:
@@ -389,7 +390,7 @@ class Service:
 
     async def _load(self, ticks_after_s: float = 0.0) -> None:
         """Replace what is in memory by what the store holds, and wake everybody who waits."""
-        snapshot = await self._ledger.read()
+        snapshot = await self._store.load()
         if snapshot.clock > self.now():  # else this process has served all along, and ages go on
             self._clock.restart(snapshot.clock)
         self._unsettled.clear()

@@ -9,7 +9,7 @@ import random
 import ssl
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from types import NoneType, TracebackType
+from types import NoneType
 from typing import Any, Self, cast
 from urllib.parse import urljoin, urlsplit
 
@@ -91,15 +91,10 @@ class Client(Routes):
             follow_redirects=False,
         )
 
-    def __repr__(self) -> str:
-        return f"Client({', '.join(self.servers)})"
-
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.aclose()
 
     async def aclose(self) -> None:

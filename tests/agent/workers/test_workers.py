@@ -24,31 +24,6 @@ from hetagent.workers.starter import Exit, Started, StartedWorker
 RUN = uuid.uuid4().hex
 
 
-class Commands:
-    """Shell commands that are started as a round's workers."""
-
-    def __init__(self, folder: Path, commands: list[str]) -> None:
-        environment = os.environ | {INCARNATION: RUN}
-        self.processes = [
-            subprocess.Popen(["sh", "-c", command], env=environment, start_new_session=True)
-            for command in commands
-        ]
-        self.closed = 0
-        self.started = Started(
-            {
-                rank: StartedWorker(process.pid, str(folder / f"{rank}.json"))
-                for rank, process in enumerate(self.processes)
-            },
-            close=self.close,
-        )
-
-    def close(self, until: float | None) -> bool:
-        self.closed += 1
-        for process in self.processes:
-            process.wait(10)
-        return True
-
-
 class Round:
     """Workers that run shell commands, and the socket that wakes whoever waits for their ends."""
 
@@ -58,9 +33,20 @@ class Round:
         self.workers: Workers | None = None
 
     def start(self, *commands: str, spawns: bool = False) -> Workers:
-        self.context = Commands(self._folder, list(commands))
-        self.workers = Workers(self.context.started, RUN, spawns=spawns)
+        environment = os.environ | {INCARNATION: RUN}
+        self.processes = [
+            subprocess.Popen(["sh", "-c", command], env=environment, start_new_session=True)
+            for command in commands
+        ]
+        workers = {
+            rank: StartedWorker(process.pid, str(self._folder / f"{rank}.json"))
+            for rank, process in enumerate(self.processes)
+        }
+        self.workers = Workers(Started(workers, close=self._close), RUN, spawns=spawns)
         return self.workers
+
+    def _close(self, until: float | None) -> bool:
+        return all(process.wait(10) is not None for process in self.processes)
 
     def ends(self, count: int) -> list[Exit]:
         """The next ends, in the order in which they are seen; looks only when a child has ended."""
@@ -106,11 +92,10 @@ def test_a_leader_stays_until_its_round_is_cleaned_up(round_: Round) -> None:
     """Else its pid, which names its session, could be somebody else's when the session is killed."""
     made = round_.start("exit 0")
     round_.ends(1)
-    pid = round_.context.processes[0].pid
+    pid = round_.processes[0].pid
     assert psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     made.clear()
     assert not psutil.pid_exists(pid)
-    assert round_.context.closed == 1
 
 
 FAMILY = """

@@ -39,23 +39,20 @@ END_S = 0.05
 
 
 class TailBuffer:
-    """The end of what was written; from any thread."""
+    """The end of what was written; one thread adds, any reads: each step is one of the interpreter's."""
 
     def __init__(self) -> None:
         self._end = bytearray()
-        self._lock = threading.Lock()
 
     def add(self, data: bytes) -> None:
         """This was written."""
-        with self._lock:
-            self._end += data
-            if len(self._end) > 2 * TAIL:
-                del self._end[:-TAIL]
+        self._end += data
+        if len(self._end) > 2 * TAIL:
+            del self._end[:-TAIL]
 
     def read(self) -> bytes:
         """The last `TAIL` bytes of it, or a little more."""
-        with self._lock:
-            return bytes(self._end)
+        return bytes(self._end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,19 +72,15 @@ class CapturedOutput:
             os.close(writer)
 
 
-@dataclass(frozen=True, slots=True)
-class _Stream:
-    """One worker's stdout or stderr: where it is copied to (None: nowhere), and what remembers its end."""
-
-    console: int | None
-    tails: Sequence[TailBuffer]
+Stream = tuple[int | None, Sequence[TailBuffer]]
+"""One worker's stdout or stderr: where it is copied to (None: nowhere), and what remembers its end."""
 
 
 class OutputCapture:
     """Copies the output of workers to our stdout and stderr, in a thread."""
 
     def __init__(self) -> None:
-        self._streams: dict[int, _Stream] = {}  # by the descriptor to read from, until they have ended
+        self._streams: dict[int, Stream] = {}  # by the descriptor to read from, until they have ended
         self._waker = SelfPipe()
         self._thread: threading.Thread | None = None
         self._caught_up = threading.Event()  # to be set by the thread
@@ -105,7 +98,7 @@ class OutputCapture:
             with contextlib.suppress(OSError):  # there is none to be had: the worker gets ours
                 os.fstat(console)
                 reader, writers[console] = _terminal(console) if shown and os.isatty(console) else os.pipe()
-                self._streams[reader] = _Stream(console if shown else None, tails)
+                self._streams[reader] = console if shown else None, tails
         if writers and self._thread is None:
             self._thread = threading.Thread(target=self._run, name="output", daemon=True)
             self._thread.start()
@@ -128,12 +121,12 @@ class OutputCapture:
         self._waker.wake()
         if self._thread is not None:
             self._thread.join(END_S)
-        for reader, stream in self._streams.items():
+        for reader, (console, _) in self._streams.items():
             with contextlib.suppress(OSError):
                 subprocess.Popen(
                     ["cat"],
                     stdin=reader,
-                    stdout=subprocess.DEVNULL if stream.console is None else stream.console,
+                    stdout=subprocess.DEVNULL if console is None else console,
                     stderr=subprocess.DEVNULL,  # a terminal ends with EIO
                     start_new_session=True,
                 )
@@ -154,23 +147,23 @@ class OutputCapture:
             ready &= streams.keys()
             for reader in ready:
                 if not self._closed:
-                    self._copy(reader, streams[reader])
+                    self._copy(reader, *streams[reader])
             passes = passes + 1 if is_awaited and ready else 0
             if passes in (0, PASSES):
                 caught_up.set()
 
-    def _copy(self, reader: int, stream: _Stream) -> None:
+    def _copy(self, reader: int, console: int | None, tails: Sequence[TailBuffer]) -> None:
         data = _read(reader)
         if not data:
             del self._streams[reader]
             os.close(reader)
             return
-        if stream.console is not None and not data.endswith(b"\n") and _readable([reader], LINE_MS):
+        if console is not None and not data.endswith(b"\n") and _readable([reader], LINE_MS):
             data += _read(reader)
-        for tail in stream.tails:
+        for tail in tails:
             tail.add(data)
-        if stream.console is not None:
-            _write(stream.console, data)
+        if console is not None:
+            _write(console, data)
 
 
 def drained(stops: Collection[Callable[[], None]], until: float | None = None) -> bool:

@@ -251,18 +251,7 @@ def with_torch(env: Environment) -> None:
         )
 
     with serving(env) as url:
-        flags = (
-            "--server",
-            url,
-            "--group",
-            "job",
-            "--nnodes",
-            "2",
-            "--device",
-            "cpu",
-            "--stop-timeout-s",
-            "5",
-        )
+        flags = f"--server {url} --group job --nnodes 2 --device cpu --stop-timeout-s 5".split()
         script = ("worker.py", "--into", str(log.folder))
         a = ("hetagent", *flags, "--node-id", "a", "--gpus", str(SLOTS["a"]), *script)
         b = ("hetagent", *flags, "--node-id", "b", "--gpus", str(SLOTS["b"]), *script)

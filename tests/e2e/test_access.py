@@ -74,9 +74,8 @@ def test_a_job_runs_on_over_tls_while_its_token_changes(tmp_path: Path) -> None:
 
         agent = start(tmp_path, "agent", "hetagent.cli.main", *own, "--group", "team-a-bert", *work)
         try:
-            other = start(
-                tmp_path, "other", "hetagent.cli.main", *own, "--group", "team-b-bert", "--no-python", "true"
-            )
+            words = (*own, "--group", "team-b-bert", "--no-python", "true")
+            other = start(tmp_path, "other", "hetagent.cli.main", *words)
             assert other.wait() == statuses.UNFIT, other.stderr
             assert "its role is agent, its groups are team-a-*" in other.stderr
             wait_for(lambda: agent.process.poll() is not None or (tmp_path / "runs").exists(), "the worker")
@@ -92,16 +91,8 @@ def test_a_job_runs_on_over_tls_while_its_token_changes(tmp_path: Path) -> None:
         finally:
             agent.process.kill()
             agent.wait()
-        look = start(
-            tmp_path,
-            "look",
-            "hetrdzv.cli.hetctl",
-            *way,
-            "--token-file",
-            str(watcher),
-            "events",
-            "team-a-bert",
-        )
+        words = (*way, "--token-file", str(watcher), "events", "team-a-bert")
+        look = start(tmp_path, "look", "hetrdzv.cli.hetctl", *words)
         assert look.wait() == 0, look.stderr
         assert "succeeded" in look.stderr
         assert "lost" not in look.stderr

@@ -4,20 +4,17 @@ Those that can be told from a hang go on. Those that cannot end their round: `wh
 `progress.long()` is the way out (docs/hangs.md).
 """
 
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import NO_STANDBYS, RUN
+from tests.support.cluster import alone
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 SCRIPT = Path(__file__).parents[1] / "support" / "workload" / "pauses.py"
-FLAGS = ("--standalone", "--gpus", "3", "--device", "cpu", "--node-id", "a", "--max-restarts", "0")
 TIMEOUT_S = 3
 PAUSE_S, HANG_S = 5, 60
 """How long it pauses, and how long where the round is to end before (seconds)."""
@@ -25,25 +22,8 @@ PAUSE_S, HANG_S = 5, 60
 
 def run(folder: Path, kind: str, *words: str, pause_s: int = PAUSE_S) -> "subprocess.CompletedProcess[str]":
     """Run a job of a kind of `pauses.py`."""
-    command = [
-        sys.executable,
-        "-m",
-        "hetagent.cli.main",
-        *FLAGS,
-        "--hang-timeout-s",
-        str(TIMEOUT_S),
-        str(SCRIPT),
-    ]
-    return subprocess.run(
-        [*command, kind, str(pause_s), str(folder), *words],
-        env=NO_STANDBYS | os.environ | {"HETRDZV_TEST_RUN": RUN},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    flags = f"--gpus 3 --max-restarts 0 --hang-timeout-s {TIMEOUT_S}".split()
+    return alone(*flags, str(SCRIPT), kind, str(pause_s), str(folder), *words)
 
 
 def no_alarm(done: "subprocess.CompletedProcess[str]") -> None:

@@ -1,15 +1,12 @@
 """A worker's torch is torch's own: the agent that watches it replaces nothing."""
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.support.cluster import NO_STANDBYS, RUN
+from tests.support.cluster import run_to_end, standalone
 
 pytestmark = pytest.mark.slow
 
@@ -46,35 +43,10 @@ with open(sys.argv[1], "w") as file:
 @pytest.mark.long
 @pytest.mark.parametrize("preload", ["none", "torch"])
 def test_nothing_of_torch_distributed_is_replaced_in_a_worker(tmp_path: Path, preload: str) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    agent = (
-        "-m",
-        "hetagent.cli.main",
-        "--standalone",
-        "--gpus",
-        "1",
-        "--device",
-        "cpu",
-        "--preload",
-        preload,
-    )
-    plain, worker = run(tmp_path, "plain"), run(tmp_path, "worker", *agent)
+    (script := tmp_path / "script.py").write_text(SCRIPT)
+    run_to_end(sys.executable, str(script), str(tmp_path / "plain")).check_returncode()
+    standalone("--gpus", "1", "--preload", preload, str(script), str(tmp_path / "worker"))
+    plain, worker = (json.loads((tmp_path / name).read_text()) for name in ("plain", "worker"))
     assert worker["all"] == plain["all"]
     assert worker["changed"] == plain["changed"]
     assert len(plain["all"]) > 1000
-
-
-def run(folder: Path, name: str, *agent: str) -> dict[str, Any]:
-    """What the script finds in torch.distributed, run by python or as an agent's worker."""
-    found = folder / name
-    subprocess.run(
-        [sys.executable, *agent, str(folder / "script.py"), str(found)],
-        env=NO_STANDBYS | os.environ | {"HETRDZV_TEST_RUN": RUN},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        timeout=100,
-        check=True,
-    )
-    told: dict[str, Any] = json.loads(found.read_text())
-    return told

@@ -387,18 +387,7 @@ def test_a_command_of_the_group_that_is_not_on_this_node(
 
 def test_a_script_that_fails_and_where_its_logs_are(hetagent: Run, server: Hetserver, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print('so far'); raise SystemExit(7)\n")
-    flags = (
-        "--server",
-        server.url,
-        "--group",
-        "fails",
-        "--max-restarts",
-        "0",
-        "--log-dir",
-        "logs",
-        "-r",
-        "3",
-    )
+    flags = f"--server {server.url} --group fails --max-restarts 0 --log-dir logs -r 3".split()
     said = hetagent(*flags, *CPU, "train.py")
     assert said.status == 7
     [line] = [line for line in said.text.splitlines() if line.startswith("logs ")]

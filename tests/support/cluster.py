@@ -21,6 +21,7 @@ from tests.support.workload.worklog import WorkLog, complaints
 
 T = TypeVar("T")
 
+HETAGENT = (sys.executable, "-m", "hetagent.cli.main")
 WORKLOAD = Path(__file__).with_name("workload") / "worker.py"
 WAIT_S = 60.0
 
@@ -158,29 +159,9 @@ class Cluster:
             words += ["--steps", str(steps)]
         if checkpoint_every:
             words += ["--checkpoint-every", str(checkpoint_every)]
-        own = [
-            "--gpus",
-            str(gpus),
-            "--device",
-            "cpu",
-            "--server",
-            self.server.url,
-            "--group",
-            "job",
-            "--node-id",
-            name,
-        ]
-        command = [
-            *self.launcher(name),
-            sys.executable,
-            "-m",
-            "hetagent.cli.main",
-            *own,
-            *self.flags,
-            *flags,
-            *words,
-        ]
-        return self.run(name, command)
+        own = f"--gpus {gpus} --device cpu --server {self.server.url} --group job --node-id {name}".split()
+        agent = [*self.launcher(name), *HETAGENT, *own]
+        return self.run(name, [*agent, *self.flags, *flags, *words])
 
     def run(self, name: str, command: Sequence[str], env: Mapping[str, str] = {}) -> Agent:
         """Start any program as a node.
@@ -293,18 +274,20 @@ class Cluster:
 
 def standalone(*words: str) -> str:
     """Run `hetagent --standalone` as node a; the job must succeed. Returns the output."""
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "hetagent.cli.main",
-            "--standalone",
-            "--device",
-            "cpu",
-            "--node-id",
-            "a",
-            *words,
-        ],
+    done = alone(*words)
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def alone(*words: str) -> "subprocess.CompletedProcess[str]":
+    """Run `hetagent --standalone` on CPUs as node a to its end."""
+    return run_to_end(*HETAGENT, "--standalone", "--device", "cpu", "--node-id", "a", *words)
+
+
+def run_to_end(*command: str) -> "subprocess.CompletedProcess[str]":
+    """Run a command as an agent of these tests is run; stderr is in stdout."""
+    return subprocess.run(
+        command,
         env=NO_STANDBYS | os.environ | {"HETRDZV_TEST_RUN": RUN},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -313,8 +296,6 @@ def standalone(*words: str) -> str:
         timeout=100,
         check=False,
     )
-    assert done.returncode == 0, done.stdout
-    return done.stdout
 
 
 def marked() -> dict[int, str]:

@@ -101,16 +101,8 @@ class Hetserver:
     def start(self) -> None:
         """Start it, or restart it on the same port and store, and wait until it is ready."""
         assert self._process is None or self._process.returncode is not None, "the server is already running"
-        command = [
-            *self.launcher,
-            sys.executable,
-            "-m",
-            self.module,
-            "--port",
-            str(self.port),
-            "--store",
-            self.store,
-        ]
+        command = [*self.launcher, sys.executable, "-m", self.module]
+        command += ["--port", str(self.port), "--store", self.store]
         if self.token_file is not None:
             command += ["--token-file", str(self.token_file)]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("HET_")}

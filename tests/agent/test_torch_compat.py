@@ -15,7 +15,7 @@ from torch.distributed.elastic.multiprocessing import Std as TorchsStd
 from hetagent.cli.parse import parse
 from hetagent.errors import UsageError
 from hetagent.torch_compat import flags as torchs
-from hetagent.torch_compat.flags import NEEDS, Need
+from hetagent.torch_compat.flags import SINCE_2_10
 from hetagent.workers import store
 from hetagent.workers.store import HetRendezvousHandler
 
@@ -38,26 +38,24 @@ def handler() -> HetRendezvousHandler:
 # -- flags ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("flag", NEEDS)
-def test_what_torch_cannot_do_is_refused_with_the_release_that_can(flag: str) -> None:
-    old = {name: Need(need.release, met=False) for name, need in NEEDS.items()}
-    with pytest.raises(
-        UsageError, match=rf"^{flag} needs torch {NEEDS[flag].release} or newer, but torch .*"
-    ):
-        torchs.refuse_what_is_missing(flags(flag, *ASKED[flag]), old)
-    torchs.refuse_what_is_missing(flags(), old)
-    if NEEDS[flag].met:
+@pytest.mark.parametrize("flag", SINCE_2_10)
+def test_what_torch_cannot_do_is_refused_with_the_release_that_can(
+    flag: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if SINCE_2_10[flag]:
+        torchs.refuse_what_is_missing(flags(flag, *ASKED[flag]))
+    monkeypatch.setattr(torchs, "SINCE_2_10", dict.fromkeys(SINCE_2_10, False))
+    torchs.refuse_what_is_missing(flags())
+    with pytest.raises(UsageError, match=rf"^{flag} needs torch 2.10 or newer, but torch .*"):
         torchs.refuse_what_is_missing(flags(flag, *ASKED[flag]))
 
 
 def test_the_installed_torch_has_what_its_number_promises() -> None:
-    here = tuple(map(int, torchs.VERSION.split(".")[:2]))
-    promised = {flag: here >= tuple(map(int, need.release.split("."))) for flag, need in NEEDS.items()}
-    assert {flag: need.met for flag, need in NEEDS.items()} == promised
+    assert set(SINCE_2_10.values()) == {torchs.RELEASE >= (2, 10)}
 
 
 def test_the_spec_of_an_old_torch_gets_what_it_knows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch 2.6 has none of the fields for the flags of `NEEDS`."""
+    """torch 2.6 has none of the fields for the newer flags."""
 
     @dataclasses.dataclass
     class Old:
@@ -74,7 +72,7 @@ def test_the_spec_of_an_old_torch_gets_what_it_knows(monkeypatch: pytest.MonkeyP
 
 
 def test_the_spec_of_this_torch_gets_everything() -> None:
-    given = [word for flag, value in ASKED.items() if NEEDS[flag].met for word in (flag, *value)]
+    given = [word for flag, value in ASKED.items() if SINCE_2_10[flag] for word in (flag, *value)]
     spec = torchs.worker_spec(flags(*given), 2, handler())
     for field, value in {
         "duplicate_stdout_filters": ["loss"],
@@ -82,7 +80,7 @@ def test_the_spec_of_this_torch_gets_everything() -> None:
         "virtual_local_rank": True,
     }.items():
         assert getattr(spec, field, value) == value
-    assert torchs.changes_the_command(spec) == NEEDS["--virtual-local-rank"].met
+    assert torchs.changes_the_command(spec) == SINCE_2_10["--virtual-local-rank"]
 
 
 def test_streams_are_torchs() -> None:

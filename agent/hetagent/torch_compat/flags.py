@@ -3,7 +3,6 @@
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,30 +29,22 @@ RELEASE = tuple(int(number) for number in re.findall(r"\d+", VERSION)[:2])
 SPEC_FIELDS = frozenset(field.name for field in dataclasses.fields(WorkerSpec))
 
 
-@dataclass(frozen=True, slots=True)
-class Need:
-    """What a flag needs of torch: the first release with it, and whether the installed one has it."""
-
-    release: str
-    met: bool
-
-
-NEEDS: Mapping[str, Need] = {
-    "--duplicate-stdout-filters": Need("2.10", "duplicate_stdout_filters" in SPEC_FIELDS),
-    "--duplicate-stderr-filters": Need("2.10", "duplicate_stderr_filters" in SPEC_FIELDS),
-    "--virtual-local-rank": Need("2.10", "virtual_local_rank" in SPEC_FIELDS),
+SINCE_2_10: Mapping[str, bool] = {
+    "--duplicate-stdout-filters": "duplicate_stdout_filters" in SPEC_FIELDS,
+    "--duplicate-stderr-filters": "duplicate_stderr_filters" in SPEC_FIELDS,
+    "--virtual-local-rank": "virtual_local_rank" in SPEC_FIELDS,
     # torch 2.9 binds the thread that starts a worker, which would bind no standby; later ones run it with numactl
-    "--numa-binding": Need("2.10", hasattr(numa, "_get_validated_logical_cpus_to_bind_to")),
+    "--numa-binding": hasattr(numa, "_get_validated_logical_cpus_to_bind_to"),
 }
-"""The flags that not every torch can do; all others are hetagent's own work, or as old as torch 2.6."""
+"""The flags that need torch 2.10, and whether the installed one has them."""
 
 
-def refuse_what_is_missing(flags: TorchrunOptions, needs: Mapping[str, Need] = NEEDS) -> None:
+def refuse_what_is_missing(flags: TorchrunOptions) -> None:
     """Refuse what was asked for and the installed torch cannot do."""
-    for flag, need in needs.items():
-        if getattr(flags, dest(flag)) and not need.met:
+    for flag, is_there in SINCE_2_10.items():
+        if getattr(flags, dest(flag)) and not is_there:
             raise UsageError(
-                f"{flag} needs torch {need.release} or newer, but torch {VERSION} is installed: "
+                f"{flag} needs torch 2.10 or newer, but torch {VERSION} is installed: "
                 "upgrade torch, or leave the flag out"
             )
 

@@ -23,7 +23,7 @@ from torch.distributed.elastic.timer import FileTimerRequest, FileTimerServer
 
 from hetagent.launch.base import Assignment
 from hetagent.launch.command import WorkerCommand
-from hetagent.torch_compat.flags import NEEDS, numa
+from hetagent.torch_compat.flags import SINCE_2_10, numa
 from hetagent.workers import torch_starter
 from hetagent.workers.output import CapturedOutput, TailBuffer
 from hetagent.workers.starter import Started, StartedWorker
@@ -100,9 +100,9 @@ def ours(tmp_path: Path) -> Iterator[Callable[..., Ours]]:
 
 
 OPTIONS: dict[str, Any] = {}
-if NEEDS["--numa-binding"].met:
+if SINCE_2_10["--numa-binding"]:
     OPTIONS["numa_options"] = numa.NumaOptions(affinity_mode=numa.AffinityMode.NODE)
-if NEEDS["--duplicate-stdout-filters"].met:
+if SINCE_2_10["--duplicate-stdout-filters"]:
     OPTIONS |= {"duplicate_stdout_filters": ["loss"], "duplicate_stderr_filters": ["error", "warning"]}
 
 
@@ -114,7 +114,7 @@ class Stop(Exception):
 def test_processes_are_started_with_what_torchs_agent_gives_them(
     ours: Callable[..., Ours], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, virtual: bool
 ) -> None:
-    if virtual and not NEEDS["--virtual-local-rank"].met:
+    if virtual and not SINCE_2_10["--virtual-local-rank"]:
         pytest.skip("this torch has no virtual local ranks")
     options = OPTIONS | ({"virtual_local_rank": True} if virtual else {})
     asked: list[dict[str, Any]] = []

@@ -53,10 +53,9 @@ class Standbys(RoundHook):
 
     def __init__(self, preload: Sequence[str], log: Callable[[str], None]) -> None:
         self._preload = [module for module in preload if module != AUTO] or list(PRELOADED)
-        self._notes = None  # the folder where workers note their imports
-        if AUTO in preload:
-            scratch.sweep(PREFIX)
-            self._notes = scratch.Folder(PREFIX)
+        self._auto = AUTO in preload
+        scratch.sweep(PREFIX)
+        self._notes = scratch.Folder(PREFIX)  # where workers note their imports
         self._left_out: set[str] = set()
         self._log = log
         self._lock = threading.Lock()
@@ -80,7 +79,7 @@ class Standbys(RoundHook):
 
     def environ(self, local_rank: int) -> Mapping[str, str]:
         """What the worker of a local rank gets, so that it notes what it imports."""
-        return {BEFORE: WAITING, IMPORTS_FILE: self._file(local_rank)} if self._notes is not None else {}
+        return {BEFORE: WAITING, IMPORTS_FILE: self._file(local_rank)} if self._auto else {}
 
     def claim_standby(
         self, local_rank: int, program: Program, stdout: int, stderr: int
@@ -119,8 +118,7 @@ class Standbys(RoundHook):
         self._waker.wake()
         self._thread.join()
         self._waker.close()
-        if self._notes is not None:
-            self._notes.close()
+        self._notes.close()
 
     def kept_sessions(self) -> Sequence[int]:
         """The pids of all that were not taken."""
@@ -170,9 +168,9 @@ class Standbys(RoundHook):
         return importing < TOGETHER and self._not_before <= time.monotonic() and is_settled
 
     def _make(self, rank: int) -> None:
-        notes = self._file(rank) if self._notes is not None else ""
+        notes, left_out = self._file(rank), [*self._left_out]
         try:
-            self._standbys[rank] = Standby(self._programs[rank], self._preload, notes, [*self._left_out])
+            self._standbys[rank] = Standby(self._programs[rank], self._preload, notes, left_out)
         except OSError as error:
             self._failed(f"cannot be started: {error}")
 
@@ -196,7 +194,7 @@ class Standbys(RoundHook):
             self._leave_out(*standby.left_out)
         elif not standby.ready:
             how = f"was killed by {signal_name(-status)}" if status < 0 else f"exited with code {status}"
-            what = ", ".join([*self._preload, *(["what the script imports"] if self._notes else [])])
+            what = ", ".join([*self._preload, *(["what the script imports"] if self._auto else [])])
             self._failed(f"{how} while it imported {what}{f': {printed}' if printed else ''}")
         else:
             self._not_before = time.monotonic() + RETRY_S
@@ -219,13 +217,12 @@ class Standbys(RoundHook):
 
     def _file(self, rank: int) -> str:
         """Where the worker of a local rank notes its imports."""
-        assert self._notes is not None
         return str(self._notes.path / str(rank))
 
     def _noted_at(self, rank: int) -> float:
         """When that worker last noted something (seconds since the epoch); 0 where nothing is noted."""
         with contextlib.suppress(OSError):  # nothing yet, or somebody has cleaned up TMPDIR
-            return os.stat(self._file(rank)).st_mtime if self._notes is not None else 0.0
+            return os.stat(self._file(rank)).st_mtime
         return 0.0
 
 

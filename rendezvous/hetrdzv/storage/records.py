@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote, unquote
 
 from hetrdzv.core.invariants import InvariantError
@@ -41,6 +41,9 @@ _NOT_STORED: Mapping[type, AbstractSet[str]] = {
     Event: frozenset(),
 }
 """The fields of each kind of record that are not in it."""
+
+_KINDS = {"nodes": Node, "round": Round, "rounds": RoundRecord, "group": Group, "events": Event}
+"""What the records below a group's prefix are."""
 
 _STORED = {
     kind: attrgetter(*(f.name for f in fields(kind) if f.name not in without))
@@ -76,7 +79,7 @@ class _Versioned:
 
 def prepare() -> None:
     """Make what reads and writes records now, so that the first commit need not wait for it."""
-    codec.prepare(_Versioned, Node, Round, RoundRecord, Group, Event)
+    codec.prepare(_Versioned, *_KINDS.values())
 
 
 # -- writing ---------------------------------------------------------------------------------------------
@@ -190,39 +193,26 @@ def restore(
 
 def _assemble(group_id: str, records: Mapping[str, bytes], now: float) -> tuple[Group | None, list[Event]]:
     """A group and its events from their records; no group if only events of it are left."""
-    group: Group | None = None
-    current: Round | None = None
-    nodes: dict[str, Node] = {}
-    rounds: list[RoundRecord] = []
-    events: list[Event] = []
+    found: dict[str, dict[str, Any]] = {part: {} for part in _KINDS}
     for key, record in records.items():
-        match key.split("/")[2:]:
-            case ["group"]:
-                group = _read(Group, key, record)
-            case ["round"]:
-                current = _read(Round, key, record)
-            case ["nodes", node]:
-                nodes[unquote(node)] = _read(Node, key, record)
-            case ["rounds", _]:
-                rounds.append(_read(RoundRecord, key, record))
-            case ["events", _]:
-                events.append(_read(Event, key, record))
-            case _:
-                raise _Malformed(key, "this hetserver does not know such a key")
+        part, *name = key.split("/")[2:]
+        if part not in _KINDS or len(name) != part.endswith("s"):
+            raise _Malformed(key, "this hetserver does not know such a key")
+        found[part][unquote("".join(name))] = _read(_KINDS[part], key, record)
+    by_number = attrgetter("number")
+    rounds, events = (sorted(found[part].values(), key=by_number) for part in ("rounds", "events"))
+    group: Group | None = found["group"].get("")
     if group is None:
-        if current is None and not nodes and not rounds:
+        if not (found["round"] or found["nodes"] or rounds):
             return None, events
         raise _Malformed(
             f"{group_prefix(group_id)}group", "it is missing, but other records of the group exist"
         )
     if group.group_id != group_id:
         raise _Malformed(f"{group_prefix(group_id)}group", f"it is about group '{group.group_id}'")
-    in_order = sorted(nodes.items(), key=lambda item: (item[1].joined_at, item[0]))
-    heard = {node_id: node if node.gone else replace(node, heard_at=now) for node_id, node in in_order}
-    by_number = attrgetter("number")
-    rounds.sort(key=by_number)
-    events.sort(key=by_number)
-    return replace(group, nodes=heard, round=current, records=tuple(rounds)), events
+    in_order = sorted(found["nodes"].items(), key=lambda item: (item[1].joined_at, item[0]))
+    nodes = {node_id: node if node.gone else replace(node, heard_at=now) for node_id, node in in_order}
+    return replace(group, nodes=nodes, round=found["round"].get(""), records=tuple(rounds)), events
 
 
 def _read(kind: type[T], key: str, record: bytes) -> T:

@@ -4,7 +4,6 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Le
 from fastapi import Depends, Query
 from fastapi.routing import APIRoute
 from pydantic import GetCoreSchemaHandler
@@ -116,16 +115,11 @@ Nodes = Annotated[
     Literal["all", "none"], Query(description="Whether the reply shows the nodes of the group.")
 ]
 Ranks = Annotated[
-    list[Annotated[int, Ge(0), Le(bounds.MAX_WORLD_SIZE - 1)]] | None,
+    list[bounds.Rank],
     Query(max_length=128, description="Whose (global rank), may be repeated; default: all."),
 ]
 RoundNumber = Annotated[
-    int | None,
-    Query(
-        ge=1,
-        le=bounds.MAX_NUMBER,
-        description="Of which round; default: the one that runs, else the newest.",
-    ),
+    bounds.Count, Query(description="Of which round; default: the one that runs, else the newest.")
 ]
 
 # -- what every route may answer besides its own reply --------------------------------------------------------

@@ -76,12 +76,12 @@ async def get_directive(
     group_id: Id,
     node_id: Id,
     incarnation: Id,
-    after: ShortText | None = None,
+    after: ShortText = "",
     wait: Wait = 0.0,
 ) -> Response:
     """Long poll: replies once the version differs from `after`, or after `wait` seconds. Renews the lease."""
-    command = Renew(node_id, incarnation, after)
-    return await _answer_poll(request, group_id, command, after, wait)
+    command = Renew(node_id, incarnation, after or None)
+    return await _answer_poll(request, group_id, command, after or None, wait)
 
 
 @router.post("/directive", response_model=Directive)

@@ -71,12 +71,3 @@ def correct(document: dict[str, Any]) -> None:
         "ProblemReply": problem,
         **document["components"]["schemas"],
     }
-    for operations in document["paths"].values():
-        for operation in operations.values():
-            for parameter in operation.get("parameters", []):
-                # it may be left out, but a URL or a header has no null
-                schema = parameter["schema"]
-                options = [option for option in schema.get("anyOf", ()) if option != {"type": "null"}]
-                if len(options) == 1:
-                    del schema["anyOf"]
-                    schema |= options[0]

@@ -111,14 +111,14 @@ async def plan_group(
 async def get_stacks(
     service: CurrentService,
     group_id: Id,
-    rank: Ranks = None,
-    round: RoundNumber = None,  # noqa: A002
+    rank: Ranks = [],  # noqa: B006 - FastAPI copies it
+    round: RoundNumber = 0,  # noqa: A002
 ) -> Response:
     """The Python stacks of the workers of the running round, now, from their agents. Changes nothing.
 
     Of a round that is over those that were taken when it hung.
     """
-    found = await shown(service, group_id, About.STACKS, rank, round)
+    found = await shown(service, group_id, About.STACKS, rank or None, round or None)
     return await views.made(len(found.workers), lambda: found)
 
 
@@ -126,14 +126,14 @@ async def get_stacks(
 async def get_logs(
     service: CurrentService,
     group_id: Id,
-    rank: Ranks = None,
-    round: RoundNumber = None,  # noqa: A002
+    rank: Ranks = [],  # noqa: B006 - FastAPI copies it
+    round: RoundNumber = 0,  # noqa: A002
 ) -> Response:
     """The end of what the workers of a round have written, from their agents. Changes nothing.
 
     Of a round that is over what agents that are still here have kept, or have sent as they left.
     """
-    found = await shown(service, group_id, About.LOGS, rank, round)
+    found = await shown(service, group_id, About.LOGS, rank or None, round or None)
     return await views.made(len(found.workers), lambda: found)
 
 

@@ -1,18 +1,17 @@
 """Reads what torch's flight recorder says about a worker's collectives. Pure.
 
-An answer names process groups in two ways. `pg_status` has the counts by a number that torch gives to a process's own
-groups, in the order in which it made them: it differs from worker to worker. The `entries`, which are the last few
-operations, have that number and the name of the group, which is the same on all its members. So names are remembered.
+`pg_status` has the counts by a number that torch gives to a process's groups in the order of their making: it differs
+between workers. The `entries`, the last few operations, have that number and the group's name, which is the same on all
+members. So names are remembered.
 
-With gloo and nccl2 the counts are numbers of operations: gloo's begin with 1, those of nccl2 with 0. They include what
-was sent to and received from single members, and what a group with several backends does with another one, which says
-nothing about its other members; an entry says how many of its group's operations were collectives by then. Several
-threads may finish operations at the same time, and the older one last: the entries know better what is done.
+gloo and nccl2 count operations, gloo from 1 on, nccl2 from 0; sends and receives count, too, and an entry says how many
+of its group's operations were collectives by then. Threads may finish operations out of order: the entries know better
+what is done.
 
 The older NCCL counts collectives on their own, and what is sent and received on its own, and tells the number of
-whichever was last: the server believes it only where the members' numbers agree (core/hangs.py). Its entries are
-not asked for (sources.py). `pg_config` has the names of the groups that have a communicator, which torch counts up
-in the order of their making, as it does its numbers: if all names are numbers, and as many, they are the same groups.
+whichever was last: the server believes it only where the members' numbers agree (core/hangs.py). Its entries are not
+asked for (sources.py). `pg_config` has the names of the groups that have a communicator, counted up like the numbers:
+if all names are numbers, and as many, they are the same groups.
 """
 
 import json
@@ -90,7 +89,10 @@ class FlightRecorderParser:
         try:
             dump = json.loads(answer)
             newest_ns = self._read_entries(dump.get("entries", ()))
-            sizes = {str(config["name"]): _members(config) for config in dump.get("pg_config", {}).values()}
+            sizes = {
+                str(config["name"]): len(re.findall(r"\d+", str(config.get("ranks"))))
+                for config in dump.get("pg_config", {}).values()
+            }
             counts = {str(number): _counts(status) for number, status in dump.get("pg_status", {}).items()}
             if not self.counts_operations:
                 blind = self._read_names(sizes, counts)
@@ -167,8 +169,3 @@ def _counts(status: Mapping[str, Any]) -> tuple[int, int, int]:
         int(status["last_started_collective"]),
         int(status["last_completed_collective"]),
     )
-
-
-def _members(config: Mapping[str, Any]) -> int:
-    """How many members a group has; 0: it does not say."""
-    return len(re.findall(r"\d+", str(config.get("ranks", ""))))

@@ -48,7 +48,6 @@ class Story:
         self.spec = spec
 
     def do(self, command: Command) -> Group:
-        """Apply a command now."""
         transition = step(self.group, command, self.now)
         check(transition.group)
         self.group = transition.group
@@ -177,7 +176,6 @@ class Story:
 
     @property
     def reason(self) -> Reason:
-        """Why the group stands where it stands."""
         return why(self.group, self.now)
 
     @property
@@ -186,31 +184,26 @@ class Story:
         return shown(self.reason, self.now)
 
     def start(self, node_id: str) -> Start:
-        """How a node starts its workers."""
         start = self.told(node_id).start
         assert start is not None
         return start
 
     @property
     def round(self) -> Round:
-        """The newest round."""
         assert self.group.round is not None
         return self.group.round
 
     @property
     def root_cause(self) -> RootCause:
-        """Why the group failed."""
         assert self.group.root_cause is not None
         return self.group.root_cause
 
     @property
     def order(self) -> list[str]:
-        """Node ids of the newest round, in rank order."""
         return [member.node_id for member in self.round.members]
 
     @property
     def ended(self) -> str | None:
-        """What ended the newest round, None while it runs."""
         return None if self.round.end is None else str(self.round.end.kind)
 
     @property
@@ -220,7 +213,6 @@ class Story:
         return None if at is None else at - self.now
 
     def said(self, code: str) -> list[Reason]:
-        """The events of one code so far, without their rounds."""
         return [bare(event) for event in self.events if event.code == code]
 
 

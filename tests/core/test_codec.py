@@ -15,23 +15,17 @@ from hetrdzv.protocol.states import GroupState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inner:
-    """A value in another one."""
-
     count: Count = 0
     lasts_s: Duration = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known(Inner):
-    """What the server knows besides."""
-
     secret: str = "not for others"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outer:
-    """A value with one field of each kind."""
-
     node_id: Id
     slots: Slots = 1
     labels: Labels = field(default_factory=dict)

@@ -80,8 +80,6 @@ SPECS = st.fixed_dictionaries(
 
 @dataclass
 class Agent:
-    """What one agent process knows: it believes the directives that it hears, and nothing else."""
-
     node_id: str
     incarnation: str
     slots: int
@@ -142,7 +140,6 @@ class GroupMachine(RuleBasedStateMachine):
     # -- the world -------------------------------------------------------------------------------------------
 
     def apply(self, command: Command) -> bool:
-        """One step, and what must hold of it. Returns whether it was allowed."""
         before = self.group
         nodes = dict(before.nodes)
         try:
@@ -255,7 +252,6 @@ class GroupMachine(RuleBasedStateMachine):
         assert again is None or again > at
 
     def told(self, agent: Agent) -> Directive | None:
-        """What an agent hears when it polls: None where the server does not accept it."""
         polled = Renew(agent.node_id, agent.incarnation, agent.holds)
         try:
             allowed = step(self.group, polled, self.now)
@@ -393,7 +389,6 @@ class GroupMachine(RuleBasedStateMachine):
         kind=st.sampled_from([StallKind.BEHIND, StallKind.NOTHING_COMPLETES]),
     )
     def workers_wait(self, ago_s: float | None, kind: StallKind) -> None:
-        """The server sees who is waited for, or that nobody is any more (None)."""
         active = self.group.active_round
         if active is not None:
             since = self.now - (ago_s or 0.0)

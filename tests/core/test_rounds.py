@@ -6,7 +6,7 @@ from hetrdzv.core.commands import Renew, Tick
 from hetrdzv.core.why import why_ended
 from hetrdzv.protocol.reasons import ends, events, waiting
 from tests.core.driver import Story, running
-from tests.core.explained import ready, waits_for
+from tests.core.explained import ready
 from tests.core.leases import step
 from tests.core.script import fact, play
 
@@ -170,7 +170,7 @@ def test_the_version_of_a_directive_changes_with_its_kind_round_and_code_and_not
     story = Story(min_nodes=3)
     first = story.join("a")
     story.join("b")
-    assert waits_for(story) != first.reason
+    assert story.reason != first.reason
     assert story.told("a").version == first.version
     versions = set()
     story = running("a", "b")

@@ -5,7 +5,6 @@ from tests.core.driver import Story, running
 
 
 def told(story: Story, node_id: str) -> Shares | None:
-    """The shares that a node is told with its start."""
     start = story.start(node_id)
     assert start.shares == story.round.shares
     return start.shares

@@ -10,7 +10,6 @@ MANY = 300
 
 
 def sorted_names() -> int:
-    """How often names were compared so far."""
     info = natural_key.cache_info()
     return info.hits + info.misses
 

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from hetrdzv.core.commands import Drain
-from hetrdzv.core.model import Group, Node
+from hetrdzv.core.model import Node
 from hetrdzv.core.snapshots import safe_snapshot
-from hetrdzv.core.snapshots.copies import _keepers, copy_for
+from hetrdzv.core.snapshots.copies import _keepers as keepers
+from hetrdzv.core.snapshots.copies import copy_for
 from hetrdzv.protocol.snapshots import RankPart, Stamp
 from tests.core.snapshots.test_snapshots import NOTHING, Job, held
 
@@ -26,10 +27,8 @@ def begun(*names: str, racks: Mapping[str, str] | None = None, **spec: Any) -> J
 
 def declare(job: Job, node_id: str, *ranks: int, step: int = 8, whole: bool = False) -> None:
     """A node has these ranks' parts of a step of the round that runs."""
-    current = job.group.active_round
-    assert current is not None
-    size = current.world_size
-    mine = held(step, current.number, whole=whole, sharded=True, world_size=size, ranks=ranks)
+    size = job.round.world_size
+    mine = held(step, job.round.number, whole=whole, sharded=True, world_size=size, ranks=ranks)
     job.declare(node_id, job.holds(mine))
 
 
@@ -43,11 +42,6 @@ def leaves(job: Job, node_id: str, serves_s: float) -> None:
         snapshots=job.node(node_id).snapshots,
         serves_s=serves_s,
     )
-
-
-def keepers(group: Group) -> Mapping[str, str]:
-    """The keeper of each member."""
-    return _keepers(group)
 
 
 @pytest.mark.parametrize(
@@ -123,10 +117,8 @@ def test_what_a_round_began_from_is_copied_where_it_lives_once() -> None:
     for name in "ab":
         job.join(name, snapshots=held[name])
     job.started(*job.order)
-    active = job.group.active_round
-    assert active is not None
-    assert active.snapshot is not None
-    assert active.snapshot.step == 8
+    assert job.began is not None
+    assert job.began.step == 8
     copies = {name: copy_for(job.group, job.node(name)) for name in "abc"}
     lone = {"a": 0, "b": 1}
     for member, keeper in keepers(job.group).items():
@@ -147,8 +139,7 @@ def test_who_alone_has_what_ranks_have_alike_is_copied_altogether() -> None:
     held = {name: job.node(name).snapshots for name in "ac"}
     for name in "abc":
         job.join(name, snapshots=held.get(name, job.holds()))
-    assert job.group.active_round is not None
-    assert job.group.active_round.snapshot is not None
+    assert job.began is not None
     assert keepers(job.group)["a"] == "b"
     copy = copy_for(job.group, job.node("b"))
     assert copy is not None
@@ -164,10 +155,8 @@ def test_what_a_node_that_has_left_alone_has_is_shared_out_among_the_members() -
     for name in "ab":
         job.join(name, snapshots=held[name])
     job.wait(10.0)
-    active = job.group.active_round
-    assert active is not None
-    assert active.snapshot is not None
-    assert {source.node_id for source in active.snapshot.sources} == {"a", "b", "c"}
+    assert job.began is not None
+    assert {source.node_id for source in job.began.sources} == {"a", "b", "c"}
     copies = {name: copy_for(job.group, job.node(name)) for name in "ab"}
     of_c = {name: copy for name, copy in copies.items() if copy is not None and copy.source.node_id == "c"}
     assert {name: copy.source.ranks[0].rank for name, copy in of_c.items()} == {"a": 2}
@@ -184,11 +173,9 @@ def test_what_only_a_node_that_has_left_has_at_all_two_members_copy() -> None:
     for name in "abc":
         job.join(name, snapshots=job.holds())
     job.wait(30.0)
-    active = job.group.active_round
-    assert active is not None
-    assert active.snapshot is not None
-    assert {source.node_id for source in active.snapshot.sources} == {"d"}
-    copies = [copy_for(job.group, job.node(member.node_id)) for member in active.members]
+    assert job.began is not None
+    assert {source.node_id for source in job.began.sources} == {"d"}
+    copies = [copy_for(job.group, job.node(member.node_id)) for member in job.round.members]
     assert [copy is not None for copy in copies] == [True, True, False]
 
 

@@ -69,7 +69,6 @@ class Job(Story):
         return self.group.snapshots.origin
 
     def holds(self, *held: Held, **more: Any) -> Holdings:
-        """What a node declares."""
         return replace(NOTHING, held=held, **({"origin": self.origin} | more))
 
     def declare(self, node_id: str, holdings: Holdings) -> None:
@@ -81,7 +80,6 @@ class Job(Story):
         )
 
     def again(self, a: Holdings, b: Holdings | None = None, **failure: Any) -> None:
-        """The round fails, and both join again."""
         self.failed("a", **failure)
         self.join("b", snapshots=b or a)
         self.join("a", snapshots=a)

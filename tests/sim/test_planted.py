@@ -6,7 +6,6 @@ tells `make mutants`.
 
 from collections.abc import Callable
 from dataclasses import replace
-from math import inf
 from typing import Any
 from unittest import mock
 
@@ -63,6 +62,12 @@ def _deaf_to_polls(real: Callable[..., Any]) -> Callable[..., Any]:
     return heard
 
 
+def _beat_on_time(served: clock.ServedClock) -> float:
+    at = served._monotonic()
+    served._base, served._beat_at = served._base + at - served._beat_at, at
+    return 0.0
+
+
 def _ahead(real: Callable[..., Any]) -> Callable[..., Any]:
     def group(service: Service, group_id: str) -> Any:
         real(service, group_id)
@@ -102,7 +107,7 @@ PLANTED: dict[str, tuple[Any, str, Any]] = {
     "nodes are not stored": (ledger, "_changes", _without_nodes(ledger._changes)),
     "no lease after a load": (LeaseTable, "restore", lambda leases, groups: None),
     "polls renew no lease": (LeaseTable, "heard", _deaf_to_polls(LeaseTable.heard)),
-    "time in which the server stood still counts": (clock, "LATE_S", inf),
+    "time in which the server stood still counts": (clock.ServedClock, "beat", _beat_on_time),
     "nobody stops without a server": (Backoff, "ends_at", lambda backoff, max_disconnect_s: None),
     "nobody corrects who is ready": (Session, "_is_contradicted", lambda session, number, directive: False),
     "who has to go is given no time": (transitions, "notice_until", lambda group, now, leaves_at: now + 0.05),

@@ -114,7 +114,7 @@ class Network:
 
     def _connected(self, exchange: Exchange) -> None:
         link, request = exchange.link, exchange.request
-        wait_s = request.wait_s if isinstance(request, Poll) else 0.0
+        wait_s = request.body.wait_s if isinstance(request, Poll) else 0.0
         self._timeline.at(wait_s + ANSWER_TIMEOUT_S, self._give_up, exchange)
         if link.rng.random() < self.weather.lost:
             self._note("request lost")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import Problem
-from hetrdzv.protocol.progress import NodeProgress, PollRequest
+from hetrdzv.protocol.progress import PollRequest
 from hetrdzv.protocol.requests import JoinRequest, ReportRequest
 from hetrdzv.protocol.routes import Route, Routes
 from hetrdzv.protocol.states import ReportKind
@@ -92,18 +92,12 @@ class Join(BaseRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Poll(BaseRequest):
-    """Wait at most `wait_s` seconds for a directive whose version differs from `after`."""
+    """Wait for a directive of another version."""
 
-    incarnation: str
-    after: str | None
-    wait_s: float
-    progress: NodeProgress | None = None
+    body: PollRequest
 
     async def send(self, client: "Client") -> Answer:
-        body = PollRequest(
-            incarnation=self.incarnation, after=self.after, wait_s=self.wait_s, progress=self.progress
-        )
-        return await client.poll(self.group, self.node_id, body)
+        return await client.poll(self.group, self.node_id, self.body)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

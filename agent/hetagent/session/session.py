@@ -30,7 +30,7 @@ from hetagent.session.requests import (
 from hetrdzv.protocol.bounds import MAX_NOT_READY
 from hetrdzv.protocol.directive import Asked, Directive
 from hetrdzv.protocol.errors import HetError
-from hetrdzv.protocol.progress import NodeProgress
+from hetrdzv.protocol.progress import NodeProgress, PollRequest
 from hetrdzv.protocol.requests import JoinRequest
 from hetrdzv.protocol.states import DirectiveKind, ReportKind
 
@@ -303,7 +303,8 @@ class Session:
             timing = self._directives.current
             after = timing.version or None
             wait_s = 0.0 if self._backoff.away else min(timing.poll_s, timing.max_disconnect_s / 2)
-        return Poll(**head, incarnation=self.incarnation, after=after, wait_s=wait_s, progress=progress)
+        body = PollRequest(incarnation=self.incarnation, after=after, wait_s=wait_s, progress=progress)
+        return Poll(**head, body=body)
 
     def _settle(self, report: object, answer: Answer) -> None:
         """A report was accepted or refused, or no longer matters (None)."""

@@ -96,9 +96,9 @@ class Server:
                     return None
                 case Join(body=body):
                     self.do(commands.Join(node_id=node_id, **codec.fields_of(body)), now, group_id)
-                case Poll(incarnation=incarnation):
-                    self.do(commands.Renew(node_id, incarnation, request.after), now, group_id)
-                    self.progress += [request.progress] if request.progress is not None else []
+                case Poll(body=poll):
+                    self.do(commands.Renew(node_id, poll.incarnation, poll.after), now, group_id)
+                    self.progress += [poll.progress] if poll.progress is not None else []
                     return replace(self.told(node_id, now, group_id), stacks=self.asks)
                 case SendReport(route=requests.REPORT, body=report):
                     failure = (
@@ -184,10 +184,10 @@ class Bench:
         raise AssertionError("the session and the server talk without end")
 
     def _due(self, request: Request, sent_at: float) -> bool:
-        if not isinstance(request, Poll) or self.now >= sent_at + request.wait_s:
+        if not isinstance(request, Poll) or self.now >= sent_at + request.body.wait_s:
             return True
         answer = self.execute(request)
-        return not isinstance(answer, Directive) or answer.version != request.after
+        return not isinstance(answer, Directive) or answer.version != request.body.after
 
     def run(self, seconds: float) -> None:
         """Let time pass, with every moment in it at which something is due."""
@@ -195,7 +195,7 @@ class Bench:
         self.pump()
         while self.now < until:
             moments = [until, self.session.wakeup() or until]
-            moments += [sent_at + r.wait_s for r, sent_at in self.flight if isinstance(r, Poll)]
+            moments += [sent_at + r.body.wait_s for r, sent_at in self.flight if isinstance(r, Poll)]
             if self.server.answers_instead is None:
                 moments += [deadline(group, self.now) or until for group in self.server.groups.values()]
             self.now = min(until, max(self.now + 1e-3, min(moments)))

@@ -86,8 +86,8 @@ def test_a_route_that_is_refused_harms_no_other(bench: Bench, status: int) -> No
     assert isinstance(answers[0], HetError)
     bench.session.push_progress()
     assert isinstance(ask(bench)[0], Directive)
-    told = [one for one in bench.sent if isinstance(one, Poll) and one.progress is not None]
-    assert told[-1].wait_s == 0, "what is news is told at once"
+    told = [one for one in bench.sent if isinstance(one, Poll) and one.body.progress is not None]
+    assert told[-1].body.wait_s == 0, "what is news is told at once"
     bench.reports("failed", failure=FAILURE)
     bench.pump()
     assert bench.kinds == [("start", 1), ("stop", 1)]

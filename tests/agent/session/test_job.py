@@ -33,7 +33,7 @@ def test_a_waiting_node_polls_and_is_told_its_start_once() -> None:
     bench.run(20)
     polls = [request for request in bench.sent if isinstance(request, Poll)]
     assert 7 <= len(polls) <= 12  # lease 5 s, so each waits for 2.5 s
-    assert {poll.wait_s for poll in polls} == {2.5}
+    assert {poll.body.wait_s for poll in polls} == {2.5}
     assert bench.kinds == [("wait", 0)]
     bench.do(commands.Join(node_id="b", incarnation="j", slots=2, address="10.0.0.2", port=1))
     bench.run(4)

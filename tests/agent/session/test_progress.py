@@ -22,7 +22,7 @@ def polls(bench: Bench) -> list[Poll]:
 
 def news(bench: Bench) -> list[Poll]:
     """What was told beside the open poll."""
-    return [poll for poll in polls(bench) if poll.progress is not None and poll.wait_s == 0]
+    return [poll for poll in polls(bench) if poll.body.progress is not None and poll.body.wait_s == 0]
 
 
 def test_what_the_server_has_to_know_is_told_beside_the_open_poll(bench: Bench) -> None:
@@ -34,7 +34,7 @@ def test_what_the_server_has_to_know_is_told_beside_the_open_poll(bench: Bench) 
     bench.session.push_progress()
     bench.pump()
     assert isinstance(told := bench.sent[-1], Poll)
-    assert (told.progress, told.wait_s) == (sample(), 0.0)
+    assert (told.body.progress, told.body.wait_s) == (sample(), 0.0)
     assert [request for request, _ in bench.flight] == [open_poll]
 
 
@@ -48,7 +48,7 @@ def test_progress_that_a_server_did_not_get_is_told_a_little_later(bench: Bench)
     assert bench.session.requests(bench.now) == []
     newer = bench.session.sample = lambda: replace(sample(), age_s=0.5)
     bench.run(2)
-    assert [one.progress for one in news(bench)] == [sample(), newer()]
+    assert [one.body.progress for one in news(bench)] == [sample(), newer()]
     assert bench.notices == []
     assert bench.kinds == [("start", 1)]
 

@@ -58,9 +58,6 @@ def _entry(title: str, content: dict[str, Any]) -> str:
     return f"<details><summary>{escape(title)}</summary><pre>{details}</pre></details><p>{about}</p>"
 
 
-# -- what FastAPI's document gets wrong ----------------------------------------------------------------------
-
-
 def correct(document: dict[str, Any]) -> None:
     """Correct what FastAPI says wrongly about this API."""
     problem = codec.adapter(ProblemReply).json_schema(

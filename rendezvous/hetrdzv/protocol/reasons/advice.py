@@ -7,9 +7,6 @@ from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.texts.phrasing import are, count, names, one_or_more
 from hetrdzv.protocol.texts.who import Nodes
 
-_OUT_OF_MEMORY = 137
-"""The status of a shell whose program was killed by SIGKILL."""
-
 _WAITS: Mapping[str, str] = {
     ReasonCode.GROUP_CANCELLED: "to begin again: hetctl restart {group}, then start hetagent on each node",
     ReasonCode.NO_MASTER: "see which nodes reach each other: hetagent --check on each",
@@ -80,7 +77,7 @@ def after_exit(failed: Reason) -> str:
     if "where" in data:
         return ""
     node, signal = ", ".join(failed.nodes), data.get("signal")
-    if signal == "SIGKILL" or data.get("exit_code") == _OUT_OF_MEMORY:
+    if signal == "SIGKILL" or data.get("exit_code") == 128 + 9:
         return f"SIGKILL is most often the kernel, out of memory: see dmesg on {node}"
     if signal == "SIGBUS":
         return f"SIGBUS is most often a full /dev/shm: see df /dev/shm on {node}"

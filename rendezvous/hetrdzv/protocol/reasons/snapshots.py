@@ -5,9 +5,6 @@ from hetrdzv.protocol.snapshots import SafeShown, Stamp
 from hetrdzv.protocol.texts.phrasing import count, have, names
 from hetrdzv.protocol.texts.who import Nodes
 
-NOBODY_HAS = "no node that is here has a step (what was written to --snapshot-to is found by the next ones)"
-"""Of a job whose nodes hold none."""
-
 
 def _step(stamp: Stamp, of_round: str = "") -> str:
     earlier = " of an earlier job" if stamp.origin is not None else ""
@@ -26,7 +23,10 @@ def safe(value: SafeShown | None) -> str:
         return now
     began = f"the newest round began from {_step(value.began)}"
     cost = lost(value.lost, value.newer)
-    return f"{now or NOBODY_HAS}; {began}" + (f", {cost}" if _is_said(value.began, value.lost) else "")
+    now = (
+        now or "no node that is here has a step (what was written to --snapshot-to is found by the next ones)"
+    )
+    return f"{now}; {began}" + (f", {cost}" if _is_said(value.began, value.lost) else "")
 
 
 def _is_said(stamp: Stamp, lost: int | None) -> bool:

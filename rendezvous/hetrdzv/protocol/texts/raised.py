@@ -8,8 +8,6 @@ _FRAME = re.compile(
 )
 """A line of a traceback that names code; before it, what a launcher or an exception group puts there."""
 
-_BEGINS = "Traceback (most recent call last):"
-
 _LIBRARY = re.compile(r"^<|/(?:site|dist)-packages/|/lib/python\d")
 """Files that are not the script's own."""
 
@@ -50,7 +48,7 @@ def raised(text: str) -> Raised | None:
 
 def _own(text: str, frames: list[re.Match[str]]) -> re.Match[str]:
     """The innermost line of the script's own code in the last traceback, else the innermost of all."""
-    begins = text.rfind(_BEGINS, 0, frames[-1].start())
+    begins = text.rfind("Traceback (most recent call last):", 0, frames[-1].start())
     inner = (
         frame for frame in reversed(frames) if frame.start() > begins and not _LIBRARY.search(frame["path"])
     )

@@ -6,11 +6,8 @@ from dataclasses import dataclass
 
 from hetrdzv.protocol.texts.ids import natural_key
 
-MOST_NAMES = 5
-"""How many nodes are named; the others are counted."""
-
-MOST_RANGES = 5
-"""How many ranges of ranks are named; the other ranks are counted."""
+MOST_NAMES = MOST_RANGES = 5
+"""How many nodes, or ranges of ranks, are named; the others are counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

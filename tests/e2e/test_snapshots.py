@@ -272,7 +272,7 @@ def test_what_is_on_disk_outlives_all_nodes_and_a_corrupt_one_is_passed_by(job: 
     for name in PAIR:
         run.lose(name)
     older, newest = sorted(on_disk(job).items())[-2:]
-    file = newest[1] / "__0_0.distcp"
+    file = newest[1] / ("shared.bin" if kind == "ddp" else "0.bin")
     content = bytearray(file.read_bytes())
     content[len(content) // 2 :] = bytes(len(content) - len(content) // 2)
     file.write_bytes(content)

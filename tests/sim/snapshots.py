@@ -8,6 +8,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from hetagent.session.requests import Answer, Report, ReportRoute, round_report
+from hetagent.snapshots.errors import Overtaken
 from hetagent.snapshots.folder import SLOTS, room_for
 from hetagent.snapshots.folder import Stamp as Taken
 from hetagent.snapshots.node.reporter import SnapshotReporter
@@ -223,8 +224,13 @@ class Snapshots:
         return slots
 
     def _room(self, stamp: Stamp) -> int | None:
-        taken = {number: held and _taken(stamp_of(held)) for number, held in self._slots.items()}
-        return room_for(_taken(stamp), taken, self._reporter.retained, sharded=self._sharded)
+        slots = {number: held and _taken(stamp_of(held)) for number, held in self._slots.items()}
+        numbers = {held: number for number, held in slots.items() if held is not None}
+        try:
+            oldest = room_for(_taken(stamp), numbers, self._reporter.retained, sharded=self._sharded)
+        except Overtaken:
+            return None
+        return next(number for number, held in slots.items() if held == oldest)
 
     def _take(self) -> None:
         assert self._start is not None
@@ -373,7 +379,7 @@ class SafeOutlivesANode:
             for node_id, key in self._holders.items()
             if _key(group.nodes[node_id]) != key
             or not (
-                complete._is_here(group, group.nodes[node_id]) or _serves(group, node_id, current.formed_at)
+                complete.is_here(group, group.nodes[node_id]) or _serves(group, node_id, current.formed_at)
             )
         ]
         if len(gone) > 1:

@@ -88,7 +88,7 @@ def _any_number(real: Any) -> Any:
 
 
 def _of_any_job(group: Group, node: Node, origin: str, alone: str | None = None) -> Any:
-    return node.snapshots.held if node.snapshots is not None and complete._is_here(group, node) else ()
+    return node.snapshots.held if node.snapshots is not None and complete.is_here(group, node) else ()
 
 
 def _in_memory(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -116,7 +116,7 @@ PLANTED: dict[str, tuple[Any, str, Any]] = {
     "a snapshot need not be complete": (snapshots, "choose", lambda kept, found: found[0] if found else None),
     "what nobody can load is taken": (complete, "_refused", lambda group, members: {}),
     "holdings of another job count": (complete, "usable", _of_any_job),
-    "nodes that are gone hold snapshots": (complete, "_is_here", lambda group, node: True),
+    "nodes that are gone hold snapshots": (complete, "is_here", lambda group, node: True),
     "an agent that is gone serves": (snapshots, "end_parting", lambda work: None),
     "what is on disk is not seen": (snapshots, "gathered_for", _in_memory(snapshots.gathered_for)),
     "what may be safe is overwritten": (

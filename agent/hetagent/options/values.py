@@ -5,7 +5,8 @@ import signal
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from hetagent.snapshots.on_disk import is_url, path_of
+from hetagent.snapshots.folder import is_url
+from hetagent.snapshots.on_disk import path_of
 from hetrdzv.protocol.texts.typed import seconds
 
 ON_OFF = ("on", "off")

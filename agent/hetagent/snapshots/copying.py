@@ -5,12 +5,13 @@ import os
 import pickle
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from io import BytesIO
+from pathlib import Path
 from typing import IO, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint import DefaultSavePlanner
 from torch.distributed.tensor import DTensor, Replicate
 from xxhash import xxh3_64_hexdigest
 
@@ -23,7 +24,6 @@ from hetagent.snapshots.folder import (
     REPLICATED_SLOTS,
     SHARED,
     SLOTS,
-    SMALL,
     Folder,
     Index,
     Place,
@@ -33,7 +33,7 @@ from hetagent.snapshots.folder import (
     put,
     write_lock,
 )
-from hetagent.snapshots.memory import Mapped, as_bytes, laid_out, place_of, view
+from hetagent.snapshots.memory import Mapped, laid_out, place_of, view
 from hetagent.snapshots.state import State
 
 MOST_PEERS = 15
@@ -48,14 +48,12 @@ class Who(NamedTuple):
     local_world_size: int
 
 
-@dataclass
-class Half:
+class Half(NamedTuple):
     """Buffers and values of one step; on a device what is there, since a copy to the host would wait for it."""
 
-    kinds: Sequence[object] = ()
-    tensors: Mapping[str, Tensor] = field(default_factory=dict)
-    step: int | None = None
-    values: bytes = b""
+    step: int
+    tensors: Mapping[str, Tensor]
+    values: bytes
 
 
 @dataclass(frozen=True)
@@ -64,9 +62,8 @@ class Copy:
 
     index: Index  # of this worker's part, without its files
     copied: Mapping[str, Mapped]  # these
-    small: Tensor  # what goes to `RANK.small`
+    small: tuple[Mapping[str, Tensor], bytes]  # buffers and values, which go to `RANK.small`
     copies: Copies
-    folder: Folder
     slot: Slot
     peers: Sequence[int]  # the ranks with the same shards (HSDP), for which this one stands in
     lock: IO[bytes] | None  # on what all ranks have alike, if this worker copies that
@@ -79,21 +76,22 @@ class Copy:
     def finish(self) -> None:
         """Once it is copied, digest it, and write the index, with which this worker's part is complete.
 
-        Overtaken: the slot was given away meanwhile.
+        FileNotFoundError: the slot was given away meanwhile.
         """
         self.copies.wait()
-        small, name = as_bytes(self.small), SMALL.format(self.index.rank)
-        (self.slot.path / name).write_bytes(small)
-        files = {file: memory.sum() for file, memory in self.copied.items()}
-        index = replace(self.index, files={**files, name: Sum(small.nbytes, xxh3_64_hexdigest(small))})
-        if self.slot.stamp not in self.folder.slots():
-            raise Overtaken(f"the snapshot of step {index.stamp.step} was overtaken")
-        put(self.slot.path / INDEX.format(index.rank), index.written())
+        file = BytesIO()
+        torch.save(self.small, file)
+        small, slot = file.getbuffer(), self.slot.path
+        files = {name: memory.sum() for name, memory in self.copied.items()}
+        files[self.index.small] = Sum(small.nbytes, xxh3_64_hexdigest(small))
+        index = replace(self.index, files=files)
+        (slot / index.small).write_bytes(small)
+        put(slot / INDEX.format(index.rank), index.written())
         for peer in self.peers:
-            beside = self.slot.path / f"{peer}.json.{index.rank}"
+            beside = slot / f"{peer}.json.{index.rank}"
             beside.write_bytes(replace(index, rank=peer).written())
             with contextlib.suppress(FileExistsError):
-                os.link(beside, self.slot.path / INDEX.format(peer))
+                os.link(beside, slot / INDEX.format(peer))
             beside.unlink()
         self.close()
 
@@ -110,8 +108,8 @@ class Copier:
         self._shared = False  # there is something that all ranks have alike
         self._peers: Sequence[int] = ()  # the ranks that have the same shards
         self._count = 0  # for how many parameters optimizers had something
-        self._halves = deque([Half(), Half()])  # the last two steps: devices may be a step behind the script
-        self._mapped: dict[tuple[int, str], Mapped] = {}  # files by slot
+        self._halves: deque[Half] = deque(maxlen=2)  # devices may be a step behind the script
+        self._mapped: dict[tuple[Path, str], Mapped] = {}  # files of slots
 
     # -- made beforehand -----------------------------------------------------------------------------------------
 
@@ -138,24 +136,18 @@ class Copier:
                     f"{allowed / 1e6:.3g} MB: give hetagent a larger --snapshot-memory, or a larger tmpfs as "
                     "--snapshot-dir"
                 )
-            for number in range(count):
-                path = self._folder.path / str(number)
-                path.mkdir(mode=0o700, exist_ok=True)
+            for path in self._folder.directories[:count]:
                 for name, size in sizes.items():
-                    self._mapped[number, name] = made = Mapped(path / name, size)
+                    self._mapped[path, name] = made = Mapped(path / name, size)
                     if self.devices.pins:
                         made.pin()
-        except (OSError, RuntimeError):
-            self._give_back(sizes)
+        except (OSError, RuntimeError):  # others need the memory of slots that hold nothing
+            used = {slot.directory for slot in self._folder.slots().values()}
+            for path in set(self._folder.directories) - used:
+                for name in sizes:
+                    (path / name).unlink(missing_ok=True)
+            self._mapped.clear()
             raise
-
-    def _give_back(self, names: Mapping[str, int]) -> None:
-        """Nothing is copied any more; others need the memory of slots that hold nothing."""
-        held = {slot.number for slot in self._folder.slots().values()}
-        for number in set(range(SLOTS)) - held:
-            for name in names:
-                (self._folder.path / str(number) / name).unlink(missing_ok=True)
-        self._mapped.clear()
 
     # -- at every step -------------------------------------------------------------------------------------------
 
@@ -171,17 +163,8 @@ class Copier:
         """Keep what belongs to every step."""
         if self.devices and self._state.count() != self._count:
             self._watch(self._state.large())
-        tensors = self._state.small()
-        kinds = [(name, tensor.shape, tensor.dtype, tensor.device) for name, tensor in tensors.items()]
-        half = self._halves.popleft()
-        if half.kinds != kinds:
-            made = {name: torch.empty_like(tensor.detach()) for name, tensor in tensors.items()}
-            half = Half(kinds, made)
-        half.step = None
-        self._halves.append(half)
-        for name, kept in half.tensors.items():
-            kept.copy_(tensors[name].detach())
-        half.step, half.values = step, values
+        small = self._state.small().items()
+        self._halves.append(Half(step, {name: tensor.detach().clone() for name, tensor in small}, values))
 
     def _watch(self, large: Mapping[str, Tensor]) -> None:
         self._count = self._state.count()
@@ -199,24 +182,19 @@ class Copier:
             self._watch(large)
         else:
             large = self.devices.then(step, large)
-        shards = {name: tensor for name, tensor in large.items() if isinstance(tensor, DTensor)}
-        replicated = [
-            (place_of(name, tensor), tensor) for name, tensor in large.items() if name not in shards
-        ]
-        own, peers = [], []
-        planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-        planner.set_up_planner(shards, is_coordinator=False)
-        for item in planner.create_local_plan().items:
-            name, tensor, whole = item.index.fqn, planner.resolve_data(item), item.tensor_data
-            assert whole is not None
-            assert isinstance(tensor, Tensor)
-            part = place_of(name, tensor, whole.size, whole.chunk.offsets), tensor
-            if holders := _holders(shards[name]):
+        replicated, own, peers = [], [], []
+        for name, tensor in large.items():
+            if not isinstance(tensor, DTensor):
+                replicated.append((place_of(name, tensor), tensor))
+                continue
+            [chunk], local = tensor.__create_chunk_list__(), tensor.to_local()
+            part = place_of(name, local, tensor.shape, chunk.offsets), local
+            if holders := _holders(tensor):
                 peers.append(holders)
                 own.append(part)
             else:
                 replicated.append(part)
-        files = {SHARED: sorted(replicated, key=lambda part: part[0].name), OWN.format(self._who.rank): own}
+        files = {SHARED: replicated, OWN.format(self._who.rank): own}
         rank, world_size = self._who.rank, self._who.world_size
         self._shared, self.sharded = bool(replicated), bool(own)
         same = set.intersection(*peers) - {rank} if peers else set()
@@ -232,7 +210,7 @@ class Copier:
         """Copy all that is to be copied by this worker, or have devices begin to.
 
         `now`: the round ends, and devices have that state. So wait until another worker of this node has copied what
-        all have alike; if it dies, that is this worker's. Overtaken: there is no slot, or not all of it is there.
+        all have alike; if it dies, that is this worker's. Overtaken, FileNotFoundError: it has no slot.
         """
         parts = self._parts(stamp.step if now else None)
         slot = self._folder.begin(stamp, sharded=self.sharded, to_disk=to_disk, due=not now)
@@ -242,23 +220,24 @@ class Copier:
         copies = self.devices.copies(now=now)
         copied, tensors = {}, []
         with copies.begun():
-            places, values, small = self._small(stamp.step, copies)
+            small = self._small(stamp.step, copies)
             for name, part in parts.items():
                 laid, size = laid_out((place for place, _ in part), name)
                 copied[name] = mapped = self._file(slot, name, size)
+                mapped.lay_out(laid)
                 for place, (_, tensor) in zip(laid, part, strict=True):
                     copies.copy(tensor, view(mapped.memory, place))
                 tensors += laid
         index = Index(
             stamp=stamp,
             rank=self._who.rank,
+            writer=self._who.rank,
             world_size=self._who.world_size,
             sharded=self.sharded,
             shared=self._shared,
-            tensors=(*tensors, *places),
-            values=values,
+            tensors=tuple(tensors),
         )
-        return Copy(index, copied, small, copies, self._folder, slot, self._peers, lock)
+        return Copy(index, copied, small, copies, slot, self._peers, lock)
 
     def _shared_lock(self, slot: Slot, *, wait: bool) -> IO[bytes] | None:
         """The right to copy what all ranks have alike, unless another worker of this node has done that."""
@@ -270,26 +249,24 @@ class Copier:
             return None
         return lock
 
-    def _small(self, step: int, copies: Copies) -> tuple[Sequence[Place], int, Tensor]:
-        """Buffers and values of a step, once the copies are made: places, where the values begin, and all bytes."""
+    def _small(self, step: int, copies: Copies) -> tuple[Mapping[str, Tensor], bytes]:
+        """Buffers and values of a step, once the copies are made."""
         half = next((half for half in self._halves if half.step == step), None)
         if half is None:
             raise Overtaken(f"the values of step {step} are no longer there")
-        named = SMALL.format(self._who.rank)
-        places, size = laid_out((place_of(name, tensor) for name, tensor in half.tensors.items()), named)
-        on_device = any(tensor.device.type not in ON_HOST for tensor in half.tensors.values())
-        length = size + len(half.values)
-        content = torch.empty(length, dtype=torch.uint8, device="cpu", pin_memory=on_device)
-        for place in places:
-            copies.copy(half.tensors[place.name], view(content, place))
-        as_bytes(content)[size:] = half.values
-        return places, size, content
+        buffers = {}
+        for name, tensor in half.tensors.items():
+            pins = tensor.device.type not in ON_HOST
+            buffers[name] = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=pins)
+            copies.copy(tensor, buffers[name])
+        return buffers, half.values
 
     def _file(self, slot: Slot, name: str, size: int) -> Mapped:
         """A file of a slot that is given to the snapshot that is about to be copied."""
-        known = self._mapped.get((slot.number, name))
+        key = slot.directory, name
+        known = self._mapped.get(key)
         if known is None or known.size != size or not known.is_there():
-            self._mapped[slot.number, name] = known = Mapped(slot.path / name, size)
+            self._mapped[key] = known = Mapped(slot.directory / name, size)
             known.is_there()
         return known
 

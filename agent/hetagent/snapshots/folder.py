@@ -1,17 +1,22 @@
 """The files of snapshots on a node: three slots with a snapshot each, and what agent and workers tell each other.
 
-A slot has `shared.bin`, the tensors that all ranks have alike; `RANK.bin`, those of which a rank has parts;
-`RANK.small`, buffers and values; and `RANK.json`, the index of a rank's part, which is written last.
+A slot is a directory, `0` to `2`, and a link to it has the name of its snapshot, such as `3-120`: who still has that
+name once the slot is given away finds nothing there. It has `shared.bin`, the tensors that all ranks have alike;
+`RANK.bin`, those of which a rank has parts; `RANK.small`, buffers and values; and `RANK.json`, the index of a rank's
+part, which is written last. A snapshot on disk has the same files.
 """
 
 import contextlib
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any, NamedTuple
+
+from xxhash import xxh3_64_hexdigest
 
 from hetagent.snapshots.errors import Overtaken
 
@@ -37,10 +42,22 @@ ALIGNED = 64
 
 
 class Stamp(NamedTuple):
-    """Which snapshot: the state after a step, as the workers of a round had it. The newest is the largest."""
+    """Which snapshot: the state after a step, as the workers of a round had it. The newest of a job is the largest."""
 
     round: int
     step: int
+    origin: str = ""  # of one on disk: the job, as the server names it
+
+    @property
+    def name(self) -> str:
+        """Of the link to its slot, and below the address at which other nodes fetch it."""
+        return f"{self.round}-{self.step}"
+
+    @classmethod
+    def of(cls, name: str) -> "Stamp | None":
+        """That of a link; None: it is of something else."""
+        match = re.fullmatch(r"(\d{1,15})-(\d{1,15})", name, re.ASCII)
+        return cls(int(match[1]), int(match[2])) if match is not None else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,16 +81,10 @@ class Place(NamedTuple):
     shape: tuple[int, ...]  # of the whole tensor
     offsets: tuple[int, ...]  # of this part
     lengths: tuple[int, ...]
-    device: str  # the type of the one that had it
     bytes: int
+    head: int  # bytes of what comes before it in its file, so that `torch.load` reads it there
     file: str = ""
     at: int = 0
-
-    @classmethod
-    def read(cls, told: Sequence[Any]) -> "Place":
-        """From its form in an index."""
-        found: Any = (tuple(each) if isinstance(each, list) else each for each in told)
-        return cls(*found)
 
 
 class Sum(NamedTuple):
@@ -89,22 +100,18 @@ class Index:
 
     stamp: Stamp
     rank: int
+    writer: int  # another rank, which has the same shards: it stands in, since this one may be dead
     world_size: int
     sharded: bool  # ranks have parts of tensors
     shared: bool  # some tensors are the same on all ranks: in `shared.bin`, whoever has copied them
-    files: Mapping[str, Sum] = field(default_factory=dict)  # those that this worker has written
+    files: Mapping[str, Sum] = field(default_factory=dict)  # those that the writer has written
     tensors: tuple[Place, ...] = ()  # in these
-    values: int = 0  # where they begin in `RANK.small`
+    digest: str = field(default="", compare=False)  # of its file
 
     @property
     def small(self) -> str:
-        """The file with buffers and values: of another rank, if that stands in for this one."""
-        return next((name for name in self.files if name.endswith(SMALL.format(""))), "")
-
-    @property
-    def stands_in(self) -> bool:
-        """Whether another rank, which has the same shards, has written this part, since it may be the only one."""
-        return self.small != SMALL.format(self.rank)
+        """The file with buffers and values."""
+        return SMALL.format(self.writer)
 
     @property
     def has_replicated(self) -> bool:
@@ -113,7 +120,8 @@ class Index:
 
     def written(self) -> bytes:
         """As it is in its file."""
-        return json.dumps({"v": VERSION, **{name: getattr(self, name) for name in self.__slots__}}).encode()
+        told = {name: getattr(self, name) for name in self.__slots__ if name != "digest"}
+        return json.dumps({"v": VERSION, **told}).encode()
 
     @classmethod
     def read(cls, text: bytes) -> "Index":
@@ -122,12 +130,14 @@ class Index:
             told = json.loads(text)
             if (version := told.pop("v", None)) != VERSION:
                 raise ValueError(f"it is of version {version!r:.20}: install the same hetrdzv everywhere")
-            told["stamp"] = Stamp(*map(int, told["stamp"]))
+            number, step, *_ = told["stamp"]
+            told["stamp"] = Stamp(int(number), int(step))
             told["files"] = {
                 str(name): Sum(int(size), str(what)) for name, (size, what) in told["files"].items()
             }
-            told["tensors"] = tuple(map(Place.read, told["tensors"]))
-            index = cls(**told)
+            places: Any = (map(_frozen, place) for place in told["tensors"])
+            told["tensors"] = tuple(Place(*place) for place in places)
+            index = cls(**told, digest=xxh3_64_hexdigest(text))
             if not 0 <= int(index.rank) < int(index.world_size):
                 raise ValueError(f"it is of rank {index.rank} of {index.world_size}")
         except (KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -135,37 +145,37 @@ class Index:
         return index
 
 
+def _frozen(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
+
+
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """The files of one snapshot on this node."""
+    """The files of one snapshot on this node; `path` is there until it is given away."""
 
     path: Path
-    number: int
     stamp: Stamp
+
+    @property
+    def directory(self) -> Path:
+        """What the path is a link to."""
+        return self.path.with_name(os.readlink(self.path))
 
     def indexes(self) -> dict[int, Path]:
         """The indexes that are there, by rank."""
         return {int(path.stem): path for path in self.path.glob("*.json") if path.stem.isdecimal()}
 
-    def read(self) -> dict[int, Index]:
+    def read(
+        self, read: Callable[[Path], Index] = lambda path: Index.read(path.read_bytes())
+    ) -> dict[int, Index]:
         """The parts of its snapshot that are there, by rank."""
         found = {}
-        for rank, path in self.indexes().items():
+        for rank, path in sorted(self.indexes().items()):
             with contextlib.suppress(OSError, ValueError):
-                index = Index.read(path.read_bytes())
+                index = read(path)
                 if (index.stamp, index.rank) == (self.stamp, rank):
                     found[rank] = index
         return found
-
-    def empty(self, ranks: Sequence[int] = ()) -> None:
-        """Forget what it holds; files stay, since their memory is used again, but those of others than these ranks."""
-        for path in self.indexes().values():
-            path.unlink(missing_ok=True)
-        self.path.mkdir(mode=0o700, exist_ok=True)
-        (self.path / TO_DISK).unlink(missing_ok=True)
-        for path in self.path.glob("[0-9]*.*") if ranks else ():
-            if int(path.name.partition(".")[0]) not in ranks:
-                path.unlink(missing_ok=True)
 
 
 class Folder:
@@ -173,7 +183,9 @@ class Folder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.directories = [path / str(number) for number in range(SLOTS)]
+        for each in (path, *self.directories):
+            each.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._control = Control()
         self._control_of: os.stat_result | None = None
         self._control_file = str(path / "control.json")  # looked at in every step
@@ -190,6 +202,10 @@ class Folder:
                 self._control, self._control_of = Control(**told), of
         return self._control
 
+    def tell(self, control: Control) -> None:
+        """Say it, as the agent."""
+        put(Path(self._control_file), json.dumps(asdict(control)).encode())
+
     def start(self) -> Mapping[str, Any]:
         """From which snapshot to start, as the agent says; empty: from none."""
         try:
@@ -201,11 +217,10 @@ class Folder:
     def slots(self) -> dict[Stamp, Slot]:
         """What is held, or being written."""
         found = {}
-        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
-            for number, told in json.loads((self.path / "slots.json").read_bytes()).items():
-                if told and int(number) in range(SLOTS):
-                    stamp = Stamp(*map(int, told))
-                    found[stamp] = Slot(self.path / number, int(number), stamp)
+        with contextlib.suppress(FileNotFoundError):  # the agent has ended
+            for path in self.path.iterdir():
+                if (stamp := Stamp.of(path.name)) is not None:
+                    found[stamp] = Slot(path, stamp)
         return found
 
     def begin(self, stamp: Stamp, *, sharded: bool = False, to_disk: bool = False, due: bool = False) -> Slot:
@@ -216,46 +231,34 @@ class Folder:
         with self._locked():
             slots, control = self.slots(), self.control()
             if (slot := slots.get(stamp)) is None:
-                held = {slot.number: known for known, slot in slots.items()}
-                number = room_for(stamp, held, control.retained, sharded=sharded, due=due)
-                if number is None:
-                    raise Overtaken(f"newer snapshots than that of step {stamp.step} are here")
-                slot = Slot(self.path / str(number), number, stamp)
-                slot.empty(control.ranks)
+                oldest = room_for(stamp, slots, control.retained, sharded=sharded, due=due)
+                if oldest is not None:
+                    slots.pop(oldest).path.unlink()
+                held = {each.directory for each in slots.values()}
+                directory = next(each for each in self.directories if each not in held)
+                # Files stay, since their memory is used again, but those of ranks that are elsewhere now.
+                stay = {LOCK, SHARED, *map(OWN.format, control.ranks)}
+                for each in directory.iterdir():
+                    if each.name not in stay and (control.ranks or each.suffix != ".bin"):
+                        each.unlink(missing_ok=True)
+                slot = Slot(self.path / stamp.name, stamp)
+                slot.path.symlink_to(directory.name)
                 self.bad(stamp).unlink(missing_ok=True)
-                self._write({**held, number: stamp})
             if to_disk:
                 (slot.path / TO_DISK).touch()
             return slot
 
-    def rename(self, slot: Slot, beside: str, name: str) -> None:
-        """Give a file of a slot its name; Overtaken: the slot has been given to another snapshot meanwhile."""
-        with self._locked():
-            if slot.stamp not in self.slots():
-                raise Overtaken(f"the slot of step {slot.stamp.step} has been given away")
-            os.replace(slot.path / beside, slot.path / name)
-
     def bad(self, stamp: Stamp) -> Path:
         """The file that says that a snapshot cannot be loaded, and why."""
-        return self.path / "bad" / f"{stamp.round}-{stamp.step}"
+        return self.path / "bad" / stamp.name
 
     def forget_newer(self, than: Stamp | None) -> None:
         """All go on from that one, or from nothing, and make what former rounds have beyond it again."""
         current = self.control().round
         with self._locked():
-            slots = self.slots()
-            newer = [
-                stamp
-                for stamp in slots
-                if (than is None or stamp > than) and (not current or stamp.round < current)
-            ]
-            for stamp in newer:
-                slots.pop(stamp).empty()
-            if newer:
-                self._write({slot.number: stamp for stamp, slot in slots.items()})
-
-    def _write(self, held: Mapping[int, Stamp]) -> None:
-        put(self.path / "slots.json", json.dumps(held).encode())
+            for stamp, slot in self.slots().items():
+                if (than is None or stamp > than) and (not current or stamp.round < current):
+                    slot.path.unlink()
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -275,29 +278,50 @@ def write_lock(path: Path, *, wait: bool) -> IO[bytes] | None:
     return file
 
 
+def is_url(path: Path | str) -> bool:
+    """Whether that is no directory of this machine."""
+    return "://" in str(path)
+
+
+@contextlib.contextmanager
+def created(path: Path) -> Iterator[IO[bytes]]:
+    """Write a file that others see only once it is complete; at a URL that is so anyway."""
+    new = path if is_url(path) else path.with_name(f"{path.name}.new{os.getpid()}")
+    try:
+        with new.open("wb") as file:
+            yield file
+        if new is not path:
+            new.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            new.unlink(missing_ok=True)
+        raise
+
+
 def put(path: Path, content: bytes) -> None:
-    """Write a file that others see only once it is complete."""
-    new = path.with_name(f"{path.name}.new{os.getpid()}")
-    new.write_bytes(content)
-    os.replace(new, path)
+    """Write all of such a file."""
+    with created(path) as file:
+        file.write(content)
 
 
 def room_for(
     stamp: Stamp,
-    slots: Mapping[int, Stamp | None],
+    held: Collection[Stamp],
     retained: Sequence[Stamp],
     *,
     sharded: bool,
     due: bool = False,
-) -> int | None:
-    """The slot for a snapshot: an empty one, or that of the oldest which is not retained; None: there is none.
+) -> Stamp | None:
+    """What makes room for a snapshot: the oldest that is not retained; None: a slot is free. Overtaken: nothing does.
 
     Another one follows what is `due`: so the one that is being written to disk is spared. The last step of a round
     needs a slot.
     """
     count = SLOTS if sharded else REPLICATED_SLOTS
+    if len(held) < count:
+        return None
     spared = retained if due and not sharded else retained[: count - 1]
-    held = [(slots.get(number), number) for number in range(count)]
-    free = [number for known, number in held if known is None]
-    older = [(known, number) for known, number in held if known and known < stamp and known not in spared]
-    return free[0] if free else min(older)[1] if older else None
+    older = [known for known in held if known < stamp and known not in spared]
+    if not older:
+        raise Overtaken(f"newer snapshots than that of step {stamp.step} are here")
+    return min(older)

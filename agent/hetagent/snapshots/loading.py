@@ -6,10 +6,11 @@ import pickle
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from io import BytesIO
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint import DefaultLoadPlanner, FileSystemReader, LoadPlan
+from torch.distributed.checkpoint import DefaultLoadPlanner, LoadPlan
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -20,12 +21,10 @@ from torch.distributed.checkpoint.planner import ReadItem
 from xxhash import xxh3_64
 
 from hetagent.snapshots.errors import SnapshotError
-from hetagent.snapshots.folder import SMALL, Folder, Index, Place, Stamp, Sum, put
+from hetagent.snapshots.folder import Folder, Index, Place, Stamp, Sum, put
 from hetagent.snapshots.memory import as_bytes, dtype_of, view
-from hetagent.snapshots.on_disk import METADATA, Mark, is_url
-from hetagent.snapshots.sources import Source, SourceError, digest_of, fill
+from hetagent.snapshots.sources import Source, SourceError, fill
 from hetagent.snapshots.state import State
-from hetagent.torch_compat.checkpoints import FsspecReader
 
 Part = tuple[Source, Index]
 """A rank's part of a snapshot, and who has it."""
@@ -43,40 +42,30 @@ class Loader:
         self._rank = rank
         self._has_agent = has_agent
         self._world_size = start["world_size"]
-        self._sources = [Source(told, self.stamp) for told in start["sources"]]
+        sources = [Source(told, self.stamp) for told in start["sources"]]
+        others = [source for source in sources if source.path is None]
+        turn = rank % max(len(others), 1)  # not all ask the same one first
+        self._sources = (
+            [source for source in sources if source.path is not None] + others[turn:] + others[:turn]
+        )
         # The same for all: memory that is touched for the first time takes several times as long.
         self._buffer = torch.empty(0, dtype=torch.uint8, device="cpu")
 
     def load(self, state: State) -> None:
         """Load it. SnapshotError: it is of another model, or no copy of a part is good."""
         parts = self._parts()
-        mine, content = self._small(parts)
-        places = {
-            (place.name, place.offsets): place
-            for index in (mine, *(index for _, index in parts))
-            for place in index.tensors
-            if not _is_small(place.file) or index is mine
-        }
-        shapes = {
-            place.name: (place.shape, dtype_of(place), place.device) for place in reversed(places.values())
-        }
-        targets = state.targets(shapes)
-        small = {place.name: place for place in mine.tensors if _is_small(place.file)}
+        index, content = self._small(parts)
+        buffers, values = torch.load(BytesIO(content), map_location="cpu", weights_only=False)
+        replicated, per_rank = pickle.loads(values)
+        places = {(place.name, place.offsets): place for _, index in parts for place in index.tensors}
+        shapes = {place.name: (torch.Size(place.shape), dtype_of(place)) for place in places.values()}
+        targets = state.targets(shapes, buffers)
         planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-        large = {name: target for name, target in targets.items() if name not in small}
+        planner.set_up_planner(targets, metadata_of(places.values()), is_coordinator=True)
         with torch.no_grad():
-            memory = torch.frombuffer(content, dtype=torch.uint8)
-            for name, place in small.items():
-                targets[name].copy_(view(memory, place))
-            source = parts[0][0]
-            mark = Mark.read(source.path) if source.path is not None else None
-            if mark is not None:
-                self._read_disk(source, mark, planner, large)
-            else:
-                planner.set_up_planner(large, _metadata(places.values()), is_coordinator=True)
-                self._read(parts, planner, planner.create_local_plan())
-        replicated, per_rank = pickle.loads(memoryview(content)[mine.values :])
-        state.restore(targets, replicated, per_rank if mine.rank == self._rank and not mine.stands_in else {})
+            self._read(parts, planner, planner.create_local_plan())
+            is_own = self._rank == index.rank == index.writer
+            state.restore(targets, buffers, replicated, per_rank if is_own else {})
 
     def _parts(self) -> list[Part]:
         """The parts of ranks, each with who has it; those on this node come first."""
@@ -93,22 +82,21 @@ class Loader:
                 if (index.stamp, index.world_size) != (self.stamp, self._world_size):
                     trouble.append((source, f"another snapshot is in its place {source.where}"))
                     continue
-                if digest:
-                    known[rank, digest] = index
+                known[rank, index.digest] = index
                 parts.append((source, index))
         if lack := lacks([index for _, index in parts], self._world_size):
             raise self._bad(trouble or [(None, lack)])
         return parts
 
-    def _small(self, parts: Sequence[Part]) -> tuple[Index, bytearray]:
+    def _small(self, parts: Sequence[Part]) -> tuple[Index, bytes]:
         """Buffers and values, with their index: this rank's own if there are any, else those of the lowest rank."""
         ranks = {index.rank for _, index in parts}
         whose = self._rank if self._rank in ranks else min(ranks)
         trouble = []
-        for source, index in sorted(parts, key=lambda part: part[1].stands_in):
+        for source, index in sorted(parts, key=lambda part: part[1].writer != whose):
             try:
                 if index.rank == whose:
-                    return index, bytearray(source.content(index.small, index.files[index.small]))
+                    return index, b"".join(map(bytes, source.chunks(index.small, index.files[index.small])))
             except (SourceError, KeyError) as error:
                 trouble.append((source, str(error)))
         raise self._bad(trouble)
@@ -144,45 +132,21 @@ class Loader:
         planner: DefaultLoadPlanner,
     ) -> None:
         """Read a file from its beginning to its end, and fill what is wanted of it."""
-        digest, ends = xxh3_64(), [*(place.at for place in places[1:]), expected.bytes]
+        digest, end = xxh3_64(), 0
         with source.open(name) as file:
-            for place, end in zip(places, ends, strict=True):
-                piece = self._passing_through(end - place.at)
-                fill(file, as_bytes(piece))
-                digest.update(as_bytes(piece))
+            for place in places:
+                piece = self._passing_through(place.bytes)
+                for content in (memoryview(bytearray(place.at - end)), as_bytes(piece)):
+                    fill(file, content)
+                    digest.update(content)
                 tensor = view(piece, place._replace(at=0))
+                end = place.at + place.bytes
                 for item in left.get((place.name, place.offsets), ()):
                     ranges = zip(item.storage_offsets, item.lengths, strict=True)
                     part = tensor[tuple(slice(at, at + length) for at, length in ranges)]
                     planner.resolve_tensor(item).detach().copy_(part)
         if digest.hexdigest() != expected.digest:
             raise SourceError(f"{name} {source.where} is corrupt")
-
-    def _read_disk(
-        self, source: Source, mark: Mark, planner: DefaultLoadPlanner, targets: dict[str, Any]
-    ) -> None:
-        """Have DCP read them, from files that are what was written. SnapshotError: they are not."""
-        assert source.path is not None
-        try:
-            reader = FsspecReader(str(source.path)) if is_url(source.path) else FileSystemReader(source.path)
-            self._verify(source, mark, METADATA)  # it is unpickled
-            metadata = reader.read_metadata()
-            planner.set_up_planner(targets, metadata, is_coordinator=True)
-            reader.set_up_storage_reader(metadata, is_coordinator=True)
-            plan = reader.prepare_local_plan(planner.create_local_plan())
-            where = (metadata.storage_data[item.storage_index].relative_path for item in plan.items)
-            for name in dict.fromkeys(where):
-                self._verify(source, mark, name)
-            reader.read_data(plan, planner).wait()
-        except Exception as error:  # whatever DCP makes of a file that is torn
-            why = str(error) if isinstance(error, SourceError) else f"{type(error).__name__}: {error}"
-            raise self._bad([(source, f"{why} ({source.path})")]) from None
-
-    @staticmethod
-    def _verify(source: Source, mark: Mark, name: str) -> None:
-        with source.open(name) as file:
-            if digest_of(file) != mark.files[name]:
-                raise SourceError(f"{name} {source.where} is corrupt")
 
     def _passing_through(self, size: int) -> torch.Tensor:
         if self._buffer.numel() < size:
@@ -204,11 +168,7 @@ class Loader:
         )
 
 
-def _is_small(file: str) -> bool:
-    return file.endswith(SMALL.format(""))
-
-
-def _metadata(places: Iterable[Place]) -> Metadata:
+def metadata_of(places: Iterable[Place]) -> Metadata:
     """What torch's planner needs to know."""
     told: dict[str, Any] = {}
     for place in places:

@@ -1,12 +1,15 @@
 """Tensors in files: mapped and touched before they are needed, so that a snapshot takes no longer than a copy."""
 
 import ctypes
+import io
 import math
 import mmap
 import os
 import weakref
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +17,9 @@ from xxhash import xxh3_64_hexdigest
 
 from hetagent.snapshots.errors import SnapshotError
 from hetagent.snapshots.folder import ALIGNED, Place, Sum
+
+MOST_HEAD = 4096
+"""The longest is some 400 bytes."""
 
 PORTABLE = 1
 """`cudaHostRegister`: pinned for all devices of the process."""
@@ -28,6 +34,7 @@ class Mapped:
     def __init__(self, path: Path, size: int) -> None:
         self.size = size
         self._path = path
+        self._places: Sequence[Place] = ()  # which have their heads
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             os.posix_fallocate(fd, 0, size)
@@ -53,6 +60,13 @@ class Mapped:
             return False
         return found.st_ino == self._inode and found.st_size >= self.size
 
+    def lay_out(self, places: Sequence[Place]) -> None:
+        """Write what comes before tensors."""
+        for place in places if places != self._places else ():
+            head = torch.frombuffer(bytearray(_head(dtype_of(place), place.lengths)), dtype=torch.uint8)
+            self.memory[place.at - place.head : place.at] = head
+        self._places = places
+
     def pin(self) -> None:
         """Have GPUs copy to it by themselves, as torch pins shared memory; else copies take longer.
 
@@ -69,11 +83,30 @@ class Mapped:
 
 def laid_out(places: Iterable[Place], file: str) -> tuple[list[Place], int]:
     """Give tensors their places in a file, side by side in their order; returns its size, too (bytes)."""
-    at, found = 0, []
+    end, found = 0, []
     for place in places:
+        at = -(-(end + place.head) // ALIGNED) * ALIGNED
         found.append(place._replace(file=file, at=at))
-        at += -(-place.bytes // ALIGNED) * ALIGNED
-    return found, max(at, 1)
+        end = at + place.bytes
+    return found, max(end, 1)
+
+
+class _Head(io.BytesIO):
+    """Keeps what is written first, and counts the rest."""
+
+    size = 0
+
+    def write(self, content: Any) -> int:
+        self.size += len(content)
+        return super().write(bytes(content[:MOST_HEAD]))
+
+
+@lru_cache(maxsize=4096)
+def _head(dtype: torch.dtype, lengths: tuple[int, ...]) -> bytes:
+    """What `torch.save` writes before the content of a tensor, in its older format: nothing comes after that."""
+    tensor, file = torch.empty(lengths, dtype=dtype, device="cpu"), _Head()
+    torch.save(tensor, file, _use_new_zipfile_serialization=False)
+    return file.getvalue()[: file.size - tensor.nbytes]
 
 
 def place_of(
@@ -87,8 +120,8 @@ def place_of(
         shape=lengths if shape is None else tuple(shape),
         offsets=(0,) * len(lengths) if offsets is None else tuple(offsets),
         lengths=lengths,
-        device=tensor.device.type,
         bytes=math.prod(lengths) * tensor.dtype.itemsize,
+        head=len(_head(tensor.dtype, lengths)),
     )
 
 

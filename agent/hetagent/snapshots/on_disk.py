@@ -1,7 +1,6 @@
-"""Snapshots on disk, or at a URL: a directory each, an ordinary checkpoint of DCP with our own files beside it.
+"""Snapshots on disk, or at a URL: a directory each, an ordinary checkpoint of DCP, and `snapshot.json`, written last.
 
-Beside DCP's files lie `RANK.json` and `RANK.small`, as they are in memory (see `folder.py`), and `snapshot.json`, which
-is written last.
+Its tensors are in the files that a slot has in memory (see `folder.py`).
 """
 
 import contextlib
@@ -12,20 +11,15 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, NamedTuple, cast
+from typing import Any, cast
 
 from hetagent.snapshots.errors import SnapshotError
-from hetagent.snapshots.folder import VERSION
+from hetagent.snapshots.folder import VERSION, Stamp, is_url
 
-MARK, METADATA = "snapshot.json", ".metadata"
-PART = "{}.part"
-"""What one node has written, by its first rank, until the checkpoint is complete."""
+MARK = "snapshot.json"
 
 OVERTAKEN = 3
 """Exit status of what writes one if its memory is that of a newer one by now."""
-
-CHUNK = 8 << 20
-"""How much is read at a time (bytes)."""
 
 OTHERS = 0o022
 """Permissions of others than this user to write."""
@@ -33,27 +27,12 @@ OTHERS = 0o022
 MOST_JOBS = 16
 """Of how many jobs before its own a snapshot tells that it descends from them."""
 
-_INDEX = re.compile(r"\d+\.json", re.ASCII)
 _NAME = re.compile(r"step-(\d{1,15})-round-(\d{1,15})(?:-job-([0-9A-Za-z]{1,32}))?", re.ASCII)
 
 
-class SnapshotId(NamedTuple):
-    """Which snapshot on disk. Those of one job are in the order in which they were taken."""
-
-    origin: str  # the job, as the server names it; empty: none
-    round: int
-    step: int
-
-    @property
-    def name(self) -> str:
-        """Of its directory: `step-1200-round-3-job-0f3a5b7c9d1e2f30`."""
-        return f"step-{self.step}-round-{self.round}" + (f"-job-{self.origin}" if self.origin else "")
-
-    @classmethod
-    def of(cls, name: str) -> "SnapshotId | None":
-        """That of a directory; None: it is none of a snapshot."""
-        match = _NAME.fullmatch(name)
-        return cls(match[3] or "", int(match[2]), int(match[1])) if match is not None else None
+def name_of(stamp: Stamp) -> str:
+    """The name of a snapshot's directory: `step-1200-round-3-job-0f3a5b7c9d1e2f30`."""
+    return f"step-{stamp.step}-round-{stamp.round}" + (f"-job-{stamp.origin}" if stamp.origin else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,20 +42,11 @@ class Mark:
     world_size: int
     sharded: bool
     size: int  # of all files (bytes)
-    files: Mapping[str, str] = field(default_factory=dict)  # the digests of all of them
+    ranks: Mapping[int, str] = field(default_factory=dict)  # the digests of their indexes
     after: Sequence[
         str
     ] = ()  # the jobs that it went on with, the oldest first; those of others are never pruned
     written_at: int = 0  # when it was complete (seconds since the epoch)
-
-    @property
-    def ranks(self) -> Mapping[int, str]:
-        """The digests of the indexes, by rank."""
-        return {
-            int(name.partition(".")[0]): digest
-            for name, digest in self.files.items()
-            if _INDEX.fullmatch(name)
-        }
 
     def written(self) -> bytes:
         """As it is in its file."""
@@ -91,7 +61,7 @@ class Mark:
             told: dict[str, Any] = json.loads((path / MARK).read_bytes())
             if told.pop("v") == VERSION:
                 told |= {name: int(told[name]) for name in ("world_size", "size", "written_at")}
-                told["files"] = {name: str(digest) for name, digest in told["files"].items()}
+                told["ranks"] = {int(rank): str(digest) for rank, digest in told["ranks"].items()}
                 told["after"] = tuple(map(str, told["after"]))
                 return cls(**told)
         return None
@@ -111,21 +81,15 @@ def path_of(text: str) -> Path:
     return cast("Path", found)
 
 
-def is_url(path: Path | str) -> bool:
-    """Whether that is no directory of this machine."""
-    return "://" in str(path)
-
-
-def require_own(path: Path, file: IO[bytes] | None = None) -> None:
+def require_own(path: Path) -> None:
     """Check that nobody else can write to a directory or a file: who loads a snapshot runs the code that is in it.
 
-    A `file` is opened already: its path may name another one by now. SnapshotError: others can; OSError: nobody can
-    tell.
+    SnapshotError: others can; OSError: nobody can tell.
     """
     if is_url(path):
         return
     try:
-        stats = path.stat() if file is None else os.fstat(file.fileno())
+        stats = path.stat()
     except FileNotFoundError:
         return
     danger = "whoever can change snapshots has the job run code of theirs"
@@ -149,17 +113,17 @@ def remove(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
-def directories(path: Path) -> dict[SnapshotId, Path]:
+def directories(path: Path) -> dict[Stamp, Path]:
     """The directories of snapshots below another one, complete or not; of a URL whatever its file system raises."""
     found = {}
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         for each in path.iterdir():
-            if (which := SnapshotId.of(each.name)) is not None:
-                found[which] = path / each.name
+            if match := _NAME.fullmatch(each.name):
+                found[Stamp(int(match[2]), int(match[1]), match[3] or "")] = path / each.name
     return found
 
 
-def newest_first(marks: Mapping[SnapshotId, Mark], own: str) -> list[SnapshotId]:
+def newest_first(marks: Mapping[Stamp, Mark], own: str) -> list[Stamp]:
     """Snapshots in the order in which a job would go on from them: its own, then those of whoever wrote last."""
     last: dict[str, int] = {}
     for which, mark in marks.items():

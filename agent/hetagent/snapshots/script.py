@@ -36,6 +36,9 @@ SILENT_STEPS = 16
 """After so many steps in a row of which it is not known what has changed parameters, a person is told what that means.
 Before its first step an optimizer may accumulate gradients."""
 
+OVERTAKEN = Overtaken, FileNotFoundError
+"""A slot was given to a newer snapshot, or no other one can be had: nothing is wrong."""
+
 TROUBLE = (OSError, RuntimeError, ValueError)
 """What ends snapshots, but not training: no room, a device in error, files that make no sense."""
 
@@ -206,7 +209,7 @@ class Snapshots:
         """Do something, whose trouble ends snapshots; returns whether it was done."""
         try:
             what()
-        except Overtaken:
+        except OVERTAKEN:
             return False
         except TROUBLE as error:
             if not self._why:
@@ -285,7 +288,7 @@ class Snapshots:
             try:
                 while not self._is_saved(self._whole_step(patience_s)):
                     pass
-            except Overtaken as error:
+            except OVERTAKEN as error:
                 self._overtaken = str(error)
 
         if self._keeps:

@@ -1,17 +1,26 @@
 """Where the parts of a snapshot are read from: files on this node, a directory on disk, or another node's agent."""
 
 import contextlib
+import time
+import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
+from pathlib import Path
 from typing import IO, Any
 
-from xxhash import xxh3_64, xxh3_64_hexdigest
+from xxhash import xxh3_64
 
-from hetagent.snapshots.folder import INDEX, Index, Stamp, Sum
-from hetagent.snapshots.on_disk import CHUNK, path_of
+from hetagent.snapshots.folder import INDEX, Index, Stamp, Sum, created, put
+from hetagent.snapshots.on_disk import path_of
 
 TIMEOUT_S = 30.0
 """How long a source may be silent (seconds)."""
+
+CHUNK = 8 << 20
+"""How much is copied at a time (bytes)."""
+
+PAUSES_S = 0.2, 1.0, 3.0
+"""How long to wait before another attempt to connect (seconds): all ranks of a job may ask at the same time."""
 
 _open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
 
@@ -29,7 +38,7 @@ class Source:
         self.path = path_of(told["path"]) if told.get("path") else None  # None: it is another node
         # The digests of the indexes that it has; empty: nobody told.
         self.ranks = {int(rank): str(digest) for rank, digest in told.get("ranks", {}).items()}
-        self._url = f"{told.get('url')}{stamp.round}-{stamp.step}/"
+        self._url = f"{told.get('url')}{stamp.name}/"
         self._headers = {"Authorization": f"Bearer {told.get('key')}"}
 
     @contextlib.contextmanager
@@ -40,8 +49,7 @@ class Source:
                 with (self.path / name).open("rb") as file:
                     yield file
             else:
-                request = urllib.request.Request(self._url + name, headers=self._headers)
-                with _open(request, timeout=TIMEOUT_S) as answer:
+                with self._get(name) as answer:
                     yield answer
         except SourceError:
             raise
@@ -50,33 +58,63 @@ class Source:
                 f"{name} {self.where} cannot be read: {type(error).__name__}: {error}"
             ) from None
 
-    def content(self, name: str, expected: Sum) -> bytes:
-        """A file; SourceError: it is not what was written, or cannot be had."""
+    def _get(self, name: str) -> IO[bytes]:
+        request = urllib.request.Request(self._url + name, headers=self._headers)
+        for pause_s in PAUSES_S:
+            try:
+                return _open(request, timeout=TIMEOUT_S)
+            except urllib.error.HTTPError:
+                raise
+            except OSError:
+                time.sleep(pause_s)
+        return _open(request, timeout=TIMEOUT_S)
+
+    def chunks(self, name: str, expected: Sum) -> Iterator[memoryview]:
+        """What is in a file, in pieces, one at a time; SourceError: it is not what was written, or not there."""
+        memory, digest = memoryview(bytearray(min(CHUNK, expected.bytes))), xxh3_64()
         with self.open(name) as file:
-            content = file.read(expected.bytes)
-        if xxh3_64_hexdigest(content) != expected.digest:
-            raise SourceError(f"{name} {self.where} is corrupt")
-        return content
+            for at in range(0, expected.bytes, CHUNK):
+                piece = memory[: expected.bytes - at]
+                fill(file, piece)
+                digest.update(piece)
+                yield piece
+            if digest.hexdigest() != expected.digest:
+                raise SourceError(f"{name} {self.where} is corrupt")
 
     def index(self, rank: int) -> tuple[bytes, Index]:
         """The index of a rank's part; SourceError: it is not the one that was announced, or cannot be had."""
         name = INDEX.format(rank)
         with self.open(name) as file:
             text = file.read()
-        if self.ranks.get(rank) and xxh3_64_hexdigest(text) != self.ranks[rank]:
-            raise SourceError(f"the index of rank {rank} {self.where} is not the one that was announced")
         try:
-            return text, Index.read(text)
+            index = Index.read(text)
         except ValueError as error:
             raise SourceError(f"the index of rank {rank} {self.where} cannot be read: {error}") from None
+        if self.ranks.get(rank) not in ("", None, index.digest):
+            raise SourceError(f"the index of rank {rank} {self.where} is not the one that was announced")
+        return text, index
 
 
-def digest_of(file: IO[bytes]) -> str:
-    """Of all that is in a file."""
-    digest = xxh3_64()
-    while content := file.read(CHUNK):
-        digest.update(content)
-    return digest.hexdigest()
+def copy_part(
+    source: Source,
+    rank: int,
+    into: Path,
+    skip: Container[str] = (),
+    before: Callable[[int], None] = lambda size: None,
+) -> None:
+    """Copy the files of a rank's part but for some, each under its name once it is good, and its index last.
+
+    `before` gets the size of each. SourceError: one is not what was written; FileNotFoundError: nobody wants it.
+    """
+    text, index = source.index(rank)
+    for name, expected in index.files.items():
+        if name in skip:
+            continue
+        before(expected.bytes)
+        with created(into / name) as file:
+            for piece in source.chunks(name, expected):
+                file.write(piece)
+    put(into / INDEX.format(rank), text)
 
 
 def fill(file: IO[bytes], into: memoryview) -> None:

@@ -15,9 +15,7 @@ from torch.optim import Optimizer
 
 from hetagent.snapshots.devices import Devices
 from hetagent.snapshots.errors import SnapshotError
-
-WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
-"""What torch.compile and activation checkpointing add to the names of what they wrap."""
+from hetagent.torch_compat.checkpoints import get_fqns
 
 _version = attrgetter("_version")
 
@@ -79,7 +77,7 @@ class State:
             _check_plain(name, value)
         self._names: dict[Tensor, str] = {}  # of parameters, as optimizers' state has them
         self._parameters: dict[str, Tensor] = {}
-        self._buffers: list[tuple[str, MutableMapping[str, Tensor | None], str]] = []
+        self._buffers: list[tuple[str, MutableMapping[str, Any], str]] = []  # owners and their keys
         self._extra: dict[str, nn.Module] = {}
         self._grouped: dict[str, list[list[str]]] = {}  # names of parameters, by optimizer
         self._counted, self._has_plain = (
@@ -93,21 +91,22 @@ class State:
         known = [len(optimizer.param_groups) for optimizer in self.optimizers.values()]
         if known == self._known:
             return
-        self._buffers.clear()
+        self._buffers = [(name, self._tensors, name) for name in self._tensors]
         for prefix, module in self._modules.items():
-            clean = _cleaner(module)
-            kept = {clean(name) for name in module.state_dict()}
-            for name, parameter in module.named_parameters():
-                full = f"{prefix}.{clean(name)}"
-                self._names[parameter] = full if len(self._modules) > 1 else clean(name)
-                self._parameters[full] = parameter
+            module.state_dict()
+            for path, parameter in module.named_parameters():
+                (name,) = get_fqns(module, path)
+                self._names[parameter] = f"{prefix}.{name}" if len(self._modules) > 1 else name
+                self._parameters[f"{prefix}.{name}"] = parameter
             for path, owner in module.named_modules():
-                where = f"{path}." if path else ""
-                names = {key: clean(where + key) for key in (*owner._buffers, "_extra_state")}
-                for key, name in names.items():
-                    if name in kept and key in owner._buffers:
+                keys = [key for key in owner._buffers if key not in owner._non_persistent_buffers_set]
+                if type(owner).get_extra_state is not nn.Module.get_extra_state:
+                    keys.append("_extra_state")
+                for key in keys:
+                    (name,) = get_fqns(module, f"{path}.{key}" if path else key)
+                    if key in owner._buffers:
                         self._buffers.append((f"{prefix}.{name}", owner._buffers, key))
-                    elif name in kept:
+                    else:
                         self._extra[f"{prefix}.{name}"] = owner
         for name, optimizer in self.optimizers.items():
             groups = [group["params"] for group in optimizer.param_groups]
@@ -146,8 +145,7 @@ class State:
 
     def small(self) -> dict[str, Tensor]:
         """Buffers and tensors that were given as such, always in the same order."""
-        buffers = ((name, owner[key]) for name, owner, key in self._buffers)
-        return {**{name: each for name, each in buffers if each is not None}, **self._tensors}
+        return {name: owner[key] for name, owner, key in self._buffers if owner[key] is not None}
 
     def replicated(self) -> dict[str, Any]:
         """Plain values that have to be the same on all ranks; calls `state_dict()` of what has it."""
@@ -168,39 +166,53 @@ class State:
 
     # -- what comes back -------------------------------------------------------------------------------------
 
-    def targets(self, shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype, str]]) -> dict[str, Tensor]:
+    def targets(
+        self, shapes: Mapping[str, tuple[torch.Size, torch.dtype]], small: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
         """Tensors to load into: the script's own, and new ones for the optimizers' state.
 
-        `shapes` has what was saved by name: shape, dtype, type of device.
+        `shapes` has what was saved by name, but for what is `small`.
         """
         self.learn()
-        targets = {**self._parameters, **self.small()}
-        for name, target in targets.items():
-            there = shapes[name][0] if name in shapes else None
-            if there != tuple(target.shape):
-                _refuse(name, there, tuple(target.shape))
+        targets = dict(self._parameters)
+        there = {name: shape for name, (shape, _) in shapes.items()}
+        there |= {name: tensor.shape for name, tensor in small.items()}
+        here = {name: tensor.shape for name, tensor in (*targets.items(), *self.small().items())}
+        empty = {name for name, owner, key in self._buffers if owner[key] is None}
+        for name in (*here, *(small.keys() - here.keys() - empty)):
+            if there.get(name) != here.get(name):
+                _refuse(name, there.get(name), here.get(name))
         holders = {
-            f"{prefix}.state.{name}": parameter
-            for prefix in self.optimizers
+            f"{prefix}.state.{name}": (parameter, optimizer)
+            for prefix, optimizer in self.optimizers.items()
             for parameter, name in self._names.items()
         }
-        for name in sorted(
-            shapes.keys() - targets.keys()
-        ):  # on all ranks alike: full_tensor() is a collective
-            shape, dtype, device = shapes[name]
-            parameter = holders.get(name.rpartition(".")[0])
-            if parameter is None:
+        # Sorted, so that all ranks have the same order: full_tensor() is a collective.
+        for name in sorted(shapes.keys() - targets.keys()):
+            (shape, dtype), (holder, _, key) = shapes[name], name.rpartition(".")
+            if holder not in holders:
                 _refuse(name, shape, None)
-            if tuple(parameter.shape) == shape:
+            parameter, optimizer = holders[holder]
+            if parameter.shape == shape and key != "step":
                 targets[name] = torch.empty_like(parameter.detach(), dtype=dtype)
-            else:
-                targets[name] = torch.empty(shape, dtype=dtype, device=device)
+            else:  # as Optimizer.load_state_dict does
+                on_host = key == "step" and not _steps_on_device(optimizer)
+                targets[name] = torch.empty(shape, dtype=dtype, device="cpu" if on_host else parameter.device)
         return targets
 
     def restore(
-        self, loaded: Mapping[str, Tensor], replicated: Mapping[str, Any], per_rank: Mapping[str, Any]
+        self,
+        loaded: Mapping[str, Tensor],
+        small: Mapping[str, Tensor],
+        replicated: Mapping[str, Any],
+        per_rank: Mapping[str, Any],
     ) -> None:
-        """Give optimizers and objects what was loaded; parameters and buffers have theirs."""
+        """Give all others what was loaded; parameters have theirs."""
+        for name, owner, key in self._buffers:
+            if owner[key] is not None:
+                owner[key].copy_(small[name])
+            elif name in small:
+                owner[key] = small[name].to(next(iter(self._parameters.values()), small[name]).device)
         states: dict[str, dict[str, Any]] = {}
         for name, value in (*loaded.items(), *replicated.items()):
             where, _, key = name.rpartition(".")
@@ -229,7 +241,11 @@ class State:
             optimizer.register_step_pre_hook(lambda *_: changes())
 
 
-def _refuse(name: str, *shapes: tuple[int, ...] | None) -> NoReturn:
+def _steps_on_device(optimizer: Optimizer) -> bool:
+    return any(group.get("capturable") or group.get("fused") for group in optimizer.param_groups)
+
+
+def _refuse(name: str, *shapes: torch.Size | None) -> NoReturn:
     there, here = (f"has the shape {[*shape]}" if shape is not None else "does not exist" for shape in shapes)
     raise SnapshotError(f"'{name}' {there} in the snapshot, and {here} here: it is of another model")
 
@@ -260,20 +276,3 @@ def _take(value: Any, saved: Any) -> None:
         value.update(saved)
     else:
         value[:] = saved
-
-
-def _cleaner(module: nn.Module) -> Callable[[str], str]:
-    """What removes the names of wrappers from a name below a module, as `get_state_dict` does."""
-    wrapped = [
-        path for path, each in module.named_modules() if path and isinstance(each, DistributedDataParallel)
-    ]
-
-    def clean(name: str) -> str:
-        for path in reversed(wrapped):  # the innermost first
-            if name.startswith(f"{path}.module."):
-                name = path + name.removeprefix(f"{path}.module")
-        for wrapper in WRAPPERS:
-            name = name.replace(wrapper, "")
-        return name
-
-    return clean

@@ -68,7 +68,7 @@ def heading(group: Group, node: Node) -> Heading:
     if node.phase is NodePhase.LEFT:
         if snapshots.is_needed(group, node):
             return tell(DirectiveKind.WAIT, "serves")
-        return tell(DirectiveKind.EXIT, "left")
+        return tell(DirectiveKind.EXIT, "left" if snapshots.others_stay(group) else "last")
     if in_grace_period(group, node):
         news = "notice" if node.takes_notice else "round_formed"
         return tell(DirectiveKind.START, news, node.member_of)
@@ -132,7 +132,7 @@ def _details(group: Group, node: Node, head: Heading, now: float) -> dict[str, A
                 "root_cause": group.root_cause,
                 "time": _time_of_job(group),
             }
-        case "left" | "serves":
+        case "left" | "last" | "serves":
             left = ends.node_left(node_id, node.departure_reason or ends.agent_left())
             return {"reason": left, "exit_code": EXIT_FAILED if head.kind is DirectiveKind.EXIT else None}
         case "drained":

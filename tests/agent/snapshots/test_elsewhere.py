@@ -5,13 +5,15 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from urllib.error import URLError
 
 import pytest
 from tests.agent.snapshots.test_round_trip import STEPS, Job, adamw, assert_same
 from xxhash import xxh3_64_hexdigest
 
 from hetagent.node.network import hold_port
-from hetagent.snapshots import SnapshotError
+from hetagent.snapshots import SnapshotError, sources
 from hetagent.snapshots.folder import FOLDER, REPLICATED_SLOTS, Folder, Index, Stamp
 from hetagent.snapshots.node.server import SnapshotServer
 from hetagent.snapshots.script import Snapshots
@@ -84,6 +86,22 @@ def test_it_comes_back_bit_for_bit(nodes: Nodes, monkeypatch: pytest.MonkeyPatch
     step, job = nodes.load(monkeypatch)
     assert step == STEPS
     assert_same(job.everything(), nodes.saved.everything())
+
+
+def test_who_cannot_be_reached_at_once_is_asked_again(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+    connect = sources._open
+
+    def refuses_once(request: Any, **more: Any) -> Any:
+        tried.append(request.full_url)
+        if len(tried) == 1:
+            raise URLError("Connection refused")
+        return connect(request, **more)
+
+    monkeypatch.setattr(sources, "PAUSES_S", (0.0,))
+    monkeypatch.setattr(sources, "_open", refuses_once)
+    assert nodes.load(monkeypatch)[0] == STEPS
+    assert tried[0] == tried[1]
 
 
 def test_what_is_overwritten_while_it_is_read_is_not_loaded(

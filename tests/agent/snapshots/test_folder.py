@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hetagent.snapshots.errors import Overtaken
-from hetagent.snapshots.folder import TO_DISK, Folder, Index, Place, Stamp, Sum, write_lock
+from hetagent.snapshots.folder import TO_DISK, Folder, Index, Place, Stamp, Sum, put, write_lock
 
 ONE, TWO, THREE, FOUR = (Stamp(1, step) for step in (1, 2, 3, 4))
 
@@ -21,8 +21,8 @@ def control(folder: Folder, **told: object) -> None:
 
 def test_all_workers_of_a_node_get_the_same_slot_for_a_snapshot(tmp_path: Path) -> None:
     first, second = Folder(tmp_path), Folder(tmp_path)
-    assert first.begin(ONE).number == second.begin(ONE).number
-    assert second.begin(TWO).number == first.begin(TWO).number != first.begin(ONE).number
+    assert first.begin(ONE).directory == second.begin(ONE).directory
+    assert second.begin(TWO).directory == first.begin(TWO).directory != first.begin(ONE).directory
 
 
 @pytest.mark.parametrize("sharded", [False, True])
@@ -76,20 +76,24 @@ def test_a_newer_one_never_makes_room_for_an_older_one(tmp_path: Path) -> None:
 
 def test_what_is_for_the_disk_is_marked_until_its_slot_is_given_away(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
-    slot = folder.begin(ONE, to_disk=True)
+    directory = folder.begin(ONE, to_disk=True).directory
     assert (folder.begin(ONE).path / TO_DISK).exists()
     for stamp in (TWO, THREE):
         folder.begin(stamp)
-    assert not (slot.path / TO_DISK).exists()
+    assert not (directory / TO_DISK).exists()
 
 
-def test_a_slot_that_is_given_away_has_no_index_any_more(tmp_path: Path) -> None:
+def test_a_slot_that_is_given_away_has_no_index_any_more_and_its_former_name_leads_nowhere(
+    tmp_path: Path,
+) -> None:
     folder = Folder(tmp_path)
     slot = folder.begin(ONE)
     (slot.path / "0.json").write_text("{}")
     folder.forget_newer(None)
-    assert folder.slots() == {}
-    assert slot.indexes() == {}
+    assert (folder.slots(), slot.indexes()) == ({}, {})
+    assert folder.begin(TWO).indexes() == {}
+    with pytest.raises(FileNotFoundError):
+        put(slot.path / "0.json", b"{}")
 
 
 def test_files_of_ranks_that_are_elsewhere_now_take_no_memory_for_ever(tmp_path: Path) -> None:
@@ -97,10 +101,11 @@ def test_files_of_ranks_that_are_elsewhere_now_take_no_memory_for_ever(tmp_path:
     slot = folder.begin(ONE)
     for name in ("shared.bin", "0.bin", "1.bin", "4.bin", "4.bin.new", "0.small", "4.small", "4.json"):
         (slot.path / name).write_text("{}")
+    directory = slot.directory
     folder.forget_newer(None)
     control(folder, round=2, ranks=[1, 2])
-    assert folder.begin(TWO).number == slot.number
-    left = {path.name for path in slot.path.iterdir()}
+    assert folder.begin(TWO).directory == directory
+    left = {path.name for path in directory.iterdir()}
     assert left == {"shared.bin", "1.bin"}
 
 
@@ -136,10 +141,17 @@ time.sleep(100)
 
 
 def test_an_index_comes_back_as_it_was_written() -> None:
-    place = Place("model.weight", "float32", (4, 2), (2, 0), (2, 2), "cpu", 16, "1.bin", 64)
+    place = Place("model.weight", "float32", (4, 2), (2, 0), (2, 2), 16, 341, "1.bin", 384)
     files = {"1.bin": Sum(80, "ab")}
     index = Index(
-        stamp=Stamp(3, 12), rank=1, world_size=2, sharded=True, shared=True, files=files, tensors=(place,)
+        stamp=Stamp(3, 12),
+        rank=1,
+        writer=1,
+        world_size=2,
+        sharded=True,
+        shared=True,
+        files=files,
+        tensors=(place,),
     )
     assert Index.read(index.written()) == index
 

@@ -191,6 +191,25 @@ def test_modules_with_equal_names_of_parameters_may_share_an_optimizer(tmp_path:
         assert_same(again.state[after], optimizer.state[before])
 
 
+def test_a_buffer_that_is_none_at_first_comes_back(tmp_path: Path) -> None:
+    def made() -> tuple[nn.Module, torch.optim.Optimizer, Snapshots]:
+        model = nn.Linear(3, 2)
+        model.register_buffer("scale", None)
+        optimizer = plain(model.parameters())
+        return model, optimizer, snapshots.open({"model": model, "optimizer": optimizer}, directory=tmp_path)
+
+    model, optimizer, snaps = made()
+    for step in (1, 2):
+        model(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+        model.scale = torch.arange(2.0) if step == 2 else None
+        snaps.step(step)
+    snaps.save_now()
+    again, _, snaps = made()
+    assert snaps.load() == 2
+    assert torch.equal(again.scale, torch.arange(2.0))
+
+
 def test_a_value_that_cannot_be_pickled_is_named(tmp_path: Path) -> None:
     job = Job(tmp_path, adamw)
     job.seen["how"] = lambda: 0

@@ -158,7 +158,7 @@ def test_a_worker_that_is_about_to_end_has_said_its_last_word(
     with Trainer(tmp_path / "snaps", monkeypatch, sharded=False) as trainer:
         trainer.gate.clear()
         assert trainer.at_gate.wait(30)
-        files = SnapshotDir(trainer.folder, print)
+        files = SnapshotDir(trainer.folder)
         snapshots.save_now()
         assert files.pipes().keys() == {0}, "a script may call that, and go on"
         snapshots.save_now(ends=True)
@@ -183,7 +183,7 @@ def test_a_step_for_which_there_is_no_slot_is_not_answered_as_saved(
             full.setattr(trainer.snaps._folder, "begin", begin)
             trainer.ask()
             assert trainer.answer() == {"step": first["step"], "why": "newer snapshots are here"}
-            assert SnapshotDir(trainer.folder, print).not_saved(0) == "newer snapshots are here"
+            assert SnapshotDir(trainer.folder).not_saved(0) == "newer snapshots are here"
         trainer.ask()
         assert trainer.answer()["why"] == ""
 

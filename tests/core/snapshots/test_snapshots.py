@@ -230,7 +230,9 @@ def test_a_node_that_left_is_not_needed_once_the_others_have_something_newer() -
     job.declare("a", job.holds(held(100, sharded=True, ranks=[0]), held(101, 2, world_size=1, sharded=True)))
     assert job.told("b").kind == "wait", "that is not complete"
     job.declare("a", job.holds(held(101, 2, world_size=1, sharded=True, ranks=[0])))
-    assert job.told("b").kind == "exit"
+    assert (job.told("b").kind, job.told("b").code) == ("exit", "left")
+    job.leaving("a")
+    assert (job.told("b").kind, job.told("b").code) == ("exit", "last"), "nobody goes on"
 
 
 def test_however_many_leave_none_that_serves_is_forgotten() -> None:

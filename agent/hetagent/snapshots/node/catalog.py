@@ -1,5 +1,6 @@
 """The snapshots in the directory that all nodes share, as of the last look."""
 
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -9,12 +10,13 @@ from pathlib import Path
 from hetagent.errors import UsageError
 from hetagent.node.console import WarnOnce
 from hetagent.snapshots.errors import SnapshotError
+from hetagent.snapshots.folder import Stamp, is_url
 from hetagent.snapshots.on_disk import (
     MARK,
     MOST_JOBS,
     Mark,
-    SnapshotId,
     directories,
+    name_of,
     newest_first,
     require_own,
 )
@@ -24,7 +26,7 @@ from hetrdzv.protocol.texts.phrasing import ago
 GLANCE_S, PATIENT_S = 0.05, 5.0
 """How long a look may take while a round runs, and before the first and after the last one (seconds)."""
 
-Found = Mapping[SnapshotId, Mark]
+Found = Mapping[Stamp, Mark]
 """Those that are complete."""
 
 
@@ -42,7 +44,7 @@ class Catalog:
             while not self._read(PATIENT_S):
                 self._log_once(f"waiting until {path} answers, where snapshots may be")
         except Exception as error:  # a job must not begin anew for that
-            raise UsageError(f"{path}: {_text(error)}") from None
+            raise UsageError(f"--snapshot-to {path.parent}: {_text(error)}") from None
 
     def look(self, within_s: float = GLANCE_S, *, again: bool = False) -> None:
         """See which snapshots are there; `again`: not content with a look that has begun before."""
@@ -66,6 +68,10 @@ class Catalog:
 
     def _list(self, known: Found, reading: Future[Found]) -> None:
         try:
+            if not is_url(top := self.path.parent):
+                top.mkdir(parents=True, exist_ok=True)
+                if not os.access(top, os.W_OK | os.X_OK):
+                    raise SnapshotError("this user cannot write there")
             require_own(self.path)
             marks = {
                 which: known.get(which) or self._mark(at) for which, at in directories(self.path).items()
@@ -86,13 +92,13 @@ class Catalog:
     # -- what is there -----------------------------------------------------------------------------------------
 
     @property
-    def marks(self) -> Mapping[SnapshotId, Mark]:
+    def marks(self) -> Mapping[Stamp, Mark]:
         """In the order in which this job would go on from them."""
         return {which: self._found[which] for which in newest_first(self._found, self.origin)}
 
-    def path_of(self, which: SnapshotId) -> Path:
+    def path_of(self, which: Stamp) -> Path:
         """The directory of a snapshot."""
-        return self.path / which.name
+        return self.path / name_of(which)
 
     def on_disk(self) -> tuple[OnDisk, ...]:
         """The newest complete ones."""
@@ -129,7 +135,7 @@ class Catalog:
             return f"{self.path} has no complete snapshot"
         return f"those in {self.path} are not used, such as step {newest.step} of {self._job(newest)}"
 
-    def _job(self, which: SnapshotId) -> str:
+    def _job(self, which: Stamp) -> str:
         return "this job" if which.origin == self.origin else f"job {which.origin or 'unknown'}"
 
     def begin(self, origin: str, chosen: Chosen | None = None) -> None:
@@ -144,9 +150,11 @@ class Catalog:
                 self.ancestors = [job for job in jobs if job != origin][-MOST_JOBS:]
 
 
-def _id(chosen: Chosen) -> SnapshotId:
-    return SnapshotId(chosen.origin, chosen.round, chosen.step)
+def _id(chosen: Chosen) -> Stamp:
+    return Stamp(chosen.round, chosen.step, chosen.origin)
 
 
 def _text(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
     return str(error) if isinstance(error, SnapshotError) else f"{type(error).__name__}: {error}"

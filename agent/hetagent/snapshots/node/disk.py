@@ -1,7 +1,7 @@
 """Writes snapshots to the directory that all nodes share, one at a time, each by a child process.
 
-Rank 0 of the workers names a step when one is due. All nodes write their parts of it; the node with rank 0 makes the
-checkpoint of them. When the agent ends, the last step is written; what cannot be stays in memory for the next agent.
+Rank 0 of the workers names a step when one is due, and all nodes write their parts of it. When the agent ends and no
+others go on, the last step is written; what cannot be stays in memory for the next agent.
 """
 
 import contextlib
@@ -15,20 +15,17 @@ from collections.abc import Callable, Sequence
 
 from hetagent.context import Identity
 from hetagent.node.processes import proctree as processes
+from hetagent.options.model import SnapshotOptions
 from hetagent.snapshots.folder import TO_DISK, Folder, Slot, Stamp, put
 from hetagent.snapshots.node.catalog import PATIENT_S, Catalog
 from hetagent.snapshots.node.files import MOST_WHY
 from hetagent.snapshots.node.folder import UNSAVED
-from hetagent.snapshots.on_disk import OVERTAKEN, SnapshotId
+from hetagent.snapshots.on_disk import OVERTAKEN
 from hetrdzv.protocol.snapshots import NotWritten
 from hetrdzv.protocol.snapshots import Stamp as ServerStamp
 
 LOOK_S, RUNNING_S = 5.0, 0.5
 """How often a node looks at the directory, and while it waits for something there (seconds)."""
-
-PARTS_S, LAST_PARTS_S = 120.0, 30.0
-"""How long the node with rank 0 waits for the parts of others, and for those of the last step, which all write at the
-same time (seconds)."""
 
 LAST_S = 1800.0
 """How long writing the last snapshot may take at most (seconds): the disk may not answer."""
@@ -43,8 +40,7 @@ class DiskWriter:
     def __init__(
         self,
         catalog: Catalog,
-        every_s: float,
-        keep: int,
+        options: SnapshotOptions,
         folder: Folder,
         identity: Identity,
         log: Callable[[str], None],
@@ -53,8 +49,7 @@ class DiskWriter:
         self.writing: Stamp | None = None
         self.not_written: NotWritten | None = None  # the last one, if it could not be
         self.looks_at = 0.0  # when to `look` again (monotonic seconds)
-        self._every_s = every_s
-        self._keep = keep
+        self._options = options
         self._folder = folder
         self._log = log
         self._marks = identity.marks
@@ -62,8 +57,8 @@ class DiskWriter:
         self._unsaved = folder.path / UNSAVED
         self._process: subprocess.Popen[bytes] | None = None
         self._stuck: list[subprocess.Popen[bytes]] = []  # they wait for a disk, which nothing ends
-        self._begun: set[SnapshotId] = set()
-        self._due_at = time.monotonic() + every_s
+        self._begun: set[Stamp] = set()
+        self._due_at = time.monotonic() + options.to_every_s
 
     @property
     def sessions(self) -> Sequence[int]:
@@ -92,8 +87,8 @@ class DiskWriter:
         for stamp, slot in self._folder.slots().items():
             is_wanted = stamp.round == number and (slot.path / TO_DISK).exists()
             if is_wanted and self._id(stamp) not in self._begun and slot.indexes().keys() >= {*ranks}:
-                self._begin(slot, ranks, PARTS_S)
-                self._due_at, self.looks_at = now + self._every_s, now + RUNNING_S
+                self._begin(slot, ranks)
+                self._due_at, self.looks_at = now + self._options.to_every_s, now + RUNNING_S
                 return
 
     def write_last(
@@ -114,18 +109,13 @@ class DiskWriter:
             return ""
         _, newest = max(held)
         ranks = ranks_by[newest]
-        self._write(slots[newest], ranks, until, hurried)
-        if self.not_written is None and 0 not in ranks:  # another node makes the checkpoint
-            until = min(until, time.monotonic() + LAST_PARTS_S)
-            while not self._is_on_disk(newest, until) and time.monotonic() < until and not hurried():
-                time.sleep(RUNNING_S)
-        if self._is_on_disk(newest, until):
+        if self._write(slots[newest], ranks, until, hurried):
             self._unsaved.unlink(missing_ok=True)
             return f"step {newest.step} is on disk: {self.catalog.path_of(self._id(newest))}"
         with contextlib.suppress(OSError):
             put(self._unsaved, json.dumps([*newest, *ranks]).encode())
         lack = self.not_written
-        why = lack.why if lack is not None else "not all nodes have written their parts"
+        why = lack.why if lack is not None else "another node has given up"
         last = next(iter(self.catalog.marks), None)
         instead = f"the newest there is step {last.step}" if last is not None else "none is there"
         stays = f"it stays in this node's memory, {self._folder.path}, and the next agent writes it"
@@ -134,28 +124,26 @@ class DiskWriter:
     def write_left(self) -> None:
         """Write what the last agent of this node could not; if it fails again, it is left to the next one."""
         try:
-            number, step, *ranks = json.loads(self._unsaved.read_bytes())
+            number, step, _, *ranks = json.loads(self._unsaved.read_bytes())
         except (OSError, ValueError):
             return
         slot = self._folder.slots().get(Stamp(number, step))
         if slot is not None and _is_whole(slot, ranks):
             self._log("the last agent of this node has left a snapshot in memory that is not on disk")
-            self._write(slot, ranks, math.inf, lambda: False)
-        if self.not_written is None:
+        if slot is None or not _is_whole(slot, ranks) or self._write(slot, ranks, math.inf, lambda: False):
             self._unsaved.unlink(missing_ok=True)
         self.not_written = None
-        self._begun.clear()
-        self.catalog.look(PATIENT_S, again=True)
 
-    def _write(self, slot: Slot, ranks: Sequence[int], until: float, hurried: Callable[[], bool]) -> None:
-        """Write this node's part of a snapshot, unless that was done; `not_written` says what became of it."""
+    def _write(self, slot: Slot, ranks: Sequence[int], until: float, hurried: Callable[[], bool]) -> bool:
+        """Write this node's part of a snapshot, unless that was done; returns whether it is on disk."""
         stamp, until = slot.stamp, min(until, time.monotonic() + LAST_S)
-        if self.writing not in (None, stamp):
+        if self._is_on_disk(stamp, until):
+            return True
+        if self.writing != stamp:
             self.close()
-        if not self._is_on_disk(stamp, until) and self._id(stamp) not in self._begun:
             self._log(f"writing the snapshot of step {stamp.step} to {self.catalog.path}; Ctrl-C leaves it")
             self.not_written = None
-            self._begin(slot, ranks, LAST_PARTS_S)
+            self._begin(slot, ranks)
         while self._process is not None:
             if time.monotonic() >= until or hurried():
                 self._fail(stamp, "there was no time")
@@ -164,6 +152,7 @@ class DiskWriter:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(0.1)
             self._reap()
+        return self.not_written is None and self._is_on_disk(stamp, until)
 
     def close(self) -> None:
         """Give up what is being written."""
@@ -183,7 +172,7 @@ class DiskWriter:
 
     # -- the child process -------------------------------------------------------------------------------------
 
-    def _begin(self, slot: Slot, ranks: Sequence[int], parts_s: float) -> None:
+    def _begin(self, slot: Slot, ranks: Sequence[int]) -> None:
         if not (mine := sorted(slot.indexes().keys() & {*ranks})):
             return
         which = self._id(slot.stamp)
@@ -193,10 +182,8 @@ class DiskWriter:
             "stamp": slot.stamp,
             "into": str(self.catalog.path_of(which)),
             "ranks": mine,
-            "leads_s": parts_s if 0 in ranks else None,
-            "keep": self._keep,
+            "keep": self._options.keep,
             "jobs": [*self.catalog.ancestors, self.catalog.origin],
-            "is_last": parts_s == LAST_PARTS_S,
         }
         try:
             with self._stderr.open("wb") as stderr:
@@ -233,8 +220,8 @@ class DiskWriter:
         self.not_written = NotWritten(stamp=server_stamp, why=why[:MOST_WHY])
         self._log(f"the snapshot of step {stamp.step} is not on disk: {self.not_written.why}")
 
-    def _id(self, stamp: Stamp) -> SnapshotId:
-        return SnapshotId(self.catalog.origin, *stamp)
+    def _id(self, stamp: Stamp) -> Stamp:
+        return stamp._replace(origin=self.catalog.origin)
 
 
 def _is_whole(slot: Slot, ranks: Sequence[int]) -> bool:

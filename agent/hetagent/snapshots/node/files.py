@@ -7,18 +7,14 @@ Workers read `start.json` (from where to begin) and `control.json` (what to do w
 import contextlib
 import json
 import os
-import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from xxhash import xxh3_64_hexdigest
-
-from hetagent.node.console import WarnOnce
 from hetagent.node.network import host_port
-from hetagent.snapshots.folder import SLOTS, Control, Folder, Index, Slot, Stamp, put
+from hetagent.snapshots.folder import Folder, Index, Slot, Stamp, put
 from hetagent.snapshots.save_request import ASK
 from hetrdzv.protocol.snapshots import MOST_HELD, Chosen, Held, RankPart, Source
 
@@ -26,11 +22,6 @@ MOST_WHY = 256
 """Length of a reason that the server takes (characters)."""
 
 BAD = "bad"
-
-SLOT_NAMES = tuple(map(str, range(SLOTS)))
-
-Shard = tuple[Index, str]
-"""A rank's part of a snapshot: its index without tensors, and the digest of all of it."""
 
 
 class BadCopy(NamedTuple):
@@ -41,32 +32,29 @@ class BadCopy(NamedTuple):
     why: str
 
 
-class SnapshotDir:
-    """The files of a node."""
+class SnapshotDir(Folder):
+    """The files of a node, for its agent."""
 
-    def __init__(self, path: Path, log: Callable[[str], None]) -> None:
-        self.path = path
-        self.slots = Folder(path)
-        self._log_once = WarnOnce(log)
-        self.folders = [str(path / name) for name in (*SLOT_NAMES, ASK, BAD)]
-        for name in self.folders:
-            os.makedirs(name, mode=0o700, exist_ok=True)
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._of_round = [path / ASK, path / BAD]
+        for each in self._of_round:
+            each.mkdir(mode=0o700, exist_ok=True)
+        self.folders = list(map(str, (*self.directories, *self._of_round)))
 
     # -- to the workers ----------------------------------------------------------------------------------------
 
-    def begin(self, origin: str) -> None:
+    def begin_round(self, origin: str) -> None:
         """Forget what the workers of the last round have written, and snapshots of another job."""
         (self.path / "start.json").unlink(missing_ok=True)
-        self._clear(ASK, BAD)
-        if origin and origin != self.origin:
-            (self.path / "slots.json").unlink(missing_ok=True)
-            self._clear(*SLOT_NAMES)
-            put(self.path / "origin", origin.encode())
-
-    def _clear(self, *names: str) -> None:
-        for name in names:  # the folders stay, since they are watched
-            for path in (self.path / name).iterdir():
+        is_new = bool(origin) and origin != self.origin
+        for slot in self.slots().values() if is_new else ():
+            slot.path.unlink(missing_ok=True)
+        for folder in (*self._of_round, *(self.directories if is_new else ())):
+            for path in folder.iterdir():  # the folders stay, since they are watched
                 path.unlink(missing_ok=True)
+        if is_new:
+            put(self.path / "origin", origin.encode())
 
     @property
     def origin(self) -> str:
@@ -75,17 +63,13 @@ class SnapshotDir:
             return (self.path / "origin").read_text()
         return ""
 
-    def control(self, control: Control) -> None:
-        """Write what workers need to know while the round runs."""
-        put(self.path / "control.json", json.dumps(asdict(control)).encode())
-
-    def start(self, chosen: Chosen | None, own: str, on_disk: Mapping[str, Any] | None = None) -> None:
+    def tell_start(self, chosen: Chosen | None, own: str, on_disk: Mapping[str, Any] | None = None) -> None:
         """Write from which snapshot to begin, and where it is: on disk, on this node, then on others."""
         start: dict[str, Any] = {}
         if chosen is not None:
             start = {name: getattr(chosen, name) for name in ("round", "step", "world_size")}
             start["sources"] = [on_disk] if on_disk is not None else []
-            slot = self.slots.slots().get(Stamp(chosen.round, chosen.step))
+            slot = self.slots().get(Stamp(chosen.round, chosen.step))
             for source in sorted(chosen.sources, key=lambda source: source.node_id != own):
                 path = slot.path if slot is not None and source.node_id == own else None
                 if path is not None or source.port:
@@ -97,25 +81,11 @@ class SnapshotDir:
     def held(self, dropped: Collection[Stamp] = ()) -> tuple[Held, ...]:
         """What this node holds, the newest first, without what was dropped."""
         found = []
-        for stamp, slot in sorted(self.slots.slots().items(), reverse=True):
-            shards = list(self._shards(slot))
-            if shards and stamp not in dropped:
-                found.append(_held(stamp, shards))
+        for stamp, slot in sorted(self.slots().items(), reverse=True):
+            indexes = slot.read(_read_index)
+            if indexes and stamp not in dropped:
+                found.append(_held(slot, indexes))
         return tuple(found[:MOST_HELD])
-
-    def _shards(self, slot: Slot) -> Iterator[Shard]:
-        for rank, path in sorted(slot.indexes().items()):
-            try:
-                stats = path.stat()
-                shard = _read_index(path, stats.st_ino, stats.st_mtime_ns, stats.st_size)
-            except OSError:  # it is being replaced
-                continue
-            except ValueError as error:
-                step = slot.stamp.step
-                self._log_once(f"rank {rank}'s part of the snapshot of step {step} does not count: {error}")
-                continue
-            if shard[0].stamp == slot.stamp:  # else it is of what the slot held before
-                yield shard
 
     def reached(self) -> int:
         """The newest step that a worker of this node has ended."""
@@ -130,11 +100,11 @@ class SnapshotDir:
         whys = (str(_read(path).get("why") or "") for path in sorted((self.path / ASK).glob("*.off")))
         return next(filter(None, whys), "")[:MOST_WHY]
 
-    def bad(self) -> BadCopy | None:
+    def bad_copy(self) -> BadCopy | None:
         """The copy that workers could not load; None: there is none."""
         for path in (self.path / BAD).iterdir():
-            if match := re.fullmatch(r"([1-9]\d{0,14})-(\d{1,15})", path.name):
-                told, stamp = _read(path), Stamp(int(match[1]), int(match[2]))
+            if stamp := Stamp.of(path.name):
+                told = _read(path)
                 return BadCopy(stamp, str(told.get("node", ""))[:128], str(told.get("why", ""))[:500])
         return None
 
@@ -186,22 +156,25 @@ def _read(path: Path) -> Mapping[str, Any]:
     return {}
 
 
+def _read_index(path: Path) -> Index:
+    """A part, without its tensors; read again once its file is replaced."""
+    stats = path.stat()
+    return _known_index(path, stats.st_ino, stats.st_mtime_ns, stats.st_size)
+
+
 @lru_cache(maxsize=256)
-def _read_index(path: Path, *version: int) -> Shard:
-    """A part; read again once its file is replaced."""
-    text = path.read_bytes()
-    return replace(Index.read(text), tensors=()), xxh3_64_hexdigest(text)
+def _known_index(path: Path, *version: int) -> Index:
+    return replace(Index.read(path.read_bytes()), tensors=())
 
 
-def _held(stamp: Stamp, shards: Sequence[Shard]) -> Held:
-    indexes = [index for index, _ in shards]
-    sizes = {name: content.bytes for index in indexes for name, content in index.files.items()}
+def _held(slot: Slot, indexes: Mapping[int, Index]) -> Held:
+    sizes = {name: content.bytes for index in indexes.values() for name, content in index.files.items()}
     return Held(
-        round=stamp.round,
-        step=stamp.step,
-        world_size=indexes[0].world_size,
-        whole=any(index.has_replicated for index in indexes),
-        sharded=any(index.sharded for index in indexes),
+        round=slot.stamp.round,
+        step=slot.stamp.step,
+        world_size=next(iter(indexes.values())).world_size,
+        whole=any(index.has_replicated for index in indexes.values()),
+        sharded=any(index.sharded for index in indexes.values()),
         size=sum(sizes.values()),
-        ranks=tuple(RankPart(rank=index.rank, digest=digest) for index, digest in shards),
+        ranks=tuple(RankPart(rank=rank, digest=index.digest) for rank, index in indexes.items()),
     )

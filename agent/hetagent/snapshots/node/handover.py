@@ -13,16 +13,16 @@ from hetrdzv.protocol.errors import HetError, StaleIncarnation
 from hetrdzv.protocol.requests import ReportRequest
 from hetrdzv.protocol.routes import Routes
 from hetrdzv.protocol.snapshots import Holdings
-from hetrdzv.protocol.states import DirectiveKind, ReportKind
+from hetrdzv.protocol.states import ReportKind
 
 SERVES_S = 60.0
 """At most (seconds)."""
 
-LOOK_S = 0.2
-"""How often to look whether somebody is in a hurry (seconds)."""
-
 ASK_S = 1.0
 """How often the server is asked whether anybody needs this node, and how long its answer may take (seconds)."""
+
+SERVES, LEFT = "serves", "left"
+"""What it answers a node that has left: others need it; others go on without it. Or nobody else goes on."""
 
 
 class Handover:
@@ -69,41 +69,42 @@ class Handover:
             )
         return True
 
-    def wait(self, hurried: Callable[[], bool]) -> None:
-        """Wait until nobody needs this node any more, or `hurried` says so."""
-        if time.monotonic() < self._until:
-            loop = asyncio.new_event_loop()  # `asyncio.run` would wait for a look-up, which may take a minute
-            loop.run_until_complete(self._serve(hurried))
-            loop.close()
+    def wait(self, hurried: Callable[[], bool], *, patient: bool = True) -> bool:
+        """Wait until nobody needs this node any more, or `hurried` says so; returns whether others go on without it.
 
-    async def _serve(self, hurried: Callable[[], bool]) -> None:
-        asks_at = 0.0
+        Unless `patient`, it asks in any case, and does not wait for a server that does not answer.
+        """
+        if patient and not self._until:
+            return False
+        loop = asyncio.new_event_loop()  # `asyncio.run` would wait for a look-up, which may take a minute
+        code = loop.run_until_complete(self._serve(hurried, (SERVES, "") if patient else (SERVES,)))
+        loop.close()
+        return code == LEFT
+
+    async def _serve(self, hurried: Callable[[], bool], waits: tuple[str, ...]) -> str:
         async with self._connect() as client:
-            while (now := time.monotonic()) < self._until and not hurried():
-                if now >= asks_at:
-                    if not await self._is_needed(client):
-                        return
-                    asks_at = now + ASK_S
-                await asyncio.sleep(LOOK_S)
-            await self._is_needed(client, ends=True)
+            code = await self._ask(client)
+            while code in waits and time.monotonic() < self._until and not hurried():
+                await asyncio.sleep(min(ASK_S, max(0.0, self._until - time.monotonic())))
+                code = await self._ask(client)
+            if self._until and code in (SERVES, ""):
+                await self._ask(client, ends=True)
+        return code
 
-    async def _is_needed(self, client: Client, *, ends: bool = False) -> bool:
-        """Ask the server, or tell it that this node serves no longer."""
+    async def _ask(self, client: Client, *, ends: bool = False) -> str:
+        """What the server says; empty: nothing. Or tell it that this node serves no longer."""
         who = self._identity
         try:
             async with asyncio.timeout(ASK_S):
-                if ends:
-                    body = ReportRequest(
-                        incarnation=who.incarnation, round=self._round, kind=ReportKind.PARTING, serves_s=0.0
-                    )
-                    directive = await client.ask(Routes.report, who.group, who.node_id, body)
-                else:
-                    directive = await client.ask(
-                        Routes.directive, who.group, who.node_id, incarnation=who.incarnation
-                    )
+                if not ends:
+                    who_asks = who.group, who.node_id
+                    return (await client.ask(Routes.directive, *who_asks, incarnation=who.incarnation)).code
+                body = ReportRequest(
+                    incarnation=who.incarnation, round=self._round, kind=ReportKind.PARTING, serves_s=0.0
+                )
+                await client.ask(Routes.report, who.group, who.node_id, body)
         except StaleIncarnation:
-            return False
+            return LEFT
         except (HetError, OSError) as error:
             self.hangs = isinstance(error, TimeoutError)
-            return True
-        return directive.kind is not DirectiveKind.EXIT
+        return ""

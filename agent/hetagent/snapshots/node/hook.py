@@ -1,6 +1,8 @@
 """This node's part in the snapshots of each round: what its workers hold, and from which one they begin."""
 
+import contextlib
 import math
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -8,14 +10,18 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from hetagent.context import AgentContext
 from hetagent.launch.base import Assignment
 from hetagent.launch.command import WorkerCommand
 from hetagent.node.console import WarnOnce
 from hetagent.node.created import Created
+from hetagent.node.memory import free_memory
+from hetagent.options.model import SnapshotOptions
 from hetagent.roundhook import RoundHook
 from hetagent.session.connection import ServerConnection
 from hetagent.session.requests import Report, ReportRoute
 from hetagent.snapshots.folder import FOLDER, Control, Stamp
+from hetagent.snapshots.node.catalog import Catalog
 from hetagent.snapshots.node.disk import DiskWriter
 from hetagent.snapshots.node.files import SnapshotDir, ask
 from hetagent.snapshots.node.folder import NodeFolder
@@ -48,31 +54,26 @@ class SnapshotHook(RoundHook):
     """Tells workers where to begin and the server what they hold, and has them save before they are stopped."""
 
     def __init__(
-        self,
-        *,
-        node_id: str,
-        line: ServerConnection,
-        log: Callable[[str], None],
-        folder: NodeFolder,
-        memory: int,
-        server: SnapshotServer,
-        handover: Handover,
-        disk: DiskWriter | None = None,
-        every_s: int = 30,
-        one_per_node: bool = False,
+        self, context: AgentContext, options: SnapshotOptions, line: ServerConnection, folder: NodeFolder
     ) -> None:
-        self._node_id = node_id
+        self._node_id = context.identity.node_id
         self._line = line
-        self._log = log
+        self._log = log = context.tell
         self._log_once = WarnOnce(log)
         self._folder = folder
-        self._memory = memory
-        self._server = server
-        self._handover = handover
-        self._disk = disk
-        self._every_s = every_s
-        self._one_per_node = one_per_node
-        self._dir = SnapshotDir(folder.path, log)
+        self._memory = free_space(folder.path) // 2 if options.memory is None else options.memory
+        self._every_s = options.every_s
+        self._one_per_node = context.launch.one_per_node
+        self._dir = SnapshotDir(folder.path)
+        alone = context.options.standalone or context.options.spec.get("max_nodes") == 1
+        hold_port = None if alone else context.hold_port
+        self._server = SnapshotServer(folder.path, hold_port, lambda: context.place.address, log)
+        self._handover = Handover(context.identity, line, self._server, context.access.client, log)
+        self._disk: DiskWriter | None = None
+        if options.to is not None:  # a group of --standalone has another name each time
+            group = "standalone" if context.options.standalone else context.identity.group
+            catalog = Catalog(options.to / group, log)
+            self._disk = DiskWriter(catalog, options, self._dir, context.identity, log)
         self._prefetch = Prefetch(folder.path, log)
         self._reporter = SnapshotReporter()
         self._created = Created(*self._dir.folders)
@@ -88,9 +89,9 @@ class SnapshotHook(RoundHook):
         self._refused: list[ServerStamp] = []
         self._dropped: set[Stamp] = set()  # copies of this node's that cannot be loaded
         self._failed: set[ServerStamp] = set()  # others' copies that could not be loaded once
-        if disk is not None:
-            disk.catalog.begin(self._dir.origin)
-            disk.write_left()
+        if self._disk is not None:
+            self._disk.catalog.begin(self._dir.origin)
+            self._disk.write_left()
         self._reached = self._dir.reached()
         self._holdings = Holdings()
         line.offers(snapshots=self._holdings)
@@ -122,13 +123,13 @@ class SnapshotHook(RoundHook):
         self._ranks_by_round = {**self._ranks_by_round, self._round: self._ranks}
         self._reporter.begin(self._round, start.nnodes, chosen)
         try:
-            self._dir.begin(start.origin or "")
+            self._dir.begin_round(start.origin or "")
             on_disk = None
             if self._disk is not None:
                 self._disk.catalog.begin(self._dir.origin, chosen)
                 if chosen is not None and chosen.on_disk:
                     on_disk = self._disk.catalog.source(chosen)
-            self._dir.start(chosen, self._node_id, on_disk)
+            self._dir.tell_start(chosen, self._node_id, on_disk)
             self._write_control()
         except OSError as error:
             if chosen is not None:  # other nodes begin from it
@@ -166,7 +167,7 @@ class SnapshotHook(RoundHook):
 
     def abandon_reason(self) -> str:
         """Reason to abandon this round and rejoin, or ''."""
-        bad = self._dir.bad() if self._workers is not None else None
+        bad = self._dir.bad_copy() if self._workers is not None else None
         if bad is None:
             return ""
         cause = f"the copy on node '{bad.node_id}' is of no use" if bad.node_id else "no copy is of use"
@@ -190,7 +191,7 @@ class SnapshotHook(RoundHook):
 
     def _forget_bad(self) -> None:
         """A copy could not be loaded: do without it if it is this node's, and refuse it if it is another's again."""
-        if (bad := self._dir.bad()) is None:
+        if (bad := self._dir.bad_copy()) is None:
             return
         chosen = self._start.snapshot if self._start is not None else None
         is_foreign = chosen is not None and chosen.on_disk and chosen.origin != self._dir.origin
@@ -227,10 +228,11 @@ class SnapshotHook(RoundHook):
         try:
             if self._disk is not None:
                 self._folder.leave()
+            others_stay = not self._over and self._handover.wait(hurried, patient=self._disk is None)
+            if self._disk is not None and not others_stay:
                 last = until - LEFT_S if until is not None else math.inf
                 outcome = self._disk.write_last(self._ranks_of, last, hurried)
         finally:
-            self._handover.wait(hurried)
             self._server.close()
             if self._disk is not None:
                 self._disk.close()
@@ -348,7 +350,7 @@ class SnapshotHook(RoundHook):
             to_disk=self._disk is not None and self._disk.wants,
         )
         if control != self._control:
-            self._dir.control(control)
+            self._dir.tell(control)
             self._control = control
 
     def _refresh(self) -> Holdings:
@@ -371,3 +373,13 @@ class SnapshotHook(RoundHook):
             self._holdings = holdings
             self._line.offers(snapshots=holdings)
         return holdings
+
+
+def free_space(folder: Path) -> int:
+    """What snapshots may take in a folder (bytes); what is in the folder already counts as free."""
+    stats = os.statvfs(folder)
+    used = 0
+    for each in folder.glob("[0-9]/*"):
+        with contextlib.suppress(OSError):  # a worker of the last agent may still be at it
+            used += each.lstat().st_blocks * 512
+    return used + min(stats.f_bavail * stats.f_frsize, free_memory())

@@ -3,23 +3,19 @@
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-
-from xxhash import xxh3_64
 
 from hetagent.node.console import WarnOnce
 from hetagent.snapshots.errors import Overtaken
-from hetagent.snapshots.folder import INDEX, SHARED, Folder, Slot, Sum
+from hetagent.snapshots.folder import SHARED, Folder
 from hetagent.snapshots.node.files import source_of
 from hetagent.snapshots.node.reporter import stamp_of
-from hetagent.snapshots.sources import Source, SourceError, fill
+from hetagent.snapshots.sources import Source, SourceError, copy_part
 from hetrdzv.protocol.snapshots import Copy
 
 PAUSE_S, MOST_PAUSE_S = 1.0, 60.0
 """For how long nothing is fetched after a failure, and after many in a row (seconds)."""
-
-CHUNK = 8 << 20
-"""How much is fetched at a time (bytes)."""
 
 
 class Prefetch:
@@ -44,7 +40,7 @@ class Prefetch:
         try:
             fetch(self._folder, copy, memory)
             self._failed = 0
-        except Overtaken:
+        except (Overtaken, FileNotFoundError):  # its slot was given away
             return
         except (SourceError, OSError) as error:
             self._failed += 1
@@ -65,42 +61,23 @@ def fetch(path: Path, copy: Copy, memory: int | None = None) -> None:
         return
     source = Source(source_of(copy.source), stamp)
     for part in copy.source.ranks:
-        text, index = source.index(part.rank)
         has_shared = memory is None or any(SHARED in known.files for known in slot.read().values())
-        for file, expected in index.files.items():
-            if file == SHARED and has_shared:
-                continue
-            if memory is not None:
-                _require_memory(path, expected.bytes, memory)
-            _fetch(folder, source, slot, file, expected)
-        name = INDEX.format(part.rank)
-        (slot.path / f"{name}.fetched").write_bytes(text)
-        folder.rename(slot, f"{name}.fetched", name)
+        copy_part(
+            source,
+            part.rank,
+            slot.path,
+            (SHARED,) if has_shared else (),
+            partial(_require_memory, path, memory),
+        )
 
 
-def _require_memory(path: Path, size: int, memory: int) -> None:
+def _require_memory(path: Path, memory: int | None, size: int) -> None:
     """Check that the slots may take so much more."""
+    if memory is None:
+        return
     used = sum(file.stat().st_blocks * 512 for file in path.glob("[0-9]/*") if file.is_file())
     if used + size > memory:
         raise OSError(
             f"with it they would take {(used + size) / 1e6:.3g} MB, and may have {memory / 1e6:.3g} MB: give hetagent "
             "a larger --snapshot-memory"
         )
-
-
-def _fetch(folder: Folder, source: Source, slot: Slot, name: str, expected: Sum) -> None:
-    """Fetch a file under another name, since a worker may have it mapped, and rename it once it is good."""
-    beside = slot.path / f"{name}.new"
-    try:
-        with source.open(name) as answer, beside.open("wb") as file:
-            memory, digest = memoryview(bytearray(min(CHUNK, expected.bytes))), xxh3_64()
-            for at in range(0, expected.bytes, CHUNK):
-                piece = memory[: min(CHUNK, expected.bytes - at)]
-                fill(answer, piece)
-                digest.update(piece)
-                file.write(piece)
-        if digest.hexdigest() != expected.digest:
-            raise SourceError(f"{name} {source.where} is corrupt")
-        folder.rename(slot, beside.name, name)
-    finally:
-        beside.unlink(missing_ok=True)

@@ -14,9 +14,8 @@ from typing import Any
 
 from hetagent.node.console import WarnOnce
 from hetagent.node.network import NetworkError
-from hetagent.snapshots.folder import Folder, Stamp
 
-PATH = re.compile(r"/([0-9]{1,16})-([0-9]{1,16})/(shared\.bin|[0-9]{1,10}\.(?:bin|json|small))", re.ASCII)
+PATH = re.compile(r"/([0-9]{1,15}-[0-9]{1,15}/(?:shared\.bin|[0-9]{1,10}\.(?:bin|json|small)))", re.ASCII)
 """The files that are served: round, step, name."""
 
 SILENT_S = 30.0
@@ -36,7 +35,7 @@ class SnapshotServer:
         address: Callable[[], str],
         log: Callable[[str], None],
     ) -> None:
-        self._folder = Folder(folder)
+        self._folder = folder
         self._hold_port = hold_port
         self._address = address
         self._log_once = WarnOnce(log)
@@ -74,7 +73,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, listener: socket, folder: Folder, key: str) -> None:
+    def __init__(self, listener: socket, folder: Path, key: str) -> None:
         super().__init__(("", 0), _Handler, bind_and_activate=False)
         self.socket.close()
         self.socket = listener
@@ -101,11 +100,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_error(HTTPStatus.UNAUTHORIZED)
             return
         match = PATH.fullmatch(self.path)
-        slot = self.server.folder.slots().get(Stamp(int(match[1]), int(match[2]))) if match else None
         try:
-            if match is None or slot is None:
+            if match is None:
                 raise FileNotFoundError
-            file = (slot.path / match[3]).open("rb")
+            file = (self.server.folder / match[1]).open("rb")
         except OSError:
             self.send_error(HTTPStatus.NOT_FOUND)
             return

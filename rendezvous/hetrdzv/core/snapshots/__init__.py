@@ -19,6 +19,7 @@ from hetrdzv.core.snapshots.complete import (
     gathered_for,
     has_all,
     is_copied,
+    is_here,
     newer_than,
     serves,
 )
@@ -96,7 +97,7 @@ def parting(context: StepContext, node: Node, report: Report) -> None:
 
 def is_needed(group: Group, node: Node) -> bool:
     """Whether others need what a node that has left, but whose agent is there, holds: they have nothing newer yet."""
-    if not serves(group, node) or node.snapshots is None or all(one.gone for one in group.nodes.values()):
+    if not serves(group, node) or not others_stay(group) or node.snapshots is None:
         return False
     complete, known = complete_in_memory(group), group.snapshots
     wanted = known.wanted if known is not None else None
@@ -147,6 +148,12 @@ def is_undone(known: Kept, stamp: Stamp) -> bool:
     if known.undone is None or stamp.newness <= known.undone.newness:
         return False
     return stamp.origin is not None or stamp.round < known.undone_before
+
+
+@cached
+def others_stay(group: Group) -> bool:
+    """Whether nodes are there that do not leave: they go on with the job."""
+    return any(is_here(group, node) for node in group.nodes.values())
 
 
 def _origin(before: Group, members: Sequence[Node]) -> str | None:

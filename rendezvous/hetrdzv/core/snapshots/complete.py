@@ -55,7 +55,7 @@ def gathered_for(group: Group, origin: str, members: Sequence[str], last_round: 
         for held in usable(group, node, origin, alone):
             if held.round <= last_round:
                 holders[stamp_of(held), held.world_size, held.sharded].append((node, held))
-        if _is_here(group, node):
+        if is_here(group, node):
             disk.update((stamp_on_disk(one, origin), one) for one in node.snapshots.on_disk)
     found = [
         Gathered(stamp, size, sharded, tuple(some), _lack(size, sharded, some))
@@ -98,10 +98,11 @@ def usable(group: Group, node: Node, origin: str, alone: str | None = None) -> I
     assert holdings is not None
     served = bool(holdings.port) or node.node_id == alone
     is_of = bool(origin) and holdings.origin == origin
-    return holdings.held if served and is_of and (_is_here(group, node) or serves(group, node)) else ()
+    return holdings.held if served and is_of and (is_here(group, node) or serves(group, node)) else ()
 
 
-def _is_here(group: Group, node: Node) -> bool:
+def is_here(group: Group, node: Node) -> bool:
+    """Whether a node is there, and does not leave."""
     return not node.gone and node.job == group.job and node.leaving is None and node.rejected is None
 
 

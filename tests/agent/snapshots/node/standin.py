@@ -19,16 +19,22 @@ def part(folder: Path, slot: int, stamp: tuple[int, int], rank: int = 0, **more:
     """Write a rank's part of a snapshot, which a test may change; returns its index."""
     place = folder / str(slot)
     place.mkdir(exist_ok=True)
-    slots = folder / "slots.json"
-    known = json.loads(slots.read_bytes()) if slots.exists() else {}
-    slots.write_text(json.dumps({**known, str(slot): list(stamp)}))
+    named(folder, slot, stamp)
     (place / "shared.bin").write_bytes(os.urandom(SHARED_BYTES))
     (place / f"{rank}.small").write_bytes(b"small")
-    index: dict[str, Any] = {"v": 1, "stamp": list(stamp), "rank": rank, "world_size": 2, "sharded": False}
+    index: dict[str, Any] = {"v": 1, "stamp": list(stamp), "rank": rank, "writer": rank, "world_size": 2}
     files = {"shared.bin": [SHARED_BYTES, "0"], f"{rank}.small": [5, "0"]}
-    index |= {"shared": True, "tensors": [], "values": 0, "files": files, **more}
+    index |= {"sharded": False, "shared": True, "tensors": [], "files": files, **more}
     put(place / f"{rank}.json", json.dumps(index))
     return index
+
+
+def named(folder: Path, slot: int, stamp: tuple[int, int]) -> None:
+    """Give a slot to a snapshot."""
+    for path in folder.glob("*-*"):
+        if path.is_symlink() and os.readlink(path) == str(slot):
+            path.unlink()
+    (folder / "{}-{}".format(*stamp)).symlink_to(str(slot))
 
 
 def put(path: Path, text: str) -> None:

@@ -16,7 +16,7 @@ from hetagent.context import Identity
 from hetagent.errors import UsageError
 from hetagent.options.model import SnapshotOptions
 from hetagent.snapshots.node import folder as folders
-from hetagent.snapshots.node import setup
+from hetagent.snapshots.node import hook, setup
 from hetagent.snapshots.node.folder import OLD_S, UNSAVED, NodeFolder, sweep
 from hetagent.snapshots.node.setup import snapshot_hook
 from hetrdzv.protocol.snapshots import Holdings
@@ -127,12 +127,12 @@ def test_what_is_free_in_a_tmpfs_is_what_it_and_the_machine_have_left(
     """What an earlier agent has left counts as free."""
     stats = Namespace(f_frsize=1, f_bavail=32 << 30)
     monkeypatch.setattr(os, "statvfs", lambda folder: stats)
-    monkeypatch.setattr(setup, "free_memory", lambda: 24 << 30)
-    assert setup.free_space(tmp_path) == 24 << 30
+    monkeypatch.setattr(hook, "free_memory", lambda: 24 << 30)
+    assert hook.free_space(tmp_path) == 24 << 30
     (tmp_path / "0").mkdir()
     (tmp_path / "0" / "shared.bin").write_bytes(bytes(1 << 20))
     stats.f_bavail = 0
-    assert setup.free_space(tmp_path) == 1 << 20
+    assert hook.free_space(tmp_path) == 1 << 20
 
 
 # -- flags -----------------------------------------------------------------------------------------------------
@@ -244,7 +244,6 @@ def test_a_node_does_not_sweep_away_its_own(tmp_path: Path) -> None:
     """Its job stood still for long, over a weekend perhaps."""
     first = placed(tmp_path, [], HET_SNAPSHOT_DIR=str(tmp_path))
     path = first._folder.path
-    (path / "slots.json").write_text("{}")
     (path / "kept").touch()
     first.close()
     first._folder.close(remove=False)

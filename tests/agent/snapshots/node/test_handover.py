@@ -94,7 +94,7 @@ class Node:
 
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
-    monkeypatch.setattr(handovers, "LOOK_S", 0.02)
+    monkeypatch.setattr(handovers, "ASK_S", 0.05)
     made = Node(tmp_path)
     yield made
     made.serving.close()

@@ -5,6 +5,7 @@ import os
 import select
 import signal
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
@@ -26,9 +27,7 @@ from hetagent.session.requests import Report
 from hetagent.snapshots import save_request
 from hetagent.snapshots.node import files, reporter
 from hetagent.snapshots.node.folder import NodeFolder
-from hetagent.snapshots.node.handover import Handover
 from hetagent.snapshots.node.hook import SnapshotHook
-from hetagent.snapshots.node.server import SnapshotServer
 from hetagent.workers.processes import Workers
 from hetagent.workers.starter import Exit
 from hetrdzv.protocol import codec
@@ -67,29 +66,37 @@ class Ran:
         return bool(self.alive)
 
 
-def server(path: Path, *, serves: bool = False) -> SnapshotServer:
-    hold = (lambda: hold_port("127.0.0.1", None)) if serves else None
-    return SnapshotServer(path, hold, lambda: "127.0.0.1", print)
-
-
 def hook(
-    folder: NodeFolder, line: ServerConnection, log: Callable[[str], None], server: SnapshotServer
+    folder: NodeFolder,
+    line: ServerConnection,
+    log: Callable[[str], None],
+    *,
+    serves: bool = False,
+    to: Path | None = None,
 ) -> SnapshotHook:
-    handover = Handover(Identity("g", "a", "1"), line, server, cast(Any, None), log)
-    return SnapshotHook(
-        node_id="a", line=line, log=log, folder=folder, memory=1000, server=server, handover=handover
+    context: Any = Namespace(
+        identity=Identity("g", "a", "1"),
+        tell=log,
+        launch=Namespace(one_per_node=False),
+        options=Namespace(standalone=not serves, spec={}),
+        place=Namespace(address="127.0.0.1"),
+        access=Namespace(client=None),
+        hold_port=lambda: hold_port("127.0.0.1", None),
     )
+    options: Any = Namespace(memory=1000, every_s=30, to=to, to_every_s=600)
+    return SnapshotHook(context, options, line, folder)
 
 
 class Node:
     """The hook of a node with two workers, ranks 2 and 3 of 4 unless a test says otherwise."""
 
-    def __init__(self, parent: Path, serves: bool = False) -> None:
+    def __init__(self, parent: Path, serves: bool = False, to: Path | None = None) -> None:
         self.line, self.said = Told(), list[str]()
         self.folder = NodeFolder(parent, "g", "a", ())
         self.path = self.folder.path
-        self.server = server(self.path, serves=serves)
-        self.hook = hook(self.folder, cast(ServerConnection, self.line), self.said.append, self.server)
+        line = cast(ServerConnection, self.line)
+        self.hook = hook(self.folder, line, self.said.append, serves=serves, to=to)
+        self.server = self.hook._server
 
     def enters(self, number: int = 4, chosen: Chosen | None = None, nnodes: int = 1, **more: Any) -> None:
         """It takes part in a round, whose workers run."""
@@ -187,7 +194,7 @@ def test_the_server_is_told_what_workers_write(node: Node) -> None:
     answer.set_result(SnapshotsReply(complete=Stamp(round=4, step=120)))
     assert node.hook.due_at() == 0.0
     node.hook.look()
-    assert node.control()["retained"] == [[4, 140]]
+    assert node.control()["retained"] == [[4, 140, ""]]
     assert [held.step for held in node.line.asked[1][0].holdings.held] == [140, 130, 120]
 
 
@@ -290,8 +297,8 @@ def test_workers_find_from_where_to_begin(node: Node) -> None:
     node.hook.end()
     node.enters(chosen=chosen())
     told = json.loads((node.path / "start.json").read_bytes())
-    assert (told["step"], told["sources"][0]["path"]) == (120, str(node.path / "0"))
-    kept = {"safe": [3, 120], "retained": [[3, 120]], "to_disk": False}
+    assert (told["step"], told["sources"][0]["path"]) == (120, str(node.path / "3-120"))
+    kept = {"safe": [3, 120, ""], "retained": [[3, 120, ""]], "to_disk": False}
     assert node.control() == {"round": 4, "ranks": [2, 3], "every_s": 30, "memory": 1000, **kept}
     assert "round 4: begins from the snapshot of step 120, 2 before the last" in node.said
     node.enters(chosen=replace(chosen(), lost=None))
@@ -412,6 +419,19 @@ def test_an_agent_that_leaves_keeps_them_while_the_job_goes_on(
     assert node.path.exists() is kept
 
 
+@pytest.mark.parametrize("others_stay", [True, False])
+def test_the_last_step_is_written_to_disk_unless_others_go_on(
+    nodes: Callable[..., Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others_stay: bool
+) -> None:
+    node = nodes(to=tmp_path / "disk")
+    node.enters()
+    node.part((4, 120))
+    node.hook.end()
+    monkeypatch.setattr(node.hook._handover, "wait", lambda *_, **__: others_stay)
+    monkeypatch.setattr(node.hook._disk, "write_last", lambda *_: "step 120 is on disk")
+    assert node.leaves() == ("" if others_stay else "snapshot step 120 is on disk")
+
+
 # -- in a real agent -------------------------------------------------------------------------------------------
 
 WORKER = f"exec {sys.executable} -S {standin.__file__}"
@@ -420,7 +440,7 @@ WORKER = f"exec {sys.executable} -S {standin.__file__}"
 def furnished(made: Rig, parent: Path) -> SnapshotHook:
     """Give an agent the hook."""
     folder = NodeFolder(parent, made.group_id, "a", ())
-    made.parts.snapshots = hook(folder, made.line, made.said.append, server(folder.path))
+    made.parts.snapshots = hook(folder, made.line, made.said.append)
     return made.parts.snapshots
 
 

@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.agent.snapshots.node.standin import part, put
+from tests.agent.snapshots.node.standin import named, part, put
 from xxhash import xxh3_64_hexdigest
 
 from hetagent.node.network import hold_port
-from hetagent.snapshots.errors import Overtaken
+from hetagent.snapshots import sources
 from hetagent.snapshots.folder import Folder
 from hetagent.snapshots.folder import Stamp as Taken
 from hetagent.snapshots.memory import Mapped
-from hetagent.snapshots.node import prefetch
 from hetagent.snapshots.node.files import SnapshotDir
 from hetagent.snapshots.node.prefetch import fetch
 from hetagent.snapshots.node.server import SnapshotServer
@@ -29,7 +28,7 @@ SIZE = 1000
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefetch, "CHUNK", 300)
+    monkeypatch.setattr(sources, "CHUNK", 300)
 
 
 class Nodes:
@@ -93,7 +92,7 @@ def alike(nodes: Nodes, content: bytes) -> None:
 
 def declared(node: Path) -> Held:
     """What a node declares of its only snapshot."""
-    (held,) = SnapshotDir(node, pytest.fail).held()
+    (held,) = SnapshotDir(node).held()
     return held
 
 
@@ -104,12 +103,12 @@ def test_a_node_that_had_nothing_has_all_that_ranks_have_alike_with_the_parts_of
     content = os.urandom(764)
     alike(nodes, content)
     shutil.rmtree(nodes.here / "0")
-    (nodes.here / "slots.json").unlink()
+    (nodes.here / "3-120").unlink()
     fetch(nodes.here, nodes.copy, 1 << 20)
     slot = Folder(nodes.here).slots()[Taken(3, 120)]
     assert (slot.path / "shared.bin").read_bytes() == content
     assert declared(nodes.here).whole
-    assert not list(slot.path.glob("*.new"))
+    assert not list(slot.path.glob("*.new*"))
 
 
 def test_what_ranks_have_alike_is_not_fetched_twice(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +133,7 @@ def test_a_copy_of_an_earlier_round_leaves_alone_what_a_worker_has_mapped(nodes:
     assert (nodes.here / "0" / "1.bin").read_bytes() == nodes.content
     assert mapped.memory[-1] == ord("x"), "a file that was cut would end the process here"
     assert not mapped.is_there(), "it has to be mapped again"
-    assert not list((nodes.here / "0").glob("*.new"))
+    assert not list((nodes.here / "0").glob("*.new*"))
 
 
 def test_without_memory_for_it_nothing_is_left_of_a_copy(nodes: Nodes) -> None:
@@ -147,21 +146,21 @@ def test_a_slot_that_is_given_away_in_the_middle_of_a_copy_is_left_alone(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker may have mapped that file for a snapshot of its own."""
-    whose, fill = nodes.here / "0" / "1.bin", prefetch.fill
+    whose, fill = nodes.here / "0" / "1.bin", sources.fill
 
     def given_away(*args: Any) -> None:
         fill(*args)
-        (nodes.here / "slots.json").write_text(json.dumps({"0": [4, 160]}))
+        named(nodes.here, 0, (4, 160))
         whose.write_bytes(b"x" * 5 * SIZE)
 
-    monkeypatch.setattr(prefetch, "fill", given_away)
-    with pytest.raises(Overtaken):
+    monkeypatch.setattr(sources, "fill", given_away)
+    with pytest.raises(FileNotFoundError):
         fetch(nodes.here, nodes.copy)
     assert whose.read_bytes() == b"x" * 5 * SIZE
     assert not (nodes.here / "0" / "1.json").exists()
 
 
 def test_what_was_overwritten_meanwhile_is_not_copied(nodes: Nodes) -> None:
-    (nodes.here / "slots.json").write_text(json.dumps({"0": [3, 160]}))
+    named(nodes.here, 0, (3, 160))
     fetch(nodes.here, nodes.copy)
     assert not (nodes.here / "0" / "1.json").exists()

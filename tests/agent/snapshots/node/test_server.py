@@ -83,13 +83,6 @@ def test_nothing_else_is_served(made: SnapshotServer, tmp_path: Path) -> None:
     assert {path: get(made, path).status_code for path in NOWHERE} == dict.fromkeys(NOWHERE, 404)
 
 
-def test_what_a_slot_holds_is_looked_up_each_time(made: SnapshotServer, tmp_path: Path) -> None:
-    assert get(made, "3-120/0.json").status_code == 200
-    part(tmp_path, 1, (4, 130))
-    assert get(made, "3-120/0.json").status_code == 404
-    assert get(made, "4-130/0.json").status_code == 200
-
-
 def test_a_node_that_has_moved_listens_at_its_new_address(tmp_path: Path, said: list[str]) -> None:
     places = ["127.0.0.1"]
     made = SnapshotServer(tmp_path, lambda: hold_port(places[0], None), lambda: places[0], said.append)

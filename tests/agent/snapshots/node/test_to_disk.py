@@ -2,12 +2,12 @@
 
 import json
 import os
-import pickle
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,15 +25,16 @@ from hetagent.snapshots.copying import Who
 from hetagent.snapshots.errors import Overtaken, SnapshotError
 from hetagent.snapshots.folder import Folder, Index, Slot, Stamp
 from hetagent.snapshots.loading import Loader
-from hetagent.snapshots.node.to_disk import Planner, finish, prune, run, write
-from hetagent.snapshots.on_disk import MARK, PART, Mark, SnapshotId, directories, path_of, remove, require_own
+from hetagent.snapshots.node import to_disk
+from hetagent.snapshots.node.to_disk import prune, run
+from hetagent.snapshots.on_disk import MARK, Mark, directories, name_of, path_of, remove, require_own
 from hetagent.snapshots.script import Snapshots
 from hetagent.snapshots.state import State
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is ")
 
 STEP = 3
-OLDER, OWN = (SnapshotId("j", 0, step) for step in (1, STEP))
+OLDER, OWN = (Stamp(0, step, "j") for step in (1, STEP))
 
 
 class Script:
@@ -87,7 +88,7 @@ def slot(trained: Script, tmp_path: Path) -> Slot:
 
 
 def written(slot: Slot, into: Path) -> Path:
-    run(slot, into, [0], 5.0)
+    run(slot, into, [0])
     return into
 
 
@@ -98,15 +99,14 @@ def command(slot: Slot, path: Path) -> list[str]:
         "stamp": slot.stamp,
         "into": str(path),
         "ranks": [0],
-        "leads_s": 5,
-        "is_last": True,
+        "keep": 3,
+        "jobs": ["j"],
     }
-    told |= {"keep": 3, "jobs": ["j"]}
     return [sys.executable, "-P", "-m", "hetagent.snapshots.node.to_disk", json.dumps(told)]
 
 
 def test_plain_dcp_reads_it(trained: Script, slot: Slot, tmp_path: Path) -> None:
-    path = tmp_path / OWN.name
+    path = tmp_path / name_of(OWN)
     done = subprocess.run(command(slot, path), capture_output=True, text=True, check=False, timeout=100)
     assert done.returncode == 0, done.stderr
     other = Script(1)
@@ -140,7 +140,7 @@ def load(folder: Path, path: Path, script: Script) -> int:
     mark = Mark.read(path)
     assert mark is not None
     told = {"node": "", "path": str(path), "ranks": mark.ranks}
-    start = {"round": 0, "step": STEP, "world_size": 1, "sources": [told]}
+    start = {"round": 0, "step": STEP, "world_size": mark.world_size, "sources": [told]}
     loader = Loader(Folder(folder), 0, start, has_agent=True)
     loader.load(State(script.state(), {"own": []}))
     return loader.stamp.step
@@ -158,7 +158,7 @@ def test_a_worker_reads_it_with_all_its_digests(
     assert other.sampler == {"consumed": STEP, "seeds": [0]}
 
 
-@pytest.mark.parametrize("name", ["__0_0.distcp", "0.small", "0.json"])
+@pytest.mark.parametrize("name", ["shared.bin", "0.small", "0.json"])
 def test_what_is_corrupt_on_disk_is_not_loaded(
     slot: Slot, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,9 +178,9 @@ def test_below_a_url_it_is_found_read_by_plain_dcp_and_removed(
     """`file://` goes the way of object stores: UPath, fsspec, torch's FsspecWriter; a real S3: tests/ecosystem."""
     top = path_of(f"file://{tmp_path}/disk")
     assert directories(top) == {}
-    (tmp_path / "disk" / OLDER.name).mkdir(parents=True)
-    path = written(slot, top / OWN.name)
-    assert directories(top) == {OWN: path, OLDER: top / OLDER.name}
+    (tmp_path / "disk" / name_of(OLDER)).mkdir(parents=True)
+    path = written(slot, top / name_of(OWN))
+    assert directories(top) == {OWN: path, OLDER: top / name_of(OLDER)}
     assert Mark.read(path) is not None
     state: dict[str, Any] = {"tensor": torch.ones(2)}
     dcp.load(state, storage_reader=FsspecReader(str(path)))
@@ -192,40 +192,82 @@ def test_below_a_url_it_is_found_read_by_plain_dcp_and_removed(
 
 
 def test_what_is_corrupt_in_memory_does_not_get_there(slot: Slot, tmp_path: Path) -> None:
-    shared = slot.path / "shared.bin"
-    content = bytearray(shared.read_bytes())
+    content = bytearray((slot.path / "shared.bin").read_bytes())
     content[8] ^= 1
-    shared.write_bytes(content)
-    with pytest.raises(SnapshotError, match=r"shared\.bin is corrupt"):
-        write(slot, tmp_path / "disk", [0], leads=True)
-    with pytest.raises(Overtaken, match="was needed for another one meanwhile"):
-        write(Slot(slot.path, 0, Stamp(0, 2)), tmp_path / "disk", [0], leads=True)
+    (slot.path / "shared.bin").write_bytes(content)
+    with pytest.raises(SnapshotError, match=r"shared\.bin .* is corrupt"):
+        run(slot, tmp_path / "disk", [0])
+    assert not (tmp_path / "disk" / "shared.bin").exists()
 
 
-@pytest.mark.parametrize("name", ["0.small", "shared.bin"])
-def test_a_slot_that_is_given_away_while_it_is_written_leaves_nothing_torn(
-    slot: Slot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+def test_a_slot_that_is_given_away_while_it_is_copied_leaves_nothing_torn(
+    slot: Slot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def check_and_lose(planner: Planner, index: Index) -> None:
-        (slot.path / "0.json").unlink()
-        (slot.path / name).write_bytes(b"of a newer one".ljust((slot.path / name).stat().st_size))
-        check(planner, index)
+    def copy_and_lose(*args: Any) -> None:
+        slot.path.unlink()
+        copy_part(*args)
 
-    check = Planner.check
-    monkeypatch.setattr(Planner, "check", check_and_lose)
-    with pytest.raises(Overtaken):
-        run(slot, tmp_path / "disk", [0], 5.0)
-    assert not (tmp_path / "disk").exists()
+    copy_part = to_disk.copy_part
+    monkeypatch.setattr(to_disk, "copy_part", copy_and_lose)
+    for _ in range(2):
+        with pytest.raises(Overtaken, match="its memory was needed"):
+            run(slot, tmp_path / "disk", [0])
+    assert not [*(tmp_path / "disk").iterdir()]
 
 
-def test_without_the_parts_of_all_ranks_a_sharded_one_is_not_complete(slot: Slot, tmp_path: Path) -> None:
-    path = tmp_path / "disk"
-    path.mkdir()
-    part = write(slot, path, [0], leads=True)
-    first = Index.read((slot.path / "0.json").read_bytes())
+class World:
+    """The slots of two nodes with a rank each."""
+
+    def __init__(self, slot: Slot, tmp_path: Path, *, sharded: bool) -> None:
+        self.slots = []
+        for rank in (0, 1):
+            path = tmp_path / f"node{rank}" / slot.stamp.name
+            shutil.copytree(slot.path, path)
+            index = Index.read((path / "0.json").read_bytes())
+            (path / "0.json").unlink()
+            small = path / f"{rank}.small"
+            (path / "0.small").rename(small)
+            files = {"shared.bin": index.files["shared.bin"], small.name: index.files["0.small"]}
+            index = replace(index, rank=rank, writer=rank, world_size=2, sharded=sharded, files=files)
+            (path / f"{rank}.json").write_bytes(index.written())
+            self.slots.append(Slot(path, slot.stamp))
+        self.into = tmp_path / "disk"
+
+    def write(self, *ranks: int) -> None:
+        """Nodes write at the same time."""
+        with ThreadPoolExecutor() as pool:
+            for done in [pool.submit(run, self.slots[rank], self.into, [rank]) for rank in ranks]:
+                done.result()
+
+
+def test_nodes_write_their_parts_and_one_makes_the_checkpoint(slot: Slot, tmp_path: Path) -> None:
+    world = World(slot, tmp_path, sharded=True)
+    world.write(1, 0)
+    mark = Mark.read(world.into)
+    assert mark is not None
+    assert (mark.world_size, sorted(mark.ranks)) == (2, [0, 1])
+    assert (world.into / "shared.bin").read_bytes() == (slot.path / "shared.bin").read_bytes()
+
+
+def test_without_the_parts_of_all_ranks_a_sharded_one_is_not_complete(
+    slot: Slot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(to_disk, "STALL_S", 0.1)
+    world = World(slot, tmp_path, sharded=True)
     with pytest.raises(SnapshotError, match="the part of rank 1 is not there after 0 s"):
-        finish(path, part, replace(first, world_size=2, sharded=True), wait_s=0.0)
-    assert Mark.read(path) is None
+        world.write(0)
+    assert Mark.read(world.into) is None
+
+
+def test_if_the_node_of_rank_0_is_gone_another_one_writes_what_all_have_alike(
+    slot: Slot, trained: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(to_disk, "STALL_S", 0.1)
+    world = World(slot, tmp_path, sharded=False)
+    world.write(1)
+    other = Script(1)
+    assert load(tmp_path / "other", world.into, other) == STEP
+    other.same_as(trained)
 
 
 @pytest.mark.parametrize(
@@ -234,7 +276,7 @@ def test_without_the_parts_of_all_ranks_a_sharded_one_is_not_complete(slot: Slot
         {"v": 2},
         {"written_at": None},
         {"size": float("inf")},
-        {"files": ["0.json"]},
+        {"ranks": ["0.json"]},
         {"what": 1},
         {"after": 3},
     ],
@@ -251,46 +293,15 @@ def test_a_mark_of_another_version_or_without_sense_is_none(
     assert Index.read((slot.path / "0.json").read_bytes()).stamp == slot.stamp
 
 
-class Evil:
-    """What somebody puts into a directory of snapshots."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, (str(self.path),)
-
-
-def test_a_part_that_somebody_else_has_put_there_runs_no_code(slot: Slot, tmp_path: Path) -> None:
-    into = tmp_path / "disk"
-    into.mkdir()
-    (into / PART.format(1)).write_bytes(pickle.dumps(Evil(tmp_path / "ran")))
-    (into / PART.format(1)).chmod(0o666)
-    with pytest.raises(SnapshotError, match="others can write to"):
-        run(slot, into, [0], 5.0)
-    assert not (tmp_path / "ran").exists()
-
-
-def test_metadata_that_somebody_else_has_changed_runs_no_code(
-    slot: Slot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("hetagent.snapshots.loading.GIVEN_UP_S", 0.0)
-    path = written(slot, tmp_path / "disk")
-    (path / ".metadata").write_bytes(pickle.dumps(Evil(tmp_path / "ran")))
-    with pytest.raises(SnapshotError, match=r"cannot be loaded: \.metadata in .* is corrupt"):
-        load(tmp_path / "other", path, Script(1))
-    assert not (tmp_path / "ran").exists()
-
-
 def test_nothing_is_written_where_others_may_write(slot: Slot, tmp_path: Path) -> None:
-    for open_to_others in (tmp_path / "disk", tmp_path / "disk" / OWN.name):
+    for open_to_others in (tmp_path / "disk", tmp_path / "disk" / name_of(OWN)):
         open_to_others.mkdir()
         open_to_others.chmod(0o777)
         with pytest.raises(SnapshotError, match=rf"others can write to {open_to_others} "):
-            run(slot, tmp_path / "disk" / OWN.name, [0], 5.0)
+            run(slot, tmp_path / "disk" / name_of(OWN), [0])
         open_to_others.chmod(0o755)
         assert not [*tmp_path.glob("disk/*/*")]
-        shutil.rmtree(tmp_path / "disk" / OWN.name)
+        shutil.rmtree(tmp_path / "disk" / name_of(OWN))
 
 
 def test_what_others_may_change_is_refused_before_it_is_read(tmp_path: Path) -> None:
@@ -319,7 +330,7 @@ def test_without_an_agent_snapshots_are_not_read_where_others_may_write(tmp_path
 
 
 def test_what_is_written_nobody_else_may_change(slot: Slot, tmp_path: Path) -> None:
-    path = tmp_path / "disk" / OWN.name
+    path = tmp_path / "disk" / name_of(OWN)
     subprocess.run(command(slot, path), check=True, timeout=100, umask=0o002)
     modes = {each.name: each.stat().st_mode & 0o022 for each in (path.parent, path, *path.iterdir())}
     assert MARK in modes

@@ -4,6 +4,8 @@ import io
 import threading
 
 import pytest
+from tests.agent.rig import Make
+from torch.distributed.elastic.multiprocessing import Std
 
 from hetagent.workers import collapse
 from hetagent.workers.collapse import LineMerger
@@ -63,3 +65,17 @@ def test_a_line_waits_for_the_others_but_not_for_long() -> None:
     made.write(f"{LineMerger.mark(0)}a")
     made.close()
     assert out.getvalue() == "3/1:a\n2/0:a\n"
+
+
+def test_all_that_torch_copies_of_several_ranks_arrives_as_one(
+    rig: Make, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collapse, "WAIT_S", 600.0)
+    command = "seq 1 3000; echo rank $RANK; echo 'no such data' >&2"
+    made = rig(command, slots=3, tee=Std.ALL, prefix="[a:${rank}] ", collapse=True)
+    assert made.run() == 0
+    said = capfd.readouterr()
+    lines = said.out.splitlines()
+    assert lines[:3000] == [f"[a:0-2] {number}" for number in range(1, 3001)]
+    assert sorted(lines[3000:]) == [f"[a:{rank}] rank {rank}" for rank in range(3)]
+    assert "[a:0-2] no such data" in said.err.splitlines()

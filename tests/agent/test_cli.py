@@ -40,8 +40,7 @@ RUNNER = str(ROOT / "agent/hetagent/worker/runner.py")
 @pytest.fixture(autouse=True)
 def four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = [Gpu(f"GPU-{letter * 8}", "H200", 139 * 2**30) for letter in "abcd"]
-    choose = devices.choose
-    monkeypatch.setattr(devices, "choose", lambda *args: choose(*args, lambda: gpus))
+    monkeypatch.setattr(devices, "discover", lambda: gpus)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 

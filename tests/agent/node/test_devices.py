@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hetagent.node.gpu import discovery
+from hetagent.node.gpu import devices, discovery
 from hetagent.node.gpu.devices import DeviceError, Devices, choose, mig_slices, narrow
 from hetagent.node.gpu.discovery import Gpu, NoGpus
 
@@ -20,13 +20,21 @@ GIVE = "pass a number (4), auto, or a list of indices (0,2,3)"
 MIG = [Gpu("MIG-1111", "H200 MIG 1g.18gb", 18 * GIB), Gpu("MIG-2222", "H200 MIG 1g.18gb", 18 * GIB)]
 
 
-def no_driver() -> list[Gpu]:
-    raise NoGpus("no NVIDIA driver")
+@pytest.fixture(autouse=True)
+def four(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "discover", lambda: FOUR + MIG)
+
+
+@pytest.fixture
+def no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    def discover() -> list[Gpu]:
+        raise NoGpus("no NVIDIA driver")
+
+    monkeypatch.setattr(devices, "discover", discover)
 
 
 def on_four(gpus: str | None, device: str = "auto", visible: str | None = None) -> Devices:
-    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    return choose(gpus, device, environ, lambda: FOUR + MIG)
+    return choose(gpus, device, {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
 
 
 @pytest.mark.parametrize(
@@ -107,9 +115,10 @@ def test_gpus_that_are_not_there_or_mean_nothing(gpus: str, visible: str | None,
         ("1,1", "cpu", "--gpus 1,1: GPU 1 is listed twice: every worker needs its own"),
     ],
 )
+@pytest.mark.usefixtures("no_driver")
 def test_without_a_driver(gpus: str | None, device: str, message: str) -> None:
     with pytest.raises(DeviceError) as refused:
-        choose(gpus, device, {}, no_driver)
+        choose(gpus, device, {})
     assert str(refused.value) == message
 
 
@@ -233,7 +242,7 @@ class cuda:
 
 
 @pytest.fixture
-def rocm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+def rocm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_driver: None) -> dict[str, str]:
     """The environment of a machine with AMD's GPUs and torch for them."""
     (tmp_path / "torch.py").write_text(ROCM)
     monkeypatch.setattr("torch.version.hip", "6.4")
@@ -264,7 +273,7 @@ def test_amds_gpus_are_those_that_torch_sees(
     rocm: dict[str, str], listed: dict[str, str], wanted: str, names: str, narrowed: dict[str, str | None]
 ) -> None:
     environ = rocm | listed
-    chosen = choose(wanted, "cuda", environ, no_driver)
+    chosen = choose(wanted, "cuda", environ)
     assert (chosen.kind, chosen.slots) == ("cuda", len(names))
     assert [gpu.name for gpu in chosen.gpus] == [f"AMD Instinct {name}" for name in names]
     assert chosen.facts["memory_gib"] == "192"
@@ -273,10 +282,10 @@ def test_amds_gpus_are_those_that_torch_sees(
 
 def test_what_amds_gpus_cannot_do_is_said(rocm: dict[str, str], tmp_path: Path) -> None:
     with pytest.raises(DeviceError, match=r"^5 GPUs requested, 2 here: 0, 1 \(HIP_VISIBLE_DEVICES=0,1\)$"):
-        choose("5", "cuda", rocm | {"HIP_VISIBLE_DEVICES": "0,1"}, no_driver)
+        choose("5", "cuda", rocm | {"HIP_VISIBLE_DEVICES": "0,1"})
     (tmp_path / "torch.py").write_text("raise OSError('libamdhip64.so.6: cannot open shared object file')")
     with pytest.raises(DeviceError, match=r"\(torch for ROCm fails: OSError: libamdhip64.so.6: cannot open"):
-        choose("auto", "cuda", rocm, no_driver)
+        choose("auto", "cuda", rocm)
     hidden = {
         "CUDA_VISIBLE_DEVICES": "",
         "HIP_VISIBLE_DEVICES": "-1",

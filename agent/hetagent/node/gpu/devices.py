@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,9 +34,6 @@ class NoGpuHere(DeviceError):
         self.none_here = f"no GPU here{because}"
         finding = f"{asked}: {self.none_here}" if asked else self.none_here
         super().__init__(finding, "pass --device cpu --gpus N to start N CPU workers")
-
-
-Discovery = Callable[[], Sequence[Gpu]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,22 +68,20 @@ class Devices:
         return facts
 
 
-def choose(
-    gpus: str | None, device: str, environ: Mapping[str, str], discovery: Discovery = discover
-) -> Devices:
+def choose(gpus: str | None, device: str, environ: Mapping[str, str]) -> Devices:
     """Choose what the workers run on.
 
     `gpus` is `4` (the first four visible ones), `auto` or None (all of them), or `0,2,3` (these of the visible ones;
     `2,` is a list of one). With CPU workers it says how many; `auto` is one per CPU that this process may use (torchrun
     counts all of the machine's), and None is one. Never CPU workers unasked: a node with a broken driver would join a
-    GPU job and slow all of it down. Where `discovery` fails and torch was built for ROCm, torch is asked.
+    GPU job and slow all of it down. Where NVIDIA's driver cannot be asked and torch was built for ROCm, torch is asked.
     """
     if device not in ("auto", "cuda", "cpu"):
         raise DeviceError(f"--device {device}: must be auto, cuda or cpu")
     wanted = _parse(gpus)
     if device == "cpu":
         return _choose_cpu(wanted, gpus)
-    visible, listed_in, problem = _look(environ, discovery)
+    visible, listed_in, problem = _look(environ)
     indices = _indices(wanted, gpus, device, len(visible), problem)
     return Devices(len(indices), indices, tuple(visible[index] for index in indices), listed_in)
 
@@ -118,10 +113,10 @@ def is_cpu_job(chosen: Devices | None) -> bool:
     return not any(Path("/dev").glob("nvidia[0-9]*")) and not Path("/dev/kfd").exists()
 
 
-def visible_gpus(environ: Mapping[str, str], discovery: Discovery = discover) -> list[Gpu]:
+def visible_gpus(environ: Mapping[str, str]) -> list[Gpu]:
     """NVIDIA's GPUs, or slices of them, that an environment lets CUDA see; none where they cannot be looked up."""
     try:
-        return _visible(discovery(), environ.get(VISIBLE))
+        return _visible(discover(), environ.get(VISIBLE))
     except NoGpus:
         return []
 
@@ -195,11 +190,11 @@ def _indices(
 # -- what is here --------------------------------------------------------------------------------------------
 
 
-def _look(environ: Mapping[str, str], discovery: Discovery) -> tuple[list[Gpu], str, str]:
+def _look(environ: Mapping[str, str]) -> tuple[list[Gpu], str, str]:
     """The visible GPUs, the variable that lists them, and what limits their number, if anything."""
     listed_in, none = VISIBLE, "the NVIDIA driver has none"
     try:
-        visible = _visible(discovery(), environ.get(VISIBLE))
+        visible = _visible(discover(), environ.get(VISIBLE))
     except NoGpus as error:
         if not is_rocm():
             return [], listed_in, str(error)

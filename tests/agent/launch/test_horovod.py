@@ -4,6 +4,7 @@ import itertools
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,7 +34,9 @@ def members(*slots: int) -> list[Member]:
     ]
 
 
-def assignment(node: str, *slots: int, master: str = "10.0.0.1", mine: str | None = None) -> Assignment:
+def assignment(
+    node: str, *slots: int, master: str = "10.0.0.1", mine: str | None = None, **changes: Any
+) -> Assignment:
     """A node's part of a round of these slots; its address is `mine` where given."""
     round_members = members(*slots)
     i = "abcdefgh".index(node)
@@ -61,7 +64,7 @@ def assignment(node: str, *slots: int, master: str = "10.0.0.1", mine: str | Non
         ),
         members=round_members,
     )
-    return Assignment(group="job", node_id=node, round=1, start=start)
+    return Assignment(group="job", node_id=node, round=1, start=replace(start, **changes))
 
 
 @pytest.fixture

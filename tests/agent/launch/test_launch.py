@@ -1,11 +1,11 @@
 """How a node's part of a round becomes processes: placeholders, shared files, isolation. No agent, no server."""
 
-import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.agent.launch.test_horovod import assignment as assignment_of
 
 from hetagent.cli.parse import parse
 from hetagent.errors import CommandError, UnevenRanksError, UsageError
@@ -15,49 +15,12 @@ from hetagent.launch.gpu import PerGpu, entries
 from hetagent.launch.kinds import launch_of
 from hetagent.launch.node import placeholders
 from hetagent.launch.node.program import InitFile, PerNode
-from hetrdzv.protocol.directive import Member, Start
+from hetagent.node import network
 
 
-def assignment(node: str = "b", *, master: str = "10.0.0.1", **changes: Any) -> Assignment:
-    """Node b, with two slots behind the three of node a, in round 7."""
-    fields: dict[str, Any] = {
-        "group_rank": 1,
-        "rank_offset": 3,
-        "slots": 2,
-        "role_offset": 3,
-        "role_world_size": 5,
-        "world_size": 5,
-        "nnodes": 2,
-        "restart_count": 4,
-        "max_restarts": 9,
-        "master": Member(
-            incarnation="1",
-            node_id="a",
-            group_rank=0,
-            rank_offset=0,
-            slots=1,
-            address=master,
-            port=1111,
-            script_port=2222,
-        ),
-    }
-    start = Start(**(fields | changes))
-    return Assignment(group="job", node_id=node, round=7, start=start, script_port=socket.socket())
-
-
-@pytest.fixture(autouse=True)
-def _close(monkeypatch: pytest.MonkeyPatch) -> Any:
-    made: list[socket.socket] = []
-    real = socket.socket
-
-    def make() -> socket.socket:
-        made.append(real())
-        return made[-1]
-
-    monkeypatch.setattr(socket, "socket", make)
-    yield
-    for one in made:
-        one.close()
+def assignment(node: str = "b", **changes: Any) -> Assignment:
+    """Node b, with two slots behind the three of node a."""
+    return assignment_of(node, 3, 2, **changes)
 
 
 def command(*args: str) -> WorkerCommand:
@@ -79,8 +42,8 @@ def test_every_placeholder_is_filled_in() -> None:
         "rank_offset": "3",
         "node_rank": "1",
         "nnodes": "2",
-        "round": "7",
-        "restart_count": "4",
+        "round": "1",
+        "restart_count": "0",
         "group": "job",
     }
     filled = placeholders.fill(['{{"lr": {gpus}}}', "{nnodes}x{gpus}", "plain"], values)
@@ -105,7 +68,7 @@ def test_what_a_world_of_one_may_not_be_given_is_left_out_there(words: str, alon
     several = words.replace(":optional", "").replace("{{x}}", "{{{{x}}}}")
     expected = several.format(init_method="tcp://10.0.0.1:2222", gpus=2).replace("{{", "{").replace("}}", "}")
     assert " ".join(launch.begin(assignment()).args) == expected
-    one = assignment("a", group_rank=0, rank_offset=0, slots=1, world_size=1, nnodes=1)
+    one = assignment(group_rank=0, rank_offset=0, slots=1, world_size=1, nnodes=1)
     assert " ".join(launch.begin(one).args) == alone
 
 
@@ -172,16 +135,12 @@ def test_the_nodes_process_gets_no_ranks_and_the_scripts_own_port(monkeypatch: p
 
 
 def test_the_master_gives_its_scripts_port_free_and_no_other_node_does() -> None:
-    ours, theirs = assignment("a", group_rank=0, rank_offset=0), assignment("b")
-    held = ours.script_port
-    assert held is not None
-    launch = PerNode(command("x"))
-    launch.begin(ours)
-    launch.begin(theirs)
-    assert ours.script_port is None
-    assert held.fileno() == -1
-    assert theirs.script_port is not None
-    assert theirs.script_port.fileno() >= 0
+    for node in "ab":
+        part = assignment(node)
+        with network.hold_port("127.0.0.1", None) as held:
+            part.script_port = held
+            PerNode(command("x")).begin(part)
+            assert ((part.script_port is None), (held.fileno() == -1)) == (part.is_master, part.is_master)
 
 
 def test_the_groups_command_is_filled_in_and_checked_too() -> None:
@@ -201,7 +160,7 @@ def test_all_nodes_of_a_round_get_the_same_new_name(tmp_path: Path) -> None:
     assert member.begin(assignment("b")) == name
     path = Path(name.removeprefix("file://"))
     assert path.parent == tmp_path
-    assert path.name.startswith("job.round7.")
+    assert path.name.startswith("job.round1.")
     assert not path.exists(), "torch makes it"
     path.touch()  # a worker of the other node is first
     assert master.begin(assignment("a")) == name

@@ -313,12 +313,11 @@ def _sweep(identity: Identity, tell: Callable[[str], None]) -> None:
 
 def _logs_specs(options: Options) -> LogsSpecs:
     flags = options.torchrun
-    ranks = set(flags.local_ranks_filter) if flags.local_ranks_filter is not None else None
     common: Mapping[str, Any] = {
         "log_dir": flags.log_dir,
         "redirects": torchs.std(flags.redirects),
         "tee": torchs.std(flags.tee),
-        "local_ranks_filter": ranks,
+        "local_ranks_filter": flags.local_ranks_filter,
     }
     if flags.log_dir is not None and os.path.isfile(flags.log_dir):
         raise UsageError(f"{typed('--log-dir', flags.log_dir)} is a file: name a folder")

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import sys
 import threading
 import time
 import uuid
@@ -19,7 +18,7 @@ from hetagent.health import gpus_free, node_check
 from hetagent.health.checks import HEALTHY, HealthChecks, HealthResult
 from hetagent.health.gpus_free import GpusFree, left_over
 from hetagent.health.node_check import MOST_CHARACTERS, NodeCheck
-from hetagent.node.gpu.discovery import GpuBroken, Holder, Usage, memory_of
+from hetagent.node.gpu.discovery import GpuBroken, Holder, Usage
 from hetagent.node.processes import proctree as processes
 
 GIB = 1 << 30
@@ -63,53 +62,6 @@ def test_what_is_not_free(before: Usage, now: Usage, more: float | None, who: st
         assert one.is_ours == ("pid 7" in who)
         assert one.text.startswith("GPU 0 has ")
         assert one.text.endswith(who)
-
-
-class FakeNvml:
-    """The part of pynvml that looks at memory: one GPU of each kind."""
-
-    class NVMLError(Exception):
-        def __init__(self, value: int = 0) -> None:
-            super().__init__(f"error {value}")
-            self.value = value
-
-    NVML_ERROR_GPU_IS_LOST, NVML_ERROR_RESET_REQUIRED = 15, 16
-    broken: int | None = None
-
-    def nvmlInit(self) -> None: ...
-
-    def nvmlShutdown(self) -> None: ...
-
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
-        if uuid == "GPU-gone":
-            raise self.NVMLError(self.broken or 2)
-        return uuid
-
-    def nvmlDeviceGetIndex(self, handle: str) -> int:
-        return 4  # of a slice: its number within its GPU
-
-    def nvmlDeviceGetMemoryInfo(self, handle: str) -> object:
-        if handle == "GPU-shared":
-            raise self.NVMLError(3)
-        return type("Memory", (), {"used": 5 * GIB, "total": 80 * GIB})
-
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[Any]:
-        if handle.startswith("MIG"):
-            raise self.NVMLError(3)
-        return [type("Process", (), {"pid": 7, "usedGpuMemory": used}) for used in (GIB, None)]
-
-
-def test_what_nvml_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    nvml = FakeNvml()
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    uuids = ["GPU-a", "MIG-1234-5678-90ab", "GPU-shared", "GPU-gone"]
-    there = [usage(5, (7, 1), (7, 0), gpu="GPU 4"), usage(5, gpu="MIG slice 1234-5678-90ab")]
-    assert memory_of(uuids) == [one._replace(total_bytes=80 * GIB) for one in there]
-    nvml.broken = 15
-    with pytest.raises(GpuBroken, match="GPU gone: error 15"):
-        memory_of(uuids)
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert memory_of(uuids) == []
 
 
 Look = Callable[[], Sequence[Usage]]

@@ -4,12 +4,13 @@ import contextlib
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hetagent.node.gpu import devices, discovery
 from hetagent.node.gpu.devices import DeviceError, Devices, choose, mig_slices, narrow
-from hetagent.node.gpu.discovery import Gpu, NoGpus
+from hetagent.node.gpu.discovery import Gpu, GpuBroken, Holder, NoGpus, Usage
 
 GIB = 2**30
 FOUR = [Gpu(f"GPU-{letter * 8}-1", "H200", 139 * GIB) for letter in "abcd"]
@@ -142,21 +143,21 @@ class FakeNvml:
     """
 
     class NVMLError(Exception):
-        value = 0
+        def __init__(self, value: int = 0) -> None:
+            super().__init__(f"error {value}")
+            self.value = value
 
-    NVML_ERROR_LIBRARY_NOT_FOUND = 12
-    NVML_ERROR_DRIVER_NOT_LOADED = 9
-    NVML_ERROR_NO_PERMISSION = 4
+    NVML_ERROR_LIBRARY_NOT_FOUND, NVML_ERROR_DRIVER_NOT_LOADED, NVML_ERROR_NO_PERMISSION = 12, 9, 4
+    NVML_ERROR_GPU_IS_LOST, NVML_ERROR_RESET_REQUIRED = 15, 16
 
     def __init__(self, failure: int | None = None) -> None:
         self.failure = failure
+        self.lost = 2
         self.open = 0
 
     def nvmlInit(self) -> None:
         if self.failure is not None:
-            error = self.NVMLError("Driver/library version mismatch")
-            error.value = self.failure
-            raise error
+            raise self.NVMLError(self.failure)
         self.open += 1
 
     def nvmlShutdown(self) -> None:
@@ -167,10 +168,16 @@ class FakeNvml:
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> str:
         if index == 1:
-            error = self.NVMLError("Insufficient Permissions")
-            error.value = self.NVML_ERROR_NO_PERMISSION
-            raise error
+            raise self.NVMLError(self.NVML_ERROR_NO_PERMISSION)
         return f"GPU-{index}"
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+        if uuid == "GPU-gone":
+            raise self.NVMLError(self.lost)
+        return uuid
+
+    def nvmlDeviceGetIndex(self, handle: str) -> int:
+        return 4  # of a slice: its number within its GPU
 
     def nvmlDeviceGetUUID(self, handle: str) -> str:
         return handle
@@ -181,7 +188,12 @@ class FakeNvml:
     def nvmlDeviceGetMemoryInfo(self, handle: str) -> object:
         if handle == "GPU-2":
             raise self.NVMLError
-        return type("Memory", (), {"total": 5})
+        return type("Memory", (), {"used": 5, "total": 80})
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[Any]:
+        if handle.startswith("MIG"):
+            raise self.NVMLError(3)
+        return [type("Process", (), {"pid": 7, "usedGpuMemory": used}) for used in (1, None)]
 
     def nvmlDeviceGetMaxMigDeviceCount(self, handle: str) -> int:
         return 7 if handle == "GPU-0" else 0
@@ -192,13 +204,23 @@ class FakeNvml:
         return f"MIG-{index}"
 
 
-def test_discovery(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_nvml_says(monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = FakeNvml()
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     found = discovery.discover()
     assert [gpu.uuid for gpu in found] == ["GPU-0", "GPU-2", "MIG-0", "MIG-2"]
-    assert [gpu.memory_bytes for gpu in found] == [5, 0, 5, 5]
+    assert [gpu.memory_bytes for gpu in found] == [80, 0, 80, 80]
+    uuids = ["GPU-0", "MIG-1234-5678-90ab", "GPU-2", "GPU-gone"]
+    assert discovery.memory_of(uuids) == [
+        Usage("GPU 4", 5, (Holder(7, 1), Holder(7, 0)), 80),
+        Usage("MIG slice 1234-5678-90ab", 5, (), 80),
+    ]
+    nvml.lost = 15
+    with pytest.raises(GpuBroken, match="GPU gone: error 15"):
+        discovery.memory_of(uuids)
     assert nvml.open == 0
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert discovery.memory_of(uuids) == []
 
 
 @pytest.mark.parametrize(
@@ -206,7 +228,7 @@ def test_discovery(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (FakeNvml(12), "no NVIDIA driver"),
         (FakeNvml(9), "no NVIDIA driver"),
-        (FakeNvml(18), "NVIDIA driver: Driver/library version mismatch"),
+        (FakeNvml(18), "NVIDIA driver: error 18"),
         (None, r"nvidia-ml-py is not installed: pip install 'hetrdzv\[agent\]'"),
     ],
 )

@@ -1,8 +1,5 @@
 """The application is FastAPI, as its tutorial has it: typed routes, each with a permission."""
 
-import asyncio
-
-import httpx
 import pytest
 from fastapi import APIRouter, FastAPI
 from fastapi.routing import APIRoute
@@ -13,7 +10,6 @@ from hetrdzv.protocol.routes import Route
 from hetrdzv.service.service import Service
 from hetrdzv.storage.memory import MemoryStore
 from tests.support.routes import role_of, routes
-from tests.support.served import api, join, serving, settled
 
 
 def test_it_is_a_fastapi_whose_routes_are_typed_and_say_who_may_use_them() -> None:
@@ -51,23 +47,3 @@ def test_a_route_without_a_permission_is_refused() -> None:
 
     with pytest.raises(TypeError, match="/v1/secrets does not say who may use it"):
         require_permissions(router.routes)
-
-
-async def test_a_poll_is_answered_once_there_is_news() -> None:
-    async with serving() as (service, _), api(service) as client:
-        await service.execute("g", join("a", min_nodes=2, max_nodes=2))
-        query = {"incarnation": "1"}
-        path = "/v1/groups/g/nodes/a/directive"
-        first = (await client.get(path, params=query)).json()
-        polls = [
-            asyncio.ensure_future(asked)
-            for asked in (
-                client.get(path, params=query | {"after": first["version"], "wait": "60"}),
-                client.post(path, json=query | {"after": first["version"], "wait_s": 60}),
-            )
-        ]
-        await settled(50)
-        assert not any(poll.done() for poll in polls)
-        await service.execute("g", join("b"))
-        answers: list[httpx.Response] = await asyncio.gather(*polls)
-        assert [answer.json()["kind"] for answer in answers] == ["start", "start"]

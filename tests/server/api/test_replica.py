@@ -48,11 +48,7 @@ class FakeReplica:
             return ReadyReply(status="ready", role="follower", leader=self.error.leader)
         return replace(self.service().status(), role="leader", leader="http://me:1")
 
-    async def start(self) -> None: ...
-
     def begin_stop(self) -> None: ...
-
-    async def close(self) -> None: ...
 
 
 @asynccontextmanager

@@ -19,30 +19,34 @@ POOLS = {pool.name: pool for name in FOLDERS for pool in manifests.pools(name)}
 LARGE = POOLS["kubernetes agents-large large"]
 
 
+ACTIONS = [
+    (statuses.FAILED, False, "FailJob"),
+    (statuses.USAGE, False, "FailJob"),
+    (statuses.CANCELLED, False, "FailJob"),
+    (statuses.DRAINED, False, "Ignore"),
+    (statuses.NOBODY, False, None),
+    (statuses.UNFIT, False, None),
+    (statuses.RESUME, False, "Ignore"),
+    (statuses.SIGNAL + signal.SIGKILL, False, None),
+    (statuses.RESUME, True, "Ignore"),
+    (statuses.FAILED, True, "Ignore"),
+]
+"""What a Job does by an agent's exit status, evicted or not; None: the pod is tried again, and that counts."""
+
+
 @pytest.mark.parametrize("pool", POOLS.values(), ids=lambda pool: pool.name)
-@pytest.mark.parametrize(
-    ("status", "evicted", "action"),
-    [
-        (statuses.FAILED, False, "FailJob"),
-        (statuses.USAGE, False, "FailJob"),
-        (statuses.CANCELLED, False, "FailJob"),
-        (statuses.DRAINED, False, "Ignore"),
-        (statuses.NOBODY, False, None),
-        (statuses.UNFIT, False, None),
-        (statuses.RESUME, False, "Ignore"),
-        (statuses.SIGNAL + signal.SIGKILL, False, None),
-        (statuses.RESUME, True, "Ignore"),
-        (statuses.FAILED, True, "Ignore"),
-    ],
-)
-def test_what_becomes_of_a_pod_by_its_exit_status(
-    pool: manifests.Pool, status: int, evicted: bool, action: str | None
-) -> None:
-    """None: it is tried again, and counts against `backoffLimitPerIndex`."""
-    assert pool.action(status, evicted=evicted) == action
+def test_what_becomes_of_a_pod_and_when_it_is_ready(pool: manifests.Pool) -> None:
+    assert [(status, gone, pool.action(status, evicted=gone)) for status, gone, _ in ACTIONS] == ACTIONS
     assert pool.spec["completionMode"] == "Indexed"
     assert pool.spec["backoffLimitPerIndex"] == 20
     assert "maxFailedIndexes" not in pool.spec, "an index that was tried too often leaves the others alone"
+    (main,) = pool.pod["containers"]
+    _, _, file = main["readinessProbe"]["exec"]["command"]
+    assert f"--ready-file={file}" in pool.agent, "it is ready once the server has its node"
+    assert not {"livenessProbe", "startupProbe", "lifecycle"} & main.keys()
+    mounted = {mount["mountPath"]: mount["name"] for mount in main["volumeMounts"]}
+    memory = [volume["name"] for volume in pool.pod["volumes"] if volume.get("emptyDir", {}).get("medium")]
+    assert memory == [mounted["/dev/shm"]]
 
 
 @pytest.mark.parametrize("pool", POOLS.values(), ids=lambda pool: pool.name)
@@ -59,17 +63,6 @@ def test_the_job_is_made_beforehand_and_the_agents_take_it_as_it_is(pool: manife
         spec = context.params
     assert spec["join_timeout_s"] == 86400, "nodes may have to be bought first"
     assert spec["nnodes"] == ((2, 2) if pool.name.startswith("kubeflow hetagent node") else (2, 6))
-
-
-@pytest.mark.parametrize("pool", POOLS.values(), ids=lambda pool: pool.name)
-def test_a_pod_is_ready_once_the_server_has_its_node(pool: manifests.Pool) -> None:
-    (main,) = pool.pod["containers"]
-    _, _, file = main["readinessProbe"]["exec"]["command"]
-    assert f"--ready-file={file}" in pool.agent
-    assert not {"livenessProbe", "startupProbe", "lifecycle"} & main.keys()
-    mounted = {mount["mountPath"]: mount["name"] for mount in main["volumeMounts"]}
-    memory = [volume["name"] for volume in pool.pod["volumes"] if volume.get("emptyDir", {}).get("medium")]
-    assert memory == [mounted["/dev/shm"]]
 
 
 @pytest.mark.parametrize("name", ["kubernetes", "jobset"])

@@ -257,7 +257,7 @@ def test_every_pod_is_as_small_as_it_can_be() -> None:
                 assert "fsGroup" in pod["securityContext"], f"{name}: root's alone, so nobody could read it"
 
 
-def test_selectors_find_pods() -> None:
+def test_selectors_find_pods_and_broken_ones_may_be_evicted() -> None:
     labels = [found for _, found, _ in manifests.pods(OBJECTS)]
     selectors = [
         o["spec"]["selector"].get("matchLabels", o["spec"]["selector"])
@@ -270,9 +270,6 @@ def test_selectors_find_pods() -> None:
     assert len(policies) == 6
     for selector in selectors + policies:
         assert any(selector.items() <= one.items() for one in labels), selector
-
-
-def test_a_pod_that_is_broken_anyway_may_be_evicted() -> None:
     budgets = [one["spec"] for one in OBJECTS if one["kind"] == "PodDisruptionBudget"]
     assert [one["unhealthyPodEvictionPolicy"] for one in budgets] == ["AlwaysAllow"] * 3
 
@@ -320,36 +317,24 @@ def test_alerts_and_panels_speak_of_metrics_that_exist(path: Path) -> None:
 # -- Grafana -------------------------------------------------------------------------------------------------
 
 
-def panels() -> list[dict[str, Any]]:
-    """The panels of the dashboard."""
-    read: dict[str, Any] = json.loads(GRAFANA.read_text(encoding="utf-8"))
-    return list(read["panels"])
-
-
-def test_the_panels_lie_side_by_side() -> None:
+def test_the_panels_lie_side_by_side_say_what_they_show_and_ask_what_prometheus_takes(tmp_path: Path) -> None:
+    panels: list[dict[str, Any]] = json.loads(GRAFANA.read_text(encoding="utf-8"))["panels"]
     taken: set[tuple[int, int]] = set()
-    for panel in panels():
+    for panel in panels:
         at = panel["gridPos"]
         cells = {(at["x"] + x, at["y"] + y) for x in range(at["w"]) for y in range(at["h"])}
         assert not taken & cells, panel["title"]
         assert at["x"] + at["w"] <= 24, panel["title"]
         taken |= cells
-    assert len({panel["id"] for panel in panels()}) == len(panels())
-
-
-def test_every_panel_says_what_it_shows_and_asks_the_chosen_prometheus() -> None:
-    for panel in panels():
         assert panel["description"], panel["title"]
         for one in (panel, *panel["targets"]):
             assert one["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+    assert len({panel["id"] for panel in panels}) == len(panels)
 
-
-def test_promtool_takes_what_the_panels_ask(tmp_path: Path) -> None:
-    asked = [target["expr"] for panel in panels() for target in panel["targets"]]
-    rules = [
-        {"record": f"panel:{number}", "expr": expr.replace("$__rate_interval", "5m")}
-        for number, expr in enumerate(asked)
+    asked = [
+        target["expr"].replace("$__rate_interval", "5m") for panel in panels for target in panel["targets"]
     ]
+    rules = [{"record": f"panel:{number}", "expr": expr} for number, expr in enumerate(asked)]
     path = tmp_path / "panels.yml"
     path.write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}), encoding="utf-8")
     assert f"SUCCESS: {len(asked)} rules found" in checked(program("promtool"), "check", "rules", path)

@@ -3,7 +3,7 @@
     hetagent ... pauses.py KIND SECONDS FOLDER [announced]
 
 Three ranks take some steps. Then what KIND says happens for SECONDS, and more steps follow; `announced`: with
-`progress.long()`, where it is a pause of HUNG. The ranks write their pids into FOLDER.
+`progress.long()`, where it is a pause that nobody can tell from a hang. The ranks write their pids into FOLDER.
 """
 
 import contextlib
@@ -174,21 +174,6 @@ def is_suspended(pause: Pause) -> None:
         pause.stop([int((pause.folder / f"{rank}.pid").read_text()) for rank in ranks])
 
 
-HEALTHY = (
-    evaluates_with_progress,
-    saves_beside_training,
-    saves_beside_another_backend,
-    saves_while_it_accumulates,
-    accumulates,
-    compiles,
-    pipelines,
-    loads_before_its_first_step,
-    comes_late,
-    opens_a_group_late,
-    is_suspended,
-)
-
-
 # -- pauses that nobody can tell from hangs --------------------------------------------------------------------
 
 
@@ -240,15 +225,11 @@ def drains_a_pipeline(pause: Pause) -> None:
     dist.barrier()
 
 
-HUNG = (evaluates, loads, is_debugged, is_stopped, drains_a_pipeline)
-
-
 def main() -> None:
     """Take steps, pause, and take steps."""
     pause = Pause(float(sys.argv[2]), Path(sys.argv[3]), announced="announced" in sys.argv)
     (pause.folder / f"{pause.rank}.pid").write_text(str(os.getpid()))
-    kinds = {kind.__name__: kind for kind in HEALTHY + HUNG}
-    kinds[sys.argv[1]](pause)
+    globals()[sys.argv[1]](pause)
     pause.steps()
     dist.destroy_process_group()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hetrdzv.core.commands import Cancel, Drain, Put, Renew, Restart, Tick
+from hetrdzv.core.commands import Cancel, Disconnect, Drain, Put, Renew, Restart, Tick
 from hetrdzv.protocol.errors import (
     HetError,
     ServerStopping,
@@ -310,6 +310,17 @@ async def test_a_renewal_is_neither_committed_nor_does_it_wake_anybody() -> None
         assert len(store.commits) == commits
         assert not waiting.done()
         waiting.cancel()
+
+
+async def test_a_suspect_that_is_heard_again_lets_the_round_form_for_all() -> None:
+    async with serving(clock=HandClock()) as (service, _):
+        await service.execute("g", join("a", min_nodes=2, last_call_s=0.0))
+        await service.execute("g", Disconnect("a", "1"))
+        await service.execute("g", join("b"))
+        waiting = await poll(service, "b")
+        assert not waiting.done()
+        await service.execute("g", Renew("a", "1"))
+        assert await told(waiting) == "start"
 
 
 # -- groups come and go ------------------------------------------------------------------------------------

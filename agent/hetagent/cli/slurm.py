@@ -87,6 +87,7 @@ def fill(args: Namespace, environ: Mapping[str, str]) -> Sequence[str]:
         is_whole = False
     if args.node_id is None and step.node is not None:
         args.node_id = step.node
+        args.given |= {"node_id"}  # no second agent is to get another name here
         taken.append(f"node id {step.node}")
     if not is_counted and step.gpus:
         args.gpus = str(step.gpus)

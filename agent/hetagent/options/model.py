@@ -63,7 +63,7 @@ class Options:
     """What the person asked for, with defaults from Slurm and the like filled in. None means "not given".
 
     Attributes:
-        given: the names of the flags that were typed.
+        given: the names of the flags that were typed; `node_id` if Slurm has said it, too.
         servers: URLs; empty with `standalone`.
         node_id: if it was not given, it is the host name, to which a second agent of the group on this host adds a
             number (node/names.py).

@@ -111,6 +111,8 @@ def size(text: str) -> int:
 
 def absolute(text: str) -> Path:
     """A path that does not depend on the directory of whoever uses it."""
+    if not text:
+        raise ValueError("give a path: this one is empty")
     return Path(text).absolute()
 
 

@@ -123,7 +123,7 @@ class PreemptionWatch(RoundHook):
 def preemption_watch(context: AgentContext) -> PreemptionWatch | None:
     """What looks whether this machine is taken away; None: nobody has asked for that."""
     options, log = context.options, context.tell
-    if options.watch is None and options.leave_when is None:
+    if not (options.watch or options.leave_when):
         return None
     asks: list[Ask] = [Clouds(log).ask] if options.watch is not None else []
     command, when = None, options.leave_when or ""

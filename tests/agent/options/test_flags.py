@@ -294,6 +294,7 @@ def test_one_node_alone_has_the_world_size_that_was_asked_for(words: str, fits: 
         ("--grace-s 1e9", "--grace-s: 1e9 s are more than a day: give at most 86400"),
         ("--server ftp://x", "--server: server URL 'ftp://x': the scheme must be http or https"),
         ("--port-range 9-1", "--port-range: port range '9-1' is not within 1-65535, the smaller one first"),
+        ("--snapshot-to ", "--snapshot-to: give a path: this one is empty"),
         ("--label rack", "--label: 'rack' must be LABEL=VALUE, for example rack=r1"),
         ("--lease-s nan", "--lease-s: 'nan': Input should be less than or equal to 3600"),
         ("--connect-timeout-s -1", "--connect-timeout-s: '-1' is not a number of seconds"),

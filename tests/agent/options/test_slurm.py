@@ -84,6 +84,7 @@ def test_a_step_says_group_node_slots_and_how_many_nodes() -> None:
     assert (first.group, first.node_id, first.gpus) == ("17", "n1", "2")
     assert (second.group, second.node_id, second.gpus) == ("17", "n2", "1")
     assert nnodes(first) == nnodes(second) == (2, 2)
+    assert "node_id" in first.given, "a second agent here is refused, not given another name"
     assert first.notes == ("from Slurm's job step 17.0: group 17, node id n1, 2 GPUs, 2 nodes",)
     assert second.notes == ("from Slurm's job step 17.0: group 17, node id n2, 1 GPU, 2 nodes",)
 

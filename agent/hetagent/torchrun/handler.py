@@ -28,8 +28,7 @@ from hetagent.session.requests import round_report
 from hetagent.torch_compat.callers import signal_of_callers, spec_of_callers
 from hetagent.torchrun.conf import Conf
 from hetagent.torchrun.connection import Connection, connection_of
-from hetagent.torchrun.failure import failure_of_callers
-from hetagent.torchrun.messages import log, with_options
+from hetagent.torchrun.messages import failure_of_callers, log, with_options
 from hetagent.torchrun.store import RoundOverError, RoundStore
 from hetagent.workers.store import HetRendezvousHandler
 from hetrdzv.protocol.directive import Directive

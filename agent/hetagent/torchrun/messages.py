@@ -1,4 +1,6 @@
-"""What the plug-in logs for torchrun's users, and the errors that end torch's agent."""
+"""What the plug-in tells: torchrun's users, torch's agent by errors that end it, and the server of a failure."""
+
+import sys
 
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
@@ -8,8 +10,11 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from hetagent.node import console
-from hetagent.torch_compat.callers import torchrun_is_calling
+from hetagent.node.processes.signals import signal_name
+from hetagent.torch_compat.callers import result_of_callers, torchrun_is_calling
+from hetagent.workers.failures import MAX_CHARACTERS, failure_message, read_record, sendable
 from hetrdzv.protocol.directive import Directive
+from hetrdzv.protocol.failure import Failure
 
 
 def with_options(text: str) -> str:
@@ -48,3 +53,24 @@ def exit_error(directive: Directive) -> BaseException:
     if directive.round or directive.outcome:
         return RendezvousClosedError(text)
     return RendezvousConnectionError(text)
+
+
+def failure_of_callers() -> Failure:
+    """The first failure that torch's agent knows of.
+
+    If it has no result, no worker was started, and an exception may be on its way.
+    """
+    result = result_of_callers()
+    if result is None or not result.failures:
+        error = sys.exc_info()[1]
+        why = "see the output of torch's agent" if error is None else f"{type(error).__name__}: {error}"
+        return Failure(local_rank=-1, rank=-1, message=sendable(why)[-MAX_CHARACTERS:])
+    rank, first = min(result.failures.items(), key=lambda item: item[1].timestamp)
+    code = first.exitcode
+    return Failure(
+        local_rank=first.local_rank,
+        rank=rank,
+        exit_code=code if code >= 0 else None,
+        signal=signal_name(-code) if code < 0 else None,
+        message=failure_message(read_record(first.error_file)),
+    )

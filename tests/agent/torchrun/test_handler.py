@@ -23,8 +23,8 @@ from torch.distributed.run import main
 
 from hetagent.torchrun import handler as torchrun_handler
 from hetagent.torchrun.conf import conf_of
-from hetagent.torchrun.failure import failure_of_callers
 from hetagent.torchrun.handler import TorchrunHandler, _abandon
+from hetagent.torchrun.messages import failure_of_callers
 from hetrdzv.protocol.directive import Directive
 
 # -- how torch finds it --------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -142,13 +143,15 @@ def test_a_module_is_left_out_once_for_all_ranks(
     assert standbys.ended(worker) == 5
 
 
+@pytest.mark.parametrize("changes", ["args", "environ"])
 def test_another_plan_starts_without_a_standby_and_gets_one_for_the_next_round(
-    keep: Callable[..., Kept], program: Program
+    keep: Callable[..., Kept], program: Program, changes: str
 ) -> None:
     kept = keep("imported")
     kept.standbys.predict([program])
     before = kept.ready(0)[0]
-    other = Program((*program.args, "--resume"), {**program.environ, "OMP_NUM_THREADS": "2"})
+    args, environ = (*program.args, "--resume"), {**program.environ, "OMP_NUM_THREADS": "2"}
+    other = replace(program, args=args) if changes == "args" else replace(program, environ=environ)
     assert kept.take(0, other) is None
     assert before not in processes.living()
     after = kept.ready(0)[0]

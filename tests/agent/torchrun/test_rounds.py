@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from signal import Signals
 from typing import Any
 
@@ -115,9 +115,9 @@ def gives_up(handler: TorchrunHandler, rank: int = 0, code: int = 1) -> RunResul
     return result
 
 
-def succeeds(info: RendezvousInfo) -> None:
+def succeeds(info: RendezvousInfo, within_s: float = 20.0) -> None:
     """What torch's agent does when its workers have succeeded."""
-    store_util.barrier(info.store, info.world_size, _TERMINAL_STATE_SYNC_ID, barrier_timeout=20)
+    store_util.barrier(info.store, info.world_size, _TERMINAL_STATE_SYNC_ID, barrier_timeout=within_s)
 
 
 def told_to_stop(handler: TorchrunHandler) -> None:
@@ -152,6 +152,18 @@ def test_torchs_exit_barrier_ends_once_all_have_succeeded_or_the_round_is_over(j
         succeeds(other)
         passes.result(20)
         job.ends("succeeded")
+
+
+def test_the_master_keeps_the_store_for_the_others_longer_than_torchs_exit_barrier(job: Job) -> None:
+    nodes = [job.node(name, 2) for name in "ab"]
+    infos = [entered.result(20) for entered in [job.enters(node) for node in nodes]]
+    master = 0 if nodes[0].start.master.node_id == "a" else 1
+    with pytest.raises(TimeoutError, match="not all nodes have succeeded"):
+        succeeds(infos[master], within_s=0.1)
+    leaves = job._threads.submit(nodes[master].shutdown)
+    assert wait({leaves}, timeout=0.5).not_done
+    succeeds(infos[1 - master])
+    assert leaves.result(20)
 
 
 def test_a_signal_is_no_failure(job: Job) -> None:

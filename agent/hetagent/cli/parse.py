@@ -54,7 +54,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
         "node_id": args.node_id or _host_name(),
         "labels": dict(args.label),
         "spec": _spec(args),
-        "signals": args.signals_to_handle or SIGNALS,
+        "signals": SIGNALS if args.signals_to_handle is None else args.signals_to_handle,
         "report_output": args.report_output == "on",
         "shutdown_timeout_s": args.shutdown_timeout,
         "grace_s": GRACE_S if args.grace_s is None else args.grace_s,

@@ -43,9 +43,7 @@ class Mark:
     sharded: bool
     size: int  # of all files (bytes)
     ranks: Mapping[int, str] = field(default_factory=dict)  # the digests of their indexes
-    after: Sequence[
-        str
-    ] = ()  # the jobs that it went on with, the oldest first; those of others are never pruned
+    after: Sequence[str] = ()  # the jobs that it went on with, the oldest first; only theirs are pruned
     written_at: int = 0  # when it was complete (seconds since the epoch)
 
     def written(self) -> bytes:

@@ -4,7 +4,7 @@ import contextlib
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -99,21 +99,20 @@ def copy_part(
     source: Source,
     rank: int,
     into: Path,
-    skip: Container[str] = (),
+    skip: str = "",
     before: Callable[[int], None] = lambda size: None,
 ) -> None:
-    """Copy the files of a rank's part but for some, each under its name once it is good, and its index last.
+    """Copy the files of a rank's part, but for one, each under its name once it is good, and its index last.
 
     `before` gets the size of each. SourceError: one is not what was written; FileNotFoundError: nobody wants it.
     """
     text, index = source.index(rank)
     for name, expected in index.files.items():
-        if name in skip:
-            continue
-        before(expected.bytes)
-        with created(into / name) as file:
-            for piece in source.chunks(name, expected):
-                file.write(piece)
+        if name != skip:
+            before(expected.bytes)
+            with created(into / name) as file:
+                for piece in source.chunks(name, expected):
+                    file.write(piece)
     put(into / INDEX.format(rank), text)
 
 

@@ -80,10 +80,8 @@ class State:
         self._buffers: list[tuple[str, MutableMapping[str, Any], str]] = []  # owners and their keys
         self._extra: dict[str, nn.Module] = {}
         self._grouped: dict[str, list[list[str]]] = {}  # names of parameters, by optimizer
-        self._counted, self._has_plain = (
-            -1,
-            False,
-        )  # whether optimizers of so many parameters keep more than tensors
+        # Whether optimizers of so many parameters keep more than tensors.
+        self._counted, self._has_plain = -1, False
         self._known: list[int] | None = None  # how many groups of parameters there were when that was found
 
     def learn(self) -> None:

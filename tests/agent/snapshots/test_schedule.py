@@ -73,12 +73,6 @@ def test_the_first_ones_of_a_round_are_closer_together() -> None:
     assert apart == [FIRST_S, 2.0, 4.0, 8.0, 16.0, EVERY_S]
 
 
-def test_where_none_can_be_taken_none_is_named() -> None:
-    schedule = Schedule(0, 1)
-    assert not is_due(schedule, 1.0, ready=False)
-    assert is_due(schedule, 1.1)
-
-
 def test_that_one_is_for_the_disk_is_told_to_all_ranks_and_only_once() -> None:
     world = ranks(2)
     seen = []

@@ -61,14 +61,10 @@ def fetch(path: Path, copy: Copy, memory: int | None = None) -> None:
         return
     source = Source(source_of(copy.source), stamp)
     for part in copy.source.ranks:
-        has_shared = memory is None or any(SHARED in known.files for known in slot.read().values())
-        copy_part(
-            source,
-            part.rank,
-            slot.path,
-            (SHARED,) if has_shared else (),
-            partial(_require_memory, path, memory),
+        skip = (
+            SHARED if memory is None or any(SHARED in known.files for known in slot.read().values()) else ""
         )
+        copy_part(source, part.rank, slot.path, skip, partial(_require_memory, path, memory))
 
 
 def _require_memory(path: Path, memory: int | None, size: int) -> None:

@@ -108,7 +108,7 @@ def write(slot: Slot, into: Path, ranks: Sequence[int], *, replicated: bool) -> 
     source = Source({"path": str(slot.path)}, slot.stamp)
     for rank in mine:
         try:
-            copy_part(source, rank, into, () if replicated else (SHARED,))
+            copy_part(source, rank, into, "" if replicated else SHARED)
         except (SourceError, FileNotFoundError) as error:
             if slot.path.exists():
                 raise SnapshotError(f"{error}") from None

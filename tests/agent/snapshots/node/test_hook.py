@@ -357,8 +357,11 @@ def test_a_node_serves_what_it_has_also_to_those_that_may_come(nodes: Callable[.
 # -- before the end --------------------------------------------------------------------------------------------
 
 
-def test_those_who_listen_and_run_are_asked_and_waited_for(node: Node) -> None:
+def test_those_who_listen_and_run_are_asked_and_waited_for_until_they_answer_or_die(node: Node) -> None:
     node.enters()
+    assert not node.hook.supports_graceful_stop()
+    node.hook.save(60.0)
+    assert node.hook.saves_until() is None, "nobody has opened snapshots"
     pipes = [node.opens(2), node.opens(3)]
     os.close(node.opens(7))
     assert node.hook.supports_graceful_stop()
@@ -369,13 +372,7 @@ def test_those_who_listen_and_run_are_asked_and_waited_for(node: Node) -> None:
     assert [os.read(pipe, 9) for pipe in pipes] == [b"!", b""], "rank 3 has ended"
     node.answers()
     assert node.hook.saves_until() is None
-    for pipe in pipes:
-        os.close(pipe)
-
-
-def test_who_dies_or_cannot_save_is_not_waited_for(node: Node) -> None:
-    node.enters()
-    pipes = [node.opens(2), node.opens(3)]
+    node.works(Ran(0, 1))
     node.hook.save(60.0)
     node.answers(2, step=None, why="no snapshot was ever taken")
     assert node.hook.saves_until() is not None
@@ -384,14 +381,6 @@ def test_who_dies_or_cannot_save_is_not_waited_for(node: Node) -> None:
     assert node.said == ["rank 2 has not saved: no snapshot was ever taken"]
     for pipe in pipes:
         os.close(pipe)
-
-
-def test_without_snapshots_nobody_is_waited_for(node: Node) -> None:
-    assert not node.hook.supports_graceful_stop()
-    node.enters()
-    assert not node.hook.supports_graceful_stop()
-    node.hook.save(60.0)
-    assert node.hook.saves_until() is None
 
 
 def test_a_job_that_is_over_saves_nothing_and_leaves_nothing(node: Node) -> None:

@@ -158,9 +158,3 @@ def test_a_slot_that_is_given_away_in_the_middle_of_a_copy_is_left_alone(
         fetch(nodes.here, nodes.copy)
     assert whose.read_bytes() == b"x" * 5 * SIZE
     assert not (nodes.here / "0" / "1.json").exists()
-
-
-def test_what_was_overwritten_meanwhile_is_not_copied(nodes: Nodes) -> None:
-    named(nodes.here, 0, (3, 160))
-    fetch(nodes.here, nodes.copy)
-    assert not (nodes.here / "0" / "1.json").exists()

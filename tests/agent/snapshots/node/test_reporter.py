@@ -118,11 +118,3 @@ def test_what_a_node_has_all_of_is_safe_without_an_answer(nnodes: int, held: Hol
     report(reporter, held)
     assert (reporter.safe, reporter.retained) == (stamp(20), (stamp(20),))
     assert reporter.due_at(held) is None
-
-
-def test_what_a_round_did_not_begin_from_although_it_is_newer_cannot_be_safe(
-    reporter: SnapshotReporter,
-) -> None:
-    reporter.begin(4, 3, chosen(15))
-    report(reporter, holdings(20))
-    assert reporter.retained == (stamp(15, 2),)

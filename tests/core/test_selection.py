@@ -1,6 +1,6 @@
 """Which nodes, in which order, with which offsets (rule 4)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import permutations
 
@@ -11,7 +11,8 @@ from hetrdzv.core.selection import order as ordering
 from hetrdzv.core.selection.order import Past
 from hetrdzv.core.selection.select import Selection, select
 from hetrdzv.protocol.directive import Member
-from hetrdzv.protocol.reasons import warnings
+from hetrdzv.protocol.reasons import waiting, warnings
+from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.texts.who import Nodes
 from tests.core.driver import Story
@@ -189,3 +190,32 @@ def test_what_an_order_goes_by_and_nodes_lack_is_a_warning(
     assert story.round.warnings == tuple(
         warnings.no_label(label, Nodes.of(names), units=units) for label, names in lacking
     )
+
+
+UNREACHED = """group min_nodes=2 max_nodes=3 last_call_s=5; joins a b c; started b; unreachable c; joins a b c
+    started a; unreachable c; joins a b c; unreachable a; unreachable b; joins a b c; started a b"""
+
+
+@pytest.mark.parametrize(
+    ("script", "node_id", "why"),
+    [
+        ("running a b max_nodes=2; join c", "c", lambda spec: waiting.max_nodes("c", 2)),
+        (CASES["or that there are enough nodes"], "b", lambda spec: waiting.max_nodes("b", 1)),
+        (CASES["what is left of a rack is used as well"], "n2", lambda spec: waiting.max_nodes("n2", 3)),
+        (UNREACHED, "c", lambda spec: waiting.out_of_reach("c", "a", "10.0.0.1")),
+        (
+            CASES["a node of another host does not end a local round"],
+            "b",
+            lambda spec: waiting.out_of_reach("b", "a", "127.0.0.1", loopback=True),
+        ),
+        (
+            CASES["a spare says which world size it would make"],
+            "c",
+            lambda spec: waiting.world_size("c", 11, spec),
+        ),
+    ],
+)
+def test_why_a_node_is_a_spare(script: str, node_id: str, why: Callable[[GroupSpec], Reason]) -> None:
+    story = play(script)
+    told = story.told(node_id).reason
+    assert told == waiting.left_out(story.group.last_round, node_id, why(story.group.spec))

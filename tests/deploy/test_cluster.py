@@ -11,7 +11,6 @@ import shutil
 import signal
 import ssl
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,7 +21,7 @@ import pytest
 
 from hetagent import statuses
 from tests.support import manifests
-from tests.support.cluster import WORKLOAD, Agent, Cluster, cluster
+from tests.support.cluster import Agent, Cluster, cluster
 from tests.support.etcd import EtcdCluster
 from tests.support.servers import free_port
 
@@ -203,16 +202,7 @@ class Kubelet:
         reply = self.kubernetes.http.post(f"{self.path}/{pod['metadata']['name']}/binding", json=bound)
         assert reply.is_success, reply.text
         self.starts.append((time.monotonic(), name))
-        here = [f"--server={self.job.server.url}"]
-        pool = manifests.Pool(name, {"template": pod})
-        create = [word for word in pool.create if not word.startswith(("--server", "--token"))]
-        first = self.job.run(f"{name}-create", [sys.executable, "-m", "hetrdzv.cli.hetctl", *create, *here])
-        assert first.wait() == 0, first.stderr
-        words = pool.agent[: pool.agent.index("train.py")]
-        words = [word for word in words if not word.startswith(("--server", "--token", "--gpus", "--ready"))]
-        words += [*here, "--gpus=1", "--device=cpu", f"--node-id={name}"]
-        script = [str(WORKLOAD), "--into", str(self.job.log.folder), "--light", "--notice"]
-        return self.job.run(name, [sys.executable, "-m", "hetagent.cli.main", *words, *script])
+        return manifests.Pool(name, {"template": pod}).play(self.job, name, "--notice")
 
     def _tell(self, name: str, phase: str, state: manifests.Object) -> None:
         told = {

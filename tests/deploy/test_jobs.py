@@ -1,8 +1,6 @@
 """What becomes of the training job of deploy/kubernetes as pods end: its words and rules, with real agents."""
 
 import signal
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,7 @@ from hetagent.cli.parse import parse
 from hetrdzv.cli import hetctl
 from hetrdzv.client import servers_from
 from tests.support import manifests
-from tests.support.cluster import WORKLOAD, Agent, Cluster, cluster
+from tests.support.cluster import Agent, Cluster, cluster
 
 FOLDERS = ("kubernetes", "jobset", "kubeflow")
 POOLS = {pool.name: pool for name in FOLDERS for pool in manifests.pools(name)}
@@ -81,88 +79,55 @@ def test_pools_are_uneven_and_together_what_the_job_wants(name: str) -> None:
 # -- played with real agents ---------------------------------------------------------------------------------
 
 
-class Pods:
-    """Plays kubelet: runs the containers of a pod, one after the other, as processes on this machine."""
-
-    def __init__(self, job: Cluster) -> None:
-        self.job = job
-
-    def start(self, index: int) -> Agent:
-        """Start the pod of an index: what comes first has to succeed, and its agent is what is returned."""
-        owner, here = "agents-large", [f"--server={self.job.server.url}"]
-        first = ["hetrdzv.cli.hetctl", *_given(LARGE.create), *here, "--last-call-s=0.5"]
-        assert self.job.run(f"create-{index}", [sys.executable, "-m", *first]).wait() == 0, self.job.report()
-        words = _given(LARGE.agent)
-        words = [word for word in words[: words.index("train.py")] if not word.startswith("--gpus")]
-        words = [word.replace("/tmp/ready", str(self._ready_file(index))) for word in words]
-        words += [*here, "--gpus=1", "--device=cpu", f"--node-id={owner}-{index}"]
-        script = [str(WORKLOAD), "--into", str(self.job.log.folder), "--light"]
-        return self.job.run(f"{owner}-{index}", [sys.executable, "-m", "hetagent.cli.main", *words, *script])
-
-    def _ready_file(self, index: int) -> Path:
-        return self.job.folder / f"ready-{index}"
-
-    def ready(self) -> set[int]:
-        """The indexes of the pods whose probe passes."""
-        return {index for index in range(6) if self._ready_file(index).exists()}
-
-    def ends(self, pod: Agent) -> tuple[int, str | None]:
-        """The exit status of its agent, and what its Job does about that."""
-        status = pod.wait()
-        return status, LARGE.action(status) if status else None
-
-    def group(self) -> manifests.Object:
-        """The training job."""
-        reply = self.job.ask("GET", "/../digits")
-        assert reply.status_code == 200, reply.text
-        return dict(reply.json())
+NAMES = ("agents-large-0", "agents-large-1", "agents-large-2")
 
 
-def _given(words: list[str]) -> list[str]:
-    return [word for word in words if not word.startswith(("--server", "--token-file"))]
+def start(job: Cluster, index: int) -> Agent:
+    """Start the pod of an index."""
+    return LARGE.play(job, NAMES[index], create=["--last-call-s=0.5"])
 
 
-@pytest.fixture
-def pods(tmp_path: Path) -> Iterator[Pods]:
-    """A server, and nothing else yet."""
-    with cluster(tmp_path) as made:
-        yield Pods(made)
+def ready(job: Cluster) -> list[bool]:
+    """Whether the probes of the pods pass."""
+    return [manifests.ready_file(job, name).exists() for name in NAMES]
 
 
-def test_a_pod_that_is_replaced_after_the_end_ends_as_the_job_did(pods: Pods) -> None:
-    first = [pods.start(0)]
-    pods.job.wait_for(lambda: pods.ready() == {0}, "a pod that is ready though it waits for another")
-    first += [pods.start(1)]
-    pods.job.world(2)
-    assert pods.ready() == {0, 1}
-    pods.job.finish()
-    assert [pods.ends(pod) for pod in first] == [(0, None), (0, None)], pods.job.report()
-    late = pods.start(1)  # its machine went down before Kubernetes knew how it had ended
-    assert pods.ends(late) == (0, None), late.stderr
-    assert pods.ready() == set()
-    assert (pods.group()["state"], pods.group()["job"]) == ("succeeded", 1)
+def ends(pod: Agent) -> tuple[int, str | None]:
+    """The exit status of its agent, and what its Job does about that."""
+    status = pod.wait()
+    return status, LARGE.action(status) if status else None
 
 
-def test_a_drained_index_comes_back_after_undrain(pods: Pods) -> None:
-    kept, drained, other = pods.start(0), pods.start(1), pods.start(2)
-    number = pods.job.world(3)
-    pods.job.post("../digits/nodes/agents-large-1/drain")
-    assert pods.ends(drained) == (statuses.DRAINED, "Ignore"), drained.stderr
-    number = pods.job.world(2, round_above=number)
-    assert pods.ends(pods.start(1)) == (statuses.DRAINED, "Ignore"), "another try, after a while"
-    pods.job.post("../digits/nodes/agents-large-1/undrain")
-    back = pods.start(1)
-    pods.job.world(3, round_above=number)
-    pods.job.finish()
-    assert [pods.ends(pod) for pod in (kept, back, other)] == [(0, None)] * 3, pods.job.report()
+def test_a_pod_that_is_replaced_after_the_end_ends_as_the_job_did(tmp_path: Path) -> None:
+    with cluster(tmp_path) as job:
+        first = [start(job, 0)]
+        job.wait_for(lambda: ready(job)[0], "a pod that is ready though it waits for another")
+        first += [start(job, 1)]
+        job.world(2)
+        assert ready(job) == [True, True, False]
+        job.finish()
+        assert [ends(pod) for pod in first] == [(0, None), (0, None)], job.report()
+        late = start(job, 1)  # its machine went down before Kubernetes knew how it had ended
+        assert ends(late) == (0, None), late.stderr
+        assert not any(ready(job))
+        group = job.ask("GET", "/../digits").json()
+        assert (group["state"], group["job"]) == ("succeeded", 1)
 
 
-@pytest.mark.long
-def test_an_index_that_is_still_drained_ends_with_the_job(pods: Pods) -> None:
-    first = [pods.start(0), pods.start(1), pods.start(2)]
-    number = pods.job.world(3)
-    pods.job.post("../digits/nodes/agents-large-1/drain")
-    pods.job.world(2, round_above=number)
-    pods.job.finish()
-    assert [pods.ends(pod)[0] for pod in first] == [0, statuses.DRAINED, 0], pods.job.report()
-    assert pods.ends(pods.start(1)) == (0, None), "or its Job would never be complete"
+def test_a_drained_index_comes_back_after_undrain_or_ends_with_the_job(tmp_path: Path) -> None:
+    with cluster(tmp_path) as job:
+        kept, drained, other = (start(job, index) for index in range(3))
+        number = job.world(3)
+        job.post("../digits/nodes/agents-large-1/drain")
+        assert ends(drained) == (statuses.DRAINED, "Ignore"), drained.stderr
+        number = job.world(2, round_above=number)
+        assert ends(start(job, 1)) == (statuses.DRAINED, "Ignore"), "another try, after a while"
+        job.post("../digits/nodes/agents-large-1/undrain")
+        back = start(job, 1)
+        number = job.world(3, round_above=number)
+        job.post("../digits/nodes/agents-large-2/drain")
+        assert ends(other) == (statuses.DRAINED, "Ignore"), other.stderr
+        job.world(2, round_above=number)
+        job.finish()
+        assert [ends(pod) for pod in (kept, back)] == [(0, None)] * 2, job.report()
+        assert ends(start(job, 2)) == (0, None), "or its Job would never be complete"

@@ -7,9 +7,7 @@ the ranks had been given, each of which one rank should have had once.
 """
 
 import json
-import os
 import re
-import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,20 +18,10 @@ import psutil
 import pytest
 
 from hetagent.standby.keeper import PREFIX, SETTLED_S
+from tests.ecosystem import PYTHON, needs_frameworks
 from tests.support.cluster import cluster, leftovers
-from tests.support.servers import ROOT
 
-VENV = ROOT / ".venv-ecosystem"
-PYTHON = VENV / "bin" / "python"
-
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(
-        os.environ.get("HET_TEST_ALL") != "1" or not (VENV / ".installed").exists(),
-        reason="takes minutes, and needs Lightning, Accelerate, Transformers and DeepSpeed: make test-ecosystem",
-    ),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), needs_frameworks]
 
 HERE = Path(__file__).parent
 NODES = {"a": 2, "b": 1}
@@ -146,9 +134,7 @@ def test_a_framework_finds_its_ranks_and_trains_on_after_a_kill(
         hold.unlink()
         job.wait_for(lambda: len(said(outputs(), "world_size")) == before + WORLD, "the next world", START_S)
         restart_s = time.monotonic() - killed_at
-        assert {name: agent.wait(START_S) for name, agent in job.agents.items()} == {"a": 0, "b": 0}, (
-            job.report()
-        )
+        assert [agent.wait(START_S) for agent in job.agents.values()] == [0, 0], job.report()
 
         group = job.group()
         assert (group["state"], group["round"], group["restarts"]) == ("succeeded", 2, 1), job.report()
@@ -207,63 +193,20 @@ def test_a_framework_under_torchrun_with_our_rendezvous(tmp_path: Path) -> None:
     saved = tmp_path / "saved"
     saved.mkdir()
     with cluster(tmp_path) as job:
-        running = {}
         for name, slots in NODES.items():
             command = [
-                str(PYTHON),
-                "-m",
-                "torch.distributed.run",
-                f"--nnodes={len(NODES)}",
-                f"--nproc-per-node={slots}",
-                "--rdzv-backend=hetrdzv",
-                f"--rdzv-endpoint=127.0.0.1:{job.server.port}",
-                "--rdzv-id=job",
+                *(str(PYTHON), "-m", "torch.distributed.run"),
+                *(f"--nnodes={len(NODES)}", f"--nproc-per-node={slots}", "--rdzv-backend=hetrdzv"),
+                *(f"--rdzv-endpoint=127.0.0.1:{job.server.port}", "--rdzv-id=job"),
                 f"--rdzv-conf=node_id={name}",
-                str(HERE / program.script),
-                *program.words(saved, tmp_path / "no hold"),
+                *(str(HERE / program.script), *program.words(saved, tmp_path / "no hold")),
             ]
-            running[name] = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-            )
-        try:
-            outputs = {name: process.communicate(timeout=START_S)[0] for name, process in running.items()}
-        finally:
-            for process in running.values():
-                process.kill()
-                process.communicate()
-        assert {name: process.returncode for name, process in running.items()} == {"a": 0, "b": 0}, outputs
+            job.run(name, command)
+        assert [agent.wait(START_S) for agent in job.agents.values()] == [0, 0], job.report()
         assert job.group()["state"] == "succeeded"
-        for name, output in outputs.items():
-            lives = said(output, "world_size")
-            assert {(line["rank"], line["local_rank"]) for line in lives} == RANKS[name], output
+        for name, agent in job.agents.items():
+            lives = said(agent.stderr, "world_size")
+            assert {(line["rank"], line["local_rank"]) for line in lives} == RANKS[name], agent.stderr
             for line in lives:
                 check_rank(line, name, program.environment)
-            check_epochs(said(output, "epoch"))
-
-
-ALIKE = """
-from lightning_fabric.plugins.environments import TorchElasticEnvironment
-for devices, nodes in ((2, 2), (1, 2), (3, 1)):
-    try:
-        TorchElasticEnvironment().validate_settings(devices, nodes)
-        print("taken")
-    except ValueError as error:
-        print(error)
-"""
-
-
-def test_lightning_still_takes_nodes_for_alike() -> None:
-    """Why fabric_train.py lists a device for every rank. Where this fails, docs/launch.md has become too careful."""
-    done = subprocess.run(
-        [PYTHON, "-c", ALIKE],
-        env=os.environ | {"WORLD_SIZE": str(WORLD)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=START_S,
-        check=True,
-    )
-    on_a, on_b, as_one_node = done.stdout.splitlines()
-    assert "(2 * 2) does not match the world size (3)" in on_a
-    assert "(1 * 2) does not match the world size (3)" in on_b
-    assert as_one_node == "taken"
+            check_epochs(said(agent.stderr, "epoch"))

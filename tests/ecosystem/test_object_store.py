@@ -4,30 +4,22 @@ import os
 import re
 import subprocess
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
-from socket import create_server
 
 import httpx
 import pytest
 
+from tests.ecosystem import VENV, needs_frameworks
 from tests.support.cluster import wait_for
-from tests.support.servers import Hetserver
-from tests.support.worlds.examples import ROOT
+from tests.support.servers import ROOT, Hetserver, free_port
 
-VENV = ROOT / ".venv-ecosystem"
-
-pytestmark = pytest.mark.skipif(
-    os.environ.get("HET_TEST_ALL") != "1" or not (VENV / ".installed").exists(),
-    reason="needs s3fs and moto: make test-ecosystem",
-)
+pytestmark = needs_frameworks
 
 
 @pytest.fixture
 def store() -> Iterator[str]:
     """The URL of an S3 with the bucket `checkpoints`."""
-    with closing(create_server(("127.0.0.1", 0))) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     url = f"http://127.0.0.1:{port}"
     command = [str(VENV / "bin" / "moto_server"), "-p", str(port)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:

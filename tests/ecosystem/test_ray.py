@@ -1,6 +1,5 @@
 """deploy/ray/agents.py on a Ray of this machine: agents that go or die come back, and the others stay."""
 
-import os
 import signal
 import subprocess
 import time
@@ -10,25 +9,17 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.ecosystem import PYTHON, VENV, needs_frameworks
 from tests.support.cluster import NO_STANDBYS, RUN, WORKLOAD, Cluster, cluster, leftovers, wait_for
 from tests.support.servers import ROOT, free_port
 from tests.support.workload.worklog import StepCounter, World
 
-VENV = ROOT / ".venv-ecosystem"
-PYTHON = VENV / "bin" / "python"
 SCRIPT = ROOT / "deploy" / "ray" / "agents.py"
 SLOTS = {"ray0": 2, "ray1": 1, "ray2": 1}
 START_S = 180.0
 """Ray takes a minute to start where other tests use the cores, too."""
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(
-        os.environ.get("HET_TEST_ALL") != "1" or not (VENV / "bin" / "ray").exists(),
-        reason="takes minutes, and needs Ray: make test-ecosystem",
-    ),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), needs_frameworks]
 
 
 @pytest.fixture

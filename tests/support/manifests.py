@@ -1,12 +1,15 @@
 """The objects in deploy/ as `kubectl apply` makes them, and what becomes of a pod that ends."""
 
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from tests.support.cluster import HETAGENT, WORKLOAD, Agent, Cluster
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 
@@ -103,6 +106,25 @@ class Pool:
         assert container(self.pod, "create")["command"] == ["hetctl"]
         return _filled_in(words_of(self.pod, "create"))
 
+    def play(self, job: Cluster, name: str, *words: str, create: Sequence[str] = ()) -> Agent:
+        """Run the containers of a pod as kubelet does, but here: what comes first has to succeed; returns the agent.
+
+        Args:
+            words: added to those of the workload.
+            create: added to those of hetctl.
+        """
+
+        def here(given: Sequence[str]) -> list[str]:
+            left_out = ("--server", "--token-file", "--gpus")
+            return [*(word for word in given if not word.startswith(left_out)), f"--server={job.server.url}"]
+
+        hetctl = [sys.executable, "-m", "hetrdzv.cli.hetctl", *here(self.create), *create]
+        first = job.run(f"{name}-create", hetctl)
+        assert first.wait() == 0, first.stderr
+        agent = [*HETAGENT, *here(self.agent[: self.agent.index("train.py")]), "--gpus=1", "--device=cpu"]
+        agent += [f"--node-id={name}", f"--ready-file={ready_file(job, name)}"]
+        return job.run(name, [*agent, str(WORKLOAD), "--into", str(job.log.folder), "--light", *words])
+
     def action(self, status: int, *, evicted: bool = False) -> str | None:
         """What the Job does about a pod whose agent has this exit status; None: it is tried again, and that counts."""
         for rule in self.spec["podFailurePolicy"]["rules"]:
@@ -117,6 +139,11 @@ class Pool:
             if matches:
                 return str(rule["action"])
         return None
+
+
+def ready_file(job: Cluster, name: str) -> Path:
+    """What is there once a pod that is played is ready."""
+    return job.folder / f"ready-{name}"
 
 
 def pools(name: str) -> list[Pool]:

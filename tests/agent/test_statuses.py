@@ -8,7 +8,7 @@ from tests.agent.torchrun.driver import directive
 from hetagent.statuses import status_of
 from hetrdzv.protocol.failure import Failure, RootCause
 from hetrdzv.protocol.reasons import ends
-from hetrdzv.protocol.reasons.reason import Reason
+from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 
 
 def failed(kind: str, exit_code: int | None = None) -> dict[str, Any]:
@@ -47,6 +47,6 @@ def test_a_node_that_left_by_itself_is_unfit() -> None:
 
 @pytest.mark.parametrize(("never", "status"), [(True, 2), (False, 69)])
 def test_a_world_that_can_never_be_is_no_reason_to_try_again(never: bool, status: int) -> None:
-    cause = RootCause(reason=ends.join_timeout(4.0, ends.unknown(), never=never))
+    cause = RootCause(reason=ends.join_timeout(4.0, ReasonCode.GROUP_FAILED.reason(), never=never))
     said = {"code": "failed", "outcome": "failed", "root_cause": cause, "exit_code": 1}
     assert status_of(directive("exit", 0, **said), fixed=False) == status

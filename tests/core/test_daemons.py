@@ -6,7 +6,7 @@ import pytest
 
 from hetrdzv.core.commands import StartDaemon
 from hetrdzv.protocol.errors import NotFound, Refused, StaleIncarnation, StaleRound
-from hetrdzv.protocol.reasons import events
+from hetrdzv.protocol.reasons.reason import ReasonCode
 from tests.core.driver import Story
 
 ORTED = ("orted", "-mca", "ess_base_vpid", "1")
@@ -45,7 +45,7 @@ def test_a_member_is_told_to_run_it_in_its_round_and_nobody_else_is() -> None:
     assert story.start("b").daemon == ORTED
     assert replace(story.start("b"), daemon=None) == before["b"].start
     assert [story.told(node_id) for node_id in "ac"] == [before[node_id] for node_id in "ac"]
-    assert story.said("daemon_started") == [events.daemon_started("a", "orted")]
+    assert story.said("daemon_started") == [ReasonCode.DAEMON_STARTED.reason("a", program="orted")]
     ask(story)
     assert (story.told("b").version, len(story.said("daemon_started"))) == (told.version, 1), "the same again"
     with pytest.raises(Refused, match="another daemon"):

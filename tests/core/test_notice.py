@@ -14,8 +14,8 @@ from tests.core.driver import bare, running
 from tests.core.leases import step
 from tests.core.script import fact, play
 
-DRAINED = ends.node_leaving("b", ends.departed(ReasonCode.NODE_DRAINED))
-SIGTERM = ends.node_leaving("b", ends.agent_left("SIGTERM", leaving=True))
+DRAINED = ReasonCode.NODE_LEAVING.reason("b", why=ReasonCode.NODE_DRAINED.reason())
+SIGTERM = ReasonCode.NODE_LEAVING.reason("b", why=ends.agent_left("SIGTERM", leaving=True))
 
 PLANNED: dict[str, tuple[str, Reason]] = {
     "joined": ("join z; wait 1", ends.nodes_joined(["z"])),
@@ -54,7 +54,7 @@ def test_workers_are_told_and_the_round_ends_once_all_are_ready(kind: str) -> No
     assert over(late) == kind, "at the end of the notice the stop comes all the same"
     story.report("b", "ready_to_stop")
     assert over(story.group) == kind
-    assert story.said("ready_to_stop") == [events.ready_to_stop(2.0)]
+    assert story.said("ready_to_stop") == [ReasonCode.READY_TO_STOP.reason(took_s=2.0)]
     assert story.told("a").kind == ("exit" if kind == "cancelled" else "stop")
     assert story.told("b").kind == ("exit" if kind in ("cancelled", "drained") else "stop")
     assert story.group.restarts == 0

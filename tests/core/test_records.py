@@ -118,7 +118,10 @@ def test_a_lost_node_is_noticed_late_and_waited_for() -> None:
     story.wait(20.0)
     (first,) = story.rounds
     assert (first.ended_by, first.cost_restart) == ("lost", False)
-    assert str(first.reason) == ends.node_lost("b", ends.lease_expired(5.0)).message
+    assert (
+        str(first.reason)
+        == ReasonCode.NODE_LOST.reason("b", why=ReasonCode.LEASE_EXPIRED.reason(for_s=5.0)).message
+    )
     assert first.time == {
         "starting_up": 2.0,
         "training": pytest.approx(60.01),
@@ -135,7 +138,7 @@ def test_a_failure_that_was_a_loss_is_told_as_one() -> None:
     story.cut("b")
     story.now += 1.01
     story.tick()
-    lost = ends.node_lost("b", ends.departed(ReasonCode.CONNECTION_LOST))
+    lost = ReasonCode.NODE_LOST.reason("b", why=ReasonCode.CONNECTION_LOST.reason())
     assert str(story.rounds[0].reason) == ends.consequences(lost).message
 
 

@@ -9,6 +9,7 @@ from hetrdzv.core.rounds.transitions import GONE_NODES_KEPT
 from hetrdzv.protocol.errors import NotFound, StaleIncarnation
 from hetrdzv.protocol.failure import Ended
 from hetrdzv.protocol.reasons import ends, events, waiting
+from hetrdzv.protocol.reasons.reason import ReasonCode
 from hetrdzv.protocol.texts.who import Nodes
 from tests.core.driver import Story, running
 from tests.core.explained import failed, ready
@@ -315,8 +316,8 @@ def test_a_node_whose_workers_fail_again_and_again_is_used_last() -> None:
     assert story.order == ["a", "b"], "failures elsewhere break the row"
     fails(story, "b")
     assert story.order == ["a", "c"]
-    assert story.said("node_used_last") == [events.node_used_last("g", "b", 3)]
-    last = events.node_used_last("g", "b", 3)
+    last = ReasonCode.NODE_USED_LAST.reason("b", group="g", failures=3)
+    assert story.said("node_used_last") == [last]
     assert story.told("b").reason == waiting.left_out(story.group.last_round, "b", last)
     fails(story, "a")
     assert story.order == ["a", "c"]

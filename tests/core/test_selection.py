@@ -12,7 +12,7 @@ from hetrdzv.core.selection.order import Past
 from hetrdzv.core.selection.select import Selection, select
 from hetrdzv.protocol.directive import Member
 from hetrdzv.protocol.reasons import waiting, warnings
-from hetrdzv.protocol.reasons.reason import Reason
+from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.texts.who import Nodes
 from tests.core.driver import Story
@@ -199,9 +199,17 @@ UNREACHED = """group min_nodes=2 max_nodes=3 last_call_s=5; joins a b c; started
 @pytest.mark.parametrize(
     ("script", "node_id", "why"),
     [
-        ("running a b max_nodes=2; join c", "c", lambda spec: waiting.max_nodes("c", 2)),
-        (CASES["or that there are enough nodes"], "b", lambda spec: waiting.max_nodes("b", 1)),
-        (CASES["what is left of a rack is used as well"], "n2", lambda spec: waiting.max_nodes("n2", 3)),
+        ("running a b max_nodes=2; join c", "c", lambda spec: ReasonCode.MAX_NODES.reason("c", max_nodes=2)),
+        (
+            CASES["or that there are enough nodes"],
+            "b",
+            lambda spec: ReasonCode.MAX_NODES.reason("b", max_nodes=1),
+        ),
+        (
+            CASES["what is left of a rack is used as well"],
+            "n2",
+            lambda spec: ReasonCode.MAX_NODES.reason("n2", max_nodes=3),
+        ),
         (UNREACHED, "c", lambda spec: waiting.out_of_reach("c", "a", "10.0.0.1")),
         (
             CASES["a node of another host does not end a local round"],

@@ -68,7 +68,7 @@ def test_what_to_do_about_a_failure() -> None:
         ends.hangs(behind(2, "b", for_s=30.0)),
         ends.join_timeout(12.0, waiting.too_few(A, 1), never=True),
         ends.join_timeout(12.0, waiting.too_few(A, 1)),
-        ends.node_lost("b", ends.departed(ReasonCode.CONNECTION_LOST)),
+        ReasonCode.NODE_LOST.reason("b", why=ReasonCode.CONNECTION_LOST.reason()),
     ]
     again = "to begin again: start hetagent on each node"
     steps = [next_step("job", why, failed=True) for why in whys]

@@ -29,7 +29,7 @@ def failed(exit_code: int | None = 1, message: str = "", rank: int = 2, **more: 
 
 
 BAD = failed(message="bad data")
-LOST = ends.node_lost("b", ends.lease_expired(5.0))
+LOST = ReasonCode.NODE_LOST.reason("b", why=ReasonCode.LEASE_EXPIRED.reason(for_s=5.0))
 
 
 def test_workers() -> None:
@@ -80,13 +80,13 @@ init_process_group with env:// or hvd.init()
 def test_ends() -> None:
     found = [
         LOST,
-        ends.node_lost("b", ends.departed(ReasonCode.CONNECTION_LOST)),
-        ends.node_lost("b", ends.departed(ReasonCode.AGENT_REPLACED)),
-        ends.node_lost("b", ends.departed(ReasonCode.AGENT_DIED)),
-        ends.node_left("b", ends.agent_left()),
-        ends.node_left("b", ends.agent_left("SIGTERM")),
-        ends.node_leaving("b", ends.agent_left(leaving=True)),
-        ends.node_leaving("b", ends.departed(ReasonCode.NODE_DRAINED)),
+        ReasonCode.NODE_LOST.reason("b", why=ReasonCode.CONNECTION_LOST.reason()),
+        ReasonCode.NODE_LOST.reason("b", why=ReasonCode.AGENT_REPLACED.reason()),
+        ReasonCode.NODE_LOST.reason("b", why=ReasonCode.AGENT_DIED.reason()),
+        ReasonCode.NODE_LEFT.reason("b", why=ends.agent_left()),
+        ReasonCode.NODE_LEFT.reason("b", why=ends.agent_left("SIGTERM")),
+        ReasonCode.NODE_LEAVING.reason("b", why=ends.agent_left(leaving=True)),
+        ReasonCode.NODE_LEAVING.reason("b", why=ReasonCode.NODE_DRAINED.reason()),
         ends.node_drained("g", "b"),
         ends.consequences(LOST),
         ends.workers_stopped("b"),
@@ -100,7 +100,7 @@ def test_ends() -> None:
         ends.no_node_can_be_master({"a": ["b"]}),
         ends.join_timeout(60.0, waiting.too_few(Ready(B, 3), 2)),
         ends.join_timeout(60.0, waiting.too_few(Ready(B, 3), 2), never=True),
-        ends.unknown(),
+        ReasonCode.GROUP_FAILED.reason(),
         ends.bad_address("g", "b", "127.0.0.1"),
     ]
     check(
@@ -137,13 +137,12 @@ bad_address: node 'b' offers address 127.0.0.1, but group 'g' has nodes on other
 
 def test_events() -> None:
     found = [
-        events.group_created("bert"),
-        events.job_began("bert", 2),
+        ReasonCode.GROUP_CREATED.reason(group="bert"),
+        ReasonCode.JOB_BEGAN.reason(group="bert", job=2),
         events.settings_changed("b", [Difference("max_nodes", "2", "3")]),
         events.round_formed(3, 7, [("a", range(2)), ("b", range(2, 3))], 2, "lost"),
-        events.started_unbounded(1, restarts=True),
-        events.started_unbounded(2, restarts=False),
-        events.training_began(3),
+        ReasonCode.STARTED_UNBOUNDED.reason(),
+        ReasonCode.TRAINING_BEGAN.reason(round=3),
         events.round_ended(3, BAD, "failed"),
         events.round_judged(3, LOST),
         events.restart_spent(BAD, 1, 3),
@@ -154,16 +153,16 @@ def test_events() -> None:
         events.group_failed(BAD, Nodes.of(["gpu2"])),
         events.node_joined("a", 2, "10.0.0.1"),
         events.node_joined("a", 1, "10.0.0.1", "no GPU"),
-        events.of_node(ReasonCode.NODE_RETURNED, "a"),
+        ReasonCode.NODE_RETURNED.reason("a"),
         events.node_not_ready("a", "no GPU"),
-        events.of_node(ReasonCode.NODE_READY, "a"),
+        ReasonCode.NODE_READY.reason("a"),
         events.node_refused("a", [Difference("script", "train.py", "other.py")]),
-        events.of_node(ReasonCode.NODE_UNDRAINED, "a"),
-        events.node_used_last("g", "a", 3),
-        events.of_node(ReasonCode.NODE_SUCCEEDED, "a"),
-        events.daemon_started("a", "orted"),
+        ReasonCode.NODE_UNDRAINED.reason("a"),
+        ReasonCode.NODE_USED_LAST.reason("a", group="g", failures=3),
+        ReasonCode.NODE_SUCCEEDED.reason("a"),
+        ReasonCode.DAEMON_STARTED.reason("a", program="orted"),
         events.stop_announced(3, LOST, 30.0),
-        events.ready_to_stop(2.04),
+        ReasonCode.READY_TO_STOP.reason(took_s=2.04),
         events.notice_expired(["a", "b"], 30.0),
     ]
     check(
@@ -173,8 +172,7 @@ group_created: group 'bert' was created
 job_began: job 2 of group 'bert' started
 settings_changed: b changed the settings, since no other node was left: max_nodes 2 -> 3
 round_formed: round 3 formed: world size 7, a ranks 0 and 1, b rank 2 and 2 more nodes
-started_unbounded: started with 1 node, since no --nnodes was given; nodes that join later restart the job
-started_unbounded: started with 2 nodes, since no --nnodes was given; nodes that join later are kept as spares
+started_unbounded: no --nnodes was given: the first round formed with the nodes that were there
 training_began: round 3 trains
 round_ended: round 3 ended: rank 2 on gpu2 exited with code 1: bad data
 round_judged: round 3 ended because b lost: no heartbeat for 5 s; failures elsewhere were a consequence
@@ -243,8 +241,8 @@ def test_rounds_and_groups() -> None:
         waiting.also_not_ready(waiting.too_few(NONE, 2), waiting.not_ready(BC, "no GPU")),
         waiting.earlier_job("cancelled"),
         waiting.came_late("g", "cancelled", "an admin"),
-        waiting.round_over(3),
-        waiting.round_formed(3),
+        ReasonCode.ROUND_ENDED.reason(round=3),
+        ReasonCode.ROUND_FORMED.reason(round=3),
         waiting.quarantined("it is odd"),
     ]
     check(
@@ -298,16 +296,16 @@ quarantined: hetserver cannot serve it: it is odd
 def test_nodes_in_no_round() -> None:
     found = [
         waiting.not_ready(B, "no GPU"),
-        waiting.joins_next_round("b", 510.0),
-        waiting.spare(ReasonCode.ON_JOIN_SPARE, "b"),
-        waiting.spare(ReasonCode.OTHERS_SUCCEEDED, "b"),
-        waiting.spare(ReasonCode.WORLD_NOT_LARGER, "b"),
-        waiting.max_nodes("b", 3),
+        ReasonCode.JOINS_NEXT_ROUND.reason("b", until=510.0),
+        ReasonCode.ON_JOIN_SPARE.reason("b"),
+        ReasonCode.OTHERS_SUCCEEDED.reason("b"),
+        ReasonCode.WORLD_NOT_LARGER.reason("b"),
+        ReasonCode.MAX_NODES.reason("b", max_nodes=3),
         waiting.out_of_reach("b", "a", "10.0.0.1"),
         waiting.out_of_reach("b", "a", "::1", loopback=True),
         waiting.world_size("b", 11, EVEN),
         waiting.world_size("b", 20, replace(EVEN, unit="rack"), alone=False),
-        waiting.left_out(4, "b", waiting.max_nodes("b", 3)),
+        waiting.left_out(4, "b", ReasonCode.MAX_NODES.reason("b", max_nodes=3)),
     ]
     check(
         found,
@@ -368,7 +366,7 @@ def test_warnings_and_snapshots() -> None:
         warnings.not_watched(Ranks.of([3]), "torch is too old"),
         snapshots.not_on_disk(stamp, B, "No space left on device"),
         snapshots.not_taken(BC, "they need 5 MB"),
-        snapshots.snapshot_wanted(stamp),
+        ReasonCode.SNAPSHOT_WANTED.reason(step=100, of_round=2),
         snapshots.began_from_snapshot(3, stamp, BC, 7, "of step 107 nobody has the part of rank 1"),
         snapshots.began_from_snapshot(3, stamp, B, 0),
         snapshots.began_from_snapshot(3, None, NOBODY, None),

@@ -27,7 +27,7 @@ from hetrdzv.client import Client
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.pages import GroupReply, GroupsReply, WorkerReply
-from hetrdzv.protocol.reasons import ends
+from hetrdzv.protocol.reasons.reason import ReasonCode
 from hetrdzv.protocol.requests import JoinRequest, ReportRequest, SpecFields
 from hetrdzv.protocol.rounds import RoundRecord, RoundsReply
 from hetrdzv.protocol.settings import SETTINGS
@@ -485,7 +485,7 @@ def test_a_history_fits_a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch
         formed_at="2026-07-14T10:22:33+00:00",
         world_size=10_240,
         ended_by="master_unreachable",
-        reason=ends.node_lost(LONG, ends.lease_expired(5.0)),
+        reason=ReasonCode.NODE_LOST.reason(LONG, why=ReasonCode.LEASE_EXPIRED.reason(for_s=5.0)),
         time={"training": 3599.0, "hanging": 3599.0, "noticing": 3599.0, "waiting": 3600.0},
     )
     shown = tables.lines(*rounds_view(RoundsReply(rounds=(record,))))

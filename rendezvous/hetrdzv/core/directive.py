@@ -11,8 +11,8 @@ from hetrdzv.core.rounds.transitions import is_reusable
 from hetrdzv.core.why import why, why_ended, why_waits
 from hetrdzv.protocol.directive import Directive, Start, StopNotice
 from hetrdzv.protocol.failure import RootCause
-from hetrdzv.protocol.reasons import advice, ends, events, waiting
-from hetrdzv.protocol.reasons.reason import Reason
+from hetrdzv.protocol.reasons import advice, ends, waiting
+from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.rounds import TimeSpent, total_time
 from hetrdzv.protocol.states import (
     EXIT_CANCELLED,
@@ -132,20 +132,19 @@ def _details(group: Group, node: Node, head: Heading, now: float) -> dict[str, A
                 "root_cause": group.root_cause,
                 "time": _time_of_job(group),
             }
-        case "left" | "last" | "serves":
-            left = ends.node_left(node_id, node.departure_reason or ends.agent_left())
-            return {"reason": left, "exit_code": EXIT_FAILED if head.kind is DirectiveKind.EXIT else None}
+        case "left" | "last" | "serves" | "lost":
+            code = ReasonCode.NODE_LOST if head.code == "lost" else ReasonCode.NODE_LEFT
+            gone = code.reason(node_id, why=node.departure_reason or ends.agent_left())
+            return {"reason": gone, "exit_code": EXIT_FAILED if head.kind is DirectiveKind.EXIT else None}
         case "drained":
             drained = ends.node_drained(group.group_id, node_id)
             return {"reason": drained, "exit_code": EXIT_DRAINED}
-        case "lost":
-            return {"reason": ends.node_lost(node_id, node.departure_reason or ends.agent_left())}
         case "round_ended" if current is not None and current.end is not None:
             return {"reason": why_ended(current.number, current.end)}
         case "round_formed" | "daemon" | "stalled" | "notice" if current is not None:
             return _start_details(group, current, node, head, now)
         case "round_over":
-            return {"reason": waiting.round_over(node.member_of)}
+            return {"reason": ReasonCode.ROUND_ENDED.reason(round=node.member_of)}
         case _:
             return {"reason": why_waits(group, node, now)}
 
@@ -161,8 +160,11 @@ def _start_details(group: Group, current: Round, node: Node, head: Heading, now:
         return {**details, "reason": why(group, now), "notice": stop_notice(group, now)}
     if node.daemon:
         program = node.daemon[0].rpartition("/")[2]
-        return {**details, "reason": events.daemon_started(current.master.node_id, program)}
-    reason = why(group, now) if head.code == "stalled" else waiting.round_formed(head.round)
+        reason = ReasonCode.DAEMON_STARTED.reason(current.master.node_id, program=program)
+    elif head.code == "stalled":
+        reason = why(group, now)
+    else:
+        reason = ReasonCode.ROUND_FORMED.reason(round=head.round)
     return {**details, "reason": reason}
 
 

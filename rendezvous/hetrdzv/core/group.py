@@ -116,7 +116,7 @@ def _put(context: StepContext, command: Put) -> None:
     agree(context, command.spec, final=True)
     context.change(by_put=True)
     if not known:
-        context.say(events.group_created(context.group.group_id))
+        context.say(ReasonCode.GROUP_CREATED.reason(group=context.group.group_id))
 
 
 def _join(context: StepContext, command: Join) -> None:
@@ -182,7 +182,7 @@ def _take_place(context: StepContext, node: Node, incarnation: str) -> tuple[str
                 f"{node.address} that is alive: start this agent with another --node-id, or wait until "
                 f"the other has exited"
             )
-        remove_node(context, node, NodePhase.LOST, ends.departed(ReasonCode.AGENT_REPLACED))
+        remove_node(context, node, NodePhase.LOST, ReasonCode.AGENT_REPLACED.reason())
     return (*node.former, node.incarnation)[-FORMER_KEPT:]
 
 
@@ -221,7 +221,7 @@ def _ready_again(context: StepContext, node: Node, command: Join) -> None:
         departure_reason=None,
     )
     if returns:
-        context.say(events.of_node(ReasonCode.NODE_RETURNED, node.node_id))
+        context.say(ReasonCode.NODE_RETURNED.reason(node.node_id))
     _note_readiness(context, node, command.not_ready)
 
 
@@ -231,7 +231,7 @@ def _note_readiness(context: StepContext, node: Node, why: str) -> None:
         return
     context.change_node(node, not_ready=why)
     if not why:
-        context.say(events.of_node(ReasonCode.NODE_READY, node.node_id))
+        context.say(ReasonCode.NODE_READY.reason(node.node_id))
     elif not node.not_ready:
         context.say(events.node_not_ready(node.node_id, why))
 
@@ -261,7 +261,7 @@ def _disconnect(context: StepContext, command: Disconnect) -> None:
 def _leave(context: StepContext, command: Leave) -> None:
     node = require_speaker(context.group, command.node_id, command.incarnation)
     if command.died and not _has_died(node):
-        remove_node(context, node, NodePhase.LOST, ends.departed(ReasonCode.AGENT_DIED))
+        remove_node(context, node, NodePhase.LOST, ReasonCode.AGENT_DIED.reason())
     elif node.phase is not NodePhase.LEFT and not command.died:
         _say_goodbye(context, node, command.why)
 
@@ -305,7 +305,7 @@ def _report(context: StepContext, command: Report) -> None:
         case ReportKind.SUCCEEDED:
             if node.phase in (NodePhase.STARTING, NodePhase.RUNNING):
                 context.change_node(node, phase=NodePhase.SUCCEEDED)
-                context.say(events.of_node(ReasonCode.NODE_SUCCEEDED, node.node_id))
+                context.say(ReasonCode.NODE_SUCCEEDED.reason(node.node_id))
             latest = context.group.round
             strangers = apart(latest) if latest is not None else None
             if command.must_meet and strangers is not None:
@@ -363,7 +363,7 @@ def _note_training(context: StepContext, command: NoteTraining) -> None:
     ):
         trains_at = min(context.now, max(active.formed_at, command.at))
         context.change(round=replace(active, trains_at=trains_at))
-        context.say(events.training_began(command.round))
+        context.say(ReasonCode.TRAINING_BEGAN.reason(round=command.round))
 
 
 def _note_moved(context: StepContext, current: Round, moved: Moved | None, age_s: float) -> None:
@@ -464,7 +464,8 @@ def _start_daemon(context: StepContext, command: StartDaemon) -> None:
     first = not any(other.daemon for other in group.nodes.values())
     context.change_node(node, daemon=command.words)
     if first:  # else the history of a large group would contain little else
-        context.say(events.daemon_started(master.node_id, command.words[0].rpartition("/")[2]))
+        program = command.words[0].rpartition("/")[2]
+        context.say(ReasonCode.DAEMON_STARTED.reason(master.node_id, program=program))
 
 
 _AT_WORK = (NodePhase.STARTING, NodePhase.RUNNING, NodePhase.SUCCEEDED)
@@ -478,7 +479,7 @@ def _drain(context: StepContext, command: Drain) -> None:
     context.change(drained=group.drained | {command.node_id})
     context.say(ends.node_drained(group.group_id, command.node_id))
     if not (node.gone or group.state.terminal):
-        set_leaving(context, node, ends.departed(ReasonCode.NODE_DRAINED))
+        set_leaving(context, node, ReasonCode.NODE_DRAINED.reason())
 
 
 def _undrain(context: StepContext, command: Undrain) -> None:
@@ -492,7 +493,7 @@ def _undrain(context: StepContext, command: Undrain) -> None:
     node = group.nodes.get(command.node_id)
     if node is not None and node.drains and in_grace_period(group, node):
         context.change_node(node, leaving=None)  # its agent has not been told to exit
-    context.say(events.of_node(ReasonCode.NODE_UNDRAINED, command.node_id))
+    context.say(ReasonCode.NODE_UNDRAINED.reason(command.node_id))
 
 
 def _restart(context: StepContext, _: Restart) -> None:

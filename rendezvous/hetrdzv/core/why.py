@@ -24,7 +24,7 @@ from hetrdzv.core.selection.candidates import (
 )
 from hetrdzv.core.selection.select import Lack, Selection, Shortfall
 from hetrdzv.protocol.reasons import ends, events, hangs, waiting
-from hetrdzv.protocol.reasons.reason import Reason
+from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.settings import UNLIMITED_RESTARTS, GroupSpec
 from hetrdzv.protocol.states import GroupState, NodePhase
 from hetrdzv.protocol.texts.ids import natural_key
@@ -56,7 +56,8 @@ def _why(group: Group, now: float) -> Reason:
         case GroupState.CANCELLED:
             return group.cancellation or ends.cancelled()
         case GroupState.FAILED:
-            return group.root_cause.reason if group.root_cause is not None else ends.unknown()
+            cause = group.root_cause
+            return cause.reason if cause is not None else ReasonCode.GROUP_FAILED.reason()
     assert current is not None
     if group.state is GroupState.STARTING:
         late = [one.node_id for one in current.members if group.phase_of(one) is NodePhase.STARTING]
@@ -206,5 +207,5 @@ def why_left_out(group: Group, node: Node) -> Reason:
         return waiting.not_ready(Nodes.of([node.node_id]), node.not_ready)
     larger = growth(group)
     if node.node_id in larger.joiners:
-        return waiting.joins_next_round(node.node_id, admits_at(group, larger))
+        return ReasonCode.JOINS_NEXT_ROUND.reason(node.node_id, until=admits_at(group, larger))
     return spare_reason(group, node, active)

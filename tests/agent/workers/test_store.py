@@ -12,7 +12,7 @@ from hetagent.node.network import hold_port
 from hetagent.workers.store import HetRendezvousHandler
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import Directive
-from hetrdzv.protocol.reasons.waiting import round_formed
+from hetrdzv.protocol.reasons.reason import ReasonCode
 
 
 def start(node_id: str, port: int, address: str = "127.0.0.1", **fields: Any) -> Directive:
@@ -21,7 +21,13 @@ def start(node_id: str, port: int, address: str = "127.0.0.1", **fields: Any) ->
     place = {"group_rank": 1, "rank_offset": 2, "slots": 2, "role_offset": 2, "role_world_size": 4}
     size = {"world_size": 4, "nnodes": 2, "restart_count": 0, "max_restarts": 3}
     timing = {"poll_s": 1.0, "lease_s": 5.0, "stop_timeout_s": 30.0, "max_disconnect_s": 600.0}
-    head = {"kind": "start", "version": "1", "round": 1, "code": "round_formed", "reason": round_formed(1)}
+    head = {
+        "kind": "start",
+        "version": "1",
+        "round": 1,
+        "code": "round_formed",
+        "reason": ReasonCode.ROUND_FORMED.reason(round=1),
+    }
     return codec.checked(
         Directive,
         head | timing | {"start": place | size | {"master": master} | fields},

@@ -15,13 +15,12 @@ from hetrdzv.core.snapshots import complete_in_memory, found
 from hetrdzv.core.snapshots.complete import gathered, missing
 from hetrdzv.core.snapshots.sources import MOST_WHOLE, for_member
 from hetrdzv.protocol.errors import NodeIdInUse, NotFound, StaleIncarnation, StaleRound
-from hetrdzv.protocol.reasons.reason import Reason
+from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.reasons.snapshots import (
     began_from_snapshot,
     lost,
     not_on_disk,
     not_taken,
-    snapshot_wanted,
 )
 from hetrdzv.protocol.snapshots import (
     Chosen,
@@ -335,7 +334,7 @@ def test_a_person_chooses_and_newer_ones_are_undone() -> None:
         job.declare(name, copies)
     job.do(UseSnapshot(step=90))
     job.do(UseSnapshot(step=90))
-    assert job.said("snapshot_wanted") == [snapshot_wanted(Stamp(round=1, step=90))]
+    assert job.said("snapshot_wanted") == [ReasonCode.SNAPSHOT_WANTED.reason(step=90, of_round=1)]
     job.again(copies)
     assert job.step == 90
     assert job.group.snapshots is not None

@@ -42,7 +42,6 @@ from hetrdzv.protocol.directive import Weights
 from hetrdzv.protocol.failure import RootCause
 from hetrdzv.protocol.reasons import ends, events, waiting
 from hetrdzv.protocol.reasons.reason import ReasonCode
-from hetrdzv.protocol.settings import OnJoin
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase
 from hetrdzv.protocol.texts.ids import is_loopback
 from hetrdzv.protocol.texts.who import Nodes
@@ -118,7 +117,7 @@ def _stop_in_time(context: StepContext) -> None:
     if late:
         context.say(events.notice_expired(late, round(notice.until - notice.at, 3)))
     else:
-        context.say(events.ready_to_stop(round(context.now - notice.at, 3)))
+        context.say(ReasonCode.READY_TO_STOP.reason(took_s=round(context.now - notice.at, 3)))
     end_round(context, notice.cause)
 
 
@@ -223,7 +222,7 @@ def _note_blame(context: StepContext, ended: Round, node_id: str) -> None:
     times = known.get(node_id, 0) + 1
     context.change(failed_rounds={**known, node_id: times})
     if times == USED_LAST_AFTER:
-        context.say(events.node_used_last(context.group.group_id, node_id, times))
+        context.say(ReasonCode.NODE_USED_LAST.reason(node_id, group=context.group.group_id, failures=times))
 
 
 # -- the next round forms ------------------------------------------------------------------------------------
@@ -312,8 +311,7 @@ def _start_round(context: StepContext, selection: Selection) -> None:
     more, after = len(new.members) - len(places), end.kind if end is not None else None
     context.say(events.round_formed(number, new.world_size, places, more, after))
     if former is None and not group.spec.bounded:
-        restarts = group.spec.on_join is OnJoin.RESTART
-        context.say(events.started_unbounded(len(new.members), restarts=restarts))
+        context.say(ReasonCode.STARTED_UNBOUNDED.reason())
     cost = snapshots.begin(context, group)
     if (record := newest_record(group, context.now)) is not None:
         context.change(records=with_record(group, replace(record, cost=cost)))

@@ -95,9 +95,9 @@ def record_contact(context: StepContext, node: Node) -> Node:
 def expire(context: StepContext) -> None:
     """Mark nodes lost that missed their lease, or whose connection was cut."""
     for node, lease_s in context.lapsed(context.group, context.now):
-        why, since = ends.lease_expired(lease_s), context.now - lease_s
+        why, since = ReasonCode.LEASE_EXPIRED.reason(for_s=lease_s), context.now - lease_s
         if node.disconnected_at is not None:
-            why, since = ends.departed(ReasonCode.CONNECTION_LOST), node.disconnected_at
+            why, since = ReasonCode.CONNECTION_LOST.reason(), node.disconnected_at
         remove_node(context, node, NodePhase.LOST, why, since)
 
 
@@ -115,7 +115,8 @@ def remove_node(
     context.change_node(
         node, phase=phase, daemon=(), departed_at=context.now, departure_reason=why, disconnected_at=None
     )
-    event = ends.node_lost(node.node_id, why) if lost else ends.node_left(node.node_id, why)
+    code = ReasonCode.NODE_LOST if lost else ReasonCode.NODE_LEFT
+    event = code.reason(node.node_id, why=why)
     context.say(event)
     if not node.gone:
         cause = Cause(kind=EndKind.LOST if lost else EndKind.LEFT, reason=event, node_id=node.node_id)
@@ -168,7 +169,7 @@ def set_leaving(context: StepContext, node: Node, why: Reason, leaves_at: float 
             _hasten(context, notice, leaves_at)
         return
     node = context.change_node(node, leaving=why)
-    context.say(ends.node_leaving(node.node_id, why))
+    context.say(ReasonCode.NODE_LEAVING.reason(node.node_id, why=why))
     if not context.group.part_done(node):
         withdraw(context, node, _leaving(node.node_id, why), done=False, leaves_at=leaves_at)
 
@@ -185,7 +186,7 @@ def _hasten(context: StepContext, notice: Notice, leaves_at: float | None) -> No
 def _leaving(node_id: str, why: Reason) -> Cause:
     """What ends a round of which a member is about to leave."""
     kind = EndKind.DRAINED if why.code == ReasonCode.NODE_DRAINED else EndKind.LEFT
-    return Cause(kind=kind, reason=ends.node_leaving(node_id, why), node_id=node_id)
+    return Cause(kind=kind, reason=ReasonCode.NODE_LEAVING.reason(node_id, why=why), node_id=node_id)
 
 
 def reject(context: StepContext, node: Node) -> None:
@@ -356,4 +357,4 @@ def begin_job(context: StepContext, spec: GroupSpec | None = None) -> None:
         previous_outcome=group.state,
         created_at=group.created_at,
     )
-    context.say(events.job_began(group.group_id, context.group.job))
+    context.say(ReasonCode.JOB_BEGAN.reason(group=group.group_id, job=context.group.job))

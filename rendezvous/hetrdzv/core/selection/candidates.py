@@ -9,7 +9,6 @@ from hetrdzv.core.selection.best_set import Worlds
 from hetrdzv.core.selection.order import past_of
 from hetrdzv.core.selection.select import Selection, Shortfall, in_units, select, unit_of
 from hetrdzv.protocol.reasons import waiting
-from hetrdzv.protocol.reasons.events import node_used_last
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.settings import OnJoin
 from hetrdzv.protocol.states import NodePhase
@@ -106,11 +105,12 @@ def spare_reason(group: Group, node: Node, active: Round) -> Reason:
     code, most, node_id = _nobody_joins(group), group.spec.max_nodes, node.node_id
     match code:
         case ReasonCode.MAX_NODES if node_id in group.used_last:
-            return node_used_last(group.group_id, node_id, group.failed_rounds[node_id])
+            failures = group.failed_rounds[node_id]
+            return ReasonCode.NODE_USED_LAST.reason(node_id, group=group.group_id, failures=failures)
         case ReasonCode.MAX_NODES:
-            return waiting.max_nodes(node_id, most)
+            return ReasonCode.MAX_NODES.reason(node_id, max_nodes=most)
         case ReasonCode.ON_JOIN_SPARE | ReasonCode.OTHERS_SUCCEEDED:
-            return waiting.spare(code, node_id)
+            return code.reason(node_id)
     master, worlds = active.master, Worlds.of(group.spec)
     loopback = is_loopback(master.address) and not is_loopback(node.address)
     if loopback or (node_id, master.node_id) in group.unreachable:
@@ -120,8 +120,8 @@ def spare_reason(group: Group, node: Node, active: Round) -> Reason:
     if not worlds.allows(size):
         return waiting.world_size(node_id, size, group.spec, alone=unit_of(group.spec, node) is None)
     if most is not None and len(active.members) + len(unit) > most:
-        return waiting.max_nodes(node_id, most)
-    return waiting.spare(ReasonCode.WORLD_NOT_LARGER, node_id)
+        return ReasonCode.MAX_NODES.reason(node_id, max_nodes=most)
+    return ReasonCode.WORLD_NOT_LARGER.reason(node_id)
 
 
 @cached

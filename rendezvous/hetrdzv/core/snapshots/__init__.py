@@ -27,7 +27,7 @@ from hetrdzv.core.snapshots.sources import chosen_from, for_member
 from hetrdzv.protocol.directive import Member
 from hetrdzv.protocol.errors import NotFound, Refused, StaleRound
 from hetrdzv.protocol.reasons import snapshots as reasons
-from hetrdzv.protocol.reasons.reason import Reason
+from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.snapshots import Kept, Stamp, UseSnapshot
 from hetrdzv.protocol.texts.who import Nodes
 
@@ -282,7 +282,7 @@ def use(context: StepContext, command: UseSnapshot) -> None:
         )
     if group.snapshots.wanted != stamp:
         context.change(snapshots=replace(group.snapshots, wanted=stamp))
-        context.say(reasons.snapshot_wanted(stamp))
+        context.say(ReasonCode.SNAPSHOT_WANTED.reason(step=stamp.step, of_round=stamp.round))
 
 
 def _there_are(complete: Sequence[Stamp]) -> str:

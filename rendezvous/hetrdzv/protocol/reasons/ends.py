@@ -84,24 +84,6 @@ def never_met(met: int, world_size: int) -> Reason:
 # -- why a node goes: clauses, to be put after its name ------------------------------------------------------
 
 
-_CLAUSES = {
-    ReasonCode.CONNECTION_LOST: "its connection was cut",
-    ReasonCode.AGENT_REPLACED: "its agent was restarted",
-    ReasonCode.AGENT_DIED: "its agent died, and its workers were stopped",
-    ReasonCode.NODE_DRAINED: "drained",
-}
-
-
-def departed(code: ReasonCode) -> Reason:
-    """What needs no figures: the connection was cut, the agent was replaced or died, or a person drained the node."""
-    return reason(code, _CLAUSES[code])
-
-
-def lease_expired(for_s: float) -> Reason:
-    """Its agent was not heard for as long as its lease."""
-    return reason(ReasonCode.LEASE_EXPIRED, f"no heartbeat for {for_s:g} s")
-
-
 def agent_left(text: str = "", *, leaving: bool = False) -> Reason:
     """Its agent has said that it goes (`leaving`: is about to go), and maybe why."""
     unsaid = "its agent is leaving" if leaving else "its agent left"
@@ -119,21 +101,6 @@ def bad_address(group_id: str, node_id: str, address: str) -> Reason:
 
 
 # -- members -------------------------------------------------------------------------------------------------
-
-
-def node_lost(node_id: str, why: Reason) -> Reason:
-    """A node is lost."""
-    return reason(ReasonCode.NODE_LOST, f"{node_id} lost: {why}", nodes=[node_id], why=why.code)
-
-
-def node_left(node_id: str, why: Reason) -> Reason:
-    """A node has left."""
-    return reason(ReasonCode.NODE_LEFT, f"{node_id} left: {why}", nodes=[node_id], why=why.code)
-
-
-def node_leaving(node_id: str, why: Reason) -> Reason:
-    """A node is about to leave."""
-    return reason(ReasonCode.NODE_LEAVING, f"{node_id} is leaving: {why}", nodes=[node_id], why=why.code)
 
 
 def node_drained(group_id: str, node_id: str) -> Reason:
@@ -206,8 +173,3 @@ def join_timeout(within_s: float, why: Reason, *, never: bool = False) -> Reason
     """What a group has waited for in vain; `never`: no number of such nodes makes a world."""
     code = ReasonCode.IMPOSSIBLE_WORLD if never else ReasonCode.JOIN_TIMEOUT
     return reason(code, f"gave up after {within_s:g} s: {why}", nodes=why.who)
-
-
-def unknown() -> Reason:
-    """A job failed, and nobody knows why."""
-    return reason(ReasonCode.GROUP_FAILED, "the job failed: unknown cause")

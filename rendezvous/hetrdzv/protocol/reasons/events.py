@@ -12,16 +12,6 @@ from hetrdzv.protocol.texts.who import Nodes
 # -- a job from its beginning to its end ---------------------------------------------------------------------
 
 
-def group_created(group_id: str) -> Reason:
-    """An agent or a person named a group that did not exist."""
-    return reason(ReasonCode.GROUP_CREATED, f"group '{group_id}' was created")
-
-
-def job_began(group_id: str, job: int) -> Reason:
-    """A finished group begins another job, which is its `job`-th."""
-    return reason(ReasonCode.JOB_BEGAN, f"job {job} of group '{group_id}' started", job=job)
-
-
 def settings_changed(node_id: str | None, changes: Sequence[Difference]) -> Reason:
     """Agents, or without a node a person, came back to a group without nodes with other settings."""
     what = ", ".join(f"{change.name} {change.group} -> {change.given}" for change in changes)
@@ -38,18 +28,6 @@ def round_formed(
     text = f"round {number} formed: world size {size}, {members}{besides}"
     nodes = Nodes(first=tuple(node_id for node_id, _ in places), more=more)
     return reason(ReasonCode.ROUND_FORMED, text, nodes=nodes, round=number, world_size=size, after=cause)
-
-
-def started_unbounded(nodes: int, *, restarts: bool) -> Reason:
-    """The first round formed without bounds, with those nodes that were there; later ones restart the job, or wait."""
-    later = "restart the job" if restarts else "are kept as spares"
-    text = f"started with {count(nodes, 'node')}, since no --nnodes was given; nodes that join later {later}"
-    return reason(ReasonCode.STARTED_UNBOUNDED, text)
-
-
-def training_began(number: int) -> Reason:
-    """The first worker of the round has asked for its first collective, or said its first step."""
-    return reason(ReasonCode.TRAINING_BEGAN, f"round {number} trains", round=number)
 
 
 def round_ended(number: int, why: Reason, cause: str) -> Reason:
@@ -93,19 +71,6 @@ def group_failed(why: Reason, gave_up: Nodes | None = None) -> Reason:
 # -- nodes ---------------------------------------------------------------------------------------------------
 
 
-_NODES = {
-    ReasonCode.NODE_RETURNED: "{} is back",
-    ReasonCode.NODE_READY: "{} is ready",
-    ReasonCode.NODE_UNDRAINED: "{} may join again",
-    ReasonCode.NODE_SUCCEEDED: "all workers of {} succeeded",
-}
-
-
-def of_node(code: ReasonCode, node_id: str) -> Reason:
-    """What happens to a node that needs no further words."""
-    return reason(code, _NODES[code].format(node_id), nodes=[node_id])
-
-
 def node_joined(node_id: str, slots: int, address: str, not_ready: str = "") -> Reason:
     """An agent joined; `not_ready`: why its node takes part in no round yet."""
     late = f", not ready yet: {clipped(not_ready)}" if not_ready else ""
@@ -128,21 +93,6 @@ def node_refused(node_id: str, differences: Iterable[Difference]) -> Reason:
     return reason(ReasonCode.NODE_REFUSED, text, nodes=[node_id])
 
 
-def node_used_last(group_id: str, node_id: str, failures: int) -> Reason:
-    """Others are used before a node whose workers were the root cause of so many failed rounds in a row."""
-    text = (
-        f"workers on {node_id} caused the last {failures} failures of its rounds: other nodes are preferred; to change "
-        f"that: hetctl undrain {group_id} {node_id}"
-    )
-    return reason(ReasonCode.NODE_USED_LAST, text, nodes=[node_id], failures=failures)
-
-
-def daemon_started(node_id: str, program: str) -> Reason:
-    """The master has the other nodes run a launcher's daemon."""
-    text = f"{node_id}, the master, has the others run {program}"
-    return reason(ReasonCode.DAEMON_STARTED, text, nodes=[node_id])
-
-
 # -- planned stops -------------------------------------------------------------------------------------------
 
 
@@ -150,12 +100,6 @@ def stop_announced(number: int, why: Reason, notice_s: float) -> Reason:
     """Something is about to end the round; its workers may save for so long (seconds)."""
     text = f"round {number} is about to end ({why}): its workers have {notice_s:g} s to save"
     return reason(ReasonCode.STOP_ANNOUNCED, text, nodes=why.who, round=number, cause=why, notice_s=notice_s)
-
-
-def ready_to_stop(took_s: float) -> Reason:
-    """All workers have saved, so long after they were told (seconds)."""
-    text = f"all nodes are ready to stop, {took_s:.1f} s after they were told"
-    return reason(ReasonCode.READY_TO_STOP, text)
 
 
 def notice_expired(late: Iterable[str], notice_s: float) -> Reason:

@@ -7,7 +7,7 @@ reply that has any says what that clock reads: whoever shows a reason subtracts.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, Self
 
 from hetrdzv.protocol.bounds import Seconds
 from hetrdzv.protocol.texts.phrasing import inert, lasted
@@ -21,97 +21,6 @@ MOST_QUOTED = 4_000
 
 MOST_IN_MESSAGE = 200
 """How much of somebody else's text a message quotes (characters)."""
-
-
-class ReasonCode(StrEnum):
-    """All codes; docs/events.md says what each of them means, and which data it has."""
-
-    # a job and its rounds
-    GROUP_CREATED = "group_created"
-    JOB_BEGAN = "job_began"
-    SETTINGS_CHANGED = "settings_changed"
-    ROUND_FORMED = "round_formed"
-    STARTED_UNBOUNDED = "started_unbounded"
-    ROUND_STARTING = "round_starting"
-    ROUND_RUNNING = "round_running"
-    TRAINING_BEGAN = "training_began"
-    STOP_ANNOUNCED = "stop_announced"
-    READY_TO_STOP = "ready_to_stop"
-    NOTICE_EXPIRED = "notice_expired"
-    ROUND_ENDED = "round_ended"
-    ROUND_JUDGED = "round_judged"
-    RESTART_SPENT = "restart_spent"
-    GROUP_SUCCEEDED = "group_succeeded"
-    GROUP_FAILED = "group_failed"
-    GROUP_CANCELLED = "group_cancelled"
-    EARLIER_JOB = "earlier_job"
-    CAME_LATE = "came_late"
-    QUARANTINED = "quarantined"
-    # what ends a round, and a job
-    WORKER_FAILED = "worker_failed"
-    START_FAILED = "start_failed"
-    NEVER_MET = "never_met"
-    NODE_LOST = "node_lost"
-    NODE_LEFT = "node_left"
-    NODE_LEAVING = "node_leaving"
-    NODE_DRAINED = "node_drained"
-    NODES_JOINED = "nodes_joined"
-    RESTART_REQUESTED = "restart_requested"
-    MASTER_UNREACHABLE = "master_unreachable"
-    NO_MASTER = "no_master"
-    JOIN_TIMEOUT = "join_timeout"
-    IMPOSSIBLE_WORLD = "impossible_world"
-    # why a node goes
-    LEASE_EXPIRED = "lease_expired"
-    CONNECTION_LOST = "connection_lost"
-    AGENT_REPLACED = "agent_replaced"
-    AGENT_LEFT = "agent_left"
-    AGENT_DIED = "agent_died"
-    WORKERS_STOPPED = "workers_stopped"
-    BAD_ADDRESS = "bad_address"
-    # what else happens to nodes
-    NODE_JOINED = "node_joined"
-    NODE_RETURNED = "node_returned"
-    NODE_NOT_READY = "node_not_ready"
-    NODE_READY = "node_ready"
-    NODE_REFUSED = "node_refused"
-    NODE_UNDRAINED = "node_undrained"
-    NODE_USED_LAST = "node_used_last"
-    NODE_SUCCEEDED = "node_succeeded"
-    DAEMON_STARTED = "daemon_started"
-    # hangs
-    BEHIND = "behind"
-    NO_ANSWER = "no_answer"
-    MISMATCH = "mismatch"
-    NOTHING_COMPLETES = "nothing_completes"
-    STALLED = "stalled"
-    GOES_ON = "goes_on"
-    # what a group waits for
-    STOPPING = "stopping"
-    NO_ALLOWED_MASTER = "no_allowed_master"
-    NO_COMMAND = "no_command"
-    TOO_FEW_NODES = "too_few_nodes"
-    TOO_FEW_SLOTS = "too_few_slots"
-    RECONNECTING = "reconnecting"
-    RESTART_BACKOFF = "restart_backoff"
-    LAST_CALL = "last_call"
-    # why a node is in no round
-    JOINS_NEXT_ROUND = "joins_next_round"
-    ON_JOIN_SPARE = "on_join_spare"
-    OTHERS_SUCCEEDED = "others_succeeded"
-    WORLD_NOT_LARGER = "world_not_larger"
-    MAX_NODES = "max_nodes"
-    OUT_OF_REACH = "out_of_reach"
-    WORLD_SIZE = "world_size"
-    # warnings
-    VERSIONS_DIFFER = "versions_differ"
-    NO_LABEL = "no_label"
-    NOT_WATCHED = "not_watched"
-    # snapshots
-    BEGAN_FROM_SNAPSHOT = "began_from_snapshot"
-    NOT_ON_DISK = "not_on_disk"
-    NOT_TAKEN = "not_taken"
-    SNAPSHOT_WANTED = "snapshot_wanted"
 
 
 Datum = int | float | str
@@ -150,6 +59,128 @@ class Reason:
     def who(self) -> Nodes:
         """Which nodes it is about."""
         return Nodes(first=self.nodes, more=self.more_nodes)
+
+
+class ReasonCode(StrEnum):
+    """All codes; docs/events.md says what each of them means, and which data it has.
+
+    A code whose message needs only names and numbers has it here; those of the others are made by functions.
+    """
+
+    text: str  # type: ignore[misc]  # mypy takes it for a member
+
+    def __new__(cls, code: str, text: str = "") -> Self:
+        """A code, and the template of its message."""
+        member = str.__new__(cls, code)
+        member._value_, member.text = code, text  # type: ignore[misc]
+        return member
+
+    def reason(
+        self, node_id: str | None = None, *, group: str = "", why: Reason | None = None, **fields: Any
+    ) -> Reason:
+        """A reason with the message of this code; `fields` as `reason` takes them."""
+        text = self.text.format(node=node_id, group=group, why=why, **fields)
+        nodes = [node_id] if node_id is not None else NOBODY
+        return reason(self, text, nodes=nodes, why=why.code if why is not None else None, **fields)
+
+    # a job and its rounds
+    GROUP_CREATED = "group_created", "group '{group}' was created"
+    JOB_BEGAN = "job_began", "job {job} of group '{group}' started"
+    SETTINGS_CHANGED = "settings_changed"
+    ROUND_FORMED = "round_formed", "round {round} formed"
+    STARTED_UNBOUNDED = (
+        "started_unbounded",
+        "no --nnodes was given: the first round formed with the nodes that were there",
+    )
+    ROUND_STARTING = "round_starting"
+    ROUND_RUNNING = "round_running"
+    TRAINING_BEGAN = "training_began", "round {round} trains"
+    STOP_ANNOUNCED = "stop_announced"
+    READY_TO_STOP = "ready_to_stop", "all nodes are ready to stop, {took_s:.1f} s after they were told"
+    NOTICE_EXPIRED = "notice_expired"
+    ROUND_ENDED = "round_ended", "round {round} is over"
+    ROUND_JUDGED = "round_judged"
+    RESTART_SPENT = "restart_spent"
+    GROUP_SUCCEEDED = "group_succeeded"
+    GROUP_FAILED = "group_failed", "the job failed: unknown cause"
+    GROUP_CANCELLED = "group_cancelled"
+    EARLIER_JOB = "earlier_job"
+    CAME_LATE = "came_late"
+    QUARANTINED = "quarantined"
+    # what ends a round, and a job
+    WORKER_FAILED = "worker_failed"
+    START_FAILED = "start_failed"
+    NEVER_MET = "never_met"
+    NODE_LOST = "node_lost", "{node} lost: {why}"
+    NODE_LEFT = "node_left", "{node} left: {why}"
+    NODE_LEAVING = "node_leaving", "{node} is leaving: {why}"
+    NODE_DRAINED = "node_drained", "drained"
+    NODES_JOINED = "nodes_joined"
+    RESTART_REQUESTED = "restart_requested"
+    MASTER_UNREACHABLE = "master_unreachable"
+    NO_MASTER = "no_master"
+    JOIN_TIMEOUT = "join_timeout"
+    IMPOSSIBLE_WORLD = "impossible_world"
+    # why a node goes
+    LEASE_EXPIRED = "lease_expired", "no heartbeat for {for_s:g} s"
+    CONNECTION_LOST = "connection_lost", "its connection was cut"
+    AGENT_REPLACED = "agent_replaced", "its agent was restarted"
+    AGENT_LEFT = "agent_left"
+    AGENT_DIED = "agent_died", "its agent died, and its workers were stopped"
+    WORKERS_STOPPED = "workers_stopped"
+    BAD_ADDRESS = "bad_address"
+    # what else happens to nodes
+    NODE_JOINED = "node_joined"
+    NODE_RETURNED = "node_returned", "{node} is back"
+    NODE_NOT_READY = "node_not_ready"
+    NODE_READY = "node_ready", "{node} is ready"
+    NODE_REFUSED = "node_refused"
+    NODE_UNDRAINED = "node_undrained", "{node} may join again"
+    NODE_USED_LAST = (
+        "node_used_last",
+        (
+            "workers on {node} caused the last {failures} failures of its rounds: other nodes are preferred; to change "
+            "that: hetctl undrain {group} {node}"
+        ),
+    )
+    NODE_SUCCEEDED = "node_succeeded", "all workers of {node} succeeded"
+    DAEMON_STARTED = "daemon_started", "{node}, the master, has the others run {program}"
+    # hangs
+    BEHIND = "behind"
+    NO_ANSWER = "no_answer"
+    MISMATCH = "mismatch"
+    NOTHING_COMPLETES = "nothing_completes"
+    STALLED = "stalled"
+    GOES_ON = "goes_on"
+    # what a group waits for
+    STOPPING = "stopping"
+    NO_ALLOWED_MASTER = "no_allowed_master"
+    NO_COMMAND = "no_command"
+    TOO_FEW_NODES = "too_few_nodes"
+    TOO_FEW_SLOTS = "too_few_slots"
+    RECONNECTING = "reconnecting"
+    RESTART_BACKOFF = "restart_backoff"
+    LAST_CALL = "last_call"
+    # why a node is in no round
+    JOINS_NEXT_ROUND = "joins_next_round", "the round is going to restart to include it"
+    ON_JOIN_SPARE = "on_join_spare", "on_join is spare"
+    OTHERS_SUCCEEDED = "others_succeeded", "workers on other nodes have already succeeded"
+    WORLD_NOT_LARGER = "world_not_larger", "the world would not be larger with it"
+    MAX_NODES = "max_nodes", "max_nodes is {max_nodes}"
+    OUT_OF_REACH = "out_of_reach"
+    WORLD_SIZE = "world_size"
+    # warnings
+    VERSIONS_DIFFER = "versions_differ"
+    NO_LABEL = "no_label"
+    NOT_WATCHED = "not_watched"
+    # snapshots
+    BEGAN_FROM_SNAPSHOT = "began_from_snapshot"
+    NOT_ON_DISK = "not_on_disk"
+    NOT_TAKEN = "not_taken"
+    SNAPSHOT_WANTED = (
+        "snapshot_wanted",
+        "the next round is to begin from the snapshot of step {step} of round {of_round}",
+    )
 
 
 def reason(

@@ -92,9 +92,3 @@ def began_from_snapshot(
         of_round=stamp.round if stamp is not None else None,
         lost=steps_lost,
     )
-
-
-def snapshot_wanted(stamp: Stamp) -> Reason:
-    """A person has chosen the snapshot from which the next round begins."""
-    text = f"the next round is to begin from the snapshot of {_which(stamp)}"
-    return reason(ReasonCode.SNAPSHOT_WANTED, text, step=stamp.step)

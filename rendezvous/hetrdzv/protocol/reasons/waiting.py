@@ -200,29 +200,6 @@ def not_ready(who: Nodes, why: str) -> Reason:
     return reason(ReasonCode.NODE_NOT_READY, clipped(why), nodes=who, quote=why)
 
 
-def joins_next_round(node_id: str, until: float) -> Reason:
-    """The running round will restart to include a node."""
-    text = "the round is going to restart to include it"
-    return reason(ReasonCode.JOINS_NEXT_ROUND, text, nodes=[node_id], until=until)
-
-
-_SPARES = {
-    ReasonCode.ON_JOIN_SPARE: "on_join is spare",
-    ReasonCode.OTHERS_SUCCEEDED: "workers on other nodes have already succeeded",
-    ReasonCode.WORLD_NOT_LARGER: "the world would not be larger with it",
-}
-
-
-def spare(code: ReasonCode, node_id: str) -> Reason:
-    """A node is kept as a spare, for a reason that needs no figures."""
-    return reason(code, _SPARES[code], nodes=[node_id])
-
-
-def max_nodes(node_id: str, most: int | None) -> Reason:
-    """The round has as many nodes as `max_nodes` allows."""
-    return reason(ReasonCode.MAX_NODES, f"max_nodes is {most}", nodes=[node_id], max_nodes=most)
-
-
 def out_of_reach(node_id: str, master: str, address: str, *, loopback: bool = False) -> Reason:
     """A node cannot reach the master, or (`loopback`) nobody on another host can."""
     if loopback:
@@ -267,16 +244,6 @@ def came_late(group_id: str, outcome: str, by: str = "") -> Reason:
         "another --group"
     )
     return reason(ReasonCode.CAME_LATE, text, outcome=outcome, by=by or None)
-
-
-def round_over(number: int) -> Reason:
-    """What a node is told of a round that it was in, and that is over."""
-    return reason(ReasonCode.ROUND_ENDED, f"round {number} is over", round=number)
-
-
-def round_formed(number: int) -> Reason:
-    """What a member of a new round is told."""
-    return reason(ReasonCode.ROUND_FORMED, f"round {number} formed", round=number)
 
 
 def quarantined(why: str) -> Reason:

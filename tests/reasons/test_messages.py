@@ -92,7 +92,7 @@ def test_ends() -> None:
         ends.workers_stopped("b"),
         ends.workers_stopped("b", "runs"),
         ends.nodes_joined(["b", "c"]),
-        ends.master_unreachable("b", "a", "connection refused"),
+        ReasonCode.MASTER_UNREACHABLE.reason("b", master="a", quote="connection refused"),
         ends.restart_requested(),
         ends.restart_requested(HANG),
         ends.cancelled(),
@@ -101,7 +101,7 @@ def test_ends() -> None:
         ends.join_timeout(60.0, waiting.too_few(Ready(B, 3), 2)),
         ends.join_timeout(60.0, waiting.too_few(Ready(B, 3), 2), never=True),
         ReasonCode.GROUP_FAILED.reason(),
-        ends.bad_address("g", "b", "127.0.0.1"),
+        ReasonCode.BAD_ADDRESS.reason("b", group="g", address="127.0.0.1"),
     ]
     check(
         found,
@@ -154,7 +154,7 @@ def test_events() -> None:
         events.node_joined("a", 2, "10.0.0.1"),
         events.node_joined("a", 1, "10.0.0.1", "no GPU"),
         ReasonCode.NODE_RETURNED.reason("a"),
-        events.node_not_ready("a", "no GPU"),
+        ReasonCode.NODE_NOT_READY.reason("a", quote="no GPU"),
         ReasonCode.NODE_READY.reason("a"),
         events.node_refused("a", [Difference("script", "train.py", "other.py")]),
         ReasonCode.NODE_UNDRAINED.reason("a"),
@@ -239,11 +239,11 @@ def test_rounds_and_groups() -> None:
         waiting.last_call(A, 510.0, replacement=True),
         waiting.also_not_ready(waiting.too_few(A, 1), waiting.not_ready(B, "no GPU")),
         waiting.also_not_ready(waiting.too_few(NONE, 2), waiting.not_ready(BC, "no GPU")),
-        waiting.earlier_job("cancelled"),
+        ReasonCode.EARLIER_JOB.reason(outcome="cancelled"),
         waiting.came_late("g", "cancelled", "an admin"),
         ReasonCode.ROUND_ENDED.reason(round=3),
         ReasonCode.ROUND_FORMED.reason(round=3),
-        waiting.quarantined("it is odd"),
+        ReasonCode.QUARANTINED.reason(quote="it is odd"),
     ]
     check(
         found,
@@ -281,7 +281,7 @@ last_call: 2 nodes with 7 slots ready (a, b); last call for others
 last_call: 1 of 2 nodes ready (a); waiting for a replacement
 too_few_nodes: 1 of 2 nodes ready (a); waiting for 1 more; b is not ready: no GPU
 too_few_nodes: no node is ready; waiting for 2 more; b, c are not ready; b: no GPU
-earlier_job: the job that this node was in was cancelled
+earlier_job: the job that this node was in is over: cancelled
 came_late: the last job of group 'g' was cancelled by an admin, before this node joined; to start another: hetctl \
 restart g, or hetctl delete g if its settings are to differ; or give the agents another --group
 round_ended: round 3 is over

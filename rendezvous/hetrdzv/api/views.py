@@ -29,7 +29,7 @@ from hetrdzv.protocol.pages import (
     RoundReply,
 )
 from hetrdzv.protocol.reasons import advice, waiting
-from hetrdzv.protocol.reasons.reason import Reason
+from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.snapshots import SafeShown, SnapshotShown, SnapshotsShown
 from hetrdzv.protocol.stacks import About
 from hetrdzv.protocol.states import GroupState, NodePhase
@@ -102,7 +102,7 @@ def group_summary(group: Group, now: float) -> GroupSummary:
 
 def quarantined_summary(group_id: str, why: str) -> GroupSummary:
     """A group that is set aside, in brief."""
-    return GroupSummary(group_id=group_id, state=QUARANTINED, reason=waiting.quarantined(why))
+    return GroupSummary(group_id=group_id, state=QUARANTINED, reason=ReasonCode.QUARANTINED.reason(quote=why))
 
 
 @cached

@@ -120,7 +120,7 @@ def _details(group: Group, node: Node, head: Heading, now: float) -> dict[str, A
             return {"reason": node.rejected, "exit_code": EXIT_FAILED}
         case outcome if isinstance(outcome, GroupState):
             if node.job != group.job:
-                earlier = waiting.earlier_job(outcome)
+                earlier = ReasonCode.EARLIER_JOB.reason(outcome=outcome)
                 return {"reason": earlier, "outcome": outcome, "exit_code": _exit_code(outcome, None)}
             late = _came_late(group, node)
             return {

@@ -233,7 +233,7 @@ def _note_readiness(context: StepContext, node: Node, why: str) -> None:
     if not why:
         context.say(ReasonCode.NODE_READY.reason(node.node_id))
     elif not node.not_ready:
-        context.say(events.node_not_ready(node.node_id, why))
+        context.say(ReasonCode.NODE_NOT_READY.reason(node.node_id, quote=why))
 
 
 def _renew(context: StepContext, command: Renew) -> bool:
@@ -328,7 +328,7 @@ def _report(context: StepContext, command: Report) -> None:
                 unreachable=group.unreachable | {(node.node_id, master)},
                 failed_masters=group.failed_masters + unreached,
             )
-            why = ends.master_unreachable(node.node_id, master, command.message)
+            why = ReasonCode.MASTER_UNREACHABLE.reason(node.node_id, master=master, quote=command.message)
             end_round(context, Cause(kind=EndKind.MASTER_UNREACHABLE, reason=why, node_id=node.node_id))
 
 

@@ -191,7 +191,7 @@ def _leaving(node_id: str, why: Reason) -> Cause:
 
 def reject(context: StepContext, node: Node) -> None:
     """Reject a node that no other host can reach; its agent is told to exit."""
-    why = ends.bad_address(context.group.group_id, node.node_id, node.address)
+    why = ReasonCode.BAD_ADDRESS.reason(node.node_id, group=context.group.group_id, address=node.address)
     context.change_node(
         node,
         rejected=why,

@@ -90,16 +90,6 @@ def agent_left(text: str = "", *, leaving: bool = False) -> Reason:
     return reason(ReasonCode.AGENT_LEFT, clipped(text) or unsaid, quote=text)
 
 
-def bad_address(group_id: str, node_id: str, address: str) -> Reason:
-    """It offers an address at which no other host of its group can reach it."""
-    return reason(
-        ReasonCode.BAD_ADDRESS,
-        f"node '{node_id}' offers address {address}, but group '{group_id}' has nodes on other hosts: start hetagent "
-        "with --local-addr or --interface",
-        nodes=[node_id],
-    )
-
-
 # -- members -------------------------------------------------------------------------------------------------
 
 
@@ -119,12 +109,6 @@ def nodes_joined(node_ids: Iterable[str]) -> Reason:
     """Nodes joined that make the world larger."""
     who = Nodes.of(node_ids)
     return reason(ReasonCode.NODES_JOINED, f"{names(who)} joined", nodes=who)
-
-
-def master_unreachable(node_id: str, master: str, error: str = "") -> Reason:
-    """A member cannot reach the master; `error` is what its agent says."""
-    text = f"{node_id} cannot reach the master {master}: {clipped(error)}"
-    return reason(ReasonCode.MASTER_UNREACHABLE, text, nodes=[node_id], quote=error, master=master)
 
 
 # -- people --------------------------------------------------------------------------------------------------

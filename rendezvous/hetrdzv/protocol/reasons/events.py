@@ -78,12 +78,6 @@ def node_joined(node_id: str, slots: int, address: str, not_ready: str = "") -> 
     return reason(ReasonCode.NODE_JOINED, text, nodes=[node_id], quote=not_ready)
 
 
-def node_not_ready(node_id: str, why: str) -> Reason:
-    """A node takes part in no round for now."""
-    text = f"{node_id} is not ready: {clipped(why)}"
-    return reason(ReasonCode.NODE_NOT_READY, text, nodes=[node_id], quote=why)
-
-
 def node_refused(node_id: str, differences: Iterable[Difference]) -> Reason:
     """A node wanted to join with other settings than the group's."""
     differences = tuple(differences)

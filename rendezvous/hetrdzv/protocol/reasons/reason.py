@@ -104,9 +104,9 @@ class ReasonCode(StrEnum):
     GROUP_SUCCEEDED = "group_succeeded"
     GROUP_FAILED = "group_failed", "the job failed: unknown cause"
     GROUP_CANCELLED = "group_cancelled"
-    EARLIER_JOB = "earlier_job"
+    EARLIER_JOB = "earlier_job", "the job that this node was in is over: {outcome}"
     CAME_LATE = "came_late"
-    QUARANTINED = "quarantined"
+    QUARANTINED = "quarantined", "hetserver cannot serve it: {quote}"
     # what ends a round, and a job
     WORKER_FAILED = "worker_failed"
     START_FAILED = "start_failed"
@@ -117,7 +117,7 @@ class ReasonCode(StrEnum):
     NODE_DRAINED = "node_drained", "drained"
     NODES_JOINED = "nodes_joined"
     RESTART_REQUESTED = "restart_requested"
-    MASTER_UNREACHABLE = "master_unreachable"
+    MASTER_UNREACHABLE = "master_unreachable", "{node} cannot reach the master {master}: {quote}"
     NO_MASTER = "no_master"
     JOIN_TIMEOUT = "join_timeout"
     IMPOSSIBLE_WORLD = "impossible_world"
@@ -128,11 +128,17 @@ class ReasonCode(StrEnum):
     AGENT_LEFT = "agent_left"
     AGENT_DIED = "agent_died", "its agent died, and its workers were stopped"
     WORKERS_STOPPED = "workers_stopped"
-    BAD_ADDRESS = "bad_address"
+    BAD_ADDRESS = (
+        "bad_address",
+        (
+            "node '{node}' offers address {address}, but group '{group}' has nodes on other hosts: start hetagent with "
+            "--local-addr or --interface"
+        ),
+    )
     # what else happens to nodes
     NODE_JOINED = "node_joined"
     NODE_RETURNED = "node_returned", "{node} is back"
-    NODE_NOT_READY = "node_not_ready"
+    NODE_NOT_READY = "node_not_ready", "{node} is not ready: {quote}"
     NODE_READY = "node_ready", "{node} is ready"
     NODE_REFUSED = "node_refused"
     NODE_UNDRAINED = "node_undrained", "{node} may join again"

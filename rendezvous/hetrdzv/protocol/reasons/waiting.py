@@ -230,11 +230,6 @@ def left_out(number: int, node_id: str, why: Reason) -> Reason:
 # -- a node is told to stop, or to exit ----------------------------------------------------------------------
 
 
-def earlier_job(outcome: str) -> Reason:
-    """The job that a node was in is over, and another one has begun."""
-    return reason(ReasonCode.EARLIER_JOB, f"the job that this node was in {ended(outcome)}")
-
-
 def came_late(group_id: str, outcome: str, by: str = "") -> Reason:
     """A node joined after the job was over; `by`: who cancelled it, if known."""
     who = f" by {by}" if by else ""
@@ -244,11 +239,6 @@ def came_late(group_id: str, outcome: str, by: str = "") -> Reason:
         "another --group"
     )
     return reason(ReasonCode.CAME_LATE, text, outcome=outcome, by=by or None)
-
-
-def quarantined(why: str) -> Reason:
-    """The server cannot serve a group."""
-    return reason(ReasonCode.QUARANTINED, f"hetserver cannot serve it: {clipped(why)}", quote=why)
 
 
 def ended(outcome: str) -> str:

@@ -32,7 +32,7 @@ def test_a_master_that_some_cannot_reach_is_replaced_and_the_state_says_who(
         )
         assert "cannot reach the master a: timed out after 3 s (10.77.1.2:2950" in job.agents["c"].stderr
         group = job.group()
-        assert group["unreachable"] == [{"node_id": "c", "master": "a"}]
+        assert group["unreachable"] == [["c", "a"]]
         assert [member["node_id"] for member in group["current_round"]["members"]] == ["b", "a", "c"]
         assert {line["round"] for line in job.lines()} == {2}
         status = job.hetctl("get", "job")

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -146,7 +147,8 @@ async def test_a_leader_that_stood_still_is_deposed_and_says_nothing(servers: Se
         groups = [group.group_id for group in (await job.client.groups()).groups]
         assert "of-the-dead" not in groups
         await asyncio.to_thread(wait_for, lambda: "no longer leads" in leader.log, "it knew")
-        assert get(leader, "/readyz")[2]["role"] == "follower"
+        role = partial(get, leader, "/readyz")
+        await asyncio.to_thread(wait_for, lambda: role()[2].get("role") == "follower", "it followed")
         assert await job.group() == before
         assert "shutdown" not in leader.log, "it runs on"
         await job.end()

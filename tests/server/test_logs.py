@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from hetrdzv.api.errors import EVERY_S, MOST_LOGGED, RefusalLog
-from hetrdzv.cli.logs import JsonFormatter, TextFormatter
+from hetrdzv.cli.logs import MAX_LINES, JsonFormatter, TextFormatter, logging_to_stderr
 from hetrdzv.core.commands import Cancel, Leave
 from hetrdzv.protocol.errors import Unauthorized
 from tests.server.test_hetserver import ask
@@ -175,3 +175,11 @@ def test_a_reader_that_stalls_does_not_stop_the_server(tmp_path: Path) -> None:
             assert process.stderr is not None
             logged = process.stderr.read()
     assert len(logged) > 1 << 17
+
+
+def test_the_last_lines_are_written_though_as_many_wait_as_may(capfd: pytest.CaptureFixture[str]) -> None:
+    with logging_to_stderr("info", "text"):
+        for number in range(MAX_LINES + 100):
+            logging.getLogger("hetrdzv.x").info("line %d", number)
+    assert "Traceback" not in (written := capfd.readouterr().err)
+    assert len(written.splitlines()) >= MAX_LINES

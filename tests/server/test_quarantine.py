@@ -9,6 +9,8 @@ import pytest
 from hetrdzv.core.commands import Drain, StartDaemon, Tick
 from hetrdzv.core.group import Transition
 from hetrdzv.core.model import Group
+from hetrdzv.core.rounds import settle
+from hetrdzv.core.rounds.transitions import StepContext
 from hetrdzv.protocol.errors import GroupQuarantined, ServerFault, StaleRound, UnknownGroup
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.service import service as service_module
@@ -170,3 +172,25 @@ async def test_a_member_that_has_succeeded_and_joined_again_gets_no_daemon() -> 
         with pytest.raises(StaleRound, match=r"round 1 .* is over for node 'b'"):
             await service.execute("g", daemon)
         await loads_again(store)
+
+
+async def test_a_group_whose_timer_cannot_be_set_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = FaultyStore()
+    async with serving(store) as (service, _):
+        for name in ("g", "h"):
+            await service.execute(name, join("a", min_nodes=2))
+    real = settle._form
+
+    def form(context: StepContext) -> None:
+        if context.group.group_id == "g":
+            raise IndexError("no such node")
+        real(context)
+
+    monkeypatch.setattr(settle, "_form", form)
+    async with serving(FaultyStore(store.content)) as (service, _):
+        async with asyncio.timeout(10):
+            while "g" not in service.quarantined():
+                await settled()
+        assert [group.group_id for group in service.groups()] == ["h"]
+        assert service._timers.keys() == {"h"}
+        assert (await service.execute("h", join("b", min_nodes=2))).nodes.keys() == {"a", "b"}

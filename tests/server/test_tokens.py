@@ -2,12 +2,13 @@
 
 import logging
 import os
+import resource
 from pathlib import Path
 
 import pytest
 
 from hetrdzv.auth.files import AccessError
-from hetrdzv.auth.token_files import TokenFile, parse
+from hetrdzv.auth.token_files import TokenFile, parse, require_token_file
 from hetrdzv.auth.tokens import EVERYTHING, Grant, Role, Tokens
 
 LONG = "0123456789abcdef-secret"
@@ -130,3 +131,14 @@ def test_a_file_that_cannot_be_used_at_the_start_is_refused(tmp_path: Path) -> N
     for name, says in (("none", "No such file"), (".", "Is a directory"), ("binary", "it is not text")):
         with pytest.raises(AccessError, match=says):
             TokenFile(tmp_path / name)
+
+
+def test_a_full_disk_leaves_no_empty_file(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        with pytest.raises(AccessError, match="cannot be written"):
+            require_token_file(tmp_path / "token")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not (tmp_path / "token").exists()

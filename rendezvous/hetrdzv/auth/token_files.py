@@ -97,11 +97,15 @@ def require_token_file(path: Path) -> bool:
                 f"made (every node will need it), or keep this one with chmod 600 {path}"
             )
         return False
+    is_made = False
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with open(path, "x", encoding="utf-8", opener=partial(os.open, mode=0o600)) as file:
+            is_made = True
             file.write(secrets.token_urlsafe(32) + "\n")
     except OSError as error:
+        if is_made:  # the disk is full: the next start would find an empty one
+            path.unlink(missing_ok=True)
         raise AccessError(
             f"token file {path} cannot be written ({error.strerror}): name a file that holds a token with "
             f"--token-file, or listen on loopback only (--host 127.0.0.1)"

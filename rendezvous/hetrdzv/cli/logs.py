@@ -5,9 +5,10 @@ import logging
 import queue
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from logging.handlers import QueueHandler, QueueListener
+from typing import cast
 
 MAX_LINES = 10_000
 """How many lines may wait for a reader that stalls; further ones are dropped."""
@@ -19,6 +20,15 @@ LONGEST = 2_000
 """Characters of a message; some texts come from clients."""
 
 
+class Writer(QueueListener):
+    """Writes what is queued, from a thread of its own."""
+
+    def enqueue_sentinel(self) -> None:
+        """Ask for the end, behind the lines that wait; a reader that stalls may make room."""
+        with suppress(queue.Full):
+            cast("queue.Queue[object]", self.queue).put(None, timeout=STALLED_S)
+
+
 @contextmanager
 def logging_to_stderr(level: str, style: str) -> Iterator[None]:
     """Log to stderr for the length of a block; `style`: `text` or `json`.
@@ -27,7 +37,7 @@ def logging_to_stderr(level: str, style: str) -> Iterator[None]:
     """
     logging.raiseExceptions = False  # a full queue or a closed stderr are nobody's to hear of
     lines: queue.Queue[object] = queue.Queue(MAX_LINES)
-    handler, writer = QueueHandler(lines), QueueListener(lines, logging.StreamHandler())
+    handler, writer = QueueHandler(lines), Writer(lines, logging.StreamHandler())
     handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
     writer.start()
     root = logging.getLogger()

@@ -3,6 +3,7 @@
 import errno
 import os
 import socket
+from contextlib import suppress
 
 from hetrdzv.api.server import BACKLOG
 from hetrdzv.protocol.errors import HetError
@@ -44,7 +45,8 @@ def listen(host: str, port: int) -> socket.socket:
         reason = os.strerror(error.errno or 0)
         raise CannotServe(f"cannot listen on {host} port {port}: {reason}; {hint}") from None
     for option in KEEP_ALIVE:
-        listener.setsockopt(*option)  # which connections inherit
+        with suppress(OSError):  # a system without it
+            listener.setsockopt(*option)  # which connections inherit
     return listener
 
 

@@ -9,7 +9,7 @@ from hetrdzv.core.memo import cached
 from hetrdzv.core.model import Group, Node
 from hetrdzv.core.rounds.records import newest_record, with_record
 from hetrdzv.core.rounds.settle import settle
-from hetrdzv.core.rounds.timers import STOP_GRACE_S
+from hetrdzv.core.rounds.timers import LONGEST_LEASE_S, STOP_GRACE_S, SUSPECT_GRACE_S
 from hetrdzv.core.rounds.transitions import StepContext, begin_job, expire, is_reusable
 from hetrdzv.protocol.errors import SCRIPT, Conflict, Difference, SpecConflict
 from hetrdzv.protocol.reasons.events import settings_changed
@@ -84,6 +84,13 @@ def _holders(group: Group) -> list[Node]:
     ]
 
 
+def _gone_within_s(group: Group, nodes: Sequence[Node]) -> float:
+    """About as long as nodes that are leaving, or whose connection broke, may take to be gone (seconds)."""
+    if all(node.disconnected_at is not None for node in nodes):
+        return SUSPECT_GRACE_S
+    return max(group.spec.lease_s, LONGEST_LEASE_S) + group.spec.stop_timeout_s + STOP_GRACE_S
+
+
 def _conflict(
     context: StepContext, differences: Sequence[Difference], holders: Sequence[Node]
 ) -> SpecConflict:
@@ -99,7 +106,6 @@ def _conflict(
             differences=tuple(differences),
             nodes=tuple(node.node_id for node in holders[:NODES_NAMED]),
             by_put=group.by_put,
-            # about as long as they may take to be gone
-            retry_for_s=group.spec.lease_s + group.spec.stop_timeout_s + STOP_GRACE_S if soon_gone else None,
+            retry_for_s=_gone_within_s(group, holders) if soon_gone else None,
         ),
     )

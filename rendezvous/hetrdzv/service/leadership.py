@@ -15,7 +15,7 @@ from hetrdzv.protocol.errors import NoLeader, NotLeader, ServerStopping, Storage
 from hetrdzv.protocol.pages import ReadyReply
 from hetrdzv.service.service import Service
 from hetrdzv.storage.base import StateStore
-from hetrdzv.storage.etcd.client import Etcd
+from hetrdzv.storage.etcd.client import Etcd, EtcdRefused
 from hetrdzv.storage.etcd.election import (
     CALL_S,
     LEASE_S,
@@ -89,14 +89,18 @@ class ElectedReplica:
     # -- life ------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        look = asyncio.ensure_future(who_leads(self._etcd, START_PATIENCE_S))
-        stop = asyncio.ensure_future(self._stop.wait())
-        await asyncio.wait({look, stop}, return_when=asyncio.FIRST_COMPLETED)
-        for waiting in (look, stop):
-            waiting.cancel()
-        if look.done():
-            self._saw(look.result())
-            self._running = asyncio.ensure_future(self._run())
+        until = awake_s() + START_PATIENCE_S
+        while not self._stop.is_set():
+            try:
+                self._saw(await who_leads(self._etcd))
+            except StorageError as error:
+                if isinstance(error, EtcdRefused) or awake_s() >= until:
+                    raise
+                self._complain(f"{error}; trying for {START_PATIENCE_S:g} s")
+                await self._pause(FOLLOW_S)
+            else:
+                self._running = asyncio.ensure_future(self._run())
+                return
 
     def begin_stop(self) -> None:
         self._stop.set()

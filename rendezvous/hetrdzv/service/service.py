@@ -447,7 +447,10 @@ class Service:
     def _await_deadline(self, group: Group, least_s: float = 0.0) -> None:
         """Set the timer of a group to when time alone changes it, but not before `least_s`."""
         now = self.now()
-        at = deadline(group, now)
+        try:
+            at = deadline(group, now)
+        except Exception:  # the tick that is due then fails as well, and the group is quarantined
+            at = now
         self._set_timer(group.group_id, None if at is None else max(least_s, at - now))
 
     def _set_timer(self, group_id: str, delay_s: float | None) -> None:

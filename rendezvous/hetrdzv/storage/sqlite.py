@@ -260,4 +260,8 @@ def _noted(lock: int) -> tuple[bytes, bytes]:
 
 def _only(connection: sqlite3.Connection, query: str) -> Any:
     """The only row that a query finds."""
-    return connection.execute(query).fetchone()
+    if (row := connection.execute(query).fetchone()) is None:
+        error = sqlite3.DatabaseError(f"nothing is found by {query}")
+        error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+        raise error
+    return row

@@ -1,5 +1,6 @@
 """The subcommand describe, and how one group is shown: why it stands where it stands, what to do, what it failed of."""
 
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
@@ -82,7 +83,7 @@ def _changed(spec: Mapping[str, object]) -> str:
 def _value(value: object) -> str:
     if isinstance(value, float):
         return f"{value:g}"
-    return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    return shlex.join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 # -- one group ---------------------------------------------------------------------------------------------

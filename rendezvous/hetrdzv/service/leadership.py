@@ -156,8 +156,8 @@ class ElectedReplica:
                 self._service = self._term = None
                 for task in (over, stop):
                     task.cancel()
-            with suppress(StorageError):
-                await self._etcd.revoke(term.lease, within_s=CALL_S / 2)
+                with suppress(StorageError):
+                    await self._etcd.revoke(term.lease, within_s=CALL_S / 2)
         if not start.cancelled() and (error := start.exception()) is not None:
             await self._pause(LEASE_S)
             raise error

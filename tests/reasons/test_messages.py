@@ -156,6 +156,7 @@ def test_events() -> None:
         ReasonCode.NODE_RETURNED.reason("a"),
         ReasonCode.NODE_NOT_READY.reason("a", quote="no GPU"),
         ReasonCode.NODE_READY.reason("a"),
+        events.node_refused("a", [Difference("script", "train.py", "other.py")]),
         ReasonCode.NODE_UNDRAINED.reason("a"),
         ReasonCode.NODE_USED_LAST.reason("a", group="g", failures=3),
         ReasonCode.NODE_SUCCEEDED.reason("a"),
@@ -186,6 +187,7 @@ node_joined: a joined with 1 slot at 10.0.0.1, not ready yet: no GPU
 node_returned: a is back
 node_not_ready: a is not ready: no GPU
 node_ready: a is ready
+node_refused: a is refused, since it gave script=other.py, and the group has script=train.py
 node_undrained: a may join again
 node_used_last: workers on a caused the last 3 failures of its rounds: other nodes are preferred; to change that: \
 hetctl undrain g a

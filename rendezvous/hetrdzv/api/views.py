@@ -58,7 +58,7 @@ async def group_response(service: Service, group: Group, nodes: str = "all") -> 
     def reply() -> GroupReply:
         now, seen = service.now(), dict(service.progress.workers(group))
         heard_at = partial(service.leases.heard_at, group)
-        found = unwatched(group, seen, now)
+        found = (*unwatched(group, seen, now), *service.refusals.lately(group))
         return group_reply(group, now, heard_at, seen, found, nodes=nodes == "all")
 
     return await made(len(group.nodes), reply)

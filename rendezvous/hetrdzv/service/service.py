@@ -41,6 +41,7 @@ from hetrdzv.service.polls.watchers import Watchers
 from hetrdzv.service.progress.post_mortems import PostMortems
 from hetrdzv.service.progress.progress import Progress
 from hetrdzv.service.progress.queries import AgentQueries
+from hetrdzv.service.refusals import Refusals
 from hetrdzv.service.retention import DEFAULT_LIMITS, Limits, is_outdated, require_places, require_room
 from hetrdzv.storage.base import NothingWritten, StateStore
 
@@ -100,6 +101,7 @@ class Service:
             self.queries,
             self.post_mortems,
         )
+        self.refusals = Refusals(self.now)
         self._tasks: set[asyncio.Task[None]] = set()
         self.stopping = False
 

@@ -25,7 +25,7 @@ from hetrdzv.core.rounds.transitions import require_speaker
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.bounds import Id, ShortText
 from hetrdzv.protocol.directive import Directive
-from hetrdzv.protocol.errors import Refused, StaleRound
+from hetrdzv.protocol.errors import Refused, SpecConflict, StaleRound
 from hetrdzv.protocol.progress import NodeProgress, PollRequest
 from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.requests import DaemonRequest, JoinRequest, ReportRequest, refusal
@@ -61,7 +61,13 @@ async def join(
     if "command" in body.spec:
         asked = "a command in the spec of a join, which other nodes would run,"
         request.state.grant.check(Role.ADMIN, group_id, asked)
-    return await _answer_poll(request, group_id, Join(node_id=node_id, **codec.fields_of(body)), None, wait)
+    try:
+        return await _answer_poll(
+            request, group_id, Join(node_id=node_id, **codec.fields_of(body)), None, wait
+        )
+    except SpecConflict as conflict:
+        request.state.polls.service.refusals.note(group_id, node_id, conflict.conflict)
+        raise
 
 
 @router.get("/directive", response_model=Directive)

@@ -78,6 +78,15 @@ def node_joined(node_id: str, slots: int, address: str, not_ready: str = "") -> 
     return reason(ReasonCode.NODE_JOINED, text, nodes=[node_id], quote=not_ready)
 
 
+def node_refused(node_id: str, differences: Iterable[Difference]) -> Reason:
+    """A node wanted to join with other settings than the group's."""
+    differences = tuple(differences)
+    has = ", ".join(f"{one.name}={clipped(one.group, 60)}" for one in differences)
+    gave = ", ".join(f"{one.name}={clipped(one.given, 60)}" for one in differences)
+    text = f"{node_id} is refused, since it gave {gave}, and the group has {has}"
+    return reason(ReasonCode.NODE_REFUSED, text, nodes=[node_id])
+
+
 # -- planned stops -------------------------------------------------------------------------------------------
 
 

@@ -140,6 +140,7 @@ class ReasonCode(StrEnum):
     NODE_RETURNED = "node_returned", "{node} is back"
     NODE_NOT_READY = "node_not_ready", "{node} is not ready: {quote}"
     NODE_READY = "node_ready", "{node} is ready"
+    NODE_REFUSED = "node_refused"
     NODE_UNDRAINED = "node_undrained", "{node} may join again"
     NODE_USED_LAST = (
         "node_used_last",

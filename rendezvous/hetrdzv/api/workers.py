@@ -9,7 +9,6 @@ from hetrdzv.protocol.pages import StacksReply, WorkerReply
 from hetrdzv.protocol.reasons.reason import shown as in_words
 from hetrdzv.protocol.reasons.warnings import UNSEEN
 from hetrdzv.protocol.stacks import About, Stack
-from hetrdzv.protocol.texts.phrasing import ranked
 from hetrdzv.protocol.texts.who import Ranks
 from hetrdzv.service.progress.samples import Seen
 from hetrdzv.service.service import Service
@@ -85,7 +84,7 @@ async def shown(
 def _require_ranks(group: Group, number: int, world_size: int, ranks: Sequence[int] | None, has: str) -> None:
     unknown = [rank for rank in ranks or () if not 0 <= rank < world_size]
     if unknown:
-        known = ranked(Ranks(ranges=((0, world_size - 1),)))
+        known = str(Ranks(ranges=((0, world_size - 1),)))
         raise NotFound(
             f"no such rank: round {number} of group '{group.group_id}' {has} {known}, not {unknown[0]}"
         )

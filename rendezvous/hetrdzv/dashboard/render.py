@@ -9,7 +9,8 @@ from starlette.responses import HTMLResponse
 from hetrdzv import __version__
 from hetrdzv.dashboard.nodes import facts_of
 from hetrdzv.protocol.rounds import Down, known_s, share_trained
-from hetrdzv.protocol.texts.phrasing import ago, count, lasted, names, percent, ranked
+from hetrdzv.protocol.texts.phrasing import ago, count, lasted, percent
+from hetrdzv.protocol.texts.who import Nodes, Ranks
 
 EVERY_S = 2.0
 """How often a page asks for its sections, which follow what happens (seconds)."""
@@ -76,7 +77,7 @@ def _environment() -> Environment:
         "share": share_trained,
         "split": split,
     }
-    made.globals |= {"count": count, "every_s": f"{EVERY_S:g}", "names": names, "ranked": ranked}
+    made.globals |= {"count": count, "every_s": f"{EVERY_S:g}", "names": Nodes.of, "ranked": Ranks.of}
     made.globals |= {"signs": SIGNS, "version": __version__}
     return made
 

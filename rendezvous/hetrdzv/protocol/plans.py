@@ -8,7 +8,7 @@ from hetrdzv.protocol.directive import Member
 from hetrdzv.protocol.reasons.reason import Reason, shown
 from hetrdzv.protocol.reasons.waiting import ended
 from hetrdzv.protocol.states import GroupState
-from hetrdzv.protocol.texts.phrasing import names
+from hetrdzv.protocol.texts.who import Nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +45,9 @@ def sentences(plan: Plan) -> Iterator[str]:
         yield f"Nothing changes: the job is over, it {ended(plan.state)}."
         return
     if plan.stops:
-        yield f"Workers of {names(plan.stops)} are stopped for good."
+        yield f"Workers of {Nodes.of(plan.stops)} are stopped for good."
     if plan.restarted:
-        yield f"Workers of {names(plan.restarted)} are stopped and started again."
+        yield f"Workers of {Nodes.of(plan.restarted)} are stopped and started again."
     if not plan.world_size:
         yield f"Then no round runs: {shown(plan.reason, plan.clock)}."
     elif plan.round == plan.was_round:
@@ -57,9 +57,9 @@ def sentences(plan: Plan) -> Iterator[str]:
         change = f"{size}, as before" if was == size else f"{was} to {size}"
         yield f"Round {plan.round} follows, with {plan.members[0].node_id} as master. World size: {change}."
     if plan.moves:
-        yield f"Ranks change on {names(plan.moves)}."
+        yield f"Ranks change on {Nodes.of(plan.moves)}."
     if plan.spares and plan.world_size:
-        yield f"Spare: {names(plan.spares)}."
+        yield f"Spare: {Nodes.of(plan.spares)}."
     if plan.in_s >= 1:
         yield f"Before that, the group waits for about {plan.in_s:.0f} s."
     yield f"Restarts used after that: {plan.restarts}."

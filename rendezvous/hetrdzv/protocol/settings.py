@@ -19,6 +19,7 @@ from pydantic import AfterValidator, Field, ValidationError
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import Difference, InvalidSpec
 from hetrdzv.protocol.texts.ids import is_id
+from hetrdzv.protocol.texts.phrasing import clipped
 
 
 class OnJoin(StrEnum):
@@ -38,9 +39,6 @@ MAX_WORLD_SIZE = MAX_NODES * MAX_SLOTS
 UNLIMITED_RESTARTS = 1_000_000
 """A `max_restarts` that no job reaches, for agents that count restarts themselves (torch's). Texts leave it out."""
 
-
-MOST_SHOWN = 200
-"""How much of a value a message quotes (characters)."""
 
 MAX_COMMAND = 131_072
 """How many characters a group's command may have in all; one word of a program's arguments may have so many bytes."""
@@ -275,10 +273,6 @@ def differences(spec: GroupSpec, news: Mapping[str, Any], fixed: AbstractSet[str
     )
 
 
-def _clipped(text: str) -> str:
-    return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 1]}…"
-
-
 def _shown(value: object) -> str:
     match value:
         case None | ():
@@ -286,8 +280,8 @@ def _shown(value: object) -> str:
         case tuple() if isinstance(value[0], int):
             return ",".join(map(str, value))
         case tuple():
-            return repr(_clipped(" ".join(str(word) for word in value)))
+            return repr(clipped(" ".join(str(word) for word in value)))
         case float():
             return f"{value:g}"
         case _:
-            return _clipped(str(value))
+            return clipped(str(value))

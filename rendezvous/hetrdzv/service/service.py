@@ -31,7 +31,7 @@ from hetrdzv.protocol.pages import Event, ReadyReply
 from hetrdzv.protocol.plans import Changes, Plan
 from hetrdzv.protocol.reasons.reason import ReasonCode
 from hetrdzv.protocol.rounds import RoundRecord
-from hetrdzv.protocol.texts.phrasing import names
+from hetrdzv.protocol.texts.who import Nodes
 from hetrdzv.service.clock import BEAT_S, ServedClock
 from hetrdzv.service.journal import log_events
 from hetrdzv.service.leases import LeaseTable, is_heartbeat, is_one_of_many, speaker_of
@@ -274,7 +274,7 @@ class Service:
             raise _unknown(group_id)
         if head is not None and head.live and not head.state.terminal:
             await self._ledger.settle(group_id)
-            live = names(node.node_id for node in head.live)
+            live = Nodes.of(node.node_id for node in head.live)
             raise Refused(f"group '{group_id}' still has nodes ({live}): delete it once its job is over")
         await self._ledger.propose(group_id, None)
 

@@ -23,7 +23,7 @@ from hetrdzv.protocol.reasons.snapshots import safe
 from hetrdzv.protocol.rounds import RoundRecord, RoundsReply
 from hetrdzv.protocol.settings import DEFAULTS
 from hetrdzv.protocol.snapshots import SnapshotShown, SnapshotsShown
-from hetrdzv.protocol.texts.phrasing import count, digits, lasted, names, percent
+from hetrdzv.protocol.texts.phrasing import count, digits, lasted, percent
 
 LAST_ROUNDS, LAST_EVENTS, MOST_ROWS = 5, 10, 64
 """How many rounds, events, and nodes and workers are shown."""
@@ -270,7 +270,7 @@ def snapshots_table(reply: SnapshotsShown) -> Table:
             str(snapshot.stamp.step),
             str(snapshot.stamp.round),
             decimal(int(snapshot.size)),
-            "on disk" if snapshot.on_disk else names(snapshot.nodes),
+            "on disk" if snapshot.on_disk else str(snapshot.nodes),
             "; ".join(_notes(snapshot, reply)),
         ]
         for snapshot in reply.snapshots

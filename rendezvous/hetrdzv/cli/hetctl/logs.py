@@ -16,7 +16,8 @@ from hetrdzv.client import Client
 from hetrdzv.protocol.errors import NoRound, Problem
 from hetrdzv.protocol.pages import StacksReply
 from hetrdzv.protocol.stacks import Stack, collapsed
-from hetrdzv.protocol.texts.phrasing import count, names, ranked
+from hetrdzv.protocol.texts.phrasing import count
+from hetrdzv.protocol.texts.who import Nodes, Ranks
 
 FEW = 20
 """How many lines of each stream are shown where no rank is named."""
@@ -163,7 +164,7 @@ def stacks_view(reply: StacksReply) -> Iterator[RenderableType]:
     for shown in alike:
         yield ""
         why = "" if shown.text else f": no stack: {tables.one_line(shown.why)}"
-        yield Text.assemble((ranked(shown.ranks), "bold"), f" ({names(shown.nodes)}){why}")
+        yield Text.assemble((str(Ranks.of(shown.ranks)), "bold"), f" ({Nodes.of(shown.nodes)}){why}")
         if shown.text:
             text = Text(tables.plain(shown.text).rstrip(), overflow="fold")
             yield Padding(text, (0, 0, 0, 2), expand=False)

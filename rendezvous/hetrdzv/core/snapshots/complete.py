@@ -9,8 +9,8 @@ from hetrdzv.core.memo import cached
 from hetrdzv.core.model import Group, Node, Round
 from hetrdzv.protocol.snapshots import Chosen, Held, OnDisk, Stamp
 from hetrdzv.protocol.states import NodePhase
-from hetrdzv.protocol.texts.phrasing import names, one_or_more
-from hetrdzv.protocol.texts.who import MOST_RANGES, Ranks
+from hetrdzv.protocol.texts.phrasing import one_or_more
+from hetrdzv.protocol.texts.who import MOST_RANGES, Nodes, Ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def _refused(group: Group, members: Iterable[str]) -> Mapping[Stamp, str]:
         if node is not None and node.snapshots is not None:
             for stamp in node.snapshots.refused:
                 found[stamp].append(node.node_id)
-    return {stamp: f"workers on {names(nodes)} could load no copy of it" for stamp, nodes in found.items()}
+    return {stamp: f"workers on {Nodes.of(nodes)} could load no copy of it" for stamp, nodes in found.items()}
 
 
 def has_all(held: Held) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from hetrdzv.protocol.reasons.hangs import HANG_CODES
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
-from hetrdzv.protocol.texts.phrasing import are, count, names, one_or_more
+from hetrdzv.protocol.texts.phrasing import are, count, one_or_more
 from hetrdzv.protocol.texts.who import Nodes
 
 _WAITS: Mapping[str, str] = {
@@ -64,7 +64,7 @@ def _for_nodes(group_id: str, why: Reason, who: Nodes) -> str:
 
 def _start_again(gone: Nodes) -> str:
     them = one_or_more(gone, "it", "one of them")
-    return f"start hetagent on {names(gone)} again, or on another node in place of {them}"
+    return f"start hetagent on {gone} again, or on another node in place of {them}"
 
 
 def after_exit(failed: Reason) -> str:

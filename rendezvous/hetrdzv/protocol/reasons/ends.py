@@ -4,9 +4,9 @@ from collections.abc import Collection, Iterable, Mapping
 
 from hetrdzv.protocol.failure import Ended, Failure
 from hetrdzv.protocol.reasons.hangs import Hang
-from hetrdzv.protocol.reasons.reason import Reason, ReasonCode, clipped, reason, reworded
+from hetrdzv.protocol.reasons.reason import Reason, ReasonCode, reason, reworded
 from hetrdzv.protocol.reasons.waiting import no_master
-from hetrdzv.protocol.texts.phrasing import count, names
+from hetrdzv.protocol.texts.phrasing import clipped, count
 from hetrdzv.protocol.texts.raised import raised
 from hetrdzv.protocol.texts.who import Nodes, Ranks
 
@@ -108,7 +108,7 @@ def workers_stopped(node_id: str, why: str = "") -> Reason:
 def nodes_joined(node_ids: Iterable[str]) -> Reason:
     """Nodes joined that make the world larger."""
     who = Nodes.of(node_ids)
-    return reason(ReasonCode.NODES_JOINED, f"{names(who)} joined", nodes=who)
+    return reason(ReasonCode.NODES_JOINED, f"{who} joined", nodes=who)
 
 
 # -- people --------------------------------------------------------------------------------------------------

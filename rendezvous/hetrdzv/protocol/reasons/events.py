@@ -4,10 +4,10 @@ from collections.abc import Iterable, Sequence
 
 from hetrdzv.protocol.errors import Difference
 from hetrdzv.protocol.reasons import ends
-from hetrdzv.protocol.reasons.reason import Reason, ReasonCode, clipped, reason
+from hetrdzv.protocol.reasons.reason import Reason, ReasonCode, reason
 from hetrdzv.protocol.settings import UNLIMITED_RESTARTS
-from hetrdzv.protocol.texts.phrasing import count, names, one_or_more, ranked
-from hetrdzv.protocol.texts.who import Nodes
+from hetrdzv.protocol.texts.phrasing import clipped, count, one_or_more
+from hetrdzv.protocol.texts.who import Nodes, Ranks
 
 # -- a job from its beginning to its end ---------------------------------------------------------------------
 
@@ -23,7 +23,7 @@ def round_formed(
     number: int, size: int, places: Sequence[tuple[str, range]], more: int = 0, cause: str | None = None
 ) -> Reason:
     """The server chose nodes, ranks and master."""
-    members = ", ".join(f"{node_id} {ranked(ranks)}" for node_id, ranks in places)
+    members = ", ".join(f"{node_id} {Ranks.of(ranks)}" for node_id, ranks in places)
     besides = f" and {count(more, 'more node')}" if more else ""
     text = f"round {number} formed: world size {size}, {members}{besides}"
     nodes = Nodes(first=tuple(node_id for node_id, _ in places), more=more)
@@ -64,7 +64,7 @@ def group_failed(why: Reason, gave_up: Nodes | None = None) -> Reason:
     """The job is over and failed; `gave_up`: these nodes did, and too few were left."""
     text = f"the job failed: {why}"
     if gave_up is not None:
-        text += f"; {names(gave_up)} gave up, and too few nodes are left"
+        text += f"; {gave_up} gave up, and too few nodes are left"
     return reason(ReasonCode.GROUP_FAILED, text, nodes=why.who, cause=why)
 
 
@@ -99,5 +99,5 @@ def stop_announced(number: int, why: Reason, notice_s: float) -> Reason:
 def notice_expired(late: Iterable[str], notice_s: float) -> Reason:
     """The time to save (seconds) was over before all had."""
     who = Nodes.of(late)
-    text = f"{names(who)} {one_or_more(who, 'was', 'were')} not ready to stop within {notice_s:g} s"
+    text = f"{who} {one_or_more(who, 'was', 'were')} not ready to stop within {notice_s:g} s"
     return reason(ReasonCode.NOTICE_EXPIRED, text, nodes=who, notice_s=notice_s)

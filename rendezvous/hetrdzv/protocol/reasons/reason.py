@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Any, Self
 
 from hetrdzv.protocol.bounds import Seconds
-from hetrdzv.protocol.texts.phrasing import inert, lasted
+from hetrdzv.protocol.texts.phrasing import clipped, inert, lasted
 from hetrdzv.protocol.texts.who import NOBODY, Nodes, RankRange, Ranks
 
 MOST_CHARACTERS = 300
@@ -18,9 +18,6 @@ MOST_CHARACTERS = 300
 
 MOST_QUOTED = 4_000
 """The longest quote (characters)."""
-
-MOST_IN_MESSAGE = 200
-"""How much of somebody else's text a message quotes (characters)."""
 
 
 Datum = int | float | str
@@ -244,11 +241,6 @@ def beside(of: Reason, now: float) -> list[str]:
 def news(of: Reason | None) -> Reason | None:
     """What makes a reason another one for who reads of it: all but the moments, which pass."""
     return None if of is None else replace(of, since=None, until=None)
-
-
-def clipped(text: str, most: int = MOST_IN_MESSAGE) -> str:
-    """Somebody else's text, no longer than that."""
-    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def one_line(text: str) -> str:

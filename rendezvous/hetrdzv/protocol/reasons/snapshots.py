@@ -1,8 +1,8 @@
 """Snapshots: which step is safe, what is missing of one, and what was lost."""
 
-from hetrdzv.protocol.reasons.reason import Reason, ReasonCode, clipped, reason
+from hetrdzv.protocol.reasons.reason import Reason, ReasonCode, reason
 from hetrdzv.protocol.snapshots import SafeShown, Stamp
-from hetrdzv.protocol.texts.phrasing import count, have, names
+from hetrdzv.protocol.texts.phrasing import clipped, count, have
 from hetrdzv.protocol.texts.who import Nodes
 
 
@@ -37,8 +37,8 @@ def _is_said(stamp: Stamp, lost: int | None) -> bool:
 def _where(value: SafeShown) -> str:
     """Where what is safe is: `gpu1, gpu2; step 100 on disk`."""
     if value.on_disk is None:
-        return names(value.nodes)
-    return f"{names(value.nodes)}; {_step(value.on_disk)} on disk" if value.nodes else "on disk"
+        return str(value.nodes)
+    return f"{value.nodes}; {_step(value.on_disk)} on disk" if value.nodes else "on disk"
 
 
 def lost(steps: int | None, newer: str = "") -> str:
@@ -55,13 +55,13 @@ def _which(stamp: Stamp) -> str:
 
 def not_on_disk(stamp: Stamp, nodes: Nodes, why: str) -> Reason:
     """Nodes could not write a snapshot to disk: the newest of those that one of them could not write."""
-    text = f"the snapshot of {_which(stamp)} is not on disk: {clipped(why)} ({names(nodes)})"
+    text = f"the snapshot of {_which(stamp)} is not on disk: {clipped(why)} ({nodes})"
     return reason(ReasonCode.NOT_ON_DISK, text, nodes=nodes, quote=why, step=stamp.step)
 
 
 def not_taken(nodes: Nodes, why: str) -> Reason:
     """Workers of some nodes take no more snapshots in this round; why those of the first of them."""
-    text = f"no snapshots are taken on {names(nodes)}: {clipped(why)}"
+    text = f"no snapshots are taken on {nodes}: {clipped(why)}"
     return reason(ReasonCode.NOT_TAKEN, text, nodes=nodes, quote=why)
 
 

@@ -3,10 +3,10 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from hetrdzv.protocol.reasons.reason import Reason, ReasonCode, clipped, reason, reworded
+from hetrdzv.protocol.reasons.reason import Reason, ReasonCode, reason, reworded
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.texts.ids import natural_key
-from hetrdzv.protocol.texts.phrasing import are, count, have, names, one_or_more
+from hetrdzv.protocol.texts.phrasing import are, clipped, count, have, one_or_more
 from hetrdzv.protocol.texts.who import MOST_NAMES, NOBODY, Nodes
 
 # -- who is there, and who is not ----------------------------------------------------------------------------
@@ -31,7 +31,7 @@ class Ready:
 def no_master(cut_off: Mapping[str, Collection[str]], rule: str | None) -> str:
     """Which master (of the first few) cannot be reached from which nodes."""
     masters = sorted(cut_off, key=natural_key)
-    parts = [f"{name} cannot be reached from {names(cut_off[name])}" for name in masters[:MOST_NAMES]]
+    parts = [f"{name} cannot be reached from {Nodes.of(cut_off[name])}" for name in masters[:MOST_NAMES]]
     if more := len(masters) - len(parts):
         parts.append(f"and {count(more, 'more master')}")
     if rule is not None:
@@ -70,14 +70,14 @@ def world_sizes(spec: GroupSpec) -> str:
 def round_starting(number: int, nodes: Iterable[str]) -> Reason:
     """A round is starting: these nodes have not started their workers yet."""
     who = Nodes.of(nodes)
-    text = f"round {number} is starting: waiting for {names(who)} to start {_its(who)} workers"
+    text = f"round {number} is starting: waiting for {who} to start {_its(who)} workers"
     return reason(ReasonCode.ROUND_STARTING, text, nodes=who, round=number)
 
 
 def about_to_end(number: int, why: Reason, nodes: Iterable[str], until: float) -> Reason:
     """A round is about to end: these nodes may save until they are ready to stop."""
     who = Nodes.of(nodes)
-    text = f"round {number} is about to end ({why}); waiting for {names(who)} to save and be ready to stop"
+    text = f"round {number} is about to end ({why}); waiting for {who} to save and be ready to stop"
     return reason(ReasonCode.STOP_ANNOUNCED, text, nodes=who, round=number, until=until)
 
 
@@ -109,7 +109,7 @@ def no_command(group_id: str, nodes: Iterable[str]) -> Reason:
     """Nodes were started without a script, and the group has no command yet."""
     who = Nodes.of(nodes)
     text = (
-        f"{names(who)} {one_or_more(who, 'was', 'were')} started without a script, and group '{group_id}' has no "
+        f"{who} {one_or_more(who, 'was', 'were')} started without a script, and group '{group_id}' has no "
         f"command yet: give hetagent one, or: hetctl create {group_id} -- train.py"
     )
     return reason(ReasonCode.NO_COMMAND, text, nodes=who)
@@ -152,7 +152,7 @@ def in_place_of(waits: Reason, gone: Iterable[str], drained: Iterable[str] = ())
     """What a group waits for, with those who could come back: the drained nodes, else the former members."""
     back, away = Nodes.of(drained), Nodes.of(gone)
     who, data = back or away, {**waits.data, "drained": 1} if back else waits.data
-    message = f"{waits} in place of {names(away)}" if away else waits.message
+    message = f"{waits} in place of {away}" if away else waits.message
     return reworded(waits, message, nodes=who.first, more_nodes=who.more, data=data)
 
 
@@ -160,7 +160,7 @@ def reconnecting(ready: Ready, nodes: Iterable[str]) -> Reason:
     """The connection to these nodes was lost; the round does not form before they are heard again, or lost."""
     who = Nodes.of(nodes)
     them = one_or_more(who, "it", "them")
-    text = f"{_have(ready)}; lost the connection to {names(who)}, waiting to hear from {them} again"
+    text = f"{_have(ready)}; lost the connection to {who}, waiting to hear from {them} again"
     return reason(ReasonCode.RECONNECTING, text, nodes=who)
 
 
@@ -185,7 +185,7 @@ def also_not_ready(waits: Reason, late: Reason) -> Reason:
 
 
 def _have(ready: Ready) -> str:
-    return f"{ready} ready ({names(ready.nodes)})" if ready.nodes else "no node is ready"
+    return f"{ready} ready ({ready.nodes})" if ready.nodes else "no node is ready"
 
 
 def _its(nodes: Nodes) -> str:

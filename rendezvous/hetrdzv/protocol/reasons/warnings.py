@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode, reason
-from hetrdzv.protocol.texts.phrasing import count, have, one_or_more, ranked
+from hetrdzv.protocol.texts.phrasing import count, have, one_or_more
 from hetrdzv.protocol.texts.who import Nodes, Ranks
 
 PARTS: Mapping[str, tuple[str, int]] = {
@@ -52,5 +52,5 @@ UNSEEN = {
 def not_watched(ranks: Ranks, why: str) -> Reason:
     """Workers of which nobody can tell whether they hang; `why`: of `UNSEEN`, or as their agent says."""
     said = one_or_more(ranks, *UNSEEN[why]) if why in UNSEEN else why
-    text = f"{ranked(ranks)} cannot be watched: {said}"
+    text = f"{ranks} cannot be watched: {said}"
     return reason(ReasonCode.NOT_WATCHED, text, ranks=ranks, quote="" if why in UNSEEN else why)

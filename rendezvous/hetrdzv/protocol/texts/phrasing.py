@@ -1,7 +1,6 @@
 """Parts of sentences: numbers with their nouns, durations, lists of names, ranks."""
 
 import re
-from collections.abc import Iterable
 
 from hetrdzv.protocol.states import HANGS
 from hetrdzv.protocol.texts.who import Nodes, Ranks
@@ -28,17 +27,6 @@ def predicate(state: str) -> str:
     return known.get(state, f"is {state}")
 
 
-def names(node_ids: Iterable[str] | Nodes) -> str:
-    """Names in order, the first few of many: `gpu1, gpu2 and 3 more`."""
-    nodes = node_ids if isinstance(node_ids, Nodes) else Nodes.of(node_ids)
-    return str(nodes) if nodes else "nobody"
-
-
-def ranked(numbers: Iterable[int] | Ranks) -> str:
-    """`rank 3`, or `ranks 0 to 2 and 4`."""
-    return str(numbers if isinstance(numbers, Ranks) else Ranks.of(numbers))
-
-
 def one_or_more(who: Nodes | Ranks, one: str, more: str) -> str:
     """The word for one of them, or for several: `is`, `are`."""
     return one if len(who) == 1 else more
@@ -46,12 +34,21 @@ def one_or_more(who: Nodes | Ranks, one: str, more: str) -> str:
 
 def are(nodes: Nodes) -> str:
     """`gpu1 is`, or `gpu1, gpu2 are`."""
-    return f"{names(nodes)} {one_or_more(nodes, 'is', 'are')}"
+    return f"{nodes} {one_or_more(nodes, 'is', 'are')}"
 
 
 def have(nodes: Nodes) -> str:
     """`gpu1 has`, or `gpu1, gpu2 have`."""
-    return f"{names(nodes)} {one_or_more(nodes, 'has', 'have')}"
+    return f"{nodes} {one_or_more(nodes, 'has', 'have')}"
+
+
+MOST_IN_MESSAGE = 200
+"""How much of somebody else's text a message quotes (characters)."""
+
+
+def clipped(text: str, most: int = MOST_IN_MESSAGE) -> str:
+    """Somebody else's text, no longer than that."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 _CONTROL = re.compile(

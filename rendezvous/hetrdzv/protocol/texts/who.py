@@ -31,7 +31,7 @@ class Nodes:
 
     def __str__(self) -> str:
         """As they are listed everywhere: `gpu1, gpu2 and 3 more`."""
-        return (", ".join(self.first) or "none") + (f" and {self.more} more" if self.more else "")
+        return (", ".join(self.first) or "nobody") + (f" and {self.more} more" if self.more else "")
 
 
 NOBODY = Nodes()

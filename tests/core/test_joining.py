@@ -13,6 +13,7 @@ from hetrdzv.protocol.errors import (
     StaleIncarnation,
 )
 from hetrdzv.protocol.reasons import ends, events, waiting
+from hetrdzv.protocol.reasons.reason import ReasonCode
 from tests.core.driver import Story, bare, running
 from tests.core.explained import ready
 from tests.core.script import fact, play
@@ -227,7 +228,7 @@ def test_first_to_name_a_field_fixes_it_and_a_refusal_says_what_differs() -> Non
 def test_open_group_waits_for_a_command() -> None:
     story = Story()
     told = story.join("a", wants_command=True, spec={"min_nodes": 2})
-    assert told.reason == story.reason == waiting.no_command("g", ["a"])
+    assert told.reason == story.reason == ReasonCode.NO_COMMAND.reason("a", group="g")
     story.join("b", wants_command=True)
     story.wait(1000)
     assert story.group.state == "waiting"

@@ -18,7 +18,7 @@ DRAINED = ReasonCode.NODE_LEAVING.reason("b", why=ReasonCode.NODE_DRAINED.reason
 SIGTERM = ReasonCode.NODE_LEAVING.reason("b", why=ends.agent_left("SIGTERM", leaving=True))
 
 PLANNED: dict[str, tuple[str, Reason]] = {
-    "joined": ("join z; wait 1", ends.nodes_joined(["z"])),
+    "joined": ("join z; wait 1", ReasonCode.NODES_JOINED.reason("z")),
     "drained": ("drain b", DRAINED),
     "restarted": ("restart", ends.restart_requested()),
     "cancelled": ("cancel", ends.cancelled()),
@@ -63,7 +63,7 @@ def test_workers_are_told_and_the_round_ends_once_all_are_ready(kind: str) -> No
 def deadline_passes(group: Group, until: float) -> Group:
     assert step(group, Tick(), until - 1e-6).group is group
     past = step(group, Tick(), until + 1e-6)
-    assert events.notice_expired(["b"], 30.0) in map(bare, past.events)
+    assert ReasonCode.NOTICE_EXPIRED.reason("b", notice_s=30.0) in map(bare, past.events)
     return past.group
 
 

@@ -159,7 +159,7 @@ def test_workers_that_sit_in_a_collective_are_killed_after_the_grace_and_hold_no
         wait_for((pair.log.folder / f"deadlocked.{pid}").exists, "the deadlock of b")
         wait_for(lambda: stands_still(pid), "the end of its Python code")  # noqa: B023
     pair.agents["a"].workers()[0].kill()
-    wait_for(lambda: "b has to stop its workers" in pair.group()["reason"]["message"], "a's stop")
+    wait_for(lambda: "workers of b have to stop" in pair.group()["reason"]["message"], "a's stop")
     assert len(pair.agents["b"].workers()) == 2
     assert not leftovers("a")
     pair.world(3, round_above=first)

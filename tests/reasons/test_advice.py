@@ -22,7 +22,7 @@ def test_what_to_do_about_a_group() -> None:
     whys = [
         events.group_succeeded(),
         waiting.round_running(1, 2, 4),
-        waiting.stopping(["b"]),
+        ReasonCode.STOPPING.reason("b"),
         waiting.too_few(A, 1),
         waiting.too_few(A, 3, unit="slot"),
         waiting.too_few(A, 0, unit="slot"),

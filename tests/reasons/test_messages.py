@@ -91,7 +91,7 @@ def test_ends() -> None:
         ends.consequences(LOST),
         ends.workers_stopped("b"),
         ends.workers_stopped("b", "runs"),
-        ends.nodes_joined(["b", "c"]),
+        ReasonCode.NODES_JOINED.reason("b", "c"),
         ReasonCode.MASTER_UNREACHABLE.reason("b", master="a", quote="connection refused"),
         ends.restart_requested(),
         ends.restart_requested(HANG),
@@ -163,7 +163,7 @@ def test_events() -> None:
         ReasonCode.DAEMON_STARTED.reason("a", program="orted"),
         events.stop_announced(3, LOST, 30.0),
         ReasonCode.READY_TO_STOP.reason(took_s=2.04),
-        events.notice_expired(["a", "b"], 30.0),
+        ReasonCode.NOTICE_EXPIRED.reason("a", "b", notice_s=30.0),
     ]
     check(
         found,
@@ -195,7 +195,7 @@ node_succeeded: all workers of a succeeded
 daemon_started: a, the master, has the others run orted
 stop_announced: round 3 is about to end (b lost: no heartbeat for 5 s): its workers have 30 s to save
 ready_to_stop: all nodes are ready to stop, 2.0 s after they were told
-notice_expired: a, b were not ready to stop within 30 s
+notice_expired: not ready to stop within 30 s: a, b
 """,
     )
 
@@ -214,13 +214,13 @@ def lacks(*never: int, too_small: bool = False, spec: GroupSpec = EVEN) -> Reaso
 def test_rounds_and_groups() -> None:
     many = [f"gpu{number}" for number in range(1, 8)]
     found = [
-        waiting.round_starting(4, many),
-        waiting.about_to_end(4, ends.nodes_joined(["c"]), ["b"], 530.0),
+        ReasonCode.ROUND_STARTING.reason(*many, round=4),
+        waiting.about_to_end(4, ReasonCode.NODES_JOINED.reason("c"), ["b"], 530.0),
         waiting.round_running(4, 2, 9),
         waiting.round_running(4, 2, 9, LOST),
-        waiting.stopping(["a", "b"]),
+        ReasonCode.STOPPING.reason("a", "b"),
         waiting.no_allowed_master(A, "zone=x"),
-        waiting.no_command("g", ["a", "b"]),
+        ReasonCode.NO_COMMAND.reason("a", "b", group="g"),
         waiting.too_few(A, 1),
         waiting.in_place_of(waiting.too_few(NONE, 2), ["b"]),
         waiting.too_few(NONE, 2, since=320.0),
@@ -248,14 +248,14 @@ def test_rounds_and_groups() -> None:
     check(
         found,
         """
-round_starting: round 4 is starting: waiting for gpu1, gpu2, gpu3, gpu4, gpu5 and 2 more to start their workers
+round_starting: round 4 is starting: waiting for gpu1, gpu2, gpu3, gpu4, gpu5 and 2 more to start workers
 stop_announced: round 4 is about to end (c joined); waiting for b to save and be ready to stop
 round_running: round 4 runs on 2 nodes, world size 9
 round_running: round 4 runs on 2 nodes, world size 9; so far b lost: no heartbeat for 5 s
-stopping: a, b have to stop their workers
+stopping: workers of a, b have to stop
 no_allowed_master: 1 of 2 nodes ready (a), but it may not be master, since master is zone=x; waiting for one that may
-no_command: a, b were started without a script, and group 'g' has no command yet: give hetagent one, or: hetctl \
-create g -- train.py
+no_command: started without a script: a, b; group 'g' has no command yet: give hetagent one, or: hetctl create g -- \
+train.py
 too_few_nodes: 1 of 2 nodes ready (a); waiting for 1 more
 too_few_nodes: no node is ready; waiting for 2 more in place of b
 too_few_nodes: no agents connected; waiting for 2 more

@@ -65,7 +65,7 @@ def test_what_is_left_is_shown_behind(moments: dict[str, float], text: str) -> N
 
 
 def test_the_end_of_the_last_round_is_shown_last() -> None:
-    ended = replace(ends.nodes_joined(["c"]), round=3)
+    ended = replace(ReasonCode.NODES_JOINED.reason("c"), round=3)
     assert shown(replace(WAITS, cause=ended), NOW) == "waiting for 1 more; round 3 ended (c joined)"
 
 
@@ -88,7 +88,7 @@ def test_a_length_of_time(seconds: float, text: str, roughly: str) -> None:
 
 
 def test_it_is_read_as_it_was_written_and_one_of_a_newer_server_as_well() -> None:
-    found = events.round_ended(3, ends.nodes_joined(["c"]), "joined")
+    found = events.round_ended(3, ReasonCode.NODES_JOINED.reason("c"), "joined")
     assert codec.read(Reason, codec.write(found)) == found
     newer = codec.read(Reason, b'{"code":"moon","message":"the moon is full","phase":3}', unknown="ignore")
     assert (newer.code, newer.message) == ("moon", "the moon is full")

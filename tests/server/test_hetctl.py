@@ -323,7 +323,7 @@ def test_restart_drain_undrain_cancel_delete_say_what_happened(ctl: Callable[...
     job.run()
     name = job.group
     said = ctl("restart", name)
-    assert said.startswith(f"group '{name}' restarts and is waiting: gpu1, {LONG} have to stop their workers")
+    assert said.startswith(f"group '{name}' restarts and is waiting: workers of gpu1, {LONG} have to stop")
     assert "; round 1 ended (a restart was" in said
     assert ctl("drain", name, "gpu1").startswith(f"node 'gpu1' is drained; group '{name}' is waiting: ")
     assert "drained   gpu1\n" in ctl("get", name)
@@ -455,7 +455,7 @@ def test_describe_shows_why_settings_that_differ_rounds_and_events(ctl: Callable
     job.run()
     job.leave(LONG, "SIGTERM")
     text = ctl("describe", job.group)
-    assert text.splitlines()[2].startswith("why       gpu1 has to stop its workers")
+    assert text.splitlines()[2].startswith("why       workers of gpu1 have to stop")
     assert re.search(rf"^{LONG} .* SIGTERM$", text, re.MULTILINE)
     assert re.search(r"^1 round; ", text, re.MULTILINE)
     assert text.splitlines()[-1].endswith(f"round 1 ended: {LONG} left: SIGTERM")

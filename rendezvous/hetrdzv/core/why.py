@@ -61,7 +61,7 @@ def _why(group: Group, now: float) -> Reason:
     assert current is not None
     if group.state is GroupState.STARTING:
         late = [one.node_id for one in current.members if group.phase_of(one) is NodePhase.STARTING]
-        return waiting.round_starting(current.number, late)
+        return ReasonCode.ROUND_STARTING.reason(*late, round=current.number)
     if (notice := current.notice) is not None:
         return waiting.about_to_end(current.number, notice.cause.reason, waited_for(group), notice.until)
     if (stall := current.reported_stall) is not None:
@@ -95,7 +95,8 @@ def _why_waiting(group: Group, now: float) -> Reason:
         return replace(waits_for(group, now), cause=ended)
     until = resolved_at(group, last.end)
     stopping = [node.node_id for node in unresolved(group, now)]
-    return replace(waiting.stopping(stopping, until if until < inf else None), cause=ended)
+    stops = ReasonCode.STOPPING.reason(*stopping, until=until if until < inf else None)
+    return replace(stops, cause=ended)
 
 
 def why_ended(number: int, end: End) -> Reason:
@@ -121,7 +122,7 @@ def _waits_for(group: Group, now: float) -> Reason:
     if isinstance(answer, Shortfall) and answer.lack is not Lack.MASTER:
         wanting = [node.node_id for node in group.live if node.wants_command and group.spec.command is None]
         if wanting:
-            return waiting.no_command(group.group_id, wanting)
+            return ReasonCode.NO_COMMAND.reason(*wanting, group=group.group_id)
         few = waiting.too_few(
             ready,
             0 if answer.never else answer.missing,
@@ -191,7 +192,7 @@ def why_waits(group: Group, node: Node, now: float) -> Reason:
     """Why a node that has nothing to do has nothing to do."""
     active = group.active_round
     if node.wants_command and group.spec.command is None:
-        return waiting.no_command(group.group_id, [node.node_id])
+        return ReasonCode.NO_COMMAND.reason(node.node_id, group=group.group_id)
     if active is None or active.notice is not None:
         return why(group, now)
     return waiting.left_out(active.number, node.node_id, why_left_out(group, node))
@@ -202,7 +203,7 @@ def why_left_out(group: Group, node: Node) -> Reason:
     active = group.active_round
     assert active is not None
     if node.wants_command and group.spec.command is None:
-        return waiting.no_command(group.group_id, [node.node_id])
+        return ReasonCode.NO_COMMAND.reason(node.node_id, group=group.group_id)
     if node.not_ready:
         return waiting.not_ready(Nodes.of([node.node_id]), node.not_ready)
     larger = growth(group)

@@ -19,7 +19,7 @@ from hetagent.launch.command import WorkerCommand
 from hetagent.runloop import notices as notice
 from hetagent.runloop.notices import Notices
 from hetrdzv.protocol.directive import StopNotice
-from hetrdzv.protocol.reasons.ends import nodes_joined
+from hetrdzv.protocol.reasons.reason import ReasonCode
 
 
 class Told:
@@ -59,7 +59,7 @@ def given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Given]:
 
 
 def announce(notices: Notices) -> None:
-    notice = StopNotice(kind="joined", reason=nodes_joined(["gpu4"]), left_s=30.0)
+    notice = StopNotice(kind="joined", reason=ReasonCode.NODES_JOINED.reason("gpu4"), left_s=30.0)
     notices.on_directive(replace(start("a", 1), notice=notice, notice_s=30.0))
 
 

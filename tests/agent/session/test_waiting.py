@@ -9,7 +9,7 @@ from hetagent.session import waiting as shown_waiting
 from hetagent.session.waiting import NEWS_S, WaitLog
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.reasons import waiting
-from hetrdzv.protocol.reasons.reason import Reason
+from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.reasons.waiting import Ready
 from hetrdzv.protocol.states import DirectiveKind
 from hetrdzv.protocol.texts.who import Nodes
@@ -63,5 +63,5 @@ def test_which_node_is_missing_is_news_however_alike_the_words_are(clock: Clock)
     wait = WaitLog(told.append)
     for node_id in ("gpu3", "gpu7"):
         clock.now += NEWS_S
-        wait.update(answer(waiting.stopping([node_id], until=510.0)), leaving=False)
-    assert [line.split()[1] for line in told] == ["gpu3", "gpu7"]
+        wait.update(answer(ReasonCode.STOPPING.reason(node_id, until=510.0)), leaving=False)
+    assert [line.split()[3] for line in told] == ["gpu3", "gpu7"]

@@ -115,7 +115,7 @@ def _stop_in_time(context: StepContext) -> None:
     if late and not context.is_due(notice.until):
         return
     if late:
-        context.say(events.notice_expired(late, round(notice.until - notice.at, 3)))
+        context.say(ReasonCode.NOTICE_EXPIRED.reason(*late, notice_s=round(notice.until - notice.at, 3)))
     else:
         context.say(ReasonCode.READY_TO_STOP.reason(took_s=round(context.now - notice.at, 3)))
     end_round(context, notice.cause)
@@ -346,4 +346,5 @@ def _admit_joiners(context: StepContext) -> None:
         context.change(joiners_since=context.now)
     if not larger.has_suspects and context.is_due(admits_at(context.group, larger)):
         who = sorted(larger.joiners)
-        stop_with_grace(context, Cause(kind=EndKind.JOINED, reason=ends.nodes_joined(who), node_id=who[0]))
+        why = ReasonCode.NODES_JOINED.reason(*who)
+        stop_with_grace(context, Cause(kind=EndKind.JOINED, reason=why, node_id=who[0]))

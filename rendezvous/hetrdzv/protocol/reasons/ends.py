@@ -1,6 +1,6 @@
 """What ends a round, why a node goes, and why a job fails."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 
 from hetrdzv.protocol.failure import Ended, Failure
 from hetrdzv.protocol.reasons.hangs import Hang
@@ -8,7 +8,7 @@ from hetrdzv.protocol.reasons.reason import Reason, ReasonCode, reason, reworded
 from hetrdzv.protocol.reasons.waiting import no_master
 from hetrdzv.protocol.texts.phrasing import clipped, count
 from hetrdzv.protocol.texts.raised import raised
-from hetrdzv.protocol.texts.who import Nodes, Ranks
+from hetrdzv.protocol.texts.who import Ranks
 
 # -- workers -------------------------------------------------------------------------------------------------
 
@@ -103,12 +103,6 @@ def workers_stopped(node_id: str, why: str = "") -> Reason:
     """An agent stopped its workers in a round that would go on (`why`: as it goes on after "the round, which")."""
     how = f"left the round, which {clipped(why)}" if why else "stopped its workers on its own"
     return reason(ReasonCode.WORKERS_STOPPED, f"{node_id} {how}", nodes=[node_id], quote=why)
-
-
-def nodes_joined(node_ids: Iterable[str]) -> Reason:
-    """Nodes joined that make the world larger."""
-    who = Nodes.of(node_ids)
-    return reason(ReasonCode.NODES_JOINED, f"{who} joined", nodes=who)
 
 
 # -- people --------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from hetrdzv.protocol.errors import Difference
 from hetrdzv.protocol.reasons import ends
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode, reason
 from hetrdzv.protocol.settings import UNLIMITED_RESTARTS
-from hetrdzv.protocol.texts.phrasing import clipped, count, one_or_more
+from hetrdzv.protocol.texts.phrasing import clipped, count
 from hetrdzv.protocol.texts.who import Nodes, Ranks
 
 # -- a job from its beginning to its end ---------------------------------------------------------------------
@@ -94,10 +94,3 @@ def stop_announced(number: int, why: Reason, notice_s: float) -> Reason:
     """Something is about to end the round; its workers may save for so long (seconds)."""
     text = f"round {number} is about to end ({why}): its workers have {notice_s:g} s to save"
     return reason(ReasonCode.STOP_ANNOUNCED, text, nodes=why.who, round=number, cause=why, notice_s=notice_s)
-
-
-def notice_expired(late: Iterable[str], notice_s: float) -> Reason:
-    """The time to save (seconds) was over before all had."""
-    who = Nodes.of(late)
-    text = f"{who} {one_or_more(who, 'was', 'were')} not ready to stop within {notice_s:g} s"
-    return reason(ReasonCode.NOTICE_EXPIRED, text, nodes=who, notice_s=notice_s)

@@ -72,12 +72,10 @@ class ReasonCode(StrEnum):
         member._value_, member.text = code, text  # type: ignore[misc]
         return member
 
-    def reason(
-        self, node_id: str | None = None, *, group: str = "", why: Reason | None = None, **fields: Any
-    ) -> Reason:
+    def reason(self, *node_ids: str, group: str = "", why: Reason | None = None, **fields: Any) -> Reason:
         """A reason with the message of this code; `fields` as `reason` takes them."""
-        text = self.text.format(node=node_id, group=group, why=why, **fields)
-        nodes = [node_id] if node_id is not None else NOBODY
+        nodes = Nodes.of(node_ids)
+        text = self.text.format(nodes=nodes, group=group, why=why, **fields)
         return reason(self, text, nodes=nodes, why=why.code if why is not None else None, **fields)
 
     # a job and its rounds
@@ -89,12 +87,12 @@ class ReasonCode(StrEnum):
         "started_unbounded",
         "no --nnodes was given: the first round formed with the nodes that were there",
     )
-    ROUND_STARTING = "round_starting"
+    ROUND_STARTING = "round_starting", "round {round} is starting: waiting for {nodes} to start workers"
     ROUND_RUNNING = "round_running"
     TRAINING_BEGAN = "training_began", "round {round} trains"
     STOP_ANNOUNCED = "stop_announced"
     READY_TO_STOP = "ready_to_stop", "all nodes are ready to stop, {took_s:.1f} s after they were told"
-    NOTICE_EXPIRED = "notice_expired"
+    NOTICE_EXPIRED = "notice_expired", "not ready to stop within {notice_s:g} s: {nodes}"
     ROUND_ENDED = "round_ended", "round {round} is over"
     ROUND_JUDGED = "round_judged"
     RESTART_SPENT = "restart_spent"
@@ -108,13 +106,13 @@ class ReasonCode(StrEnum):
     WORKER_FAILED = "worker_failed"
     START_FAILED = "start_failed"
     NEVER_MET = "never_met"
-    NODE_LOST = "node_lost", "{node} lost: {why}"
-    NODE_LEFT = "node_left", "{node} left: {why}"
-    NODE_LEAVING = "node_leaving", "{node} is leaving: {why}"
+    NODE_LOST = "node_lost", "{nodes} lost: {why}"
+    NODE_LEFT = "node_left", "{nodes} left: {why}"
+    NODE_LEAVING = "node_leaving", "{nodes} is leaving: {why}"
     NODE_DRAINED = "node_drained", "drained"
-    NODES_JOINED = "nodes_joined"
+    NODES_JOINED = "nodes_joined", "{nodes} joined"
     RESTART_REQUESTED = "restart_requested"
-    MASTER_UNREACHABLE = "master_unreachable", "{node} cannot reach the master {master}: {quote}"
+    MASTER_UNREACHABLE = "master_unreachable", "{nodes} cannot reach the master {master}: {quote}"
     NO_MASTER = "no_master"
     JOIN_TIMEOUT = "join_timeout"
     IMPOSSIBLE_WORLD = "impossible_world"
@@ -128,26 +126,26 @@ class ReasonCode(StrEnum):
     BAD_ADDRESS = (
         "bad_address",
         (
-            "node '{node}' offers address {address}, but group '{group}' has nodes on other hosts: start hetagent with "
-            "--local-addr or --interface"
+            "node '{nodes}' offers address {address}, but group '{group}' has nodes on other hosts: start hetagent "
+            "with --local-addr or --interface"
         ),
     )
     # what else happens to nodes
     NODE_JOINED = "node_joined"
-    NODE_RETURNED = "node_returned", "{node} is back"
-    NODE_NOT_READY = "node_not_ready", "{node} is not ready: {quote}"
-    NODE_READY = "node_ready", "{node} is ready"
+    NODE_RETURNED = "node_returned", "{nodes} is back"
+    NODE_NOT_READY = "node_not_ready", "{nodes} is not ready: {quote}"
+    NODE_READY = "node_ready", "{nodes} is ready"
     NODE_REFUSED = "node_refused"
-    NODE_UNDRAINED = "node_undrained", "{node} may join again"
+    NODE_UNDRAINED = "node_undrained", "{nodes} may join again"
     NODE_USED_LAST = (
         "node_used_last",
         (
-            "workers on {node} caused the last {failures} failures of its rounds: other nodes are preferred; to change "
-            "that: hetctl undrain {group} {node}"
+            "workers on {nodes} caused the last {failures} failures of its rounds: other nodes are preferred; to "
+            "change that: hetctl undrain {group} {nodes}"
         ),
     )
-    NODE_SUCCEEDED = "node_succeeded", "all workers of {node} succeeded"
-    DAEMON_STARTED = "daemon_started", "{node}, the master, has the others run {program}"
+    NODE_SUCCEEDED = "node_succeeded", "all workers of {nodes} succeeded"
+    DAEMON_STARTED = "daemon_started", "{nodes}, the master, has the others run {program}"
     # hangs
     BEHIND = "behind"
     NO_ANSWER = "no_answer"
@@ -156,9 +154,15 @@ class ReasonCode(StrEnum):
     STALLED = "stalled"
     GOES_ON = "goes_on"
     # what a group waits for
-    STOPPING = "stopping"
+    STOPPING = "stopping", "workers of {nodes} have to stop"
     NO_ALLOWED_MASTER = "no_allowed_master"
-    NO_COMMAND = "no_command"
+    NO_COMMAND = (
+        "no_command",
+        (
+            "started without a script: {nodes}; group '{group}' has no command yet: give hetagent one, or: "
+            "hetctl create {group} -- train.py"
+        ),
+    )
     TOO_FEW_NODES = "too_few_nodes"
     TOO_FEW_SLOTS = "too_few_slots"
     RECONNECTING = "reconnecting"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode, reason, reworded
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.texts.ids import natural_key
-from hetrdzv.protocol.texts.phrasing import are, clipped, count, have, one_or_more
+from hetrdzv.protocol.texts.phrasing import are, clipped, count, one_or_more
 from hetrdzv.protocol.texts.who import MOST_NAMES, NOBODY, Nodes
 
 # -- who is there, and who is not ----------------------------------------------------------------------------
@@ -67,13 +67,6 @@ def world_sizes(spec: GroupSpec) -> str:
 # -- the job and its round -----------------------------------------------------------------------------------
 
 
-def round_starting(number: int, nodes: Iterable[str]) -> Reason:
-    """A round is starting: these nodes have not started their workers yet."""
-    who = Nodes.of(nodes)
-    text = f"round {number} is starting: waiting for {who} to start {_its(who)} workers"
-    return reason(ReasonCode.ROUND_STARTING, text, nodes=who, round=number)
-
-
 def about_to_end(number: int, why: Reason, nodes: Iterable[str], until: float) -> Reason:
     """A round is about to end: these nodes may save until they are ready to stop."""
     who = Nodes.of(nodes)
@@ -91,28 +84,11 @@ def round_running(number: int, nodes: int, world_size: int, apart: Reason | None
 # -- a group waits -------------------------------------------------------------------------------------------
 
 
-def stopping(nodes: Iterable[str], until: float | None = None) -> Reason:
-    """Nodes stop the workers of a round that has ended, and some check whether they are ready again."""
-    who = Nodes.of(nodes)
-    text = f"{have(who)} to stop {_its(who)} workers"
-    return reason(ReasonCode.STOPPING, text, nodes=who, until=until)
-
-
 def no_allowed_master(ready: Ready, rule: str, until: float | None = None) -> Reason:
     """No node that is ready is one that the setting `master` allows."""
     none = one_or_more(ready.nodes, "it may not", "none of them may")
     text = f"{_have(ready)}, but {none} be master, since master is {rule}; waiting for one that may"
     return reason(ReasonCode.NO_ALLOWED_MASTER, text, nodes=ready.nodes, until=until)
-
-
-def no_command(group_id: str, nodes: Iterable[str]) -> Reason:
-    """Nodes were started without a script, and the group has no command yet."""
-    who = Nodes.of(nodes)
-    text = (
-        f"{who} {one_or_more(who, 'was', 'were')} started without a script, and group '{group_id}' has no "
-        f"command yet: give hetagent one, or: hetctl create {group_id} -- train.py"
-    )
-    return reason(ReasonCode.NO_COMMAND, text, nodes=who)
 
 
 def too_few(
@@ -186,10 +162,6 @@ def also_not_ready(waits: Reason, late: Reason) -> Reason:
 
 def _have(ready: Ready) -> str:
     return f"{ready} ready ({ready.nodes})" if ready.nodes else "no node is ready"
-
-
-def _its(nodes: Nodes) -> str:
-    return one_or_more(nodes, "its", "their")
 
 
 # -- a node is in no round: clauses, to be put after its name -------------------------------------------------

@@ -3,14 +3,10 @@
 The commands are those of docs/launch.md, with the stand-in instead of the program.
 """
 
-import argparse
-import json
 import re
 import shlex
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -27,73 +23,6 @@ EPOCHS = 4
 WAIT_S = 100.0
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * WAIT_S)]
-
-
-# -- the stand-ins against what the real functions did -------------------------------------------------------
-
-TORCHRUN = {"MASTER_ADDR": "m", "MASTER_PORT": "1", "WORLD_SIZE": "3", "RANK": "2", "LOCAL_RANK": "1"}
-SLURM = {"SLURM_NNODES": "2", "SLURM_NODEID": "1", "SLURM_JOB_ID": "7"}
-ONE_TASK = SLURM | {"SLURM_STEP_NODELIST": "n[1-2]", "SLURM_NTASKS_PER_NODE": "1"}
-TWO_TASKS = SLURM | {
-    "SLURM_JOB_NODELIST": "n[1-2]",
-    "SLURM_NTASKS": "4",
-    "SLURM_PROCID": "3",
-    "SLURM_LOCALID": "1",
-}
-ENVIRONMENTS: Mapping[str, Mapping[str, str]] = {
-    "none": {},
-    "torchrun": TORCHRUN,
-    "slurm1": ONE_TASK,
-    "slurm2": TWO_TASKS,
-    "torchrun+slurm1": TORCHRUN | ONE_TASK,
-}
-FOUND: list[Any] = json.loads((PROGRAMS / "fairseq_found.json").read_text())
-"""Version, environment, visible GPUs, --distributed-world-size, --distributed-port; then what fairseq's own function
-made of them: where to meet, world size, rank, GPU, whether it spawns; or the exception."""
-
-
-def test_the_stand_in_does_what_fairseqs_own_function_did(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    scontrol = tmp_path / "scontrol"
-    scontrol.write_text("#!/bin/sh\necho n1; echo n2\n")
-    scontrol.chmod(0o755)
-    wrong = []
-    for version, environment, visible, world_size, port, outcome in FOUND:
-        with monkeypatch.context() as patch:
-            patch.setenv("PATH", str(tmp_path), prepend=":")
-            for name, value in ENVIRONMENTS[environment].items():
-                patch.setenv(name, value)
-            args = argparse.Namespace(
-                distributed_init_method=None,
-                distributed_world_size=max(1, visible) if world_size is None else world_size,
-                distributed_rank=0,
-                distributed_port=port,
-                distributed_no_spawn=False,
-                device_id=int(ENVIRONMENTS[environment].get("LOCAL_RANK", 0)),
-                visible=visible,
-            )
-            try:
-                fairseq.VERSIONS[version](args)
-            except Exception as error:
-                ours: object = type(error).__name__
-            else:
-                method = args.distributed_init_method
-                ours = [
-                    method and re.sub(r"localhost:\d+", "localhost:PORT", method),
-                    args.distributed_world_size,
-                    args.distributed_rank,
-                    args.device_id,
-                    not args.distributed_no_spawn,
-                ]
-        if ours != outcome:
-            wrong.append((version, environment, visible, world_size, port, outcome, ours))
-    assert not wrong
-    assert {row[0] for row in FOUND} == fairseq.VERSIONS.keys()
-    assert {row[1] for row in FOUND} == ENVIRONMENTS.keys()
-
-
-# -- documented commands -------------------------------------------------------------------------------------
 
 
 def documented(beginning: str, program: str) -> list[str]:
@@ -144,27 +73,22 @@ def test_the_documented_command_of_fairseq(version: str, how: tuple[str, str], t
     print(f"fairseq {version}, slots {GPUS}: $ hetagent ... {shlex.join(command)}")
 
 
-@pytest.mark.long
-def test_isolated_gpus_leave_each_process_of_the_newest_fairseq_alone(tmp_path: Path) -> None:
-    command = ["--isolate-gpus", *PER_GPU, "DATA"]
-    with cluster(tmp_path) as job:
-        start(job, command, PER_GPU[1], [str(PROGRAMS / "fairseq.py"), "head"], "--max-epoch", "1")
-        assert set(statuses(job).values()) == {0}, job.report()
-        assert [line[:2] for line in seen(output(job))] == [(0, 1)] * WORLD, (
-            "each takes itself for rank 0 of 1"
-        )
-        for agent in job.agents.values():
-            said = "the job succeeded, but ranks 0 to 2 never met: each may have trained alone"
-            assert said in agent.stderr, job.report()
+ISOLATED = {
+    "head": (0, "the job succeeded, but ranks 0 to 2 never met: each may have trained alone"),
+    "0.12.2": (1, "RuntimeError: CUDA error: invalid device ordinal (GPU 1 of 1)"),
+}
+"""What becomes of each version where each process sees its own GPU only: status, and what is said."""
 
 
 @pytest.mark.long
-def test_isolated_gpus_are_not_there_for_fairseq_0_12_2(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", ISOLATED)
+def test_isolated_gpus_are_not_for_fairseq(version: str, tmp_path: Path) -> None:
+    status, said = ISOLATED[version]
     command = ["--isolate-gpus", "--max-restarts", "0", *PER_GPU, "DATA"]
     with cluster(tmp_path) as job:
-        start(job, command, PER_GPU[1], [str(PROGRAMS / "fairseq.py"), "0.12.2"], "--max-epoch", "1")
-        assert set(statuses(job).values()) == {1}, job.report()
-        assert "RuntimeError: CUDA error: invalid device ordinal (GPU 1 of 1)" in output(job)
+        start(job, command, PER_GPU[1], [str(PROGRAMS / "fairseq.py"), version], "--max-epoch", "1")
+        assert set(statuses(job).values()) == {status}, job.report()
+        assert said in output(job), job.report()
 
 
 HETSEQ = ("--launch node", "hetseq/train.py")

@@ -5,8 +5,8 @@ examples/env_style, which follows `head`. It takes the entries of CUDA_VISIBLE_D
 
 Source: github.com/facebookresearch/fairseq, `infer_init_method` and `call_main` in fairseq/distributed/utils.py, and
 `device_id` in fairseq/dataclass/configs.py. `head` is commit 3d262bb25690e4eb2e7d3c1309b1e9c406ca4b99, `0.12.2` is
-4a388e64cd646ed7d7ad8de8fae55df2b8eea91d (its tag). Checked on 2026-11-22: fairseq_found.json is what the real
-`infer_init_method` of both made of each case, and both real programs ran under hetagent on nodes with 2 and 1 workers
+4a388e64cd646ed7d7ad8de8fae55df2b8eea91d (its tag). Checked on 2026-11-22: the real `infer_init_method` of both made the
+same of 132 cases, and both real programs ran under hetagent on nodes with 2 and 1 workers
 (`fairseq-train DATA --task language_modeling --arch transformer_lm --cpu --distributed-backend gloo`, torch 2.13,
 Python 3.11, with `torch.cuda.device_count` replaced and DDP's device_ids printed and dropped, as done here).
 """

@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.needs import ALL
-from tests.support.uneven import ROOT, check_example, run
+from tests.support import gradients
+from tests.support.needs import ALL, ROOT
+from tests.support.worlds.examples import check_uneven
 from tests.support.worlds.jobs import NEEDS_FSDP
+from tests.support.worlds.ranks import run
 from torch.utils.data import BatchSampler, DataLoader
 
 from hetagent.shares import Shares
@@ -339,29 +341,28 @@ def test_a_loader_whose_sampler_was_replaced_is_refused(batches: Any) -> None:
 
 @NEEDS_FSDP
 def test_gradients_are_those_of_one_process_with_the_whole_batch(tmp_path: Path) -> None:
-    """DDP and FSDP2; four ranks, and three that go on from their checkpoint; and ranks that differ are refused.
+    """Four ranks, and three that go on from their checkpoint."""
+    for kind in ("ddp", "fsdp"):
+        assert run(4, gradients.begin, kind, tmp_path / kind)[0] == [24, 6, 6, 12]
+        assert run(3, gradients.go_on, kind, tmp_path / kind)[0] == [8, 22, 4]
 
-    Ranks that need four times as long for a sample get fewer on their own, in the middle of an epoch, with both.
-    """
-    output = run(tmp_path, "ddp", "fsdp", "timed", "differing")
-    lines = re.findall(r"^(\w+): (\[.*\]) samples, difference (\S+)$", output, re.MULTILINE)
-    counts = ["[24, 6, 6, 12]", "[8, 22, 4]"]
-    assert [(kind, samples) for kind, samples, _ in lines] == [
-        (kind, one) for kind in ("ddp", "fsdp") for one in counts
-    ]
-    timed = re.findall(
-        r"^timed (\w+): \[(\d+), (\d+), (\d+)\] samples, difference \S+$", output, re.MULTILINE
-    )
-    assert [kind for kind, *_ in timed] == ["ddp", "fsdp"]
-    for _, fast, *slow in timed:
-        assert all(int(fast) > 2 * int(one) for one in slow), output
-    print(f"gradients of 4, then 3 unlike ranks beside one process: {output.strip()}")
+
+@NEEDS_FSDP
+def test_ranks_that_are_slower_get_fewer_samples_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
+    """They need four times as long for each."""
+    for kind in ("ddp", "fsdp"):
+        fast, *slow = run(3, gradients.timed, kind, tmp_path)[0]
+        assert all(fast > 2 * one for one in slow), (fast, slow)
+
+
+def test_ranks_that_differ_are_refused() -> None:
+    run(2, gradients.differing)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("script", ["with_ddp.py", pytest.param("with_fsdp2.py", marks=NEEDS_FSDP)])
 def test_the_examples_train_as_one_process_does(script: str, tmp_path: Path) -> None:
-    check_example(run(tmp_path, script))
+    check_uneven(tmp_path, script)
 
 
 def test_the_code_in_the_docs_is_that_of_the_examples() -> None:

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from tests.ecosystem import PYTHON, needs_frameworks
-from tests.support import uneven
 from tests.support.worlds import examples
 
 pytestmark = [
@@ -20,4 +19,4 @@ def test_an_example_goes_on_from_its_snapshot_in_another_world(script: str, tmp_
 
 def test_three_unlike_ranks_train_as_one_process_does(script: str, tmp_path: Path) -> None:
     """With unlike shares they end with the same parameters."""
-    uneven.check_example(uneven.run(tmp_path, script, python=str(PYTHON)))
+    examples.check_uneven(tmp_path, script, str(PYTHON))

@@ -1,37 +1,26 @@
 """Trains on uneven ranks with DDP or FSDP2, and beside that alone with whole batches: gradients have to be the same.
 
-    python -m tests.support.gradients FOLDER ddp fsdp timed differing with_ddp.py
-
 Four ranks begin an epoch, in the middle of which three others go on, from their checkpoint. The last batch has fewer
-samples than ranks. Prints the largest difference of each world. `timed`: three ranks whose shares follow the time that
-they need, in the middle of epochs. A script is one of examples/uneven, which three uneven
-ranks run, then one alone. All are forks of one process, so that torch is imported once.
+samples than ranks.
 """
 
-import datetime
-import json
-import os
-import runpy
-import signal
-import sys
 import time
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 import torch
-import torch._dynamo  # optimizers import it at their first step: once here instead of in every fork
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
 
-from hetagent import shares, uneven
+from hetagent import uneven
 from hetagent.shares import Shares
 
-EXAMPLES = Path(__file__).parents[2] / "examples" / "uneven"
 BATCH = 16
 SAMPLES = 5 * BATCH + 2
 STEPS_BEFORE = 3
@@ -43,7 +32,6 @@ SLOWER = (1, 4, 4)
 TIMED_EPOCHS = 8
 SAMPLE_S = 0.002
 """... which needs so long for it (seconds)."""
-TIMEOUT = datetime.timedelta(seconds=60)
 TOLERANCE = 1e-12
 
 
@@ -62,16 +50,6 @@ def network() -> nn.Sequential:
 def full(tensor: Tensor) -> Tensor:
     """The whole of a tensor of which each rank may have a shard."""
     return getattr(tensor, "full_tensor", lambda: tensor)()
-
-
-class Loader:
-    """Gives a world's batches, and begins again as a `DataLoader` does."""
-
-    def __init__(self, world: "World") -> None:
-        self._world = world
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        return ((self._world.inputs[batch], self._world.targets[batch]) for batch in self._world.sampler)
 
 
 class World:
@@ -111,7 +89,6 @@ class World:
         else:
             self.model = DistributedDataParallel(self.shared)
         self.counts: list[int] = []
-        self.difference = 0.0
 
     def steps(self) -> Iterator[None]:
         """Go on to the end of the epoch; after each step its gradients have been compared."""
@@ -119,7 +96,7 @@ class World:
         whole = uneven.UnevenBatchSampler(SAMPLES, SAMPLES, Shares((1.0,)), seed=3)
         whole.set_epoch(self.sampler.epoch)
         order = next(iter(whole))
-        loader = Loader(self)
+        loader = DataLoader(TensorDataset(self.inputs, self.targets), batch_sampler=self.sampler)
         for (inputs, targets), part in self.sampler.parts(loader):
             self.counts.append(part.count)
             with uneven.accumulate(self.model, part):
@@ -139,7 +116,6 @@ class World:
             assert right.grad is not None
             assert right.grad.abs().max() > 1e-6
             off = float((full(mine.grad) - right.grad).abs().max())
-            self.difference = max(self.difference, off)
             assert off < TOLERANCE, off
 
     def save(self) -> None:
@@ -150,144 +126,49 @@ class World:
             torch.save(state, self._checkpoint)
 
 
-def train(kind: str, folder: Path) -> None:
-    """An epoch, in two worlds."""
-
-    def begin() -> None:
-        world = World(kind, *BEFORE, folder / kind)
-        steps = world.steps()
-        for _ in range(STEPS_BEFORE):
-            next(steps)
-        world.save()
-        counts = uneven.gathered(sum(world.counts))
-        if dist.get_rank() == 0:
-            assert sum(counts) == STEPS_BEFORE * BATCH
-            print(f"{kind}: {counts} samples, difference {world.difference:.1e}", flush=True)
-
-    def go_on() -> None:
-        world = World(kind, *AFTER, folder / kind)
-        assert len(list(world.steps())) == 3
-        counts = uneven.gathered(sum(world.counts))
-        last = uneven.gathered(world.counts[-1])
-        if dist.get_rank() == 0:
-            assert sum(counts) == SAMPLES - STEPS_BEFORE * BATCH
-            assert last == [0, 2, 0]
-            print(f"{kind}: {counts} samples, difference {world.difference:.1e}", flush=True)
-
-    run(4, begin, folder / f"{kind}.4")
-    run(3, go_on, folder / f"{kind}.3")
+def begin(kind: str, checkpoint: Path) -> list[int]:
+    """The first steps of an epoch; how many samples each rank has had."""
+    world = World(kind, *BEFORE, checkpoint)
+    steps = world.steps()
+    for _ in range(STEPS_BEFORE):
+        next(steps)
+    world.save()
+    return uneven.gathered(sum(world.counts))
 
 
-def timed(folder: Path) -> None:
-    """Epochs in which shares change, with DDP and FSDP2; without shares all ranks would get as much."""
-
-    def follow(kind: str) -> None:
-        world = World(kind, (1.0, 1.0, 1.0), [None, 3, None], folder / "none", is_timed=True)
-        for _ in range(TIMED_EPOCHS):
-            world.counts.clear()
-            assert len(list(world.steps())) == 6
-            assert sum(uneven.gathered(sum(world.counts))) == SAMPLES
-        counts = uneven.gathered(sum(world.counts))
-        if dist.get_rank() == 0:
-            print(f"timed {kind}: {counts} samples, difference {world.difference:.1e}", flush=True)
-
-    for kind in ("ddp", "fsdp"):
-        run(3, lambda kind=kind: follow(kind), folder / f"timed.{kind}")  # type: ignore[misc]
+def go_on(kind: str, checkpoint: Path) -> list[int]:
+    """The other steps, in another world; how many samples each rank has had."""
+    world = World(kind, *AFTER, checkpoint)
+    assert len(list(world.steps())) == 3
+    assert uneven.gathered(world.counts[-1]) == [0, 2, 0]
+    return uneven.gathered(sum(world.counts))
 
 
-def differing(folder: Path) -> None:
+def timed(kind: str, folder: Path) -> list[int]:
+    """Epochs in which shares change; how many samples each rank has had in the last: without shares, as many."""
+    world = World(kind, (1.0, 1.0, 1.0), [None, 3, None], folder / "none", is_timed=True)
+    for _ in range(TIMED_EPOCHS):
+        world.counts.clear()
+        assert len(list(world.steps())) == 6
+        assert sum(uneven.gathered(sum(world.counts))) == SAMPLES
+    return uneven.gathered(sum(world.counts))
+
+
+def differing() -> None:
     """Ranks that would train on other batches are told so, all of them."""
-
-    def compare() -> None:
-        rank = dist.get_rank()
-        right = Shares((4.0, 1.0), rank)
-        cases = {
-            "weights": uneven.UnevenBatchSampler(8, 4, Shares((1.0, 1.0), 1) if rank == 1 else right),
-            "memory": uneven.UnevenBatchSampler(8, 4, right, memory=1 + rank),
-            "seed": uneven.UnevenBatchSampler(8, 4, right, seed=rank),
-            "global batch": uneven.UnevenBatchSampler(8, 4 - rank, right),
-        }
-        for what, sampler in cases.items():
-            said = refusal(sampler)
-            assert said.startswith(f"{what}: ranks [1] and rank 0 differ (rank {rank} has "), said
-        said = refusal(uneven.UnevenBatchSampler(8, 4, Shares((1.0, 1.0, 1.0), rank)))
-        assert f"rank {rank} of 3, but this is rank {rank} of 2" in said, said
-        assert uneven.gathered(rank + 5) == [5, 6]
-
-    run(2, compare, folder / "differing")
-
-
-def example(name: str, folder: Path) -> None:
-    """Run a script as an agent would, with shares, then alone without an agent."""
-    sys.path.insert(0, str(EXAMPLES))
-    weights = folder / "weights"
-    weights.write_text(json.dumps({"round": 1, "weights": [1.0, 0.2, 0.5], "given": True}), encoding="utf-8")
-    os.environ[shares.FILE] = str(weights)
-    run(3, lambda: runpy.run_path(str(EXAMPLES / name)), None)
-    del os.environ[shares.FILE]
-    run(1, lambda: runpy.run_path(str(EXAMPLES / name)), None)
-
-
-def refusal(sampler: uneven.UnevenBatchSampler) -> str:
-    """What is said when the first batch is wanted."""
-    try:
+    rank = dist.get_rank()
+    right = Shares((4.0, 1.0), rank)
+    cases = {
+        "weights": uneven.UnevenBatchSampler(8, 4, Shares((1.0, 1.0), 1) if rank == 1 else right),
+        "memory": uneven.UnevenBatchSampler(8, 4, right, memory=1 + rank),
+        "seed": uneven.UnevenBatchSampler(8, 4, right, seed=rank),
+        "global batch": uneven.UnevenBatchSampler(8, 4 - rank, right),
+    }
+    for what, sampler in cases.items():
+        expected = rf"^{what}: ranks \[1\] and rank 0 differ \(rank {rank} has "
+        with pytest.raises(RuntimeError, match=expected):
+            next(sampler.parts(sampler))
+    sampler = uneven.UnevenBatchSampler(8, 4, Shares((1.0, 1.0, 1.0), rank))
+    with pytest.raises(RuntimeError, match=f"rank {rank} of 3, but this is rank {rank} of 2"):
         next(sampler.parts(sampler))
-    except RuntimeError as error:
-        return str(error)
-    return "nothing"
-
-
-def run(ranks: int, work: Callable[[], object], store: Path | None) -> None:
-    """Fork so many ranks, with the environment of torchrun's, and do something in each.
-
-    Args:
-        store: the file over which they meet; None: the work sees to that.
-
-    Raises:
-        SystemExit: one of them failed.
-    """
-    meeting = dist.TCPStore(
-        "127.0.0.1", 0, is_master=True, wait_for_workers=False
-    )  # a port nobody else can take
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": meeting.port, "TORCHELASTIC_USE_AGENT_STORE": True}
-    place |= {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "GROUP_RANK": 0}
-    place |= {"TORCHELASTIC_RUN_ID": "gradients", "TORCHELASTIC_RESTART_COUNT": 0}
-    children = set()
-    for rank in range(ranks):
-        if (pid := os.fork()) == 0:
-            status = 1
-            try:
-                torch.set_num_threads(1)
-                mine = place | {"RANK": rank, "LOCAL_RANK": rank}
-                os.environ.update({name: str(value) for name, value in mine.items()})
-                if store is not None:
-                    meet = dist.FileStore(str(store), ranks)
-                    dist.init_process_group("gloo", store=meet, rank=rank, world_size=ranks, timeout=TIMEOUT)
-                work()
-                if dist.is_initialized():
-                    dist.destroy_process_group()
-                status = 0
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                os._exit(status)
-        children.add(pid)
-    while children:
-        pid, status = os.wait()
-        children.remove(pid)
-        if status:  # the others would wait for it
-            for other in children:
-                os.kill(other, signal.SIGKILL)
-            sys.exit(1)
-
-
-if __name__ == "__main__":
-    for name in sys.argv[2:]:
-        if name == "differing":
-            differing(Path(sys.argv[1]))
-        elif name == "timed":
-            timed(Path(sys.argv[1]))
-        elif name.endswith(".py"):
-            example(name, Path(sys.argv[1]))
-        else:
-            train(name, Path(sys.argv[1]))
+    assert uneven.gathered(rank + 5) == [5, 6]

@@ -12,16 +12,22 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
+import httpx
 import psutil
+import pytest
 
-from tests.support.cluster import wait_for
-from tests.support.servers import free_port
+from tests.support.cluster import WORKLOAD, wait_for
+from tests.support.servers import ROOT, Hetserver, free_port
+from tests.support.workload.worklog import WorkLog, World, complaints
 
 T = TypeVar("T")
+
+SCRIPTS = ROOT / "deploy" / "slurm"
+TOKEN = "a-token-of-the-tests-0123456789abcdef"
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
 PACKAGES = "slurm-wlm munge"
@@ -75,16 +81,20 @@ NodeName=n2 Name=gpu File=/dev/full
 """
 
 
-def missing() -> list[str]:
-    """The programs of Slurm that are not here."""
-    return [name for name in PROGRAMS if shutil.which(name) is None]
+def needs_slurm() -> None:
+    """Skip where there is none."""
+    if absent := [name for name in PROGRAMS if shutil.which(name) is None]:
+        pytest.skip(
+            f"no {', '.join(absent)} here; get it with: apt-get install --no-install-recommends {PACKAGES}"
+        )
 
 
 class Job:
-    """A batch job, with its output."""
+    """A batch job, with its output, and the log of its workers."""
 
-    def __init__(self, slurm: "Slurm", job_id: str, output: Path) -> None:
+    def __init__(self, slurm: "Slurm", job_id: str, output: Path, log: WorkLog) -> None:
         self.id = job_id
+        self.log = log
         self._slurm = slurm
         self._output = output
 
@@ -103,6 +113,19 @@ class Job:
         return self.wait_for(
             lambda: facts if (facts := self.facts())["JobState"] == state else None, f"job {state}"
         )
+
+    def world(self, size: int = 3, *, round_above: int = 0) -> World:
+        """The newest round in which so many ranks all-reduced, once there is one after a round."""
+        what = f"a world of {size} after {round_above}"
+        found = self.wait_for(lambda: self.log.world(size, round_above=round_above), what)
+        assert complaints(self.log.lines()) == []
+        return found
+
+    def group(self, server: Hetserver) -> dict[str, Any]:
+        """Its group, as a server shows it."""
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        reply = httpx.get(f"{server.url}/v1/groups/{self.id}", headers=headers, trust_env=False)
+        return dict(reply.json())
 
     def wait_for(self, found: Callable[[], T | None], what: str) -> T:
         """What `found` returns, as soon as it is true; an error has the job's output."""
@@ -215,12 +238,36 @@ class Slurm:
         return str(done.stdout)
 
     def submit(self, folder: Path, *words: str, **environment: str) -> Job:
-        """Submit a job that writes into a folder, which is its home and working directory, too."""
-        folder.mkdir(parents=True, exist_ok=True)
-        output = folder / "job.out"
-        there = ("--parsable", f"--chdir={folder}", f"--output={output}")
-        said = self.call("sbatch", *there, *words, **{"HOME": str(folder), **environment})
-        return Job(self, said.strip(), output)
+        """Submit a job that writes into a folder, of which one part is its home and working directory, too."""
+        home = folder / "job"
+        home.mkdir(parents=True, exist_ok=True)
+        output = home / "job.out"
+        there = ("--parsable", f"--chdir={home}", f"--output={output}")
+        said = self.call("sbatch", *there, *words, **{"HOME": str(home), **environment})
+        return Job(self, said.strip(), output, WorkLog(folder / "work"))
+
+    def train(
+        self,
+        folder: Path,
+        script: str,
+        *flags: str,
+        server: Hetserver | None = None,
+        nodes: Sequence[str] = ("--nodes=2", "--gpus=3"),
+        work: Sequence[str | Path] = (WORKLOAD,),
+        **environment: str,
+    ) -> Job:
+        """Submit one of deploy/slurm's scripts.
+
+        Args:
+            flags: of hetagent.
+            server: where the script starts none.
+            work: the workload, and its options.
+        """
+        if server is not None:
+            environment |= {"HET_SERVER": server.url, "HET_TOKEN_FILE": str(server.token_file)}
+        workload, *options = map(str, work)
+        words = ["--device", "cpu", *flags, workload, "--into", str(folder / "work"), *options]
+        return self.submit(folder, *nodes, str(SCRIPTS / script), *words, **environment)
 
     def processes(self) -> list[psutil.Process]:
         """All that was started by this cluster and still lives."""

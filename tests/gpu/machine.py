@@ -36,7 +36,7 @@ except Exception as error:
 print(json.dumps(about))
 """
 
-FIELDS = ("index", "uuid", "name", "memory.total", "driver_version", "mig.mode.current", "compute_mode")
+FIELDS = ("index", "uuid", "name", "memory.total", "driver_version", "compute_mode")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,35 +48,18 @@ class Card:
     name: str
     memory_mib: int | None
     driver: str
-    mig: bool
     compute_mode: str
 
 
-def cards(text: str) -> list[Card]:
-    """The GPUs in the output of `nvidia-smi --query-gpu=FIELDS --format=csv,noheader,nounits`."""
+def cards() -> list[Card]:
+    """The GPUs that `nvidia-smi` lists."""
     found = []
-    for line in text.splitlines():
+    for line in smi(f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits").splitlines():
         if len(cells := [cell.strip() for cell in line.split(",")]) == len(FIELDS):
-            index, uuid, name, memory, driver, mig, mode = cells
-            found.append(Card(int(index), uuid, name, _mib(memory), driver, mig == "Enabled", mode))
+            index, uuid, name, memory, *rest = cells
+            mib = int(memory) if memory.isdecimal() else None  # `[N/A]`, `[Insufficient Permissions]`, ...
+            found.append(Card(int(index), uuid, name, mib, *rest))
     return found
-
-
-def slices(text: str) -> list[str]:
-    """The UUIDs of the MIG slices in the output of `nvidia-smi -L`."""
-    return re.findall(r"^\s+MIG .*\(UUID: (MIG-[^)]+)\)", text, re.MULTILINE)
-
-
-def users(text: str) -> dict[int, int | None]:
-    """MiB by pid in the output of `nvidia-smi --query-compute-apps=pid,used_memory --format=csv,noheader,nounits`."""
-    lines = re.findall(r"^\s*(\d+)\s*,\s*(.+?)\s*$", text, re.MULTILINE)
-    return {int(pid): _mib(memory) for pid, memory in lines}
-
-
-def _mib(cell: str) -> int | None:
-    return (
-        int(cell) if cell.isdecimal() else None
-    )  # `[N/A]`, `[Not Supported]`, `[Insufficient Permissions]`, ...
 
 
 def smi(*words: str) -> str:
@@ -88,9 +71,13 @@ def smi(*words: str) -> str:
     return done.stdout if done.returncode == 0 else ""
 
 
-def in_use() -> dict[int, int | None]:
-    """Which processes use GPUs now, and how much of their memory (MiB), as far as the driver says."""
-    return users(smi("--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"))
+def in_use() -> set[int]:
+    """Which processes use GPUs now, as far as the driver says."""
+    return {
+        int(pid)
+        for pid in smi("--query-compute-apps=pid", "--format=csv,noheader").split()
+        if pid.isdecimal()
+    }
 
 
 def torch_sees(env: Mapping[str, str | None]) -> dict[str, Any]:
@@ -161,8 +148,8 @@ def look() -> Machine:
     if os.environ.get(HARNESS) == "1":
         note = "**the harness: CPU workers and gloo. It shows that these checks run, and nothing about GPUs**"
         return Machine(True, torch_sees({}), [], [], backend="gloo", note=note)
-    listed = cards(smi(f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits"))
-    parts = slices(smi("-L"))
+    listed = cards()
+    parts = re.findall(r"^\s+MIG .*\(UUID: (MIG-[^)]+)\)", smi("-L"), re.MULTILINE)
     about = torch_sees({})
     missing = _missing(about, listed)
     count = len(about["gpus"])

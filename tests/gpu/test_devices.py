@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,6 +28,16 @@ gpus = [str(get_device_properties(index).uuid) for index in range(device_count()
 cpus = len(os.sched_getaffinity(0))
 print(json.dumps({"local_rank": os.environ["LOCAL_RANK"], "gpus": gpus, "cpus": cpus}), flush=True)
 """
+
+
+def run_sees(
+    folder: Path, *flags: str, **env: str
+) -> tuple["subprocess.CompletedProcess[str]", list[dict[str, Any]]]:
+    """Run workers that say what they see: the agent, and what each has said."""
+    script = folder / "sees.py"
+    script.write_text(SEES)
+    done = hetagent("--standalone", *flags, str(script), **env)
+    return done, [json.loads(line) for line in re.findall(r"\{.*\}", done.stdout)]
 
 
 def hetagent(*words: str, **env: str) -> "subprocess.CompletedProcess[str]":
@@ -92,10 +103,7 @@ def test_seen_by_workers(machine: Machine, tmp_path: Path, seen: Seen, flag: str
     """Which GPUs a worker sees: all chosen ones, or its own with LOCAL_RANK as it is, or its own as LOCAL_RANK 0"""
     if flag == "--virtual-local-rank" and machine.harness:
         pytest.skip("is refused for CPU workers: make test-gpu on a machine with a GPU")
-    script = tmp_path / "sees.py"
-    script.write_text(SEES)
-    done = hetagent("--standalone", *all_gpus(machine), *filter(None, [flag]), str(script))
-    lines = [json.loads(line) for line in re.findall(r"\{.*\}", done.stdout)]
+    done, lines = run_sees(tmp_path, *all_gpus(machine), *filter(None, [flag]))
     assert (done.returncode, bool(lines)) == (0, True), done.stderr
     gpus = [one for one, _, _ in machine.about["gpus"]]
     own = [[one] for one in gpus] if flag else [gpus] * len(gpus)
@@ -115,10 +123,7 @@ def test_mig(machine: Machine, tmp_path: Path, seen: Seen) -> None:
             "fewer than two MIG slices: sudo nvidia-smi -i 0 -mig 1 && sudo nvidia-smi mig -i 0 -cgi 19,19 -C "
             "(A100, H100 and newer data centre GPUs; undo: sudo nvidia-smi -i 0 -mig 0)"
         )
-    script = tmp_path / "sees.py"
-    script.write_text(SEES)
-    done = hetagent("--standalone", "--isolate-gpus", str(script), **{VISIBLE: ",".join(machine.slices[:2])})
-    lines = [json.loads(line) for line in re.findall(r"\{.*\}", done.stdout)]
+    done, lines = run_sees(tmp_path, "--isolate-gpus", **{VISIBLE: ",".join(machine.slices[:2])})
     assert [len(line["gpus"]) for line in lines] == [1, 1], (done.stdout, done.stderr)
     assert lines[0]["gpus"] != lines[1]["gpus"]
     seen("2 workers, 2 slices")
@@ -159,12 +164,10 @@ def test_numa(machine: Machine, tmp_path: Path, seen: Seen) -> None:
     machine.needs_gpu()
     if shutil.which("numactl") is None:
         pytest.skip("numactl is missing: sudo apt-get install numactl")
-    script = tmp_path / "sees.py"
-    script.write_text(SEES)
-    done = hetagent("--standalone", "--gpus", "auto", "--numa-binding", "node", str(script))
+    done, lines = run_sees(tmp_path, "--gpus", "auto", "--numa-binding", "node")
     if done.returncode == 2 and "needs torch" in done.stderr:
         pytest.skip("this torch is too old for --numa-binding: make test-gpu TORCH=2.13.0")
     assert done.returncode == 0, done.stderr
-    cpus = [json.loads(line)["cpus"] for line in re.findall(r"\{.*\}", done.stdout)]
+    cpus = [line["cpus"] for line in lines]
     assert len(cpus) == len(machine.about["gpus"])
     seen(f"CPUs per worker: {', '.join(map(str, cpus))} of {os.cpu_count()}")

@@ -85,28 +85,20 @@ class Job:
     def why(self, number: int) -> str:
         """Why a round has ended."""
 
-        def ended() -> str:
-            events = self.cluster.events()
-            return next(
-                (
-                    one["reason"]["message"]
-                    for one in events
-                    if (one["reason"]["code"], one["reason"]["round"]) == ("round_ended", number)
-                ),
-                "",
-            )
+        def ended() -> list[str]:
+            reasons = [one["reason"] for one in self.cluster.events()]
+            mine = [one for one in reasons if (one["code"], one["round"]) == ("round_ended", number)]
+            return [one["message"] for one in mine]
 
-        return self.cluster.wait_for(ended, f"the end of round {number}", START_S)
+        return self.cluster.wait_for(ended, f"the end of round {number}", START_S)[0]
 
     def moments(self) -> dict[tuple[str, int], float]:
         """When (monotonic seconds) what happened to which round, by the server's events, which are kept to 1 ms."""
         offset = time.time() - time.monotonic()
         events = self.cluster.events()
-        return {
-            (one["reason"]["code"], one["reason"]["round"]): datetime.fromisoformat(one["at"]).timestamp()
-            - offset
-            for one in events
-        }
+        at = [datetime.fromisoformat(one["at"]).timestamp() - offset for one in events]
+        named = [(one["reason"]["code"], one["reason"]["round"]) for one in events]
+        return dict(zip(named, at, strict=True))
 
     def parts(self, before: int, number: int, at: float) -> list[float]:
         """Seconds of each part of a restart, and of all of it; see `SPAN`."""
@@ -137,13 +129,8 @@ def running(
         for name in PAIR:
             where = ["--server", made.server.url, "--group", "job", "--node-id", name, "--nnodes", "2"]
             often = ["--max-restarts", "9", "--stop-timeout-s", "5"]
-            words = [
-                *machine.slots(name),
-                *where,
-                *often,
-                *(flag.format(name=name) for flag in flags),
-                *script,
-            ]
+            own = (flag.format(name=name) for flag in flags)
+            words = [*machine.slots(name), *where, *often, *own, *script]
             environ = {"HET_PRELOAD": "", **machine.environ, **env}
             made.run(name, [sys.executable, "-m", "hetagent.cli.main", *words], environ)
         yield Job(made, folder)
@@ -167,7 +154,7 @@ def looking() -> Iterator[list[tuple[float, set[int]]]]:
     def look() -> None:
         while not over.is_set():
             at = time.monotonic()
-            looks.append((at, set(in_use())))
+            looks.append((at, in_use()))
             over.wait(0.05)
 
     thread = threading.Thread(target=look)
@@ -203,7 +190,7 @@ def test_memory(machine: Machine, tmp_path: Path, seen: Seen) -> None:
         number = job.world()
         standbys, agents = job.standbys(), {agent.pid for agent in job.cluster.agents.values()}
         assert [gpu_files(pid) for pid in standbys] == [[]] * WORLD
-        using, old = set(in_use()), set(job.pids(number).values())
+        using, old = in_use(), set(job.pids(number).values())
         assert not using & {*standbys, *agents}
         with looking() as looks:
             os.kill(min(old), signal.SIGKILL)
@@ -213,11 +200,8 @@ def test_memory(machine: Machine, tmp_path: Path, seen: Seen) -> None:
         assert late, looks
         assert not any(late), late
         if machine.device == "cuda":
-            seen(
-                f"{len(late)} looks"
-                if using & old
-                else "the driver names no processes here: only files were looked at"
-            )
+            unseen = "the driver names no processes here: only files were looked at"
+            seen(f"{len(late)} looks" if using & old else unseen)
         job.finish()
 
 

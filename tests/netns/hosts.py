@@ -73,9 +73,10 @@ class Namespace:
         """Run `ip` on its interfaces, addresses and routes."""
         return run("ip", "-n", self.namespace, *words)
 
-    def nft(self, rules: str) -> None:
-        """Load nftables rules."""
-        run("ip", "netns", "exec", self.namespace, "nft", "-f", "-", given=rules)
+    def nft(self, table: str, *chain: str) -> None:
+        """Replace an nftables table, which has one chain: its head and its rules."""
+        text = [f"table {table}", f"delete table {table}", f"table {table} {{", *chain, "}", "}"]
+        run("ip", "netns", "exec", self.namespace, "nft", "-f", "-", given="\n".join(text))
 
     def remove(self) -> None:
         """Remove it; processes in it keep it until they end."""
@@ -127,19 +128,12 @@ class Host(Namespace):
         rules = [f"tcp dport {opened} accept", "tcp flags & (syn | ack) == syn counter name refused drop"]
         if closed:
             rules = [f"{who}tcp dport {closed} counter name refused drop"]
+        always = ["iif lo accept", "ct state established,related accept"]
         self.nft(
-            "\n".join(
-                [
-                    "table inet het",
-                    "delete table inet het",
-                    "table inet het { counter refused {}; chain input { type filter hook input priority 0;",
-                    "iif lo accept",
-                    "ct state established,related accept",
-                    *rules,
-                    "}",
-                    "}",
-                ]
-            )
+            "inet het",
+            "counter refused {}; chain input { type filter hook input priority 0;",
+            *always,
+            *rules,
         )
 
     def refused(self) -> int:
@@ -219,10 +213,7 @@ class Switch(Namespace):
             rules.append(f"{' '.join(places)} counter drop")
         if self._loss:
             rules.append(f"numgen random mod 1000 < {round(self._loss * 1000)} counter drop")
-        chain = ["chain forward { type filter hook forward priority 0;", *rules, "}"]
-        self.nft(
-            "\n".join(["table bridge het", "delete table bridge het", "table bridge het {", *chain, "}"])
-        )
+        self.nft("bridge het", "chain forward { type filter hook forward priority 0;", *rules)
 
 
 class Network:

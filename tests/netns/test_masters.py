@@ -23,9 +23,7 @@ def test_a_master_that_some_cannot_reach_is_replaced_and_the_state_says_who(
     a.firewall(closed=PORTS, closed_to=c.address)
     with HostCluster(tmp_path, hosts, "--nnodes", "3", "--port-range", PORTS) as job:
         job.light = True
-        for name in "abc":
-            job.agent(name, 1)
-        assert job.world(3) == 2
+        assert job.start(dict.fromkeys("abc", 1)) == 2
         (why,) = job.told("round_ended")
         assert re.fullmatch(
             r"round 1 ended: c cannot reach the master a: timed out after 3 s \(10.77.1.2:2950\d\)", why
@@ -68,8 +66,7 @@ def test_the_server_is_out_of_reach_for_one_node_at_first(tmp_path: Path, net: H
     with HostCluster(tmp_path, hosts, "--nnodes", "1:2", "--last-call-s", "1") as job:
         job.light = True
         job.agent("b", 1)
-        job.agent("a", 1)
-        first = job.world(1)
+        first = job.start({"a": 1})
         job.says("b", rf"no server answers \(http://10.77.1.1:29400: {SILENCE}\); trying again")
         lan.switch.heal()
         job.world(2, round_above=first)

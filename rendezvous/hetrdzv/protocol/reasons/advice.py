@@ -51,8 +51,10 @@ def _for_nodes(group_id: str, why: Reason, who: Nodes) -> str:
         again = f"hetctl undrain {group_id} {first}, then start hetagent there; or start it on another node"
         return f"{are(who)} drained; to let {first} join again: {again}"
     if who:
+        them = one_or_more(who, "it", "one of them")
         fewer = "; to go on with fewer nodes: start all agents again with a smaller --nnodes"
-        return f"{_start_again(who)}{fewer if why.data['ready'] else ''}"
+        again = f"start hetagent on {who} again, or on another node in place of {them}"
+        return f"{again}{fewer if why.data['ready'] else ''}"
     if why.code == ReasonCode.NO_MASTER:
         return ""
     slots, missing = why.code == ReasonCode.TOO_FEW_SLOTS, int(why.data.get("missing", 0))
@@ -60,11 +62,6 @@ def _for_nodes(group_id: str, why: Reason, who: Nodes) -> str:
     if missing:
         where = f"nodes with {count(missing, 'more slot')}" if slots else count(missing, "more node")
     return f"start hetagent for group '{group_id}' on {where}"
-
-
-def _start_again(gone: Nodes) -> str:
-    them = one_or_more(gone, "it", "one of them")
-    return f"start hetagent on {gone} again, or on another node in place of {them}"
 
 
 def after_exit(failed: Reason) -> str:

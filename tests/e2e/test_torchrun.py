@@ -23,8 +23,9 @@ CONF = "last_call_s=60,stop_timeout_s=5"
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[Torchruns]:
-    """Two nodes, neither more nor less."""
-    with Torchruns(tmp_path, "--nnodes", "2", "--max-restarts", "5", conf=CONF) as made:
+    """Two nodes, neither more nor less; any name is a role."""
+    flags = ("--nnodes", "2", "--max-restarts", "5", "--role", "a/b c")
+    with Torchruns(tmp_path, *flags, conf=CONF) as made:
         yield made
 
 

@@ -8,11 +8,23 @@ only the server can tell.
 import errno
 import hashlib
 import itertools
+import os
 import socket
 import weakref
 from collections.abc import Callable, Sequence
 
 from hetrdzv.protocol.texts.ids import is_id
+
+_locks: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+"""Closed in a fork, which would hold the names of its parent."""
+
+
+def _close_locks() -> None:
+    for lock in _locks:
+        lock.close()
+
+
+os.register_at_fork(after_in_child=_close_locks)
 
 
 def host_name() -> str:
@@ -45,17 +57,20 @@ def take(host: str, group: str, servers: Sequence[str]) -> Name:
 
     Where no such socket can be made, HOST itself: a server refuses the second agent then.
     """
+    lock = None
     for number in itertools.count(1):
         name = host if number == 1 else f"{host}.{number}"
         key = hashlib.sha256("\0".join([name, group, *sorted(set(servers))]).encode()).hexdigest()[:32]
-        lock = socket.socket(socket.AF_UNIX)
         try:
+            lock = lock or socket.socket(socket.AF_UNIX)
             lock.bind(f"\0hetagent.{key}")
         except OSError as error:
-            lock.close()
             if error.errno != errno.EADDRINUSE:
                 break
             continue
+        _locks.add(lock)
         note = f"this host already has an agent of group '{group}', so this one is node '{name}'"
         return Name(name, [note] if number > 1 else [], lock)
+    if lock is not None:
+        lock.close()
     return Name(host)

@@ -1,5 +1,7 @@
 """A node's connection to the servers of its job: the address it offers there, and what torch's agent has yet to do."""
 
+import hashlib
+import os
 import random
 import time
 import uuid
@@ -17,6 +19,7 @@ from hetagent.torchrun.messages import ending, exit_error
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.requests import JoinRequest
 from hetrdzv.protocol.states import DirectiveKind
+from hetrdzv.protocol.texts.ids import is_id
 
 
 class Connection:
@@ -107,7 +110,7 @@ def connection_of(conf: Conf, spec: WorkerSpec | None, log: Callable[[str], None
     offer = JoinRequest(
         incarnation=uuid.uuid4().hex,
         slots=spec.local_world_size if spec is not None else 1,
-        role=spec.role if spec is not None else "default",
+        role=_role(spec.role) if spec is not None else "default",
         address=place.address,
         port=1,  # until one is held
         device=versions(),
@@ -117,3 +120,8 @@ def connection_of(conf: Conf, spec: WorkerSpec | None, log: Callable[[str], None
         conf.group, conf.node_id, offer, random.Random(), connect_timeout_s=conf.connect_timeout_s
     )
     return Connection(place, ServerConnection(session, conf.access.client, log), log)
+
+
+def _role(name: str) -> str:
+    """The id that stands for a role on the server, which only compares them; torchrun takes any name."""
+    return name if is_id(name) else f"role-{hashlib.sha256(os.fsencode(name)).hexdigest()[:16]}"

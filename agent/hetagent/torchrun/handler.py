@@ -30,8 +30,10 @@ from hetagent.torchrun.conf import Conf
 from hetagent.torchrun.connection import Connection, connection_of
 from hetagent.torchrun.messages import failure_of_callers, log, with_options
 from hetagent.torchrun.store import RoundOverError, RoundStore
+from hetagent.workers.failures import MAX_CHARACTERS
 from hetagent.workers.store import HetRendezvousHandler
 from hetrdzv.protocol.directive import Directive
+from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.states import ReportKind
 
 LONGEST_INTERVAL_S = 1.0
@@ -104,8 +106,8 @@ class TorchrunHandler(HetRendezvousHandler):
                 # A program may keep this handler: a new job need not wait for it.
                 self._leave("it was told to exit")
                 raise
-            if start is not None:
-                return self._enter(connection, start)
+            if start is not None and (info := self._enter(connection, start)) is not None:
+                return info
 
     def num_nodes_waiting(self) -> int:
         """1 if this node has to ask for the next round because the server ended this one; else 0.
@@ -227,8 +229,8 @@ class TorchrunHandler(HetRendezvousHandler):
 
     # -- a round ---------------------------------------------------------------------------------------------
 
-    def _enter(self, connection: Connection, directive: Directive) -> RendezvousInfo:
-        """Begin a round; its store is on the master."""
+    def _enter(self, connection: Connection, directive: Directive) -> RendezvousInfo | None:
+        """Begin a round; its store is on the master. None: it cannot start there, so the round has failed."""
         start = directive.start
         assert start is not None, "a start directive has one"
         self.accept(start)
@@ -241,7 +243,14 @@ class TorchrunHandler(HetRendezvousHandler):
             f"restart {start.restart_count}"
         )
         self._set_env({"HET_ROUND": str(directive.round), "HET_NODE_ID": self._node_id})
-        info = super().next_rendezvous()
+        try:
+            info = super().next_rendezvous()
+        except (RuntimeError, TimeoutError) as error:
+            what = f"cannot open the store of round {directive.round}: {error}"
+            self._log(what)
+            failure = Failure(local_rank=-1, rank=-1, message=what[:MAX_CHARACTERS])
+            connection.server.send(round_report(ReportKind.FAILED, directive.round, failure=failure))
+            return None
         self._round_store = RoundStore(info.store, start, self._on_success, self._await_barrier)
         connection.server.send(round_report(ReportKind.STARTED, directive.round))
         store = cast("Store", self._round_store)

@@ -25,6 +25,22 @@ sys.stdin.read()
 """
 
 
+FORKS = f"""
+import os, signal
+from hetagent.node import names
+
+name = names.take("gpu7", "{RUN}", {SERVERS})
+begun, begins = os.pipe()
+if not (child := os.fork()):
+    os.write(begins, b"!")
+    signal.pause()
+os.read(begun, 1)
+name.release()
+print(names.take("gpu7", "{RUN}", {SERVERS}).node_id)
+os.kill(child, signal.SIGKILL)
+"""
+
+
 def take(group: str = RUN, servers: list[str] = SERVERS) -> names.Name:
     return names.take("gpu7", group, servers)
 
@@ -57,9 +73,16 @@ def test_an_agent_that_was_killed_gets_its_name_back() -> None:
         agent.communicate()
 
 
-def test_where_no_name_can_be_held_the_server_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: socket.socket, address: str) -> None:
+def test_what_an_agent_has_forked_holds_no_name() -> None:
+    environ = os.environ | {"PYTHONPATH": f"{ROOT}/agent"}
+    ran = subprocess.run([sys.executable, "-c", FORKS], env=environ, stdout=subprocess.PIPE, check=True)
+    assert ran.stdout.decode().strip() == "gpu7"
+
+
+@pytest.mark.parametrize("call", ["__init__", "bind"])
+def test_where_no_name_can_be_held_the_server_decides(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(socket.socket, "bind", refuse)
+    monkeypatch.setattr(socket.socket, call, refuse)
     assert [take().node_id, take().node_id] == ["gpu7", "gpu7"]

@@ -31,6 +31,7 @@ from torch.distributed.elastic.utils import store as store_util
 from hetagent.torchrun import create_handler
 from hetagent.torchrun.handler import TorchrunHandler
 from hetagent.torchrun.store import RoundOverError
+from hetagent.workers import store as stores
 
 
 @pytest.fixture(scope="module")
@@ -164,6 +165,20 @@ def test_the_master_keeps_the_store_for_the_others_longer_than_torchs_exit_barri
     assert wait({leaves}, timeout=0.5).not_done
     succeeds(infos[1 - master])
     assert leaves.result(20)
+
+
+def test_a_store_that_cannot_start_fails_its_round_only(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    TCPStore, failures = stores.TCPStore, [RuntimeError("no more threads")]
+
+    def fail_once(**how: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return TCPStore(**how)
+
+    monkeypatch.setattr(stores, "TCPStore", fail_once)
+    handler = job.node("a")
+    assert job.enters(handler).result(20).world_size == 1
+    assert (handler.start.restart_count, os.environ["HET_ROUND"]) == (1, "2")
 
 
 def test_a_signal_is_no_failure(job: Job) -> None:

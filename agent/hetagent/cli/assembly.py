@@ -71,7 +71,7 @@ def run(
     """
     torchs.refuse_what_is_missing(options.torchrun)
     servers = options.servers if server is None else (server.url,)
-    token_file = options.token_file.absolute() if options.token_file is not None and server is None else None
+    token_file = options.token_file if server is None else None
     access = Access(servers=servers, token=token, token_file=token_file, tls=tls)
     known = "node_id" in options.given or server is not None
     name = names.Name(options.node_id) if known else names.take(options.node_id, options.group, servers)

@@ -3,7 +3,6 @@
 import re
 from argparse import REMAINDER, SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace, _ArgumentGroup
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 from hetagent.cli import usage
@@ -11,7 +10,16 @@ from hetagent.errors import UsageError
 from hetagent.launch.kinds import DEFAULT_LAUNCH, LAUNCHES
 from hetagent.node.network import parse_port_range
 from hetagent.options.model import KEEP, SHM, SPOT, TO_EVERY_S
-from hetagent.options.torchrun import ACCEPTED, REFUSED, Flag, dest, on_off, spellings, variable
+from hetagent.options.torchrun import (
+    ACCEPTED,
+    REFUSED,
+    WITHOUT_VARIABLE,
+    Flag,
+    dest,
+    on_off,
+    spellings,
+    variable,
+)
 from hetagent.options.values import (
     AUTO,
     GRACE_S,
@@ -78,7 +86,7 @@ OF_NODE: Mapping[str, Flag] = {
     "--isolate-gpus": on_off("Each worker sees only its own GPU; LOCAL_RANK stays as it is."),
     "--init-file": Flag(
         "With --launch node: {init_method} names a new file in this shared directory each round.",
-        Path,
+        absolute,
         metavar="DIR",
     ),
     "--server": Flag(
@@ -98,12 +106,14 @@ OF_NODE: Mapping[str, Flag] = {
         checked_id,
         metavar="ID",
     ),
-    "--token-file": Flag("File with a token for the server (or HET_TOKEN).", Path, metavar="FILE"),
-    "--ca-cert": Flag("CA that signed the server's certificate, PEM (or HET_CA_CERT).", Path, metavar="FILE"),
-    "--client-cert": Flag(
-        "Certificate to present to the server, PEM (or HET_CLIENT_CERT).", Path, metavar="FILE"
+    "--token-file": Flag("File with a token for the server (or HET_TOKEN).", absolute, metavar="FILE"),
+    "--ca-cert": Flag(
+        "CA that signed the server's certificate, PEM (or HET_CA_CERT).", absolute, metavar="FILE"
     ),
-    "--client-key": Flag("Private key of --client-cert, PEM (or HET_CLIENT_KEY).", Path, metavar="FILE"),
+    "--client-cert": Flag(
+        "Certificate to present to the server, PEM (or HET_CLIENT_CERT).", absolute, metavar="FILE"
+    ),
+    "--client-key": Flag("Private key of --client-cert, PEM (or HET_CLIENT_KEY).", absolute, metavar="FILE"),
     "--interface": Flag("The network interface whose address this node offers.", metavar="NAME"),
     "--port-range": Flag("The ports this node may offer (for firewalls).", parse_port_range, metavar="A-B"),
     "--label": Flag("A label for this node; repeatable.", typed.label, (), metavar="KEY=VALUE", repeats=True),
@@ -272,7 +282,8 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> Namespace:
     args.given = frozenset(name for name, value in vars(args).items() if value is not None)
     for flag, row in FLAGS.items():
         if dest(flag) not in args.given:
-            names = ([variable(flag)] if flag in ACCEPTED else []) + [row.variable]
+            names = [variable(flag)] if flag in ACCEPTED and flag not in WITHOUT_VARIABLE else []
+            names += [row.variable] if flag != "--server" or not args.standalone else []
             name = next((name for name in names if environ.get(name)), None)
             value = row.default if name is None else _from_variable(name, row, environ[name])
             setattr(args, dest(flag), value)

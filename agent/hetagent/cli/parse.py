@@ -28,7 +28,7 @@ SAME: Sequence[tuple[str, str]] = (
     ("gpus", "nproc_per_node"),
     ("interface", "local_addr"),
 )
-"""Flags of ours and of torchrun that mean the same thing, so that at most one of them can be given."""
+"""Flags of ours and of torchrun that mean the same thing, so that two values contradict each other."""
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
@@ -40,10 +40,9 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
     """
     args = read(argv, environ)
     _refuse(args)
-    for pair in SAME:  # what was typed counts more than the variable of the other
-        for one, other in (pair, pair[::-1]):
-            if one in args.given:
-                setattr(args, other, None)
+    for one, other in SAME:  # what was typed counts more than the variable of the other
+        if {one, other} & args.given:
+            setattr(args, other if one in args.given else one, None)
     args.group = args.rdzv_id if args.group is None else args.group
     filled = slurm.fill(args, environ)
     if args.collapse and args.redirects == args.tee == 0:
@@ -103,7 +102,7 @@ def _refuse(args: Namespace) -> None:
     if refused:
         raise UsageError("\n  ".join(["these flags cannot be used with hetagent:", *refused]))
     for one, other in SAME:
-        if {one, other} <= args.given:
+        if {one, other} <= args.given and getattr(args, one) != getattr(args, other):
             flags = (f"--{name.replace('_', '-')}" for name in (one, other))
             raise UsageError(f"{' and '.join(flags)} mean the same thing: give only one")
     if args.training_script is None and (args.module or args.no_python or args.run_path):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hetagent.options.values import filters, ranks, signals, streams, switch
+from hetagent.options.values import filters, path, ranks, signals, streams, switch
 from hetrdzv.protocol.settings import DEFAULTS, SETTINGS
 from hetrdzv.protocol.texts.ids import checked_id
 from hetrdzv.protocol.texts.typed import nodes, seconds
@@ -65,7 +65,7 @@ ACCEPTED: Mapping[str, Flag] = {
     "--module": on_off("The script is the name of a module, as with python -m.", short="-m"),
     "--no-python": on_off("The script is a program of any kind: start it directly."),
     "--run-path": on_off("Accepted without effect: scripts always run this way. Overrides --no-python."),
-    "--log-dir": Flag("Keep the workers' log files in this directory (default: remove them)."),
+    "--log-dir": Flag("Keep the workers' log files in this directory (default: remove them).", path),
     "--redirects": Flag(
         "Write these streams to log files instead of the console: 0 none, 1 stdout, 2 stderr, 3 both, or by "
         "local rank 0:1,1:3.",
@@ -108,6 +108,9 @@ ACCEPTED: Mapping[str, Flag] = {
     "--virtual-local-rank": on_off("Each worker sees only its own GPU, and its LOCAL_RANK is 0."),
 }
 """torchrun's flags that apply, in its order."""
+
+WITHOUT_VARIABLE = frozenset({"--logs-specs", "--numa-binding"})
+"""Those that torchrun takes from the command line only."""
 
 REFUSED: Mapping[str, str] = {
     "--master-addr": "the server chooses the master of every round",

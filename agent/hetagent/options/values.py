@@ -109,11 +109,16 @@ def size(text: str) -> int:
     return int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))
 
 
-def absolute(text: str) -> Path:
-    """A path that does not depend on the directory of whoever uses it."""
+def path(text: str) -> str:
+    """A path as it was given."""
     if not text:
         raise ValueError("give a path: this one is empty")
-    return Path(text).absolute()
+    return text
+
+
+def absolute(text: str) -> Path:
+    """A path that does not depend on the directory of whoever uses it."""
+    return Path(path(text)).absolute()
 
 
 def directory(text: str) -> Path:

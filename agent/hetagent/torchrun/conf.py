@@ -12,6 +12,7 @@ from hetagent.cli.flags import SPEC_FLAGS
 from hetagent.context import Access
 from hetagent.node.names import host_name
 from hetagent.node.network import parse_port_range
+from hetagent.options.values import absolute
 from hetagent.session.backoff import CONNECT_TIMEOUT_S
 from hetrdzv.auth.client_token import client_token
 from hetrdzv.auth.tls import ClientTls
@@ -30,10 +31,6 @@ class ConfError(ValueError):
     """The settings of a job make no sense; the text says what to change."""
 
 
-def _path(text: str) -> Path:
-    return Path(text).absolute()
-
-
 WORLD_SIZES = ("min_world_size", "max_world_size")
 """What hetagent's --world-size gives."""
 
@@ -43,10 +40,10 @@ OPTIONS: Mapping[str, Callable[[str], Any]] = {
     "interface": str,
     "port_range": parse_port_range,
     "connect_timeout_s": seconds,
-    "token_file": _path,
-    "ca_cert": _path,
-    "client_cert": _path,
-    "client_key": _path,
+    "token_file": absolute,
+    "ca_cert": absolute,
+    "client_cert": absolute,
+    "client_key": absolute,
     **{name: SETTINGS[name].read for name in WORLD_SIZES},
     "max_restarts": SETTINGS["max_restarts"].read,
     **{name: spec.read for name, spec in SPEC_FLAGS.items()},

@@ -143,6 +143,7 @@ def test_variables_count_less_than_flags() -> None:
     assert (found.spec["min_nodes"], found.gpus, found.nproc_per_node, found.group) == (3, "2", None, "gpt")
     assert (found.grace_s, found.shutdown_timeout_s, found.report_output) == (0, 9, True)
     assert options("--rdzv-id", "gpt", HET_GROUP="bert").group == "gpt"
+    assert options("--rdzv-id", "gpt", "--group", "gpt", HET_GROUP="bert").group == "gpt"
 
 
 def test_servers_and_group_from_the_environment() -> None:
@@ -237,7 +238,12 @@ def test_the_rest_of_ours() -> None:
     words += ["--port-range", "29500-29600", "--label", "rack=1", "--label", "note=a=b"]
     words += ["--connect-timeout-s", "5", "--weight", "0.5", "--notice-signal", "sigusr1"]
     found = options(*words, "--signals-to-handle", "SIGTERM, SIGUSR2")
-    assert (found.gpus, found.device, found.node_id, found.token_file) == ("0,2", "cuda", "a", Path("t"))
+    assert (found.gpus, found.device, found.node_id, found.token_file) == (
+        "0,2",
+        "cuda",
+        "a",
+        Path("t").absolute(),
+    )
     assert (found.interface, found.port_range, found.connect_timeout_s) == ("ib0", (29500, 29600), 5.0)
     assert (found.labels, found.weight) == ({"rack": "1", "note": "a=b"}, 0.5)
     assert found.notice_signal == signal.SIGUSR1
@@ -245,7 +251,7 @@ def test_the_rest_of_ours() -> None:
 
 
 def test_a_job_on_one_node_needs_no_server_and_has_a_group_of_its_own_unless_one_is_named() -> None:
-    first, second = (parse(["--standalone", "train.py"], {"HET_SERVER": "one"}) for _ in range(2))
+    first, second = (parse(["--standalone", "train.py"], {"HET_SERVER": "a b"}) for _ in range(2))
     assert (first.standalone, first.servers, first.spec) == (True, (), {"min_nodes": 1, "max_nodes": 1})
     assert first.group.startswith("standalone-")
     assert first.group != second.group
@@ -265,10 +271,21 @@ def test_one_node_alone_has_the_world_size_that_was_asked_for(words: str, fits: 
         assert f"which has {slots} worker" in refusal(argv)
 
 
+PATHS = [
+    "--snapshot-to",
+    "--init-file",
+    "--token-file",
+    "--ca-cert",
+    "--client-cert",
+    "--client-key",
+    "--log-dir",
+]
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ("--nproc-per-node 2 --gpus 2", "--gpus and --nproc-per-node mean the same thing: give only one"),
+        ("--nproc-per-node 2 --gpus 3", "--gpus and --nproc-per-node mean the same thing: give only one"),
         ("--local-addr a --interface b", "--interface and --local-addr mean the same thing: give only one"),
         ("--group a --rdzv-id b", "--group and --rdzv-id mean the same thing: give only one"),
         ("--group ", "--group: '' must be 1 to 128 letters"),
@@ -294,7 +311,7 @@ def test_one_node_alone_has_the_world_size_that_was_asked_for(words: str, fits: 
         ("--grace-s 1e9", "--grace-s: 1e9 s are more than a day: give at most 86400"),
         ("--server ftp://x", "--server: server URL 'ftp://x': the scheme must be http or https"),
         ("--port-range 9-1", "--port-range: port range '9-1' is not within 1-65535, the smaller one first"),
-        ("--snapshot-to ", "--snapshot-to: give a path: this one is empty"),
+        *((f"{flag} ", f"{flag}: give a path: this one is empty") for flag in PATHS),
         ("--label rack", "--label: 'rack' must be LABEL=VALUE, for example rack=r1"),
         ("--lease-s nan", "--lease-s: 'nan': Input should be less than or equal to 3600"),
         ("--connect-timeout-s -1", "--connect-timeout-s: '-1' is not a number of seconds"),

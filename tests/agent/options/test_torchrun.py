@@ -64,10 +64,11 @@ def test_a_value_means_the_same_in_each_spelling_and_in_its_variable(
     default = getattr(get_args_parser().parse_args(["train.py"]), dest(flag))
     if ACCEPTED[flag].default is not None:  # else hetagent has one of its own, or torchrun has none either
         assert str(default).strip("[]") == str(getattr(read(["train.py"], {}), dest(flag))).strip("()")
+    unset = getattr(read(["train.py"], {}), dest(flag))
     monkeypatch.setenv(variable(flag), text)
-    if getattr(get_args_parser().parse_args(["train.py"]), dest(flag)) != default:  # it has one
-        assert getattr(get_args_parser().parse_args(["train.py"]), dest(flag)) == theirs
-        assert getattr(read(["train.py"], {variable(flag): text}), dest(flag)) == ours
+    has_one = getattr(get_args_parser().parse_args(["train.py"]), dest(flag)) != default
+    assert getattr(get_args_parser().parse_args(["train.py"]), dest(flag)) == (theirs if has_one else default)
+    assert getattr(read(["train.py"], {variable(flag): text}), dest(flag)) == (ours if has_one else unset)
 
 
 @pytest.mark.parametrize("flag", SHARED)

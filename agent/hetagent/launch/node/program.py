@@ -21,7 +21,7 @@ class InitFile:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder.absolute()
+        self._folder = folder
         self._mine: Path | None = None  # on the master
         if not self._folder.is_dir():
             raise CommandError(f"--init-file {folder} is not a directory: name one that all nodes share")

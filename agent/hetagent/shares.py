@@ -145,7 +145,7 @@ def refresh(
         raise ValueError(f"there are {len(sizes)} sizes for {shares.world_size} ranks: give one for each")
     weights = os.environ.get(FILE)
     speed = SPEED.format(path=weights, rank=shares.rank)
-    own = sizes[shares.rank] * PER_SPEED // time_ns if time_ns else 0
+    own = sizes[shares.rank] * PER_SPEED // time_ns if time_ns and time_ns > 0 else 0
     with contextlib.suppress(OSError, ValueError):
         if weights and time_ns is None:
             with open(speed, "rb") as file:

@@ -405,7 +405,8 @@ def _all_gather(value: object, group: dist.ProcessGroup | None) -> list[Any]:
 
 def _bounds(memory: Memory, ranks: int) -> list[int | None]:
     """How many samples each rank can take at once; None: any number."""
-    listed = list(memory) if isinstance(memory, Sequence) else [memory] * ranks
+    memory = getattr(memory, "tolist", lambda: memory)()  # of numpy or torch
+    listed = list(memory) if isinstance(memory, Iterable) else [memory] * ranks
     if len(listed) != ranks:
         raise ValueError(
             f"memory has {len(listed)} bounds for {ranks} ranks: give one for each, in their order"

@@ -231,6 +231,8 @@ def test_what_a_rank_has_measured_is_known_in_the_next_round(path: Path) -> None
     heard: list[int] = []
     shares.refresh(equal, [8, 8, 8], lambda own: heard.append(own) or [own] * 3)
     assert heard == [speed]
+    shares.refresh(equal, [8, 8, 8], lambda own: heard.append(own) or [own] * 3, -1000)
+    assert (heard.pop(), int(Path(f"{path}.speed.2").read_text())) == (0, speed)
     for text in ("", "x", "-5", "9" * 100):
         Path(f"{path}.speed.2").write_text(text)
         shares.refresh(equal, [8, 8, 8], lambda own: heard.append(own) or [own] * 3)

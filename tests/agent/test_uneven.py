@@ -251,6 +251,8 @@ def test_drop_last_leaves_out_what_is_no_whole_step() -> None:
 def test_a_step_is_split_for_all_ranks_where_one_lacks_memory() -> None:
     ranks = World(12, 12, [4.0, 1.0, 1.0], [3, None, None]).samplers
     assert [[part.count for _, part in one.parts(one)] for one in ranks] == [[2, 3, 3], [0, 0, 2], [0, 0, 2]]
+    for memory in (iter([3, None, None]), torch.tensor([3, 9, 9])):
+        assert len(sampler(12, 12, 4.0, 1.0, 1.0, memory=memory)) == 3
     assert len(sampler(12, 12, 4.0, 1.0, 1.0, memory=8)) == 1, "it fits"
     assert list(sampler(3, 2, 1.0, 0.5, memory=[None, 5], shuffle=False)) == [[0], [2]], (
         "the bounded get nothing"

@@ -117,7 +117,7 @@ class GpusFree:
         def look() -> None:
             try:
                 answer.set_result(memory_of(self._uuids))
-            except GpuBroken as error:
+            except Exception as error:
                 answer.set_exception(error)
 
         threading.Thread(target=look, name="hetagent-nvml", daemon=True).start()

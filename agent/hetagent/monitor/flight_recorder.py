@@ -116,9 +116,11 @@ class FlightRecorderParser:
         self._groups.clear()
         if any(enqueued < 0 for enqueued, *_ in counts.values()):  # torch has recorded an operation
             return "does not count: is TORCH_NCCL_BLOCKING_WAIT set?"
-        if counts and (len(sizes) != len(counts) or not all(map(str.isdecimal, (*sizes, *counts)))):
+        if not counts:
+            return ""
+        if len(sizes) != len(counts) or not all(map(str.isdecimal, (*sizes, *counts))):
             return "has groups that torch does not name"
-        for number, name in zip(sorted(counts, key=int), sorted(sizes, key=int), strict=False):
+        for number, name in zip(sorted(counts, key=int), sorted(sizes, key=int), strict=True):
             self._groups[number] = _Group(name)
         return ""
 

@@ -73,7 +73,7 @@ class Workers:
                 continue
             exited = status.si_code == os.CLD_EXITED
             number = status.si_status if exited else -status.si_status
-            ended.append(Exit(local_rank, pid, number, time.monotonic()))
+            ended.append(Exit(local_rank, number, time.monotonic()))
             self._exits[local_rank] = ended[-1]
             del self._running[local_rank]
             if pid in self._owed:
@@ -83,10 +83,10 @@ class Workers:
     def raised(self) -> list[Exit]:
         """The workers that have not ended since an exception has ended their scripts."""
         now, clock, found = time.monotonic(), time.time(), []
-        for local_rank, pid in self._running.items():
+        for local_rank in self._running:
             ended_at = self._record(local_rank).ended_at
             if ended_at is not None:
-                found.append(Exit(local_rank, pid, 1, now - max(0.0, clock - ended_at), lingers=True))
+                found.append(Exit(local_rank, 1, now - max(0.0, clock - ended_at), lingers=True))
         return found
 
     def first(self, failed: Sequence[Exit]) -> Exit:

@@ -88,7 +88,6 @@ class Exit:
     """
 
     local_rank: int
-    pid: int
     status: int
     seen_at: float
     lingers: bool = False

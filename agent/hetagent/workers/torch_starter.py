@@ -111,7 +111,7 @@ class TorchStarter(LocalElasticAgent):
         workers = {
             local_rank: replace(
                 worker,
-                error_file=context.error_files[local_rank],
+                error_file=context.error_files.get(local_rank, ""),  # another LogsSpecs may have none
                 stdout_file=context.stdouts[local_rank],
                 stderr_file=context.stderrs[local_rank],
             )

@@ -67,13 +67,13 @@ def test_what_is_not_free(before: Usage, now: Usage, more: float | None, who: st
 Look = Callable[[], Sequence[Usage]]
 
 
-def looks(*found: Sequence[Usage] | GpuBroken) -> Look:
+def looks(*found: Sequence[Usage] | Exception) -> Look:
     """What NVML says, look by look; the last one is repeated."""
     left = list(found)
 
     def look() -> Sequence[Usage]:
         now = left.pop(0) if len(left) > 1 else left[0]
-        if isinstance(now, GpuBroken):
+        if isinstance(now, Exception):
             raise now
         return now
 
@@ -146,6 +146,8 @@ def test_a_driver_that_does_not_answer_or_has_given_a_gpu_up_takes_the_node_out(
     released.set()
     broken = GpuBroken("GPU 3: GPU is lost")
     assert asked(looks([usage(0.5)], broken)) == [HealthResult("its GPU 3: GPU is lost", fatal=True)]
+    with pytest.raises(LookupError):  # which ends the node as a bug
+        asked(looks([usage(0.5)], LookupError()), wait_s=60)
 
 
 # -- the site's own check ------------------------------------------------------------------------------------

@@ -137,9 +137,11 @@ def test_of_nccl_nothing_is_known_where_its_numbers_mean_nothing(was: str, becom
     assert (seen.groups, seen.blind, seen.default, len(seen.counts)) == ([], blind, True, 2)
 
 
-def test_while_nccl_connects_at_the_first_collective_of_a_group_nobody_waits() -> None:
+@pytest.mark.parametrize("name", ["5", "7e0f3c"])
+def test_while_nccl_connects_at_the_first_collective_of_a_group_nobody_waits(name: str) -> None:
     """As torch's sources have it: a group has a status, and a collective counts, once there is a communicator."""
-    seen = of_nccl(re.sub(r'"pg_status".*', '"pg_status": {}}', NCCL_ANSWER, flags=re.DOTALL))
+    answers = NCCL_ANSWER.replace('"5"', f'"{name}"')
+    seen = of_nccl(re.sub(r'"pg_status".*', '"pg_status": {}}', answers, flags=re.DOTALL))
     assert (seen.records, seen.default, seen.blind, seen.groups) == (True, True, "", [])
 
 

@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -160,6 +161,16 @@ def test_a_variable_that_is_taken_away_is_not_inherited_either(
         os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
     assert "\nRANK=" not in (tmp_path / "env.1").read_text()
     assert os.environ["RANK"] == "of an outer job"
+
+
+def test_log_specs_of_others_may_have_no_error_files(
+    ours: Callable[..., Ours], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reify = DefaultLogsSpecs.reify
+    monkeypatch.setattr(
+        DefaultLogsSpecs, "reify", lambda specs, envs: replace(reify(specs, envs), error_files={})
+    )
+    assert [worker.error_file for worker in ours().start().workers.values()] == ["", ""]
 
 
 def test_torch_leaves_the_signal_handlers_alone(

@@ -9,7 +9,7 @@ from hetagent.session.connection import ServerConnection
 from hetagent.session.requests import round_report
 from hetagent.snapshots.node.server import SnapshotServer
 from hetrdzv.client.client import Client
-from hetrdzv.protocol.errors import HetError, StaleIncarnation
+from hetrdzv.protocol.errors import HetError, Problem, StaleIncarnation
 from hetrdzv.protocol.requests import ReportRequest
 from hetrdzv.protocol.routes import Routes
 from hetrdzv.protocol.snapshots import Holdings
@@ -103,8 +103,8 @@ class Handover:
                     incarnation=who.incarnation, round=self._round, kind=ReportKind.PARTING, serves_s=0.0
                 )
                 await client.ask(Routes.report, who.group, who.node_id, body)
-        except StaleIncarnation:
-            return LEFT
+        except Problem as error:
+            return LEFT if error.code == StaleIncarnation.code else ""
         except (HetError, OSError) as error:
             self.hangs = isinstance(error, TimeoutError)
         return ""

@@ -23,7 +23,7 @@ from hetagent.snapshots.node.handover import SERVES_S, Handover
 from hetagent.snapshots.node.server import SnapshotServer
 from hetrdzv.client.client import Client
 from hetrdzv.protocol.directive import Directive
-from hetrdzv.protocol.errors import StaleIncarnation, Unreachable
+from hetrdzv.protocol.errors import Problem, StaleIncarnation, Unreachable
 from hetrdzv.protocol.requests import ReportRequest
 from hetrdzv.protocol.routes import Route, Routes
 from hetrdzv.protocol.snapshots import Held, Holdings
@@ -125,7 +125,7 @@ def test_it_says_what_it_serves_and_waits_until_the_others_have_it(
     assert not node.handover.hangs
 
 
-@pytest.mark.parametrize("answer", ["left", StaleIncarnation("another agent")])
+@pytest.mark.parametrize("answer", ["left", Problem(409, StaleIncarnation.code, "")])
 def test_it_stays_for_nobody_who_is_not_there(node: Node, answer: str | Exception) -> None:
     node.others.says = answer
     assert begins(node)

@@ -21,7 +21,7 @@ import pytest
 
 from hetagent import statuses
 from tests.support import manifests
-from tests.support.cluster import Agent, Cluster, cluster
+from tests.support.cluster import Agent, Cluster, cluster, wait_for
 from tests.support.etcd import EtcdCluster
 from tests.support.servers import free_port
 
@@ -37,16 +37,6 @@ pytestmark = [
 
 WAIT_S = 120.0
 OWNER, INDEX = "batch.kubernetes.io/job-name", "batch.kubernetes.io/job-completion-index"
-
-
-def until(what: Callable[[], Any], named: str) -> Any:
-    """Wait for something, and return it."""
-    end = time.monotonic() + WAIT_S
-    while time.monotonic() < end:
-        if found := what():
-            return found
-        time.sleep(0.2)
-    raise AssertionError(f"{named} not within {WAIT_S:g} s")
 
 
 class Kubernetes:
@@ -94,7 +84,7 @@ class Kubernetes:
             f"--service-account-key-file={key}",
             f"--service-account-signing-key-file={key}",
         )
-        until(self._is_up, "the API server")
+        wait_for(self._is_up, "the API server", WAIT_S)
         self._run(
             "kube-controller-manager",
             f"--kubeconfig={self.config}",
@@ -168,6 +158,7 @@ class Kubelet:
 
     def look(self) -> bool:
         """Start the pods that are new, and tell of those that have ended."""
+        time.sleep(0.2)
         for pod in self.kubernetes.get(self.path)["items"]:
             name, phase = pod["metadata"]["name"], pod["status"].get("phase")
             agent = self.seen.get(name)
@@ -192,7 +183,7 @@ class Kubelet:
 
     def until(self, what: Callable[[], Any], named: str) -> Any:
         """Look until something is so."""
-        return until(lambda: self.look() and what(), f"{named}: {self.exits}")
+        return wait_for(lambda: self.look() and what(), f"{named}: {self.exits}", WAIT_S)
 
     def _start(self, pod: manifests.Object) -> Agent:
         labels, spec = pod["metadata"]["labels"], pod["spec"]

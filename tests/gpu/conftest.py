@@ -76,15 +76,13 @@ def _head(machine: machines.Machine) -> Iterator[str]:
 def _rows(stats: dict[str, list[Any]]) -> Iterator[str]:
     for outcome in ("passed", "failed", "error", "skipped"):
         for report in stats.get(outcome, []):
-            told = getattr(report, "user_properties", [])
-            if (check := dict(told).get("check")) is None:
+            told = dict(getattr(report, "user_properties", []))
+            if (check := told.get("check")) is None:
                 continue
-            seen = "; ".join(str(value) for name, value in told if name == "seen")
+            seen = str(told.get("seen", ""))
             if outcome == "skipped":
                 seen = report.longrepr[2].removeprefix("Skipped: ")
             elif outcome != "passed":
-                seen = "; ".join(
-                    filter(None, [seen, str(report.longrepr).rpartition("\nE  ")[2].split("\n")[0].strip()])
-                )
+                seen += str(report.longrepr).rpartition("\nE  ")[2].partition("\n")[0]
             result = outcome if outcome in ("passed", "skipped") else f"**{outcome}**"
             yield f"| {check} | {result} | {seen.replace('|', '/')[:400]} | {report.duration:.0f} |"

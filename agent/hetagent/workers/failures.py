@@ -194,7 +194,7 @@ def _end(text: str, most: int = MAX_CHARACTERS) -> str:
     if len(text) <= most:
         return text
     end, exception = end_of(text, most), raised(text)
-    if exception is None or ((kept := raised(end)) and kept.summary == exception.summary):
+    if exception is None or ((kept := raised(end)) and kept[:2] == exception[:2]):
         return end
     begin = exception.frame
     if exception.end <= len(text) - len(end):

@@ -155,7 +155,7 @@ def test_what_is_too_long_still_says_which_exception_it_was(
     whole, kept = raised(stack), raised(message)
     assert whole is not None
     assert kept is not None
-    assert kept.summary == whole.summary
+    assert kept[:2] == whole[:2]
 
 
 # -- the agent's own error file ------------------------------------------------------------------------------

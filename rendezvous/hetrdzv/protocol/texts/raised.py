@@ -20,11 +20,6 @@ class Raised(NamedTuple):
     frame: str
     end: int
 
-    @property
-    def summary(self) -> tuple[str, str]:
-        """What a person needs to know first."""
-        return self.headline, self.where
-
 
 def raised(text: str) -> Raised | None:
     """The last exception of a text that ends with a traceback; None: it has none."""

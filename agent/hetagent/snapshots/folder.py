@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from secrets import token_hex
 from typing import IO, Any, NamedTuple
 
 from xxhash import xxh3_64_hexdigest
@@ -36,6 +37,9 @@ SHARED, LOCK, INDEX, OWN, SMALL = "shared.bin", "shared.lock", "{}.json", "{}.bi
 
 TO_DISK = "to_disk"
 """In a slot: this snapshot is to be written to disk as well."""
+
+NEW = ".new"
+"""In the name of a file that is not complete yet."""
 
 ALIGNED = 64
 """Where tensors begin in a file: at multiples of so many bytes."""
@@ -286,7 +290,8 @@ def is_url(path: Path | str) -> bool:
 @contextlib.contextmanager
 def created(path: Path) -> Iterator[IO[bytes]]:
     """Write a file that others see only once it is complete; at a URL that is so anyway."""
-    new = path if is_url(path) else path.with_name(f"{path.name}.new{os.getpid()}")
+    # Who writes the same in a shared directory may be of another container, and have the same pid.
+    new = path if is_url(path) else path.with_name(f"{path.name}{NEW}{token_hex(8)}")
     try:
         with new.open("wb") as file:
             yield file

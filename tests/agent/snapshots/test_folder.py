@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hetagent.snapshots.errors import Overtaken
-from hetagent.snapshots.folder import TO_DISK, Folder, Index, Place, Stamp, Sum, put, write_lock
+from hetagent.snapshots.folder import TO_DISK, Folder, Index, Place, Stamp, Sum, created, put, write_lock
 
 ONE, TWO, THREE, FOUR = (Stamp(1, step) for step in (1, 2, 3, 4))
 
@@ -162,3 +162,12 @@ def test_an_index_comes_back_as_it_was_written() -> None:
 def test_what_is_no_index_is_refused(text: bytes) -> None:
     with pytest.raises(ValueError, match=r".*"):
         Index.read(text)
+
+
+def test_two_writers_of_a_file_do_not_meet(tmp_path: Path) -> None:
+    """In containers with a directory that they share they have the same pid, too."""
+    path = tmp_path / "shared.bin"
+    with created(path) as one, created(path) as other:
+        one.write(b"one")
+        other.write(b"other")
+    assert [each.read_bytes() for each in tmp_path.iterdir()] == [b"one"]

@@ -6,6 +6,7 @@ A process of its own, started by the agent: training goes on meanwhile. It ends 
 """
 
 import contextlib
+import errno
 import json
 import os
 import pickle
@@ -21,7 +22,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from hetagent.snapshots.errors import Overtaken, SnapshotError
-from hetagent.snapshots.folder import INDEX, SHARED, Index, Slot, Stamp, is_url, put
+from hetagent.snapshots.folder import INDEX, NEW, SHARED, Index, Slot, Stamp, is_url, put
 from hetagent.snapshots.loading import metadata_of
 from hetagent.snapshots.on_disk import (
     MARK,
@@ -40,8 +41,12 @@ STALL_S = 60.0
 """After how long without news in the directory whoever is missing there is taken to be gone (seconds): network file
 systems show what others write up to a minute late."""
 
-VALUES_S = 15.0
-"""The same where all that is missing are values of ranks alone, since state is not sharded (seconds)."""
+VALUES_S = 8.0
+"""The same where all that is missing are values of ranks alone, since state is not sharded; and after how long a node
+writes parts that it has of ranks of others (seconds)."""
+
+SHARED_S = 4.0
+"""The same for what all ranks have alike, which any node can write (seconds): a grace is often 25 s."""
 
 PAUSE_S = 0.2
 """How often to look there (seconds)."""
@@ -59,8 +64,8 @@ class OnHost(pickle.Unpickler):
 def run(slot: Slot, into: Path, ranks: Sequence[int], jobs: Sequence[str] = ("",)) -> None:
     """Write the parts of a node, and wait until somebody has made a checkpoint of all parts; SnapshotError: nobody has.
 
-    That is the node with the lowest rank; if it is gone, any other, which also writes what all ranks have alike. What
-    is missing of state that is not sharded is left out.
+    That is the node with the lowest rank; if it is gone, any other, which also writes what all ranks have alike. So do
+    nodes what they have of ranks that are gone. What is missing of state that is not sharded is left out.
 
     Args:
         jobs: that this one has gone on with, the oldest first, and this one.
@@ -69,6 +74,7 @@ def run(slot: Slot, into: Path, ranks: Sequence[int], jobs: Sequence[str] = ("",
     for path in (into.parent, into):
         require_own(path)
     first = write(slot, into, ranks, replicated=0 in ranks)
+    mine = {*ranks}
     sizes, changed_at = dict[str, int](), time.monotonic()
     while not (into / MARK).exists():
         try:
@@ -80,17 +86,19 @@ def run(slot: Slot, into: Path, ranks: Sequence[int], jobs: Sequence[str] = ("",
         if now != sizes:
             sizes, changed_at = now, time.monotonic()
         there = [rank for rank in range(first.world_size) if INDEX.format(rank) in now]
-        missing = min({*range(first.world_size)}.difference(there), default=None)
-        has_replicated = SHARED in now or not first.shared
-        wait_s = STALL_S if there and there[0] < ranks[0] else 0.0
-        if missing is not None:
-            wait_s += STALL_S if first.sharded or not has_replicated else VALUES_S
+        missing = {*range(first.world_size)}.difference(there)
         idle_s = time.monotonic() - changed_at
-        if idle_s >= wait_s:
-            if missing is not None and first.sharded:
-                raise SnapshotError(f"the part of rank {missing} is not there after {idle_s:.0f} s")
-            if not has_replicated:
+        wait_s = STALL_S if there and there[0] not in mine else 0.0
+        if first.shared and SHARED not in now:
+            if idle_s >= wait_s + SHARED_S:
                 write(slot, into, ranks, replicated=True)
+        elif first.sharded and idle_s >= VALUES_S and (held := missing & slot.read().keys()):
+            write(slot, into, sorted(held), replicated=False)
+            mine |= held
+        elif missing and first.sharded:
+            if idle_s >= wait_s + STALL_S:
+                raise SnapshotError(f"the part of rank {min(missing)} is not there after {idle_s:.0f} s")
+        elif idle_s >= wait_s + (VALUES_S if missing else 0.0):
             finish(into, jobs[:-1])
         time.sleep(PAUSE_S)
 
@@ -139,12 +147,29 @@ def finish(into: Path, after: Sequence[str]) -> None:
     mark = Mark(
         world_size=first.world_size,
         sharded=first.sharded,
-        size=sum(path.stat().st_size for path in into.iterdir()),
-        ranks={index.rank: index.digest for index in indexes},
+        size=sum(path.stat().st_size for path in into.iterdir() if NEW not in path.name),
+        # A rank that was late may write its own over that of who stands in: either is good.
+        ranks={index.rank: index.digest if index.writer == index.rank else "" for index in indexes},
         after=tuple(after),
         written_at=int(time.time()),
     )
+    _sync(*into.iterdir(), into)
     put(into / MARK, mark.written())
+    _sync(into / MARK, into, into.parent, into.parent.parent)  # which may have been made for it
+
+
+def _sync(*paths: Path) -> None:
+    """Have files on disk, and not only in memory of this machine, which may be about to be powered off."""
+    for path in () if is_url(paths[0]) else paths:
+        with contextlib.suppress(FileNotFoundError):  # its name was that of one that is not complete
+            fd = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(fd)
+            except OSError as error:
+                if error.errno != errno.EINVAL:  # this file system cannot
+                    raise
+            finally:
+                os.close(fd)
 
 
 def prune(path: Path, keep: int, jobs: Sequence[str]) -> None:

@@ -8,6 +8,8 @@ import contextlib
 import json
 import math
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -15,11 +17,12 @@ from collections.abc import Callable, Sequence
 
 from hetagent.context import Identity
 from hetagent.node.processes import proctree as processes
+from hetagent.node.processes.signals import noted
 from hetagent.options.model import SnapshotOptions
 from hetagent.snapshots.folder import TO_DISK, Folder, Slot, Stamp, put
 from hetagent.snapshots.node.catalog import PATIENT_S, Catalog
 from hetagent.snapshots.node.files import MOST_WHY
-from hetagent.snapshots.node.folder import UNSAVED
+from hetagent.snapshots.node.folder import TO_DISK_STDERR, UNSAVED
 from hetagent.snapshots.on_disk import OVERTAKEN
 from hetrdzv.protocol.snapshots import NotWritten
 from hetrdzv.protocol.snapshots import Stamp as ServerStamp
@@ -53,8 +56,10 @@ class DiskWriter:
         self._folder = folder
         self._log = log
         self._marks = identity.marks
-        self._stderr = folder.path / "to_disk.stderr"
+        self._stderr = folder.path / TO_DISK_STDERR
+        self._stderr.touch()
         self._unsaved = folder.path / UNSAVED
+        self._aside = folder.path / "unsaved"  # that snapshot, if the slots are those of another job
         self._process: subprocess.Popen[bytes] | None = None
         self._stuck: list[subprocess.Popen[bytes]] = []  # they wait for a disk, which nothing ends
         self._begun: set[Stamp] = set()
@@ -110,10 +115,12 @@ class DiskWriter:
         _, newest = max(held)
         ranks = ranks_by[newest]
         if self._write(slots[newest], ranks, until, hurried):
-            self._unsaved.unlink(missing_ok=True)
+            if not self._aside.exists():
+                self._unsaved.unlink(missing_ok=True)
             return f"step {newest.step} is on disk: {self.catalog.path_of(self._id(newest))}"
         with contextlib.suppress(OSError):
-            put(self._unsaved, json.dumps([*newest, *ranks]).encode())
+            put(self._unsaved, json.dumps([*self._id(newest), *ranks]).encode())
+            shutil.rmtree(self._aside, ignore_errors=True)
         lack = self.not_written
         why = lack.why if lack is not None else "another node has given up"
         last = next(iter(self.catalog.marks), None)
@@ -123,16 +130,39 @@ class DiskWriter:
 
     def write_left(self) -> None:
         """Write what the last agent of this node could not; if it fails again, it is left to the next one."""
-        try:
-            number, step, _, *ranks = json.loads(self._unsaved.read_bytes())
-        except (OSError, ValueError):
-            return
-        slot = self._folder.slots().get(Stamp(number, step))
-        if slot is not None and _is_whole(slot, ranks):
+        slot, origin, ranks = self._left()
+        is_left = slot is not None and _is_whole(slot, ranks)
+        current, got = self.catalog.origin, list[int]()
+        if slot is not None and is_left:
             self._log("the last agent of this node has left a snapshot in memory that is not on disk")
-        if slot is None or not _is_whole(slot, ranks) or self._write(slot, ranks, math.inf, lambda: False):
+            self.catalog.begin(origin or current)
+            with noted((signal.SIGINT, signal.SIGTERM), got):
+                is_left = not self._write(slot, ranks, math.inf, lambda: bool(got))
+            self.catalog.begin(current)
+        if not is_left:
             self._unsaved.unlink(missing_ok=True)
+            shutil.rmtree(self._aside, ignore_errors=True)
         self.not_written = None
+        if signal.SIGTERM in got:
+            signal.raise_signal(signal.SIGTERM)
+
+    def set_aside(self, origin: str) -> None:
+        """The slots are about to be those of another job, perhaps: keep what is not on disk of the last one."""
+        slot, _, _ = self._left()
+        if slot is not None and slot.path != self._aside and origin not in ("", self.catalog.origin):
+            self._aside.mkdir(mode=0o700)
+            for path in slot.path.iterdir():
+                path.rename(self._aside / path.name)
+
+    def _left(self) -> tuple[Slot | None, str, Sequence[int]]:
+        """What is to be written by the next agent, of which job and ranks."""
+        try:
+            number, step, origin, *ranks = json.loads(self._unsaved.read_bytes())
+        except (OSError, ValueError):
+            return None, "", ()
+        stamp = Stamp(number, step)
+        slot = Slot(self._aside, stamp) if self._aside.exists() else self._folder.slots().get(stamp)
+        return slot, origin, ranks
 
     def _write(self, slot: Slot, ranks: Sequence[int], until: float, hurried: Callable[[], bool]) -> bool:
         """Write this node's part of a snapshot, unless that was done; returns whether it is on disk."""

@@ -72,19 +72,22 @@ class Handover:
     def wait(self, hurried: Callable[[], bool], *, patient: bool = True) -> bool:
         """Wait until nobody needs this node any more, or `hurried` says so; returns whether others go on without it.
 
-        Unless `patient`, it asks in any case, and does not wait for a server that does not answer.
+        Unless `patient`, it asks in any case, and half of the time is left if no server answers.
         """
         if patient and not self._until:
             return False
         loop = asyncio.new_event_loop()  # `asyncio.run` would wait for a look-up, which may take a minute
-        code = loop.run_until_complete(self._serve(hurried, (SERVES, "") if patient else (SERVES,)))
+        now = time.monotonic()
+        silent_until = self._until if patient else now + (self._until - now) / 2
+        code = loop.run_until_complete(self._serve(hurried, silent_until))
         loop.close()
         return code == LEFT
 
-    async def _serve(self, hurried: Callable[[], bool], waits: tuple[str, ...]) -> str:
+    async def _serve(self, hurried: Callable[[], bool], silent_until: float) -> str:
         async with self._connect() as client:
             code = await self._ask(client)
-            while code in waits and time.monotonic() < self._until and not hurried():
+            until = {SERVES: self._until, "": silent_until}
+            while time.monotonic() < until.get(code, 0.0) and not hurried():
                 await asyncio.sleep(min(ASK_S, max(0.0, self._until - time.monotonic())))
                 code = await self._ask(client)
             if self._until and code in (SERVES, ""):

@@ -123,6 +123,8 @@ class SnapshotHook(RoundHook):
         self._ranks_by_round = {**self._ranks_by_round, self._round: self._ranks}
         self._reporter.begin(self._round, start.nnodes, chosen)
         try:
+            if self._disk is not None:
+                self._disk.set_aside(start.origin or "")
             self._dir.begin_round(start.origin or "")
             on_disk = None
             if self._disk is not None:

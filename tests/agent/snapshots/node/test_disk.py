@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import signal
 import threading
 import time
 from argparse import Namespace
@@ -18,6 +20,7 @@ from hetagent.snapshots.folder import INDEX, Folder, Index, Stamp, put
 from hetagent.snapshots.node import catalog as catalogs
 from hetagent.snapshots.node.catalog import Catalog
 from hetagent.snapshots.node.disk import DiskWriter
+from hetagent.snapshots.node.files import SnapshotDir
 from hetagent.snapshots.node.folder import UNSAVED
 from hetagent.snapshots.node.to_disk import prune
 from hetagent.snapshots.on_disk import MARK, Mark, name_of
@@ -286,6 +289,48 @@ def test_what_the_last_agent_could_not_write_is_tried_until_it_is_on_disk_or_gon
     put(node.memory.path / UNSAVED, json.dumps([1, 20, "", 0]).encode())
     node.disk.write_left()
     assert not node.disk.is_unsaved, "nothing can be done"
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_attempt_to_write_what_was_left(
+    node: Node, monkeypatch: pytest.MonkeyPatch, signum: signal.Signals
+) -> None:
+    raised: list[int] = []
+    monkeypatch.setattr(signal, "raise_signal", raised.append)
+    put(node.memory.path / UNSAVED, json.dumps([*node.holds(10, 0), 0]).encode())
+    monkeypatch.setattr(node.disk, "_begin", lambda *_: os.kill(os.getpid(), signum) or begin(*_))
+    begin = DiskWriter._begin.__get__(node.disk)
+    node.disk.write_left()
+    assert node.said[-1] == "the snapshot of step 10 is not on disk: there was no time"
+    assert node.disk.is_unsaved
+    assert (node.disk.sessions, raised) == ([], [signum] if signum == signal.SIGTERM else [])
+
+
+def test_what_the_last_agent_could_not_write_outlives_the_next_job(node: Node, tmp_path: Path) -> None:
+    files = SnapshotDir(node.memory.path)
+    files.begin_round(JOB)
+    stamp = node.holds(10, 0)
+    node.writes_last(0, hurried=True)
+    for job in (JOB, "1111", "2222"):
+        node.disk.set_aside(job)
+        files.begin_round(job)
+        assert list(files.slots()) == ([stamp] if job == JOB else [])
+        node.catalog.begin(job)
+    node.holds(10, 0)  # of that job, and on disk
+    node.has(10, job="2222")
+    assert node.writes_last(0).startswith("step 10 is on disk: ")
+    assert node.disk.is_unsaved
+    following = Node(tmp_path)
+    following.catalog.begin("2222")
+    following.disk.write_left()
+    assert (
+        following.said[-1] == "the snapshot of step 10 is not on disk: this node does not have all of step 10"
+    )
+    following.has(10)
+    following.disk.write_left()
+    assert not following.disk.is_unsaved
+    assert not (node.memory.path / "unsaved").exists()
+    assert following.catalog.origin == "2222"
 
 
 def test_the_last_step_of_one_that_lives_is_newer_than_one_of_all_of_this_node(node: Node) -> None:

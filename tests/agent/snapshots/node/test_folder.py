@@ -17,7 +17,7 @@ from hetagent.errors import UsageError
 from hetagent.options.model import SnapshotOptions
 from hetagent.snapshots.node import folder as folders
 from hetagent.snapshots.node import hook, setup
-from hetagent.snapshots.node.folder import OLD_S, UNSAVED, NodeFolder, sweep
+from hetagent.snapshots.node.folder import OLD_S, TO_DISK_STDERR, NodeFolder, sweep
 from hetagent.snapshots.node.setup import snapshot_hook
 from hetrdzv.protocol.snapshots import Holdings
 
@@ -81,7 +81,7 @@ def aged(folder: NodeFolder, by_s: float) -> None:
 
 def test_what_nobody_comes_back_for_is_swept(tmp_path: Path) -> None:
     old, younger, used, unsaved = (made(tmp_path, group) for group in ("old", "younger", "used", "unsaved"))
-    (unsaved.path / UNSAVED).touch()
+    (unsaved.path / TO_DISK_STDERR).touch()
     for folder in (old, used, unsaved):
         aged(folder, OLD_S + 1)
     aged(younger, OLD_S - 60)

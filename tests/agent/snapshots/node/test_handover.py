@@ -85,10 +85,11 @@ class Node:
         url = f"http://127.0.0.1:{self.serving.port}/3-120/shared.bin"
         assert httpx.get(url, headers=key, trust_env=False, timeout=60).status_code == 200
 
-    def finishes(self, hurried: threading.Event | None = None) -> float:
+    def finishes(self, hurried: threading.Event | None = None, *, patient: bool = True) -> float:
         """Returns how long that takes (seconds)."""
         began = time.monotonic()
-        self.handover.wait(hurried.is_set if hurried is not None else lambda: False)
+        is_hurried = hurried.is_set if hurried is not None else lambda: False
+        self.handover.wait(is_hurried, patient=patient)
         return time.monotonic() - began
 
 
@@ -147,6 +148,18 @@ def test_it_stays_no_longer_than_it_may(node: Node) -> None:
     assert report.serves_s is not None
     assert 0 < report.serves_s <= 0.5
     assert 0.1 < node.finishes() < 30
+
+
+def test_while_a_server_takes_over_it_still_serves_and_leaves_time_for_the_disk(node: Node) -> None:
+    node.others.says = Unreachable("no server")
+    assert node.finishes(patient=False) < 0.4, "nobody needs this node"
+    assert begins(node, time.monotonic() + 20)
+    threading.Timer(0.5, setattr, (node.others, "says", "left")).start()
+    assert 0.4 < node.finishes(patient=False) < 8
+    assert len(node.others.reports) == 1, "not that it serves no more"
+    node.others.says = Unreachable("no server")
+    assert begins(node, time.monotonic() + 4)
+    assert 1 < node.finishes(patient=False) < 3
 
 
 @pytest.mark.parametrize("in_a_hurry", [True, False])

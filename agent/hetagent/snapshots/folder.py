@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import re
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -40,6 +41,8 @@ TO_DISK = "to_disk"
 
 NEW = ".new"
 """In the name of a file that is not complete yet."""
+
+_in_process = threading.Lock()  # locks of files are between processes
 
 ALIGNED = 64
 """Where tensors begin in a file: at multiples of so many bytes."""
@@ -266,8 +269,9 @@ class Folder:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        with (self.path / "slots.lock").open("wb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        # Not flock(), which a child has as well that was forked meanwhile, to load data perhaps.
+        with _in_process, (self.path / "slots.lock").open("wb") as file:
+            fcntl.lockf(file, fcntl.LOCK_EX)
             yield
 
 

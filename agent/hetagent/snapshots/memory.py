@@ -1,7 +1,6 @@
 """Tensors in files: mapped and touched before they are needed, so that a snapshot takes no longer than a copy."""
 
 import ctypes
-import io
 import math
 import mmap
 import os
@@ -9,7 +8,6 @@ import weakref
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,9 +15,7 @@ from xxhash import xxh3_64_hexdigest
 
 from hetagent.snapshots.errors import SnapshotError
 from hetagent.snapshots.folder import ALIGNED, Place, Sum
-
-MOST_HEAD = 4096
-"""The longest is some 400 bytes."""
+from hetagent.torch_compat.checkpoints import head_of
 
 PORTABLE = 1
 """`cudaHostRegister`: pinned for all devices of the process."""
@@ -91,22 +87,7 @@ def laid_out(places: Iterable[Place], file: str) -> tuple[list[Place], int]:
     return found, max(end, 1)
 
 
-class _Head(io.BytesIO):
-    """Keeps what is written first, and counts the rest."""
-
-    size = 0
-
-    def write(self, content: Any) -> int:
-        self.size += len(content)
-        return super().write(bytes(content[:MOST_HEAD]))
-
-
-@lru_cache(maxsize=4096)
-def _head(dtype: torch.dtype, lengths: tuple[int, ...]) -> bytes:
-    """What `torch.save` writes before the content of a tensor, in its older format: nothing comes after that."""
-    tensor, file = torch.empty(lengths, dtype=dtype, device="cpu"), _Head()
-    torch.save(tensor, file, _use_new_zipfile_serialization=False)
-    return file.getvalue()[: file.size - tensor.nbytes]
+_head = lru_cache(maxsize=4096)(head_of)
 
 
 def place_of(

@@ -143,19 +143,22 @@ class Snapshots:
             self._changed = False
             self._copier.devices.ended(step)
             control = self._folder.control()
-            if self._schedule.is_due(
-                began,
-                control.every_s,
-                is_ready=is_kept and has_slots,
-                waits=lambda: self._is_closing() or self._is_unsafe(control.safe),
-                to_disk=control.to_disk,
-            ):
-                self._tries(lambda: self._take_due(Stamp(control.round, step), waits=not is_known))
-            if not is_known or not is_kept:
-                self._copier.devices.forget()
             if self._more:
                 self._more -= 1
             self._whole.notify_all()
+        # Nor this: the store may be silent, since the host of rank 0 is gone, while the last step is asked for.
+        is_due = self._schedule.is_due(
+            began,
+            control.every_s,
+            is_ready=is_kept and has_slots,
+            waits=lambda: self._is_closing() or self._is_unsafe(control.safe),
+            to_disk=control.to_disk,
+        )
+        with self._lock:
+            if is_due:
+                self._tries(lambda: self._take_due(Stamp(control.round, step), waits=not is_known))
+            if not is_known or not is_kept:
+                self._copier.devices.forget()
             self._stand_still()
         self._ended_at = time.perf_counter()
 
@@ -243,7 +246,7 @@ class Snapshots:
 
     def _take_due(self, stamp: Stamp, *, waits: bool) -> None:
         """Take a snapshot; `waits`: until it is copied, since nobody knows what changes parameters next."""
-        if self._is_closing():
+        if self._is_closing() or self._saved == stamp:  # it was asked for meanwhile
             return
         copy = self._copier.copied(stamp, now=False, to_disk=self._schedule.to_disk)
         if waits:

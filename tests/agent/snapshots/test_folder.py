@@ -140,6 +140,26 @@ time.sleep(100)
     lock.close()
 
 
+def test_a_child_that_is_forked_while_slots_are_changed_does_not_keep_others_from_it(tmp_path: Path) -> None:
+    code = """
+import os, signal, sys, time
+from pathlib import Path
+from hetagent.snapshots.folder import Folder, Stamp
+folder = Folder(Path(sys.argv[1]))
+with folder._locked():
+    child = os.fork()
+    if not child:
+        time.sleep(100)
+signal.alarm(10)
+try:
+    signal.signal(signal.SIGALRM, lambda *_: sys.exit(1))
+    folder.begin(Stamp(1, 1))
+finally:
+    os.kill(child, signal.SIGKILL)
+"""
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=60)
+
+
 def test_an_index_comes_back_as_it_was_written() -> None:
     place = Place("model.weight", "float32", (4, 2), (2, 0), (2, 2), 16, 341, "1.bin", 384)
     files = {"1.bin": Sum(80, "ab")}

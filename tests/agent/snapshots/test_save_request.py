@@ -21,6 +21,7 @@ from hetagent.snapshots import script
 from hetagent.snapshots.errors import Overtaken
 from hetagent.snapshots.folder import FOLDER, Folder
 from hetagent.snapshots.node.files import SnapshotDir, ask
+from hetagent.snapshots.schedule import Schedule
 
 STEP_S = 0.002
 
@@ -186,6 +187,28 @@ def test_a_step_for_which_there_is_no_slot_is_not_answered_as_saved(
             assert SnapshotDir(trainer.folder).not_saved(0) == "newer snapshots are here"
         trainer.ask()
         assert trainer.answer()["why"] == ""
+
+
+def test_a_store_that_is_silent_does_not_keep_the_last_step_from_being_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The host of rank 0 is gone, say."""
+    asked, ends = threading.Event(), threading.Event()
+
+    class Store(dist.HashStore):
+        def check(self, keys: list[str]) -> bool:
+            asked.set()
+            return not ends.wait(30)
+
+    monkeypatch.setattr(script, "ONE_MORE_S", 0.05)
+    with Trainer(tmp_path / "snaps", monkeypatch, sharded=False) as trainer:
+        trainer.snaps._schedule = Schedule(1, 2, Store())
+        assert asked.wait(30)
+        try:
+            trainer.ask()
+            assert trainer.answer() == {"step": trainer.done, "why": ""}
+        finally:
+            ends.set()
 
 
 def test_a_step_that_does_not_end_is_not_waited_for_long(

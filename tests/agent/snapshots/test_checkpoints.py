@@ -1,0 +1,58 @@
+"""What snapshots on disk have, plain DCP reads as it reads torch's own checkpoints."""
+
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from tests.agent.snapshots.test_round_trip import settle
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+from hetagent import snapshots
+from hetagent.snapshots.folder import Folder
+from hetagent.snapshots.memory import place_of
+from hetagent.snapshots.node.to_disk import run
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is ", "ignore:ComplexHalf")
+
+DTYPES = sorted({dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}, key=str)
+
+
+def written(folder: Path, state: dict[str, Any]) -> Path:
+    """A checkpoint of a state, as the agent's child makes it."""
+    snaps = snapshots.open(state, directory=folder / "memory")
+    for step in (1, 2):
+        snaps.step(step)
+        settle(snaps)
+    [slot] = Folder(folder / "memory").slots().values()
+    run(slot, folder / "disk", [0])
+    return folder / "disk"
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (0, 2), ()])
+def test_tensors_of_all_dtypes_come_back(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    model, read = torch.nn.Module(), {}
+    for dtype in DTYPES:
+        try:
+            value = torch.ones(shape).to(dtype)
+            torch.save(torch.empty_like(value).copy_(value), BytesIO())
+        except (RuntimeError, TypeError, KeyError):
+            continue  # torch cannot copy or save it either
+        name = f"a_{dtype}".replace("torch.", "")
+        model.register_parameter(name, torch.nn.Parameter(value, requires_grad=False))
+        read[name] = torch.zeros(shape).to(dtype)
+    assert {"a_float8_e5m2", "a_uint16", "a_complex64", "a_bool"} <= read.keys()
+    path = written(tmp_path, {"model": model})
+    dcp.load({"model": read}, checkpoint_id=path)
+    dcp_to_torch_save(path, tmp_path / "all.pt")
+    for found in (read, torch.load(tmp_path / "all.pt")["model"]):
+        for name, value in model.state_dict().items():
+            assert (found[name].dtype, found[name].shape) == (value.dtype, shape)
+            assert found[name].untyped_storage().tolist() == value.untyped_storage().tolist(), name
+
+
+def test_no_memory_is_taken_for_what_comes_before_a_tensor() -> None:
+    place = place_of("model.weight", torch.empty(1 << 20, 1 << 20, 1 << 10, device="meta"))
+    assert place.head < 1000

@@ -9,7 +9,7 @@ from hetrdzv.core.memo import cached
 from hetrdzv.core.model import Group, Node
 from hetrdzv.core.rounds.records import newest_record, with_record
 from hetrdzv.core.rounds.settle import settle
-from hetrdzv.core.rounds.timers import LONGEST_LEASE_S, STOP_GRACE_S, SUSPECT_GRACE_S
+from hetrdzv.core.rounds.timers import STOP_GRACE_S, SUSPECT_GRACE_S
 from hetrdzv.core.rounds.transitions import StepContext, begin_job, expire, is_reusable
 from hetrdzv.protocol.errors import SCRIPT, Conflict, Difference, SpecConflict
 from hetrdzv.protocol.reasons.events import settings_changed
@@ -88,7 +88,7 @@ def _gone_within_s(group: Group, nodes: Sequence[Node]) -> float:
     """About as long as nodes that are leaving, or whose connection broke, may take to be gone (seconds)."""
     if all(node.disconnected_at is not None for node in nodes):
         return SUSPECT_GRACE_S
-    return max(group.spec.lease_s, LONGEST_LEASE_S) + group.spec.stop_timeout_s + STOP_GRACE_S
+    return group.spec.lease_s + group.spec.stop_timeout_s + STOP_GRACE_S
 
 
 def _conflict(

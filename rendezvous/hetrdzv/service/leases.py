@@ -21,7 +21,7 @@ from hetrdzv.core.commands import (
 )
 from hetrdzv.core.directive import has_got_stop
 from hetrdzv.core.model import Group, Node
-from hetrdzv.core.rounds.timers import LONGEST_LEASE_S, SUSPECT_GRACE_S
+from hetrdzv.core.rounds.timers import SUSPECT_GRACE_S
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.service.clock import ServedClock
 
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 POLLS_PER_S = 500
 """How many polls a second a server has time for."""
 
-MAX_POLL_S = LONGEST_LEASE_S / 2
+MAX_POLL_S = 30.0
 """No poll waits longer (seconds)."""
 
 STALL_S = 1.0

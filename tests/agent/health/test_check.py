@@ -27,6 +27,11 @@ def options(*flags: str, server: str = "http://head:29400") -> Options:
 # -- this machine --------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(autouse=True)
+def _no_line_is_folded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 @pytest.mark.parametrize(
     ("torch", "grade"), [("2.13.0", Grade.OK), ("99.0", Grade.WARNING), ("1.0", Grade.WRONG)]
 )

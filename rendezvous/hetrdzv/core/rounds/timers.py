@@ -10,9 +10,6 @@ from hetrdzv.core.selection.select import Selection, Shortfall
 from hetrdzv.protocol.directive import Member
 from hetrdzv.protocol.states import GroupState, NodePhase
 
-LONGEST_LEASE_S = 60.0
-"""The lease of a group whose own is shorter, on a server with very many nodes (seconds)."""
-
 SUSPECT_GRACE_S = 1.0
 """How long a node whose poll was cut has to send another request (seconds)."""
 

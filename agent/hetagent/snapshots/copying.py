@@ -217,6 +217,7 @@ class Copier:
         lock = self._shared_lock(slot, wait=now)
         if lock is None:
             parts.pop(SHARED, None)
+        self._retract(slot)
         copies = self.devices.copies(now=now)
         copied, tensors = {}, []
         with copies.begun():
@@ -238,6 +239,13 @@ class Copier:
             tensors=tuple(tensors),
         )
         return Copy(index, copied, small, copies, slot, self._peers, lock)
+
+    def _retract(self, slot: Slot) -> None:
+        """It is copied again: files that are about to be overwritten are no part of it."""
+        if (slot.path / INDEX.format(self._who.rank)).exists():
+            for rank, index in slot.read().items():
+                if index.writer == self._who.rank:
+                    (slot.path / INDEX.format(rank)).unlink(missing_ok=True)
 
     def _shared_lock(self, slot: Slot, *, wait: bool) -> IO[bytes] | None:
         """The right to copy what all ranks have alike, unless another worker of this node has done that."""

@@ -16,8 +16,10 @@ from torch import nn
 
 from hetagent import snapshots
 from hetagent.snapshots import SnapshotError
+from hetagent.snapshots.copying import Copier, Who
 from hetagent.snapshots.folder import Folder, Index, Stamp
 from hetagent.snapshots.script import Snapshots
+from hetagent.snapshots.state import State
 
 STEPS = 4
 
@@ -428,3 +430,15 @@ def test_a_worker_that_does_not_know_its_rank_is_told_when_to_open(
         assert snapshots.open({"m": nn.Linear(1, 1)})._rank == 0
     finally:
         torch.distributed.destroy_process_group()
+
+
+def test_a_part_that_is_copied_again_is_not_there_meanwhile(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    copier = Copier(folder, State({"model": nn.Linear(2, 2)}, {}), Who(0, 1, 1))
+    copier.prepare()
+    copier.keep(1, copier.values())
+    for _ in range(2):
+        copy = copier.copied(Stamp(0, 1), now=False)
+        assert not copy.slot.indexes()
+        copy.finish()
+        assert copy.slot.indexes().keys() == {0}

@@ -53,6 +53,8 @@ class Catalog:
         try:
             self._read(within_s)
         except Exception as error:
+            if isinstance(error, SnapshotError):  # others can write there by now
+                self._found = {}
             self._log_once(f"cannot see the snapshots in {self.path}: {_text(error)}")
 
     def _read(self, within_s: float) -> bool:
@@ -73,21 +75,19 @@ class Catalog:
                 if not os.access(top, os.W_OK | os.X_OK):
                     raise SnapshotError("this user cannot write there")
             require_own(self.path)
-            marks = {
-                which: known.get(which) or self._mark(at) for which, at in directories(self.path).items()
-            }
+            marks = {which: self._mark(at, known.get(which)) for which, at in directories(self.path).items()}
             reading.set_result({which: mark for which, mark in marks.items() if mark is not None})
         except Exception as error:
             reading.set_exception(error)
 
-    def _mark(self, path: Path) -> Mark | None:
+    def _mark(self, path: Path, known: Mark | None) -> Mark | None:
         try:
             for each in (path, path / MARK):  # which vouches for all other files
                 require_own(each)
         except SnapshotError as error:
             self._log_once(f"a snapshot is ignored: {error}")
             return None
-        return Mark.read(path)
+        return known or Mark.read(path)
 
     # -- what is there -----------------------------------------------------------------------------------------
 
@@ -117,7 +117,8 @@ class Catalog:
         )[:MOST_ON_DISK]
 
     def source(self, chosen: Chosen) -> dict[str, object]:
-        """Where workers read it: an entry of `sources` in `start.json`."""
+        """Where workers read it, if that is still safe: an entry of `sources` in `start.json`."""
+        self.look(PATIENT_S, again=True)
         mark = self._found.get(_id(chosen))
         ranks = {str(rank): digest for rank, digest in mark.ranks.items()} if mark is not None else {}
         return {"node": "", "path": str(self.path_of(_id(chosen))), "ranks": ranks}

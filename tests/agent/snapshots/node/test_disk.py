@@ -175,7 +175,11 @@ def test_nothing_is_read_where_others_can_write(node: Node, tmp_path: Path) -> N
     for path, text in zip(others, sorted(node.said), strict=True):
         assert text.startswith(f"a snapshot is ignored: others can write to {path} (mode 777), ")
         assert text.endswith(f": chmod -R go-w {path}")
+    for safe, found in ((False, {}), (True, {"0": "d"})):
+        (node.catalog.path / name_of(Stamp(1, 10, JOB))).chmod(0o755 if safe else 0o777)
+        assert node.catalog.source(chosen(10))["ranks"] == found, "as it is when it is used"
     node.catalog.path.chmod(0o775)
+    assert node.catalog.source(chosen(10))["ranks"] == {}
     with pytest.raises(UsageError, match=r"others can write to .*: chmod -R go-w"):
         Node(tmp_path)
 

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -352,7 +353,21 @@ def test_what_others_may_change_is_refused_before_it_is_read(tmp_path: Path) -> 
     ):
         require_own(path)
     path.chmod(0o755)
+    link = tmp_path / "link"
+    link.symlink_to(path)
+    require_own(link)
+    for mode, is_safe in ((0o777, False), (0o1777, True), (0o755, True)):  # where others could replace it
+        tmp_path.chmod(mode)
+        with (
+            nullcontext()
+            if is_safe
+            else pytest.raises(SnapshotError, match=rf"others .*chmod go-w {tmp_path}")
+        ):
+            require_own(path)
     if os.geteuid() == 0:
+        os.chown(link, 12345, -1, follow_symlinks=False)
+        with pytest.raises(SnapshotError, match=rf"{link} belongs to user 12345, not to 0"):
+            require_own(link)
         os.chown(path, 12345, -1)
         with pytest.raises(SnapshotError, match="belongs to user 12345, not to 0"):
             require_own(path)

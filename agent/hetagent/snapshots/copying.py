@@ -152,8 +152,10 @@ class Copier:
     # -- at every step -------------------------------------------------------------------------------------------
 
     def values(self) -> bytes:
-        """The script's values; SnapshotError: one cannot be pickled."""
+        """The script's values; SnapshotError: one cannot be pickled, or two have one name."""
         values = self._state.replicated(), self._state.per_rank()
+        if not self._halves:
+            self._state.check_names(values[0])
         try:
             return pickle.dumps(values, protocol=pickle.HIGHEST_PROTOCOL)
         except (pickle.PicklingError, TypeError, AttributeError) as error:
@@ -228,7 +230,8 @@ class Copier:
                 mapped.lay_out(laid)
                 for place, (_, tensor) in zip(laid, part, strict=True):
                     copies.copy(tensor, view(mapped.memory, place))
-                tensors += laid
+                    aliases = self._state.aliases.get(place.name, ())
+                    tensors += [place, *(place._replace(name=alias) for alias in aliases)]
         index = Index(
             stamp=stamp,
             rank=self._who.rank,

@@ -33,6 +33,25 @@ GIVEN_UP_S = 2.0
 """How long a worker that cannot load waits for its agent to end the round: its own end would be a failure (seconds)."""
 
 
+class OnDevice(pickle.Unpickler):
+    """Reads a worker's values; its tensors on devices, of which there may be fewer here, come to another one."""
+
+    def __init__(self, values: bytes, device: torch.device) -> None:
+        super().__init__(BytesIO(values))
+        self._device = device
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("torch.storage", "_load_from_bytes"):
+            return self._storage
+        return super().find_class(module, name)
+
+    def _storage(self, content: bytes) -> Any:
+        def place(storage: Any, location: str) -> Any:
+            return storage if location == "cpu" else storage.to(device=self._device)
+
+        return torch.load(BytesIO(content), map_location=place, weights_only=False)
+
+
 class Loader:
     """Loads the snapshot that the agent has found, or that `newest` has, as `start.json` names it."""
 
@@ -56,10 +75,10 @@ class Loader:
         parts = self._parts()
         index, content = self._small(parts)
         buffers, values = torch.load(BytesIO(content), map_location="cpu", weights_only=False)
-        replicated, per_rank = pickle.loads(values)
+        replicated, per_rank = OnDevice(values, state.device()).load()
         places = {(place.name, place.offsets): place for _, index in parts for place in index.tensors}
         shapes = {place.name: (torch.Size(place.shape), dtype_of(place)) for place in places.values()}
-        targets = state.targets(shapes, buffers)
+        targets = state.targets(shapes, buffers, replicated)
         planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
         planner.set_up_planner(targets, metadata_of(places.values()), is_coordinator=True)
         with torch.no_grad():
@@ -136,11 +155,12 @@ class Loader:
         with source.open(name) as file:
             for place in places:
                 piece = self._passing_through(place.bytes)
-                for content in (memoryview(bytearray(place.at - end)), as_bytes(piece)):
-                    fill(file, content)
-                    digest.update(content)
+                if place.at >= end:  # else it is the last one, by another name
+                    for content in (memoryview(bytearray(place.at - end)), as_bytes(piece)):
+                        fill(file, content)
+                        digest.update(content)
+                    end = place.at + place.bytes
                 tensor = view(piece, place._replace(at=0))
-                end = place.at + place.bytes
                 for item in left.get((place.name, place.offsets), ()):
                     ranges = zip(item.storage_offsets, item.lengths, strict=True)
                     part = tensor[tuple(slice(at, at + length) for at, length in ranges)]

@@ -3,7 +3,9 @@
 `get_state_dict` makes an optimizer's state by a real step where there is none, so nothing here does that.
 """
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, MutableSequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, MutableSequence, Sequence
+from itertools import chain
 from operator import attrgetter
 from typing import Any, NoReturn
 
@@ -15,7 +17,7 @@ from torch.optim import Optimizer
 
 from hetagent.snapshots.devices import Devices
 from hetagent.snapshots.errors import SnapshotError
-from hetagent.torch_compat.checkpoints import get_fqns
+from hetagent.torch_compat.checkpoints import flatten_state_dict, get_fqns
 
 _version = attrgetter("_version")
 
@@ -77,6 +79,7 @@ class State:
             _check_plain(name, value)
         self._names: dict[Tensor, str] = {}  # of parameters, as optimizers' state has them
         self._parameters: dict[str, Tensor] = {}
+        self.aliases: Mapping[str, Sequence[str]] = {}  # other names of parameters
         self._buffers: list[tuple[str, MutableMapping[str, Any], str]] = []  # owners and their keys
         self._extra: dict[str, nn.Module] = {}
         self._grouped: dict[str, list[list[str]]] = {}  # names of parameters, by optimizer
@@ -90,13 +93,19 @@ class State:
         if known == self._known:
             return
         self._buffers = [(name, self._tensors, name) for name in self._tensors]
+        firsts: dict[Tensor, str] = {}
+        aliases = defaultdict[str, list[str]](list)
         for prefix, module in self._modules.items():
             module.state_dict()
-            for path, parameter in module.named_parameters():
+            for path, parameter in module.named_parameters(remove_duplicate=False):
                 (name,) = get_fqns(module, path)
-                self._names[parameter] = f"{prefix}.{name}" if len(self._modules) > 1 else name
-                self._parameters[f"{prefix}.{name}"] = parameter
-            for path, owner in module.named_modules():
+                full = f"{prefix}.{name}"
+                if (first := firsts.setdefault(parameter, full)) != full:
+                    aliases[first].append(full)
+                    continue
+                self._names[parameter] = full if len(self._modules) > 1 else name
+                self._parameters[full] = parameter
+            for path, owner in module.named_modules(remove_duplicate=False):
                 keys = [key for key in owner._buffers if key not in owner._non_persistent_buffers_set]
                 if type(owner).get_extra_state is not nn.Module.get_extra_state:
                     keys.append("_extra_state")
@@ -113,6 +122,7 @@ class State:
                     f"optimizer '{name}' has parameters of no module of the state: give that module, too"
                 )
             self._grouped[name] = [[self._names[parameter] for parameter in group] for group in groups]
+        self.aliases = aliases
         self._known = known
 
     # -- what there is ---------------------------------------------------------------------------------------
@@ -124,6 +134,11 @@ class State:
     def versions(self) -> int:
         """Another number once anything has changed parameters in place."""
         return sum(map(_version, self._parameters.values()))
+
+    def device(self) -> torch.device:
+        """Where this rank has its parameters."""
+        self.learn()
+        return next((each.device for each in self._parameters.values()), torch.device("cpu"))
 
     def _states(self, *, tensors: bool) -> Iterator[tuple[str, Any]]:
         """What optimizers have for each parameter. Calls nothing of the script."""
@@ -145,6 +160,15 @@ class State:
         """Buffers and tensors that were given as such, always in the same order."""
         return {name: owner[key] for name, owner, key in self._buffers if owner[key] is not None}
 
+    def check_names(self, replicated: Mapping[str, Any]) -> None:
+        """SnapshotError: DCP, which writes `{"a": {"b": 1}}` as `a.b`, cannot tell two values apart."""
+        try:
+            flatten_state_dict({**self.large(), **self.small(), **replicated})
+        except ValueError as error:
+            raise SnapshotError(
+                f"two values of the state have one name in a checkpoint: give one of them another key ({error})"
+            ) from None
+
     def replicated(self) -> dict[str, Any]:
         """Plain values that have to be the same on all ranks; calls `state_dict()` of what has it."""
         self.learn()
@@ -165,13 +189,25 @@ class State:
     # -- what comes back -------------------------------------------------------------------------------------
 
     def targets(
-        self, shapes: Mapping[str, tuple[torch.Size, torch.dtype]], small: Mapping[str, Tensor]
+        self,
+        shapes: Mapping[str, tuple[torch.Size, torch.dtype]],
+        small: Mapping[str, Tensor],
+        replicated: Mapping[str, Any],
     ) -> dict[str, Tensor]:
         """Tensors to load into: the script's own, and new ones for the optimizers' state.
 
-        `shapes` has what was saved by name, but for what is `small`.
+        `shapes` has what was saved by name, but for what is `small` or `replicated`.
         """
         self.learn()
+        for name, groups in self._grouped.items():
+            saved = [len(group["params"]) for group in replicated.get(f"{name}.param_groups", ())]
+            if saved != (own := [len(group) for group in groups]):
+                raise SnapshotError(
+                    f"optimizer '{name}' has groups of {own} parameters here, and of {saved} in the snapshot: make the "
+                    "same groups before load()"
+                )
+        for name in self._extra.keys() - replicated.keys():
+            raise SnapshotError(f"'{name}' does not exist in the snapshot: it is of another model")
         targets = dict(self._parameters)
         there = {name: shape for name, (shape, _) in shapes.items()}
         there |= {name: tensor.shape for name, tensor in small.items()}
@@ -186,7 +222,7 @@ class State:
             for parameter, name in self._names.items()
         }
         # Sorted, so that all ranks have the same order: full_tensor() is a collective.
-        for name in sorted(shapes.keys() - targets.keys()):
+        for name in sorted(shapes.keys() - targets.keys() - {*chain(*self.aliases.values())}):
             (shape, dtype), (holder, _, key) = shapes[name], name.rpartition(".")
             if holder not in holders:
                 _refuse(name, shape, None)

@@ -8,9 +8,11 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from tests.agent.snapshots.test_round_trip import settle
+from torch import nn
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from hetagent import snapshots
+from hetagent.snapshots import SnapshotError
 from hetagent.snapshots.folder import Folder
 from hetagent.snapshots.memory import place_of
 from hetagent.snapshots.node.to_disk import run
@@ -24,6 +26,8 @@ def written(folder: Path, state: dict[str, Any]) -> Path:
     """A checkpoint of a state, as the agent's child makes it."""
     snaps = snapshots.open(state, directory=folder / "memory")
     for step in (1, 2):
+        if "optimizer" in state:
+            state["optimizer"].step()
         snaps.step(step)
         settle(snaps)
     [slot] = Folder(folder / "memory").slots().values()
@@ -51,6 +55,50 @@ def test_tensors_of_all_dtypes_come_back(tmp_path: Path, shape: tuple[int, ...])
         for name, value in model.state_dict().items():
             assert (found[name].dtype, found[name].shape) == (value.dtype, shape)
             assert found[name].untyped_storage().tolist() == value.untyped_storage().tolist(), name
+
+
+class Tied(nn.Module):
+    """With one weight, one module and its buffer under two names."""
+
+    def __init__(self, width: int = 4) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(width, 4)
+        self.norm = self.last_norm = nn.BatchNorm1d(4)
+        self.head = nn.Linear(4, width, bias=False)
+        self.head.weight = self.embed.weight
+        self.bias = nn.Parameter(torch.randn(3))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.head(self.last_norm(self.norm(self.embed(inputs)))) * self.bias.sum()  # type: ignore[no-any-return]
+
+
+def test_what_has_two_names_has_both_and_lies_there_once(tmp_path: Path) -> None:
+    model = Tied()
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.arange(4)).sum().backward()
+    path = written(tmp_path, {"model": model, "optimizer": optimizer})
+    assert (path / "shared.bin").stat().st_size < 5000
+    read = {name: torch.zeros_like(value) for name, value in model.state_dict().items()}
+    dcp.load({"model": read}, checkpoint_id=path)
+    dcp_to_torch_save(path, tmp_path / "all.pt")
+    nested = torch.load(tmp_path / "all.pt", weights_only=False)["model"]
+    again = Tied()
+    state = {"model": again, "optimizer": torch.optim.AdamW(again.parameters())}
+    assert snapshots.open(state, directory=tmp_path / "memory").load() == 2
+    for found in (read, nested, again.state_dict()):
+        assert found.keys() == model.state_dict().keys()
+        for name, value in model.state_dict().items():
+            assert torch.equal(found[name], value), name
+    again.load_state_dict(nested)
+
+
+@pytest.mark.parametrize("values", [{"a": {"b": 1}, "a.b": 2}, {1: 2, "1": 3}])
+def test_two_values_that_a_checkpoint_cannot_tell_apart_are_refused(
+    tmp_path: Path, values: dict[Any, Any]
+) -> None:
+    snaps = snapshots.open({"model": Tied(), "values": values}, directory=tmp_path)
+    with pytest.raises(SnapshotError, match=r"one name in a checkpoint: .*values\.(a\.b|1)"):
+        snaps.step(1)
 
 
 def test_no_memory_is_taken_for_what_comes_before_a_tensor() -> None:

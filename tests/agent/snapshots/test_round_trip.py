@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -353,6 +354,46 @@ def test_a_snapshot_of_another_model_is_named(tmp_path: Path) -> None:
     ):
         other.snaps.load()
     assert_same(dict(other.model.state_dict()), before)
+
+
+def in_groups(*counts: int) -> Callable[..., torch.optim.Optimizer]:
+    def made(parameters: Any) -> torch.optim.Optimizer:
+        each = iter(parameters)
+        return momentum([{"params": [*islice(each, count)]} for count in counts])
+
+    return made
+
+
+@pytest.mark.parametrize("counts", [(8,), (2, 3, 3), (3, 5)])
+def test_a_snapshot_with_other_groups_of_parameters_is_refused_before_anything_is_changed(
+    tmp_path: Path, counts: tuple[int, ...]
+) -> None:
+    Job(tmp_path, in_groups(2, 6)).train(0, 3)
+    other = Job(tmp_path, in_groups(*counts))
+    with torch.no_grad():
+        other.model.unused.weight.zero_()
+    with pytest.raises(SnapshotError, match=r"'optimizer' has groups of \[.*\] .* and of \[2, 6\]"):
+        other.snaps.load()
+    assert not other.model.unused.weight.any()
+
+
+def test_values_on_a_device_that_is_not_here_come_to_the_one_that_has_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def made() -> tuple[dict[str, Any], Snapshots]:
+        seen = {"mean": torch.zeros(2)}
+        return seen, snapshots.open({"model": nn.Linear(1, 1), "seen": seen}, directory=tmp_path)
+
+    seen, snaps = made()
+    seen["mean"] += 3
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(torch.serialization, "location_tag", lambda storage: "cuda:3")
+        for step in (1, 2):
+            snaps.step(step)
+            settle(snaps)
+    seen, snaps = made()
+    assert snaps.load() == 2
+    assert seen["mean"].tolist() == [3, 3]
 
 
 def test_too_little_memory_is_said_once_and_training_goes_on(

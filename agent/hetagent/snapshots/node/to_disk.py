@@ -15,7 +15,6 @@ import time
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -23,7 +22,7 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from hetagent.snapshots.errors import Overtaken, SnapshotError
 from hetagent.snapshots.folder import INDEX, NEW, SHARED, Index, Slot, Stamp, is_url, put
-from hetagent.snapshots.loading import metadata_of
+from hetagent.snapshots.loading import OnDevice, metadata_of
 from hetagent.snapshots.on_disk import (
     MARK,
     OTHERS,
@@ -50,15 +49,6 @@ SHARED_S = 4.0
 
 PAUSE_S = 0.2
 """How often to look there (seconds)."""
-
-
-class OnHost(pickle.Unpickler):
-    """Reads a worker's values; tensors that were on devices are on the CPU."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == ("torch.storage", "_load_from_bytes"):
-            return lambda content: torch.load(BytesIO(content), map_location="cpu", weights_only=False)
-        return super().find_class(module, name)
 
 
 def run(slot: Slot, into: Path, ranks: Sequence[int], jobs: Sequence[str] = ("",)) -> None:
@@ -132,7 +122,7 @@ def finish(into: Path, after: Sequence[str]) -> None:
     first = min(indexes, key=lambda index: index.rank)
     small = BytesIO((into / first.small).read_bytes())
     buffers, values = torch.load(small, map_location="cpu", weights_only=False)
-    replicated, _ = OnHost(BytesIO(values)).load()
+    replicated, _ = OnDevice(values, torch.device("cpu")).load()
     writer = FsspecWriter(str(into)) if is_url(into) else dcp.FileSystemWriter(into)
     metadata = dcp.save({**buffers, **replicated}, storage_writer=writer, no_dist=True)
     places = {(place.name, place.offsets): place for index in indexes for place in index.tensors}.values()

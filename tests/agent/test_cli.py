@@ -264,8 +264,13 @@ def test_a_node_with_processes_of_an_earlier_agent_that_do_not_die_is_not_offere
 ) -> None:
     """Else an agent that left because of them would be back as soon as something starts it again."""
     said: list[str] = []
-    monkeypatch.setattr(processes, "orphans", lambda node_id, group: [2**22 + 1])
+    monkeypatch.setattr(assembly, "SAVE_S", 0.3)
     monkeypatch.setattr(processes, "kill_tree", lambda find: [2**22 + 1])
+    saving = [[2**22 + 1], [2**22 + 1], []]
+    monkeypatch.setattr(processes, "orphans", lambda node_id, group: saving.pop(0))
+    assembly._sweep(Identity("g", "a", "i"), said.append)
+    assert (said, saving) == ([], []), "their guardian has ended them"
+    monkeypatch.setattr(processes, "orphans", lambda node_id, group: [2**22 + 1])
     why = r"node 'a' cannot take part: processes of an earlier agent cannot be killed: 4194305 \(gone by now\); check"
     with pytest.raises(AgentError, match=why):
         assembly._sweep(Identity("g", "a", "i"), said.append)

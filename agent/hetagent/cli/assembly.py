@@ -2,6 +2,7 @@
 
 import os
 import random
+import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -30,6 +31,7 @@ from hetagent.node.gpu.discovery import versions
 from hetagent.node.network import find_address
 from hetagent.node.processes import proctree as processes
 from hetagent.node.processes.guardian import Guardian
+from hetagent.node.processes.guardian_process import SAVE_S
 from hetagent.node.standalone import OwnServer
 from hetagent.options.model import Options
 from hetagent.options.torchrun import typed
@@ -300,8 +302,13 @@ def _health(context: AgentContext, parts: Parts) -> HealthChecks:
 
 
 def _sweep(identity: Identity, tell: Callable[[str], None]) -> None:
-    """Kill the workers of an earlier agent of this node that was killed together with its guardian."""
-    orphans = processes.orphans(identity.node_id, identity.group)
+    """Kill the workers of an earlier agent of this node that was killed, perhaps together with its guardian.
+
+    If that lives, it does so itself once they have saved their state.
+    """
+    until = time.monotonic() + SAVE_S
+    while (orphans := processes.orphans(identity.node_id, identity.group)) and time.monotonic() < until:
+        time.sleep(0.1)
     if orphans:
         tell(f"killing workers that an earlier agent left behind: pids {', '.join(map(str, orphans))}")
         if stuck := processes.kill_tree(lambda: processes.orphans(identity.node_id, identity.group)):

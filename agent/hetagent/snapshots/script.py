@@ -60,6 +60,7 @@ class Snapshots:
         self._changed = False  # an optimizer has told of a step since the last one
         self._told = False  # or ever
         self._versions = 0  # of parameters, after the last step
+        self._touches = 0  # how many times something else than an optimizer was found to have changed them
         self._silent = 0  # of how many steps in a row it is not known what has changed parameters
         self._more: int | None = None  # how many steps training may still end; None: any number
         self._free_at = 0.0  # until when it stands still once that is none (monotonic seconds)
@@ -156,7 +157,11 @@ class Snapshots:
         )
         with self._lock:
             if is_due:
-                self._tries(lambda: self._take_due(Stamp(control.round, step), waits=not is_known))
+                self._tries(
+                    lambda: self._take_due(
+                        Stamp(control.round, step), waits=not is_known or self._touches > 0
+                    )
+                )
             if not is_known or not is_kept:
                 self._copier.devices.forget()
             self._stand_still()
@@ -174,6 +179,9 @@ class Snapshots:
         if self._keeps and not self._changed:
             with self._lock:
                 self._stand_still()
+                if self._is_touched():
+                    self._touches += 1
+                    self._copier.devices.forget()
                 self._copier.devices.changing()
                 self._changed = True
 
@@ -193,6 +201,8 @@ class Snapshots:
         before, self._versions = self._versions, self._state.versions()
         self._told = self._told or self._changed
         is_same = self._changed or self._versions == before
+        if before and not is_same:
+            self._touches += 1
         is_known = is_same and self._told and not self._copier.devices.captured
         self._silent = 0 if is_known else self._silent + 1
         if self._silent == SILENT_STEPS:
@@ -204,7 +214,8 @@ class Snapshots:
 
     def _is_touched(self) -> bool:
         """Whether something has changed parameters since the last step, and no optimizer has told."""
-        return not self._changed and self._state.versions() != self._versions
+        # In this order, since an optimizer may tell meanwhile.
+        return self._state.versions() != self._versions and not self._changed
 
     # -- beside the script -----------------------------------------------------------------------------------
 
@@ -252,7 +263,16 @@ class Snapshots:
         if waits:
             copy.copies.wait()
         self._due = stamp
-        self._closing = self._run("digest", lambda: self._finish(copy))
+        touches = self._touches
+
+        def finish() -> None:
+            copy.copies.wait()
+            if not waits and self._copier.devices and (self._is_touched() or self._touches != touches):
+                copy.close()  # devices may have copied what was changed already
+            else:
+                self._finish(copy)
+
+        self._closing = self._run("digest", finish)
 
     def _finish(self, copy: Copy) -> None:
         copy.finish()

@@ -1,5 +1,7 @@
 """Steps that no optimizer tells of: the state is whole if nothing has changed parameters, and else nobody knows."""
 
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -7,6 +9,8 @@ import torch
 from tests.agent.snapshots.test_round_trip import Job, adamw, assert_same, settle
 
 from hetagent import snapshots
+from hetagent.snapshots import devices
+from hetagent.snapshots.devices import Copies, Devices
 from hetagent.snapshots.folder import Folder
 
 
@@ -68,6 +72,54 @@ def test_what_something_else_has_changed_is_not_saved_between_steps(tmp_path: Pa
         job.snaps.step(4)
     job.snaps.save_now()
     assert Job(tmp_path, adamw).snaps.load() == 3
+
+
+class Late(Copies):
+    """Copies that a device makes only when the next change by an optimizer, or the script, waits for them."""
+
+    def __init__(self, streams: Sequence[torch.Stream]) -> None:
+        super().__init__(streams)
+        self._left: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._made = threading.Event()
+
+    def copy(self, source: torch.Tensor, into: torch.Tensor) -> None:
+        self._left.append((source.detach(), into))
+
+    def come_first(self) -> None:
+        for source, into in self._left:
+            into.copy_(source)
+        self._made.set()
+
+    def wait(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            self.come_first()
+        assert self._made.wait(30)
+
+
+@pytest.mark.parametrize("silent", [False, True], ids=["an optimizer tells next", "a step ends first"])
+def test_what_something_else_changes_while_a_device_copies_it_is_discarded_and_the_next_copy_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silent: bool
+) -> None:
+    job = rare(tmp_path)
+    job.train(0, 3)
+    job.snaps.save_now()
+    monkeypatch.setattr(Devices, "__bool__", lambda self: True)
+    monkeypatch.setattr(devices, "Copies", Late)
+    job.snaps._schedule.is_due = lambda *_, **__: True  # type: ignore[method-assign]
+    job.train(3, 4, saves=False)
+    job.snaps.step(4)
+    with torch.no_grad():
+        job.model.unused.weight.add_(1)
+    if silent:
+        job.snaps.step(5)
+    job.train(5, 6, saves=False)
+    settle(job.snaps)
+    assert [stamp.step for stamp, slot in Folder(tmp_path).slots().items() if slot.indexes()] == [3]
+    job.snaps.step(6)
+    settle(job.snaps)
+    again = Job(tmp_path, adamw)
+    assert again.snaps.load() == 6
+    assert_same(again.everything(), job.everything())
 
 
 def test_where_nothing_tells_what_is_due_is_taken_within_the_step_and_it_is_said(

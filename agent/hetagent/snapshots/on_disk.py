@@ -80,6 +80,9 @@ def path_of(text: str) -> Path:
     return cast("Path", found)
 
 
+DANGER = "whoever can change snapshots has the job run code of theirs"
+
+
 def require_own(path: Path) -> None:
     """Check that nobody else can write to a directory or a file: who loads a snapshot runs the code that is in it.
 
@@ -92,24 +95,25 @@ def require_own(path: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         for each in dict.fromkeys((path.absolute(), path.resolve())):
             stats, above = each.lstat(), each.parent.stat()
-            # Its group is often this user's alone, and the directory was made with umask 002.
-            others = 0o002 if above.st_gid == os.getegid() == os.geteuid() else OTHERS
             _require(each, stats, 0 if stat.S_ISLNK(stats.st_mode) else OTHERS, "chmod -R go-w")
-            mend = "take a new directory below it, or chmod go-w"
-            _require(each.parent, above, 0 if above.st_mode & stat.S_ISVTX else others, mend)
+            if above.st_mode & 0o002 and not above.st_mode & stat.S_ISVTX:  # a group may share what is above
+                raise SnapshotError(
+                    _writable(each.parent, above, "take a new directory below it, or chmod o-w")
+                )
 
 
 def _require(path: Path, stats: os.stat_result, others: int, mend: str) -> None:
-    danger = "whoever can change snapshots has the job run code of theirs"
     if stats.st_uid not in (os.geteuid(), 0):
         raise SnapshotError(
-            f"{path} belongs to user {stats.st_uid}, not to {os.geteuid()}, who runs this, and {danger}: "
+            f"{path} belongs to user {stats.st_uid}, not to {os.geteuid()}, who runs this, and {DANGER}: "
             f"take another directory, or chown -R {os.geteuid()} {path}"
         )
     if stats.st_mode & others:
-        raise SnapshotError(
-            f"others can write to {path} (mode {stats.st_mode & 0o7777:o}), and {danger}: {mend} {path}"
-        )
+        raise SnapshotError(_writable(path, stats, mend))
+
+
+def _writable(path: Path, stats: os.stat_result, mend: str) -> str:
+    return f"others can write to {path} (mode {stats.st_mode & 0o7777:o}), and {DANGER}: {mend} {path}"
 
 
 def remove(path: Path) -> None:

@@ -18,14 +18,14 @@ from hetrdzv.core.commands import (
     Tick,
     Undrain,
 )
-from hetrdzv.core.directive import directive, heading
-from hetrdzv.core.group import empty
+from hetrdzv.core.directive import directive, directive_head
+from hetrdzv.core.group import new_group
 from hetrdzv.core.invariants import check
 from hetrdzv.core.model import Group, Node, Round, Stall
 from hetrdzv.core.why import why
 from hetrdzv.protocol.directive import Directive, Start
 from hetrdzv.protocol.failure import Failure, RootCause
-from hetrdzv.protocol.reasons.reason import Reason, shown
+from hetrdzv.protocol.reasons.reason import Reason, full_text
 from hetrdzv.protocol.states import ReportKind
 from tests.core.leases import deadline, step
 from tests.support.hangs import behind
@@ -43,7 +43,7 @@ class Story:
 
     def __init__(self, **spec: Any) -> None:
         self.now = 100.0
-        self.group: Group = empty("g", self.now)
+        self.group: Group = new_group("g", self.now)
         self.events: list[Reason] = []
         self.spec = spec
 
@@ -104,7 +104,7 @@ class Story:
     def renew(self, *node_ids: str) -> None:
         for node_id in node_ids:
             node = self.group.nodes[node_id]
-            self.do(Renew(node_id, node.incarnation, heading(self.group, node).version))
+            self.do(Renew(node_id, node.incarnation, directive_head(self.group, node).version))
 
     def cut(self, node_id: str) -> None:
         self.do(Disconnect(node_id, self.group.nodes[node_id].incarnation))
@@ -181,7 +181,7 @@ class Story:
     @property
     def why(self) -> str:
         """The same in a sentence."""
-        return shown(self.reason, self.now)
+        return full_text(self.reason, self.now)
 
     def start(self, node_id: str) -> Start:
         start = self.told(node_id).start

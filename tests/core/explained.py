@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from hetrdzv.protocol.failure import Ended, Failure
+from hetrdzv.protocol.failure import EarlierExits, Failure
 from hetrdzv.protocol.reasons import ends
 from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.reasons.waiting import Ready
@@ -16,7 +16,7 @@ def ready(node_ids: Iterable[str], want: int, slots: int | None = None) -> Ready
 
 
 def failed(
-    node_id: str, rank: int = 0, exit_code: int | None = 1, before: Ended | None = None, **more: Any
+    node_id: str, rank: int = 0, exit_code: int | None = 1, before: EarlierExits | None = None, **more: Any
 ) -> Reason:
     """Why a round ends of which a worker has failed as `Story.failed` says."""
     fields = {"local_rank": 0, "message": "Traceback: boom", **more}

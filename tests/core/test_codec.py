@@ -131,6 +131,6 @@ def test_many_mistakes_are_counted_only() -> None:
 
 
 def test_a_value_that_was_made_here_can_be_checked() -> None:
-    assert codec.checked(Outer, WHOLE) == WHOLE
+    assert codec.validate(Outer, WHOLE) == WHOLE
     with pytest.raises(Malformed, match="slots: Input should be less than or equal to 1024"):
-        codec.checked(Outer, Outer(node_id="a", slots=2_000))
+        codec.validate(Outer, Outer(node_id="a", slots=2_000))

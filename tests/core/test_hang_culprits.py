@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetrdzv.core import hangs
-from hetrdzv.core.hangs import judge
+from hetrdzv.core.hangs import find_hang
 from hetrdzv.protocol.progress import Collectives, Worker
 from hetrdzv.protocol.reasons.hangs import Hang
 
@@ -199,7 +199,7 @@ STALLS = {
 def test_who_is_blamed(verdict: str) -> None:
     workers = STALLS[verdict]
     for order in (workers, workers[::-1]):
-        found = judge(order, 2 if len(workers) == 2 else 4, node_of)
+        found = find_hang(order, 2 if len(workers) == 2 else 4, node_of)
         assert found is not None
         assert f"{found.kind} {list(found.ranks)} {found.for_s:g}: {found.message()}" == verdict
 
@@ -265,7 +265,7 @@ NO_STALLS = {
 
 @pytest.mark.parametrize("case", NO_STALLS)
 def test_nobody_is_blamed(case: str) -> None:
-    assert judge(NO_STALLS[case], 4, node_of) is None
+    assert find_hang(NO_STALLS[case], 4, node_of) is None
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ def test_nobody_is_blamed(case: str) -> None:
 def test_whether_those_behind_burn_cpu_or_sleep_is_said_where_it_is_known(shares, cpu: str) -> None:
     first = 4 - len(shares)
     late = [worker(first + number, done(8), cpu=share) for number, share in enumerate(shares)]
-    verdict = judge([worker(rank, at(9), cpu=0.0) for rank in range(first)] + late, 4, node_of)
+    verdict = find_hang([worker(rank, at(9), cpu=0.0) for rank in range(first)] + late, 4, node_of)
     assert message(verdict).endswith(f" at collective 8 of 9{cpu}")
 
 
@@ -351,7 +351,7 @@ def test_a_sleeper_is_blamed_and_no_other(job: Job, sleeper: int, sleeps_after: 
     world_size, _, order = job
     sleeper %= world_size
     moves = random.Random(seed).choices(range(world_size), k=200 * world_size)
-    verdict = judge(run(job, moves, sleeper, sleeps_after), world_size, node_of)
+    verdict = find_hang(run(job, moves, sleeper, sleeps_after), world_size, node_of)
     assert verdict is not None
     assert verdict.kind == "behind"
     if verdict.ranks or sleeps_after >= len(
@@ -365,15 +365,15 @@ def test_a_sleeper_is_blamed_and_no_other(job: Job, sleeper: int, sleeps_after: 
 def test_in_a_healthy_job_nobody_is_blamed(job: Job, length: int, seed: int) -> None:
     """At any moment: those who wait for others have done so for long, and those who can go on have moved lately."""
     moves = random.Random(seed).choices(range(job[0]), k=length)
-    assert judge(run(job, moves), job[0], node_of) is None
+    assert find_hang(run(job, moves), job[0], node_of) is None
 
 
 def test_a_hang_with_its_time_and_what_makes_it_another() -> None:
-    verdict = judge(SLEEPER, 4, node_of)
+    verdict = find_hang(SLEEPER, 4, node_of)
     assert verdict is not None
     assert verdict.message(40).startswith("ranks 0 to 2 have waited 40 s for rank 3 (gpu2), which is at")
-    later = judge([*(worker(rank, at(17_205)) for rank in range(3)), worker(3, done(17_204))], 4, node_of)
-    moved = judge([*(worker(rank, at(9)) for rank in (0, 1, 3)), worker(2, done(8))], 4, node_of)
+    later = find_hang([*(worker(rank, at(17_205)) for rank in range(3)), worker(3, done(17_204))], 4, node_of)
+    moved = find_hang([*(worker(rank, at(9)) for rank in (0, 1, 3)), worker(2, done(8))], 4, node_of)
     assert later is not None
     assert moved is not None
     assert verdict.identity == later.identity != moved.identity
@@ -389,13 +389,13 @@ def test_places_are_bounded_by_what_workers_report(
 ) -> None:
     """A process group of `size` members was expanded to a place for each of them: 32 times the world squared."""
     places: list[object] = []
-    make = hangs.Place
+    make = hangs.WorkerPosition
 
-    def counted(*args: object) -> hangs.Place:
+    def counted(*args: object) -> hangs.WorkerPosition:
         places.append(args)
         return make(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(hangs, "Place", counted)
+    monkeypatch.setattr(hangs, "WorkerPosition", counted)
     workers = [
         Worker(
             rank=rank,
@@ -409,7 +409,7 @@ def test_places_are_bounded_by_what_workers_report(
         )
         for rank in range(400)
     ]
-    assert judge(workers, 400, eights) is not None
+    assert find_hang(workers, 400, eights) is not None
     assert len(places) <= (32 + hangs.MOST_WIDE) * len(workers)
 
 
@@ -431,7 +431,7 @@ def test_a_worker_among_8000_that_others_wait_for_is_named() -> None:
         )
         for rank in range(8000)
     ]
-    verdict = judge(workers, 8000, eights)
+    verdict = find_hang(workers, 8000, eights)
     assert verdict is not None
     assert verdict.ranks == (5003,)
     assert [(node.node_id, str(node.ranks)) for node in verdict.culprits] == [("n625", "rank 5003")]

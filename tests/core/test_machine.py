@@ -28,7 +28,7 @@ from hetrdzv.core.commands import (
     Undrain,
 )
 from hetrdzv.core.directive import directive
-from hetrdzv.core.group import empty
+from hetrdzv.core.group import new_group
 from hetrdzv.core.invariants import check
 from hetrdzv.core.model import Group, Stall
 from hetrdzv.core.selection.candidates import ready_nodes
@@ -127,7 +127,7 @@ class GroupMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 50.0
-        self.group: Group = empty("g", self.now)
+        self.group: Group = new_group("g", self.now)
         self.agents: dict[str, Agent] = {}
         self.past: list[Agent] = []
         self.births = 0
@@ -191,7 +191,7 @@ class GroupMachine(RuleBasedStateMachine):
                 assert after.round.members == before.round.members
                 assert after.round.restart_count == before.round.restart_count
                 assert before.round.end is None or after.round.end is not None
-                if before.round.end is not None and before.round.end.judged:
+                if before.round.end is not None and before.round.end.is_judged:
                     assert after.round.end == before.round.end
             elif before.job == after.job:
                 assert before.round.end is not None or not before.state.terminal
@@ -202,7 +202,7 @@ class GroupMachine(RuleBasedStateMachine):
             if spent > 0:
                 assert before.round is not None
                 ended = before.round.end
-                assert ended is None or not ended.judged, "one end cost two restarts"
+                assert ended is None or not ended.is_judged, "one end cost two restarts"
                 assert ended is None or ended.kind is EndKind.FAILED, f"{ended.kind} cost a restart"
                 self.check_judged(before, after)
             if before.state.terminal:
@@ -227,7 +227,7 @@ class GroupMachine(RuleBasedStateMachine):
         overdue = ended.end is not None and self.now >= ended.end.at + before.spec.stop_timeout_s + 5.0
         for member in ended.members:
             node = after.nodes[member.node_id]
-            was = before.speaker(member)
+            was = before.current_node(member)
             done = member.node_id in ended.finished or (was is not None and was.phase == "succeeded")
             if not done and (member.incarnation, ended.number) not in self.gave_up:
                 assert node.incarnation == member.incarnation, "a replaced member was not the cause"
@@ -567,9 +567,14 @@ class GroupMachine(RuleBasedStateMachine):
     def a_hopeless_script_is_not_restarted(self) -> None:
         current = self.group.round
         end = current.end if current is not None else None
-        if self.group.state != "waiting" or end is None or not end.judged or end.kind is not EndKind.FAILED:
+        if (
+            self.group.state != "waiting"
+            or end is None
+            or not end.is_judged
+            or end.kind is not EndKind.FAILED
+        ):
             return  # else a node was lost or drained meanwhile
-        failed = [node.failure for node in self.group.nodes.values() if self.group.in_round(node)]
+        failed = [node.failure for node in self.group.nodes.values() if self.group.is_in_round(node)]
         assert not any(failure.permanent for failure in failed if failure is not None)
 
     @invariant()

@@ -7,8 +7,15 @@ from dataclasses import replace
 from itertools import combinations, permutations
 
 from hetrdzv.core.model import Node
-from hetrdzv.core.selection.order import Past, ReplacementKey, fill, in_order, may_be_master, place
-from hetrdzv.core.selection.select import Lack, Selection, Shortfall, select
+from hetrdzv.core.selection.order import (
+    ReplacementKey,
+    RoundHistory,
+    assign_ranks,
+    match_replacements,
+    may_be_master,
+    order_nodes,
+)
+from hetrdzv.core.selection.select import Selection, Shortfall, ShortfallKind, select
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.texts.ids import natural_key
 from tests.support.needs import ALL
@@ -29,7 +36,7 @@ def node(node_id: str, slots: int = 1, weight: float = 1.0, **labels: str) -> No
     )
 
 
-World = tuple[list[Node], Past]
+World = tuple[list[Node], RoundHistory]
 """Ready nodes, and a last round, some nodes of which are gone."""
 
 
@@ -57,7 +64,7 @@ def world(dice: random.Random, *, alike: bool = False) -> World:
         found[node_id] = node(node_id, slots, weight, **kept)
     ready = dice.sample(IDS, dice.randint(1, len(IDS)))
     seats = dice.sample(IDS, dice.randint(0, len(IDS)))
-    past = Past({one: found[one].slots for one in seats if dice.random() < 0.5}, found, seats)
+    past = RoundHistory({one: found[one].slots for one in seats if dice.random() < 0.5}, found, seats)
     return [found[node_id] for node_id in ready], past
 
 
@@ -69,7 +76,7 @@ def ids(nodes: Sequence[Node]) -> list[str]:
 
 
 def test_of_several_spares_the_like_of_the_gap_is_taken() -> None:
-    past = Past({"a": 8, "b": 4}, {"b": node("b", 4, rack="2")}, ("a", "b"))
+    past = RoundHistory({"a": 8, "b": 4}, {"b": node("b", 4, rack="2")}, ("a", "b"))
     spares = [node("c", 8), node("d", 4, rack="1"), node("e", 4, rack="2")]
 
     def taken(*ready: Node, order: str = "sticky") -> list[str]:
@@ -99,7 +106,7 @@ def test_gaps_are_filled_as_well_as_they_can_be(dice: random.Random) -> None:
         alike = [(gap == one) + (gap[1] == one[1]) for gap, one in pairs if gap[0] == one[0]]
         return [*(sum(number >= least for number in alike) for least in (2, 1, 0)), len(pairs)]
 
-    found = fill(
+    found = match_replacements(
         {f"g{number}": kind for number, kind in enumerate(gaps)},
         {f"n{number}": kind for number, kind in enumerate(newcomers)},
     )
@@ -135,11 +142,11 @@ def test_every_two_nodes_stand_as_the_rule_says(dice: random.Random) -> None:
     nodes, past = world(dice)
     order, master = dice.choice(ORDERS), dice.choice(nodes)
     spec = GroupSpec(rank_order=order)
-    ordered, places = in_order(spec, nodes, past)
+    ordered, places = order_nodes(spec, nodes, past)
     assert sorted(ids(ordered)) == sorted(ids(nodes))
     assert all(stands_before(order, one, other) for one, other in combinations(ordered, 2))
-    assert in_order(spec, reversed(nodes), past) == (ordered, places), "the order of joins counts"
-    forced, _ = in_order(spec, nodes, past, master.node_id)
+    assert order_nodes(spec, reversed(nodes), past) == (ordered, places), "the order of joins counts"
+    forced, _ = order_nodes(spec, nodes, past, master.node_id)
     assert forced[0] is master
 
 
@@ -148,8 +155,8 @@ def test_a_master_takes_its_rack_with_it(dice: random.Random) -> None:
     """Zones and racks stay whole, those of the master come first, and the others keep their order."""
     nodes, past = world(dice)
     spec, master = GroupSpec(rank_order="topology:zone,rack"), dice.choice(nodes)
-    ordered, _ = in_order(spec, nodes, past, master.node_id)
-    free, _ = in_order(spec, nodes, past)
+    ordered, _ = order_nodes(spec, nodes, past, master.node_id)
+    free, _ = order_nodes(spec, nodes, past)
     zone, rack = (master.labels.get(name) for name in ("zone", "rack"))
     by_zone = [each for each in free if each.labels.get("zone") == zone]
     by_rack = [each for each in by_zone if each.labels.get("rack") == rack]
@@ -176,10 +183,10 @@ def test_only_who_may_be_master_is(dice: random.Random) -> None:
     allowed = [each for each in nodes if may_be_master(spec, each)]
     if not allowed:
         assert isinstance(answer, Shortfall)
-        assert (answer.lack, answer.final) == (Lack.ALLOWED_MASTER, False)
+        assert (answer.kind, answer.final) == (ShortfallKind.ALLOWED_MASTER, False)
         return
     assert isinstance(answer, Selection), "one node alone is enough"
-    members, _ = place(spec, answer.nodes, past, answer.master)
+    members, _ = assign_ranks(spec, answer.nodes, past, answer.master)
     assert members[0].node_id in ids(allowed)
     assert all((member.node_id, members[0].node_id) not in cut for member in members)
     free = select(GroupSpec(rank_order=order, max_nodes=most), nodes, past)
@@ -189,6 +196,6 @@ def test_only_who_may_be_master_is(dice: random.Random) -> None:
         missing = set(ids(free.nodes)) - set(ids(answer.nodes))
         assert len(missing) == (not set(ids(allowed)) & set(ids(free.nodes))), "more than one gave way"
         if not missing:
-            in_free, _ = place(spec, free.nodes, past)
+            in_free, _ = assign_ranks(spec, free.nodes, past)
             first = next(member for member in in_free if member.node_id in ids(allowed))
             assert members[0].node_id == first.node_id, "another than the first that may"

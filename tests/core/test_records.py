@@ -13,10 +13,17 @@ from hetrdzv.core.model import Stall
 from hetrdzv.core.rounds.records import ROUNDS_KEPT, rounds_of, with_record
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.failure import Failure
-from hetrdzv.protocol.progress import Moved
+from hetrdzv.protocol.progress import ProgressTimes
 from hetrdzv.protocol.reasons import ends
 from hetrdzv.protocol.reasons.reason import ReasonCode
-from hetrdzv.protocol.rounds import RoundRecord, down_after, share_trained, time_text, total_time, with_downs
+from hetrdzv.protocol.rounds import (
+    RoundRecord,
+    downtime_after,
+    share_trained,
+    time_text,
+    total_time,
+    with_downtimes,
+)
 from hetrdzv.protocol.states import NodePhase
 from tests.core.driver import Story
 from tests.support.hangs import behind
@@ -37,7 +44,7 @@ class Trained(Story):
         """The workers of the newest round ask for their first collective."""
         self.do(NoteTraining(self.round.number, self.now))
 
-    def dies(self, moved: Moved | None) -> None:
+    def dies(self, moved: ProgressTimes | None) -> None:
         """A worker of a fails; when the workers there moved."""
         self.report("a", "failed", failure=Failure(local_rank=0, rank=0, exit_code=1), moved=moved)
 
@@ -49,7 +56,7 @@ def starting(*node_ids: str, **spec: Any) -> Trained:
     story.wait(1.0)
     story.now += 2.0
     for node_id in node_ids:
-        story.report(node_id, "started", moved=Moved())
+        story.report(node_id, "started", moved=ProgressTimes())
     return story
 
 
@@ -85,7 +92,7 @@ def test_a_failure_costs_four_parts_of_time() -> None:
     assert (first.number, first.ended_by, first.cost_restart, second.ended_by) == (1, "failed", True, "")
     assert first.reason is not None
     assert first.reason.message == story.said("restart_spent")[0].cause.message  # type: ignore[union-attr]
-    down = down_after(first, second)
+    down = downtime_after(first, second)
     assert down is not None
     assert (down.parts, str(down)) == ((0.5, 4.0, 0.0, 6.0), "10 s")
     total = total_time(story.rounds)
@@ -93,7 +100,7 @@ def test_a_failure_costs_four_parts_of_time() -> None:
     assert time_text(total) == (
         "trained 1 min 29 s of 1 min 42 s (87.6 %); starting up 8.0 s, noticing 0.5 s, stopping 4.0 s"
     )
-    assert with_downs(story.rounds)[1] == (second, None)
+    assert with_downtimes(story.rounds)[1] == (second, None)
 
 
 @pytest.mark.parametrize(("raised_s", "noticed_s"), [(3.0, 3.5), (3e7, 59.5)])
@@ -129,7 +136,7 @@ def test_a_lost_node_is_noticed_late_and_waited_for() -> None:
         "stopping": 2.0,
         "waiting": 20.0,
     }
-    assert str(down_after(first, None)) == "27 s so far"
+    assert str(downtime_after(first, None)) == "27 s so far"
 
 
 def test_a_failure_that_was_a_loss_is_told_as_one() -> None:
@@ -149,7 +156,7 @@ def test_the_last_round_of_a_job_costs_nothing(act: str, outcome: str) -> None:
     story.succeeded("a") if act == "succeeded" else story.cancel()
     story.now += 500.0
     (only,) = story.rounds
-    assert (only.ended_by, only.is_last, down_after(only, None)) == (outcome, True, None)
+    assert (only.ended_by, only.is_last, downtime_after(only, None)) == (outcome, True, None)
     assert only.time == {"starting_up": 2.0, "training": 10.0}  # what comes after a job is nobody's loss
     assert story.told("a").time == only.time
 
@@ -172,7 +179,7 @@ def test_another_job_keeps_the_records_and_has_a_time_of_its_own() -> None:
     story.wait(300.0)
     story.join("a", inc="a-2")
     story.wait(1.0)
-    story.report("a", "started", moved=Moved(began_s=0.0, idle_s=0.0))
+    story.report("a", "started", moved=ProgressTimes(began_s=0.0, idle_s=0.0))
     story.succeeded("a")
     assert [record.job for record in story.rounds] == [1, 2]
     assert story.told("a").time == story.times[1]
@@ -192,21 +199,21 @@ def test_training_begins_with_the_first_collective_and_ends_with_the_last() -> N
     story.wait(10.0)
     story.do(NoteTraining(1, story.now - 3.0))
     story.wait(20.0)
-    story.dies(Moved(began_s=23.0, idle_s=4.0))
+    story.dies(ProgressTimes(began_s=23.0, idle_s=4.0))
     assert story.times == [{"starting_up": 9.0, "training": 19.0, "idle": 4.0}]
 
 
 def test_a_report_tells_of_training_that_nobody_had_told_of() -> None:
     story = starting("a", "b")
     story.wait(10.0)
-    story.dies(Moved(began_s=0.4, idle_s=0.1))
+    story.dies(ProgressTimes(began_s=0.4, idle_s=0.1))
     assert story.times == [{"starting_up": 11.6, "training": 0.3, "idle": 0.1}]
     codes = [event.code for event in story.events]
     assert codes.index("training_began") < codes.index("round_ended")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("started", [None, Moved()], ids=["never seen", "not seen at its end"])
-def test_what_nobody_can_see_is_unknown(started: Moved | None) -> None:
+@pytest.mark.parametrize("started", [None, ProgressTimes()], ids=["never seen", "not seen at its end"])
+def test_what_nobody_can_see_is_unknown(started: ProgressTimes | None) -> None:
     story = Trained(min_nodes=1, last_call_s=0.0, lease_s=60.0)
     story.join("a")
     story.now += 2.0
@@ -254,7 +261,7 @@ def acts(story: Trained, rng: random.Random) -> Iterator[None]:
                     number += known is None or known.phase in (NodePhase.LEFT, NodePhase.LOST)
                     story.join(node_id, inc=f"{node_id}-{number}" if number else None)
                 case 3 | 4:
-                    story.report(node_id, "started", moved=rng.choice((None, Moved())))
+                    story.report(node_id, "started", moved=rng.choice((None, ProgressTimes())))
                 case 5:
                     story.failed(node_id, age_s=rng.choice((0.0, 0.5, 100.0)))
                 case 6:

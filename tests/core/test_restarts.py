@@ -7,7 +7,7 @@ import pytest
 from hetrdzv.core.commands import Renew
 from hetrdzv.core.rounds.transitions import GONE_NODES_KEPT
 from hetrdzv.protocol.errors import NotFound, StaleIncarnation
-from hetrdzv.protocol.failure import Ended
+from hetrdzv.protocol.failure import EarlierExits
 from hetrdzv.protocol.reasons import ends, events, waiting
 from hetrdzv.protocol.reasons.reason import ReasonCode
 from hetrdzv.protocol.texts.who import Nodes
@@ -278,7 +278,7 @@ def test_who_is_forgotten_is_no_longer_out_of_reach() -> None:
 @pytest.mark.parametrize(("reported_s", "known"), [(1.0, True), (0.1, False)])
 def test_who_had_ended_well_before_the_failure_is_named_with_it(reported_s: float, known: bool) -> None:
     """Its node succeeded, or tells of it once the round is over; whoever ended later explains nothing."""
-    of_c = Ended(node_id="c", rank=2)
+    of_c = EarlierExits(node_id="c", rank=2)
     story = running("a", "b", "c", max_restarts=0)
     story.failed("a", age_s=0.5)
     for _ in range(2):  # the answer to the first was lost
@@ -288,7 +288,7 @@ def test_who_had_ended_well_before_the_failure_is_named_with_it(reported_s: floa
     assert story.round.end.before == (of_c if known else None)
     story = play("""
         running a b max_restarts=9; succeeded a; failed b rank=1 final=True; leave a; leave b; state = failed""")
-    assert story.root_cause.reason == failed("b", 1, before=Ended(node_id="a", rank=0))
+    assert story.root_cause.reason == failed("b", 1, before=EarlierExits(node_id="a", rank=0))
 
 
 # -- used last -----------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import pytest
 
 from hetrdzv.core.model import Node
 from hetrdzv.core.selection import order as ordering
-from hetrdzv.core.selection.order import Past
+from hetrdzv.core.selection.order import RoundHistory
 from hetrdzv.core.selection.select import Selection, select
 from hetrdzv.protocol.directive import Member
 from hetrdzv.protocol.reasons import waiting, warnings
@@ -37,11 +37,11 @@ def place(
     unreachable: AbstractSet[tuple[str, str]] = frozenset(),
 ) -> tuple[Sequence[Member], Sequence[str]]:
     """Select and order the nodes of the next round; one without members where none can form."""
-    past = Past(dict.fromkeys(last, 1), seats=seats, unreachable=unreachable)
+    past = RoundHistory(dict.fromkeys(last, 1), seats=seats, unreachable=unreachable)
     answer = select(spec, ready, past)
     if not isinstance(answer, Selection):
         return (), ()
-    return ordering.place(spec, answer.nodes, past, answer.master)
+    return ordering.assign_ranks(spec, answer.nodes, past, answer.master)
 
 
 def order(*args: object, min_nodes: int = 1, max_nodes: int | None = None, **kwargs: object) -> list[str]:

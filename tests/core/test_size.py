@@ -2,7 +2,7 @@
 
 import pytest
 
-from hetrdzv.core.directive import directive, heading
+from hetrdzv.core.directive import directive, directive_head
 from hetrdzv.protocol.texts.ids import is_loopback, natural_key
 from tests.core.driver import Story
 
@@ -31,7 +31,7 @@ def test_a_heading_makes_no_text() -> None:
     story = Story(min_nodes=MANY + 1)
     story.joins(*(f"n{number}" for number in range(MANY)))
     before = sorted_names()
-    assert heading(story.group, story.group.nodes["n7"]).version == "1.wait.0.waiting"
+    assert directive_head(story.group, story.group.nodes["n7"]).version == "1.wait.0.waiting"
     assert sorted_names() == before
 
 

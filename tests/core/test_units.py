@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from hetrdzv.core.model import Node
-from hetrdzv.core.selection.order import Past, may_be_master
-from hetrdzv.core.selection.select import Lack, Selection
+from hetrdzv.core.selection.order import RoundHistory, may_be_master
+from hetrdzv.core.selection.select import Selection, ShortfallKind
 from hetrdzv.protocol.errors import InvalidSpec
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.texts.ids import natural_key
@@ -61,15 +61,15 @@ def test_the_best_set_of_units_is_taken(apart: bool) -> None:
         case = Case(
             random_spec(dice),
             nodes,
-            Past(
+            RoundHistory(
                 seats=tuple(name for name in names if dice.random() < 0.6),
                 slots=dict.fromkeys((name for name in names if dice.random() < 0.5), 1),
                 unreachable=frozenset(dice.sample(pairs, min(len(pairs), 4))) if apart else frozenset(),
-                used_last=frozenset(name for name in names if dice.random() < 0.1),
+                last_resort_nodes=frozenset(name for name in names if dice.random() < 0.1),
             ),
         )
         answer = case.answer()
-        seen["taken" if isinstance(answer, Selection) else answer.lack] += 1
+        seen["taken" if isinstance(answer, Selection) else answer.kind] += 1
         if not apart:
             found = [one.node_id for one in answer.nodes] if isinstance(answer, Selection) else None
             best = best_of_all(case)
@@ -82,7 +82,11 @@ def test_the_best_set_of_units_is_taken(apart: bool) -> None:
         worlds = [sum(one.slots for one in nodes if one.node_id in largest) for largest in served]
         world = answer.world_size if isinstance(answer, Selection) else 0
         assert world == max(worlds, default=0), f"seed {seed}: {world}, not {worlds}"
-    assert seen.keys() >= {"taken", Lack.WORLD, Lack.MASTER if apart else Lack.ALLOWED_MASTER}, seen
+    assert seen.keys() >= {
+        "taken",
+        ShortfallKind.WORLD,
+        ShortfallKind.MASTER if apart else ShortfallKind.ALLOWED_MASTER,
+    }, seen
 
 
 def serving(case: Case, master: Node) -> Case:

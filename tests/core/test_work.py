@@ -8,9 +8,9 @@ import pytest
 
 from hetrdzv.core.model import Node
 from hetrdzv.core.selection import best_set
-from hetrdzv.core.selection.best_set import Worlds
-from hetrdzv.core.selection.order import Past
-from hetrdzv.core.selection.select import MOST_TRIED, Lack, Selection, Shortfall, select
+from hetrdzv.core.selection.best_set import WorldSizes
+from hetrdzv.core.selection.order import RoundHistory
+from hetrdzv.core.selection.select import MOST_TRIED, Selection, Shortfall, ShortfallKind, select
 from hetrdzv.protocol.settings import GroupSpec
 
 
@@ -27,7 +27,7 @@ def test_a_selection_among_many_unlike_nodes_looks_at_few(
     calls: list[int] = []
     exact = best_set._exact
 
-    def counted(items: Sequence[best_set.Item], worlds: Worlds, *more: Any) -> list[best_set.Item] | None:
+    def counted(items: Sequence[best_set.Item], worlds: WorldSizes, *more: Any) -> list[best_set.Item] | None:
         assert best_set._is_small(items, worlds)
         calls.append(len(items))
         return exact(items, worlds, *more)
@@ -56,7 +56,7 @@ def test_a_selection_among_many_unlike_nodes_looks_at_few(
     )
     masters = frozenset(one.node_id for one in ready if one.labels.get("public"))
     # so that the first choice has none of them
-    answer = select(spec, ready, Past(unreachable=pairs, used_last=masters))
+    answer = select(spec, ready, RoundHistory(unreachable=pairs, last_resort_nodes=masters))
     assert len(calls) <= 3 * (1 + MOST_TRIED) ** 2
     assert len(compared) <= len(ready)
     assert isinstance(answer, Selection)
@@ -72,16 +72,16 @@ def test_world_sizes_are_walked_only_as_far_as_the_nodes_to_choose_from_go(
 ) -> None:
     """An odd number of slots is taken anyway, the last nodes have even ones: no multiple of 2 is found at first."""
     walked: list[int] = []
-    downward = Worlds.downward
+    downward = WorldSizes.sizes_down_from
 
-    def counted(worlds: Worlds, size: int) -> Iterator[int]:
+    def counted(worlds: WorldSizes, size: int) -> Iterator[int]:
         for each in downward(worlds, size):
             walked.append(each)
             yield each
 
-    monkeypatch.setattr(Worlds, "downward", counted)
+    monkeypatch.setattr(WorldSizes, "sizes_down_from", counted)
     items = [best_set.Item(f"n{number}", 1023 if number < 501 else 1024) for number in range(1_000)]
-    found = best_set.best_set(items, Worlds.of(GroupSpec(world_size_multiple=2)))
+    found = best_set.best_set(items, WorldSizes.of(GroupSpec(world_size_multiple=2)))
     assert found is not None
     assert sum(item.slots for item in found) == 500 * 1023 + 499 * 1024
     assert len(walked) <= best_set.MOST_EXACT * 1024
@@ -122,4 +122,4 @@ def test_a_unit_that_must_be_taken_is_not_larger_than_max_nodes() -> None:
     small = [node(number, 1, rack="b") for number in range(4, 6)]
     answer = select(GroupSpec(unit="rack", master="public=yes", max_nodes=3), [*large, *small])
     assert isinstance(answer, Shortfall)
-    assert answer.lack is Lack.ALLOWED_MASTER
+    assert answer.kind is ShortfallKind.ALLOWED_MASTER

@@ -8,7 +8,7 @@ import pytest
 
 from hetrdzv.core.model import Node
 from hetrdzv.core.selection import best_set
-from hetrdzv.core.selection.order import Past
+from hetrdzv.core.selection.order import RoundHistory
 from hetrdzv.core.selection.select import Selection, Shortfall
 from hetrdzv.protocol.errors import InvalidSpec
 from hetrdzv.protocol.settings import GroupSpec
@@ -60,7 +60,7 @@ def random_case(rng: random.Random) -> Case:
     rng.shuffle(seats)
     last = tuple(name for name in seats if rng.random() < 0.7)
     late = frozenset(name for name in names if rng.random() < 0.15)
-    return Case(spec, ready, Past(dict.fromkeys(last, 1), seats=seats, used_last=late))
+    return Case(spec, ready, RoundHistory(dict.fromkeys(last, 1), seats=seats, last_resort_nodes=late))
 
 
 def test_the_best_set_is_chosen() -> None:
@@ -121,7 +121,7 @@ def test_who_reaches_the_master_makes_the_largest_world() -> None:
 def test_a_master_is_taken_where_the_best_set_cannot_be_found_for_certain() -> None:
     dice = random.Random(1)
     items = [best_set.Item(f"n{number:02}", dice.randint(1, 1024)) for number in range(64)]
-    worlds = best_set.Worlds(least=16000, most=16384, multiple=7, min_nodes=20, max_nodes=40)
+    worlds = best_set.WorldSizes(least=16000, most=16384, multiple=7, min_nodes=20, max_nodes=40)
     found = best_set.best_set(items[:63], worlds, items[63:])
     assert found is not None
     assert "n63" in {item.name for item in found}

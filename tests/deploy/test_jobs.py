@@ -8,7 +8,7 @@ import pytest
 from hetagent import statuses
 from hetagent.cli.parse import parse
 from hetrdzv.cli import hetctl
-from hetrdzv.client import servers_from
+from hetrdzv.client import parse_server_urls
 from tests.support import manifests
 from tests.support.cluster import Agent, Cluster, cluster
 
@@ -55,7 +55,7 @@ def test_the_job_is_made_beforehand_and_the_agents_take_it_as_it_is(pool: manife
     server, token, create, group, *settings = pool.create
     assert create == "create"
     assert group == options.group
-    assert servers_from(server.removeprefix("--server=")) == list(options.servers)
+    assert parse_server_urls(server.removeprefix("--server=")) == list(options.servers)
     assert token == f"--token-file={options.token_file}"
     with hetctl.cli.commands["create"].make_context("create", [group, *settings]) as context:
         spec = context.params

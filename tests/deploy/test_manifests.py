@@ -19,7 +19,7 @@ import yaml
 
 from hetagent.cli.parse import parse
 from hetrdzv.cli import hetserver
-from hetrdzv.client import servers_from
+from hetrdzv.client import parse_server_urls
 from hetrdzv.protocol.settings import DEFAULTS
 from hetrdzv.protocol.states import GroupState
 from hetrdzv.service.metrics import Metrics
@@ -122,7 +122,7 @@ def test_every_start_is_one_that_our_programs_take(name: str, arguments: list[st
             from hetrdzv.storage.etcd.access import access_from
 
             access_from(options["store"])
-            assert servers_from(options["advertise"]) == [options["advertise"]]
+            assert parse_server_urls(options["advertise"]) == [options["advertise"]]
     else:
         options = parse(arguments, {})
         assert options.token_file is not None

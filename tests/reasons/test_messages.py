@@ -3,13 +3,13 @@
 from dataclasses import replace
 
 from hetrdzv.protocol.errors import Difference
-from hetrdzv.protocol.failure import Ended, Failure
+from hetrdzv.protocol.failure import EarlierExits, Failure
 from hetrdzv.protocol.reasons import ends, events, hangs, snapshots, waiting, warnings
 from hetrdzv.protocol.reasons.hangs import Hang
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.reasons.waiting import Ready
 from hetrdzv.protocol.settings import GroupSpec
-from hetrdzv.protocol.snapshots import Stamp
+from hetrdzv.protocol.snapshots import SnapshotId
 from hetrdzv.protocol.states import StallKind
 from hetrdzv.protocol.texts.who import NOBODY, Nodes, Ranks
 from tests.support.hangs import behind
@@ -41,7 +41,7 @@ def test_workers() -> None:
         failed(2, rank=-1),
         failed(None, "no such file", rank=-1),
         ends.worker_failed(
-            "a", Failure(local_rank=0, rank=0, exit_code=1), Ended(node_id="b", rank=4, others=2)
+            "a", Failure(local_rank=0, rank=0, exit_code=1), EarlierExits(node_id="b", rank=4, others=2)
         ),
         ends.hangs(HANG, "gpu2", 0),
         ends.hangs(HANG),
@@ -355,7 +355,7 @@ goes_on: round 4 goes on, after rank 1 has waited 30 s for rank 0 (gpu2), which 
 
 
 def test_warnings_and_snapshots() -> None:
-    stamp, earlier = Stamp(round=2, step=100), Stamp(round=9, step=1200, origin="x")
+    stamp, earlier = SnapshotId(round=2, step=100), SnapshotId(round=9, step=1200, origin="x")
     found = [
         warnings.versions_differ("torch", [("2.12.1", B), ("2.13.0", BC)]),
         warnings.versions_differ("cuda", [("12.8", B), ("12.9", BC)], more=2),

@@ -4,7 +4,7 @@ import pytest
 
 from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.reasons.ends import worker_failed
-from hetrdzv.protocol.texts.raised import raised
+from hetrdzv.protocol.texts.raised import find_exception
 
 PLAIN = """Traceback (most recent call last):
   File "/work/train.py", line 7, in <module>
@@ -67,7 +67,7 @@ NO_FILE = 'Traceback (most recent call last):\n  File "<string>", line 1, in <mo
     ],
 )
 def test_the_headline_of_a_traceback(text: str, headline: str, where: str) -> None:
-    exception = raised(f"loading\n{text}")
+    exception = find_exception(f"loading\n{text}")
     assert exception is not None
     assert exception[:2] == (headline, where)
 
@@ -78,13 +78,13 @@ def test_what_is_no_exception() -> None:
         'Traceback (most recent call last):\n  File "a.py", line 7, in b\n    c()',
         'Fatal Python error: Aborted\n\nCurrent thread 0x7f (most recent call first):\n  File "a.py", line 3 in b\n',
     ):
-        assert raised(text) is None
+        assert find_exception(text) is None
 
 
 @pytest.mark.parametrize(
     ("message", "exit_code", "line"),
     [
-        (IN_A_LIBRARY, 1, f"{raised(IN_A_LIBRARY).headline} (train.py:7, rank 1 on gpu1)"),  # type: ignore[union-attr]
+        (IN_A_LIBRARY, 1, f"{find_exception(IN_A_LIBRARY).headline} (train.py:7, rank 1 on gpu1)"),  # type: ignore[union-attr]
         (PLAIN, 3, "ValueError: no such label (train.py:4, rank 1 on gpu1)"),
         (f"{PLAIN}giving up", 3, "rank 1 on gpu1 exited with code 3: giving up"),
         (f"{PLAIN}giving up", 1, "ValueError: no such label (train.py:4, rank 1 on gpu1)"),

@@ -11,11 +11,11 @@ from hetrdzv.protocol.reasons.reason import (
     MOST_QUOTED,
     Reason,
     ReasonCode,
-    news,
+    full_text,
     reason,
-    shown,
+    without_times,
 )
-from hetrdzv.protocol.texts.phrasing import ago, lasted
+from hetrdzv.protocol.texts.phrasing import ago, duration_text
 from hetrdzv.protocol.texts.who import Ranks
 
 NOW = 500.0
@@ -60,13 +60,13 @@ def test_a_cause_has_none_of_its_own() -> None:
 )
 def test_what_is_left_is_shown_behind(moments: dict[str, float], text: str) -> None:
     found = replace(WAITS, **moments)  # type: ignore[arg-type]
-    assert shown(found, NOW) == text
-    assert news(found) == WAITS
+    assert full_text(found, NOW) == text
+    assert without_times(found) == WAITS
 
 
 def test_the_end_of_the_last_round_is_shown_last() -> None:
     ended = replace(ReasonCode.NODES_JOINED.reason("c"), round=3)
-    assert shown(replace(WAITS, cause=ended), NOW) == "waiting for 1 more; round 3 ended (c joined)"
+    assert full_text(replace(WAITS, cause=ended), NOW) == "waiting for 1 more; round 3 ended (c joined)"
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_the_end_of_the_last_round_is_shown_last() -> None:
     ],
 )
 def test_a_length_of_time(seconds: float, text: str, roughly: str) -> None:
-    assert (lasted(seconds), ago(seconds)) == (text, f"{roughly} ago")
+    assert (duration_text(seconds), ago(seconds)) == (text, f"{roughly} ago")
 
 
 def test_it_is_read_as_it_was_written_and_one_of_a_newer_server_as_well() -> None:

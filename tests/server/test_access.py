@@ -6,7 +6,7 @@ import pytest
 
 from hetrdzv.auth.client_token import client_token, read_token, reread_token
 from hetrdzv.auth.files import AccessError
-from hetrdzv.auth.hosts import trusted_host
+from hetrdzv.auth.hosts import is_trusted_host
 from hetrdzv.auth.token_files import require_token_file
 from hetrdzv.cli.hetserver import state_home
 
@@ -31,7 +31,7 @@ def token_file(folder: Path, content: str | bytes, mode: int = 0o600) -> Path:
 def test_addresses_and_localhost_are_trusted_and_no_other_names(
     trusted: bool, hosts: tuple[str, ...]
 ) -> None:
-    assert [host for host in hosts if trusted_host(host) != trusted] == []
+    assert [host for host in hosts if is_trusted_host(host) != trusted] == []
 
 
 def test_a_token_is_made_once_in_a_file_that_only_its_owner_reads(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ import httpx
 import pytest
 
 from hetrdzv.auth.tls import ClientTls
-from hetrdzv.client import Client, normal_url, servers_from
-from hetrdzv.client.explain import transport_error, unusable
+from hetrdzv.client import Client, normal_url, parse_server_urls
+from hetrdzv.client.explain import find_unusable_error, transport_error
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import HetError, NotHetserver, Problem, Unreachable, VersionMismatch
@@ -182,9 +182,9 @@ def test_a_bad_url_says_what_is_wrong_and_shows_no_password(given: str, wrong: s
 
 
 def test_servers_come_as_a_list_each_once() -> None:
-    assert servers_from("h1, http://h2:1/,h1:29400,") == ["http://h1:29400", "http://h2:1"]
+    assert parse_server_urls("h1, http://h2:1/,h1:29400,") == ["http://h1:29400", "http://h2:1"]
     with pytest.raises(ValueError, match="no server"):
-        servers_from(" , ")
+        parse_server_urls(" , ")
 
 
 # -- what is sent --------------------------------------------------------------------------------------
@@ -402,7 +402,7 @@ def test_a_port_that_was_left_out_is_named(given: str, hint: str) -> None:
         assert str(said) == f"{words}{hint}"
         said = transport_error(error, url, LIMITS, ClientTls(), answered_before=True)
         assert str(said) == words, "it has answered: this is its port"
-    stranger = unusable(httpx.Response(404, html="not here"), url)
+    stranger = find_unusable_error(httpx.Response(404, html="not here"), url)
     assert isinstance(stranger, NotHetserver)
     assert str(stranger).endswith(f"is not a hetserver (HTTP 404, text/html): check --server{hint}")
 

@@ -394,7 +394,7 @@ def test_every_action_can_print_json(ctl: Callable[..., str], job: Job) -> None:
         ("--json", "cancel", job.group),
     ):
         reply = json.loads(ctl(*filter(None, [before, *argv])))
-        assert codec.checked(GroupReply, reply, unknown="ignore").group_id == job.group
+        assert codec.validate(GroupReply, reply, unknown="ignore").group_id == job.group
     assert ctl("delete", job.group, "--json") == ""
 
 

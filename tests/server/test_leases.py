@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from hetrdzv.core.commands import Command, Disconnect, Leave, Renew
-from hetrdzv.core.group import empty
+from hetrdzv.core.group import new_group
 from hetrdzv.core.model import Group, Node
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.states import NodePhase
@@ -18,7 +18,7 @@ def group_of(*node_ids: str, group_id: str = "g") -> Group:
         node_id: Node(node_id=node_id, incarnation=f"{node_id}-1", slots=1, address="10.0.0.1", port=1)
         for node_id in node_ids
     }
-    return replace(empty(group_id, 0.0), nodes=nodes)
+    return replace(new_group(group_id, 0.0), nodes=nodes)
 
 
 class Table(LeaseTable):
@@ -32,7 +32,7 @@ class Table(LeaseTable):
     def says(self, command: Command, at: float, lease_s: float = 5.0) -> None:
         """A node says something, in a group with this lease."""
         self.pass_by(at)
-        self.note(replace(self.group, spec=GroupSpec(lease_s=lease_s)), command, at)
+        self.on_command(replace(self.group, spec=GroupSpec(lease_s=lease_s)), command, at)
 
     def polls(self, node_id: str, at: float, lease_s: float = 5.0) -> None:
         self.says(Renew(node_id, f"{node_id}-1"), at, lease_s)
@@ -45,8 +45,8 @@ class Table(LeaseTable):
     def lost(self, at: float) -> list[str]:
         """Who is found lost at a moment."""
         self.pass_by(at)
-        assert self.look() == (["g"] if self.lapsed(self.group, at) else [])
-        return [node.node_id for node, _ in self.lapsed(self.group, at)]
+        assert self.find_expired_groups() == (["g"] if self.expired_nodes(self.group, at) else [])
+        return [node.node_id for node, _ in self.expired_nodes(self.group, at)]
 
 
 def test_at_its_lease_a_node_lives_past_it_it_does_not_and_a_renewal_moves_it() -> None:
@@ -63,9 +63,9 @@ def test_who_is_heard_between_the_end_of_its_lease_and_the_verdict_lives() -> No
     table = Table(group_of("a"))
     table.polls("a", 100.0)
     table.pass_by(106.0)
-    assert table.look() == ["g"]
+    assert table.find_expired_groups() == ["g"]
     table.polls("a", 106.0)
-    assert table.lapsed(table.group, 106.0) == []
+    assert table.expired_nodes(table.group, 106.0) == []
     assert table.lost(111.5) == ["a"]
 
 
@@ -76,10 +76,10 @@ def test_nobody_is_judged_by_a_shorter_lease_than_was_granted_and_only_the_accep
     table.restore([table.group])
     granted = pace(5.0, len(table)).lease_s
     assert granted > 15.0
-    table.promise(table.group, "a", "a-0")
+    table.grant_lease(table.group, "a", "a-0")
     for node_id in ("a", "b"):
         table.polls(node_id, 100.0)
-    table.promise(table.group, "a", "a-1")
+    table.grant_lease(table.group, "a", "a-1")
     table.says(Leave(node_id="a", incarnation="a-1"), 101.0)  # beside the open poll
     assert table.lost(115.0) == ["b"], "the poll of a is still open"
     table.polls("a", 116.0)  # the next one is short
@@ -107,9 +107,9 @@ def test_after_a_stall_everybody_has_a_full_lease() -> None:
     table.at += 60.0
     table.beat()
     table.pass_by(table.at + 5.0)
-    assert table.look() == []
+    assert table.find_expired_groups() == []
     table.pass_by(table.at + 0.25)
-    assert table.look() == ["g"]
+    assert table.find_expired_groups() == ["g"]
 
 
 def test_after_a_load_everybody_has_the_longest_lease_that_was_granted() -> None:
@@ -125,10 +125,10 @@ def test_after_a_load_everybody_has_the_longest_lease_that_was_granted() -> None
 def test_a_join_that_was_stored_after_its_lease_had_ended_is_granted_one() -> None:
     """Or its node would never be lost."""
     table = Table(group_of())
-    table.heard("g", "b", "b-1", 1.0, 100.0)
+    table.record_contact("g", "b", "b-1", 1.0, 100.0)
     assert table.lost(102.0) == []
     table.group = group_of("b")
-    table.promise(table.group, "b", "b-1")
+    table.grant_lease(table.group, "b", "b-1")
     assert table.lost(120.0) == ["b"]
 
 

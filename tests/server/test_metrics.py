@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from hetrdzv.core.commands import Command, NoteStall, NoteTraining
 from hetrdzv.core.model import Group, Stall
 from hetrdzv.core.rounds.timers import STALL_REPORTED_S
-from hetrdzv.protocol.progress import Moved
+from hetrdzv.protocol.progress import ProgressTimes
 from hetrdzv.service.metrics import Metrics
 from tests.core.driver import Story
 from tests.support.hangs import behind
@@ -26,7 +26,7 @@ class Counted(Story):
     def do(self, command: Command) -> Group:
         before, told = self.group, len(self.events)
         after = super().do(command)
-        self.metrics.published("g", before, after, self.events[told:], self.now)
+        self.metrics.on_commit("g", before, after, self.events[told:], self.now)
         return after
 
     def read(self, groups: int = 1) -> Callable[..., float]:
@@ -87,7 +87,7 @@ def test_a_job_with_a_failure_and_a_loss() -> None:
 def test_what_running_workers_do_is_counted() -> None:
     story = Counted(min_nodes=1, max_nodes=1, hang_timeout_s=60.0)
     story.join("a", 2)
-    story.report("a", "started", moved=Moved())
+    story.report("a", "started", moved=ProgressTimes())
     story.wait(3.0)
     story.do(NoteTraining(1, story.now))
     story.wait(10.0)

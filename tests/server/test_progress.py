@@ -10,7 +10,7 @@ import pytest
 
 from hetrdzv.api import workers as api_workers
 from hetrdzv.core.commands import Tick
-from hetrdzv.protocol.progress import Moved
+from hetrdzv.protocol.progress import ProgressTimes
 from hetrdzv.protocol.stacks import About, Stack
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.service.progress import progress as progress_module
@@ -100,11 +100,11 @@ async def test_a_round_trains_from_its_first_worker_on_until_the_last_one_anywhe
         assert running.trains_at == pytest.approx(formed_at + 6)
         clock.pass_by(service, 10)
         await poll(client, "b", progress(worker(1, 9, began_s=12.0, idle_s=1.0)))
-        failed = replace(started("a"), kind=ReportKind.FAILED, moved=Moved(began_s=14.0, idle_s=5.0))
+        failed = replace(started("a"), kind=ReportKind.FAILED, moved=ProgressTimes(began_s=14.0, idle_s=5.0))
         ended = (await service.execute("g", failed)).round
         assert ended is not None
         assert ended.moved_at == pytest.approx(formed_at + 19)
-        assert service.progress.completed("g", failed) is failed, "that round is over"
+        assert service.progress.with_progress_times("g", failed) is failed, "that round is over"
 
 
 async def test_the_group_shows_how_far_its_workers_have_come() -> None:
@@ -141,7 +141,7 @@ async def test_the_group_shows_how_far_its_workers_have_come() -> None:
 async def test_workers_that_move_again_while_many_are_judged_are_seen(
     monkeypatch: pytest.MonkeyPatch, noted: bool
 ) -> None:
-    begun, go_on, look = threading.Event(), threading.Event(), progress_module.look
+    begun, go_on, look = threading.Event(), threading.Event(), progress_module.check_for_hang
 
     def slow_look(*args: Any) -> Any:
         found = look(*args)
@@ -154,7 +154,7 @@ async def test_workers_that_move_again_while_many_are_judged_are_seen(
         await two_nodes(service)
         if noted:
             await hang(client, service)
-        monkeypatch.setattr(progress_module, "look", slow_look)
+        monkeypatch.setattr(progress_module, "check_for_hang", slow_look)
         await poll(client, "b", progress(worker(1, 16, still=True, idle_s=3.0)))
         await poll(client, "a", progress(worker(0, 17, completed=16, still=True, idle_s=3.0)))
         assert await asyncio.to_thread(begun.wait, 30)
@@ -243,7 +243,7 @@ async def test_logs_are_asked_for_as_stacks_are_and_keep_their_end() -> None:
         assert "stacks" not in told, "an agent of an earlier version would answer with stacks"
         assert (told["logs"]["round"], told["logs"]["ranks"]) == (1, [0])
         text = "first" + "x" * 16_370 + "last"
-        assert service.queries.next("g", "a") is None
+        assert service.queries.next_query("g", "a") is None
         answer = {"incarnation": "1", "number": told["logs"]["number"], "stacks": [{"rank": 0, "text": text}]}
         assert (await client.post(f"{GROUP}/nodes/a/stacks", json=answer)).status_code == 204
         reply = (await asked).json()
@@ -368,8 +368,8 @@ async def test_stacks_of_a_group_that_is_deleted_meanwhile_are_not_kept() -> Non
         (await client.post(f"{GROUP}/cancel")).raise_for_status()
         (await client.delete(GROUP)).raise_for_status()
         for number in numbers:
-            service.queries.answered("g", "b", number, [Stack(rank=1, text="in load")])
-        service.queries.answered("g", "a", max(numbers) - 1, [Stack(rank=0, text="in all_reduce")])
+            service.queries.on_answer("g", "b", number, [Stack(rank=1, text="in load")])
+        service.queries.on_answer("g", "a", max(numbers) - 1, [Stack(rank=0, text="in all_reduce")])
         await settled(100)
         assert service.post_mortems.of("g", About.STACKS) is None
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from hetrdzv.protocol.codec import Malformed, checked
-from hetrdzv.protocol.requests import MAX_CHARACTERS, MAX_WORDS, JoinRequest, SpecFields, refusal
+from hetrdzv.protocol.codec import Malformed, validate
+from hetrdzv.protocol.requests import MAX_CHARACTERS, MAX_WORDS, JoinRequest, SpecFields, daemon_refusal
 from hetrdzv.protocol.settings import DEFAULTS, SETTINGS
 from hetrdzv.protocol.texts.ids import MAX_ID_LENGTH, checked_id, is_id
 
@@ -12,7 +12,7 @@ from hetrdzv.protocol.texts.ids import MAX_ID_LENGTH, checked_id, is_id
 def test_valid_ids(value: str) -> None:
     assert checked_id(value) == value
     join = JoinRequest(incarnation=value, slots=1, address="x", port=1)
-    assert checked(JoinRequest, join) == join
+    assert validate(JoinRequest, join) == join
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ def test_invalid_ids(value: str) -> None:
     with pytest.raises(ValueError, match="must be 1 to 128 letters, digits"):
         checked_id(value)
     with pytest.raises(Malformed, match="incarnation"):
-        checked(JoinRequest, JoinRequest(incarnation=value, slots=1, address="x", port=1))
+        validate(JoinRequest, JoinRequest(incarnation=value, slots=1, address="x", port=1))
 
 
 @pytest.mark.parametrize(
@@ -39,16 +39,16 @@ def test_invalid_ids(value: str) -> None:
     ],
 )
 def test_commands_that_no_node_is_asked_to_run(words: tuple[str, ...], says: str) -> None:
-    assert says in (refusal(words) or "")
+    assert says in (daemon_refusal(words) or "")
 
 
 def test_the_longest_command_lines_of_a_daemon() -> None:
-    assert refusal(("/usr/bin/orted", "x" * (MAX_CHARACTERS - len("/usr/bin/orted")))) is None
-    assert refusal(("orted", *["x"] * (MAX_WORDS - 1))) is None
+    assert daemon_refusal(("/usr/bin/orted", "x" * (MAX_CHARACTERS - len("/usr/bin/orted")))) is None
+    assert daemon_refusal(("orted", *["x"] * (MAX_WORDS - 1))) is None
 
 
 def test_every_setting_of_a_group_can_be_sent() -> None:
     """What a body may have is made from the core's table: a new setting is added in one place."""
     values = {name: getattr(DEFAULTS, name) for name in SETTINGS}
-    assert checked(SpecFields, SpecFields(**values)) == values
-    assert checked(SpecFields, SpecFields()) == {}
+    assert validate(SpecFields, SpecFields(**values)) == values
+    assert validate(SpecFields, SpecFields()) == {}

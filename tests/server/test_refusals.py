@@ -57,12 +57,12 @@ def test_however_many_are_refused_a_few_are_kept() -> None:
     refusals = Refusals(lambda: 100.0)
     conflict = Conflict(differences=(Difference("command", "x" * 9_000, "y" * 9_000),) * 9)
     for number in range(MOST_GROUPS + 1):
-        refusals.note(f"g{number}", "a", conflict)
+        refusals.record_refusal(f"g{number}", "a", conflict)
     for number in (*range(9), 5):
-        refusals.note("g9", f"n{number}", conflict)
-    assert refusals.lately(group("g0")) == ()
-    assert len(refusals.lately(group("g1"))) == 1, "however many there are of another group"
-    told = refusals.lately(group("g9"))
+        refusals.record_refusal("g9", f"n{number}", conflict)
+    assert refusals.recent_refusals(group("g0")) == ()
+    assert len(refusals.recent_refusals(group("g1"))) == 1, "however many there are of another group"
+    told = refusals.recent_refusals(group("g9"))
     assert [one.nodes for one in told] == [("n6",), ("n7",), ("n8",), ("n5",)]
     assert len(told) == MOST
     assert all(len(one.message) <= MOST_CHARACTERS for one in told)

@@ -22,7 +22,7 @@ from hetrdzv.service import clock as clock_module
 from hetrdzv.service import leases as leases_module
 from hetrdzv.service import ledger
 from hetrdzv.service import service as service_module
-from hetrdzv.service.polls.polls import Polls, tell
+from hetrdzv.service.polls.polls import Polls, current_directive
 from hetrdzv.service.polls.watchers import Caller
 from hetrdzv.service.service import Service
 from hetrdzv.storage import records
@@ -45,7 +45,7 @@ def begun(work: Awaitable[Any]) -> "asyncio.Future[Any]":
 
 async def poll(service: Service, node_id: str) -> "asyncio.Future[Any]":
     """A poll that waits for another directive than the present one."""
-    version = tell(service, "g", node_id, "1")[1].version
+    version = current_directive(service, "g", node_id, "1")[1].version
     waiting = begun(Polls(service).answer(Caller(), "g", Renew(node_id, "1"), version, WAIT_S))
     await settled()
     return waiting
@@ -228,7 +228,7 @@ async def test_what_was_due_while_nothing_could_be_written_is_done_later(
     hand = HandClock()
     async with serving(clock=hand) as (service, store):
         await two_nodes(service)
-        await service.cut("g", "a", "1")
+        await service.on_poll_cut("g", "a", "1")
         store.failures = [NothingWritten("the disk is full")]
         with pytest.raises(NothingWritten):
             await service.execute("g", join("a", "2"))
@@ -278,7 +278,7 @@ async def test_a_refusal_waits_for_the_state_that_it_speaks_of() -> None:
             await stale
         with pytest.raises(SpecConflict):
             await conflicting
-        assert tell(service, "g", "a", "1")[1].kind == "stop"
+        assert current_directive(service, "g", "a", "1")[1].kind == "stop"
 
 
 async def test_a_renewal_during_a_commit_is_not_lost() -> None:
@@ -443,7 +443,7 @@ async def test_after_a_stall_nobody_counts_as_told_to_stop() -> None:
         await two_nodes(service)
         await service.execute("g", Restart())
         clock.at += 60.0
-        await service.execute("g", Renew("a", "1", tell(service, "g", "a", "1")[1].version))
+        await service.execute("g", Renew("a", "1", current_directive(service, "g", "a", "1")[1].version))
         nodes = service.group("g").nodes
         assert nodes["a"].stop_acked_at is not None
         assert nodes["b"].stop_acked_at is None
@@ -456,7 +456,7 @@ async def test_who_is_told_to_stop_without_a_command_is_overdue_in_time() -> Non
         await service.execute("g", Restart())
         commits = len(store.commits)
         assert "g" not in service._timers
-        await service.execute("g", Renew("a", "1", tell(service, "g", "a", "1")[1].version))
+        await service.execute("g", Renew("a", "1", current_directive(service, "g", "a", "1")[1].version))
         assert "g" in service._timers
         assert len(store.commits) == commits
 
@@ -492,12 +492,12 @@ async def test_a_connection_cut_during_a_stall_makes_nobody_suspect() -> None:
     async with serving(clock=clock) as (service, _):
         await two_nodes(service)
         clock.at += 3600.0
-        await service.cut("g", "a", "1")
+        await service.on_poll_cut("g", "a", "1")
         assert service.group("g").nodes["a"].disconnected_at is None
         clock.pass_by(service, leases_module.STALE_CUTS_S + 0.5)
         async with asyncio.timeout(10):  # on a busy machine the event loop may be late by itself
             while service.group("g").nodes["a"].disconnected_at is None:
-                await service.cut("g", "a", "1")
+                await service.on_poll_cut("g", "a", "1")
                 await asyncio.sleep(0.01)
 
 
@@ -510,7 +510,7 @@ async def test_a_slow_start_excuses_no_cut() -> None:
     try:
         await two_nodes(service)
         clock.pass_by(service, clock_module.BEAT_S)
-        await service.cut("g", "a", "1")
+        await service.on_poll_cut("g", "a", "1")
         assert service.group("g").nodes["a"].disconnected_at is not None
     finally:
         await service.close()
@@ -518,13 +518,13 @@ async def test_a_slow_start_excuses_no_cut() -> None:
 
 async def test_a_cut_of_what_is_gone_is_no_error() -> None:
     async with serving() as (service, _):
-        await service.cut("nowhere", "a", "1")
+        await service.on_poll_cut("nowhere", "a", "1")
         await two_nodes(service)
-        await service.cut("g", "nobody", "1")
-        await service.cut("g", "a", "former")
+        await service.on_poll_cut("g", "nobody", "1")
+        await service.on_poll_cut("g", "a", "former")
         assert service.group("g").nodes["a"].disconnected_at is None
         service.begin_stop()
-        await service.cut("g", "a", "1")
+        await service.on_poll_cut("g", "a", "1")
 
 
 async def test_a_tick_that_fails_is_tried_again_though_nothing_else_is_due(

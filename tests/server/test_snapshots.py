@@ -15,12 +15,12 @@ from hetrdzv.client import Client
 from hetrdzv.protocol.requests import JoinRequest, SpecFields
 from hetrdzv.protocol.routes import Routes
 from hetrdzv.protocol.snapshots import (
-    Held,
+    HeldSnapshot,
     Holdings,
+    SnapshotId,
     SnapshotShown,
     SnapshotsRequest,
     SnapshotsShown,
-    Stamp,
 )
 from tests.support.servers import Hetserver
 
@@ -48,7 +48,7 @@ async def hold(url: str) -> None:
             start = (await client.join(group, "gpu1", request)).start
             assert start is not None
             held = [
-                Held(round=1, step=step, world_size=1, whole=step < 30, size=2_500_000_000)
+                HeldSnapshot(round=1, step=step, world_size=1, whole=step < 30, size=2_500_000_000)
                 for step in (10, 20, 30)
             ]
             if start.origin is not None:
@@ -91,10 +91,10 @@ def test_without_snapshots_that_is_said(server: Hetserver) -> None:
 
 def test_what_is_not_copied_yet_is_not_all_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)  # no line is folded
-    newest, older = Stamp(round=1, step=20), Stamp(round=1, step=10)
+    newest, older = SnapshotId(round=1, step=20), SnapshotId(round=1, step=10)
     kept = tuple(SnapshotShown(stamp=stamp, world_size=2, sharded=True) for stamp in (newest, older))
 
-    def notes(safe: Stamp | None) -> list[str]:
+    def notes(safe: SnapshotId | None) -> list[str]:
         reply = SnapshotsShown(group_id="bert", next=newest, safe=safe, snapshots=kept)
         return [line.split("nobody")[1].strip() for line in lines(snapshots_table(reply))[1:]]
 

@@ -3,7 +3,7 @@
 import pytest
 
 from hetrdzv.cli.hetctl.logs import new_text
-from hetrdzv.protocol.stacks import Stack, collapsed, line_of
+from hetrdzv.protocol.stacks import Stack, find_script_line, merge_equal_stacks
 
 
 def stack(rank: int, text: str = "", why: str = "") -> Stack:
@@ -15,7 +15,7 @@ def test_equal_stacks_are_put_together_and_the_odd_one_comes_first() -> None:
     stacks = [stack(rank, waits.format(rank + 100)) for rank in range(6)]
     stacks[3] = stack(3, "Thread 0x1 (most recent call first):\n  load")
     stacks[5] = stack(5, why="it does not answer")
-    shown = collapsed(stacks)
+    shown = merge_equal_stacks(stacks)
     assert [one.ranks for one in shown] == [[3], [0, 1, 2, 4], [5]]
     assert shown[1].nodes == ["gpu0", "gpu1", "gpu2"]
     assert shown[2].why == "it does not answer"
@@ -34,7 +34,7 @@ def test_equal_stacks_are_put_together_and_the_odd_one_comes_first() -> None:
     ],
 )
 def test_where_a_stack_is_in_the_code_of_its_script(stack: str, line: str) -> None:
-    assert line_of(stack) == line
+    assert find_script_line(stack) == line
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,7 @@ def test_hetctl_and_a_guardian_speak_it(strict: Hetserver, ours: Authority, mine
     environ = dict(zip(names, files[1::2], strict=True))
     said = CliRunner(env=environ).invoke(hetctl.cli, ["get", "--server", strict.url])
     assert "no groups" in said.output, said
-    tls = ClientTls.of({}, environ)
+    tls = ClientTls.from_flags({}, environ)
     script = (
         "import sys, json; from pathlib import Path; from hetagent.node.processes.guardian import Guardian\n"
         "from hetrdzv.auth.tls import ClientTls\n"
@@ -277,10 +277,10 @@ def test_a_client_says_which_file_is_wrong(
     odd: dict[str, str], files: dict[str, str], says: str, tmp_path: Path
 ) -> None:
     with pytest.raises(TlsError) as error:
-        ClientTls.of({name: Path(odd[file]) for name, file in files.items()}, {})
+        ClientTls.from_flags({name: Path(odd[file]) for name, file in files.items()}, {})
     assert says.format(**odd) in str(error.value)
     with pytest.raises(TlsError) as error:
-        ClientTls.of({}, {f"HET_{name.upper()}": odd[file] for name, file in files.items()})
+        ClientTls.from_flags({}, {f"HET_{name.upper()}": odd[file] for name, file in files.items()})
     named = says.replace("--ca-cert {", "HET_CA_CERT {")
     assert named.format(**odd) in str(error.value)
     words = [word for name, file in files.items() for word in (f"--{name.replace('_', '-')}", odd[file])]

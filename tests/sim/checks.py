@@ -22,7 +22,7 @@ from hetrdzv.core.rounds.timers import STOP_GRACE_S, Lapsed
 from hetrdzv.core.why import why
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import Refused
-from hetrdzv.protocol.snapshots import Stamp
+from hetrdzv.protocol.snapshots import SnapshotId
 from hetrdzv.protocol.states import DirectiveKind, EndKind, GroupState, NodePhase, ReportKind
 from hetrdzv.service import leases as leases_module
 from hetrdzv.service import service as service_module
@@ -58,7 +58,7 @@ class Checks:
         self.trace: list[tuple[float, str, str]] = []
         self.events: Counter[str] = Counter()
         self.wrong: list[tuple[str, str]] = []
-        self.unloadable: set[Stamp] = set()
+        self.unloadable: set[SnapshotId] = set()
         self._timeline = timeline
         self._separate = separate
         self._rounds: dict[int, dict[str, Any]] = {}  # as they became durable
@@ -96,7 +96,7 @@ class Checks:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Look at every step that the service takes."""
-        heard = leases_module.LeaseTable.heard
+        heard = leases_module.LeaseTable.record_contact
 
         def record(leases: leases_module.LeaseTable, *args: Any, **more: Any) -> None:
             heard(leases, *args, **more)
@@ -104,7 +104,7 @@ class Checks:
 
         with (
             mock.patch.object(service_module, "step", self._step),
-            mock.patch.object(leases_module.LeaseTable, "heard", record),
+            mock.patch.object(leases_module.LeaseTable, "record_contact", record),
         ):
             yield
 
@@ -221,9 +221,9 @@ class Checks:
         done = {
             node.node_id
             for member in ended.members
-            if (node := old.speaker(member)) is not None
+            if (node := old.current_node(member)) is not None
             and node.phase is NodePhase.SUCCEEDED
-            and (old.part_done(node) or new.phase_of(member) is NodePhase.LEFT)
+            and (old.can_leave_without_loss(node) or new.phase_of(member) is NodePhase.LEFT)
         }  # who of them goes now has done its part
         for name in _gone_or_open(new, ended, overdue, done):
             self.violate("losses cost nothing", f"round {number} is charged as a failure, but {name}")

@@ -23,7 +23,7 @@ from hetrdzv.protocol.routes import Routes
 from hetrdzv.service import snapshots
 from hetrdzv.service.clock import ServedClock
 from hetrdzv.service.leases import STALL_S
-from hetrdzv.service.polls.polls import Polls, tell
+from hetrdzv.service.polls.polls import Polls, current_directive
 from hetrdzv.service.polls.watchers import Caller
 from hetrdzv.service.service import Service
 from tests.sim.checks import Checks
@@ -76,7 +76,7 @@ class Connection:
         if route is Routes.report:
             return await self._report(group, node, body)
         assert route is Routes.declare_snapshots
-        return await snapshots.declare(
+        return await snapshots.declare_holdings(
             self._service, group, DeclareSnapshots(node_id=node, **codec.fields_of(body))
         )
 
@@ -84,9 +84,9 @@ class Connection:
         try:
             await self._service.execute(group, Report(node_id=node, **codec.fields_of(request)))
         except StaleRound as error:
-            error.directive = tell(self._service, group, node, request.incarnation)[1]
+            error.directive = current_directive(self._service, group, node, request.incarnation)[1]
             raise as_a_client_sees(error) from None
-        return tell(self._service, group, node, request.incarnation)[1]
+        return current_directive(self._service, group, node, request.incarnation)[1]
 
     async def leave(self, group: str, node: str, *, incarnation: str, reason: str, died: int = 0) -> None:
         """As `DELETE /v1/groups/{g}/nodes/{n}`."""

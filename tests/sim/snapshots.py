@@ -14,20 +14,20 @@ from hetagent.snapshots.folder import Stamp as Taken
 from hetagent.snapshots.node.reporter import SnapshotReporter
 from hetrdzv.core.model import Group, Node, Round
 from hetrdzv.core.snapshots import complete
-from hetrdzv.core.snapshots.complete import began_from, gathered, is_copied, stamp_of, stamp_on_disk
+from hetrdzv.core.snapshots.complete import began_from, group_snapshots, has_copies, stamp_of, stamp_on_disk
 from hetrdzv.protocol.directive import Directive, Start
 from hetrdzv.protocol.routes import Routes
 from hetrdzv.protocol.snapshots import (
     MOST_ON_DISK,
-    Chosen,
-    Copy,
-    Held,
+    CopyOrder,
+    DiskSnapshot,
+    HeldSnapshot,
     Holdings,
-    OnDisk,
     RankPart,
+    SnapshotId,
     SnapshotsReply,
     SnapshotsRequest,
-    Stamp,
+    StartSnapshot,
 )
 from hetrdzv.protocol.states import NodePhase, ReportKind
 from tests.sim.workers import Workers
@@ -58,11 +58,11 @@ class Snapshots:
         self._just_in_time = of_story.choice((0.0, 0.0, 0.5, 1.0))
         self._to_disk = of_story.random() < 0.3
         self._rng = random.Random(f"{seed}.snapshots.{agent.incarnation}")
-        self._refused: tuple[Stamp, ...] = ()
+        self._refused: tuple[SnapshotId, ...] = ()
         self._round = 0
         self._start: Start | None = None
         self._step = self._reached = 0
-        self._due: Stamp | None = None
+        self._due: SnapshotId | None = None
         self._reporter = SnapshotReporter()
         self._asked: Report[SnapshotsReply] | None = None
         self._copies = False
@@ -114,7 +114,7 @@ class Snapshots:
         agent.after(self._rng.uniform(0.1, 1), self._works, workers)
         agent.after(LOOKS_S, self._look, workers)
 
-    def _give_up(self, workers: Workers, chosen: Chosen) -> None:
+    def _give_up(self, workers: Workers, chosen: StartSnapshot) -> None:
         """What was loaded is of no use: whoever's copy it was."""
         if workers is not self._agent.workers or not workers.alive or self._agent.stopping:
             return
@@ -137,7 +137,7 @@ class Snapshots:
         self._reached = self._step
         waits = self._sharded and self._due is not None and not _is_safe(self._due, self._reporter.safe)
         if self._step % self._every == 0 and not waits:  # rank 0 would name none, either
-            self._due = Stamp(round=workers.round, step=self._step)
+            self._due = SnapshotId(round=workers.round, step=self._step)
             self._take()
             if self._to_disk and 0 in agent.ranks and self._rng.random() < 0.3:
                 self._write(workers.round)
@@ -146,7 +146,7 @@ class Snapshots:
     def _write(self, number: int) -> None:
         """What is on disk outlives everything, and every node sees it at some time."""
         assert self._start is not None
-        one = OnDisk(
+        one = DiskSnapshot(
             round=number,
             step=self._step,
             origin=self._start.origin or "",
@@ -182,7 +182,7 @@ class Snapshots:
                 self._copies = True
                 self._agent.after(self._rng.uniform(0.05, 3), self._copy, told.copy)
 
-    def _copy(self, copy: Copy) -> None:
+    def _copy(self, copy: CopyOrder) -> None:
         """Parts were fetched from another node, if it still has them."""
         self._copies = False
         there = self._of(copy.source.node_id, copy.stamp)
@@ -211,7 +211,7 @@ class Snapshots:
         kept = [stamp.step for stamp in self._reporter.retained]
         self._agent.world.checks.say(self._agent.node_id, f"{what}: holds {held}, keeps {kept}")
 
-    def _of(self, node_id: str, stamp: Stamp) -> Held | None:
+    def _of(self, node_id: str, stamp: SnapshotId) -> HeldSnapshot | None:
         world, own = self._agent.world, self._agent.machine
         there = next((machine for machine in world.machines if machine.node_id == node_id), None)
         if there is None or there.agent is None or there.link.side != own.link.side:
@@ -219,11 +219,11 @@ class Snapshots:
         return next((held for held in there.memory.get("slots", {}).values() if _is_of(held, stamp)), None)
 
     @property
-    def _slots(self) -> dict[int, Held | None]:
-        slots: dict[int, Held | None] = self._memory.setdefault("slots", dict.fromkeys(range(SLOTS)))
+    def _slots(self) -> dict[int, HeldSnapshot | None]:
+        slots: dict[int, HeldSnapshot | None] = self._memory.setdefault("slots", dict.fromkeys(range(SLOTS)))
         return slots
 
-    def _room(self, stamp: Stamp) -> int | None:
+    def _room(self, stamp: SnapshotId) -> int | None:
         slots = {number: held and _taken(stamp_of(held)) for number, held in self._slots.items()}
         numbers = {held: number for number, held in slots.items() if held is not None}
         try:
@@ -234,7 +234,7 @@ class Snapshots:
 
     def _take(self) -> None:
         assert self._start is not None
-        stamp = Stamp(round=self._round, step=self._reached)
+        stamp = SnapshotId(round=self._round, step=self._reached)
         number = next((number for number, held in self._slots.items() if _is_of(held, stamp)), None)
         number = self._room(stamp) if number is None else number
         if number is None:
@@ -244,7 +244,7 @@ class Snapshots:
         copies = known.ranks if known is not None and _is_of(known, stamp) else ()
         digest = f"{ranks.start}-{ranks.stop if whole else ''}"
         own = tuple(RankPart(rank=rank, digest=digest) for rank in ranks)
-        self._slots[number] = Held(
+        self._slots[number] = HeldSnapshot(
             round=stamp.round,
             step=stamp.step,
             world_size=self._start.world_size,
@@ -269,15 +269,15 @@ class Snapshots:
         )
 
 
-def _is_of(held: Held | None, stamp: Stamp) -> bool:
+def _is_of(held: HeldSnapshot | None, stamp: SnapshotId) -> bool:
     return held is not None and stamp_of(held) == stamp
 
 
-def _is_safe(stamp: Stamp, safe: Taken | None) -> bool:
+def _is_safe(stamp: SnapshotId, safe: Taken | None) -> bool:
     return safe is not None and safe >= _taken(stamp)
 
 
-def _taken(stamp: Stamp) -> Taken:
+def _taken(stamp: SnapshotId) -> Taken:
     """As workers name it."""
     return Taken(step=stamp.step, round=stamp.round)
 
@@ -333,7 +333,7 @@ class SafeOutlivesANode:
     def __init__(self, checks: "Checks") -> None:
         self._checks = checks
         self._job = 0
-        self._safe: Stamp | None = None
+        self._safe: SnapshotId | None = None
         self._holders: dict[str, str] = {}  # by node, the key of its memory
 
     def stepped(self, old: Group, new: Group) -> None:
@@ -348,17 +348,17 @@ class SafeOutlivesANode:
         safe = next(
             (
                 one
-                for one in gathered(new)
-                if not one.lack and is_copied(one)
+                for one in group_snapshots(new)
+                if not one.missing and has_copies(one)
                 # what the round did not begin from although it is newer has come back too late
                 if one.stamp.round == new.active_round.number
-                or (began is not None and one.stamp.newness <= began.newness)
+                or (began is not None and one.stamp.sort_key <= began.sort_key)
             ),
             None,
         )
         if safe is None or not safe.sharded or safe.on_disk:
             return
-        if self._safe is None or safe.stamp.newness >= self._safe.newness:
+        if self._safe is None or safe.stamp.sort_key >= self._safe.sort_key:
             self._safe = safe.stamp
             self._holders = {node.node_id: _key(node) for node, _ in safe.holders}
 
@@ -370,7 +370,7 @@ class SafeOutlivesANode:
             stamp for node in group.nodes.values() if node.snapshots for stamp in node.snapshots.refused
         }
         # what cannot be loaded is another fault than a node that is gone
-        bad = any(stamp.newness >= self._safe.newness for stamp in refused)
+        bad = any(stamp.sort_key >= self._safe.sort_key for stamp in refused)
         if kept is None or bad or self._safe in self._checks.unloadable:
             self._safe = None
             return
@@ -379,12 +379,12 @@ class SafeOutlivesANode:
             for node_id, key in self._holders.items()
             if _key(group.nodes[node_id]) != key
             or not (
-                complete.is_here(group, group.nodes[node_id]) or _serves(group, node_id, current.formed_at)
+                complete.is_staying(group, group.nodes[node_id]) or _serves(group, node_id, current.formed_at)
             )
         ]
         if len(gone) > 1:
             self._safe = None
-        elif chosen is None or chosen.newness < self._safe.newness:
+        elif chosen is None or chosen.sort_key < self._safe.sort_key:
             began = (chosen.step, chosen.round) if chosen is not None else None
             safe = self._safe.step, self._safe.round
             what = f"round {current.number} begins from {began}, though {safe} was safe; gone: {gone}"

@@ -18,7 +18,7 @@ from hetrdzv.core import directive, snapshots
 from hetrdzv.core.model import Group, Node
 from hetrdzv.core.rounds import settle, timers, transitions
 from hetrdzv.core.selection import best_set
-from hetrdzv.core.selection.best_set import Worlds
+from hetrdzv.core.selection.best_set import WorldSizes
 from hetrdzv.core.snapshots import complete
 from hetrdzv.service import clock, ledger
 from hetrdzv.service.leases import LeaseTable
@@ -71,24 +71,24 @@ def _beat_on_time(served: clock.ServedClock) -> float:
 def _ahead(real: Callable[..., Any]) -> Callable[..., Any]:
     def group(service: Service, group_id: str) -> Any:
         real(service, group_id)
-        return service._ledger.head(group_id)
+        return service._ledger.proposed_group(group_id)
 
     return group
 
 
-def _downward(worlds: Worlds, size: int) -> range:
+def _downward(worlds: WorldSizes, size: int) -> range:
     return range(size, 0, -1)
 
 
 def _any_number(real: Any) -> Any:
-    def exact(items: Any, worlds: Worlds, *more: Any) -> Any:
+    def exact(items: Any, worlds: WorldSizes, *more: Any) -> Any:
         return real(items, replace(worlds, min_nodes=1, max_nodes=None), *more)
 
     return exact
 
 
 def _of_any_job(group: Group, node: Node, origin: str, alone: str | None = None) -> Any:
-    return node.snapshots.held if node.snapshots is not None and complete.is_here(group, node) else ()
+    return node.snapshots.held if node.snapshots is not None and complete.is_staying(group, node) else ()
 
 
 def _in_memory(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -106,19 +106,19 @@ PLANTED: dict[str, tuple[Any, str, Any]] = {
     "what is not committed is read": (Service, "group", _ahead(Service.group)),
     "nodes are not stored": (ledger, "_changes", _without_nodes(ledger._changes)),
     "no lease after a load": (LeaseTable, "restore", lambda leases, groups: None),
-    "polls renew no lease": (LeaseTable, "heard", _deaf_to_polls(LeaseTable.heard)),
+    "polls renew no lease": (LeaseTable, "record_contact", _deaf_to_polls(LeaseTable.record_contact)),
     "time in which the server stood still counts": (clock.ServedClock, "beat", _beat_on_time),
     "nobody stops without a server": (Backoff, "ends_at", lambda backoff, max_disconnect_s: None),
     "nobody corrects who is ready": (Session, "_is_contradicted", lambda session, number, directive: False),
     "who has to go is given no time": (transitions, "notice_until", lambda group, now, leaves_at: now + 0.05),
-    "any world size is a multiple": (Worlds, "downward", _downward),
+    "any world size is a multiple": (WorldSizes, "sizes_down_from", _downward),
     "bounds in nodes are forgotten": (best_set, "_exact", _any_number(best_set._exact)),
     "a snapshot need not be complete": (snapshots, "choose", lambda kept, found: found[0] if found else None),
     "what nobody can load is taken": (complete, "_refused", lambda group, members: {}),
     "holdings of another job count": (complete, "usable", _of_any_job),
-    "nodes that are gone hold snapshots": (complete, "is_here", lambda group, node: True),
-    "an agent that is gone serves": (snapshots, "end_parting", lambda work: None),
-    "what is on disk is not seen": (snapshots, "gathered_for", _in_memory(snapshots.gathered_for)),
+    "nodes that are gone hold snapshots": (complete, "is_staying", lambda group, node: True),
+    "an agent that is gone serves": (snapshots, "forget_parted", lambda work: None),
+    "what is on disk is not seen": (snapshots, "job_snapshots", _in_memory(snapshots.job_snapshots)),
     "what may be safe is overwritten": (
         SnapshotReporter,
         "retained",

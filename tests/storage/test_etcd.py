@@ -18,8 +18,8 @@ from hetrdzv.auth.tls import TlsError
 from hetrdzv.protocol.errors import StorageError
 from hetrdzv.storage.base import Batch, NothingWritten, Snapshot
 from hetrdzv.storage.etcd.access import EtcdAccess, InvalidEtcd, access_from, parse_url
-from hetrdzv.storage.etcd.client import Etcd, EtcdAway, EtcdRefused, put
-from hetrdzv.storage.etcd.election import Deposed, Term, campaign, who_leads
+from hetrdzv.storage.etcd.client import Etcd, EtcdRefused, EtcdUnavailable, put
+from hetrdzv.storage.etcd.election import LeadershipLost, Term, campaign, who_leads
 from hetrdzv.storage.etcd.store import LARGE as LARGE_VALUE
 from hetrdzv.storage.etcd.store import MAX_OPERATIONS, EtcdStore
 from hetrdzv.storage.records import restore
@@ -63,7 +63,7 @@ class Wire(Etcd):
                     await super().txn(*what, within_s=within_s)
                 else:
                     self.late.append(what)
-                raise EtcdAway("no member of etcd answers (test)")
+                raise EtcdUnavailable("no member of etcd answers (test)")
         self.sent += 1
         return await super().txn(*what, within_s=within_s)
 
@@ -132,7 +132,7 @@ async def broken(servers: Cluster, left: int, answers: bool) -> tuple[bool, Wire
     wire.left, wire.answers = left, answers
     try:
         await store.commit(LARGE)
-    except EtcdAway:
+    except EtcdUnavailable:
         return False, wire
     return True, wire
 
@@ -177,7 +177,7 @@ async def test_a_leader_may_take_over_while_another_takes_over(cluster: EtcdClus
             try:
                 assert await store.load() == AFTER
                 await store.commit(batch(3.0, small=b"1"))
-            except EtcdAway:
+            except EtcdUnavailable:
                 continue
             break
         else:
@@ -204,7 +204,7 @@ async def test_a_value_that_no_transaction_could_hold_is_stored_in_pieces(server
     wire, _, store = await servers.lead()
     await store.load()
     wire.left = 1 + 6 + 1  # its log is valid, and nothing is applied
-    with pytest.raises(EtcdAway):
+    with pytest.raises(EtcdUnavailable):
         await store.commit(batch(2.0, frozenset({"gone"}), value=new))
     assert (await servers.found()).records == {"value": new}
     wire, _, store = await servers.lead()
@@ -317,14 +317,14 @@ async def test_a_deposed_leader_writes_nothing(servers: Cluster) -> None:
     await old.commit(batch(1.0, a=b"1"))
     _, _, new = await servers.lead()
     assert (await new.load()).records == {"a": b"1"}
-    with pytest.raises(Deposed, match="another server leads"):
+    with pytest.raises(LeadershipLost, match="another server leads"):
         await old.commit(batch(9.0, a=b"old", b=b"old"))
     assert term.lost.is_set()
     assert term.left_s() == 0.0
     await new.commit(batch(2.0, c=b"new"))
-    with pytest.raises(Deposed):
+    with pytest.raises(LeadershipLost):
         await old.load()
-    with pytest.raises(Deposed):
+    with pytest.raises(LeadershipLost):
         await old.commit(LARGE)
     assert await servers.found() == Snapshot({"a": b"1", "c": b"new"}, 2.0)
 
@@ -343,7 +343,7 @@ async def test_who_is_deposed_gives_up_what_it_tries(servers: Cluster) -> None:
     commit = asyncio.ensure_future(store.commit(batch(a=b"1")))
     await arrived.wait()
     term.lost.set()
-    with pytest.raises(Deposed):
+    with pytest.raises(LeadershipLost):
         await asyncio.wait_for(commit, 1.0)
     await asyncio.wait_for(store.close(), 1.0)
 
@@ -378,7 +378,7 @@ async def test_a_commit_that_comes_late_takes_effect_before_the_load_or_never(
     wire, _, store = await servers.lead()
     await store.load()
     wire.left = 0
-    with pytest.raises(EtcdAway):
+    with pytest.raises(EtcdUnavailable):
         await store.commit(batch(1.0, a=b"late"))
     wire.left = None
     found = {}
@@ -532,7 +532,7 @@ async def test_no_etcd_names_every_member_with_its_reason() -> None:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         hangs, dead = f"127.0.0.1:{silent.getsockname()[1]}", f"127.0.0.1:{free_port()}"
-        with pytest.raises(EtcdAway) as raised:
+        with pytest.raises(EtcdUnavailable) as raised:
             await reach(access_from(f"etcd://{dead},{hangs},nobody.invalid:1"), 3.0)
     said = str(raised.value)
     assert f"{dead}: connection refused" in said
@@ -562,7 +562,7 @@ async def test_what_answers_but_is_no_etcd_is_not_taken_for_an_empty_one(says: b
 
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        with pytest.raises(EtcdAway, match=f"127.0.0.1:{port}: .*{why}"):
+        with pytest.raises(EtcdUnavailable, match=f"127.0.0.1:{port}: .*{why}"):
             await reach(access_from(f"etcd://127.0.0.1:{port}"), 1.0)
 
 
@@ -578,7 +578,7 @@ async def test_tls(tmp_path: Path) -> None:
             ({"ca_cert": tls.ca}, "does it ask for|closes the connection"),
             ({"ca_cert": other_tls.ca, **ours}, "its certificate is not for this name"),
         ):
-            with pytest.raises(EtcdAway, match=why):
+            with pytest.raises(EtcdUnavailable, match=why):
                 await reach(access_from(url, **options), 0.6)
 
 

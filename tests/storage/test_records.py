@@ -11,7 +11,7 @@ from hetrdzv.core.commands import Report, Tick
 from hetrdzv.core.model import Group, Node
 from hetrdzv.protocol.errors import StorageError
 from hetrdzv.protocol.pages import Event
-from hetrdzv.protocol.progress import Moved
+from hetrdzv.protocol.progress import ProgressTimes
 from hetrdzv.protocol.reasons.events import node_joined
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.states import GroupState, NodePhase, ReportKind
@@ -118,7 +118,9 @@ def test_a_report_in_a_group_of_a_thousand_is_one_small_put() -> None:
     group = Group(group_id="g", spec=spec, nodes=nodes, waiting_since=1.0, bounds_since=1.0)
     group = step(group, Tick(), 100.0).group
     assert group.state is GroupState.STARTING
-    report = Report(node_id="gpu7", incarnation=f"{7:032x}", round=1, kind=ReportKind.STARTED, moved=Moved())
+    report = Report(
+        node_id="gpu7", incarnation=f"{7:032x}", round=1, kind=ReportKind.STARTED, moved=ProgressTimes()
+    )
     puts, deletes = changes(group, step(group, report, 101.0).group)
     assert puts.keys() == {"groups/g/nodes/gpu7"}
     assert deletes == set()

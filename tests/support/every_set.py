@@ -6,7 +6,13 @@ from itertools import product
 
 from hetrdzv.core.model import Group, Node
 from hetrdzv.core.selection.candidates import ready_nodes
-from hetrdzv.core.selection.order import NO_PAST, Past, by_gaps, may_be_master, past_of
+from hetrdzv.core.selection.order import (
+    NO_PAST,
+    RoundHistory,
+    may_be_master,
+    rank_replacements,
+    round_history,
+)
 from hetrdzv.core.selection.select import Selection, Shortfall, select
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.texts.ids import natural_key
@@ -18,7 +24,7 @@ class Case:
 
     spec: GroupSpec
     ready: Sequence[Node]
-    past: Past = NO_PAST
+    past: RoundHistory = NO_PAST
 
     def answer(self) -> Selection | Shortfall:
         """What it answers."""
@@ -47,12 +53,12 @@ def best_of_all(case: Case) -> list[str] | None:
         value = one.labels.get(case.spec.unit) if case.spec.unit is not None else None
         units.setdefault(f"node {one.node_id}" if value is None else f"unit {value}", []).append(one)
     by_id = {one.node_id: one for one in case.ready}
-    gaps = by_gaps(case.spec, by_id, case.past)
+    gaps = rank_replacements(case.spec, by_id, case.past)
 
     def preference(unit: list[Node]) -> tuple[object, ...]:
         names = [one.node_id for one in unit]
         return (
-            any(name in case.past.used_last for name in names),
+            any(name in case.past.last_resort_nodes for name in names),
             not all(name in case.past.slots for name in names),
             not all(name in case.past.seats for name in names),
             min(gaps.get(name, len(gaps)) for name in names),
@@ -81,7 +87,7 @@ def not_best(old: Group, new: Group) -> str:
         return ""
     members = [new.nodes[member.node_id] for member in formed.members]
     ready = [*members, *ready_nodes(new)]
-    past = replace(past_of(old), nodes=new.nodes, used_last=new.used_last)
+    past = replace(round_history(old), nodes=new.nodes, last_resort_nodes=new.last_resort_nodes)
     expected = best_of_all(Case(new.spec, ready, past))
     names = sorted((member.node_id for member in formed.members), key=natural_key)
     if expected == names or (new.unreachable and fits(new.spec, members)):

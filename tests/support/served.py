@@ -78,7 +78,7 @@ class HandClock:
             self.at += min(seconds, BEAT_S)
             seconds -= BEAT_S
             service.leases.beat()
-            service.leases.look()
+            service.leases.find_expired_groups()
 
 
 @asynccontextmanager

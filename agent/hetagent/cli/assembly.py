@@ -270,7 +270,7 @@ def _offer(context: AgentContext, ready_within_s: float) -> JoinRequest:
         spec=SpecFields(**options.spec),
     )
     try:
-        codec.checked(JoinRequest, offer)
+        codec.validate(JoinRequest, offer)
     except codec.Malformed as error:
         wrong = error.mistakes[0]
         name = next(part for part in wrong.field.split(".") if part != "spec")

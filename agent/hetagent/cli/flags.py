@@ -36,7 +36,7 @@ from hetagent.options.values import (
 from hetagent.session.backoff import CONNECT_TIMEOUT_S
 from hetagent.snapshots.folder import EVERY_S
 from hetrdzv import __version__
-from hetrdzv.client import servers_from
+from hetrdzv.client import parse_server_urls
 from hetrdzv.protocol.settings import SETTINGS, Setting
 from hetrdzv.protocol.texts import typed
 from hetrdzv.protocol.texts.ids import checked_id
@@ -91,7 +91,7 @@ OF_NODE: Mapping[str, Flag] = {
     ),
     "--server": Flag(
         "The hetserver to use (or HET_SERVER).",
-        servers_from,
+        parse_server_urls,
         variable="HET_SERVER",
         metavar="URL[,URL...]",
     ),

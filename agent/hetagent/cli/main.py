@@ -93,7 +93,7 @@ def _tls(options: "Options") -> ClientTls:
     if options.standalone:
         return ClientTls()
     files = {"ca_cert": options.ca_cert, "client_cert": options.client_cert, "client_key": options.client_key}
-    return ClientTls.of(files, os.environ)
+    return ClientTls.from_flags(files, os.environ)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from hetagent.options.model import Options
 from hetagent.session.preflight import reachable
 from hetrdzv import __version__
 from hetrdzv.auth.tls import ClientTls
-from hetrdzv.cli.hetctl.tables import folded, show, table, word
+from hetrdzv.cli.hetctl.tables import folded_column, show, table, word_column
 from hetrdzv.client.client import Client
 from hetrdzv.protocol.errors import HetError, UnknownGroup
 from hetrdzv.protocol.pages import NodeReply
@@ -64,7 +64,12 @@ def run(options: Options, token: str | None, tls: ClientTls) -> int:
     """
     findings = [check_versions(versions(), release.installed()), *check_devices(options)]
     findings += asyncio.run(_check_network(options, token, tls))
-    columns = [word("CHECK"), word("IS"), folded("FOUND", 20), folded("ADVICE", 20)]
+    columns = [
+        word_column("CHECK"),
+        word_column("IS"),
+        folded_column("FOUND", 20),
+        folded_column("ADVICE", 20),
+    ]
     rows = [(row.what, Text(row.grade, style=_STYLES[row.grade]), row.found, row.advice) for row in findings]
     show(table(columns, rows))
     return int(any(finding.grade is Grade.WRONG for finding in findings))

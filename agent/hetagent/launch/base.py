@@ -88,8 +88,8 @@ class Launch:
         wants_members: rounds have to list all their members (`start.members`).
         wants_daemon: the master of a round may have this node run its launcher's daemon (`start.daemon`).
         uses_process_groups: scripts work together in torch's process groups, so that one without any does nothing yet.
-        meets_in_store: scripts find each other in the round's store (`init_process_group` with env://), or in one that
-            this launch has started: see `met`.
+        meets_in_store: scripts find each other in the round's store (`init_process_group` with env://), or in one
+            that this launch has started: see `met`.
         frees_port: the script's port is nobody's from `begin` until the script opens it.
         watches_deaths: whether the death of a process that the first one has started counts as the first failure.
     """

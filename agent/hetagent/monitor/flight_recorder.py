@@ -161,7 +161,7 @@ class FlightRecorderParser:
             completed=group.collectives(max(completed, min(enqueued, group.done))),
             op=group.op,
         )
-        return codec.checked(Collectives, collectives)
+        return codec.validate(Collectives, collectives)
 
 
 def _counts(status: Mapping[str, Any]) -> tuple[int, int, int]:

@@ -19,7 +19,7 @@ from hetagent.node import release, scratch
 from hetagent.node.self_pipe import SelfPipe, readable
 from hetagent.progress import FILE
 from hetagent.worker import runner
-from hetrdzv.protocol.progress import Moved, NodeProgress
+from hetrdzv.protocol.progress import NodeProgress, ProgressTimes
 from hetrdzv.protocol.stacks import Stack
 
 SERVER = str(Path(runner.__file__).with_name("torch_server.py"))
@@ -111,14 +111,14 @@ class RoundWatch:
         sample, taken_at = self._sample
         return replace(sample, age_s=round(sample.age_s + time.monotonic() - taken_at, 3))
 
-    def moved(self) -> Moved | None:
+    def moved(self) -> ProgressTimes | None:
         """When the workers first moved and last did, counted from now; None: nobody can tell. Never waits."""
         now, tracks = time.monotonic(), [probe.track for probe in self._probes.values()]
         first_at = min((track.first_at for track in tracks if track.first_at is not None), default=None)
         if first_at is not None:
             idle_s = now - max(track.last_at for track in tracks if track.last_at is not None)
-            return Moved(began_s=round(now - first_at, 3), idle_s=round(max(0.0, idle_s), 3))
-        return Moved() if tracks and all(map(self._is_seen, tracks)) else None
+            return ProgressTimes(began_s=round(now - first_at, 3), idle_s=round(max(0.0, idle_s), 3))
+        return ProgressTimes() if tracks and all(map(self._is_seen, tracks)) else None
 
     def _is_seen(self, track: Track) -> bool:
         """Whether a worker is known to have asked for no collective, if it has not; one alone never does."""

@@ -14,10 +14,10 @@ from hetagent.session.requests import Report, ReportRoute
 from hetagent.workers.failures import concealed, plain_text, sendable
 from hetagent.workers.processes import Workers
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.directive import Asked
-from hetrdzv.protocol.progress import Moved, NodeProgress
+from hetrdzv.protocol.directive import OutputQuery
+from hetrdzv.protocol.progress import NodeProgress, ProgressTimes
 from hetrdzv.protocol.routes import Routes
-from hetrdzv.protocol.stacks import About, Stack, StacksRequest, fitting_of
+from hetrdzv.protocol.stacks import About, Stack, StacksRequest, max_kept_characters
 
 STACKS = ReportRoute(route=Routes.send_stacks, repeats=False)
 
@@ -106,7 +106,7 @@ class Watcher(RoundHook):
         """A worker has failed."""
         self._failed = True
 
-    def moved(self) -> Moved | None:
+    def moved(self) -> ProgressTimes | None:
         """When the workers moved in the round, counted from now; None: nobody can tell."""
         return self._watch.moved() if self._watch is not None else None
 
@@ -117,7 +117,7 @@ class Watcher(RoundHook):
             return
         ranks, world_size = watch.ranks(None), self._assignment.start.world_size
         if ranks and self._reports_output and (self._failed or world_size <= FEW_WORKERS):
-            found = fitting(self._logs(ranks), About.LOGS, fitting_of(world_size))
+            found = fitting(self._logs(ranks), About.LOGS, max_kept_characters(world_size))
             self._server.send(
                 Report(LOGS, partial(StacksRequest, number=self._assignment.round, stacks=found))
             )
@@ -129,10 +129,10 @@ class Watcher(RoundHook):
         watch = self._watch
         progress = watch.fields() if watch is not None else None
         with suppress(ValueError):  # of what no server takes, none is told: that must not end the job
-            return codec.checked(NodeProgress, progress) if progress is not None else None
+            return codec.validate(NodeProgress, progress) if progress is not None else None
         return None
 
-    def _on_question(self, asked: Asked) -> None:
+    def _on_question(self, asked: OutputQuery) -> None:
         is_newest = self._assignment is not None and asked.round == self._assignment.round
         watch = self._watch if is_newest else None
 
@@ -142,7 +142,7 @@ class Watcher(RoundHook):
 
         threading.Thread(target=answer, name="stacks", daemon=True).start()
 
-    def _shown(self, watch: RoundWatch, asked: Asked) -> list[Stack]:
+    def _shown(self, watch: RoundWatch, asked: OutputQuery) -> list[Stack]:
         """The answer to a question about workers of this round."""
         ranks = watch.ranks(asked.ranks)
         if not self._reports_output:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import TextIO
 
-from hetrdzv.protocol.texts.phrasing import inert
+from hetrdzv.protocol.texts.phrasing import strip_control_characters
 
 PATIENCE_S = 2.0
 """How long to wait for a reader that stalls (seconds)."""
@@ -51,7 +51,7 @@ def say(text: str) -> None:
     A job must not end or hang because nobody reads its output any more (`hetagent ... 2>&1 | head`, a closed ssh, a
     pager). What cannot be written is dropped, and so is what the workers of later rounds write there.
     """
-    _writer().write(sys.stderr, f"{inert(text)}\n")
+    _writer().write(sys.stderr, f"{strip_control_characters(text)}\n")
 
 
 def log(who: str, text: str) -> None:

@@ -16,7 +16,7 @@ from hetagent.runloop.parts import Parts
 from hetagent.workers.processes import Workers
 from hetagent.workers.starter import Exit
 from hetrdzv.protocol.directive import Start
-from hetrdzv.protocol.failure import Ended, Failure
+from hetrdzv.protocol.failure import EarlierExits, Failure
 from hetrdzv.protocol.reasons.ends import worker_failed
 from hetrdzv.protocol.texts.phrasing import count
 
@@ -245,7 +245,7 @@ class LocalRound:
         raised = [end for end in self._workers.raised() if end.seen_at <= until]
         return self._workers.first(raised) if raised else None
 
-    def ended_before(self, moment: float) -> Ended | None:
+    def ended_before(self, moment: float) -> EarlierExits | None:
         """Workers that had ended with exit code 0 by a moment (monotonic seconds), while others ran; None: none had."""
         if self._workers is None or self._launch.one_per_node:
             return None
@@ -253,7 +253,7 @@ class LocalRound:
         if not ends:
             return None
         first = min(ends, key=lambda end: end.seen_at)
-        return Ended(
+        return EarlierExits(
             node_id=self.assignment.node_id,
             rank=self.assignment.start.rank_offset + first.local_rank,
             others=len(ends) - 1,

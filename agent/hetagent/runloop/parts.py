@@ -13,7 +13,7 @@ from hetagent.runloop.share_files import ShareFiles
 from hetagent.runloop.start_check import StartCheck
 from hetagent.snapshots.node.hook import SnapshotHook
 from hetagent.standby.keeper import Standbys
-from hetrdzv.protocol.progress import Moved
+from hetrdzv.protocol.progress import ProgressTimes
 
 
 @dataclass(slots=True, kw_only=True)
@@ -82,7 +82,7 @@ class Parts:
             part is not None and part.supports_graceful_stop() for part in (self.notices, self.snapshots)
         )
 
-    def moved(self) -> Moved | None:
+    def moved(self) -> ProgressTimes | None:
         """When the workers of this node moved in the round, counted from now; None: nobody can tell."""
         return self.monitor.moved() if self.monitor is not None else None
 

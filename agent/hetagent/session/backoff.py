@@ -6,7 +6,7 @@ from math import ceil
 from hetagent.session.refusals import CREDENTIALS
 from hetagent.session.requests import Request
 from hetrdzv.protocol.errors import HetError, Problem, Unavailable
-from hetrdzv.protocol.texts.phrasing import lasted
+from hetrdzv.protocol.texts.phrasing import duration_text
 
 CONNECT_TIMEOUT_S = 60.0
 """Default of --connect-timeout-s: how long a first contact is tried, and refused credentials are retried (seconds)."""
@@ -130,7 +130,7 @@ class Backoff:
             self.away, self._away_since = True, now
         text += "; "
         if workers_until is not None:
-            text += f"workers continue for {lasted(max(0.0, workers_until - now))}, "
+            text += f"workers continue for {duration_text(max(0.0, workers_until - now))}, "
         text += "trying again"
         if self._answered_at is None and self._began_at is not None:
             left_s = max(0.0, self._began_at + self._connect_timeout_s - now)

@@ -18,7 +18,7 @@ from hetagent.session.requests import Answer, R, Report, Request, round_report
 from hetagent.session.session import LEAVE_S, Session
 from hetagent.session.waiting import WaitLog
 from hetrdzv.client.client import Client
-from hetrdzv.protocol.directive import Asked, Directive, Member
+from hetrdzv.protocol.directive import Directive, Member, OutputQuery
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.progress import NodeProgress
 from hetrdzv.protocol.states import ReportKind
@@ -139,7 +139,9 @@ class ServerConnection:
             future.cancel()
         return future
 
-    def watch(self, sample: Callable[[], NodeProgress | None], on_question: Callable[[Asked], None]) -> None:
+    def watch(
+        self, sample: Callable[[], NodeProgress | None], on_question: Callable[[OutputQuery], None]
+    ) -> None:
         """From now on, report how far the workers have come; see `Session`.
 
         Args:

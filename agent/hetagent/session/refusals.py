@@ -44,7 +44,7 @@ def _part(error: HetError, name: str, kind: type[_R]) -> _R | None:
     if not isinstance(error, Problem) or name not in error.body:
         return None
     try:
-        return codec.checked(kind, error.body[name], unknown="ignore")
+        return codec.validate(kind, error.body[name], unknown="ignore")
     except codec.Malformed:
         return None
 

@@ -28,7 +28,7 @@ from hetagent.session.requests import (
     round_report,
 )
 from hetrdzv.protocol.bounds import MAX_NOT_READY
-from hetrdzv.protocol.directive import Asked, Directive
+from hetrdzv.protocol.directive import Directive, OutputQuery
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.progress import NodeProgress, PollRequest
 from hetrdzv.protocol.requests import JoinRequest
@@ -96,7 +96,7 @@ class Session:
         # what is to be sent, and what is on its way
         self._next_number = 1
         self.sample: Callable[[], NodeProgress | None] = lambda: None
-        self.on_question: Callable[[Asked], None] = lambda asked: None
+        self.on_question: Callable[[OutputQuery], None] = lambda asked: None
         self._urgent_at: float | None = None  # when a poll is due that does not wait
         self._reports: list[Report[Any]] = []  # of all routes
         self._in_flight: dict[object, tuple[Request, float]] = {}  # with the time of sending

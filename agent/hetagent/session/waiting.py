@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 from hetrdzv.protocol.directive import Directive
-from hetrdzv.protocol.reasons.reason import news
+from hetrdzv.protocol.reasons.reason import without_times
 from hetrdzv.protocol.states import DirectiveKind
 
 NEWS_S = 5.0
@@ -35,7 +35,7 @@ class WaitLog:
             self._stall = None
 
     def _waits(self, directive: Directive) -> None:
-        what, now = news(directive.reason), time.monotonic()
+        what, now = without_times(directive.reason), time.monotonic()
         if what != self._logged[0] and now - self._logged[1] >= NEWS_S:
             self._logged = (what, now)
             self._log(f"waiting: {directive.why}")

@@ -16,7 +16,7 @@ from hetagent.options.values import absolute
 from hetagent.session.backoff import CONNECT_TIMEOUT_S
 from hetrdzv.auth.client_token import client_token
 from hetrdzv.auth.tls import ClientTls
-from hetrdzv.client import servers_from
+from hetrdzv.client import parse_server_urls
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.requests import JoinRequest, SpecFields
 from hetrdzv.protocol.settings import SETTINGS, UNLIMITED_RESTARTS
@@ -92,7 +92,7 @@ def conf_of(params: RendezvousParameters) -> Conf:
         servers=_servers(params.endpoint),
         token=_take_token(token_file),
         token_file=token_file,
-        tls=ClientTls.of(tls, os.environ),
+        tls=ClientTls.from_flags(tls, os.environ),
     )
     return Conf(
         access=access,
@@ -127,7 +127,7 @@ def _servers(endpoint: str) -> tuple[str, ...]:
     if not endpoint.strip():
         raise ConfError("no server: give --rdzv-endpoint host:29400, where hetserver listens")
     try:
-        return tuple(servers_from(endpoint))
+        return tuple(parse_server_urls(endpoint))
     except ValueError as error:
         raise ConfError(f"--rdzv-endpoint: {error}") from None
 
@@ -149,7 +149,7 @@ def _spec(fields: Mapping[str, Any], local_addr: str | None) -> SpecFields:
             port=1,
             spec=SpecFields(**fields),
         )
-        return codec.checked(JoinRequest, join).spec
+        return codec.validate(JoinRequest, join).spec
     except codec.Malformed as error:
         wrong = error.mistakes[0]
         raise ConfError(f"--rdzv-conf {wrong.field.rpartition('.')[2]}={wrong.given}: {wrong.text}") from None

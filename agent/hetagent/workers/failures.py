@@ -16,8 +16,8 @@ from hetagent.launch.command import explained
 from hetagent.node.console import say
 from hetagent.node.processes.signals import signal_number
 from hetrdzv.protocol.failure import Failure, RootCause
-from hetrdzv.protocol.stacks import end_of
-from hetrdzv.protocol.texts.raised import raised
+from hetrdzv.protocol.stacks import text_tail
+from hetrdzv.protocol.texts.raised import find_exception
 
 MAX_CHARACTERS = 4000
 """How much of a traceback is sent; the server keeps it and every agent prints it."""
@@ -193,14 +193,14 @@ def _end(text: str, most: int = MAX_CHARACTERS) -> str:
     text = "\n".join(map(_shortened, text.split("\n")))
     if len(text) <= most:
         return text
-    end, exception = end_of(text, most), raised(text)
-    if exception is None or ((kept := raised(end)) and kept[:2] == exception[:2]):
+    end, exception = text_tail(text, most), find_exception(text)
+    if exception is None or ((kept := find_exception(end)) and kept[:2] == exception[:2]):
         return end
     begin = exception.frame
     if exception.end <= len(text) - len(end):
         begin += f"\n{exception.headline}"
     begin += "\n  …\n"
-    return begin + end_of(text, most - len(begin))
+    return begin + text_tail(text, most - len(begin))
 
 
 def _shortened(line: str) -> str:

@@ -11,7 +11,7 @@ from starlette.routing import BaseRoute
 from hetrdzv import __version__
 from hetrdzv.api import errors
 from hetrdzv.api.dependencies import Requires
-from hetrdzv.api.middleware import Gate
+from hetrdzv.api.middleware import AccessMiddleware
 from hetrdzv.api.routes import agents, docs, groups, health
 from hetrdzv.auth.tokens import Tokens
 from hetrdzv.dashboard.app import PATHS, dashboard
@@ -35,7 +35,7 @@ class Api(FastAPI):
         """The document, made once; it takes a second, so ask for it in a thread."""
         with self._making:
             if self.openapi_schema is None:
-                docs.correct(super().openapi())
+                docs.correct_openapi(super().openapi())
             return super().openapi()
 
 
@@ -52,7 +52,7 @@ def create_app(
     Without tokens none is required, and it answers to `any_host` or to addresses only; over TLS, cookies are `secure`.
     """
     records.prepare()
-    codec.prepare(Directive, ProblemReply, GroupReply)
+    codec.build_validators(Directive, ProblemReply, GroupReply)
     app = Api(
         title="hetrdzv",
         version=__version__,
@@ -67,9 +67,9 @@ def create_app(
     app.state.replica = replica
     app.state.metrics = metrics or Metrics()
     app.state.refusals = refusals = errors.RefusalLog()
-    errors.install(app)
+    errors.install_handlers(app)
     app.add_middleware(
-        Gate,
+        AccessMiddleware,
         replica=replica,
         tokens=tokens,
         any_host=any_host,

@@ -11,7 +11,7 @@ from pydantic_core import CoreSchema, core_schema
 from starlette.requests import Request
 from starlette.responses import Response
 
-from hetrdzv.api.errors import MEDIA_TYPE, invalid
+from hetrdzv.api.errors import MEDIA_TYPE, make_invalid_request
 from hetrdzv.auth.tokens import Role
 from hetrdzv.core.commands import Cancel
 from hetrdzv.protocol import bounds, codec
@@ -71,7 +71,7 @@ class JsonRoute(APIRoute):
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         if (reply := options.get("response_model")) is not None:
-            codec.defer(reply)  # FastAPI reads it for its document only: routes return responses
+            codec.defer_validators(reply)  # FastAPI reads it for its document only: routes return responses
         super().__init__(path, endpoint, **options)
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -99,7 +99,7 @@ class Reads:
             try:
                 return codec.read(kind, data, unknown=self.unknown)
             except codec.Malformed as error:
-                raise invalid(error.mistakes) from None
+                raise make_invalid_request(error.mistakes) from None
 
         return core_schema.no_info_wrap_validator_function(read, schema_of(kind))
 

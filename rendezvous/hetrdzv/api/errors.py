@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 MEDIA_TYPE = "application/problem+json"
 
 
-def invalid(wrong: Sequence[Mistake]) -> InvalidRequest:
+def make_invalid_request(wrong: Sequence[Mistake]) -> InvalidRequest:
     """What is wrong, as one error: all of the first mistake, and where the others are. Never what was given."""
     first, *others = wrong
     more = f"; also wrong: {', '.join(mistake.field or 'body' for mistake in others[:8])}" if others else ""
@@ -46,7 +46,7 @@ def problem_of(error: HetError) -> ProblemReply:
     )
 
 
-def answer(error: HetError, request: Request) -> Response:
+def error_response(error: HetError, request: Request) -> Response:
     """The answer to a request that an error ended."""
     response = Response(codec.write(problem_of(error)), error.status, error.headers, MEDIA_TYPE)
     if error.status == HTTPStatus.SERVICE_UNAVAILABLE:
@@ -104,18 +104,18 @@ class RefusalLog:
 # -- handlers --------------------------------------------------------------------------------------------------
 
 
-def install(app: FastAPI) -> None:
+def install_handlers(app: FastAPI) -> None:
     """Register the handlers that turn errors into answers."""
 
     @app.exception_handler(HetError)
     async def refused(request: Request, error: HetError) -> Response:
         request.app.state.refusals.note(error, request.scope)
-        return answer(error, request)
+        return error_response(error, request)
 
     @app.exception_handler(RequestValidationError)
     async def wrong(request: Request, error: RequestValidationError) -> Response:
         found = [codec.mistake(cast(ErrorDetails, {**one, "loc": one["loc"][1:]})) for one in error.errors()]
-        return await refused(request, invalid(found))
+        return await refused(request, make_invalid_request(found))
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
@@ -127,6 +127,6 @@ def install(app: FastAPI) -> None:
                 f"{path} does not support {request.method}; see /docs for all routes",
             ),
         }.get(error.status_code, ("http_error", str(error.detail)))
-        response = answer(Problem(error.status_code, code, detail), request)
+        response = error_response(Problem(error.status_code, code, detail), request)
         response.headers.update(error.headers or {})
         return response

@@ -9,7 +9,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hetrdzv.api import errors
-from hetrdzv.auth.hosts import same_origin, trusted_host
+from hetrdzv.auth.hosts import is_same_origin, is_trusted_host
 from hetrdzv.auth.tokens import ANYBODY, Grant, Tokens
 from hetrdzv.protocol import routes
 from hetrdzv.protocol.bounds import MAX_BODY_BYTES, MAX_VALUES
@@ -41,7 +41,7 @@ _VERSION = [(name.lower().encode(), value.encode()) for name, value in routes.VE
 
 
 @dataclass(eq=False)
-class Gate:
+class AccessMiddleware:
     """ASGI middleware. Puts the grant of a request and the polls of the service that answers it into its `state`.
 
     What is for people goes to `pages`, where they sign in, and which sees to the read fence itself.
@@ -103,7 +103,7 @@ class Gate:
             return
         polls = None  # a refusal tells nothing of any group
         if not begun:
-            await errors.answer(refused, Request(scope))(scope, receive, reply)
+            await errors.error_response(refused, Request(scope))(scope, receive, reply)
 
     def _current_polls(self) -> Polls:
         """The polls of the service that answers right now."""
@@ -115,12 +115,12 @@ class Gate:
     def _check_host(self, method: str, headers: Mapping[str, str]) -> None:
         """Check what a server without tokens requires of all requests."""
         host, instead = headers.get("host", ""), "start hetserver with --token-file"
-        if not self.any_host and not trusted_host(host):
+        if not self.any_host and not is_trusted_host(host):
             raise ForeignHost(
                 "this server has no token, so it only answers to addresses and localhost: "
                 f"use its address, or {instead}"
             )
-        if method not in ("GET", "HEAD") and not same_origin(headers.get("origin"), host):
+        if method not in ("GET", "HEAD") and not is_same_origin(headers.get("origin"), host):
             raise ForeignHost(
                 f"this server has no token, so it refuses browser requests from other sites: {instead}"
             )

@@ -14,12 +14,12 @@ from hetrdzv.core.directive import late_exit_code, stop_notice
 from hetrdzv.core.drift import drift
 from hetrdzv.core.memo import cached
 from hetrdzv.core.model import OFFERED, Group, Node, Round
-from hetrdzv.core.snapshots import found as snapshot_warnings
 from hetrdzv.core.snapshots import is_undone, next_snapshot, on_disk, safe_snapshot
-from hetrdzv.core.snapshots.complete import Gathered, began_from, gathered
+from hetrdzv.core.snapshots import snapshot_warnings as snapshot_warnings
+from hetrdzv.core.snapshots.complete import GroupSnapshot, began_from, group_snapshots
 from hetrdzv.core.why import why, why_ended, why_left_out
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.directive import Asked, Directive
+from hetrdzv.protocol.directive import Directive, OutputQuery
 from hetrdzv.protocol.pages import (
     QUARANTINED,
     CountsReply,
@@ -35,13 +35,13 @@ from hetrdzv.protocol.stacks import About
 from hetrdzv.protocol.states import GroupState, NodePhase
 from hetrdzv.protocol.texts.who import Nodes
 from hetrdzv.service.progress.queries import Query
-from hetrdzv.service.progress.samples import Seen, unwatched
+from hetrdzv.service.progress.samples import WorkerSample, unwatched_warnings
 from hetrdzv.service.service import Service
 
 
 def with_query(directive: Directive, query: Query) -> Directive:
     """A directive that also asks something."""
-    asked = Asked(number=query.number, round=query.round, about=query.about, ranks=query.ranks)
+    asked = OutputQuery(number=query.number, round=query.round, about=query.about, ranks=query.ranks)
     return replace(directive, logs=asked) if query.about is About.LOGS else replace(directive, stacks=asked)
 
 
@@ -58,18 +58,18 @@ async def group_response(service: Service, group: Group, nodes: str = "all") -> 
     def reply() -> GroupReply:
         now, seen = service.now(), dict(service.progress.workers(group))
         heard_at = partial(service.leases.heard_at, group)
-        found = (*unwatched(group, seen, now), *service.refusals.lately(group))
+        found = (*unwatched_warnings(group, seen, now), *service.refusals.recent_refusals(group))
         return group_reply(group, now, heard_at, seen, found, nodes=nodes == "all")
 
-    return await made(len(group.nodes), reply)
+    return await json_response(len(group.nodes), reply)
 
 
-async def changed(service: Service, group_id: str, command: Command) -> Response:
+async def execute_and_respond(service: Service, group_id: str, command: Command) -> Response:
     """Execute a person's command and answer with the group."""
     return await group_response(service, await service.execute(group_id, command))
 
 
-async def made(items: int, make: Callable[[], object]) -> Response:
+async def json_response(items: int, make: Callable[[], object]) -> Response:
     """A reply about so many nodes or events as a response."""
 
     def written() -> bytes:
@@ -108,7 +108,7 @@ def quarantined_summary(group_id: str, why: str) -> GroupSummary:
 @cached
 def _counts(group: Group) -> CountsReply:
     live = group.live
-    members = [node for node in live if group.active_round is not None and group.in_round(node)]
+    members = [node for node in live if group.active_round is not None and group.is_in_round(node)]
     return CountsReply(
         nodes=len(live),
         slots=sum(node.slots for node in live),
@@ -122,7 +122,7 @@ def group_reply(
     group: Group,
     now: float,
     heard_at: Callable[[Node], float],
-    seen: Mapping[int, Seen] = MappingProxyType({}),
+    seen: Mapping[int, WorkerSample] = MappingProxyType({}),
     worker_warnings: Sequence[Reason] = (),
     *,
     nodes: bool = True,
@@ -162,7 +162,9 @@ def _warnings(group: Group) -> tuple[Reason, ...]:
     return (*drift(nodes), *of_round)
 
 
-def _round(group: Group, current: Round, seen: Mapping[int, Seen], now: float, *, nodes: bool) -> RoundReply:
+def _round(
+    group: Group, current: Round, seen: Mapping[int, WorkerSample], now: float, *, nodes: bool
+) -> RoundReply:
     stall = reported_stall(group)
     return RoundReply(
         number=current.number,
@@ -181,7 +183,7 @@ def _round(group: Group, current: Round, seen: Mapping[int, Seen], now: float, *
 def node_reply(group: Group, node: Node, heard_at: float, now: float) -> NodeReply:
     """A node of a group."""
     active = group.active_round
-    member = active.member(node.node_id) if active is not None and group.in_round(node) else None
+    member = active.member(node.node_id) if active is not None and group.is_in_round(node) else None
     return NodeReply(
         node_id=node.node_id,
         state=node_state(group, node),
@@ -217,7 +219,7 @@ def _why_out(group: Group, node: Node) -> Reason | None:
         active is None
         or active.notice is not None
         or node.phase is not NodePhase.READY
-        or group.in_round(node)
+        or group.is_in_round(node)
     ):
         return None
     return why_left_out(group, node)
@@ -225,13 +227,15 @@ def _why_out(group: Group, node: Node) -> Reason | None:
 
 def node_state(group: Group, node: Node) -> str:
     """A node's state for people, one of `NODE_STATES`."""
-    if node.phase is NodePhase.LEFT and (node.drains or node.node_id in group.drained):
+    if node.phase is NodePhase.LEFT and (node.is_drained or node.node_id in group.drained):
         return "drained"
     if node.gone:
         return node.phase
     if node.disconnected_at is not None:
         return "suspect"
-    if node.leaving is not None or (group.in_round(node) and not node.stopped and group.active_round is None):
+    if node.leaving is not None or (
+        group.is_in_round(node) and not node.has_no_workers and group.active_round is None
+    ):
         return "stopping"
     if node.phase is NodePhase.READY and node.not_ready:
         return "not_ready"
@@ -249,16 +253,16 @@ def snapshots_shown(group: Group) -> SnapshotsShown:
         next=after.stamp if after is not None else None,
         wanted=known is not None and after is not None and known.wanted == after.stamp,
         safe=newest.stamp if newest is not None else None,
-        snapshots=tuple(_snapshot_shown(group, one) for one in gathered(group)[:MOST_SHOWN]),
+        snapshots=tuple(_snapshot_shown(group, one) for one in group_snapshots(group)[:MOST_SHOWN]),
     )
 
 
-def _snapshot_shown(group: Group, one: Gathered) -> SnapshotShown:
+def _snapshot_shown(group: Group, one: GroupSnapshot) -> SnapshotShown:
     return SnapshotShown(
         stamp=one.stamp,
         world_size=one.world_size,
         sharded=one.sharded,
-        lack=one.lack,
+        lack=one.missing,
         undone=group.snapshots is not None and is_undone(group.snapshots, one.stamp),
         nodes=_holders(one),
         on_disk=one.on_disk is not None,
@@ -266,7 +270,7 @@ def _snapshot_shown(group: Group, one: Gathered) -> SnapshotShown:
     )
 
 
-def _holders(one: Gathered) -> Nodes:
+def _holders(one: GroupSnapshot) -> Nodes:
     return Nodes.of([node.node_id for node, _ in one.holders])
 
 

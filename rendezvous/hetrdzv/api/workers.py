@@ -6,11 +6,11 @@ from hetrdzv.core.model import Group, Stall
 from hetrdzv.core.why import why as why_group
 from hetrdzv.protocol.errors import NoRound, NotFound
 from hetrdzv.protocol.pages import StacksReply, WorkerReply
-from hetrdzv.protocol.reasons.reason import shown as in_words
+from hetrdzv.protocol.reasons.reason import full_text as in_words
 from hetrdzv.protocol.reasons.warnings import UNSEEN
 from hetrdzv.protocol.stacks import About, Stack
 from hetrdzv.protocol.texts.who import Ranks
-from hetrdzv.service.progress.samples import Seen
+from hetrdzv.service.progress.samples import WorkerSample
 from hetrdzv.service.service import Service
 
 MOST_RANKS = 1 << 17
@@ -22,7 +22,7 @@ def reported_stall(group: Group) -> Stall | None:
     return group.active_round.reported_stall if group.active_round is not None else None
 
 
-def worker_reply(seen: Seen, stall: Stall | None, now: float) -> WorkerReply:
+def worker_reply(seen: WorkerSample, stall: Stall | None, now: float) -> WorkerReply:
     """How far a worker has come; `stall`: of which people have been told."""
     sample, worker = seen.sample, seen.worker(now)
     state: str = worker.state
@@ -45,7 +45,7 @@ def worker_reply(seen: Seen, stall: Stall | None, now: float) -> WorkerReply:
     )
 
 
-async def shown(
+async def get_output(
     service: Service, group_id: str, about: About, ranks: Sequence[int] | None, number: int | None
 ) -> StacksReply:
     """The stacks or logs of a round's workers: of the running one from their agents, else what was kept.
@@ -61,7 +61,7 @@ async def shown(
     active = None if group.state.terminal else group.active_round
     if active is not None and number in (None, active.number):
         _require_ranks(group, active.number, active.world_size, ranks, "has")
-        found = await service.queries.of_workers(group, active, ranks, about)
+        found = await service.queries.query_workers(group, active, ranks, about)
         return StacksReply(round=active.number, workers=tuple(found))
     if about is About.LOGS and number is None and group.round is not None:
         number = group.round.number

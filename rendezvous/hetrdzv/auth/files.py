@@ -13,7 +13,7 @@ class AccessError(HetError, code="access"):
     """A token, or a file with tokens, that cannot be used."""
 
 
-class Reloaded:
+class ReloadedFiles:
     """Files that are read again when they have changed; if they cannot be used then, the log says what goes on."""
 
     def __init__(self, paths: Sequence[Path], goes_on: str) -> None:

@@ -9,7 +9,7 @@ import ipaddress
 import re
 
 
-def trusted_host(header: str) -> bool:
+def is_trusted_host(header: str) -> bool:
     """Whether a `Host` header is an address or localhost. No browser leaves it out."""
     match = re.fullmatch(r"(\[[^\]]*\]|[^:\[\]]*)(:\d*)?", header.strip().lower())
     if match is None:
@@ -22,6 +22,6 @@ def trusted_host(header: str) -> bool:
     return True
 
 
-def same_origin(origin: str | None, host: str) -> bool:
+def is_same_origin(origin: str | None, host: str) -> bool:
     """Whether a request comes from a page of the server's own, or from no page at all (it has no `Origin`)."""
     return origin is None or origin.lower().partition("://")[2] == host.lower()

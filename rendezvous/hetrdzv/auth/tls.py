@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hetrdzv.auth.files import Reloaded
+from hetrdzv.auth.files import ReloadedFiles
 from hetrdzv.protocol.errors import HetError
 
 logger = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ class ClientTls:
     key: Path | None = None  # may be in the file of the certificate
 
     @classmethod
-    def of(cls, flags: Mapping[str, Path | None], environ: Mapping[str, str]) -> "ClientTls":
+    def from_flags(cls, flags: Mapping[str, Path | None], environ: Mapping[str, str]) -> "ClientTls":
         """From `--ca-cert`, `--client-cert` and `--client-key`, else from the environment."""
         paths: list[Path | None] = []
         names: list[str] = []
@@ -102,7 +102,7 @@ def _reason(error: ssl.SSLError) -> str:
 # -- the server's side -------------------------------------------------------------------------------------
 
 
-class ServerTls(Reloaded):
+class ServerTls(ReloadedFiles):
     """What a server shows: new connections see a changed certificate. With a `client_ca` its clients need one, too."""
 
     def __init__(self, cert: Path, key: Path | None, client_ca: Path | None) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from hetrdzv.auth.files import AccessError, Reloaded, is_private, read_secret
+from hetrdzv.auth.files import AccessError, ReloadedFiles, is_private, read_secret
 from hetrdzv.auth.tokens import EVERYTHING, Grant, Role, Tokens, is_token
 
 logger = logging.getLogger(__name__)
@@ -17,16 +17,16 @@ SHORT = 16
 """Tokens with fewer characters can be guessed; the log says so."""
 
 
-class TokenFile(Reloaded, Tokens):
+class TokenFile(ReloadedFiles, Tokens):
     """The tokens in a file. If a changed file cannot be used, the log says so and the old tokens stay valid."""
 
     def __init__(self, path: Path) -> None:
-        Reloaded.__init__(self, [path], "the previous tokens stay valid")
+        ReloadedFiles.__init__(self, [path], "the previous tokens stay valid")
         self.path = path
         Tokens.__init__(self, self._load())
 
     def reload(self) -> None:
-        self.accept(self._load())
+        self.set_tokens(self._load())
         logger.info("reloaded token file %s: %d valid", self.path, len(self.grants))
 
     def _load(self) -> dict[str, Grant]:

@@ -81,9 +81,9 @@ class Tokens:
     """The tokens that a server accepts: their grants, by SHA-256."""
 
     def __init__(self, granted: Mapping[str, Grant]) -> None:
-        self.accept(granted)
+        self.set_tokens(granted)
 
-    def accept(self, granted: Mapping[str, Grant]) -> None:
+    def set_tokens(self, granted: Mapping[str, Grant]) -> None:
         """Accept these tokens, and no others."""
         self.grants = {digest(token): grant for token, grant in granted.items()}
 

@@ -23,7 +23,7 @@ from hetrdzv.auth.tls import ServerTls
 from hetrdzv.auth.token_files import TokenFile, require_token_file
 from hetrdzv.cli import etcd
 from hetrdzv.cli.logs import logging_to_stderr
-from hetrdzv.cli.sockets import CannotServe, inherited, listen, url_of
+from hetrdzv.cli.sockets import CannotServe, inherited_socket, listen, url_of
 from hetrdzv.cli.types import FILE, Typed, duration
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.texts.ids import DEFAULT_PORT, is_loopback
@@ -137,7 +137,9 @@ def _serve_on_socket(options: SimpleNamespace) -> None:
         raise CannotServe("--insecure means no token, but --token-file names one: give only one of the two")
     tls = _tls(options)
     _raise_open_files()
-    with listen(options.host, options.port) if options.fd is None else inherited(options.fd) as listener:
+    with (
+        listen(options.host, options.port) if options.fd is None else inherited_socket(options.fd) as listener
+    ):
         url = options.store or _default_store()
         tokens = _tokens(listener, options, on_etcd=url.startswith("etcd:"))
         asyncio.run(_serve(options, listener, tokens, tls, url))

@@ -50,7 +50,7 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def inherited(fd: int) -> socket.socket:
+def inherited_socket(fd: int) -> socket.socket:
     """The listening socket that a parent process left open."""
     try:
         listener = socket.socket(fileno=fd)

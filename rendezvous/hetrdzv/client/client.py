@@ -17,8 +17,15 @@ import httpx
 
 from hetrdzv.auth.tls import ClientTls
 from hetrdzv.auth.tokens import is_token
-from hetrdzv.client.explain import MaybeDone, parsed, problem_of, transport_error, unusable, verdict
-from hetrdzv.client.urls import normal_url, servers_from
+from hetrdzv.client.explain import (
+    OutcomeUnknown,
+    combine_errors,
+    find_unusable_error,
+    parsed,
+    problem_of,
+    transport_error,
+)
+from hetrdzv.client.urls import normal_url, parse_server_urls
 from hetrdzv.protocol import codec, routes
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import HetError, Unauthorized, Unavailable
@@ -59,7 +66,7 @@ class Client(Routes):
         last_server: the one that answered last; it is asked first next time.
 
     Args:
-        servers: URLs; see `servers_from`.
+        servers: URLs; see `parse_server_urls`.
         token: sent to these servers only, never shown.
         renew_token: called for a new token when a server rejects the current one.
         tls: which certificates to trust and to present to https servers; None: the system's authorities, and none.
@@ -75,7 +82,7 @@ class Client(Routes):
         tls: ClientTls | None = None,
         timeout_s: float = 10.0,
     ) -> None:
-        self.servers = tuple(servers_from(",".join(servers)))
+        self.servers = tuple(parse_server_urls(",".join(servers)))
         self.last_server = self.servers[0]
         self._answered: set[str] = set()  # who ever did
         self._tls = tls or ClientTls()
@@ -196,13 +203,15 @@ class Client(Routes):
                         unsent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
                     else:
                         self._answered.add(server)
-                        failure = unusable(response, server) or self._redirected(response, server, queue)
+                        failure = find_unusable_error(response, server) or self._redirected(
+                            response, server, queue
+                        )
                         if failure is None:
                             self.last_server = server
                             return response
                         failures[server] = failure
                         ask_again.add(server)
-                        unsent = not isinstance(failure, MaybeDone)
+                        unsent = not isinstance(failure, OutcomeUnknown)
                     if once and not unsent:
                         queue.clear()
         finally:
@@ -210,7 +219,7 @@ class Client(Routes):
                 if task.done() and not task.cancelled():
                     task.exception()  # marks it as seen; nobody needs it any more
                 task.cancel()
-        raise verdict({server: failures[server] for server in self.servers if server in failures})
+        raise combine_errors({server: failures[server] for server in self.servers if server in failures})
 
     def _redirected(self, response: httpx.Response, server: str, queue: deque[str]) -> Unavailable | None:
         """Put the server that a redirect points to first in the queue; None: the answer is no redirect."""

@@ -32,11 +32,11 @@ TLS_HINT = "; if it speaks TLS, give https://"
 REFUSED = "connection refused"
 
 
-class MaybeDone(Unavailable):
+class OutcomeUnknown(Unavailable):
     """A server lost its leadership while it worked on the request, which may or may not have taken effect."""
 
 
-def unusable(response: httpx.Response, server: str) -> HetError | None:
+def find_unusable_error(response: httpx.Response, server: str) -> HetError | None:
     """Why an answer is no reply to the request, so that another server has to be asked; None if it is one.
 
     Redirects (3xx) are left to the caller, which knows the other servers.
@@ -61,7 +61,7 @@ def unusable(response: httpx.Response, server: str) -> HetError | None:
         )
     if status == 503:
         problem = problem_of(response)
-        kind = MaybeDone if problem.code == LeaderLost.code else Unavailable
+        kind = OutcomeUnknown if problem.code == LeaderLost.code else Unavailable
         return kind(f"{problem} (HTTP 503)")
     return None
 
@@ -113,7 +113,7 @@ def connection_error(error: BaseException) -> str:
     return "no connection"
 
 
-def verdict(failures: Mapping[str, HetError]) -> HetError:
+def combine_errors(failures: Mapping[str, HetError]) -> HetError:
     """The error to raise when no server gave a usable answer; `failures` says why, by URL."""
     strangers = [error for error in failures.values() if not isinstance(error, Unreachable)]
     if len(strangers) == len(failures):

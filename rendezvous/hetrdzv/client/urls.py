@@ -12,7 +12,7 @@ PORTS = {"http": 80, "https": 443}
 _EXAMPLE = f"http://host:{DEFAULT_PORT}"
 
 
-def servers_from(text: str) -> list[str]:
+def parse_server_urls(text: str) -> list[str]:
     """The server URLs in a comma-separated list, normalised and without duplicates.
 
     Raises:

@@ -10,7 +10,7 @@ from hetrdzv.core.model import Group, Node
 from hetrdzv.core.rounds.records import newest_record, with_record
 from hetrdzv.core.rounds.settle import settle
 from hetrdzv.core.rounds.timers import STOP_GRACE_S, SUSPECT_GRACE_S
-from hetrdzv.core.rounds.transitions import StepContext, begin_job, expire, is_reusable
+from hetrdzv.core.rounds.transitions import StepContext, begin_job, expire_leases, is_reusable
 from hetrdzv.protocol.errors import SCRIPT, Conflict, Difference, SpecConflict
 from hetrdzv.protocol.reasons.events import settings_changed
 from hetrdzv.protocol.settings import SETTINGS, differences
@@ -19,7 +19,7 @@ NODES_NAMED = 8
 """How many of the nodes that hold a group to its settings an error lists."""
 
 
-def agree(
+def adopt_settings(
     context: StepContext, given: Mapping[str, object], *, final: bool, node_id: str | None = None
 ) -> None:
     """Take over settings that were given, by a node or (None) a person.
@@ -34,13 +34,13 @@ def agree(
     }
     replaced = differences(group.spec, news, SETTINGS.keys() if group.spec_fixed else group.given)
     if replaced:
-        expire(context)
+        expire_leases(context)
         if holders := _holders(context.group):
             raise _conflict(context, replaced, holders)
         settle(context)  # the last round is judged
         if is_reusable(context.group):
             begin_job(context)
-            agree(context, given, final=final, node_id=node_id)
+            adopt_settings(context, given, final=final, node_id=node_id)
             return
         if context.group.by_put or context.group.state.terminal:
             raise _conflict(context, replaced, [])
@@ -49,7 +49,7 @@ def agree(
         spec = replace(group.spec, **news)
         restarts = min(context.group.restarts, spec.max_restarts)
         context.change(spec=spec, round=None, records=records, restarts=restarts)
-        context.say(settings_changed(node_id, replaced))
+        context.add_event(settings_changed(node_id, replaced))
     elif news:
         context.change(spec=replace(group.spec, **news))
     if news or not group.spec_fixed:
@@ -63,7 +63,7 @@ def require_same_script(context: StepContext, join: Join) -> None:
     """
     if not join.script:
         return
-    expire(context)
+    expire_leases(context)
     job = context.group.job
     alike = (
         node
@@ -80,7 +80,7 @@ def _holders(group: Group) -> list[Node]:
     return [
         node
         for node in group.live
-        if node.job == group.job and not (node.stopped and node.node_id in group.drained)
+        if node.job == group.job and not (node.has_no_workers and node.node_id in group.drained)
     ]
 
 

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from hetrdzv.core import snapshots
-from hetrdzv.core.memo import cached_for
+from hetrdzv.core.memo import cached_by_fields
 from hetrdzv.core.model import Group, Node, Round
 from hetrdzv.core.rounds.timers import in_grace_period
 from hetrdzv.core.rounds.transitions import is_reusable
-from hetrdzv.core.why import why, why_ended, why_waits
+from hetrdzv.core.why import why, why_ended, why_node_waits
 from hetrdzv.protocol.directive import Directive, Start, StopNotice
 from hetrdzv.protocol.failure import RootCause
 from hetrdzv.protocol.reasons import advice, ends, waiting
@@ -34,7 +34,7 @@ def stop_notice(group: Group, now: float) -> StopNotice | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Heading:
+class DirectiveHead:
     """What a directive says in its first line: all that its version depends on, and no reason.
 
     Attributes:
@@ -53,11 +53,11 @@ class Heading:
         return f"{self.job}.{self.kind}.{self.round}.{self.code}"
 
 
-def heading(group: Group, node: Node) -> Heading:
+def directive_head(group: Group, node: Node) -> DirectiveHead:
     """What a node of a group has to do now, without the details; costs the same however large the group is."""
 
-    def tell(kind: DirectiveKind, code: str, round_number: int = 0) -> Heading:
-        return Heading(kind, node.job, round_number, code)
+    def tell(kind: DirectiveKind, code: str, round_number: int = 0) -> DirectiveHead:
+        return DirectiveHead(kind, node.job, round_number, code)
 
     if node.rejected is not None:
         return tell(DirectiveKind.EXIT, "rejected")
@@ -72,29 +72,29 @@ def heading(group: Group, node: Node) -> Heading:
     if in_grace_period(group, node):
         news = "notice" if node.takes_notice else "round_formed"
         return tell(DirectiveKind.START, news, node.member_of)
-    if node.drains or node.node_id in group.drained:
+    if node.is_drained or node.node_id in group.drained:
         return tell(DirectiveKind.EXIT, "drained")
     if node.phase is NodePhase.LOST:
         return tell(DirectiveKind.STOP, "lost", node.member_of)
-    if group.in_round(node) and not node.stopped and group.round is not None:
+    if group.is_in_round(node) and not node.has_no_workers and group.round is not None:
         if group.round.end is not None:
             return tell(DirectiveKind.STOP, "round_ended", group.round.number)
         if group.round.member(node.node_id) is not None:
             news = "daemon" if node.daemon else "stalled" if group.round.reported_stall else "round_formed"
             return tell(DirectiveKind.START, news, group.round.number)
-    if not node.stopped:
+    if not node.has_no_workers:
         return tell(DirectiveKind.STOP, "round_over", node.member_of)
     return tell(DirectiveKind.WAIT, "not_ready" if node.not_ready else "waiting")
 
 
-def has_got_stop(group: Group, node: Node, holds: str | None) -> bool:
+def acknowledges_stop(group: Group, node: Node, holds: str | None) -> bool:
     """Whether a poll, which names the version that its agent holds, is the first to show that it knows of the end."""
-    return group.to_be_stopped(node) and holds == heading(group, node).version
+    return group.needs_stop(node) and holds == directive_head(group, node).version
 
 
 def directive(group: Group, node: Node, now: float) -> Directive:
     """What a node of a group has to do now."""
-    head = heading(group, node)
+    head = directive_head(group, node)
     spec = group.spec
     return Directive(
         kind=head.kind,
@@ -112,7 +112,7 @@ def directive(group: Group, node: Node, now: float) -> Directive:
     )
 
 
-def _details(group: Group, node: Node, head: Heading, now: float) -> dict[str, Any]:
+def _details(group: Group, node: Node, head: DirectiveHead, now: float) -> dict[str, Any]:
     """The reason for a directive, and what else comes with it."""
     current, node_id = group.round, node.node_id
     match head.code:
@@ -146,15 +146,17 @@ def _details(group: Group, node: Node, head: Heading, now: float) -> dict[str, A
         case "round_over":
             return {"reason": ReasonCode.ROUND_ENDED.reason(round=node.member_of)}
         case _:
-            return {"reason": why_waits(group, node, now)}
+            return {"reason": why_node_waits(group, node, now)}
 
 
-@cached_for("records", "job")
+@cached_by_fields("records", "job")
 def _time_of_job(group: Group) -> TimeSpent:
     return total_time(record for record in group.records if record.job == group.job)
 
 
-def _start_details(group: Group, current: Round, node: Node, head: Heading, now: float) -> dict[str, Any]:
+def _start_details(
+    group: Group, current: Round, node: Node, head: DirectiveHead, now: float
+) -> dict[str, Any]:
     details: dict[str, Any] = {"start": _start(group, current, node), "warnings": current.warnings or None}
     if head.code == "notice":
         return {**details, "reason": why(group, now), "notice": stop_notice(group, now)}
@@ -218,5 +220,5 @@ def _start(group: Group, current: Round, node: Node) -> Start | None:
         shares=current.shares,
         restarted_by=restarted_by,
         advice=advice.after_exit(restarted_by) if restarted_by is not None else "",
-        **snapshots.of_start(group, current, member),
+        **snapshots.start_fields(group, current, member),
     )

@@ -36,7 +36,7 @@ def drift(nodes: Sequence[Node]) -> tuple[Reason, ...]:
     return tuple(differences)
 
 
-def unordered(spec: GroupSpec, nodes: Sequence[Node]) -> tuple[Reason, ...]:
+def missing_labels(spec: GroupSpec, nodes: Sequence[Node]) -> tuple[Reason, ...]:
     """The labels that `rank_order` or `unit` names and nodes lack."""
     labels = order_labels(spec.rank_order)
     warnings = [no_label(label, without) for label in labels if (without := _without(label, nodes))]

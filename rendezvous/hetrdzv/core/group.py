@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hetrdzv.core import snapshots
-from hetrdzv.core.agreement import agree, require_same_script
+from hetrdzv.core.agreement import adopt_settings, require_same_script
 from hetrdzv.core.commands import (
     Cancel,
     Command,
@@ -27,8 +27,8 @@ from hetrdzv.core.commands import (
     Tick,
     Undrain,
 )
-from hetrdzv.core.directive import has_got_stop
-from hetrdzv.core.hangs import hang_of, note_stall
+from hetrdzv.core.directive import acknowledges_stop
+from hetrdzv.core.hangs import note_stall, reported_hang
 from hetrdzv.core.model import OFFERED, Cause, Group, Node, Round
 from hetrdzv.core.rounds.settle import settle
 from hetrdzv.core.rounds.timers import Lapsed, in_grace_period
@@ -36,19 +36,19 @@ from hetrdzv.core.rounds.transitions import (
     StepContext,
     begin_job,
     end_round,
-    expire,
-    fail,
+    expire_leases,
     finish_cancelled,
+    finish_failed,
     is_reusable,
-    known_node,
     record_contact,
+    remove_from_round,
     remove_node,
-    require_speaker,
+    require_current_agent,
+    require_node,
     set_leaving,
     stop_with_grace,
-    withdraw,
 )
-from hetrdzv.core.why import apart
+from hetrdzv.core.why import partially_connected
 from hetrdzv.protocol.errors import (
     NodeIdInUse,
     NotFound,
@@ -56,8 +56,8 @@ from hetrdzv.protocol.errors import (
     StaleIncarnation,
     StaleRound,
 )
-from hetrdzv.protocol.failure import Ended, Failure, RootCause
-from hetrdzv.protocol.progress import Moved
+from hetrdzv.protocol.failure import EarlierExits, Failure, RootCause
+from hetrdzv.protocol.progress import ProgressTimes
 from hetrdzv.protocol.reasons import ends, events
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.settings import GroupSpec
@@ -83,7 +83,7 @@ class Transition:
     events: tuple[Reason, ...] = ()
 
 
-def empty(group_id: str, now: float) -> Group:
+def new_group(group_id: str, now: float) -> Group:
     """A group that nothing has happened to yet."""
     return Group(group_id=group_id, spec=GroupSpec(), spec_fixed=False, created_at=now)
 
@@ -113,10 +113,10 @@ def _put(context: StepContext, command: Put) -> None:
     if is_reusable(context.group):
         begin_job(context)
     known = context.group.by_put
-    agree(context, command.spec, final=True)
+    adopt_settings(context, command.spec, final=True)
     context.change(by_put=True)
     if not known:
-        context.say(ReasonCode.GROUP_CREATED.reason(group=context.group.group_id))
+        context.add_event(ReasonCode.GROUP_CREATED.reason(group=context.group.group_id))
 
 
 def _join(context: StepContext, command: Join) -> None:
@@ -130,7 +130,7 @@ def _join(context: StepContext, command: Join) -> None:
         begin_job(context)
     if not context.group.state.terminal and command.node_id not in group.drained:  # else it is told to exit
         require_same_script(context, command)
-        agree(context, command.spec, final=not command.wants_command, node_id=command.node_id)
+        adopt_settings(context, command.spec, final=not command.wants_command, node_id=command.node_id)
     group = context.group
     _take_over_rounds(context, command)
     context.change(
@@ -149,7 +149,7 @@ def _join(context: StepContext, command: Join) -> None:
             former=former,
         )
     )
-    context.say(events.node_joined(command.node_id, command.slots, command.address, command.not_ready))
+    context.add_event(events.node_joined(command.node_id, command.slots, command.address, command.not_ready))
 
 
 def _take_over_rounds(context: StepContext, command: Join) -> None:
@@ -173,7 +173,7 @@ def _take_place(context: StepContext, node: Node, incarnation: str) -> tuple[str
             f"node '{node.node_id}' of group '{context.group.group_id}' was taken over by another agent at "
             f"{node.address}: this agent must stop its workers; to run both, give it another --node-id"
         )
-    expire(context)
+    expire_leases(context)
     node = context.group.nodes[node.node_id]
     if not node.gone:
         if node.disconnected_at is None:
@@ -206,7 +206,7 @@ def _ready_again(context: StepContext, node: Node, command: Join) -> None:
     if group.active_round is not None and not returns:
         why = ends.workers_stopped(node.node_id, command.stopped)
         cause = Cause(kind=EndKind.LEFT, reason=why, node_id=node.node_id)
-        withdraw(context, node, cause, done=group.part_done(node))
+        remove_from_round(context, node, cause, done=group.can_leave_without_loss(node))
     _take_over_rounds(context, command)
     node = context.change_node(
         node,
@@ -221,7 +221,7 @@ def _ready_again(context: StepContext, node: Node, command: Join) -> None:
         departure_reason=None,
     )
     if returns:
-        context.say(ReasonCode.NODE_RETURNED.reason(node.node_id))
+        context.add_event(ReasonCode.NODE_RETURNED.reason(node.node_id))
     _note_readiness(context, node, command.not_ready)
 
 
@@ -231,15 +231,15 @@ def _note_readiness(context: StepContext, node: Node, why: str) -> None:
         return
     context.change_node(node, not_ready=why)
     if not why:
-        context.say(ReasonCode.NODE_READY.reason(node.node_id))
+        context.add_event(ReasonCode.NODE_READY.reason(node.node_id))
     elif not node.not_ready:
-        context.say(ReasonCode.NODE_NOT_READY.reason(node.node_id, quote=why))
+        context.add_event(ReasonCode.NODE_NOT_READY.reason(node.node_id, quote=why))
 
 
 def _renew(context: StepContext, command: Renew) -> bool:
     """Renew the lease; returns whether anything else can have changed."""
-    node = require_speaker(context.group, command.node_id, command.incarnation)
-    knows = has_got_stop(context.group, node, command.holds)
+    node = require_current_agent(context.group, command.node_id, command.incarnation)
+    knows = acknowledges_stop(context.group, node, command.holds)
     news = node.disconnected_at is not None or knows
     node = record_contact(context, node)
     if knows:
@@ -259,7 +259,7 @@ def _disconnect(context: StepContext, command: Disconnect) -> None:
 
 
 def _leave(context: StepContext, command: Leave) -> None:
-    node = require_speaker(context.group, command.node_id, command.incarnation)
+    node = require_current_agent(context.group, command.node_id, command.incarnation)
     if command.died and not _has_died(node):
         remove_node(context, node, NodePhase.LOST, ReasonCode.AGENT_DIED.reason())
     elif node.phase is not NodePhase.LEFT and not command.died:
@@ -276,7 +276,7 @@ def _has_died(node: Node) -> bool:
 
 
 def _report(context: StepContext, command: Report) -> None:
-    node = record_contact(context, require_speaker(context.group, command.node_id, command.incarnation))
+    node = record_contact(context, require_current_agent(context.group, command.node_id, command.incarnation))
     group = context.group
     if command.kind is ReportKind.LEAVING:
         leaves_at = (
@@ -285,7 +285,7 @@ def _report(context: StepContext, command: Report) -> None:
         set_leaving(context, node, ends.agent_left(command.message, leaving=True), leaves_at)
         return
     if command.kind is ReportKind.PARTING:
-        snapshots.parting(context, node, command)
+        snapshots.record_parting(context, node, command)
         if not node.gone:
             _say_goodbye(context, context.group.nodes[node.node_id], command.message)
         return
@@ -305,11 +305,11 @@ def _report(context: StepContext, command: Report) -> None:
         case ReportKind.SUCCEEDED:
             if node.phase in (NodePhase.STARTING, NodePhase.RUNNING):
                 context.change_node(node, phase=NodePhase.SUCCEEDED)
-                context.say(ReasonCode.NODE_SUCCEEDED.reason(node.node_id))
+                context.add_event(ReasonCode.NODE_SUCCEEDED.reason(node.node_id))
             latest = context.group.round
-            strangers = apart(latest) if latest is not None else None
+            strangers = partially_connected(latest) if latest is not None else None
             if command.must_meet and strangers is not None:
-                fail(context, RootCause(reason=strangers, round=current.number))
+                finish_failed(context, RootCause(reason=strangers, round=current.number))
         case ReportKind.READY_TO_STOP:
             if current.notice is not None:
                 context.change_node(node, ready_to_stop=current.number)
@@ -334,7 +334,7 @@ def _report(context: StepContext, command: Report) -> None:
 
 def _is_stale(group: Group, current: Round, node: Node, command: Report) -> bool:
     """Whether what a node reports on a round changes nothing any more."""
-    if group.state.terminal or node.gone or not group.in_round(node) or command.round != current.number:
+    if group.state.terminal or node.gone or not group.is_in_round(node) or command.round != current.number:
         return True
     end = current.end
     if end is None:
@@ -344,9 +344,9 @@ def _is_stale(group: Group, current: Round, node: Node, command: Report) -> bool
             return True
         case ReportKind.MASTER_UNREACHABLE if end.kind is not EndKind.MASTER_UNREACHABLE:
             return True  # the master's store closes when its agent is told to stop: that is no fault of the network
-        case ReportKind.MASTER_UNREACHABLE if group.speaker(current.master) is None:
+        case ReportKind.MASTER_UNREACHABLE if group.current_node(current.master) is None:
             return True  # it is late, and about another agent on that node
-    return end.judged
+    return end.is_judged
 
 
 def _stale(group: Group, number: int, node: Node) -> StaleRound:
@@ -363,10 +363,10 @@ def _note_training(context: StepContext, command: NoteTraining) -> None:
     ):
         trains_at = min(context.now, max(active.formed_at, command.at))
         context.change(round=replace(active, trains_at=trains_at))
-        context.say(ReasonCode.TRAINING_BEGAN.reason(round=command.round))
+        context.add_event(ReasonCode.TRAINING_BEGAN.reason(round=command.round))
 
 
-def _note_moved(context: StepContext, current: Round, moved: Moved | None, age_s: float) -> None:
+def _note_moved(context: StepContext, current: Round, moved: ProgressTimes | None, age_s: float) -> None:
     """A member has said of its workers when they moved, really `age_s` seconds ago; None: nobody can tell."""
     at = context.now - max(0.0, age_s)
     if moved is not None and moved.began_s is not None:
@@ -383,14 +383,14 @@ def _count_met(context: StepContext, node: Node, current: Round, met: int) -> No
         return
     current = replace(current, met=met)
     context.change(round=current)
-    if (strangers := apart(current)) is not None:
-        context.say(strangers)
+    if (strangers := partially_connected(current)) is not None:
+        context.add_event(strangers)
 
 
-def _ended_before(group: Group, current: Round, ended: Ended | None) -> Ended | None:
+def _ended_before(group: Group, current: Round, ended: EarlierExits | None) -> EarlierExits | None:
     """Whose workers had ended well when the first one of a round failed."""
     done = [
-        Ended(node_id=member.node_id, rank=member.rank_offset, others=member.slots - 1)
+        EarlierExits(node_id=member.node_id, rank=member.rank_offset, others=member.slots - 1)
         for member in current.members
         if member.node_id in current.finished or group.phase_of(member) is NodePhase.SUCCEEDED
     ]
@@ -406,7 +406,7 @@ def _note_ended(context: StepContext, current: Round, command: Report) -> None:
     if ended is None or end is None or end.kind is not EndKind.FAILED or end.before is not None:
         return  # that somebody had is known
     ended_at = context.now - command.age_s - ended.before_s
-    nodes = (context.group.speaker(member) for member in current.members)
+    nodes = (context.group.current_node(member) for member in current.members)
     failed_at = min(
         (node.failure.at for node in nodes if node is not None and node.failure is not None), default=end.at
     )
@@ -424,7 +424,7 @@ def _worker_failed(context: StepContext, node: Node, current: Round, command: Re
     before = _ended_before(context.group, current, command.ended) if current.end is None else None
     why = ends.worker_failed(node.node_id, failure, before)
     _note_ended(context, current, command)
-    context.say(why)
+    context.add_event(why)
     raised_at = failure.at - failure.raised_s
     # A node's clock may have been set meanwhile.
     since = min(max(raised_at, current.formed_at), failure.at)
@@ -434,10 +434,12 @@ def _worker_failed(context: StepContext, node: Node, current: Round, command: Re
 
 def _start_daemon(context: StepContext, command: StartDaemon) -> None:
     """Keep the daemon that the master has a member run until that member has stopped it with the round."""
-    master = record_contact(context, require_speaker(context.group, command.master, command.incarnation))
+    master = record_contact(
+        context, require_current_agent(context.group, command.master, command.incarnation)
+    )
     group, name, number = context.group, context.group.group_id, command.round
     current = group.active_round
-    if current is None or group.state.terminal or not group.in_round(master) or number != current.number:
+    if current is None or group.state.terminal or not group.is_in_round(master) or number != current.number:
         raise _stale(group, number, master)
     if current.master.node_id != master.node_id:
         raise Refused(
@@ -445,10 +447,10 @@ def _start_daemon(context: StepContext, command: StartDaemon) -> None:
             f"'{current.master.node_id}': only the master may have another node run a daemon"
         )
     member = current.member(command.node_id)
-    node = group.speaker(member) if member is not None else None
+    node = group.current_node(member) if member is not None else None
     if node is None or node.gone or node.node_id == master.node_id:
         raise NotFound(f"'{command.node_id}' is not another member of round {number} of group '{name}'")
-    if node.stopped:
+    if node.has_no_workers:
         raise _stale(group, number, node)
     if not node.wants_daemon:
         raise Refused(
@@ -465,7 +467,7 @@ def _start_daemon(context: StepContext, command: StartDaemon) -> None:
     context.change_node(node, daemon=command.words)
     if first:  # else the history of a large group would contain little else
         program = command.words[0].rpartition("/")[2]
-        context.say(ReasonCode.DAEMON_STARTED.reason(master.node_id, program=program))
+        context.add_event(ReasonCode.DAEMON_STARTED.reason(master.node_id, program=program))
 
 
 _AT_WORK = (NodePhase.STARTING, NodePhase.RUNNING, NodePhase.SUCCEEDED)
@@ -473,27 +475,27 @@ _AT_WORK = (NodePhase.STARTING, NodePhase.RUNNING, NodePhase.SUCCEEDED)
 
 def _drain(context: StepContext, command: Drain) -> None:
     group = context.group
-    node = known_node(group, command.node_id)
+    node = require_node(group, command.node_id)
     if command.node_id in group.drained:
         return
     context.change(drained=group.drained | {command.node_id})
-    context.say(ends.node_drained(group.group_id, command.node_id))
+    context.add_event(ends.node_drained(group.group_id, command.node_id))
     if not (node.gone or group.state.terminal):
         set_leaving(context, node, ReasonCode.NODE_DRAINED.reason())
 
 
 def _undrain(context: StepContext, command: Undrain) -> None:
     group = context.group
-    if command.node_id not in group.drained | group.used_last:
+    if command.node_id not in group.drained | group.last_resort_nodes:
         if command.node_id not in group.nodes:
             raise NotFound(f"group '{group.group_id}' has no node '{command.node_id}', drained or not")
         return
     failed_rounds = {name: times for name, times in group.failed_rounds.items() if name != command.node_id}
     context.change(drained=group.drained - {command.node_id}, failed_rounds=failed_rounds)
     node = group.nodes.get(command.node_id)
-    if node is not None and node.drains and in_grace_period(group, node):
+    if node is not None and node.is_drained and in_grace_period(group, node):
         context.change_node(node, leaving=None)  # its agent has not been told to exit
-    context.say(ReasonCode.NODE_UNDRAINED.reason(command.node_id))
+    context.add_event(ReasonCode.NODE_UNDRAINED.reason(command.node_id))
 
 
 def _restart(context: StepContext, _: Restart) -> None:
@@ -507,7 +509,7 @@ def _restart(context: StepContext, _: Restart) -> None:
     elif group.active_round.notice is not None:
         end_round(context, group.active_round.notice.cause)  # it will not wait any longer
     else:
-        why = ends.restart_requested(hang_of(group.active_round, context.now))
+        why = ends.restart_requested(reported_hang(group.active_round, context.now))
         stop_with_grace(context, Cause(kind=EndKind.RESTARTED, reason=why))
 
 
@@ -521,7 +523,7 @@ def _cancel(context: StepContext, command: Cancel) -> None:
     if active is not None and active.is_cancelled:  # it will not wait any longer
         finish_cancelled(context)
     else:
-        why = ends.cancelled(command.by, hang_of(active, context.now))
+        why = ends.cancelled(command.by, reported_hang(active, context.now))
         context.change(cancellation=why)
         stop_with_grace(context, Cause(kind=EndKind.CANCELLED, reason=why))
 
@@ -532,8 +534,8 @@ _APPLY: dict[type, Callable[[StepContext, Any], None]] = {
     Report: _report,
     NoteStall: note_stall,
     NoteTraining: _note_training,
-    DeclareSnapshots: snapshots.declare,
-    UseSnapshot: snapshots.use,
+    DeclareSnapshots: snapshots.record_holdings,
+    UseSnapshot: snapshots.choose_snapshot,
     StartDaemon: _start_daemon,
     Leave: _leave,
     Drain: _drain,

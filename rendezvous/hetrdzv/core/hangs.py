@@ -17,14 +17,14 @@ from operator import attrgetter
 
 from hetrdzv.core.commands import NoteStall
 from hetrdzv.core.model import Cause, Round
-from hetrdzv.core.rounds.timers import hangs_at, reported_at, stall_rests
+from hetrdzv.core.rounds.timers import is_stall_suspended, stall_ends_round_at, stall_reported_at
 from hetrdzv.core.rounds.transitions import StepContext, end_round
 from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.progress import NO_ANSWER, Collectives, Worker
 from hetrdzv.protocol.reasons import ends, hangs
 from hetrdzv.protocol.reasons.hangs import MOST_RANKS, MOST_SHOWN, Culprit, Hang, culprits_of, culprits_text
 from hetrdzv.protocol.states import EndKind, StallKind
-from hetrdzv.protocol.texts.who import Ranks, listed
+from hetrdzv.protocol.texts.who import Ranks, join_words
 
 NOTED_S = 1.0
 """Whoever has moved within this time does not wait (seconds)."""
@@ -74,7 +74,7 @@ NodeOf = Callable[[int], str]
 
 
 @dataclass(slots=True)
-class Place:
+class WorkerPosition:
     """Where a worker stands in a process group.
 
     Attributes:
@@ -101,21 +101,21 @@ class ProcessGroup:
     """A process group in which somebody waits.
 
     Attributes:
-        places: of its known members, the furthest behind first.
+        positions: of its known members, the furthest behind first.
         missing: how many members are not known.
         unit: what its numbers count.
         stuck: whether all members stand at the same collective, and it completes for none of them.
     """
 
     name: str
-    places: list[Place]
+    positions: list[WorkerPosition]
     missing: int = 0
     unit: str = "collective"
     stuck: bool = False
 
     def arrange(self) -> None:
         """Put the members in order, and see which of them wait."""
-        places = self.places
+        places = self.positions
         places.sort(key=attrgetter("level"))
         lowest = places[0].level
         self.stuck = (
@@ -125,19 +125,19 @@ class ProcessGroup:
             place.waits = place.pending and (self.stuck or place.level > lowest or self.missing > 0)
 
     @property
-    def top(self) -> int:
+    def last_collective(self) -> int:
         """The number of the last collective that a member has asked for."""
-        return max(place.number for place in self.places)
+        return max(place.number for place in self.positions)
 
     @property
     def waiting(self) -> list[Worker]:
         """The members that wait."""
-        return [place.worker for place in self.places if place.waits]
+        return [place.worker for place in self.positions if place.waits]
 
     @property
-    def excused(self) -> bool:
+    def is_excused(self) -> bool:
         """Whether a member has announced that nothing need move."""
-        return any(place.worker.long_s > 0 for place in self.places)
+        return any(place.worker.long_s > 0 for place in self.positions)
 
     def named(self, preposition: str) -> str:
         """` of process group tp`; empty for the default group."""
@@ -146,12 +146,12 @@ class ProcessGroup:
 
     def position(self, number: int) -> str:
         """`collective 5`, `collective 5 of 6 in process group tp`."""
-        if number == self.top:
+        if number == self.last_collective:
             return f"{self.unit} {number:,}{self.named('of')}"
-        return f"{self.unit} {number:,} of {self.top:,}{self.named('in')}"
+        return f"{self.unit} {number:,} of {self.last_collective:,}{self.named('in')}"
 
 
-def judge(workers: Sequence[Worker], world_size: int, node_of: NodeOf) -> Hang | None:
+def find_hang(workers: Sequence[Worker], world_size: int, node_of: NodeOf) -> Hang | None:
     """Who is waited for, by whom, and since when; None: nobody, as far as can be seen."""
     known = sorted((worker for worker in workers if worker.state in _SEEN), key=attrgetter("rank"))
     if any(worker.collectives for worker in known):
@@ -159,7 +159,7 @@ def judge(workers: Sequence[Worker], world_size: int, node_of: NodeOf) -> Hang |
     else:
         groups = _steps(workers, world_size)
     waiting = {worker.rank for group in groups for worker in group.waiting}
-    groups = [group for group in groups if not group.excused]
+    groups = [group for group in groups if not group.is_excused]
     if not waiting or not groups:
         return None
     quiet = len(known) == world_size and all(
@@ -201,10 +201,10 @@ def _process_groups(workers: Sequence[Worker], world_size: int) -> list[ProcessG
     free = [worker for worker in workers if worker.rank not in waiting]
     if len(workers) == world_size and len(free) <= MOST_FREE:  # these may not have used a group yet
         for group in groups:
-            here = {place.worker.rank for place in group.places} if group.missing else set()
+            here = {place.worker.rank for place in group.positions} if group.missing else set()
             absent = [worker for worker in free if worker.rank not in here]
             if absent and len(absent) <= group.missing:
-                group.places += map(_absent, absent)
+                group.positions += map(_absent, absent)
                 group.missing -= len(absent)
                 group.arrange()
     return groups
@@ -232,7 +232,7 @@ def _steps(workers: Sequence[Worker], world_size: int) -> list[ProcessGroup]:
     for worker in known:
         if worker.step is not None and worker.idle_s >= STEPS_S:
             at = Collectives(name="0", size=world_size, enqueued=worker.step, completed=worker.step - 1)
-            places.append(Place(worker, at, (worker.step, 0, worker.answers), worker.answers))
+            places.append(WorkerPosition(worker, at, (worker.step, 0, worker.answers), worker.answers))
     if len(known) < world_size or not places or len(places) < sum(not worker.ended for worker in known):
         return []
     group = ProcessGroup("0", places, unit="step")
@@ -240,13 +240,13 @@ def _steps(workers: Sequence[Worker], world_size: int) -> list[ProcessGroup]:
     return [group]
 
 
-def _place(worker: Worker, at: Collectives, started: int) -> Place:
+def _place(worker: Worker, at: Collectives, started: int) -> WorkerPosition:
     pending = at.completed < at.enqueued and _is_still(worker)
-    return Place(worker, at, (at.enqueued, started, worker.answers), pending)
+    return WorkerPosition(worker, at, (at.enqueued, started, worker.answers), pending)
 
 
-def _absent(worker: Worker) -> Place:
-    return Place(worker, None, (-1, 0, worker.answers), False)
+def _absent(worker: Worker) -> WorkerPosition:
+    return WorkerPosition(worker, None, (-1, 0, worker.answers), False)
 
 
 def _agree(members: Sequence[Collectives]) -> bool:
@@ -268,13 +268,13 @@ def _is_still(worker: Worker) -> bool:
 def _behind(groups: Sequence[ProcessGroup], waiting: Iterable[int], node_of: NodeOf) -> Hang | None:
     """Those who are furthest behind in a group, and wait in none, keep all others waiting."""
     waiting = frozenset(waiting)
-    found: dict[int, tuple[ProcessGroup, Place]] = {}
+    found: dict[int, tuple[ProcessGroup, WorkerPosition]] = {}
     wait_s: dict[int, float] = {}
     for group in groups:
         above = min((worker.idle_s for worker in group.waiting), default=inf)
-        lowest = [place for place in group.places if place.level == group.places[0].level]
+        lowest = [place for place in group.positions if place.level == group.positions[0].level]
         # that others are behind it may be wrong where one alone says so, and they agree on what is not complete
-        alone = 1 < len(lowest) == len(group.places) - 1 and all(place.pending for place in lowest)
+        alone = 1 < len(lowest) == len(group.positions) - 1 and all(place.pending for place in lowest)
         for place in lowest if above < inf and not alone else ():
             worker = place.worker
             if worker.rank not in waiting and worker.idle_s >= NOTED_S:
@@ -301,7 +301,7 @@ def _behind(groups: Sequence[ProcessGroup], waiting: Iterable[int], node_of: Nod
     )
 
 
-def _state(group: ProcessGroup, place: Place, culprits: Sequence[Worker]) -> str:
+def _state(group: ProcessGroup, place: WorkerPosition, culprits: Sequence[Worker]) -> str:
     """What those do that are waited for: `is at collective 5 of 6, and sleeps`."""
     is_, has, s = ("are", "have", "") if len(culprits) > 1 else ("is", "has", "s")
     state, at = place.worker.state, group.position(place.number) if place.at is not None else ""
@@ -317,7 +317,7 @@ def _state(group: ProcessGroup, place: Place, culprits: Sequence[Worker]) -> str
         cpu = f", and burn{s} CPU" if burns else f", and sleep{s}" if sleeps else ""
     if place.at is None:
         return f"{has} asked for no collective{group.named('of')} yet{cpu}"
-    return f"{has} not begun {at}{cpu}" if place.number == group.top else f"{is_} at {at}{cpu}"
+    return f"{has} not begun {at}{cpu}" if place.number == group.last_collective else f"{is_} at {at}{cpu}"
 
 
 def _first(workers: Iterable[Worker]) -> tuple[int, ...]:
@@ -340,13 +340,13 @@ def _nothing_completes(groups: Sequence[ProcessGroup]) -> Hang | None:
     if not groups:
         return None
     workers = {worker.rank: worker for group in groups for worker in group.waiting}
-    shown = [group.position(group.top) for group in groups[:MOST_SHOWN]]
+    shown = [group.position(group.last_collective) for group in groups[:MOST_SHOWN]]
     more = [f"{len(groups) - MOST_SHOWN} more"] if len(groups) > MOST_SHOWN else []
     do = "does" if len(groups) == 1 else "do"
     return Hang(
         kind=StallKind.NOTHING_COMPLETES,
         waiting=Ranks.of(workers),
-        wait_for=f"{listed([*shown, *more])}, which {do} not complete although nobody is behind",
+        wait_for=f"{join_words([*shown, *more])}, which {do} not complete although nobody is behind",
         for_s=min(worker.idle_s for worker in workers.values()),
     )
 
@@ -354,8 +354,8 @@ def _nothing_completes(groups: Sequence[ProcessGroup]) -> Hang | None:
 def _mismatch(groups: Iterable[ProcessGroup], node_of: NodeOf) -> Hang | None:
     """Members of a group have asked for different operations; if most agree, the others are to blame."""
     for group in groups:
-        top, asked = group.top, defaultdict[str, list[Worker]](list)
-        for place in group.places:
+        top, asked = group.last_collective, defaultdict[str, list[Worker]](list)
+        for place in group.positions:
             if place.pending and place.at is not None and place.number == top:
                 asked[place.at.op].append(place.worker)
         alike = defaultdict[str, list[Worker]](list)
@@ -407,7 +407,7 @@ def note_stall(context: StepContext, command: NoteStall) -> None:
         return
     old = active.stall
     if old is not None and old.reported and (new is None or new.since > old.since + SAME_S):
-        context.say(hangs.goes_on(active.number, old.at(context.now)))
+        context.add_event(hangs.goes_on(active.number, old.hang_at(context.now)))
         active = replace(active, hung_s=active.hung_s + context.now - old.since)
         old = None
     if new is not None and old is not None and new.since <= old.since + SAME_S:
@@ -425,23 +425,32 @@ def note_stall(context: StepContext, command: NoteStall) -> None:
 def settle_stall(context: StepContext) -> None:
     """Tell of a stall that has lasted, and end its round where it lasts for too long."""
     active = context.group.active_round
-    if active is None or active.stall is None or context.group.state.terminal or stall_rests(context.group):
+    if (
+        active is None
+        or active.stall is None
+        or context.group.state.terminal
+        or is_stall_suspended(context.group)
+    ):
         return
-    stall, end_at = active.stall, hangs_at(context.group, active.stall)
-    if not stall.reported and stall.is_known(at := reported_at(context.group, stall)) and context.is_due(at):
+    stall, end_at = active.stall, stall_ends_round_at(context.group, active.stall)
+    if (
+        not stall.reported
+        and stall.is_known_at(at := stall_reported_at(context.group, stall))
+        and context.is_due(at)
+    ):
         context.change(round=replace(active, stall=replace(stall, reported=True)))
-        context.say(hangs.stalled(active.number, stall.at(context.now)))
-    if end_at is not None and stall.is_known(end_at) and context.is_due(end_at):
+        context.add_event(hangs.stalled(active.number, stall.hang_at(context.now)))
+    if end_at is not None and stall.is_known_at(end_at) and context.is_due(end_at):
         failure, node_id = Failure(local_rank=-1, rank=-1, at=stall.since), None  # of nobody in particular
-        if (member := active.holder(stall.ranks)) is not None:
+        if (member := active.member_with_first_of(stall.ranks)) is not None:
             rank, node_id = stall.ranks[0], member.node_id
             failure = replace(failure, rank=rank, local_rank=rank - member.rank_offset, message=stall.stack)
-        why = ends.hangs(stall.at(context.now), node_id, failure.rank)
+        why = ends.hangs(stall.hang_at(context.now), node_id, failure.rank)
         cause = Cause(kind=EndKind.FAILED, reason=why, node_id=node_id)
         end_round(context, cause, hang=failure, since=stall.since)
 
 
-def hang_of(active: Round | None, now: float) -> Hang | None:
+def reported_hang(active: Round | None, now: float) -> Hang | None:
     """The hang of a round of which people have been told, so far; None: there is none."""
     stall = active.reported_stall if active is not None else None
-    return stall.at(now) if stall is not None else None
+    return stall.hang_at(now) if stall is not None else None

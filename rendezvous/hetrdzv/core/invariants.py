@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from hetrdzv.core.model import Group, Node, Round
-from hetrdzv.core.selection.best_set import Worlds
+from hetrdzv.core.selection.best_set import WorldSizes
 from hetrdzv.protocol.states import GroupState, NodePhase
 
 MOST_SHOWN = 5
@@ -78,13 +78,13 @@ def _node_violations(group: Group, nodes: Iterable[Node]) -> Iterator[str]:
             yield f"{node_id} is a member of round {node.member_of}, but the last round is {group.last_round}"
         if gone != (node.departed_at is not None):
             yield f"{node_id} is {phase}, but departed_at is {node.departed_at}"
-        if group.round is not None and group.in_round(node) and group.round.member(node_id) is None:
+        if group.round is not None and group.is_in_round(node) and group.round.member(node_id) is None:
             yield f"{node_id} claims to be a member of the newest round, which does not name it"
-        if phase in _WORKING and node.stopped:
+        if phase in _WORKING and node.has_no_workers:
             yield f"{node_id} is {phase}, but has no workers"
         if phase in _WORKING and node.not_ready:
             yield f"{node_id} is {phase}, but not ready: {node.not_ready}"
-        if phase is NodePhase.READY and not node.stopped:
+        if phase is NodePhase.READY and not node.has_no_workers:
             yield f"{node_id} is ready, but has not stopped its workers of round {node.member_of}"
         if gone and node.disconnected_at is not None:
             yield f"{node_id} is suspect and {phase}"
@@ -129,7 +129,7 @@ def _membership_violations(group: Group, current: Round) -> Iterator[str]:
         yield f"round {current.number} has {len(names)} nodes of at most {group.spec.max_nodes}"
     if len(names) < group.spec.min_nodes:
         yield f"round {current.number} has {len(names)} nodes of at least {group.spec.min_nodes}"
-    if not (worlds := Worlds.of(group.spec)).allows(offset):
+    if not (worlds := WorldSizes.of(group.spec)).allows(offset):
         yield f"round {current.number} has world size {offset}, which is none of {worlds}"
 
 

@@ -28,10 +28,10 @@ def cached(function: Callable[[_V], _R]) -> Callable[[_V], _R]:
 
 
 MOST_RECENT = 4
-"""How many answers `cached_for` keeps beside those in the values themselves."""
+"""How many answers `cached_by_fields` keeps beside those in the values themselves."""
 
 
-def cached_for(*fields: str) -> Callable[[Callable[[_V], _R]], Callable[[_V], _R]]:
+def cached_by_fields(*fields: str) -> Callable[[Callable[[_V], _R]], Callable[[_V], _R]]:
     """Keep the answer of a function that reads some fields of a value only, also for the next value with the same ones.
 
     For searches: one command makes several versions of a group, of which most differ in a time alone.

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 
 from hetrdzv.protocol.directive import Member, Shares, Weights
-from hetrdzv.protocol.failure import Ended, Failure, RootCause
+from hetrdzv.protocol.failure import EarlierExits, Failure, RootCause
 from hetrdzv.protocol.reasons import ends
 from hetrdzv.protocol.reasons.hangs import Hang
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.requests import Offer
 from hetrdzv.protocol.rounds import RoundRecord, TimeSpent
 from hetrdzv.protocol.settings import GroupSpec
-from hetrdzv.protocol.snapshots import Chosen, Kept
+from hetrdzv.protocol.snapshots import JobSnapshotState, StartSnapshot
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase, StallKind
 
 USED_LAST_AFTER = 3
@@ -74,12 +74,12 @@ class Node(Offer):
         return self.phase.gone
 
     @property
-    def drains(self) -> bool:
+    def is_drained(self) -> bool:
         """Whether it is about to leave, or has left, since a person took it out."""
         return self.leaving is not None and self.leaving.code == ReasonCode.NODE_DRAINED
 
     @property
-    def stopped(self) -> bool:
+    def has_no_workers(self) -> bool:
         """Whether all workers that this incarnation ever ran are known to be gone."""
         return self.acked_round >= self.member_of
 
@@ -103,7 +103,7 @@ class End:
     """How a round ended.
 
     Attributes:
-        cause: what ended it first; once `judged`, its cause.
+        cause: what ended it first; once `is_judged`, its cause.
         before: workers that had ended with exit code 0 before the failure that ended it; None: nobody knows of any.
         at: when its members were told to stop (seconds).
         consequences: whether workers failed before the cause was known.
@@ -116,14 +116,14 @@ class End:
     cause: Cause
     at: float
     time: TimeSpent = field(default_factory=dict)
-    before: Ended | None = None
+    before: EarlierExits | None = None
     consequences: bool = False
     departed: Mapping[str, Failure] = field(default_factory=dict)
     hang: Failure | None = None
     stopped_at: float | None = None
 
     @property
-    def judged(self) -> bool:
+    def is_judged(self) -> bool:
         """Whether it has been decided if this end costs a restart."""
         return self.stopped_at is not None
 
@@ -187,11 +187,11 @@ class Stall:
         """The first few that are waited for, the worst first."""
         return self.hang.ranks
 
-    def at(self, now: float) -> Hang:
+    def hang_at(self, now: float) -> Hang:
         """The hang with its time."""
         return replace(self.hang, for_s=now - self.since)
 
-    def is_known(self, at: float) -> bool:
+    def is_known_at(self, at: float) -> bool:
         """Whether it is known to last at a moment (seconds on the server's clock)."""
         return self.known_until is None or at <= self.known_until
 
@@ -231,7 +231,7 @@ class Round:
     restarted_by: Reason | None = None
     warnings: tuple[Reason, ...] = ()
     weights: Weights = ()
-    snapshot: Chosen | None = None
+    snapshot: StartSnapshot | None = None
     runs_at: float | None = None
     trains_at: float | None = None
     moved_at: float | None = None
@@ -271,7 +271,7 @@ class Round:
         """The place of a node in this round, or None."""
         return self._places.get(node_id)
 
-    def holder(self, ranks: Sequence[int]) -> Member | None:
+    def member_with_first_of(self, ranks: Sequence[int]) -> Member | None:
         """The member that has the first of some ranks; None if there are none."""
         first = ranks[0] if ranks else -1
         return next(
@@ -337,7 +337,7 @@ class Group:
     failed_masters: int = 0
     quick: int = 0
     backoff_until: float | None = None
-    snapshots: Kept | None = None
+    snapshots: JobSnapshotState | None = None
     failed_rounds: Mapping[str, int] = field(default_factory=dict)
     records: tuple[RoundRecord, ...] = ()
     root_cause: RootCause | None = None
@@ -356,7 +356,7 @@ class Group:
         return [node for node in self.nodes.values() if not node.gone]
 
     @property
-    def used_last(self) -> frozenset[str]:
+    def last_resort_nodes(self) -> frozenset[str]:
         """The nodes whose workers keep failing, until a person lifts that (`hetctl undrain`) or a new job begins."""
         return frozenset(name for name, times in self.failed_rounds.items() if times >= USED_LAST_AFTER)
 
@@ -365,23 +365,23 @@ class Group:
         """The round that is starting or running, or None."""
         return self.round if self.round is not None and self.round.end is None else None
 
-    def in_round(self, node: Node) -> bool:
+    def is_in_round(self, node: Node) -> bool:
         """Whether this incarnation of the node is a member of the newest round."""
         return self.round is not None and node.job == self.job and node.member_of == self.round.number
 
-    def gave_up(self, node: Node) -> bool:
+    def has_given_up(self, node: Node) -> bool:
         """Whether this member of the newest round has failed for good: its agent is on its way out."""
         final = node.failure is not None and node.failure.final
-        return final and not node.stopped and self.in_round(node)
+        return final and not node.has_no_workers and self.is_in_round(node)
 
-    def speaker(self, member: Member) -> Node | None:
+    def current_node(self, member: Member) -> Node | None:
         """The node of a member while its incarnation is still the accepted one, or None."""
         node = self.nodes.get(member.node_id)
         return node if node is not None and node.incarnation == member.incarnation else None
 
     def phase_of(self, member: Member) -> NodePhase:
         """How far a member has come; a member whose agent was replaced is lost."""
-        node = self.speaker(member)
+        node = self.current_node(member)
         return node.phase if node is not None else NodePhase.LOST
 
     def all_succeeded(self, current: Round, ignoring: str | None = None) -> bool:
@@ -393,25 +393,28 @@ class Group:
             for member in current.members
         )
 
-    def part_done(self, node: Node) -> bool:
+    def can_leave_without_loss(self, node: Node) -> bool:
         """Whether a member can go without a loss: its workers succeeded, and it hosts nobody else's (rule 7)."""
         current = self.round
-        if current is None or not self.in_round(node) or node.phase is not NodePhase.SUCCEEDED:
+        if current is None or not self.is_in_round(node) or node.phase is not NodePhase.SUCCEEDED:
             return False
         return current.master.node_id != node.node_id or self.all_succeeded(current, ignoring=node.node_id)
 
-    def to_be_stopped(self, node: Node) -> bool:
+    def needs_stop(self, node: Node) -> bool:
         """Whether the node's round has ended, and it is not known that it has got that."""
         ended = self.round
         return (
-            ended is not None and ended.end is not None and self.in_round(node) and node.stop_acked_at is None
+            ended is not None
+            and ended.end is not None
+            and self.is_in_round(node)
+            and node.stop_acked_at is None
         )
 
     @property
-    def still_stopping(self) -> bool:
+    def is_stopping(self) -> bool:
         """Whether live nodes of this job have workers of a round that is over."""
         return any(
-            node.departed_at is None and node.job == self.job and not node.stopped
+            node.departed_at is None and node.job == self.job and not node.has_no_workers
             for node in self.nodes.values()
         )
 

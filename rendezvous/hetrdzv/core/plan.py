@@ -5,7 +5,7 @@ is told, at once and without a fault, until the group waits for nobody but new n
 """
 
 from hetrdzv.core.commands import Command, Drain, Join, Leave, NoteStall, Renew, Report, Restart, Tick
-from hetrdzv.core.directive import heading
+from hetrdzv.core.directive import directive_head
 from hetrdzv.core.group import step
 from hetrdzv.core.model import OFFERED, Group, Node
 from hetrdzv.core.rounds.settle import deadline
@@ -57,10 +57,10 @@ def _played(group: Group, now: float) -> tuple[Group, float]:
 
 def _answer(group: Group, node: Node) -> Command | None:
     """What the agent of a live node says once it has done what it has to do; None: it has nothing to say."""
-    head = heading(group, node)
+    head = directive_head(group, node)
     if head.code == "notice" and node.ready_to_stop < head.round:
         return _report(node, head.round, ReportKind.READY_TO_STOP)
-    if head.kind is DirectiveKind.EXIT or node.leaving is not None or group.gave_up(node):
+    if head.kind is DirectiveKind.EXIT or node.leaving is not None or group.has_given_up(node):
         return Leave(node_id=node.node_id, incarnation=node.incarnation)
     if head.kind is DirectiveKind.STOP:
         offer = {name: getattr(node, name) for name in OFFERED}
@@ -82,7 +82,7 @@ def _under_way_until(group: Group, now: float) -> float | None:
         waits = group.joiners_since is not None
     else:
         end = group.round.end if group.round is not None else None
-        waits = group.bounds_since is not None or (end is not None and not end.judged)
+        waits = group.bounds_since is not None or (end is not None and not end.is_judged)
     return deadline(group, now) if waits else None
 
 
@@ -122,5 +122,5 @@ def _compared(before: Group, after: Group, then: float, now: float) -> Plan:
 
 def _works(group: Group, member: Member) -> bool:
     """Whether a member of the newest round has workers."""
-    node = group.speaker(member)
-    return node is not None and not node.gone and not node.stopped
+    node = group.current_node(member)
+    return node is not None and not node.gone and not node.has_no_workers

@@ -10,10 +10,10 @@ from hetrdzv.core.rounds.timers import (
     admits_at,
     forms_at,
     gives_up_at,
-    hangs_at,
+    members_not_ready_to_stop,
     resolved_at,
-    unresolved,
-    waited_for,
+    stall_ends_round_at,
+    unresolved_members,
 )
 from hetrdzv.core.selection.candidates import (
     growth,
@@ -22,7 +22,7 @@ from hetrdzv.core.selection.candidates import (
     ready_nodes,
     spare_reason,
 )
-from hetrdzv.core.selection.select import Lack, Selection, Shortfall
+from hetrdzv.core.selection.select import Selection, Shortfall, ShortfallKind
 from hetrdzv.protocol.reasons import ends, events, hangs, waiting
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.settings import UNLIMITED_RESTARTS, GroupSpec
@@ -52,7 +52,7 @@ def _why(group: Group, now: float) -> Reason:
         case GroupState.WAITING:
             return _why_waiting(group, now)
         case GroupState.SUCCEEDED:
-            return events.group_succeeded(apart(current) if current is not None else None)
+            return events.group_succeeded(partially_connected(current) if current is not None else None)
         case GroupState.CANCELLED:
             return group.cancellation or ends.cancelled()
         case GroupState.FAILED:
@@ -63,20 +63,24 @@ def _why(group: Group, now: float) -> Reason:
         late = [one.node_id for one in current.members if group.phase_of(one) is NodePhase.STARTING]
         return ReasonCode.ROUND_STARTING.reason(*late, round=current.number)
     if (notice := current.notice) is not None:
-        return waiting.about_to_end(current.number, notice.cause.reason, waited_for(group), notice.until)
+        return waiting.about_to_end(
+            current.number, notice.cause.reason, members_not_ready_to_stop(group), notice.until
+        )
     if (stall := current.reported_stall) is not None:
         return hang(group, current, stall, now)
-    return waiting.round_running(current.number, len(current.members), current.world_size, apart(current))
+    return waiting.round_running(
+        current.number, len(current.members), current.world_size, partially_connected(current)
+    )
 
 
 def hang(group: Group, current: Round, stall: Stall, now: float) -> Reason:
     """Who is waited for in a round that runs."""
-    known = stall.is_known(now)
-    until = hangs_at(group, stall) if known else None
+    known = stall.is_known_at(now)
+    until = stall_ends_round_at(group, stall) if known else None
     return hangs.hang(current.number, stall.hang, stall.since, known=known, until=until)
 
 
-def apart(current: Round) -> Reason | None:
+def partially_connected(current: Round) -> Reason | None:
     """That workers of a round are known not to have met; None: they have, or nobody knows."""
     if current.met is None or current.met >= current.world_size:
         return None
@@ -89,12 +93,12 @@ def apart(current: Round) -> Reason | None:
 def _why_waiting(group: Group, now: float) -> Reason:
     last = group.round
     if last is None or last.end is None:
-        return waits_for(group, now)
+        return why_group_waits(group, now)
     ended = why_ended(last.number, last.end)
-    if last.end.judged:
-        return replace(waits_for(group, now), cause=ended)
+    if last.end.is_judged:
+        return replace(why_group_waits(group, now), cause=ended)
     until = resolved_at(group, last.end)
-    stopping = [node.node_id for node in unresolved(group, now)]
+    stopping = [node.node_id for node in unresolved_members(group, now)]
     stops = ReasonCode.STOPPING.reason(*stopping, until=until if until < inf else None)
     return replace(stops, cause=ended)
 
@@ -104,7 +108,7 @@ def why_ended(number: int, end: End) -> Reason:
     return replace(end.reason, round=number)
 
 
-def waits_for(group: Group, now: float) -> Reason:
+def why_group_waits(group: Group, now: float) -> Reason:
     """What a group waits for that has no round, or whose round was judged; and which nodes are not ready, and why."""
     waits, unready = _waits_for(group, now), not_ready_nodes(group)
     if not unready:
@@ -117,23 +121,23 @@ def waits_for(group: Group, now: float) -> Reason:
 def _waits_for(group: Group, now: float) -> Reason:
     there, answer = ready_nodes(group), next_round(group)
     ready, until = ready_of(group.spec, there), gives_up_at(group)
-    if isinstance(answer, Shortfall) and answer.lack is Lack.ALLOWED_MASTER:
+    if isinstance(answer, Shortfall) and answer.kind is ShortfallKind.ALLOWED_MASTER:
         return waiting.no_allowed_master(ready, group.spec.master or "", until)
-    if isinstance(answer, Shortfall) and answer.lack is not Lack.MASTER:
+    if isinstance(answer, Shortfall) and answer.kind is not ShortfallKind.MASTER:
         wanting = [node.node_id for node in group.live if node.wants_command and group.spec.command is None]
         if wanting:
             return ReasonCode.NO_COMMAND.reason(*wanting, group=group.group_id)
         few = waiting.too_few(
             ready,
             0 if answer.never else answer.missing,
-            unit="node" if answer.lack is Lack.NODES else "slot",
+            unit="node" if answer.kind is ShortfallKind.NODES else "slot",
             world=no_world(group.spec, there, answer),
             since=_deserted_since(group),
             until=until,
         )
         return _in_place_of_gone(group, few)
     if group.bounds_since is None:
-        none = waiting.no_reachable_master(ready, cut_off(group, there), group.spec.master, until)
+        none = waiting.no_reachable_master(ready, unreachable_masters(group, there), group.spec.master, until)
         return _in_place_of_gone(group, none)
     if answer.suspects:
         return waiting.reconnecting(ready, [node.node_id for node in answer.suspects])
@@ -163,13 +167,13 @@ def ready_of(spec: GroupSpec, there: Sequence[Node]) -> waiting.Ready:
 
 def no_world(spec: GroupSpec, there: Sequence[Node], answer: Shortfall) -> str | None:
     """Why these nodes make no world, also whether they ever could; None where they are just too few."""
-    if answer.lack is not Lack.WORLD:
+    if answer.kind is not ShortfallKind.WORLD:
         return None
     never = sorted({node.slots for node in there}) if answer.never else []
     return waiting.no_world(spec, never, too_small=bool(answer.missing) and not answer.never)
 
 
-def cut_off(group: Group, there: Sequence[Node]) -> dict[str, list[str]]:
+def unreachable_masters(group: Group, there: Sequence[Node]) -> dict[str, list[str]]:
     """Which of the nodes that are ready cannot be reached as master, and from where."""
     among, by_master = {node.node_id for node in there}, dict[str, list[str]]()
     for node_id, master in group.unreachable:
@@ -188,7 +192,7 @@ def _in_place_of_gone(group: Group, waits: Reason) -> Reason:
 # -- a node is in no round -----------------------------------------------------------------------------------
 
 
-def why_waits(group: Group, node: Node, now: float) -> Reason:
+def why_node_waits(group: Group, node: Node, now: float) -> Reason:
     """Why a node that has nothing to do has nothing to do."""
     active = group.active_round
     if node.wants_command and group.spec.command is None:

@@ -10,7 +10,7 @@ from hetrdzv.auth.tokens import Grant
 from hetrdzv.core.commands import Cancel, Command, Drain, Restart, Undrain
 from hetrdzv.core.model import Group
 from hetrdzv.dashboard.render import HEADERS, page
-from hetrdzv.protocol.plans import Changes, sentences
+from hetrdzv.protocol.plans import Changes, describe_plan
 from hetrdzv.protocol.texts.phrasing import count
 from hetrdzv.service.service import Service
 
@@ -35,7 +35,7 @@ class Action:
         group, node_id = _named(request, service)
         if self.changes is not None:
             plan = await service.plan(group.group_id, self.changes(node_id))
-            lines = list(sentences(plan))
+            lines = list(describe_plan(plan))
         else:
             lines = self.warns(group, node_id)
         title = f"{self.verb} {node_id or group.group_id}?"

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from hetrdzv.auth.hosts import same_origin
+from hetrdzv.auth.hosts import is_same_origin
 from hetrdzv.auth.token_files import TokenFile
 from hetrdzv.auth.tokens import Role, Tokens
 from hetrdzv.dashboard import pages
@@ -128,7 +128,7 @@ async def sign_in_page(request: Request) -> Response:
 
 async def sign_in(request: Request) -> Response:
     """Sign this browser in with the token of the form."""
-    if not same_origin(request.headers.get("origin"), request.headers.get("host", "")):
+    if not is_same_origin(request.headers.get("origin"), request.headers.get("host", "")):
         raise ForeignHost("only a page of this server signs in: open its address")
     form = parse_qs((await request.body())[:MOST_FORM_BYTES].decode("ascii", "replace"))
     where = form.get("where", ["/"])[0]

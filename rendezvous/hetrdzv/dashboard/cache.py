@@ -25,7 +25,7 @@ class Sections:
     version: object
     fresh_until: float
 
-    def unlike(self, known: str) -> Mapping[str, str]:
+    def changed_since(self, known: str) -> Mapping[str, str]:
         """The sections that a page lacks which has those of an ETag."""
         had, have = (tag.strip('"').split(".") for tag in (known, self.etag))
         if len(had) != len(have):

@@ -8,14 +8,14 @@ from functools import partial
 from hetrdzv.api import views
 from hetrdzv.api.workers import reported_stall
 from hetrdzv.core.model import Group
-from hetrdzv.dashboard.nodes import ORDINARY, on_map, paces
+from hetrdzv.dashboard.nodes import ORDINARY, nodes_for_map, paces
 from hetrdzv.dashboard.render import section
 from hetrdzv.protocol.reasons.advice import after_exit
-from hetrdzv.protocol.reasons.reason import beside
-from hetrdzv.protocol.reasons.snapshots import safe
-from hetrdzv.protocol.rounds import RoundRecord, total_time, with_downs
-from hetrdzv.protocol.stacks import About, line_of
-from hetrdzv.service.progress.samples import unwatched
+from hetrdzv.protocol.reasons.reason import message_suffixes
+from hetrdzv.protocol.reasons.snapshots import safe_text
+from hetrdzv.protocol.rounds import RoundRecord, total_time, with_downtimes
+from hetrdzv.protocol.stacks import About, find_script_line
+from hetrdzv.service.progress.samples import unwatched_warnings
 from hetrdzv.service.service import Service
 
 ROWS = 15
@@ -68,7 +68,7 @@ def group_sections(
     group_id, now = group.group_id, service.now()
     rounds, (events, _) = service.rounds(group_id), service.history(group_id)
     seen, heard_at = dict(service.progress.workers(group)), partial(service.leases.heard_at, group)
-    refused, stall = service.refusals.lately(group), reported_stall(group)
+    refused, stall = service.refusals.recent_refusals(group), reported_stall(group)
     kept = service.post_mortems.rounds if acts else lambda *_: frozenset()
     outputs, stacks = kept(group_id, About.LOGS), kept(group_id, About.STACKS)
 
@@ -76,10 +76,10 @@ def group_sections(
         reply = views.group_reply(group, now, heard_at)
         running, current, over = group.active_round, reply.current_round, group.state.terminal
         failed = running.restarted_by if running is not None and not over else None
-        every = on_map(reply) if len(reply.nodes) > (ALL_ROWS if whole else ROWS) else []
+        every = nodes_for_map(reply) if len(reply.nodes) > (ALL_ROWS if whole else ROWS) else []
         unusual = [node for node in every if node.shown_state not in ORDINARY]
         unusual.sort(key=lambda node: node.shown_state == "spare")
-        newest = with_downs(rounds)[: -MOST_ROUNDS - 1 : -1]
+        newest = with_downtimes(rounds)[: -MOST_ROUNDS - 1 : -1]
         values = {
             "group": reply,
             "acts": acts,
@@ -87,12 +87,12 @@ def group_sections(
             "over": over,
             "outputs": outputs,
             "stacks": stacks,
-            "snapshot": safe(reply.snapshot),
+            "snapshot": safe_text(reply.snapshot),
             "restarted_by": "; ".join(filter(None, (failed.message, after_exit(failed)))) if failed else "",
-            "notes": [*reply.warnings, *unwatched(group, seen, now), *refused],
+            "notes": [*reply.warnings, *unwatched_warnings(group, seen, now), *refused],
             "stack": stall.stack if stall is not None else "",
-            "at": line_of(stall.stack) if stall is not None else "",
-            "beside": beside(reply.reason, now),
+            "at": find_script_line(stall.stack) if stall is not None else "",
+            "beside": message_suffixes(reply.reason, now),
             "stack_of": stall.ranks[0] if stall is not None and stall.ranks else None,
             "behind": views.ranks_behind(group),
             "time": total_time(rounds),

@@ -9,8 +9,8 @@ from hetrdzv.api.workers import worker_reply
 from hetrdzv.core.model import Stall
 from hetrdzv.protocol.errors import SCRIPT
 from hetrdzv.protocol.pages import GroupReply, NodeReply, WorkerReply
-from hetrdzv.protocol.texts.phrasing import digits, lasted, percent
-from hetrdzv.service.progress.samples import Seen
+from hetrdzv.protocol.texts.phrasing import digits, duration_text, percent
+from hetrdzv.service.progress.samples import WorkerSample
 
 ORDINARY = {"running", "ready", "succeeded", "starting"}
 """States of nodes that need nobody's attention."""
@@ -27,7 +27,7 @@ def _number(value: float | None) -> str:
 
 
 def _state(worker: WorkerReply) -> str:
-    idle = f", idle for {lasted(worker.idle_s)}" if worker.idle_s >= IDLE_S else ""
+    idle = f", idle for {duration_text(worker.idle_s)}" if worker.idle_s >= IDLE_S else ""
     return f"{worker.state}{idle}"
 
 
@@ -68,18 +68,20 @@ def facts_of(node: NodeReply) -> str:
     return " · ".join(filter(None, parts))
 
 
-def on_map(reply: GroupReply) -> list[NodeReply]:
+def nodes_for_map(reply: GroupReply) -> list[NodeReply]:
     """All nodes: members of the newest round in the order of their ranks, even if they are lost, then the others."""
     members = reply.current_round.members if reply.current_round is not None else ()
     places = {member.node_id: place for place, member in enumerate(members)}
     return sorted(reply.nodes, key=lambda node: places.get(node.node_id, len(places)))
 
 
-def paces(seen: Collection[Seen], now: float, *, stall: Stall | None = None, whole: bool = False) -> Paces:
+def paces(
+    seen: Collection[WorkerSample], now: float, *, stall: Stall | None = None, whole: bool = False
+) -> Paces:
     """The workers with their pace; of many those that others wait for most, unless the `whole` is asked for."""
     behind = stall.ranks if stall is not None else ()
 
-    def attention(worker: Seen) -> tuple[bool, float, int]:
+    def attention(worker: WorkerSample) -> tuple[bool, float, int]:
         sample = worker.sample
         runs = sample.state == "runs" and sample.rank not in behind
         return runs, sample.waiting if sample.waiting is not None else 1.0, sample.rank

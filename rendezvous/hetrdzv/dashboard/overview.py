@@ -11,7 +11,7 @@ from hetrdzv.protocol.pages import BY_URGENCY, GroupSummary, is_old, urgency
 from hetrdzv.service.service import Service
 
 
-def tally(groups: Sequence[GroupSummary]) -> list[tuple[str, int]]:
+def count_by_state(groups: Sequence[GroupSummary]) -> list[tuple[str, int]]:
     """How many groups are in each state, in the order of these."""
     counts = Counter(group.shown_state for group in groups)
     return [(state, counts[state]) for state in BY_URGENCY if counts[state]]
@@ -35,8 +35,8 @@ def overview(
             "groups.html",
             groups=shown[: len(shown) - len(old)],
             old=old,
-            tally=tally(shown),
-            tally_of_old=tally(old),
+            tally=count_by_state(shown),
+            tally_of_old=count_by_state(old),
             ages={group.group_id: max(0.0, now - group.created_at) for group in groups},
             start=f"hetagent --server {url} {token}--group NAME train.py",
             token_file=token_file,

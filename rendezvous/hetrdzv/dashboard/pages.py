@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from hetrdzv.api.views import ranks_behind
-from hetrdzv.api.workers import shown
+from hetrdzv.api.workers import get_output
 from hetrdzv.auth.tokens import Grant, Role
 from hetrdzv.dashboard.cache import SectionCache, Sections
 from hetrdzv.dashboard.group import LARGE, group_sections
@@ -16,8 +16,8 @@ from hetrdzv.dashboard.overview import overview
 from hetrdzv.dashboard.render import EVERY_S, page
 from hetrdzv.protocol.errors import InvalidRequest, NoRound
 from hetrdzv.protocol.pages import StacksReply
-from hetrdzv.protocol.stacks import About, Stack, collapsed
-from hetrdzv.protocol.texts.raised import raised
+from hetrdzv.protocol.stacks import About, Stack, merge_equal_stacks
+from hetrdzv.protocol.texts.raised import find_exception
 from hetrdzv.service.service import Service
 
 MOST_LOGS = 16
@@ -59,7 +59,7 @@ async def output(request: Request, service: Service, grant: Grant) -> Response:
     try:
         if ranks is not None and not ranks:
             raise NoRound("nobody is waited for any more")
-        found = await shown(service, group_id, About.LOGS, ranks, number)
+        found = await get_output(service, group_id, About.LOGS, ranks, number)
     except NoRound as error:
         return page("nothing.html", why=str(error))
     logs = sorted(found.workers, key=lambda log: (not _raises(log), not log.size))
@@ -70,11 +70,13 @@ async def stacks(request: Request, service: Service, grant: Grant) -> Response:
     """The stacks of the workers of a round, equal ones once; without `round` of the one that runs, now."""
     group_id = request.path_params["group_id"]
     try:
-        found = await shown(service, group_id, About.STACKS, None, _round(request))
+        found = await get_output(service, group_id, About.STACKS, None, _round(request))
     except NoRound as error:
         return page("nothing.html", why=str(error))
     verb = ("was", "were") if found.over else ("is", "are")
-    return page("stacks.html", verb=verb, **_some(collapsed(found.workers), MOST_STACKS), **_when(found))
+    return page(
+        "stacks.html", verb=verb, **_some(merge_equal_stacks(found.workers), MOST_STACKS), **_when(found)
+    )
 
 
 def _cache(request: Request, service: Service) -> SectionCache:
@@ -88,7 +90,7 @@ def _live(request: Request, grant: Grant, sections: Sections, template: str, **v
     if "hx-request" not in request.headers:
         who = str(grant) if "session" in request.scope else ""
         return page(template, sections=sections.html, etag=sections.etag, who=who, **values)
-    changed = sections.unlike(request.headers.get("if-none-match", ""))
+    changed = sections.changed_since(request.headers.get("if-none-match", ""))
     answer = page("sections.html", 200 if changed else 304, sections=changed)
     answer.headers["ETag"] = sections.etag
     return answer
@@ -105,7 +107,7 @@ def _round(request: Request) -> int | None:
 
 def _raises(log: Stack) -> bool:
     """Whether an exception is among what a worker wrote last."""
-    return any(raised(stream) is not None for stream in (log.text, log.stderr))
+    return any(find_exception(stream) is not None for stream in (log.text, log.stderr))
 
 
 def _some(values: Sequence[object], most: int) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from starlette.responses import HTMLResponse
 
 from hetrdzv import __version__
 from hetrdzv.dashboard.nodes import facts_of
-from hetrdzv.protocol.rounds import Down, known_s, share_trained
-from hetrdzv.protocol.texts.phrasing import ago, count, lasted, percent
+from hetrdzv.protocol.rounds import Downtime, known_s, share_trained
+from hetrdzv.protocol.texts.phrasing import ago, count, duration_text, percent
 from hetrdzv.protocol.texts.who import Nodes, Ranks
 
 EVERY_S = 2.0
@@ -47,10 +47,10 @@ SIGNS = {
 """By the state of a group or a node: seen also where colours are not."""
 
 
-def split(down: Down) -> str:
+def split(down: Downtime) -> str:
     """What the time after a round went into, in words; what took no time is left out."""
     parts = zip(("noticed", "stopped", "formed", "started"), down.parts, strict=True)
-    return " · ".join(f"{name} {lasted(length)}" for name, length in parts if length)
+    return " · ".join(f"{name} {duration_text(length)}" for name, length in parts if length)
 
 
 def clock(at: str) -> str:
@@ -72,7 +72,7 @@ def _environment() -> Environment:
         "clock": clock,
         "facts_of": facts_of,
         "known_s": known_s,
-        "lasted": lasted,
+        "lasted": duration_text,
         "percent": percent,
         "share": share_trained,
         "split": split,

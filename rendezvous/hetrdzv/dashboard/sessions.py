@@ -10,7 +10,7 @@ import time
 
 from starlette.requests import Request
 
-from hetrdzv.auth.hosts import same_origin
+from hetrdzv.auth.hosts import is_same_origin
 from hetrdzv.auth.tokens import ANYBODY, Grant, Role, Tokens, digest
 from hetrdzv.protocol.errors import Forbidden, ForeignHost, Unauthorized
 
@@ -64,5 +64,5 @@ def require_own_page(request: Request) -> None:
     needed, since other ports of a host are the same site.
     """
     headers = request.headers
-    if "hx-request" not in headers or not same_origin(headers.get("origin"), headers.get("host", "")):
+    if "hx-request" not in headers or not is_same_origin(headers.get("origin"), headers.get("host", "")):
         raise ForeignHost("this request does not come from a page of this server: reload the page")

@@ -58,7 +58,7 @@ def read(kind: type[T], data: bytes | str, *, unknown: Unknown = "forbid") -> T:
     return value
 
 
-def checked(kind: type[T], value: object, *, unknown: Unknown = "forbid") -> T:
+def validate(kind: type[T], value: object, *, unknown: Unknown = "forbid") -> T:
     """As `read`, from what a reader of JSON has made of it, or from a value that was made here, to check its bounds."""
     try:
         data = write(value, given=True)
@@ -96,7 +96,7 @@ adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
 """What reads and writes values of a type; made when it is first needed."""
 
 
-def prepare(*kinds: Any) -> None:
+def build_validators(*kinds: Any) -> None:
     """Make what reads and writes values of some dataclasses now, so that the first request need not wait for it.
 
     It is kept where pydantic looks for it when it makes dataclasses that contain these: name those later.
@@ -107,7 +107,7 @@ def prepare(*kinds: Any) -> None:
         kind.__pydantic_core_schema__ = known.core_schema
 
 
-def defer(kind: Any) -> None:
+def defer_validators(kind: Any) -> None:
     """Have FastAPI, too, make what reads and writes a dataclass only when it is first needed."""
     kind.__pydantic_config__ = ConfigDict(defer_build=True)
 

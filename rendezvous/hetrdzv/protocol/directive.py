@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from hetrdzv.protocol.bounds import Seconds
 from hetrdzv.protocol.failure import RootCause
-from hetrdzv.protocol.reasons.reason import Reason, shown
+from hetrdzv.protocol.reasons.reason import Reason, full_text
 from hetrdzv.protocol.rounds import TimeSpent
-from hetrdzv.protocol.snapshots import Chosen
+from hetrdzv.protocol.snapshots import StartSnapshot
 from hetrdzv.protocol.stacks import About
 from hetrdzv.protocol.states import DirectiveKind
 
@@ -75,14 +75,14 @@ class Start:
     members: tuple[Member, ...] | None = None
     daemon: tuple[str, ...] | None = None
     shares: Shares | None = None
-    snapshot: Chosen | None = None
+    snapshot: StartSnapshot | None = None
     origin: str | None = None
     restarted_by: Reason | None = None
     advice: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class OutputQuery:
     """Somebody wants to see the stacks of a node's workers, or the end of what they wrote; see `StacksRequest`."""
 
     number: int
@@ -138,12 +138,12 @@ class Directive:
     stays: bool | None = None
     hang_timeout_s: float | None = None
     notice_s: float = 0.0
-    stacks: Asked | None = None
-    logs: Asked | None = None
+    stacks: OutputQuery | None = None
+    logs: OutputQuery | None = None
     notice: StopNotice | None = None
     warnings: tuple[Reason, ...] | None = None
 
     @property
     def why(self) -> str:
         """Why it says that, with what is left of each wait."""
-        return shown(self.reason, self.clock)
+        return full_text(self.reason, self.clock)

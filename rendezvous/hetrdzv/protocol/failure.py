@@ -60,7 +60,7 @@ class Failure(Body):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended(Body):
+class EarlierExits(Body):
     """Workers that had ended with exit code 0 when others of their round failed, which may follow from that."""
 
     node_id: Id

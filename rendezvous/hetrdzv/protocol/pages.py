@@ -10,7 +10,7 @@ from hetrdzv.protocol.directive import Directive, Member, Shares, StopNotice
 from hetrdzv.protocol.errors import Conflict
 from hetrdzv.protocol.failure import Failure, RootCause
 from hetrdzv.protocol.reasons.hangs import HANG_CODES
-from hetrdzv.protocol.reasons.reason import Reason, shown
+from hetrdzv.protocol.reasons.reason import Reason, full_text
 from hetrdzv.protocol.snapshots import SafeShown
 from hetrdzv.protocol.stacks import Stack
 from hetrdzv.protocol.states import HANGS
@@ -137,7 +137,7 @@ class GroupSummary:
     @property
     def why(self) -> str:
         """Why it stands where it stands, with what is left of each wait."""
-        return shown(self.reason, self.clock)
+        return full_text(self.reason, self.clock)
 
     @property
     def shown_state(self) -> str:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from hetrdzv.protocol.bounds import Body, Id
 from hetrdzv.protocol.directive import Member
-from hetrdzv.protocol.reasons.reason import Reason, shown
-from hetrdzv.protocol.reasons.waiting import ended
+from hetrdzv.protocol.reasons.reason import Reason, full_text
+from hetrdzv.protocol.reasons.waiting import outcome_predicate
 from hetrdzv.protocol.states import GroupState
 from hetrdzv.protocol.texts.who import Nodes
 
@@ -39,17 +39,17 @@ class Plan:
     moves: tuple[str, ...]
 
 
-def sentences(plan: Plan) -> Iterator[str]:
+def describe_plan(plan: Plan) -> Iterator[str]:
     """What would happen."""
     if GroupState(plan.state).terminal:
-        yield f"Nothing changes: the job is over, it {ended(plan.state)}."
+        yield f"Nothing changes: the job is over, it {outcome_predicate(plan.state)}."
         return
     if plan.stops:
         yield f"Workers of {Nodes.of(plan.stops)} are stopped for good."
     if plan.restarted:
         yield f"Workers of {Nodes.of(plan.restarted)} are stopped and started again."
     if not plan.world_size:
-        yield f"Then no round runs: {shown(plan.reason, plan.clock)}."
+        yield f"Then no round runs: {full_text(plan.reason, plan.clock)}."
     elif plan.round == plan.was_round:
         yield f"Round {plan.round} goes on."
     else:

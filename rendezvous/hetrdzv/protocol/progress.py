@@ -120,7 +120,7 @@ class NodeProgress(Body):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moved(Body):
+class ProgressTimes(Body):
     """When the workers of a node moved in their round: asked for a collective, or said a step."""
 
     began_s: Duration | None = None

@@ -22,8 +22,8 @@ from hetrdzv.protocol.bounds import (
     Workers,
     at_most,
 )
-from hetrdzv.protocol.failure import Ended, Failure
-from hetrdzv.protocol.progress import Moved
+from hetrdzv.protocol.failure import EarlierExits, Failure
+from hetrdzv.protocol.progress import ProgressTimes
 from hetrdzv.protocol.settings import DAY_S, SETTINGS
 from hetrdzv.protocol.snapshots import Holdings
 from hetrdzv.protocol.states import ReportKind
@@ -117,12 +117,12 @@ class ReportRequest(Body):
     kind: ReportKind
     age_s: Duration = 0.0
     failure: Failure | None = None
-    ended: Ended | None = None
+    ended: EarlierExits | None = None
     met: Workers | None = None
     must_meet: bool = False
     message: Text = ""
     grace_s: Duration | None = None
-    moved: Moved | None = None
+    moved: ProgressTimes | None = None
     snapshots: Holdings | None = None
     serves_s: Duration | None = None
 
@@ -136,7 +136,7 @@ MAX_WORDS, MAX_CHARACTERS = 1024, 32_768
 """Limits of its command line, which names all hosts: words, and characters in all words together."""
 
 
-def refusal(words: Sequence[str]) -> str | None:
+def daemon_refusal(words: Sequence[str]) -> str | None:
     """Why a node must not be asked to run these words; None: it may."""
     if not words or words[0].rpartition("/")[2] != PROGRAM:
         given = repr(words[0][:80]) if words else "nothing"

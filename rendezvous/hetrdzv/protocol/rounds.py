@@ -6,7 +6,7 @@ from enum import StrEnum
 from itertools import zip_longest
 
 from hetrdzv.protocol.reasons.reason import Reason
-from hetrdzv.protocol.texts.phrasing import LEAST_S, lasted, percent
+from hetrdzv.protocol.texts.phrasing import LEAST_S, duration_text, percent
 
 
 class Phase(StrEnum):
@@ -84,11 +84,10 @@ def time_text(time: TimeSpent) -> str:
     elif share is None:
         trained = "trained 0 s"
     else:
-        trained = (
-            f"trained {lasted(time.get(Phase.TRAINING, 0.0))} of {lasted(known_s(time))} ({percent(share)})"
-        )
+        trained = duration_text(time.get(Phase.TRAINING, 0.0))
+        trained = f"trained {trained} of {duration_text(known_s(time))} ({percent(share)})"
     rest = [
-        f"{phase.replace('_', ' ')} {lasted(seconds)}"
+        f"{phase.replace('_', ' ')} {duration_text(seconds)}"
         for phase, seconds in time.items()
         if phase != Phase.TRAINING and seconds >= LEAST_S
     ]
@@ -102,17 +101,17 @@ def share_trained(time: TimeSpent) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Down:
+class Downtime:
     """How long nobody trained after a round: noticing, stopping, waiting, and starting up of the next one (seconds)."""
 
     parts: tuple[float, float, float, float]
     over: bool  # that is all of it
 
     def __str__(self) -> str:
-        return lasted(sum(self.parts)) if self.over else f"{lasted(sum(self.parts))} so far"
+        return duration_text(sum(self.parts)) if self.over else f"{duration_text(sum(self.parts))} so far"
 
 
-def down_after(ended: RoundRecord, following: RoundRecord | None) -> Down | None:
+def downtime_after(ended: RoundRecord, following: RoundRecord | None) -> Downtime | None:
     """How long nobody trained after a round; None: it runs, or the job ended with it at once."""
     if not ended.ended_by:
         return None
@@ -126,9 +125,11 @@ def down_after(ended: RoundRecord, following: RoundRecord | None) -> Down | None
     begun = following is not None and (
         bool(following.ended_by) or Phase.TRAINING in following.time or Phase.UNKNOWN in following.time
     )
-    return Down((noticing, stopping, waiting, starting), ended.is_last or begun)
+    return Downtime((noticing, stopping, waiting, starting), ended.is_last or begun)
 
 
-def with_downs(rounds: Sequence[RoundRecord]) -> list[tuple[RoundRecord, Down | None]]:
+def with_downtimes(rounds: Sequence[RoundRecord]) -> list[tuple[RoundRecord, Downtime | None]]:
     """Rounds, each with how long nobody trained after it."""
-    return [(record, down_after(record, following)) for record, following in zip_longest(rounds, rounds[1:])]
+    return [
+        (record, downtime_after(record, following)) for record, following in zip_longest(rounds, rounds[1:])
+    ]

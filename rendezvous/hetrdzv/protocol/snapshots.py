@@ -27,7 +27,7 @@ WorldSize = Annotated[int, Ge(1), Le(MAX_WORLD_SIZE)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stamp(Body):
+class SnapshotId(Body):
     """Which snapshot: of which round, after which step of it; `origin`: on disk, of another job; None: of this one."""
 
     round: Positive
@@ -35,7 +35,7 @@ class Stamp(Body):
     origin: Origin | None = None
 
     @property
-    def newness(self) -> tuple[bool, int, int]:
+    def sort_key(self) -> tuple[bool, int, int]:
         """The newer, the larger: whatever other jobs have is older, and so is that of an earlier round."""
         return self.origin is None, self.round, self.step
 
@@ -49,7 +49,7 @@ class RankPart(Body):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held(Body):
+class HeldSnapshot(Body):
     """What a node has of a snapshot.
 
     Attributes:
@@ -69,8 +69,8 @@ class Held(Body):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OnDisk(Body):
-    """A snapshot of the job `origin` that is complete in the directory of `--snapshot-to`; see `Held`.
+class DiskSnapshot(Body):
+    """A snapshot of the job `origin` that is complete in the directory of `--snapshot-to`; see `HeldSnapshot`.
 
     Of different jobs only `written_at` says which one is newer: when it was complete, by the clock of whoever wrote it
     (seconds since the epoch).
@@ -89,7 +89,7 @@ class OnDisk(Body):
 class NotWritten(Body):
     """A node could not write a snapshot to the directory of `--snapshot-to`, and why."""
 
-    stamp: Stamp
+    stamp: SnapshotId
     why: ShortText
 
 
@@ -110,10 +110,10 @@ class Holdings(Body):
     origin: Origin = ""
     port: Annotated[Count, Le(65_535)] = 0
     key: Annotated[str, MaxLen(128)] = field(default="", repr=False)
-    held: Annotated[tuple[Held, ...], at_most(MOST_HELD)] = ()
+    held: Annotated[tuple[HeldSnapshot, ...], at_most(MOST_HELD)] = ()
     reached: Count = 0
-    refused: Annotated[tuple[Stamp, ...], at_most(MOST_REFUSED)] = ()
-    on_disk: Annotated[tuple[OnDisk, ...], at_most(MOST_ON_DISK)] = ()
+    refused: Annotated[tuple[SnapshotId, ...], at_most(MOST_REFUSED)] = ()
+    on_disk: Annotated[tuple[DiskSnapshot, ...], at_most(MOST_ON_DISK)] = ()
     not_written: NotWritten | None = None
     not_taken: ShortText = ""
 
@@ -129,7 +129,7 @@ class SnapshotsRequest(Body):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A node that has some of a snapshot, and where its agent serves that; see `Held` and `Holdings`."""
+    """A node that has some of a snapshot, and where its agent serves that; see `HeldSnapshot` and `Holdings`."""
 
     node_id: str
     address: str
@@ -140,10 +140,10 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Copy:
+class CopyOrder:
     """Parts of a sharded snapshot that only `source` has, and another node is to have, too: of the ranks in it."""
 
-    stamp: Stamp
+    stamp: SnapshotId
     source: Source
 
 
@@ -151,15 +151,15 @@ class Copy:
 class SnapshotsReply:
     """What all nodes together hold: the newest snapshot that is complete, and what this node is to copy."""
 
-    complete: Stamp | None = None
-    copy: Copy | None = None
+    complete: SnapshotId | None = None
+    copy: CopyOrder | None = None
 
 
 # -- what a round begins from --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chosen:
+class StartSnapshot:
     """The snapshot that a round begins from.
 
     Attributes:
@@ -182,7 +182,7 @@ class Chosen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class JobSnapshotState:
     """What a group keeps of the snapshots of its job.
 
     Attributes:
@@ -193,8 +193,8 @@ class Kept:
     """
 
     origin: str
-    wanted: Stamp | None = None
-    undone: Stamp | None = None
+    wanted: SnapshotId | None = None
+    undone: SnapshotId | None = None
     undone_before: Count = 0
     parting: Mapping[str, float] = field(default_factory=dict)
 
@@ -212,7 +212,7 @@ class SnapshotShown:
         size: of all that there is of it (bytes).
     """
 
-    stamp: Stamp
+    stamp: SnapshotId
     world_size: int
     sharded: bool
     lack: str = ""
@@ -227,9 +227,9 @@ class SnapshotsShown:
     """`GET /v1/groups/{g}/snapshots`: the newest first; `next`: a round would begin from it now, maybe as `wanted`."""
 
     group_id: str
-    next: Stamp | None = None
+    next: SnapshotId | None = None
     wanted: bool = False
-    safe: Stamp | None = None
+    safe: SnapshotId | None = None
     snapshots: tuple[SnapshotShown, ...] = ()
 
 
@@ -241,13 +241,13 @@ class SafeShown:
         safe: the snapshot from which a round would begin even without any one of the nodes, and `nodes` have it; where
             there is one node, from which it would begin now.
         on_disk: the newest one on disk.
-        began, lost, newer: the one that the newest round began from, and at what cost, see `Chosen`.
+        began, lost, newer: the one that the newest round began from, and at what cost, see `StartSnapshot`.
     """
 
-    safe: Stamp | None = None
+    safe: SnapshotId | None = None
     nodes: Nodes = NOBODY
-    on_disk: Stamp | None = None
-    began: Stamp | None = None
+    on_disk: SnapshotId | None = None
+    began: SnapshotId | None = None
     lost: int | None = None
     newer: str = ""
 

@@ -34,7 +34,7 @@ class About(StrEnum):
     LOGS = "logs"
 
 
-def fitting_of(world_size: int) -> int:
+def max_kept_characters(world_size: int) -> int:
     """How much a server keeps of each worker of a round that is over (characters)."""
     return max(LEAST_OF_WORKER, min(MOST_OF_WORKER, MOST_OF_ROUND // max(1, world_size)))
 
@@ -58,11 +58,11 @@ class Stack(Body):
         """At most so many characters: the beginning of a stack; the end of a log, of two streams of both."""
         if about is About.STACKS:
             return replace(self, text=self.text[:most])
-        text, stderr = shares(len(self.text), len(self.stderr), most)
-        return replace(self, text=end_of(self.text, text), stderr=end_of(self.stderr, stderr))
+        text, stderr = split_limit(len(self.text), len(self.stderr), most)
+        return replace(self, text=text_tail(self.text, text), stderr=text_tail(self.stderr, stderr))
 
 
-def end_of(text: str, most: int) -> str:
+def text_tail(text: str, most: int) -> str:
     """At most so many characters of its end, in whole lines unless one fills it."""
     if len(text) <= most:
         return text
@@ -70,7 +70,7 @@ def end_of(text: str, most: int) -> str:
     return end.partition("\n")[2] or end
 
 
-def shares(one: int, other: int, most: int) -> tuple[int, int]:
+def split_limit(one: int, other: int, most: int) -> tuple[int, int]:
     """How much of two lengths fits into one: half of it each, and what the other leaves."""
     first = min(one, max(most // 2, most - other))
     return first, min(other, most - first)
@@ -89,7 +89,7 @@ class StacksRequest(Body):
 
 
 @dataclass(frozen=True, slots=True)
-class Alike:
+class EqualStacks:
     """Workers whose stacks are equal, but for addresses."""
 
     text: str
@@ -98,14 +98,14 @@ class Alike:
     nodes: Sequence[str]
 
 
-def collapsed(stacks: Sequence[Stack]) -> list[Alike]:
+def merge_equal_stacks(stacks: Sequence[Stack]) -> list[EqualStacks]:
     """Stacks with equal ones put together, the rarest first: people look for the worker that is elsewhere."""
     by_text: dict[tuple[str, str], list[Stack]] = {}
     for stack in stacks:
         by_text.setdefault((_ADDRESSES.sub("0x", stack.text), stack.why), []).append(stack)
     groups = sorted(by_text.values(), key=lambda alike: (not alike[0].text, len(alike), alike[0].rank))
     return [
-        Alike(
+        EqualStacks(
             alike[0].text,
             alike[0].why,
             [stack.rank for stack in alike],
@@ -115,7 +115,7 @@ def collapsed(stacks: Sequence[Stack]) -> list[Alike]:
     ]
 
 
-def line_of(stack: str) -> str:
+def find_script_line(stack: str) -> str:
     """Where a stack is in the code of its script: `train.py:7`; empty: unknown."""
     frames = [(file or other, line or number) for file, line, other, number in _FRAME.findall(stack)]
     own = [frame for frame in frames if not any(part in frame[0] for part in _LIBRARIES)]

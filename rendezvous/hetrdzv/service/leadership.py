@@ -20,7 +20,7 @@ from hetrdzv.storage.etcd.election import (
     CALL_S,
     LEASE_S,
     Term,
-    awake_s,
+    boottime_s,
     campaign,
     renew_until_over,
     who_leads,
@@ -82,19 +82,19 @@ class ElectedReplica:
 
     def _other(self) -> str | None:
         """The URL of another server that leads, if one was seen lately."""
-        if self._leader is None or awake_s() - self._seen_at > LEASE_S:
+        if self._leader is None or boottime_s() - self._seen_at > LEASE_S:
             return None
         return self._leader if self._leader != self._url else None
 
     # -- life ------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        until = awake_s() + START_PATIENCE_S
+        until = boottime_s() + START_PATIENCE_S
         while not self._stop.is_set():
             try:
                 self._saw(await who_leads(self._etcd))
             except StorageError as error:
-                if isinstance(error, EtcdRefused) or awake_s() >= until:
+                if isinstance(error, EtcdRefused) or boottime_s() >= until:
                     raise
                 self._complain(f"{error}; trying for {START_PATIENCE_S:g} s")
                 await self._pause(FOLLOW_S)
@@ -167,13 +167,13 @@ class ElectedReplica:
     def _saw(self, leader: str | None) -> None:
         if leader is not None and leader != self._leader:
             logger.info("%s leads", leader)
-        self._leader, self._seen_at = leader, awake_s()
+        self._leader, self._seen_at = leader, boottime_s()
 
     def _complain(self, what: str) -> None:
         """Log a failure, but not the same one over and over."""
         said, at = self._complaint
-        if what != said or awake_s() - at > REPEAT_S:
-            self._complaint = (what, awake_s())
+        if what != said or boottime_s() - at > REPEAT_S:
+            self._complaint = (what, boottime_s())
             logger.error("%s", what)
 
     async def _pause(self, seconds: float) -> None:

@@ -19,7 +19,7 @@ from hetrdzv.core.commands import (
     Report,
     StartDaemon,
 )
-from hetrdzv.core.directive import has_got_stop
+from hetrdzv.core.directive import acknowledges_stop
 from hetrdzv.core.model import Group, Node
 from hetrdzv.core.rounds.timers import SUSPECT_GRACE_S
 from hetrdzv.protocol.states import ReportKind
@@ -45,17 +45,17 @@ STALE_CUTS_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class PollPace:
     """How a node keeps in touch."""
 
     poll_s: float  # how long its next poll may wait (seconds)
     lease_s: float  # without a heartbeat for this long it is lost (seconds)
 
 
-def pace(lease_s: float, nodes: int) -> Pace:
+def pace(lease_s: float, nodes: int) -> PollPace:
     """How one of so many nodes of a server keeps in touch: few poll twice per lease, more as often as it has time."""
     poll_s = min(max(lease_s / 2, nodes / POLLS_PER_S), MAX_POLL_S)
-    return Pace(poll_s, max(lease_s, 2 * poll_s))
+    return PollPace(poll_s, max(lease_s, 2 * poll_s))
 
 
 @dataclass(slots=True)
@@ -89,17 +89,17 @@ class LeaseTable:
 
     # -- what nodes do ---------------------------------------------------------------------------------------
 
-    def note(self, group: Group, command: Command, now: float) -> None:
+    def on_command(self, group: Group, command: Command, now: float) -> None:
         """A command was applied to a group: its sender has a new lease, a node that was cut off a grace."""
         if isinstance(command, Disconnect):
             lease = self._lease(group.group_id, command.node_id, command.incarnation)
             if lease is not None:
                 lease.disconnected_at = min(lease.disconnected_at, now)
-        elif (speaker := speaker_of(command)) is not None:
+        elif (speaker := sender_of(command)) is not None:
             polls = isinstance(command, Renew)
-            self.heard(group.group_id, *speaker, group.spec.lease_s, now, polls=polls)
+            self.record_contact(group.group_id, *speaker, group.spec.lease_s, now, polls=polls)
 
-    def heard(
+    def record_contact(
         self,
         group_id: str,
         node_id: str,
@@ -118,7 +118,7 @@ class LeaseTable:
             lease_s = max(lease_s, old.lease_s)
         leases[node_id] = _Lease(incarnation, now, lease_s)
 
-    def promise(self, group: Group, node_id: str, incarnation: str) -> Pace:
+    def grant_lease(self, group: Group, node_id: str, incarnation: str) -> PollPace:
         """How a node is to keep in touch from now on; it is granted that lease."""
         promised = pace(group.spec.lease_s, self._count)
         lease = self._lease(group.group_id, node_id, incarnation)
@@ -126,7 +126,7 @@ class LeaseTable:
             lease.lease_s = max(lease.lease_s, promised.lease_s)
         elif node_id not in self._of.get(group.group_id, ()) and node_id in group.nodes:
             # its join took longer to be stored than its lease lasted
-            self.heard(group.group_id, node_id, incarnation, promised.lease_s, self._clock.now())
+            self.record_contact(group.group_id, node_id, incarnation, promised.lease_s, self._clock.now())
         return promised
 
     def heard_at(self, group: Group, node: Node) -> float:
@@ -152,7 +152,7 @@ class LeaseTable:
                     lease.heard_at, lease.disconnected_at = now, inf
         return late_s
 
-    def excuses_cut(self) -> bool:
+    def may_have_caused_cut(self) -> bool:
         """Whether a poll that is found cut now may have been cut because this server was late."""
         self.beat()
         return self._clock.now() < self._late_at + STALE_CUTS_S
@@ -166,7 +166,7 @@ class LeaseTable:
             lease_s = pace(group.spec.lease_s, nodes).lease_s
             for node in group.nodes.values():
                 if not node.gone:
-                    self.heard(group.group_id, node.node_id, node.incarnation, lease_s, now)
+                    self.record_contact(group.group_id, node.node_id, node.incarnation, lease_s, now)
 
     def forget(self, group_id: str) -> None:
         """A group was deleted."""
@@ -175,11 +175,11 @@ class LeaseTable:
 
     # -- who is overdue --------------------------------------------------------------------------------------
 
-    def look(self) -> list[str]:
+    def find_expired_groups(self) -> list[str]:
         """The groups in which a lease or a grace has ended; forgets the nodes that are gone."""
-        return [group_id for group_id in list(self._of) if self.look_at(group_id)]
+        return [group_id for group_id in list(self._of) if self.has_expired(group_id)]
 
-    def look_at(self, group_id: str) -> bool:
+    def has_expired(self, group_id: str) -> bool:
         """Whether a lease or a grace of a group has ended."""
         self._overdue.pop(group_id, None)
         now, leases = self._clock.now(), self._of.get(group_id, {})
@@ -195,9 +195,9 @@ class LeaseTable:
                 del leases[node_id]
                 self._count -= 1
         self._overdue[group_id] = [node_id for node_id in overdue if node_id in leases]
-        return bool(self.lapsed(group, now))
+        return bool(self.expired_nodes(group, now))
 
-    def lapsed(self, group: Group, now: float) -> Sequence[tuple[Node, float]]:
+    def expired_nodes(self, group: Group, now: float) -> Sequence[tuple[Node, float]]:
         """The live nodes whose lease or grace has ended, each with the length of its lease, as of the last look."""
         leases = self._of.get(group.group_id, {})
         return [
@@ -210,7 +210,7 @@ class LeaseTable:
         ]
 
 
-def speaker_of(command: Command) -> tuple[str, str] | None:
+def sender_of(command: Command) -> tuple[str, str] | None:
     """The node id and incarnation of the agent that sent a command, or None."""
     match command:
         case Join() | Renew() | Report() | Leave():
@@ -230,10 +230,12 @@ def is_heartbeat(group: Group, command: Command) -> bool:
     if not isinstance(command, Renew):
         return False
     node = group.nodes.get(command.node_id)
-    return node is None or (node.disconnected_at is None and not has_got_stop(group, node, command.holds))
+    return node is None or (
+        node.disconnected_at is None and not acknowledges_stop(group, node, command.holds)
+    )
 
 
-def is_one_of_many(command: Command) -> bool:
+def is_sent_by_all(command: Command) -> bool:
     """Whether all nodes of a group say this at about the same time, so that many are handled at once."""
     match command:
         case Join() | Renew() | DeclareSnapshots():

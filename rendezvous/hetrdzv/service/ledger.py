@@ -94,7 +94,7 @@ class Ledger:
     def _turn(self, group_id: str) -> _Turn | None:
         return self._pending.get(group_id) or self._in_flight.get(group_id)
 
-    def head(self, group_id: str) -> Group | None:
+    def proposed_group(self, group_id: str) -> Group | None:
         """The state that the next change of a group applies to; None if there is none, or it is being deleted."""
         turn = self._turn(group_id)
         return self.groups.get(group_id) if turn is None else turn.head
@@ -150,13 +150,13 @@ class Ledger:
         if (self.groups or self.is_failing) and self._clock_is_due(now):
             self._has_work.set()
 
-    def have_work(self) -> None:
-        """Have `work` return though nothing is proposed."""
+    def wake_up(self) -> None:
+        """Have `wait_for_work` return though nothing is proposed."""
         self._has_work.set()
 
     # -- committing ------------------------------------------------------------------------------------------
 
-    async def work(self) -> None:
+    async def wait_for_work(self) -> None:
         """Wait for the end of a turn of the event loop in which there was something to commit."""
         await self._has_work.wait()
         await asyncio.sleep(0)  # lets the other commands of this turn join the transaction
@@ -231,7 +231,7 @@ class Ledger:
         logger.error("changes of group '%s' are refused", group_id, exc_info=error)
         fault = ServerFault(
             f"hetserver could not keep what requests of this moment led to in group '{group_id}', so nothing was "
-            f"changed: {in_words(error)}. This is a fault of hetserver, whose log says more: please report it"
+            f"changed: {describe_error(error)}. This is a fault of hetserver, whose log says more: please report it"
         )
         self._refuse_all(group_id, fault)
 
@@ -303,7 +303,7 @@ def quarantined(group_id: str, why: str) -> GroupQuarantined:
     )
 
 
-def in_words(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """What is wrong with a state that cannot be kept."""
     return error.wrong if isinstance(error, InvariantError) else f"{type(error).__name__}: {error}"[:400]
 

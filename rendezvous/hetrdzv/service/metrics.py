@@ -80,7 +80,7 @@ class Metrics:
         """The groups were reloaded, or belong to another server now: drop what was remembered of them."""
         self._known.clear()
 
-    def published(
+    def on_commit(
         self, group_id: str, old: Group | None, new: Group | None, events: Sequence[Reason], now: float
     ) -> None:
         """Note a committed change of a group, which may have been made or deleted."""

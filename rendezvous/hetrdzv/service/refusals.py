@@ -24,7 +24,7 @@ class Refusals:
         self._now = now
         self._of: dict[str, tuple[tuple[float, str, Reason], ...]] = {}
 
-    def note(self, group_id: str, node_id: str, conflict: Conflict) -> None:
+    def record_refusal(self, group_id: str, node_id: str, conflict: Conflict) -> None:
         """A node was refused."""
         others = [one for one in self._of.pop(group_id, ()) if one[1] != node_id]
         refusal = node_refused(node_id, conflict.differences[:MOST])
@@ -32,7 +32,7 @@ class Refusals:
         if len(self._of) > MOST_GROUPS:
             del self._of[next(iter(self._of))]
 
-    def lately(self, group: Group) -> tuple[Reason, ...]:
+    def recent_refusals(self, group: Group) -> tuple[Reason, ...]:
         """Those of a group as it is since it was made, but for nodes that are in it nevertheless; from any thread."""
         since = self._now() - LATELY_S
         return tuple(

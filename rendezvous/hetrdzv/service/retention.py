@@ -37,7 +37,7 @@ def require_room(ledger: Ledger, limits: Limits) -> None:
         )
 
 
-def require_places(group: Group, command: Command, limits: Limits) -> None:
+def require_room_for_nodes(group: Group, command: Command, limits: Limits) -> None:
     """Check that a command does not give a group too many nodes, or too many drained node ids."""
     most = limits.max_nodes_per_group
     match command:

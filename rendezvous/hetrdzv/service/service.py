@@ -13,13 +13,13 @@ from itertools import islice
 from typing import Any
 
 from hetrdzv.core.commands import Command, Disconnect, Join, Put, Report, Tick
-from hetrdzv.core.group import empty, step
+from hetrdzv.core.group import new_group, step
 from hetrdzv.core.model import Group
 from hetrdzv.core.plan import plan
 from hetrdzv.core.rounds.records import rounds_of
 from hetrdzv.core.rounds.settle import deadline
 from hetrdzv.core.rounds.timers import SUSPECT_GRACE_S
-from hetrdzv.core.rounds.transitions import require_speaker
+from hetrdzv.core.rounds.transitions import require_current_agent
 from hetrdzv.protocol.errors import (
     HetError,
     Refused,
@@ -34,15 +34,21 @@ from hetrdzv.protocol.rounds import RoundRecord
 from hetrdzv.protocol.texts.who import Nodes
 from hetrdzv.service.clock import BEAT_S, ServedClock
 from hetrdzv.service.journal import log_events
-from hetrdzv.service.leases import LeaseTable, is_heartbeat, is_one_of_many, speaker_of
-from hetrdzv.service.ledger import Change, Ledger, checked_changes, in_words, quarantined
+from hetrdzv.service.leases import LeaseTable, is_heartbeat, is_sent_by_all, sender_of
+from hetrdzv.service.ledger import Change, Ledger, checked_changes, describe_error, quarantined
 from hetrdzv.service.metrics import Metrics
 from hetrdzv.service.polls.watchers import Watchers
 from hetrdzv.service.progress.post_mortems import PostMortems
 from hetrdzv.service.progress.progress import Progress
 from hetrdzv.service.progress.queries import AgentQueries
 from hetrdzv.service.refusals import Refusals
-from hetrdzv.service.retention import DEFAULT_LIMITS, Limits, is_outdated, require_places, require_room
+from hetrdzv.service.retention import (
+    DEFAULT_LIMITS,
+    Limits,
+    is_outdated,
+    require_room,
+    require_room_for_nodes,
+)
 from hetrdzv.storage.base import NothingWritten, StateStore
 
 logger = logging.getLogger(__name__)
@@ -229,26 +235,26 @@ class Service:
             if not isinstance(command, Join | Put):
                 raise _unknown(group_id)
             require_room(self._ledger, self._limits)
-            head = empty(group_id, now)
-        require_places(head, command, self._limits)
+            head = new_group(group_id, now)
+        require_room_for_nodes(head, command, self._limits)
         if isinstance(command, Report) and command.age_s:
             served_s = self._clock.age(command.age_s)
             command = replace(command, age_s=served_s, unserved_s=command.age_s - served_s)
         if isinstance(command, Report):
-            command = self.progress.completed(group_id, command)
+            command = self.progress.with_progress_times(group_id, command)
         try:
             if is_heartbeat(head, command):
                 return await self._renewed(head, command, now)
             if isinstance(command, Tick):
-                self.leases.look_at(group_id)
-            later = is_one_of_many(command) or not self._settle(group_id)
-            head = self._ledger.head(group_id) or head
-            transition = step(head, command, now, self.leases.lapsed, settles=not later)
+                self.leases.has_expired(group_id)
+            later = is_sent_by_all(command) or not self._settle(group_id)
+            head = self._ledger.proposed_group(group_id) or head
+            transition = step(head, command, now, self.leases.expired_nodes, settles=not later)
         except Refused:
             # a refusal must not reveal state that may never be committed
             await self._ledger.settle(group_id)
             raise
-        self.leases.note(transition.group, command, now)  # a first join brings the group's lease
+        self.leases.on_command(transition.group, command, now)  # a first join brings the group's lease
         if later:
             self._unsettled.add(group_id)
         group = await self._ledger.propose(group_id, transition.group, transition.events)
@@ -258,10 +264,10 @@ class Service:
 
     async def _renewed(self, head: Group, command: Command, now: float) -> Group:
         """Note a heartbeat, which commits nothing and wakes nobody; what was proposed before is committed first."""
-        speaker = speaker_of(command)
+        speaker = sender_of(command)
         if speaker is not None:
-            require_speaker(head, *speaker)
-        self.leases.note(head, command, now)
+            require_current_agent(head, *speaker)
+        self.leases.on_command(head, command, now)
         if self._ledger.is_settled(head.group_id):
             return head
         await self._ledger.settle(head.group_id)
@@ -278,7 +284,7 @@ class Service:
             raise Refused(f"group '{group_id}' still has nodes ({live}): delete it once its job is over")
         await self._ledger.propose(group_id, None)
 
-    async def cut(self, group_id: str, node_id: str, incarnation: str) -> None:
+    async def on_poll_cut(self, group_id: str, node_id: str, incarnation: str) -> None:
         """Make a node suspect whose open poll was cut, unless this server's own lateness may be the reason.
 
         Whoever asks for a lease of more than `MAX_SUSPECT_LEASE_S` expects connections to be lost.
@@ -286,7 +292,7 @@ class Service:
         group = self._ledger.groups.get(group_id)
         if group is not None and group.spec.lease_s > MAX_SUSPECT_LEASE_S:
             return
-        if self.leases.excuses_cut():
+        if self.leases.may_have_caused_cut():
             return
         try:
             await self.execute(group_id, Disconnect(node_id, incarnation))
@@ -298,16 +304,16 @@ class Service:
     async def _head(self, group_id: str) -> Group | None:
         """The state that the next command applies to; None: there is no such group."""
         self.require_ready()
-        while not self._ledger.is_settled(group_id) and self._ledger.head(group_id) is None:
+        while not self._ledger.is_settled(group_id) and self._ledger.proposed_group(group_id) is None:
             await self._ledger.settle(group_id)  # it is being deleted: what comes next makes another group
             self.require_ready()
-        return self._ledger.head(group_id)
+        return self._ledger.proposed_group(group_id)
 
     # -- committing and loading ------------------------------------------------------------------------------
 
     async def _commit_forever(self) -> None:
         while True:
-            await self._ledger.work()
+            await self._ledger.wait_for_work()
             for group_id in sorted(self._unsettled):
                 self._settle(group_id)
             unable, self._unable = self._unable, {}
@@ -338,10 +344,10 @@ class Service:
 
         False if that failed; the group stays unsettled then.
         """
-        head = self._ledger.head(group_id)
+        head = self._ledger.proposed_group(group_id)
         if group_id in self._unsettled and head is not None and not self._ledger.is_settled(group_id):
             try:
-                transition = step(head, Tick(), self.now(), self.leases.lapsed)
+                transition = step(head, Tick(), self.now(), self.leases.expired_nodes)
             except Exception as error:  # nothing of this turn can be kept
                 self._unable[group_id] = error
                 return False
@@ -356,10 +362,10 @@ class Service:
         if base is None:
             return
         try:
-            checked_changes(base, step(base, Tick(), now, self.leases.lapsed).group)
+            checked_changes(base, step(base, Tick(), now, self.leases.expired_nodes).group)
         except Exception as error:
             logger.error("group '%s' is quarantined: it cannot go on", group_id, exc_info=error)
-            self._ledger.quarantine(group_id, in_words(error))
+            self._ledger.quarantine(group_id, describe_error(error))
             self._follow_up(Change(group_id, base, None))
         else:
             self._refused(group_id)
@@ -367,7 +373,7 @@ class Service:
     def _follow_up(self, change: Change) -> None:
         """Count a committed change, set the timer of its group, wake the polls that it affects."""
         now = self.now()
-        self._metrics.published(change.group_id, change.old, change.new, change.events, now)
+        self._metrics.on_commit(change.group_id, change.old, change.new, change.events, now)
         if change.new is None:
             self._set_timer(change.group_id, None)
             self.leases.forget(change.group_id)
@@ -417,7 +423,7 @@ class Service:
         while True:
             await asyncio.sleep(BEAT_S)
             self._metrics.late.observe(self.leases.beat())
-            for group_id in self.leases.look():
+            for group_id in self.leases.find_expired_groups():
                 self._judge(group_id)
             now = self.now()
             self._ledger.store_clock(now)
@@ -437,7 +443,7 @@ class Service:
             self._spawn(self._forget(group))
 
     async def _forget(self, group: Group) -> None:
-        if not self._ledger.is_loaded or self._ledger.head(group.group_id) is not group:
+        if not self._ledger.is_loaded or self._ledger.proposed_group(group.group_id) is not group:
             return  # it is in use again, or may be
         try:
             await self._ledger.propose(group.group_id, None)
@@ -475,7 +481,7 @@ class Service:
             logger.debug("tick of group %s: %s", group_id, error)
         except Exception as error:
             self._unable[group_id] = error
-            self._ledger.have_work()
+            self._ledger.wake_up()
 
     def metrics(self) -> bytes:
         """The metrics of this server in Prometheus' text format, while it answers for the groups."""

@@ -8,7 +8,7 @@ from hetrdzv.protocol.snapshots import SnapshotsReply
 from hetrdzv.service.service import Service
 
 
-async def declare(service: Service, group_id: str, command: DeclareSnapshots) -> SnapshotsReply:
+async def declare_holdings(service: Service, group_id: str, command: DeclareSnapshots) -> SnapshotsReply:
     """Keep what a member holds, and say what all nodes of its group do."""
     await service.execute(group_id, command)
     # as of this turn: what all hold is looked at once for all who have told in it

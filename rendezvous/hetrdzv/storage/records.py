@@ -79,7 +79,7 @@ class _Versioned:
 
 def prepare() -> None:
     """Make what reads and writes records now, so that the first commit need not wait for it."""
-    codec.prepare(_Versioned, *_KINDS.values())
+    codec.build_validators(_Versioned, *_KINDS.values())
 
 
 # -- writing ---------------------------------------------------------------------------------------------

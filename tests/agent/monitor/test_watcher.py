@@ -183,4 +183,4 @@ def test_the_stacks_and_logs_of_the_largest_node_fit_into_a_request(about: About
         assert len(shown[-1].text) == min(MOST, MOST_OF_ALL // workers)
         body = StacksRequest(incarnation="i" * 128, number=1, stacks=shown)
         assert len(codec.write(body, given=True)) < MAX_BODY_BYTES
-    codec.checked(Stack, Stack(rank=0, why="w" * MAX_WHY))
+    codec.validate(Stack, Stack(rank=0, why="w" * MAX_WHY))

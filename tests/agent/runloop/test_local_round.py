@@ -21,7 +21,7 @@ from hetagent.roundhook import RoundHook
 from hetagent.runloop.local_round import LocalRound, Phase
 from hetagent.runloop.parts import Parts
 from hetagent.workers.starter import Program, Started, StartedWorker, Take
-from hetrdzv.protocol.snapshots import Chosen
+from hetrdzv.protocol.snapshots import StartSnapshot
 
 
 class Popens:
@@ -147,7 +147,7 @@ def test_a_node_without_snapshots_does_not_begin_from_nothing_while_others_load_
     made = part("exit 0")
     made.round._parts.snapshots = None
     assignment = made.round.assignment
-    assignment.start = replace(assignment.start, snapshot=Chosen(round=1, step=40, world_size=2))
+    assignment.start = replace(assignment.start, snapshot=StartSnapshot(round=1, step=40, world_size=2))
     with pytest.raises(Starved, match=r"snapshot of step 40, and this node keeps none: .*--snapshot-memory"):
         made.begin()
     made.round.forgo()

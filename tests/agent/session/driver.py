@@ -24,11 +24,11 @@ from hetagent.session.requests import (
 from hetagent.session.session import Session
 from hetrdzv.core import commands
 from hetrdzv.core.directive import directive
-from hetrdzv.core.group import empty
+from hetrdzv.core.group import new_group
 from hetrdzv.core.invariants import check
 from hetrdzv.core.model import Group
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.directive import Asked, Directive
+from hetrdzv.protocol.directive import Directive, OutputQuery
 from hetrdzv.protocol.errors import (
     HetError,
     NotFound,
@@ -54,7 +54,7 @@ class Server:
         self.groups: dict[str, Group] = {}
         self.answers_instead: HetError | None = None
         self.progress: list[NodeProgress] = []
-        self.asks: Asked | None = None
+        self.asks: OutputQuery | None = None
 
     def do(self, command: commands.Command, now: float, group_id: str = "g") -> None:
         """Apply a command."""
@@ -62,7 +62,7 @@ class Server:
         if group is None:
             if not isinstance(command, commands.Join | commands.Put):
                 raise UnknownGroup(f"there is no group '{group_id}'")
-            group = empty(group_id, now)
+            group = new_group(group_id, now)
         self.groups[group_id] = step(group, command, now).group
         check(self.groups[group_id])
 

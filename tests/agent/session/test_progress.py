@@ -7,7 +7,7 @@ from tests.agent.session.driver import Bench, problem
 
 from hetagent.monitor.watcher import STACKS
 from hetagent.session.requests import Poll, Report
-from hetrdzv.protocol.directive import Asked
+from hetrdzv.protocol.directive import OutputQuery
 from hetrdzv.protocol.progress import NodeProgress, Worker
 from hetrdzv.protocol.stacks import Stack, StacksRequest
 
@@ -54,15 +54,15 @@ def test_progress_that_a_server_did_not_get_is_told_a_little_later(bench: Bench)
 
 
 def test_a_question_about_stacks_is_handed_out_once_and_its_answer_sent_once(bench: Bench) -> None:
-    asked: list[Asked] = []
+    asked: list[OutputQuery] = []
     bench.started()
     bench.session.sample, bench.session.on_question = sample, asked.append
-    bench.server.asks = Asked(number=4, round=1, ranks=[0])
+    bench.server.asks = OutputQuery(number=4, round=1, ranks=[0])
     bench.session.push_progress()
     bench.pump()
     bench.server.asks = None
     bench.run(3)
-    assert asked == [Asked(number=4, round=1, ranks=[0])]
+    assert asked == [OutputQuery(number=4, round=1, ranks=[0])]
     stack = Stack(rank=0, text="line 7 in <module>")
     bench.session.send(Report(STACKS, partial(StacksRequest, number=4, stacks=(stack,))), bench.now)
     bench.pump()

@@ -22,7 +22,7 @@ from hetagent.workers.failures import (
 )
 from hetrdzv.protocol.failure import Failure, RootCause
 from hetrdzv.protocol.reasons.reason import Reason
-from hetrdzv.protocol.texts.raised import raised
+from hetrdzv.protocol.texts.raised import find_exception
 
 
 def error_file(tmp_path: Path, content: object) -> str:
@@ -152,7 +152,7 @@ def test_what_is_too_long_still_says_which_exception_it_was(
     assert MAX_CHARACTERS - 100 < len(message) <= MAX_CHARACTERS
     assert message.startswith(begins)
     assert message.endswith(ends)
-    whole, kept = raised(stack), raised(message)
+    whole, kept = find_exception(stack), find_exception(message)
     assert whole is not None
     assert kept is not None
     assert kept[:2] == whole[:2]

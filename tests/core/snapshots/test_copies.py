@@ -11,7 +11,7 @@ from hetrdzv.core.model import Node
 from hetrdzv.core.snapshots import safe_snapshot
 from hetrdzv.core.snapshots.copies import _keepers as keepers
 from hetrdzv.core.snapshots.copies import copy_for
-from hetrdzv.protocol.snapshots import RankPart, Stamp
+from hetrdzv.protocol.snapshots import RankPart, SnapshotId
 from tests.core.snapshots.test_snapshots import NOTHING, Job, held
 
 
@@ -66,7 +66,7 @@ def test_a_keeper_is_told_what_it_lacks_once_it_is_there() -> None:
     declare(job, "a", 0)
     copy = copy_for(job.group, job.node("b"))
     assert copy is not None
-    assert copy.stamp == Stamp(round=1, step=8)
+    assert copy.stamp == SnapshotId(round=1, step=8)
     assert (copy.source.node_id, copy.source.port, copy.source.key) == ("a", 7000, "secret")
     assert copy.source.ranks == (RankPart(rank=0, digest="d0"),)
     declare(job, "b", 0, 1)
@@ -127,7 +127,7 @@ def test_what_a_round_began_from_is_copied_where_it_lives_once() -> None:
             assert copy is None
             continue
         assert copy is not None
-        assert (copy.stamp, copy.source.node_id) == (Stamp(round=1, step=8), member)
+        assert (copy.stamp, copy.source.node_id) == (SnapshotId(round=1, step=8), member)
         assert [part.rank for part in copy.source.ranks] == [lone[member]]
 
 
@@ -160,7 +160,7 @@ def test_what_a_node_that_has_left_alone_has_is_shared_out_among_the_members() -
     copies = {name: copy_for(job.group, job.node(name)) for name in "ab"}
     of_c = {name: copy for name, copy in copies.items() if copy is not None and copy.source.node_id == "c"}
     assert {name: copy.source.ranks[0].rank for name, copy in of_c.items()} == {"a": 2}
-    safe = Stamp(round=1, step=8)
+    safe = SnapshotId(round=1, step=8)
     assert [copy_for(job.group, job.node(name), safe) for name in "ab"] == [None, None]
 
 
@@ -188,4 +188,4 @@ def test_a_step_is_safe_once_its_shards_are_on_two_nodes() -> None:
     declare(job, "a", 0, 1, whole=True)
     safe = safe_snapshot(job.group)
     assert safe is not None
-    assert safe.stamp == Stamp(round=1, step=8)
+    assert safe.stamp == SnapshotId(round=1, step=8)

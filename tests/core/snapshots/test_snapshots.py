@@ -11,26 +11,26 @@ from hetrdzv.core.commands import DeclareSnapshots, Leave
 from hetrdzv.core.invariants import violations
 from hetrdzv.core.model import Node
 from hetrdzv.core.rounds.transitions import GONE_NODES_KEPT
-from hetrdzv.core.snapshots import complete_in_memory, found
-from hetrdzv.core.snapshots.complete import gathered, missing
+from hetrdzv.core.snapshots import complete_in_memory, snapshot_warnings
+from hetrdzv.core.snapshots.complete import group_snapshots, missing_ranks
 from hetrdzv.core.snapshots.sources import MOST_WHOLE, for_member
 from hetrdzv.protocol.errors import NodeIdInUse, NotFound, StaleIncarnation, StaleRound
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.reasons.snapshots import (
     began_from_snapshot,
-    lost,
+    lost_text,
     not_on_disk,
     not_taken,
 )
 from hetrdzv.protocol.snapshots import (
-    Chosen,
-    Held,
+    DiskSnapshot,
+    HeldSnapshot,
     Holdings,
     NotWritten,
-    OnDisk,
     RankPart,
+    SnapshotId,
     Source,
-    Stamp,
+    StartSnapshot,
     UseSnapshot,
 )
 from hetrdzv.protocol.texts.who import NOBODY, Nodes, Ranks
@@ -39,10 +39,10 @@ from tests.core.driver import Story, bare
 NOTHING = Holdings(port=7000, key="secret")
 
 
-def held(step: int, of: int = 1, **more: Any) -> Held:
+def held(step: int, of: int = 1, **more: Any) -> HeldSnapshot:
     fields: dict[str, Any] = {"world_size": 2, "whole": True, "size": 10}
     ranks = tuple(RankPart(rank=rank, digest=f"d{rank}") for rank in more.pop("ranks", ()))
-    return Held(round=of, step=step, ranks=ranks, **(fields | more))
+    return HeldSnapshot(round=of, step=step, ranks=ranks, **(fields | more))
 
 
 class Job(Story):
@@ -67,7 +67,7 @@ class Job(Story):
         assert self.group.snapshots is not None
         return self.group.snapshots.origin
 
-    def holds(self, *held: Held, **more: Any) -> Holdings:
+    def holds(self, *held: HeldSnapshot, **more: Any) -> Holdings:
         return replace(NOTHING, held=held, **({"origin": self.origin} | more))
 
     def declare(self, node_id: str, holdings: Holdings) -> None:
@@ -85,7 +85,7 @@ class Job(Story):
         self.run()
 
     @property
-    def began(self) -> Chosen | None:
+    def began(self) -> StartSnapshot | None:
         return self.round.snapshot
 
     @property
@@ -103,7 +103,7 @@ def test_a_round_begins_from_the_newest_complete_snapshot_and_says_what_is_lost(
     job.again(job.holds(held(90), held(100), held(110, whole=False), reached=103), both)
     assert (job.step, job.began and job.began.round, job.began and job.began.lost) == (100, 1, 4)
     part = "of step 110 no node has all that its ranks have alike"
-    event = bare(began_from_snapshot(2, Stamp(round=1, step=100), Nodes.of(["a", "b"]), 4, part))
+    event = bare(began_from_snapshot(2, SnapshotId(round=1, step=100), Nodes.of(["a", "b"]), 4, part))
     assert job.said("began_from_snapshot") == [event]
     assert job.events[-2].round == 2 or job.events[-1].round == 2
     start = job.start("a")
@@ -122,7 +122,7 @@ def test_a_sharded_snapshot_needs_the_part_of_every_rank() -> None:
     (event,) = job.said("began_from_snapshot")
     gone = "of step 100 nobody has the part of rank 1"
     assert event.data["lost"] == 10
-    assert lost(10, gone) in event.message
+    assert lost_text(10, gone) in event.message
     assert job.began is not None
     assert job.began.newer == gone
     job.again(job.holds(held(90), a), job.holds(held(90), b))
@@ -135,12 +135,14 @@ def test_a_sharded_snapshot_needs_the_part_of_every_rank() -> None:
 def test_what_is_missing_is_named() -> None:
     job = Job().begin()
     job.declare("a", job.holds(held(3, whole=False), held(2, sharded=True, world_size=9, ranks=(0, 2, 3, 8))))
-    assert [one.lack for one in gathered(job.group)] == [
+    assert [one.missing for one in group_snapshots(job.group)] == [
         "no node has all that its ranks have alike",
         "nobody has the parts of ranks 1 and 4 to 7",
     ]
-    assert missing(set(), 100_000_000) == Ranks(ranges=((0, 99_999_999),))
-    assert missing({1, 3, 5, 7, 9, 11}, 13) == Ranks(ranges=((0, 0), (2, 2), (4, 4), (6, 6), (8, 8)), more=2)
+    assert missing_ranks(set(), 100_000_000) == Ranks(ranges=((0, 99_999_999),))
+    assert missing_ranks({1, 3, 5, 7, 9, 11}, 13) == Ranks(
+        ranges=((0, 0), (2, 2), (4, 4), (6, 6), (8, 8)), more=2
+    )
 
 
 @pytest.mark.parametrize(
@@ -154,7 +156,9 @@ def test_what_is_missing_is_named() -> None:
     ],
     ids=["the newer round's", "another job's", "nobody's", "not served", "a later round's"],
 )
-def test_what_counts(rounds: list[list[Held]], more: dict[str, Any], began: tuple[int, int] | None) -> None:
+def test_what_counts(
+    rounds: list[list[HeldSnapshot]], more: dict[str, Any], began: tuple[int, int] | None
+) -> None:
     job = Job().begin()
     for each in rounds:
         job.again(job.holds(*each, **more))
@@ -172,9 +176,9 @@ def test_nodes_that_are_gone_or_leave_hold_nothing() -> None:
     job = Job(min_nodes=1, max_nodes=3, replace_wait_s=0.0).begin("a", "b", "c")
     job.declare("c", job.holds(held(100)))
     job.declare("a", job.holds(held(90)))
-    assert [one.stamp.step for one in gathered(job.group)] == [100, 90]
+    assert [one.stamp.step for one in group_snapshots(job.group)] == [100, 90]
     job.leaving("c")
-    assert [one.stamp.step for one in gathered(job.group)] == [90]
+    assert [one.stamp.step for one in group_snapshots(job.group)] == [90]
     job.leave("c")
     job.join("a", snapshots=job.holds(held(80)))
     job.join("b", snapshots=job.holds(held(85)))
@@ -318,7 +322,7 @@ def test_what_a_node_cannot_load_from_others_either_does_not_count() -> None:
     assert job.step == 100, "its own copy was bad, that of a may be good"
     start = job.start("b")
     assert [one.node_id for one in start.snapshot.sources] == ["a"]
-    refuses = replace(only_older, refused=(Stamp(round=1, step=100),))
+    refuses = replace(only_older, refused=(SnapshotId(round=1, step=100),))
     gives_up(job, "b", refuses, copies)
     assert job.step == 90
     only = job.holds(held(100))
@@ -415,8 +419,8 @@ def test_only_members_of_the_running_round_declare() -> None:
 # -- on disk ---------------------------------------------------------------------------------------------------
 
 
-def on_disk(step: int, of: int = 9, job: str = "earlier", written_at: int = 0) -> OnDisk:
-    return OnDisk(round=of, step=step, origin=job, written_at=written_at, world_size=4, size=10)
+def on_disk(step: int, of: int = 9, job: str = "earlier", written_at: int = 0) -> DiskSnapshot:
+    return DiskSnapshot(round=of, step=step, origin=job, written_at=written_at, world_size=4, size=10)
 
 
 def test_a_new_job_begins_from_what_is_on_disk() -> None:
@@ -424,10 +428,12 @@ def test_a_new_job_begins_from_what_is_on_disk() -> None:
     job.join("a", snapshots=replace(NOTHING, on_disk=(on_disk(300), on_disk(200))))
     job.join("b", snapshots=NOTHING)  # it has not looked lately
     job.run()
-    assert job.began == Chosen(round=9, step=300, world_size=4, lost=0, on_disk=True, origin="earlier")
+    assert job.began == StartSnapshot(round=9, step=300, world_size=4, lost=0, on_disk=True, origin="earlier")
     assert job.said("began_from_snapshot") == [
         bare(
-            began_from_snapshot(1, Stamp(round=9, step=300, origin="earlier"), NOBODY, 0, None, on_disk=True)
+            began_from_snapshot(
+                1, SnapshotId(round=9, step=300, origin="earlier"), NOBODY, 0, None, on_disk=True
+            )
         )
     ]
     for name in ("a", "b"):
@@ -445,7 +451,7 @@ def test_what_another_job_has_on_disk_is_older_than_anything_of_this_one() -> No
     assert (job.began.step, job.began.on_disk, job.began.lost) == (4, False, 0)
     job.again(replace(job.holds(reached=6), on_disk=(other, on_disk(5, of=2, job=job.origin))))
     assert (job.began.step, job.began.on_disk, job.began.lost) == (5, True, 1)
-    assert [one.stamp.step for one in gathered(job.group)] == [5, 1200]
+    assert [one.stamp.step for one in group_snapshots(job.group)] == [5, 1200]
     job.again(replace(job.holds(reached=6), on_disk=(other,)))
     assert (job.began.step, job.began.lost) == (1200, 6), "it did not begin from there"
     job.again(replace(job.holds(reached=1203), on_disk=(other,)))
@@ -454,9 +460,9 @@ def test_what_another_job_has_on_disk_is_older_than_anything_of_this_one() -> No
 
 def test_what_cannot_be_loaded_of_another_job_says_nothing_about_this_one() -> None:
     job = Job().begin()
-    refuses = (Stamp(round=1, step=90, origin="earlier"),)
+    refuses = (SnapshotId(round=1, step=90, origin="earlier"),)
     job.again(replace(job.holds(held(90)), refused=refuses, on_disk=(on_disk(90, of=1),)))
-    assert [(one.stamp.origin, not one.lack) for one in gathered(job.group)] == [
+    assert [(one.stamp.origin, not one.missing) for one in group_snapshots(job.group)] == [
         (None, True),
         ("earlier", False),
     ]
@@ -502,7 +508,7 @@ def test_the_disk_counts_where_memory_has_nothing_newer() -> None:
     assert (job.began.step, job.began.on_disk) == (100, False)
     job.again(job.holds(held(90), on_disk=disk))
     assert (job.began.step, job.began.on_disk) == (100, True)
-    assert [(one.stamp.step, one.on_disk is not None) for one in gathered(job.group)] == [
+    assert [(one.stamp.step, one.on_disk is not None) for one in group_snapshots(job.group)] == [
         (100, True),
         (90, False),
         (80, True),
@@ -514,9 +520,9 @@ def test_what_one_other_node_has_is_no_reason_for_the_only_member_to_drop_its_ow
     lone = {"sharded": True, "world_size": 1, "ranks": (0,)}
     job.join("b", snapshots=job.holds(held(100, **lone)))
     job.declare("a", job.holds(held(90, **lone)))
-    assert complete_in_memory(job.group) == Stamp(round=1, step=90)
+    assert complete_in_memory(job.group) == SnapshotId(round=1, step=90)
     job.declare("a", job.holds(held(90, **lone), held(100, **lone)))
-    assert complete_in_memory(job.group) == Stamp(round=1, step=100)
+    assert complete_in_memory(job.group) == SnapshotId(round=1, step=100)
 
 
 def test_workers_that_take_none_are_said_once_a_round_and_shown_until_they_do() -> None:
@@ -525,32 +531,32 @@ def test_workers_that_take_none_are_said_once_a_round_and_shown_until_they_do() 
     for node_id in ("a", "b"):
         job.declare(node_id, replace(job.holds(held(90)), not_taken=f"{node_id} needs 5 MB"))
     why = "a needs 5 MB"
-    assert found(job.group, current) == (not_taken(Nodes.of(["a", "b"]), why),)
+    assert snapshot_warnings(job.group, current) == (not_taken(Nodes.of(["a", "b"]), why),)
     job.declare("a", job.holds(held(95)))
     job.declare("a", replace(job.holds(held(100)), not_taken="a needs 5 MB"))
     assert job.said("not_taken") == [not_taken(Nodes.of(["a"]), why)]
     for node_id in ("a", "b"):
         job.declare(node_id, job.holds(held(105)))
-    assert found(job.group, current) == ()
+    assert snapshot_warnings(job.group, current) == ()
 
 
 def test_what_could_not_be_written_is_said_until_one_is() -> None:
     job = Job().begin()
     current = job.round
-    lack = NotWritten(stamp=Stamp(round=1, step=90), why="No space left on device")
+    lack = NotWritten(stamp=SnapshotId(round=1, step=90), why="No space left on device")
     said = not_on_disk(lack.stamp, Nodes.of(["a"]), lack.why)
     job.declare("a", replace(job.holds(held(90)), not_written=lack))
-    assert found(job.group, current) == (said,)
-    later = replace(lack, stamp=Stamp(round=1, step=95))
+    assert snapshot_warnings(job.group, current) == (said,)
+    later = replace(lack, stamp=SnapshotId(round=1, step=95))
     job.declare("a", replace(job.holds(held(95)), not_written=later))
-    assert found(job.group, current) == (not_on_disk(later.stamp, Nodes.of(["a"]), lack.why),)
+    assert snapshot_warnings(job.group, current) == (not_on_disk(later.stamp, Nodes.of(["a"]), lack.why),)
     job.declare("b", replace(job.holds(held(95)), not_written=lack))
     both = not_on_disk(later.stamp, Nodes.of(["a", "b"]), lack.why)
-    assert found(job.group, current) == (both,)
+    assert snapshot_warnings(job.group, current) == (both,)
     assert job.said("not_on_disk") == [said], "the warning tells of each, the history of the first"
     for node_id in ("a", "b"):
         job.declare(node_id, job.holds(held(100)))
-    assert found(job.group, current) == ()
+    assert snapshot_warnings(job.group, current) == ()
 
 
 def test_where_no_node_can_write_each_looks_at_few_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -566,7 +572,7 @@ def test_where_no_node_can_write_each_looks_at_few_others(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(snapshots, "_warnings", counted)
     for step in (90, 95):
-        lack = NotWritten(stamp=Stamp(round=1, step=step), why="No space left on device")
+        lack = NotWritten(stamp=SnapshotId(round=1, step=step), why="No space left on device")
         for name in names:
             job.declare(name, replace(job.holds(held(step)), not_written=lack))
     assert len(job.said("not_on_disk")) == 1

@@ -71,7 +71,7 @@ async def test_workers_that_nobody_watches_are_named_until_they_are_watched_or_t
         else:
             for rank, name in enumerate("ab"):
                 told = NodeProgress(round=1, workers=(Worker(rank=rank, step=3),))
-                service.progress.note("g", name, told, 60.0)
+                service.progress.record_progress("g", name, told, 60.0)
             clock.pass_by(service, 10)
         now = shown(service, "now")
         assert "not reported on" not in now
@@ -160,9 +160,9 @@ async def test_a_version_is_made_once_however_many_look_and_only_what_changed_is
     first = await cache.get("g", 1, making.begin, in_thread=False)
     making.now += 1.0
     second = await cache.get("g", 2, making.begin, in_thread=False)
-    assert second.unlike(first.etag) == {"now": "2"}
-    assert second.unlike(second.etag) == {}
-    assert second.unlike("") == second.unlike('"of another version"') == second.html
+    assert second.changed_since(first.etag) == {"now": "2"}
+    assert second.changed_since(second.etag) == {}
+    assert second.changed_since("") == second.changed_since('"of another version"') == second.html
     assert (await cache.get("other", 2, making.begin, in_thread=False)).html["now"] == "3"
 
 

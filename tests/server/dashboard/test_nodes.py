@@ -5,10 +5,10 @@ from math import inf
 
 from hetrdzv.api import views
 from hetrdzv.core.model import Group, Stall
-from hetrdzv.dashboard.nodes import FEW_WORKERS, OUTLIERS, facts_of, on_map, paces
+from hetrdzv.dashboard.nodes import FEW_WORKERS, OUTLIERS, facts_of, nodes_for_map, paces
 from hetrdzv.protocol.pages import NodeReply
 from hetrdzv.protocol.progress import Worker
-from hetrdzv.service.progress.samples import Seen
+from hetrdzv.service.progress.samples import WorkerSample
 from tests.core.driver import Story, running
 from tests.support.hangs import behind
 
@@ -21,7 +21,7 @@ def fleet() -> Story:
 
 def shown(group: Group | None) -> list[NodeReply]:
     assert group is not None
-    return on_map(views.group_reply(group, 0.0, lambda node: 0.0))
+    return nodes_for_map(views.group_reply(group, 0.0, lambda node: 0.0))
 
 
 def test_members_come_in_the_order_of_their_ranks() -> None:
@@ -52,8 +52,10 @@ def test_a_device_is_named_first_then_versions_script_and_labels() -> None:
     assert facts_of(node) == ""
 
 
-def seen(*workers: Worker) -> list[Seen]:
-    return [Seen.of(f"n{rank}", worker, None, 0.0, inf) for rank, worker in enumerate(workers)]
+def seen(*workers: Worker) -> list[WorkerSample]:
+    return [
+        WorkerSample.from_report(f"n{rank}", worker, None, 0.0, inf) for rank, worker in enumerate(workers)
+    ]
 
 
 def test_of_many_workers_those_that_need_a_look_are_shown_beside_the_median() -> None:

@@ -83,9 +83,9 @@ async def test_what_the_worker_wrote_that_is_waited_for_is_asked_of_its_agent(se
         assert 'hx-get="/groups/g/output"' in (await client.get("/groups/g")).text
         asked = asyncio.create_task(client.get("/groups/g/output"))
         await settled()
-        question = service.queries.next("g", "b")
+        question = service.queries.next_query("g", "b")
         assert question is not None
-        service.queries.answered("g", "b", question.number, [Stack(rank=1, text=EVIL)])
+        service.queries.on_answer("g", "b", question.number, [Stack(rank=1, text=EVIL)])
         page = (await asked).text
         assert "What rank 1 wrote last" in page
         assert "<script>" not in page

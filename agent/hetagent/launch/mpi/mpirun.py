@@ -18,7 +18,7 @@ from hetagent.node import scratch
 from hetagent.node.processes.shell import CommandFailed, output_of
 from hetagent.session.requests import Report, ReportRoute
 from hetrdzv.protocol.directive import Member
-from hetrdzv.protocol.requests import PROGRAM, DaemonRequest, refusal
+from hetrdzv.protocol.requests import PROGRAM, DaemonRequest, daemon_refusal
 from hetrdzv.protocol.routes import Routes
 
 DAEMON = ReportRoute(route=Routes.start_daemon)
@@ -188,7 +188,7 @@ def _pass_on(
             raise CommandError(f"there is no host '{host}' in round {assignment.round}")
         daemon = orted.command_line(words)
         orted.arguments(daemon)  # checked here, so that an error shows at this terminal
-        if (why := refusal(daemon)) is not None:
+        if (why := daemon_refusal(daemon)) is not None:
             raise CommandError(f"{why}; it names all nodes, so give them shorter ids")
     except CommandError as error:
         refused: Future[Any] = Future()

@@ -20,7 +20,7 @@ from hetagent.snapshots.on_disk import (
     newest_first,
     require_own,
 )
-from hetrdzv.protocol.snapshots import MOST_ON_DISK, Chosen, OnDisk
+from hetrdzv.protocol.snapshots import MOST_ON_DISK, DiskSnapshot, StartSnapshot
 from hetrdzv.protocol.texts.phrasing import ago
 
 GLANCE_S, PATIENT_S = 0.05, 5.0
@@ -100,10 +100,10 @@ class Catalog:
         """The directory of a snapshot."""
         return self.path / name_of(which)
 
-    def on_disk(self) -> tuple[OnDisk, ...]:
+    def on_disk(self) -> tuple[DiskSnapshot, ...]:
         """The newest complete ones."""
         return tuple(
-            OnDisk(
+            DiskSnapshot(
                 round=which.round,
                 step=which.step,
                 origin=which.origin,
@@ -116,14 +116,14 @@ class Catalog:
             if which.round
         )[:MOST_ON_DISK]
 
-    def source(self, chosen: Chosen) -> dict[str, object]:
+    def source(self, chosen: StartSnapshot) -> dict[str, object]:
         """Where workers read it, if that is still safe: an entry of `sources` in `start.json`."""
         self.look(PATIENT_S, again=True)
         mark = self._found.get(_id(chosen))
         ranks = {str(rank): digest for rank, digest in mark.ranks.items()} if mark is not None else {}
         return {"node": "", "path": str(self.path_of(_id(chosen))), "ranks": ranks}
 
-    def describe(self, chosen: Chosen) -> str:
+    def describe(self, chosen: StartSnapshot) -> str:
         """Of which job it is, how old, and where."""
         which, mark = _id(chosen), self._found.get(_id(chosen))
         at = f", written {ago(max(0.0, time.time() - mark.written_at))}" if mark is not None else ""
@@ -139,7 +139,7 @@ class Catalog:
     def _job(self, which: Stamp) -> str:
         return "this job" if which.origin == self.origin else f"job {which.origin or 'unknown'}"
 
-    def begin(self, origin: str, chosen: Chosen | None = None) -> None:
+    def begin(self, origin: str, chosen: StartSnapshot | None = None) -> None:
         """A round of a job begins, from a snapshot or from none."""
         origin = origin if origin.isalnum() else ""  # it names directories
         if origin != self.origin:
@@ -151,7 +151,7 @@ class Catalog:
                 self.ancestors = [job for job in jobs if job != origin][-MOST_JOBS:]
 
 
-def _id(chosen: Chosen) -> Stamp:
+def _id(chosen: StartSnapshot) -> Stamp:
     return Stamp(chosen.round, chosen.step, chosen.origin)
 
 

@@ -25,7 +25,7 @@ from hetagent.snapshots.node.files import MOST_WHY
 from hetagent.snapshots.node.folder import TO_DISK_STDERR, UNSAVED
 from hetagent.snapshots.on_disk import OVERTAKEN
 from hetrdzv.protocol.snapshots import NotWritten
-from hetrdzv.protocol.snapshots import Stamp as ServerStamp
+from hetrdzv.protocol.snapshots import SnapshotId as ServerStamp
 
 LOOK_S, RUNNING_S = 5.0, 0.5
 """How often a node looks at the directory, and while it waits for something there (seconds)."""

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from hetagent.node.network import host_port
 from hetagent.snapshots.folder import Folder, Index, Slot, Stamp, put
 from hetagent.snapshots.save_request import ASK
-from hetrdzv.protocol.snapshots import MOST_HELD, Chosen, Held, RankPart, Source
+from hetrdzv.protocol.snapshots import MOST_HELD, HeldSnapshot, RankPart, Source, StartSnapshot
 
 MOST_WHY = 256
 """Length of a reason that the server takes (characters)."""
@@ -63,7 +63,9 @@ class SnapshotDir(Folder):
             return (self.path / "origin").read_text()
         return ""
 
-    def tell_start(self, chosen: Chosen | None, own: str, on_disk: Mapping[str, Any] | None = None) -> None:
+    def tell_start(
+        self, chosen: StartSnapshot | None, own: str, on_disk: Mapping[str, Any] | None = None
+    ) -> None:
         """Write from which snapshot to begin, and where it is: on disk, on this node, then on others."""
         start: dict[str, Any] = {}
         if chosen is not None:
@@ -78,7 +80,7 @@ class SnapshotDir(Folder):
 
     # -- from the workers --------------------------------------------------------------------------------------
 
-    def held(self, dropped: Collection[Stamp] = ()) -> tuple[Held, ...]:
+    def held(self, dropped: Collection[Stamp] = ()) -> tuple[HeldSnapshot, ...]:
         """What this node holds, the newest first, without what was dropped."""
         found = []
         for stamp, slot in sorted(self.slots().items(), reverse=True):
@@ -167,9 +169,9 @@ def _known_index(path: Path, *version: int) -> Index:
     return replace(Index.read(path.read_bytes()), tensors=())
 
 
-def _held(slot: Slot, indexes: Mapping[int, Index]) -> Held:
+def _held(slot: Slot, indexes: Mapping[int, Index]) -> HeldSnapshot:
     sizes = {name: content.bytes for index in indexes.values() for name, content in index.files.items()}
-    return Held(
+    return HeldSnapshot(
         round=slot.stamp.round,
         step=slot.stamp.step,
         world_size=next(iter(indexes.values())).world_size,

@@ -36,12 +36,12 @@ from hetrdzv.protocol.directive import Directive, Start
 from hetrdzv.protocol.routes import Routes
 from hetrdzv.protocol.snapshots import (
     MOST_REFUSED,
-    Chosen,
     Holdings,
     SnapshotsReply,
     SnapshotsRequest,
+    StartSnapshot,
 )
-from hetrdzv.protocol.snapshots import Stamp as ServerStamp
+from hetrdzv.protocol.snapshots import SnapshotId as ServerStamp
 from hetrdzv.protocol.states import DirectiveKind
 
 HELD = ReportRoute(route=Routes.declare_snapshots)
@@ -140,7 +140,7 @@ class SnapshotHook(RoundHook):
         self._log_begin(chosen)
         self._reporter.joined(replace(joined, origin=self._refresh().origin))
 
-    def _log_begin(self, chosen: Chosen | None) -> None:
+    def _log_begin(self, chosen: StartSnapshot | None) -> None:
         catalog = self._disk.catalog if self._disk is not None else None
         if chosen is None:
             if catalog is not None or self._reached:

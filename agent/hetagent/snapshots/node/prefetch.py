@@ -12,7 +12,7 @@ from hetagent.snapshots.folder import SHARED, Folder
 from hetagent.snapshots.node.files import source_of
 from hetagent.snapshots.node.reporter import stamp_of
 from hetagent.snapshots.sources import Source, SourceError, copy_part
-from hetrdzv.protocol.snapshots import Copy
+from hetrdzv.protocol.snapshots import CopyOrder
 
 PAUSE_S, MOST_PAUSE_S = 1.0, 60.0
 """For how long nothing is fetched after a failure, and after many in a row (seconds)."""
@@ -27,7 +27,7 @@ class Prefetch:
         self._thread: threading.Thread | None = None
         self._failed, self._not_before = 0, 0.0  # how often in a row, and until when nothing is fetched
 
-    def start(self, copy: Copy, memory: int | None = None) -> None:
+    def start(self, copy: CopyOrder, memory: int | None = None) -> None:
         """Fetch it, unless something is being fetched, or that has failed a moment ago; see `fetch`."""
         is_free = self._thread is None or not self._thread.is_alive()
         if is_free and time.monotonic() >= self._not_before:
@@ -36,7 +36,7 @@ class Prefetch:
             )
             self._thread.start()
 
-    def _run(self, copy: Copy, memory: int | None) -> None:
+    def _run(self, copy: CopyOrder, memory: int | None) -> None:
         try:
             fetch(self._folder, copy, memory)
             self._failed = 0
@@ -48,7 +48,7 @@ class Prefetch:
             self._log_once(f"no copy of the snapshot's shards of node '{copy.source.node_id}': {error}")
 
 
-def fetch(path: Path, copy: Copy, memory: int | None = None) -> None:
+def fetch(path: Path, copy: CopyOrder, memory: int | None = None) -> None:
     """Fetch the parts of some ranks, each with its index last.
 
     With `memory` the snapshot is of an earlier round, of which this node may have nothing, and all slots may take so

@@ -1,8 +1,8 @@
 """When a node reports to the server what it holds while a round runs, and what must not be overwritten: pure."""
 
 from hetagent.snapshots.folder import Stamp
-from hetrdzv.protocol.snapshots import Chosen, Held, Holdings, SnapshotsReply
-from hetrdzv.protocol.snapshots import Stamp as ServerStamp
+from hetrdzv.protocol.snapshots import HeldSnapshot, Holdings, SnapshotsReply, StartSnapshot
+from hetrdzv.protocol.snapshots import SnapshotId as ServerStamp
 
 PAUSE_S, NEWS_PAUSE_S = 0.2, 1.0
 """Least pause between two reports of a node, and the longest if it has news (seconds)."""
@@ -11,7 +11,7 @@ MOST_PER_S = 100.0
 """Reports of all nodes together at most, unless they have news (1/s)."""
 
 
-def stamp_of(one: Held | Chosen | ServerStamp) -> Stamp:
+def stamp_of(one: HeldSnapshot | StartSnapshot | ServerStamp) -> Stamp:
     """Which snapshot in memory it is."""
     return Stamp(one.round, one.step)
 
@@ -32,7 +32,7 @@ class SnapshotReporter:
         """The server knows this by the join."""
         self._reported = holdings
 
-    def begin(self, number: int, nnodes: int, chosen: Chosen | None) -> None:
+    def begin(self, number: int, nnodes: int, chosen: StartSnapshot | None) -> None:
         """A round begins, from a snapshot or from none."""
         self._round, self._nnodes = number, nnodes
         began = stamp_of(chosen) if chosen is not None and not chosen.on_disk else None

@@ -21,18 +21,18 @@ from hetrdzv.auth.tokens import Role
 from hetrdzv.core.commands import DeclareSnapshots, Join, Leave, Renew, Report, StartDaemon
 from hetrdzv.core.memo import cached
 from hetrdzv.core.model import Group
-from hetrdzv.core.rounds.transitions import require_speaker
+from hetrdzv.core.rounds.transitions import require_current_agent
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.bounds import Id, ShortText
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import Refused, SpecConflict, StaleRound
 from hetrdzv.protocol.progress import NodeProgress, PollRequest
 from hetrdzv.protocol.reasons.reason import Reason
-from hetrdzv.protocol.requests import DaemonRequest, JoinRequest, ReportRequest, refusal
+from hetrdzv.protocol.requests import DaemonRequest, JoinRequest, ReportRequest, daemon_refusal
 from hetrdzv.protocol.snapshots import SnapshotsReply, SnapshotsRequest
 from hetrdzv.protocol.stacks import StacksRequest
 from hetrdzv.service import snapshots
-from hetrdzv.service.polls.polls import Polls, Told, tell
+from hetrdzv.service.polls.polls import GroupAndDirective, Polls, current_directive
 from hetrdzv.service.polls.watchers import Caller
 
 REPLIES_KEPT = 4
@@ -66,7 +66,7 @@ async def join(
             request, group_id, Join(node_id=node_id, **codec.fields_of(body)), None, wait
         )
     except SpecConflict as conflict:
-        request.state.polls.service.refusals.note(group_id, node_id, conflict.conflict)
+        request.state.polls.service.refusals.record_refusal(group_id, node_id, conflict.conflict)
         raise
 
 
@@ -114,7 +114,7 @@ async def _answer_poll(
             watching.cancel()
     if told is None:  # nobody reads it
         return Response(status_code=204)
-    query = polls.service.queries.next(group_id, node_id) if asks else None
+    query = polls.service.queries.next_query(group_id, node_id) if asks else None
     if query is None:
         return _directive(told)
     query.is_sent = True
@@ -132,7 +132,7 @@ def _json(body: bytes) -> Response:
     return Response(body, media_type="application/json")
 
 
-def _directive(told: Told) -> Response:
+def _directive(told: GroupAndDirective) -> Response:
     """A directive as JSON. All waiting nodes of a group get the same."""
     group, directive = told
     if directive.start is not None or directive.root_cause is not None:
@@ -170,7 +170,7 @@ async def start_daemon(
     request: Request, group_id: Id, node_id: Id, body: Annotated[DaemonRequest, AGENTS]
 ) -> Response:
     """Have this node run the daemon of the master's launcher; replies with the directive of the master."""
-    if (why := refusal(body.words)) is not None:
+    if (why := daemon_refusal(body.words)) is not None:
         raise Refused(f"node '{node_id}' cannot be asked to run this: {why}")
     command = StartDaemon(node_id=node_id, **codec.fields_of(body))
     return await _answer_member(request.state.polls, group_id, body.master, body.incarnation, command)
@@ -183,9 +183,9 @@ async def _answer_member(
     try:
         await polls.execute(group_id, command)
     except StaleRound as error:
-        error.directive = tell(polls.service, group_id, speaker, incarnation)[1]
+        error.directive = current_directive(polls.service, group_id, speaker, incarnation)[1]
         raise
-    return _directive(tell(polls.service, group_id, speaker, incarnation))
+    return _directive(current_directive(polls.service, group_id, speaker, incarnation))
 
 
 @router.post("/stacks", status_code=204, response_class=Response)
@@ -193,8 +193,8 @@ async def send_stacks(
     service: CurrentService, group_id: Id, node_id: Id, body: Annotated[StacksRequest, AGENTS]
 ) -> None:
     """The agent's answer to the question for stacks in the reply to one of its polls."""
-    require_speaker(service.group(group_id), node_id, body.incarnation)
-    service.queries.answered(group_id, node_id, body.number, body.stacks)
+    require_current_agent(service.group(group_id), node_id, body.incarnation)
+    service.queries.on_answer(group_id, node_id, body.number, body.stacks)
 
 
 @router.post("/logs", status_code=204, response_class=Response)
@@ -203,7 +203,7 @@ async def send_logs(
 ) -> None:
     """The workers of a node are gone: the end of what those of a round have written, for later."""
     group = service.group(group_id)
-    require_speaker(group, node_id, body.incarnation)
+    require_current_agent(group, node_id, body.incarnation)
     service.post_mortems.add_logs(group, node_id, body.number, body.stacks)
 
 
@@ -213,7 +213,7 @@ async def declare_snapshots(
 ) -> Response:
     """What a member holds has changed while its round runs; answers what all nodes hold together."""
     command = DeclareSnapshots(node_id=node_id, **codec.fields_of(body))
-    return _json(codec.write(await snapshots.declare(service, group_id, command)))
+    return _json(codec.write(await snapshots.declare_holdings(service, group_id, command)))
 
 
 @router.delete("", status_code=204, response_class=Response)

@@ -58,7 +58,7 @@ def _entry(title: str, content: dict[str, Any]) -> str:
     return f"<details><summary>{escape(title)}</summary><pre>{details}</pre></details><p>{about}</p>"
 
 
-def correct(document: dict[str, Any]) -> None:
+def correct_openapi(document: dict[str, Any]) -> None:
     """Correct what FastAPI says wrongly about this API."""
     problem = codec.adapter(ProblemReply).json_schema(
         mode="serialization", ref_template="#/components/schemas/{model}"

@@ -18,7 +18,7 @@ from hetrdzv.api.dependencies import (
     RoundNumber,
     cancellation,
 )
-from hetrdzv.api.workers import shown
+from hetrdzv.api.workers import get_output
 from hetrdzv.auth.tokens import Role
 from hetrdzv.core.commands import Drain, Put, Restart, Undrain
 from hetrdzv.protocol.bounds import MAX_NUMBER, Id
@@ -45,7 +45,7 @@ async def list_groups(request: Request, service: CurrentService) -> Response:
         served = [views.group_summary(group, now) for group in covered]
         return GroupsReply(groups=(*served, *(views.quarantined_summary(*each) for each in aside)))
 
-    return await views.made(sum(len(group.nodes) for group in covered), reply)
+    return await views.json_response(sum(len(group.nodes) for group in covered), reply)
 
 
 @router.get("/{group_id}", response_model=GroupReply, dependencies=READ)
@@ -60,7 +60,7 @@ async def get_group(service: CurrentService, group_id: Id, nodes: Nodes = "all")
 @router.put("/{group_id}", response_model=GroupReply, dependencies=ADMIN)
 async def put_group(service: CurrentService, group_id: Id, body: Annotated[SpecFields, PEOPLES]) -> Response:
     """Create a group with a spec. The same spec again changes nothing, another one gets 409."""
-    return await views.changed(service, group_id, Put(body))
+    return await views.execute_and_respond(service, group_id, Put(body))
 
 
 @router.delete("/{group_id}", status_code=204, response_class=Response, dependencies=ADMIN)
@@ -72,25 +72,25 @@ async def delete_group(service: CurrentService, group_id: Id) -> None:
 @router.post("/{group_id}/restart", response_model=GroupReply, dependencies=ADMIN)
 async def restart_group(service: CurrentService, group_id: Id) -> Response:
     """End the current round so that another forms, or run a finished group again; uses no restart."""
-    return await views.changed(service, group_id, Restart())
+    return await views.execute_and_respond(service, group_id, Restart())
 
 
 @router.post("/{group_id}/cancel", response_model=GroupReply, dependencies=ADMIN)
 async def cancel_group(request: Request, service: CurrentService, group_id: Id) -> Response:
     """Cancel the job: all workers are stopped, agents exit with 3."""
-    return await views.changed(service, group_id, cancellation(request))
+    return await views.execute_and_respond(service, group_id, cancellation(request))
 
 
 @router.post("/{group_id}/nodes/{node_id}/drain", response_model=GroupReply, dependencies=ADMIN)
 async def drain(service: CurrentService, group_id: Id, node_id: Id) -> Response:
     """Take a node out: its agent stops its workers and exits with 4. Holds over restarts of the agent."""
-    return await views.changed(service, group_id, Drain(node_id))
+    return await views.execute_and_respond(service, group_id, Drain(node_id))
 
 
 @router.post("/{group_id}/nodes/{node_id}/undrain", response_model=GroupReply, dependencies=ADMIN)
 async def undrain(service: CurrentService, group_id: Id, node_id: Id) -> Response:
     """Let a drained node join again."""
-    return await views.changed(service, group_id, Undrain(node_id))
+    return await views.execute_and_respond(service, group_id, Undrain(node_id))
 
 
 @router.post("/{group_id}/plan", response_model=Plan, dependencies=READ)
@@ -101,7 +101,7 @@ async def plan_group(
 ) -> Response:
     """What a drain or a restart would do: ranks, master, spares, who restarts. Changes nothing."""
     plan = await service.plan(group_id, body)
-    return await views.made(len(plan.members), lambda: plan)
+    return await views.json_response(len(plan.members), lambda: plan)
 
 
 # -- what workers do, write and hold -------------------------------------------------------------------------
@@ -118,8 +118,8 @@ async def get_stacks(
 
     Of a round that is over those that were taken when it hung.
     """
-    found = await shown(service, group_id, About.STACKS, rank or None, round or None)
-    return await views.made(len(found.workers), lambda: found)
+    found = await get_output(service, group_id, About.STACKS, rank or None, round or None)
+    return await views.json_response(len(found.workers), lambda: found)
 
 
 @router.post("/{group_id}/logs", response_model=StacksReply, dependencies=ADMIN)
@@ -133,15 +133,15 @@ async def get_logs(
 
     Of a round that is over what agents that are still here have kept, or have sent as they left.
     """
-    found = await shown(service, group_id, About.LOGS, rank or None, round or None)
-    return await views.made(len(found.workers), lambda: found)
+    found = await get_output(service, group_id, About.LOGS, rank or None, round or None)
+    return await views.json_response(len(found.workers), lambda: found)
 
 
 @router.get("/{group_id}/snapshots", response_model=SnapshotsShown, dependencies=READ)
 async def list_snapshots(service: CurrentService, group_id: Id) -> Response:
     """The snapshots of the job: of which step, whether they are complete, and who has them."""
     group = service.group(group_id)
-    return await views.made(len(group.nodes), lambda: views.snapshots_shown(group))
+    return await views.json_response(len(group.nodes), lambda: views.snapshots_shown(group))
 
 
 @router.post("/{group_id}/snapshots", response_model=SnapshotsShown, dependencies=ADMIN)
@@ -150,7 +150,7 @@ async def use_snapshot(
 ) -> Response:
     """Have the next round begin from a snapshot, in place of the newest one; newer ones are undone then."""
     group = await service.execute(group_id, body)
-    return await views.made(len(group.nodes), lambda: views.snapshots_shown(group))
+    return await views.json_response(len(group.nodes), lambda: views.snapshots_shown(group))
 
 
 # -- the history ---------------------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ async def use_snapshot(
 async def get_rounds(service: CurrentService, group_id: Id) -> Response:
     """The last 500 rounds: what ended each, what that cost, and what its time went into."""
     rounds = service.rounds(group_id)
-    return await views.made(len(rounds), lambda: RoundsReply(rounds=rounds))
+    return await views.json_response(len(rounds), lambda: RoundsReply(rounds=rounds))
 
 
 @router.get("/{group_id}/events", response_model=EventsReply, dependencies=READ)
@@ -169,4 +169,4 @@ async def get_events(
 ) -> Response:
     """The numbered history, from event `after` on; to follow it, ask again with the `last` of the reply."""
     news, last = service.history(group_id, after)
-    return await views.made(len(news), lambda: EventsReply(events=tuple(news), last=last))
+    return await views.json_response(len(news), lambda: EventsReply(events=tuple(news), last=last))

@@ -8,12 +8,12 @@ from typing import Any
 import click
 
 from hetrdzv.cli.hetctl import tables
-from hetrdzv.cli.hetctl.calls import call, group_if_any, look, say, stands
+from hetrdzv.cli.hetctl.calls import call, describe_state, group_if_any, print_result, show_reply
 from hetrdzv.cli.hetctl.options import DRY_RUN, GROUP, ID, NODE, command, shared
 from hetrdzv.cli.types import Typed
 from hetrdzv.client import Client
 from hetrdzv.protocol.pages import GroupReply
-from hetrdzv.protocol.plans import Changes, sentences
+from hetrdzv.protocol.plans import Changes, describe_plan
 from hetrdzv.protocol.requests import SpecFields
 from hetrdzv.protocol.settings import SETTINGS, GroupSpec, Setting
 from hetrdzv.protocol.snapshots import UseSnapshot
@@ -70,7 +70,7 @@ def create(
         _create_dry(group, given)
         return
     reply = call(lambda client: client.put(group, SpecFields(**given)))
-    say(reply, f"group '{group}' exists and {stands(reply)}")
+    print_result(reply, f"group '{group}' exists and {describe_state(reply)}")
 
 
 def _create_dry(group: str, given: Mapping[str, Any]) -> None:
@@ -119,7 +119,7 @@ def restart(group: str, step: int | None, dry_run: bool) -> None:
         return await client.restart(group)
 
     reply = call(ask)
-    say(reply, f"group '{group}' restarts and {stands(reply)}")
+    print_result(reply, f"group '{group}' restarts and {describe_state(reply)}")
 
 
 @command("End a group's job.")
@@ -131,14 +131,14 @@ def cancel(group: str) -> None:
     """
     reply = call(lambda client: client.cancel(group))
     if reply.state != GroupState.CANCELLED:
-        say(
+        print_result(
             reply,
-            f"group '{group}' is going to be cancelled and {stands(reply)}; to wait no longer: cancel it again",
+            f"group '{group}' is going to be cancelled and {describe_state(reply)}; to wait no longer: cancel it again",
         )
         return
     live = reply.counts.nodes
     stopping = f"; {count(live, 'node')} told to stop" if live else ""
-    say(reply, f"group '{group}' is cancelled{stopping}")
+    print_result(reply, f"group '{group}' is cancelled{stopping}")
 
 
 @command("Forget a group.")
@@ -163,7 +163,7 @@ def drain(group: str, node: str, dry_run: bool) -> None:
         _plan(group, Changes(drain=node))
         return
     reply = call(lambda client: client.drain(group, node))
-    say(reply, f"node '{node}' is drained; group '{group}' {stands(reply)}")
+    print_result(reply, f"node '{node}' is drained; group '{group}' {describe_state(reply)}")
 
 
 @command("Let a drained node join again.")
@@ -172,11 +172,15 @@ def drain(group: str, node: str, dry_run: bool) -> None:
 def undrain(group: str, node: str) -> None:
     """Let NODE join GROUP again."""
     reply = call(lambda client: client.undrain(group, node))
-    say(reply, f"node '{node}' may join group '{group}' again: start its agent there if it has exited")
+    print_result(
+        reply, f"node '{node}' may join group '{group}' again: start its agent there if it has exited"
+    )
 
 
 def _plan(group: str, changes: Changes) -> None:
-    look(lambda client: client.plan(group, changes), lambda plan: map(tables.one_line, sentences(plan)))
+    show_reply(
+        lambda client: client.plan(group, changes), lambda plan: map(tables.one_line, describe_plan(plan))
+    )
 
 
 # -- the page ----------------------------------------------------------------------------------------------

@@ -36,9 +36,9 @@ def connect() -> Client:
     try:
         return Client(
             options.server,
-            token=client_token(options.token_file, complain),
+            token=client_token(options.token_file, print_warning),
             renew_token=lambda: reread_token(options.token_file),  # `events --follow` may run for days
-            tls=ClientTls.of(files, os.environ),
+            tls=ClientTls.from_flags(files, os.environ),
         )
     except ValueError as error:  # the options contradict each other
         raise click.ClickException(str(error)) from None
@@ -69,7 +69,7 @@ async def retrying(ask: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
             return await ask()
         except Unreachable as error:
             if not complained:
-                complain(f"{error}; trying again")
+                print_warning(f"{error}; trying again")
             complained = True
         await asyncio.sleep(EVERY_S)
 
@@ -87,7 +87,7 @@ async def group_if_any(client: Client, group: str) -> GroupReply | None:
 # -- printing ----------------------------------------------------------------------------------------------
 
 
-def say(reply: GroupReply, text: str) -> None:
+def print_result(reply: GroupReply, text: str) -> None:
     """Print a sentence about what was done, or the reply with --json."""
     if shared().as_json:
         print_json(reply)
@@ -95,9 +95,9 @@ def say(reply: GroupReply, text: str) -> None:
         tables.write(tables.one_line(text))
 
 
-def stands(group: GroupSummary) -> str:
+def describe_state(group: GroupSummary) -> str:
     """A group's state and the reason for it, to be put after its name: `is waiting: 1 of 2 nodes ready`."""
-    return f"{predicate(group.shown_state)}: {tables.why(group)}"
+    return f"{predicate(group.shown_state)}: {tables.reason_text(group)}"
 
 
 def print_json(reply: object, *, indent: int | None = 2) -> None:
@@ -105,12 +105,12 @@ def print_json(reply: object, *, indent: int | None = 2) -> None:
     tables.write(codec.write(reply, nulls=True, indent=indent).decode())
 
 
-def complain(text: str) -> None:
+def print_warning(text: str) -> None:
     """Print a remark to stderr, in one line."""
     click.echo(f"hetctl: {tables.one_line(text)}", err=True)
 
 
-def look(ask: Ask[_T], view: View[_T]) -> None:
+def show_reply(ask: Ask[_T], view: View[_T]) -> None:
     """Show what a server says: its JSON, or what `view` makes of it."""
     reply = call(ask)
     if shared().as_json:

@@ -12,18 +12,18 @@ from rich.table import Table
 from rich.text import Text
 
 from hetrdzv.cli.hetctl import tables
-from hetrdzv.cli.hetctl.calls import look
+from hetrdzv.cli.hetctl.calls import show_reply
 from hetrdzv.cli.hetctl.history import rounds_view
 from hetrdzv.cli.hetctl.options import GROUP, command
 from hetrdzv.client import Client
 from hetrdzv.protocol.failure import RootCause
 from hetrdzv.protocol.pages import Event, GroupReply, NodeReply, RoundReply, WorkerReply
 from hetrdzv.protocol.reasons.events import spent_of
-from hetrdzv.protocol.reasons.snapshots import safe
+from hetrdzv.protocol.reasons.snapshots import safe_text
 from hetrdzv.protocol.rounds import RoundRecord, RoundsReply
 from hetrdzv.protocol.settings import DEFAULTS
 from hetrdzv.protocol.snapshots import SnapshotShown, SnapshotsShown
-from hetrdzv.protocol.texts.phrasing import count, digits, lasted, percent
+from hetrdzv.protocol.texts.phrasing import count, digits, duration_text, percent
 
 LAST_ROUNDS, LAST_EVENTS, MOST_ROWS = 5, 10, 64
 """How many rounds, events, and nodes and workers are shown."""
@@ -56,7 +56,7 @@ def describe(group: str) -> None:
         rounds, events = await client.rounds(group), await client.events(group)
         return Description(group=shown, rounds=rounds.rounds, events=events.events, snapshots=snapshots)
 
-    look(ask, _view)
+    show_reply(ask, _view)
 
 
 def _view(reply: Description) -> Iterator[RenderableType]:
@@ -141,13 +141,13 @@ def _heading(group: GroupReply) -> Table:
         [
             ("group", group.group_id),
             ("state", tables.state_text(group.shown_state)),
-            ("why", tables.why(group)),
+            ("why", tables.reason_text(group)),
             ("next", group.next_step),
             *(("warning", warning.message) for warning in group.warnings),
             ("job", str(group.job)),
             ("round", round_),
             ("progress", progress),
-            ("snapshot", safe(group.snapshot)),
+            ("snapshot", safe_text(group.snapshot)),
             ("restarts", spent_of(group.restarts, group.max_restarts)),
             ("master", master),
             ("nodes", where),
@@ -176,7 +176,9 @@ def _root_cause(cause: RootCause) -> Iterator[RenderableType]:
     """Where and how it came to the failure, and the end of the traceback."""
     text = tables.one_line(cause.details or cause.reason.message)
     yield Text.assemble(("root cause", "bold"), f": {text}")
-    lines = tables.plain(cause.failure.message).rstrip().splitlines() if cause.failure is not None else []
+    lines = (
+        tables.strip_control(cause.failure.message).rstrip().splitlines() if cause.failure is not None else []
+    )
     if len(lines) > TRACEBACK_LINES:
         yield Text(f"  … {len(lines) - TRACEBACK_LINES} lines before (all: --json)", style="dim")
     for line in lines[-TRACEBACK_LINES:]:
@@ -191,14 +193,14 @@ def nodes_table(
 ) -> Table:
     """Nodes, one per row; if `groups` is given, with the group of each; if `wide`, with roles, labels and devices."""
     columns = [
-        *([tables.folded("GROUP", 8)] if groups else ()),
-        tables.folded("NODE", 10),
-        tables.word("STATE"),
-        *tables.numbers("RANKS", "SLOTS"),
-        tables.folded("ADDRESS", min(15, max(len(node.address) for node in nodes))),
-        *tables.numbers("HEARD"),
-        *(tables.folded(name, 8) for name in ("ROLE", "LABELS", "DEVICE") if wide),
-        tables.folded("WHY", 10),
+        *([tables.folded_column("GROUP", 8)] if groups else ()),
+        tables.folded_column("NODE", 10),
+        tables.word_column("STATE"),
+        *tables.number_columns("RANKS", "SLOTS"),
+        tables.folded_column("ADDRESS", min(15, max(len(node.address) for node in nodes))),
+        *tables.number_columns("HEARD"),
+        *(tables.folded_column(name, 8) for name in ("ROLE", "LABELS", "DEVICE") if wide),
+        tables.folded_column("WHY", 10),
     ]
     rows = (
         [
@@ -208,7 +210,7 @@ def nodes_table(
             node.ranks(),
             str(node.slots),
             node.address,
-            "" if node.heard_s_ago is None else lasted(node.heard_s_ago),
+            "" if node.heard_s_ago is None else duration_text(node.heard_s_ago),
             *((node.role, _facts(node.labels), _facts(node.device)) if wide else ()),
             node.why,
         ]
@@ -224,17 +226,17 @@ def _facts(facts: Mapping[str, str]) -> str:
 def _workers_table(current: RoundReply, workers: Iterable[WorkerReply]) -> Table:
     weights = current.shares.of_ranks() if current.shares is not None else []
     columns = [
-        *tables.numbers("RANK"),
-        tables.folded("NODE", 10),
-        tables.word("STATE"),
-        *tables.numbers("IDLE", "COLLECTIVES", "PER S", "STEP", "PER S", "WAITING", "PID", "WEIGHT"),
+        *tables.number_columns("RANK"),
+        tables.folded_column("NODE", 10),
+        tables.word_column("STATE"),
+        *tables.number_columns("IDLE", "COLLECTIVES", "PER S", "STEP", "PER S", "WAITING", "PID", "WEIGHT"),
     ]
     rows = (
         [
             str(worker.rank),
             worker.node_id,
             worker.state,
-            lasted(worker.idle_s) if worker.idle_s else "",
+            duration_text(worker.idle_s) if worker.idle_s else "",
             *map(_number, (worker.collectives, worker.per_s, worker.step, worker.steps_per_s)),
             "" if worker.waiting is None else percent(worker.waiting),
             str(worker.pid or ""),
@@ -261,9 +263,9 @@ def _holds_up(worker: WorkerReply) -> tuple[bool, float, float, int]:
 def snapshots_table(reply: SnapshotsShown) -> Table:
     """From which steps a job can go on, and from which of them the next round does."""
     columns = [
-        *tables.numbers("STEP", "ROUND", "SIZE"),
-        tables.folded("NODES", 10),
-        tables.folded("NOTE", 20),
+        *tables.number_columns("STEP", "ROUND", "SIZE"),
+        tables.folded_column("NODES", 10),
+        tables.folded_column("NOTE", 20),
     ]
     rows = (
         [

@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from hetrdzv.cli.hetctl import tables
-from hetrdzv.cli.hetctl.calls import group_if_any, look
+from hetrdzv.cli.hetctl.calls import group_if_any, show_reply
 from hetrdzv.cli.hetctl.describe import group_view, nodes_table
 from hetrdzv.cli.hetctl.options import ID, WIDE, command
 from hetrdzv.client import Client
@@ -35,11 +35,11 @@ def get(what: str, group: str | None, ranks: bool, wide: bool) -> None:
     if ranks and kind is not None:
         raise click.UsageError("--ranks needs a group, without groups or nodes before it")
     if kind is None:
-        look(lambda client: client.group(what), partial(group_view, ranks=ranks))
+        show_reply(lambda client: client.group(what), partial(group_view, ranks=ranks))
     elif kind == "groups":
-        look(lambda client: _groups(client, group), partial(groups_view, wide=wide))
+        show_reply(lambda client: _groups(client, group), partial(groups_view, wide=wide))
     else:
-        look(lambda client: _full(client, group), partial(_nodes_view, only=group, wide=wide))
+        show_reply(lambda client: _full(client, group), partial(_nodes_view, only=group, wide=wide))
 
 
 async def _groups(client: Client, group: str | None) -> GroupsReply:
@@ -51,13 +51,16 @@ def groups_view(reply: GroupsReply, *, wide: bool) -> Iterator[RenderableType]:
     if not reply.groups:
         yield NO_GROUPS
         return
-    more = [*tables.numbers("JOB", "SLOTS", "MEMBERS", "SPARES", "GONE"), tables.word("SNAPSHOT")]
+    more = [
+        *tables.number_columns("JOB", "SLOTS", "MEMBERS", "SPARES", "GONE"),
+        tables.word_column("SNAPSHOT"),
+    ]
     columns = [
-        tables.folded("GROUP", 8),
-        tables.word("STATE"),
-        *tables.numbers("ROUND", "WORLD", "NODES", "RESTARTS"),
+        tables.folded_column("GROUP", 8),
+        tables.word_column("STATE"),
+        *tables.number_columns("ROUND", "WORLD", "NODES", "RESTARTS"),
         *(more if wide else ()),
-        tables.folded("WHY", 20),
+        tables.folded_column("WHY", 20),
     ]
     yield tables.table(columns, (_row(group, wide) for group in sorted(reply.groups, key=urgency)))
 

@@ -8,13 +8,21 @@ import click
 from rich.console import RenderableType
 
 from hetrdzv.cli.hetctl import tables
-from hetrdzv.cli.hetctl.calls import call, complain, look, print_json, retrying
+from hetrdzv.cli.hetctl.calls import call, print_json, print_warning, retrying, show_reply
 from hetrdzv.cli.hetctl.options import GROUP, WIDE, command, shared
 from hetrdzv.client import Client
 from hetrdzv.protocol.errors import Problem, UnknownGroup
 from hetrdzv.protocol.pages import EventsReply
-from hetrdzv.protocol.rounds import Down, Phase, RoundRecord, RoundsReply, time_text, total_time, with_downs
-from hetrdzv.protocol.texts.phrasing import count, lasted
+from hetrdzv.protocol.rounds import (
+    Downtime,
+    Phase,
+    RoundRecord,
+    RoundsReply,
+    time_text,
+    total_time,
+    with_downtimes,
+)
+from hetrdzv.protocol.texts.phrasing import count, duration_text
 
 PAUSE_S = 1.0
 """How long to pause before asking whether there are new events (seconds)."""
@@ -31,7 +39,7 @@ def events(group: str, follow: bool, after: int) -> None:
     if follow:
         call(lambda client: _follow(client, group, after), interrupted=0)
     else:
-        look(lambda client: client.events(group, after=after), _events_view)
+        show_reply(lambda client: client.events(group, after=after), _events_view)
 
 
 def _events_view(reply: EventsReply) -> Iterator[str]:
@@ -51,7 +59,7 @@ async def _follow(client: Client, group: str, last: int) -> None:
         except Problem as problem:
             if problem.code != UnknownGroup.code:
                 raise
-            complain(f"group '{group}' was deleted: its history ends here")
+            print_warning(f"group '{group}' was deleted: its history ends here")
             return
 
 
@@ -69,7 +77,7 @@ def history(group: str, wide: bool) -> None:
     until the round ended; STOPPED, until its last workers were gone; FORMED, until the next round formed; STARTED,
     until that one trained (or ran, where nobody can see more).
     """
-    look(lambda client: client.rounds(group), partial(rounds_view, wide=wide))
+    show_reply(lambda client: client.rounds(group), partial(rounds_view, wide=wide))
 
 
 def rounds_view(reply: RoundsReply, most: int = 0, *, wide: bool = False) -> Iterator[RenderableType]:
@@ -78,29 +86,29 @@ def rounds_view(reply: RoundsReply, most: int = 0, *, wide: bool = False) -> Ite
         yield "no round has formed yet"
         return
     columns = [
-        tables.word("ROUND"),
-        tables.word("BEGAN"),
-        *tables.numbers("WORLD", "TRAINED", "DOWN"),
-        *(tables.numbers("HUNG", "NOTICED", "STOPPED", "FORMED", "STARTED") if wide else ()),
-        *((tables.word("ENDED BY"),) if wide else ()),
-        tables.folded("WHY", 20),
+        tables.word_column("ROUND"),
+        tables.word_column("BEGAN"),
+        *tables.number_columns("WORLD", "TRAINED", "DOWN"),
+        *(tables.number_columns("HUNG", "NOTICED", "STOPPED", "FORMED", "STARTED") if wide else ()),
+        *((tables.word_column("ENDED BY"),) if wide else ()),
+        tables.folded_column("WHY", 20),
     ]
-    yield tables.table(columns, (_row(*each, wide) for each in with_downs(reply.rounds)[-most:]))
+    yield tables.table(columns, (_row(*each, wide) for each in with_downtimes(reply.rounds)[-most:]))
     yield ""
     spent = sum(record.cost_restart for record in reply.rounds)
     restarts = f", {count(spent, 'restart')} spent" if spent else ""
     yield f"{count(len(reply.rounds), 'round')}{restarts}; {time_text(total_time(reply.rounds))}"
 
 
-def _row(record: RoundRecord, down: Down | None, wide: bool) -> list[str]:
-    began = "" if record.formed_at is None else tables.local(record.formed_at)
+def _row(record: RoundRecord, down: Downtime | None, wide: bool) -> list[str]:
+    began = "" if record.formed_at is None else tables.local_time(record.formed_at)
     parts = [record.time.get(Phase.HANGING), *(down.parts if down is not None else [None] * 4)]
-    more = ["" if seconds is None else lasted(seconds) for seconds in parts]
+    more = ["" if seconds is None else duration_text(seconds) for seconds in parts]
     return [
         str(record.number),
         began if wide else began[5:-3],  # to the minute, without the year
         str(record.world_size),
-        "unknown" if record.trained_s is None else lasted(record.trained_s),
+        "unknown" if record.trained_s is None else duration_text(record.trained_s),
         str(down or ""),
         *([*more, record.ended_by] if wide else ()),
         "; ".join(filter(None, [str(record.reason or ""), record.cost])),

@@ -9,13 +9,13 @@ from rich.padding import Padding
 from rich.text import Text
 
 from hetrdzv.cli.hetctl import tables
-from hetrdzv.cli.hetctl.calls import EVERY_S, call, complain, print_json, retrying
+from hetrdzv.cli.hetctl.calls import EVERY_S, call, print_json, print_warning, retrying
 from hetrdzv.cli.hetctl.options import GROUP, RANKS, command, round_option, shared
 from hetrdzv.cli.hetctl.wait import OUTCOMES
 from hetrdzv.client import Client
 from hetrdzv.protocol.errors import NoRound, Problem
 from hetrdzv.protocol.pages import StacksReply
-from hetrdzv.protocol.stacks import Stack, collapsed
+from hetrdzv.protocol.stacks import Stack, merge_equal_stacks
 from hetrdzv.protocol.texts.phrasing import count
 from hetrdzv.protocol.texts.who import Nodes, Ranks
 
@@ -55,7 +55,7 @@ def logs(group: str, ranks: tuple[int, ...], tail: int | None, number: int | Non
         return
     reply = call(lambda client: _logs(client, group, ranks, number))
     if reply.over and number is None:
-        complain(f"no round runs now; this is of round {reply.round}, which is over")
+        print_warning(f"no round runs now; this is of round {reply.round}, which is over")
     printer.show(reply)
 
 
@@ -80,7 +80,7 @@ async def _follow(client: Client, group: str, ranks: Sequence[int], printer: "_P
             if problem.code != NoRound.code:
                 raise
         if found.state in OUTCOMES and not found.counts.nodes:
-            complain(f"group '{group}' is {found.state}: its logs end here")
+            print_warning(f"group '{group}' is {found.state}: its logs end here")
             return
 
 
@@ -111,14 +111,14 @@ class _Printer:
         before = self._printed.get(key)
         if text:
             self._printed[key] = text
-        new = [tables.plain(line) for line in new_text(before or "", text).splitlines()]
+        new = [tables.strip_control(line) for line in new_text(before or "", text).splitlines()]
         return new[-self._most :] if before is None and self._most else new
 
     def _complain(self, log: Stack) -> None:
         complaint = f"rank {log.rank}{f' ({log.node_id})' if log.node_id else ''}: {log.why}"
         if log.why and complaint not in self._complaints:
             self._complaints.add(complaint)
-            complain(complaint)
+            print_warning(complaint)
 
 
 def new_text(before: str, now: str) -> str:
@@ -150,13 +150,13 @@ def stacks(group: str, ranks: tuple[int, ...], number: int | None) -> None:
         print_json(reply)
         return
     if reply.over and number is None:
-        complain(f"no round runs now; these were taken when round {reply.round} hung")
+        print_warning(f"no round runs now; these were taken when round {reply.round} hung")
     tables.show(*stacks_view(reply))
 
 
 def stacks_view(reply: StacksReply) -> Iterator[RenderableType]:
     """Stacks as a terminal shows them."""
-    alike = collapsed(reply.workers)
+    alike = merge_equal_stacks(reply.workers)
     different = count(sum(1 for shown in alike if shown.text), "different stack")
     yield Text.assemble(
         (f"round {reply.round}", "bold"), f": {count(len(reply.workers), 'rank')}, {different}"
@@ -166,5 +166,5 @@ def stacks_view(reply: StacksReply) -> Iterator[RenderableType]:
         why = "" if shown.text else f": no stack: {tables.one_line(shown.why)}"
         yield Text.assemble((str(Ranks.of(shown.ranks)), "bold"), f" ({Nodes.of(shown.nodes)}){why}")
         if shown.text:
-            text = Text(tables.plain(shown.text).rstrip(), overflow="fold")
+            text = Text(tables.strip_control(shown.text).rstrip(), overflow="fold")
             yield Padding(text, (0, 0, 0, 2), expand=False)

@@ -9,7 +9,7 @@ import click
 
 from hetrdzv import __version__
 from hetrdzv.cli.types import FILE, Typed
-from hetrdzv.client import servers_from
+from hetrdzv.client import parse_server_urls
 from hetrdzv.protocol.texts.ids import DEFAULT_PORT, checked_id
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -37,7 +37,7 @@ def round_option(help_: str) -> Callable[[_F], _F]:
 
 
 @dataclass(slots=True)
-class Shared:
+class SharedOptions:
     """The options that all subcommands share; empty or None: not given."""
 
     server: tuple[str, ...] = (DEFAULT_SERVER,)
@@ -48,18 +48,18 @@ class Shared:
     as_json: bool = False
 
 
-def shared() -> Shared:
+def shared() -> SharedOptions:
     """The shared options of the running command."""
-    return click.get_current_context().ensure_object(Shared)
+    return click.get_current_context().ensure_object(SharedOptions)
 
 
 def _store(ctx: click.Context, param: click.Parameter, value: Any) -> None:
     """Store a shared option; one after the subcommand overrides the same one before it."""
     if value:
-        setattr(ctx.ensure_object(Shared), param.name or "", value)
+        setattr(ctx.ensure_object(SharedOptions), param.name or "", value)
 
 
-SERVERS = Typed("URL[,URL...]", lambda text: tuple(servers_from(text)))
+SERVERS = Typed("URL[,URL...]", lambda text: tuple(parse_server_urls(text)))
 FILES = {
     "--token-file": "File with a token for the server (or HET_TOKEN).",
     "--ca-cert": "CA that signed the server's certificate, PEM (or HET_CA_CERT).",
@@ -69,7 +69,7 @@ FILES = {
 
 
 def shared_options(*, of_subcommand: bool = False) -> list[click.Parameter]:
-    """The options of `Shared`; most are in the help of hetctl itself only, and only there from the environment."""
+    """The options of `SharedOptions`; most are in the help of hetctl only, and only there from the environment."""
     help_ = f"URL of hetserver; several separated by commas. [default: {DEFAULT_SERVER}]"
     env = None if of_subcommand else "HET_SERVER"
     more: Any = {"expose_value": False, "callback": _store}

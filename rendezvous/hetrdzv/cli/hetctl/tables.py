@@ -11,7 +11,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from hetrdzv.protocol.pages import Event, GroupSummary
-from hetrdzv.protocol.texts.phrasing import inert
+from hetrdzv.protocol.texts.phrasing import strip_control_characters
 
 PIPED_WIDTH = 10_000
 """Width where output is not a terminal (columns): every row stays on one line, for grep and awk."""
@@ -46,7 +46,9 @@ class _Console(Console):
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
         for segment in super().render(renderable, options):
-            yield segment if segment.control else Segment(inert(segment.text), segment.style)
+            yield (
+                segment if segment.control else Segment(strip_control_characters(segment.text), segment.style)
+            )
 
 
 def _narrowest(table: Table) -> int:
@@ -63,14 +65,14 @@ def write(line: str) -> None:
     print(line, flush=True)
 
 
-def plain(text: str) -> str:
+def strip_control(text: str) -> str:
     """A text without terminal control sequences; it may come from any worker's stderr."""
-    return inert(text.expandtabs(8).replace("\r\n", "\n"))
+    return strip_control_characters(text.expandtabs(8).replace("\r\n", "\n"))
 
 
 def one_line(text: str) -> str:
     """A text on one line, without control sequences."""
-    return " ".join(line.strip() for line in plain(text).splitlines() if line.strip())
+    return " ".join(line.strip() for line in strip_control(text).splitlines() if line.strip())
 
 
 # -- tables ------------------------------------------------------------------------------------------------
@@ -86,24 +88,24 @@ def table(columns: Sequence[Column], rows: Iterable[Sequence[str | Text]]) -> Ta
 
 def grid(facts: Iterable[tuple[str, str | Text]]) -> Table:
     """Facts, each with its name in front; those without a text are left out."""
-    made = Table.grid(Column(style="bold", no_wrap=True), folded("", 20), padding=(0, 2, 0, 0))
+    made = Table.grid(Column(style="bold", no_wrap=True), folded_column("", 20), padding=(0, 2, 0, 0))
     for name, text in facts:
         if text:
             made.add_row(name, one_line(text) if isinstance(text, str) else text)
     return made
 
 
-def word(name: str) -> Column:
+def word_column(name: str) -> Column:
     """A column of words that stay whole."""
     return Column(name, no_wrap=True)
 
 
-def folded(name: str, least: int) -> Column:
+def folded_column(name: str, least: int) -> Column:
     """A column of texts that are folded where there is no room, to at least that width."""
     return Column(name, overflow="fold", min_width=least)
 
 
-def numbers(*names: str) -> list[Column]:
+def number_columns(*names: str) -> list[Column]:
     """Columns of numbers."""
     return [Column(name, no_wrap=True, justify="right") for name in names]
 
@@ -115,14 +117,14 @@ def state_text(state: str) -> Text:
 
 def event_line(event: Event) -> str:
     """Number, local time and message of an event."""
-    return f"{event.number:>4}  {local(event.at)}  {one_line(event.reason.message)}"
+    return f"{event.number:>4}  {local_time(event.at)}  {one_line(event.reason.message)}"
 
 
-def local(at: str) -> str:
+def local_time(at: str) -> str:
     """A moment (ISO 8601) in local time."""
     return f"{datetime.fromisoformat(at).astimezone():%Y-%m-%d %H:%M:%S}"
 
 
-def why(group: GroupSummary) -> str:
+def reason_text(group: GroupSummary) -> str:
     """Why a group stands where it stands."""
     return one_line(group.why)

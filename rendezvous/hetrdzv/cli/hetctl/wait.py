@@ -4,7 +4,7 @@ import asyncio
 
 import click
 
-from hetrdzv.cli.hetctl.calls import call, complain, group_if_any, retrying, say, stands
+from hetrdzv.cli.hetctl.calls import call, describe_state, group_if_any, print_result, print_warning, retrying
 from hetrdzv.cli.hetctl.options import GROUP, command, shared
 from hetrdzv.cli.types import Typed
 from hetrdzv.client import Client
@@ -43,16 +43,16 @@ def wait(group: str, wanted: str, timeout: float | None) -> None:
     try:
         reply = call(lambda client: _until(client, group, wanted, timeout))
     except TimeoutError:
-        complain(f"group '{group}' is not {wanted} after {timeout:g} s: hetctl describe {group}")
+        print_warning(f"group '{group}' is not {wanted} after {timeout:g} s: hetctl describe {group}")
         ctx.exit(TIMED_OUT)
     if reply is None:
-        complain(f"group '{group}' was deleted")
+        print_warning(f"group '{group}' was deleted")
         ctx.exit(ENDED_OTHERWISE)
     reached = _is_reached(reply, wanted)
     if reached or shared().as_json:
-        say(reply, f"group '{group}' {stands(reply)}")
+        print_result(reply, f"group '{group}' {describe_state(reply)}")
     else:
-        complain(f"group '{group}' {stands(reply)}")
+        print_warning(f"group '{group}' {describe_state(reply)}")
     ctx.exit(0 if reached else ENDED_OTHERWISE)
 
 
@@ -68,7 +68,7 @@ async def _until(client: Client, group: str, wanted: str, timeout_s: float | Non
     """
     reply = await group_if_any(client, group)
     if reply is None:
-        complain(f"there is no group '{group}' yet: waiting for it")
+        print_warning(f"there is no group '{group}' yet: waiting for it")
     async with asyncio.timeout(timeout_s):
         while reply is None or not (_is_reached(reply, wanted) or reply.state in OUTCOMES):
             await asyncio.sleep(EVERY_S)

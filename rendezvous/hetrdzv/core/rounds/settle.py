@@ -9,7 +9,7 @@ from itertools import groupby
 from math import inf
 
 from hetrdzv.core import snapshots
-from hetrdzv.core.drift import drift, unordered
+from hetrdzv.core.drift import drift, missing_labels
 from hetrdzv.core.hangs import settle_stall
 from hetrdzv.core.model import USED_LAST_AFTER, Cause, Group, Node, Round
 from hetrdzv.core.rounds.records import newest_record, with_record
@@ -17,27 +17,33 @@ from hetrdzv.core.rounds.timers import (
     admits_at,
     forms_at,
     gives_up_at,
+    members_not_ready_to_stop,
     nobody_lapsed,
     resolved_at,
-    waited_for,
 )
 from hetrdzv.core.rounds.transitions import (
     GONE_NODES_KEPT,
     LOSSES,
     StepContext,
-    blame_who_leaves,
+    blame_leaving_node,
     end_round,
-    expire,
-    fail,
+    expire_leases,
     finish,
+    finish_failed,
+    prune_gone_nodes,
     reject,
-    remembered,
     stop_with_grace,
 )
-from hetrdzv.core.selection.candidates import growth, next_round, not_ready_nodes, ready_nodes, stranded
-from hetrdzv.core.selection.order import past_of, place
-from hetrdzv.core.selection.select import Lack, Selection, Shortfall, select
-from hetrdzv.core.why import apart, cut_off, waits_for
+from hetrdzv.core.selection.candidates import (
+    growth,
+    loopback_only_nodes,
+    next_round,
+    not_ready_nodes,
+    ready_nodes,
+)
+from hetrdzv.core.selection.order import assign_ranks, round_history
+from hetrdzv.core.selection.select import Selection, Shortfall, ShortfallKind, select
+from hetrdzv.core.why import partially_connected, unreachable_masters, why_group_waits
 from hetrdzv.protocol.directive import Weights
 from hetrdzv.protocol.failure import RootCause
 from hetrdzv.protocol.reasons import ends, events, waiting
@@ -55,9 +61,9 @@ LASTED_S = 60.0
 
 def settle(context: StepContext) -> None:
     """Apply everything that follows from the group's state and the time."""
-    expire(context)
+    expire_leases(context)
     if not context.group.state.terminal:
-        snapshots.end_parting(context)
+        snapshots.forget_parted(context)
         if context.group.active_round is None:
             _judge(context)
             _form(context)
@@ -73,7 +79,7 @@ def settle(context: StepContext) -> None:
         keep |= {
             node.node_id for node in context.group.nodes.values() if snapshots.is_needed(context.group, node)
         }
-        nodes = remembered(context.group.nodes, keep)
+        nodes = prune_gone_nodes(context.group.nodes, keep)
         known = frozenset(pair for pair in context.group.unreachable if nodes.keys() >= set(pair))
         context.change(nodes=nodes, unreachable=known)
 
@@ -98,12 +104,12 @@ def _progress(context: StepContext) -> None:
     group, active = context.group, context.group.active_round
     assert active is not None
     if group.all_succeeded(active):
-        finish(context, GroupState.SUCCEEDED, events.group_succeeded(apart(active)))
+        finish(context, GroupState.SUCCEEDED, events.group_succeeded(partially_connected(active)))
     elif group.state is GroupState.STARTING and not any(
         group.phase_of(member) is NodePhase.STARTING for member in active.members
     ):
         context.change(state=GroupState.RUNNING, round=replace(active, runs_at=context.now))
-        context.say(waiting.round_running(active.number, len(active.members), active.world_size))
+        context.add_event(waiting.round_running(active.number, len(active.members), active.world_size))
 
 
 def _stop_in_time(context: StepContext) -> None:
@@ -111,24 +117,26 @@ def _stop_in_time(context: StepContext) -> None:
     active = context.group.active_round
     if active is None or (notice := active.notice) is None or context.group.state.terminal:
         return
-    late = waited_for(context.group)
+    late = members_not_ready_to_stop(context.group)
     if late and not context.is_due(notice.until):
         return
     if late:
-        context.say(ReasonCode.NOTICE_EXPIRED.reason(*late, notice_s=round(notice.until - notice.at, 3)))
+        context.add_event(
+            ReasonCode.NOTICE_EXPIRED.reason(*late, notice_s=round(notice.until - notice.at, 3))
+        )
     else:
-        context.say(ReasonCode.READY_TO_STOP.reason(took_s=round(context.now - notice.at, 3)))
+        context.add_event(ReasonCode.READY_TO_STOP.reason(took_s=round(context.now - notice.at, 3)))
     end_round(context, notice.cause)
 
 
 def _judge(context: StepContext) -> None:
     """Decide what an ended round costs, once every member has stopped, is gone or is overdue (rule 5)."""
     ended = context.group.round
-    if ended is None or ended.end is None or ended.end.judged:
+    if ended is None or ended.end is None or ended.end.is_judged:
         return
     if not context.is_due(resolved_at(context.group, ended.end)):
         return
-    end = replace(blame_who_leaves(context, ended, ended.end), stopped_at=context.now)
+    end = replace(blame_leaving_node(context, ended, ended.end), stopped_at=context.now)
     failures = _failures(context.group, replace(ended, end=end))
     if end.kind is EndKind.FAILED:
         first = failures[0]
@@ -146,7 +154,7 @@ def _judge(context: StepContext) -> None:
         cause = failures[0]
         if end.kind in LOSSES:  # the failures came of that
             cause = RootCause(reason=end.reason, round=ended.number, node_id=end.node_id)
-        fail(context, cause, gave_up=Nodes.of(gave_up))
+        finish_failed(context, cause, gave_up=Nodes.of(gave_up))
     elif end.kind is EndKind.FAILED and gave_up and failures[0].failure and failures[0].failure.is_start:
         _note_blame(context, ended, failures[0].node_id or "")  # it may come again and again
     elif end.kind is EndKind.FAILED:
@@ -159,7 +167,7 @@ def _failures(group: Group, ended: Round) -> list[RootCause]:
     assert end is not None
     by_node = dict(end.departed)
     for member in ended.members:
-        if (node := group.speaker(member)) is not None and node.failure is not None:
+        if (node := group.current_node(member)) is not None and node.failure is not None:
             by_node[node.node_id] = node.failure
     failures = [
         RootCause(
@@ -184,7 +192,7 @@ def _prospects(group: Group) -> list[Node]:
         and node.leaving is None
         and node.rejected is None
         and node.node_id not in group.drained
-        and not group.gave_up(node)
+        and not group.has_given_up(node)
     ]
 
 
@@ -205,11 +213,11 @@ def _charge(context: StepContext, ended: Round, first: RootCause) -> None:
         wait_s = min(group.spec.restart_wait_s, 2.0 ** min(quick - 2, 30)) if quick > 1 else 0.0
         backoff_until = context.now + wait_s if wait_s else None
         context.change(quick=quick, restarts=group.restarts + 1, backoff_until=backoff_until)
-        context.say(events.restart_spent(first.reason, group.restarts + 1, budget))
+        context.add_event(events.restart_spent(first.reason, group.restarts + 1, budget))
 
 
 def _fail_at_once(context: StepContext, cause: RootCause, why: str, budget: int = 0) -> None:
-    fail(context, replace(cause, reason=ends.without_restart(cause.reason, why, budget)))
+    finish_failed(context, replace(cause, reason=ends.without_restart(cause.reason, why, budget)))
 
 
 def _note_blame(context: StepContext, ended: Round, node_id: str) -> None:
@@ -222,7 +230,9 @@ def _note_blame(context: StepContext, ended: Round, node_id: str) -> None:
     times = known.get(node_id, 0) + 1
     context.change(failed_rounds={**known, node_id: times})
     if times == USED_LAST_AFTER:
-        context.say(ReasonCode.NODE_USED_LAST.reason(node_id, group=context.group.group_id, failures=times))
+        context.add_event(
+            ReasonCode.NODE_USED_LAST.reason(node_id, group=context.group.group_id, failures=times)
+        )
 
 
 # -- the next round forms ------------------------------------------------------------------------------------
@@ -231,9 +241,11 @@ def _note_blame(context: StepContext, ended: Round, node_id: str) -> None:
 def _form(context: StepContext) -> None:
     """Form a round if the bounds hold and there is nothing left to wait for (rule 3)."""
     group = context.group
-    if group.state.terminal or (group.round is not None and not (group.round.end and group.round.end.judged)):
+    if group.state.terminal or (
+        group.round is not None and not (group.round.end and group.round.end.is_judged)
+    ):
         return
-    for node in stranded(ready_nodes(group)):
+    for node in loopback_only_nodes(ready_nodes(group)):
         reject(context, node)
     ready, answer = ready_nodes(context.group), next_round(context.group)
     _track_waiting(context, ready, answer)
@@ -244,32 +256,32 @@ def _form(context: StepContext) -> None:
         return
     if isinstance(answer, Selection):
         _start_round(context, answer)
-    elif answer.lack is Lack.MASTER:
-        why = ends.no_node_can_be_master(cut_off(context.group, ready), context.group.spec.master)
-        fail(context, RootCause(reason=why))
+    elif answer.kind is ShortfallKind.MASTER:
+        why = ends.no_node_can_be_master(unreachable_masters(context.group, ready), context.group.spec.master)
+        finish_failed(context, RootCause(reason=why))
     else:
-        why = waits_for(context.group, context.now)
+        why = why_group_waits(context.group, context.now)
         never = answer.never and why.code in (ReasonCode.TOO_FEW_NODES, ReasonCode.TOO_FEW_SLOTS)
         why = ends.join_timeout(context.group.spec.join_timeout_s, why, never=never)
-        fail(context, RootCause(reason=why))
+        finish_failed(context, RootCause(reason=why))
 
 
 def _track_waiting(context: StepContext, ready: Sequence[Node], answer: Selection | Shortfall) -> None:
     """Record since when the group has been waiting with a node, and since when its bounds have held."""
     group, now = context.group, context.now
     bounds_hold = isinstance(answer, Selection) or answer.final
-    waits = bool(ready) or bool(not_ready_nodes(group)) or group.still_stopping
+    waits = bool(ready) or bool(not_ready_nodes(group)) or group.is_stopping
     context.change(
         waiting_since=(now if group.waiting_since is None else group.waiting_since) if waits else None,
         bounds_since=(now if group.bounds_since is None else group.bounds_since) if bounds_hold else None,
-        last_call=group.last_call or not bounds_hold or not any(group.in_round(node) for node in ready),
+        last_call=group.last_call or not bounds_hold or not any(group.is_in_round(node) for node in ready),
     )
 
 
 def _start_round(context: StepContext, selection: Selection) -> None:
     group, former, number = context.group, context.group.round, context.group.last_round + 1
     end = former.end if former is not None else None
-    placed, seats = place(group.spec, selection.nodes, past_of(group), selection.master)
+    placed, seats = assign_ranks(group.spec, selection.nodes, round_history(group), selection.master)
     members = [
         replace(
             group.nodes[member.node_id],
@@ -291,7 +303,7 @@ def _start_round(context: StepContext, selection: Selection) -> None:
         formed_at=context.now,
         first=former is None or (former.first and never_started),
         restarted_by=end.cause.reason if restarted and end and end.kind is EndKind.FAILED else None,
-        warnings=(*drift(selection.nodes), *unordered(group.spec, selection.nodes)),
+        warnings=(*drift(selection.nodes), *missing_labels(group.spec, selection.nodes)),
         weights=_weights(members),
     )
     context.change(
@@ -309,10 +321,10 @@ def _start_round(context: StepContext, selection: Selection) -> None:
     )
     places = [(member.node_id, member.ranks) for member in new.members[:MOST_PLACES]]
     more, after = len(new.members) - len(places), end.kind if end is not None else None
-    context.say(events.round_formed(number, new.world_size, places, more, after))
+    context.add_event(events.round_formed(number, new.world_size, places, more, after))
     if former is None and not group.spec.bounded:
-        context.say(ReasonCode.STARTED_UNBOUNDED.reason())
-    cost = snapshots.begin(context, group)
+        context.add_event(ReasonCode.STARTED_UNBOUNDED.reason())
+    cost = snapshots.choose_start(context, group)
     if (record := newest_record(group, context.now)) is not None:
         context.change(records=with_record(group, replace(record, cost=cost)))
 

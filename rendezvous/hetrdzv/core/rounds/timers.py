@@ -40,7 +40,7 @@ def notice_until(group: Group, now: float, leaves_at: float | None) -> float | N
 
     `leaves_at`: when the node that it ends for has to stop its workers. A round that starts has nothing to save.
     """
-    if group.state is not GroupState.RUNNING or not waited_for(group):
+    if group.state is not GroupState.RUNNING or not members_not_ready_to_stop(group):
         return None
     allowed = [now + group.spec.notice_s] if group.spec.notice_s > 0 else []
     until = min([*allowed, *([leaves_at] if leaves_at is not None else [])], default=now)
@@ -48,7 +48,7 @@ def notice_until(group: Group, now: float, leaves_at: float | None) -> float | N
 
 
 @cached
-def waited_for(group: Group) -> Sequence[str]:
+def members_not_ready_to_stop(group: Group) -> Sequence[str]:
     """The members of the running round whose workers are not ready to stop, by node id."""
     active = group.active_round
     if active is None:
@@ -59,15 +59,21 @@ def waited_for(group: Group) -> Sequence[str]:
 def in_grace_period(group: Group, node: Node) -> bool:
     """Whether a node's workers may keep running although their round is about to end, or the node about to leave."""
     active = group.active_round
-    if active is None or active.notice is None or not group.in_round(node) or node.gone or node.stopped:
+    if (
+        active is None
+        or active.notice is None
+        or not group.is_in_round(node)
+        or node.gone
+        or node.has_no_workers
+    ):
         return False
-    return node.leaving is None or not group.part_done(node)
+    return node.leaving is None or not group.can_leave_without_loss(node)
 
 
 def _is_ready(group: Group, active: Round, member: Member) -> bool:
     if member.node_id in active.finished:
         return True
-    node = group.speaker(member)
+    node = group.current_node(member)
     if node is None:
         return False
     return not node.takes_notice or node.phase is NodePhase.SUCCEEDED or node.ready_to_stop == active.number
@@ -76,7 +82,7 @@ def _is_ready(group: Group, active: Round, member: Member) -> bool:
 # -- an ended round ------------------------------------------------------------------------------------------
 
 
-def unresolved(group: Group, now: float) -> list[Node]:
+def unresolved_members(group: Group, now: float) -> list[Node]:
     """Members of an ended round that may still have workers, or may turn out to be lost."""
     return [node for node in _open(group) if now < overdue_at(group, node)]
 
@@ -91,7 +97,7 @@ def _open(group: Group) -> list[Node]:
         node
         for node in group.nodes.values()
         if (node.acked_round < node.member_of or node.disconnected_at is not None)
-        and group.in_round(node)
+        and group.is_in_round(node)
         and not node.gone
     ]
 
@@ -147,18 +153,18 @@ def admits_at(group: Group, larger: Growth) -> float:
 # -- a stall -------------------------------------------------------------------------------------------------
 
 
-def reported_at(group: Group, stall: Stall) -> float:
+def stall_reported_at(group: Group, stall: Stall) -> float:
     """When a stall is told if it is known to last until then (seconds)."""
     return stall.since + min(STALL_REPORTED_S, group.spec.hang_timeout_s or STALL_REPORTED_S)
 
 
-def hangs_at(group: Group, stall: Stall) -> float | None:
+def stall_ends_round_at(group: Group, stall: Stall) -> float | None:
     """When a stall ends its round if it is known to last until then, or None if it never does (seconds)."""
     timeout_s = group.spec.hang_timeout_s
     return None if timeout_s is None else stall.since + timeout_s
 
 
-def stall_rests(group: Group) -> bool:
+def is_stall_suspended(group: Group) -> bool:
     """Whether a stall of the running round means nothing now.
 
     A member that is a suspect may be lost, which would explain it; and workers that have got a notice wait for the end.

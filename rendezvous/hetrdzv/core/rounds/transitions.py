@@ -9,7 +9,7 @@ from hetrdzv.core.model import Cause, End, Group, Node, Notice, Round
 from hetrdzv.core.rounds.records import newest_record, time_until_end, with_record
 from hetrdzv.core.rounds.timers import Lapsed, notice_until
 from hetrdzv.protocol.errors import GroupFinishing, NotFound, StaleIncarnation
-from hetrdzv.protocol.failure import Ended, Failure, RootCause
+from hetrdzv.protocol.failure import EarlierExits, Failure, RootCause
 from hetrdzv.protocol.reasons import ends, events
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.settings import GroupSpec
@@ -51,7 +51,7 @@ class StepContext:
             self.deadline = min(self.deadline, at)
         return self.now >= at
 
-    def say(self, event: Reason) -> None:
+    def add_event(self, event: Reason) -> None:
         """Add an event to the history, with the newest round."""
         if event.round is None and self.group.round is not None:
             event = replace(event, round=self.group.round.number)
@@ -61,7 +61,7 @@ class StepContext:
 # -- agents call ---------------------------------------------------------------------------------------
 
 
-def require_speaker(group: Group, node_id: str, incarnation: str) -> Node:
+def require_current_agent(group: Group, node_id: str, incarnation: str) -> Node:
     """The node that an agent speaks for."""
     node = group.nodes.get(node_id)
     if node is None:
@@ -74,7 +74,7 @@ def require_speaker(group: Group, node_id: str, incarnation: str) -> Node:
     return node
 
 
-def known_node(group: Group, node_id: str) -> Node:
+def require_node(group: Group, node_id: str) -> Node:
     """The node of that name, which a person has given."""
     node = group.nodes.get(node_id)
     if node is None:
@@ -92,7 +92,7 @@ def record_contact(context: StepContext, node: Node) -> Node:
 # -- nodes go ------------------------------------------------------------------------------------------------
 
 
-def expire(context: StepContext) -> None:
+def expire_leases(context: StepContext) -> None:
     """Mark nodes lost that missed their lease, or whose connection was cut."""
     for node, lease_s in context.lapsed(context.group, context.now):
         why, since = ReasonCode.LEASE_EXPIRED.reason(for_s=lease_s), context.now - lease_s
@@ -111,19 +111,19 @@ def remove_node(
     """
     lost = phase is NodePhase.LOST
     late_goodbye = not lost and node.phase is NodePhase.SUCCEEDED and not context.group.active_round
-    done = late_goodbye or context.group.part_done(node)
+    done = late_goodbye or context.group.can_leave_without_loss(node)
     context.change_node(
         node, phase=phase, daemon=(), departed_at=context.now, departure_reason=why, disconnected_at=None
     )
     code = ReasonCode.NODE_LOST if lost else ReasonCode.NODE_LEFT
     event = code.reason(node.node_id, why=why)
-    context.say(event)
+    context.add_event(event)
     if not node.gone:
         cause = Cause(kind=EndKind.LOST if lost else EndKind.LEFT, reason=event, node_id=node.node_id)
-        withdraw(context, node, cause, done=done, since=since)
+        remove_from_round(context, node, cause, done=done, since=since)
 
 
-def withdraw(
+def remove_from_round(
     context: StepContext,
     node: Node,
     cause: Cause,
@@ -138,11 +138,11 @@ def withdraw(
     from; `leaves_at`: it runs on, and has to stop its workers then.
     """
     current = context.group.round
-    if current is None or context.group.state.terminal or not context.group.in_round(node):
+    if current is None or context.group.state.terminal or not context.group.is_in_round(node):
         return
     if done:
         context.change(round=replace(current, finished=current.finished | {node.node_id}))
-    elif node.failure is not None and current.end is not None and context.group.gave_up(node):
+    elif node.failure is not None and current.end is not None and context.group.has_given_up(node):
         departed = {**current.end.departed, node.node_id: node.failure}
         context.change(round=replace(current, end=replace(current.end, departed=departed)))
     elif cause.kind is EndKind.DRAINED or leaves_at is not None:
@@ -163,15 +163,15 @@ def set_leaving(context: StepContext, node: Node, why: Reason, leaves_at: float 
         return
     if node.leaving is not None:
         notice = context.group.round.notice if context.group.round is not None else None
-        runs_on = context.group.in_round(node) and not context.group.part_done(node)
+        runs_on = context.group.is_in_round(node) and not context.group.can_leave_without_loss(node)
         if notice is not None and by_itself and runs_on:
             context.change_node(node, leaving=why)  # it was drained, and ran on
             _hasten(context, notice, leaves_at)
         return
     node = context.change_node(node, leaving=why)
-    context.say(ReasonCode.NODE_LEAVING.reason(node.node_id, why=why))
-    if not context.group.part_done(node):
-        withdraw(context, node, _leaving(node.node_id, why), done=False, leaves_at=leaves_at)
+    context.add_event(ReasonCode.NODE_LEAVING.reason(node.node_id, why=why))
+    if not context.group.can_leave_without_loss(node):
+        remove_from_round(context, node, _leaving(node.node_id, why), done=False, leaves_at=leaves_at)
 
 
 def _hasten(context: StepContext, notice: Notice, leaves_at: float | None) -> None:
@@ -200,10 +200,10 @@ def reject(context: StepContext, node: Node) -> None:
         departure_reason=why,
         disconnected_at=None,
     )
-    context.say(why)
+    context.add_event(why)
 
 
-def remembered(nodes: Mapping[str, Node], keep: AbstractSet[str] = frozenset()) -> Mapping[str, Node]:
+def prune_gone_nodes(nodes: Mapping[str, Node], keep: AbstractSet[str] = frozenset()) -> Mapping[str, Node]:
     """The live nodes, those to keep, and the newest of the others that are gone."""
     gone = [node for node in nodes.values() if node.departed_at is not None and node.node_id not in keep]
     if len(gone) <= GONE_NODES_KEPT:
@@ -221,7 +221,7 @@ def end_round(
     cause: Cause,
     *,
     hang: Failure | None = None,
-    before: Ended | None = None,
+    before: EarlierExits | None = None,
     since: float | None = None,
 ) -> None:
     """End the active round, or the job if that is cancelled; or a loss is the cause of what ended it (rule 5).
@@ -239,12 +239,12 @@ def end_round(
         end = End(cause=cause, at=context.now, time=time, hang=hang, before=before)
         ended = replace(current, end=end, stall=None, notice=None)
         context.change(state=GroupState.WAITING, round=ended, joiners_since=None)
-        context.say(events.round_ended(current.number, cause.reason, cause.kind))
-    elif cause.kind in LOSSES and current.end.kind is EndKind.FAILED and not current.end.judged:
+        context.add_event(events.round_ended(current.number, cause.reason, cause.kind))
+    elif cause.kind in LOSSES and current.end.kind is EndKind.FAILED and not current.end.is_judged:
         _blame(context, current, current.end, cause)
 
 
-def blame_who_leaves(context: StepContext, ended: Round, end: End) -> End:
+def blame_leaving_node(context: StepContext, ended: Round, end: End) -> End:
     """The end of a round; a member that is about to leave is the cause of the failure that ended it (rule 5).
 
     It may have been drained before the failure, and have stopped its workers without having said goodbye.
@@ -252,10 +252,10 @@ def blame_who_leaves(context: StepContext, ended: Round, end: End) -> End:
     if end.kind is not EndKind.FAILED:
         return end
     for member in ended.members:
-        node = context.group.speaker(member)
+        node = context.group.current_node(member)
         if node is None or node.leaving is None or member.node_id in ended.finished:
             continue
-        if node.phase is not NodePhase.SUCCEEDED and not context.group.gave_up(node):
+        if node.phase is not NodePhase.SUCCEEDED and not context.group.has_given_up(node):
             return _blame(context, ended, end, _leaving(node.node_id, node.leaving))
     return end
 
@@ -263,7 +263,7 @@ def blame_who_leaves(context: StepContext, ended: Round, end: End) -> End:
 def _blame(context: StepContext, ended: Round, end: End, cause: Cause) -> End:
     end = replace(end, cause=cause, consequences=True)
     context.change(round=replace(ended, end=end))
-    context.say(events.round_judged(ended.number, cause.reason))
+    context.add_event(events.round_judged(ended.number, cause.reason))
     return end
 
 
@@ -284,10 +284,10 @@ def stop_with_grace(context: StepContext, cause: Cause, leaves_at: float | None 
         end_round(context, cause)
     else:
         context.change(round=replace(active, notice=Notice(cause=cause, at=context.now, until=until)))
-        context.say(events.stop_announced(active.number, cause.reason, round(until - context.now, 3)))
+        context.add_event(events.stop_announced(active.number, cause.reason, round(until - context.now, 3)))
 
 
-def fail(context: StepContext, cause: RootCause, *, gave_up: Nodes | None = None) -> None:
+def finish_failed(context: StepContext, cause: RootCause, *, gave_up: Nodes | None = None) -> None:
     """Finish the job, which has failed; `gave_up`: see `group_failed`."""
     finish(context, GroupState.FAILED, events.group_failed(cause.reason, gave_up), cause)
 
@@ -321,7 +321,7 @@ def finish(
         bounds_since=None,
         joiners_since=None,
     )
-    context.say(event)
+    context.add_event(event)
 
 
 def is_reusable(group: Group) -> bool:
@@ -335,7 +335,7 @@ def begin_job(context: StepContext, spec: GroupSpec | None = None) -> None:
     Without `spec` whoever comes gives its settings. Agents that came after the outcome was decided never had workers:
     nothing waits for them.
     """
-    expire(context)
+    expire_leases(context)
     group = context.group
     finished_at = group.finished_at if group.finished_at is not None else context.now
     old = [node for node in group.live if node.joined_at <= finished_at]
@@ -351,10 +351,10 @@ def begin_job(context: StepContext, spec: GroupSpec | None = None) -> None:
         by_put=group.by_put,
         job=group.job + 1,
         last_round=group.last_round,
-        nodes=remembered(group.nodes),
+        nodes=prune_gone_nodes(group.nodes),
         drained=group.drained,
         records=group.records,
         previous_outcome=group.state,
         created_at=group.created_at,
     )
-    context.say(ReasonCode.JOB_BEGAN.reason(group=group.group_id, job=context.group.job))
+    context.add_event(ReasonCode.JOB_BEGAN.reason(group=group.group_id, job=context.group.job))

@@ -24,7 +24,7 @@ MOST_STATES = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
-class Worlds:
+class WorldSizes:
     """The world sizes that a group allows, and how many nodes may make one; None: there is no bound."""
 
     least: int
@@ -44,7 +44,7 @@ class Worlds:
         return None if self.most is None else self.most - self.most % self.multiple
 
     @classmethod
-    def of(cls, spec: GroupSpec) -> "Worlds":
+    def of(cls, spec: GroupSpec) -> "WorldSizes":
         """The world sizes that settings allow."""
         return cls(
             least=max(1, spec.min_world_size or 1),
@@ -58,16 +58,16 @@ class Worlds:
         """Whether a world may have this size."""
         return size >= self.least and size % self.multiple == 0 and (self.most is None or size <= self.most)
 
-    def downward(self, size: int) -> range:
+    def sizes_down_from(self, size: int) -> range:
         """The allowed world sizes up to a number of slots, from the largest down."""
         top = size if self.most is None else min(size, self.most)
         return range(top - top % self.multiple, self.smallest - 1, -self.multiple)
 
-    def up_to(self, size: int) -> int:
+    def largest_up_to(self, size: int) -> int:
         """The largest allowed world size up to a number of slots; 0: there is none."""
-        return next(iter(self.downward(size)), 0)
+        return next(iter(self.sizes_down_from(size)), 0)
 
-    def never(self, sizes: Collection[int]) -> bool:
+    def is_never_possible(self, sizes: Collection[int]) -> bool:
         """Whether no number of nodes of these slots makes a world, as far as their common divisor shows that."""
         step = lcm(gcd(*sizes), self.multiple)
         most = None if self.max_nodes is None else self.max_nodes * max(sizes, default=0)
@@ -84,7 +84,7 @@ class Item:
     nodes: int = 1
 
 
-def best_set(items: Sequence[Item], worlds: Worlds, base: Sequence[Item] = ()) -> list[Item] | None:
+def best_set(items: Sequence[Item], worlds: WorldSizes, base: Sequence[Item] = ()) -> list[Item] | None:
     """The best set of items and of those of `base`, which are taken anyway; None where none is found."""
     if _is_small(items, worlds):
         return _exact(items, worlds, base)
@@ -94,7 +94,7 @@ def best_set(items: Sequence[Item], worlds: Worlds, base: Sequence[Item] = ()) -
     return next((found for each in tries if (found := _near_full(each, worlds, base)) is not None), None)
 
 
-def _near_full(items: Sequence[Item], worlds: Worlds, base: Sequence[Item]) -> list[Item] | None:
+def _near_full(items: Sequence[Item], worlds: WorldSizes, base: Sequence[Item]) -> list[Item] | None:
     """Take items as they come, but choose those around the place where the world is full."""
     full_at, count = _full_at(items, worlds, base), min(len(items), MOST_EXACT)
     while True:
@@ -105,7 +105,7 @@ def _near_full(items: Sequence[Item], worlds: Worlds, base: Sequence[Item]) -> l
         count //= 2
 
 
-def _full_at(items: Sequence[Item], worlds: Worlds, base: Sequence[Item]) -> int:
+def _full_at(items: Sequence[Item], worlds: WorldSizes, base: Sequence[Item]) -> int:
     """How many items as they come make about the largest world; where they make none, how many fit into one."""
     slots, nodes = sum(item.slots for item in base), sum(item.nodes for item in base)
     sums = [slots]
@@ -114,10 +114,10 @@ def _full_at(items: Sequence[Item], worlds: Worlds, base: Sequence[Item]) -> int
         if slots > (worlds.most or inf) or nodes > (worlds.max_nodes or inf):
             break
         sums.append(slots)
-    return max(1, bisect_right(sums, worlds.up_to(sums[-1]) or sums[-1])) - 1
+    return max(1, bisect_right(sums, worlds.largest_up_to(sums[-1]) or sums[-1])) - 1
 
 
-def _mixed(items: Sequence[Item], worlds: Worlds, base: Sequence[Item]) -> list[Item]:
+def _mixed(items: Sequence[Item], worlds: WorldSizes, base: Sequence[Item]) -> list[Item]:
     """Items as they come, but with some of each size around the place where the world is full.
 
     The larger ones come first, so those around that place may be all of one size, of which no number makes a world.
@@ -129,14 +129,14 @@ def _mixed(items: Sequence[Item], worlds: Worlds, base: Sequence[Item]) -> list[
     return [*others[:place], *sizes, *others[place:]]
 
 
-def _is_small(items: Sequence[Item], worlds: Worlds) -> bool:
+def _is_small(items: Sequence[Item], worlds: WorldSizes) -> bool:
     sums = sum(item.slots for item in items) // (gcd(*(item.slots for item in items)) or 1) + 1
     counts = worlds.max_nodes is not None or worlds.min_nodes > 1
     nodes = sum(item.nodes for item in items) if counts else 0
     return len(items) <= MOST_EXACT and sums * (nodes + 1) <= MOST_STATES
 
 
-def _exact(items: Sequence[Item], worlds: Worlds, base: Sequence[Item]) -> list[Item] | None:
+def _exact(items: Sequence[Item], worlds: WorldSizes, base: Sequence[Item]) -> list[Item] | None:
     """The best set of a few items and all of `base`.
 
     Which sums of slots the items from each place on can make are the bits of a number, by how many nodes they have.
@@ -159,7 +159,7 @@ def _exact(items: Sequence[Item], worlds: Worlds, base: Sequence[Item]) -> list[
     sums = bin(reduce(or_, (bits for count, bits in known.items() if fewest <= count <= most), 0))[:1:-1]
     places = (
         (size - base_slots) // unit
-        for size in takewhile(base_slots.__le__, worlds.downward(base_slots + (len(sums) - 1) * unit))
+        for size in takewhile(base_slots.__le__, worlds.sizes_down_from(base_slots + (len(sums) - 1) * unit))
         if (size - base_slots) % unit == 0
     )
     left = next((place for place in places if sums[place] == "1"), None)

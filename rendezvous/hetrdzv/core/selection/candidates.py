@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hetrdzv.core.memo import cached, cached_for
+from hetrdzv.core.memo import cached, cached_by_fields
 from hetrdzv.core.model import Group, Node, Round
-from hetrdzv.core.selection.best_set import Worlds
-from hetrdzv.core.selection.order import past_of
+from hetrdzv.core.selection.best_set import WorldSizes
+from hetrdzv.core.selection.order import round_history
 from hetrdzv.core.selection.select import Selection, Shortfall, in_units, select, unit_of
 from hetrdzv.protocol.reasons import waiting
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
@@ -45,17 +45,17 @@ def not_ready_nodes(group: Group) -> Sequence[Node]:
     ]
 
 
-def stranded(nodes: Iterable[Node]) -> list[Node]:
+def loopback_only_nodes(nodes: Iterable[Node]) -> list[Node]:
     """Nodes that offer a loopback address although other nodes are on other hosts, which cannot reach them."""
     nodes = list(nodes)
     loopback = [node for node in nodes if is_loopback(node.address)]
     return loopback if len(loopback) < len(nodes) else []
 
 
-@cached_for(*READ)
+@cached_by_fields(*READ)
 def next_round(group: Group) -> Selection | Shortfall:
     """What `select` answers for the ready nodes of a group that runs no round."""
-    return select(group.spec, ready_nodes(group), past_of(group), group.failed_masters)
+    return select(group.spec, ready_nodes(group), round_history(group), group.failed_masters)
 
 
 # -- while a round runs --------------------------------------------------------------------------------------
@@ -79,7 +79,7 @@ class Growth:
         return any(node.disconnected_at is not None for node in self.joiners.values())
 
 
-@cached_for(*READ)
+@cached_by_fields(*READ)
 def growth(group: Group) -> Growth:
     """Who would join if the running round ended now; nobody if no round runs."""
     active, spec = group.active_round, group.spec
@@ -88,10 +88,10 @@ def growth(group: Group) -> Growth:
     local = is_loopback(active.master.address)
     spares = [node for node in ready_nodes(group) if is_loopback(node.address) is local]
     slots = active.world_size + sum(node.slots for node in spares)
-    if not spares or (spec.sized and Worlds.of(spec).up_to(slots) <= active.world_size):
+    if not spares or (spec.sized and WorldSizes.of(spec).largest_up_to(slots) <= active.world_size):
         return Growth()
     there = [*(group.nodes[member.node_id] for member in active.members), *spares]
-    answer = select(spec, there, past_of(group))
+    answer = select(spec, there, round_history(group))
     if isinstance(answer, Shortfall):
         return Growth()
     if answer.world_size <= active.world_size if spec.sized else len(answer.nodes) <= len(active.members):
@@ -104,14 +104,14 @@ def spare_reason(group: Group, node: Node, active: Round) -> Reason:
     """Why a ready node that is not a joiner is kept as a spare."""
     code, most, node_id = _nobody_joins(group), group.spec.max_nodes, node.node_id
     match code:
-        case ReasonCode.MAX_NODES if node_id in group.used_last:
+        case ReasonCode.MAX_NODES if node_id in group.last_resort_nodes:
             failures = group.failed_rounds[node_id]
             return ReasonCode.NODE_USED_LAST.reason(node_id, group=group.group_id, failures=failures)
         case ReasonCode.MAX_NODES:
             return ReasonCode.MAX_NODES.reason(node_id, max_nodes=most)
         case ReasonCode.ON_JOIN_SPARE | ReasonCode.OTHERS_SUCCEEDED:
             return code.reason(node_id)
-    master, worlds = active.master, Worlds.of(group.spec)
+    master, worlds = active.master, WorldSizes.of(group.spec)
     loopback = is_loopback(master.address) and not is_loopback(node.address)
     if loopback or (node_id, master.node_id) in group.unreachable:
         return waiting.out_of_reach(node_id, master.node_id, master.address, loopback=loopback)

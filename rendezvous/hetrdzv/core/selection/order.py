@@ -23,7 +23,7 @@ Pairs = AbstractSet[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class RoundHistory:
     """What a group remembers that decides who is taken, and in which order.
 
     Attributes:
@@ -37,20 +37,20 @@ class Past:
     nodes: Mapping[str, Node] = field(default_factory=dict)
     seats: Sequence[str] = ()
     unreachable: Pairs = frozenset()
-    used_last: AbstractSet[str] = frozenset()
+    last_resort_nodes: AbstractSet[str] = frozenset()
 
 
-NO_PAST = Past()
+NO_PAST = RoundHistory()
 
 ReplacementKey = tuple[object, ...]
 """What the node that fills a gap should have in common with the one that left it: its slots, then the values of the
 labels that `rank_order` names, the widest first; if it names none, all labels."""
 
 
-def past_of(group: Group) -> Past:
+def round_history(group: Group) -> RoundHistory:
     """What a group remembers."""
     slots = {} if group.round is None else _slots(group.round)
-    return Past(slots, group.nodes, group.seats, group.unreachable, group.used_last)
+    return RoundHistory(slots, group.nodes, group.seats, group.unreachable, group.last_resort_nodes)
 
 
 @cached
@@ -64,7 +64,9 @@ def _replacement_key(spec: GroupSpec, slots: int, node: Node | None) -> Replacem
     return slots, *(map(known.get, names) if names else [frozenset(known.items())])
 
 
-def fill(gaps: Mapping[str, ReplacementKey], newcomers: Mapping[str, ReplacementKey]) -> dict[str, str]:
+def match_replacements(
+    gaps: Mapping[str, ReplacementKey], newcomers: Mapping[str, ReplacementKey]
+) -> dict[str, str]:
     """Which newcomer fills which gap, by gap: the best fit first, and of equals the first that came.
 
     That is one with the slots and labels of the node that left the gap, then with its slots and some of its labels, the
@@ -86,33 +88,34 @@ def fill(gaps: Mapping[str, ReplacementKey], newcomers: Mapping[str, Replacement
     return fillers
 
 
-def by_gaps(spec: GroupSpec, nodes: Mapping[str, Node], past: Past) -> Mapping[str, int]:
+def rank_replacements(spec: GroupSpec, nodes: Mapping[str, Node], past: RoundHistory) -> Mapping[str, int]:
     """The nodes that would fill the gaps of the last round, numbered by how well they fit.
 
     Those that are used last fill no gap that another can fill.
     """
     newcomers = sorted(
-        nodes.keys() - set(past.seats), key=lambda node_id: (node_id in past.used_last, natural_key(node_id))
+        nodes.keys() - set(past.seats),
+        key=lambda node_id: (node_id in past.last_resort_nodes, natural_key(node_id)),
     )
     taken = _fill(spec, nodes, past, newcomers)
     return {node_id: number for number, node_id in enumerate(taken.values())}
 
 
 def _fill(
-    spec: GroupSpec, chosen: Mapping[str, Node], past: Past, newcomers: Sequence[str]
+    spec: GroupSpec, chosen: Mapping[str, Node], past: RoundHistory, newcomers: Sequence[str]
 ) -> Mapping[str, str]:
     """Which newcomer fills which gap, by gap, the best fit first."""
     gaps = [node_id for node_id in past.seats if node_id in past.slots and node_id not in chosen]
     if not (gaps and newcomers):
         return {}
-    return fill(
+    return match_replacements(
         {gap: _replacement_key(spec, past.slots[gap], past.nodes.get(gap)) for gap in gaps},
         {node_id: _replacement_key(spec, chosen[node_id].slots, chosen[node_id]) for node_id in newcomers},
     )
 
 
-def in_order(
-    spec: GroupSpec, nodes: Iterable[Node], past: Past, master: str | None = None
+def order_nodes(
+    spec: GroupSpec, nodes: Iterable[Node], past: RoundHistory, master: str | None = None
 ) -> tuple[list[Node], tuple[str, ...]]:
     """The nodes of a round in rank order, and the places for the next time, those of absent nodes included.
 
@@ -154,11 +157,11 @@ def may_be_master(spec: GroupSpec, node: Node) -> bool:
     return spec.master is None or allows_master(spec.master, node.node_id, node.labels)
 
 
-def place(
-    spec: GroupSpec, nodes: Iterable[Node], past: Past, master: str | None = None
+def assign_ranks(
+    spec: GroupSpec, nodes: Iterable[Node], past: RoundHistory, master: str | None = None
 ) -> tuple[tuple[Member, ...], tuple[str, ...]]:
-    """The members of a round in order (see `in_order`) with their ranks, overall and per role; and the next places."""
-    ordered, places = in_order(spec, nodes, past, master)
+    """The members of a round in order (`order_nodes`) with their ranks, overall and per role; and the next places."""
+    ordered, places = order_nodes(spec, nodes, past, master)
     role_sizes: Counter[str] = Counter()
     for node in ordered:
         role_sizes[node.role] += node.slots

@@ -12,8 +12,8 @@ from enum import StrEnum
 from functools import cached_property
 
 from hetrdzv.core.model import Node
-from hetrdzv.core.selection.best_set import Item, Worlds, best_set
-from hetrdzv.core.selection.order import NO_PAST, Past, by_gaps, in_order, may_be_master
+from hetrdzv.core.selection.best_set import Item, WorldSizes, best_set
+from hetrdzv.core.selection.order import NO_PAST, RoundHistory, may_be_master, order_nodes, rank_replacements
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.texts.ids import natural_key
 
@@ -49,7 +49,7 @@ class Selection:
         return sum(node.slots for node in self.nodes)
 
 
-class Lack(StrEnum):
+class ShortfallKind(StrEnum):
     """What a round is short of."""
 
     NODES = "nodes"
@@ -63,7 +63,7 @@ class Shortfall:
     """Why no round can form now.
 
     Attributes:
-        lack: what is missing.
+        kind: what is missing.
         missing: how many nodes more are needed, or how many slots for the smallest world; 0 where it is a master, or
             where slots are enough, but no set of nodes makes a world.
         never: whether no number of nodes like these would make a world size that is allowed.
@@ -71,7 +71,7 @@ class Shortfall:
         suspects: as `Selection` has them.
     """
 
-    lack: Lack
+    kind: ShortfallKind
     missing: int = 0
     never: bool = False
     final: bool = False
@@ -99,7 +99,7 @@ def in_units(spec: GroupSpec, nodes: Iterable[Node]) -> list[list[Node]]:
 def select(
     spec: GroupSpec,
     ready: Sequence[Node],
-    past: Past = NO_PAST,
+    past: RoundHistory = NO_PAST,
     failed_masters: int = 0,
 ) -> Selection | Shortfall:
     """Choose the nodes of the next round: the most, or, where world sizes are bounded, those of the largest world.
@@ -110,23 +110,23 @@ def select(
     most that one serves are, if they are enough. `failed_masters`: how many in a row no node could reach.
     """
     if len(ready) < spec.min_nodes:
-        return Shortfall(lack=Lack.NODES, missing=spec.min_nodes - len(ready))
+        return Shortfall(kind=ShortfallKind.NODES, missing=spec.min_nodes - len(ready))
     suspects = tuple(node for node in ready if node.disconnected_at is not None)
     choice = _Choice(spec, ready, past)
     allowed = None if spec.master is None else {node.node_id for node in ready if may_be_master(spec, node)}
     chosen = choice.best(allowed)
     if chosen is None:
         if allowed is not None and choice.best(None) is not None:
-            return Shortfall(lack=Lack.ALLOWED_MASTER, suspects=suspects)
+            return Shortfall(kind=ShortfallKind.ALLOWED_MASTER, suspects=suspects)
         missing = max(0, choice.worlds.smallest - sum(node.slots for node in ready))
-        never = choice.worlds.never({node.slots for node in ready})
-        return Shortfall(lack=Lack.WORLD, missing=missing, never=never)
+        never = choice.worlds.is_never_possible({node.slots for node in ready})
+        return Shortfall(kind=ShortfallKind.WORLD, missing=missing, never=never)
     master = None
     if past.unreachable:
         served = choice.served(chosen) if failed_masters < MASTERS_TRIED else None
         if served is None:
             final = failed_masters >= MASTERS_TRIED or {node.node_id for node in ready} >= past.slots.keys()
-            return Shortfall(lack=Lack.MASTER, final=final, suspects=suspects)
+            return Shortfall(kind=ShortfallKind.MASTER, final=final, suspects=suspects)
         chosen, master = served
     size = choice.size(chosen)
     # more of a unit may be on its way, and then another set is the best
@@ -138,11 +138,11 @@ def select(
 class _Choice:
     """The choice among the nodes that are ready. Where world sizes are not bounded, every node counts as one slot."""
 
-    def __init__(self, spec: GroupSpec, ready: Sequence[Node], past: Past) -> None:
+    def __init__(self, spec: GroupSpec, ready: Sequence[Node], past: RoundHistory) -> None:
         self._spec, self._ready, self._past = spec, ready, past
-        self.worlds = Worlds.of(spec)
+        self.worlds = WorldSizes.of(spec)
         if not spec.sized:
-            self.worlds = Worlds(1, spec.max_nodes, 1, spec.min_nodes, spec.max_nodes)
+            self.worlds = WorldSizes(1, spec.max_nodes, 1, spec.min_nodes, spec.max_nodes)
 
     def size(self, nodes: Iterable[Node]) -> int:
         """How many slots nodes have, or how many nodes there are."""
@@ -189,13 +189,13 @@ class _Choice:
     def _units(self) -> list[list[Node]]:
         """What is taken as a whole, the preferred first."""
         by_id = {node.node_id: node for node in self._ready}
-        gaps = by_gaps(self._spec, by_id, self._past)
+        gaps = rank_replacements(self._spec, by_id, self._past)
         seated = frozenset(self._past.seats)
 
         def preference(unit: list[Node]) -> tuple[object, ...]:
             names = [node.node_id for node in unit]
             return (
-                not self._past.used_last.isdisjoint(names),
+                not self._past.last_resort_nodes.isdisjoint(names),
                 any(name not in self._past.slots for name in names),
                 any(name not in seated for name in names),
                 min(gaps.get(name, len(gaps)) for name in names),
@@ -207,7 +207,7 @@ class _Choice:
 
     def served(self, chosen: list[Node]) -> tuple[list[Node], str] | None:
         """A master and the nodes that can reach it: all that were chosen, or the most that one serves."""
-        ordered, _ = in_order(self._spec, chosen, self._past)
+        ordered, _ = order_nodes(self._spec, chosen, self._past)
         taken = {node.node_id for node in chosen}
         shunned = {master for node_id, master in self._past.unreachable if node_id in taken}
         masters = [node.node_id for node in ordered if may_be_master(self._spec, node)]
@@ -222,7 +222,7 @@ class _Choice:
                 cut_off[name].add(node_id)
         total = sum(sizes.values())
         there = {
-            name: self.worlds.up_to(total - sum(sizes[node_id] for node_id in cut_off[name]))
+            name: self.worlds.largest_up_to(total - sum(sizes[node_id] for node_id in cut_off[name]))
             for name in masters
         }
         masters.sort(key=lambda name: -there[name])  # of equals the earlier one

@@ -12,23 +12,23 @@ from typing import Any
 from hetrdzv.core.commands import DeclareSnapshots, Report
 from hetrdzv.core.memo import cached
 from hetrdzv.core.model import Group, Node, Round
-from hetrdzv.core.rounds.transitions import StepContext, require_speaker
+from hetrdzv.core.rounds.transitions import StepContext, require_current_agent
 from hetrdzv.core.snapshots.complete import (
-    Gathered,
-    gathered,
-    gathered_for,
+    GroupSnapshot,
+    group_snapshots,
     has_all,
-    is_copied,
-    is_here,
+    has_copies,
+    is_serving,
+    is_staying,
+    job_snapshots,
     newer_than,
-    serves,
 )
 from hetrdzv.core.snapshots.sources import chosen_from, for_member
 from hetrdzv.protocol.directive import Member
 from hetrdzv.protocol.errors import NotFound, Refused, StaleRound
 from hetrdzv.protocol.reasons import snapshots as reasons
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
-from hetrdzv.protocol.snapshots import Kept, Stamp, UseSnapshot
+from hetrdzv.protocol.snapshots import JobSnapshotState, SnapshotId, UseSnapshot
 from hetrdzv.protocol.texts.who import Nodes
 
 MOST_SERVES_S = 600.0
@@ -38,7 +38,7 @@ MOST_SHOWN = 5
 """How many steps an error names."""
 
 
-def begin(context: StepContext, before: Group) -> str:
+def choose_start(context: StepContext, before: Group) -> str:
     """Choose the snapshot that a round begins from; returns what is lost of the one before it, in words.
 
     `before`: the group without it, whose newest round has been judged.
@@ -51,8 +51,8 @@ def begin(context: StepContext, before: Group) -> str:
         origin = _origin(before, members)
         if origin is None:
             return ""
-        known = Kept(origin=origin)
-    all_found = gathered_for(group, known.origin, [node.node_id for node in members], before.last_round)
+        known = JobSnapshotState(origin=origin)
+    all_found = job_snapshots(group, known.origin, [node.node_id for node in members], before.last_round)
     taken = choose(known, all_found)
     if taken is not None and taken.stamp == known.wanted:
         known = replace(known, undone=taken.stamp, undone_before=current.number)
@@ -66,13 +66,15 @@ def begin(context: StepContext, before: Group) -> str:
     if taken is not None or lost != 0:
         stamp, on_disk = (taken.stamp, taken.on_disk is not None) if taken is not None else (None, False)
         who = Nodes.of(holders)
-        context.say(reasons.began_from_snapshot(current.number, stamp, who, lost, newer, on_disk=on_disk))
-    for warning in found(context.group, current):
-        context.say(warning)
-    return reasons.lost(lost, newer) if lost != 0 else ""
+        context.add_event(
+            reasons.began_from_snapshot(current.number, stamp, who, lost, newer, on_disk=on_disk)
+        )
+    for warning in snapshot_warnings(context.group, current):
+        context.add_event(warning)
+    return reasons.lost_text(lost, newer) if lost != 0 else ""
 
 
-def of_start(group: Group, current: Round, member: Member) -> Mapping[str, Any]:
+def start_fields(group: Group, current: Round, member: Member) -> Mapping[str, Any]:
     """Fields of the start that a member of a round is told."""
     if group.snapshots is None:
         return {}
@@ -80,7 +82,7 @@ def of_start(group: Group, current: Round, member: Member) -> Mapping[str, Any]:
     return {"snapshot": snapshot, "origin": group.snapshots.origin}
 
 
-def parting(context: StepContext, node: Node, report: Report) -> None:
+def record_parting(context: StepContext, node: Node, report: Report) -> None:
     """A node whose workers are gone says for how long it will serve what it holds; later, that this is done."""
     known = context.group.snapshots
     if known is None or node.job != context.group.job:
@@ -97,7 +99,7 @@ def parting(context: StepContext, node: Node, report: Report) -> None:
 
 def is_needed(group: Group, node: Node) -> bool:
     """Whether others need what a node that has left, but whose agent is there, holds: they have nothing newer yet."""
-    if not serves(group, node) or not others_stay(group) or node.snapshots is None:
+    if not is_serving(group, node) or not others_stay(group) or node.snapshots is None:
         return False
     complete, known = complete_in_memory(group), group.snapshots
     wanted = known.wanted if known is not None else None
@@ -108,7 +110,7 @@ def is_needed(group: Group, node: Node) -> bool:
     )
 
 
-def end_parting(context: StepContext) -> None:
+def forget_parted(context: StepContext) -> None:
     """Forget agents that have served what they hold for as long as they said."""
     known = context.group.snapshots
     if known is not None and known.parting:
@@ -116,11 +118,11 @@ def end_parting(context: StepContext) -> None:
         context.change(snapshots=replace(known, parting=parting))
 
 
-def found(group: Group, current: Round) -> Sequence[Reason]:
+def snapshot_warnings(group: Group, current: Round) -> Sequence[Reason]:
     """What to know of the snapshots of a round that runs."""
     if group.snapshots is None:
         return ()
-    return _warnings([node for node in map(group.speaker, current.members) if node is not None])
+    return _warnings([node for node in map(group.current_node, current.members) if node is not None])
 
 
 def _warnings(nodes: Sequence[Node]) -> Sequence[Reason]:
@@ -129,23 +131,23 @@ def _warnings(nodes: Sequence[Node]) -> Sequence[Reason]:
     not_written = {node_id: lack for node_id, lack in lacks.items() if lack is not None}
     warnings = []
     if not_written:  # one for all: mostly the directory that they share is full
-        newest = max(not_written.values(), key=lambda lack: lack.stamp.newness)
+        newest = max(not_written.values(), key=lambda lack: lack.stamp.sort_key)
         warnings.append(reasons.not_on_disk(newest.stamp, Nodes.of(not_written), newest.why))
     if without := [node_id for node_id, why in whys.items() if why]:  # mostly no node has enough memory
         warnings.append(reasons.not_taken(Nodes.of(without), whys[without[0]]))
     return tuple(warnings)
 
 
-def choose(known: Kept, found: Sequence[Gathered]) -> Gathered | None:
+def choose(known: JobSnapshotState, found: Sequence[GroupSnapshot]) -> GroupSnapshot | None:
     """The snapshot from which a round would begin, of all, the newest first; None: there is none."""
-    complete = [one for one in found if not one.lack]
+    complete = [one for one in found if not one.missing]
     wanted = (one for one in complete if one.stamp == known.wanted)
     return next(wanted, None) or next((one for one in complete if not is_undone(known, one.stamp)), None)
 
 
-def is_undone(known: Kept, stamp: Stamp) -> bool:
+def is_undone(known: JobSnapshotState, stamp: SnapshotId) -> bool:
     """Whether a person has chosen an older one since."""
-    if known.undone is None or stamp.newness <= known.undone.newness:
+    if known.undone is None or stamp.sort_key <= known.undone.sort_key:
         return False
     return stamp.origin is not None or stamp.round < known.undone_before
 
@@ -153,7 +155,7 @@ def is_undone(known: Kept, stamp: Stamp) -> bool:
 @cached
 def others_stay(group: Group) -> bool:
     """Whether nodes are there that do not leave: they go on with the job."""
-    return any(is_here(group, node) for node in group.nodes.values())
+    return any(is_staying(group, node) for node in group.nodes.values())
 
 
 def _origin(before: Group, members: Sequence[Node]) -> str | None:
@@ -171,7 +173,7 @@ def _origin(before: Group, members: Sequence[Node]) -> str | None:
     return blake2s(members[0].incarnation.encode(), digest_size=8).hexdigest()
 
 
-def _lost(before: Group, known: Kept, taken: Gathered | None) -> int | None:
+def _lost(before: Group, known: JobSnapshotState, taken: GroupSnapshot | None) -> int | None:
     """How many steps of the round that has ended are lost with what the next one begins from; None: nobody knows."""
     reached = _reached(before, known)
     if reached is None:
@@ -182,7 +184,7 @@ def _lost(before: Group, known: Kept, taken: Gathered | None) -> int | None:
     return max(0, reached - step)
 
 
-def _reached(before: Group, known: Kept) -> int | None:
+def _reached(before: Group, known: JobSnapshotState) -> int | None:
     """The newest step that a worker had reached in the round that has ended; None: nobody who is here knows.
 
     That was at least the step from which it was to begin, also where nobody could load it.
@@ -214,18 +216,18 @@ def _had_any(before: Group, origin: str) -> bool:
     return any(holdings.held and holdings.origin == origin for holdings in every)
 
 
-def next_snapshot(group: Group) -> Gathered | None:
+def next_snapshot(group: Group) -> GroupSnapshot | None:
     """The snapshot from which a round would begin now; None: there is none."""
-    return choose(group.snapshots, gathered(group)) if group.snapshots is not None else None
+    return choose(group.snapshots, group_snapshots(group)) if group.snapshots is not None else None
 
 
-def on_disk(group: Group) -> Gathered | None:
+def on_disk(group: Group) -> GroupSnapshot | None:
     """The newest snapshot on disk that can be read; None: there is none."""
-    return next((one for one in gathered(group) if one.on_disk and not one.lack), None)
+    return next((one for one in group_snapshots(group) if one.on_disk and not one.missing), None)
 
 
 @cached
-def complete_in_memory(group: Group) -> Stamp | None:
+def complete_in_memory(group: Group) -> SnapshotId | None:
     """The newest snapshot in memory that outlives any other node than its holder, where it is alone; None: none."""
     current = group.active_round
     alone = current.members[0].node_id if current is not None and len(current.members) == 1 else None
@@ -233,29 +235,31 @@ def complete_in_memory(group: Group) -> Stamp | None:
     return next(
         (
             one.stamp
-            for one in gathered(group)
-            if not one.lack
+            for one in group_snapshots(group)
+            if not one.missing
             and not one.on_disk
             and not (known is not None and is_undone(known, one.stamp))
-            and (is_copied(one) or any(node.node_id == alone and has_all(held) for node, held in one.holders))
+            and (
+                has_copies(one) or any(node.node_id == alone and has_all(held) for node, held in one.holders)
+            )
         ),
         None,
     )
 
 
-def safe_snapshot(group: Group) -> Gathered | None:
+def safe_snapshot(group: Group) -> GroupSnapshot | None:
     """The newest snapshot that outlives any one node, where there are more; None: there is none."""
     if group.snapshots is None:
         return None
     alone = len(group.live) < 2
-    return choose(group.snapshots, [one for one in gathered(group) if alone or is_copied(one)])
+    return choose(group.snapshots, [one for one in group_snapshots(group) if alone or has_copies(one)])
 
 
-def declare(context: StepContext, command: DeclareSnapshots) -> None:
+def record_holdings(context: StepContext, command: DeclareSnapshots) -> None:
     """A member says what it holds while its round runs."""
-    node = require_speaker(context.group, command.node_id, command.incarnation)
+    node = require_current_agent(context.group, command.node_id, command.incarnation)
     group, current = context.group, context.group.active_round
-    is_over = current is None or group.state.terminal or not group.in_round(node)
+    is_over = current is None or group.state.terminal or not group.is_in_round(node)
     if current is None or is_over or command.round != current.number:
         raise StaleRound(
             f"round {command.round} of group '{group.group_id}' is over for node '{node.node_id}'"
@@ -263,18 +267,18 @@ def declare(context: StepContext, command: DeclareSnapshots) -> None:
     if node.snapshots == command.holdings:
         return
     for warning in _warnings([context.change_node(node, snapshots=command.holdings)]):
-        members = (each for each in map(group.speaker, current.members) if each is not None)
+        members = (each for each in map(group.current_node, current.members) if each is not None)
         known = (other.code for each in members for other in _warnings([each]))
         if warning.code not in known:  # the first to say so; all are in the warnings
-            context.say(warning)
+            context.add_event(warning)
 
 
-def use(context: StepContext, command: UseSnapshot) -> None:
+def choose_snapshot(context: StepContext, command: UseSnapshot) -> None:
     """A person chooses the snapshot from which the next round begins."""
     group = context.group
     if group.state.terminal:
         raise Refused(f"group '{group.group_id}' has already {group.state}: no round follows")
-    complete = [one.stamp for one in gathered(group) if not one.lack]
+    complete = [one.stamp for one in group_snapshots(group) if not one.missing]
     stamp = next((one for one in complete if one.step == command.step), None)
     if stamp is None or group.snapshots is None:
         raise NotFound(
@@ -282,9 +286,9 @@ def use(context: StepContext, command: UseSnapshot) -> None:
         )
     if group.snapshots.wanted != stamp:
         context.change(snapshots=replace(group.snapshots, wanted=stamp))
-        context.say(ReasonCode.SNAPSHOT_WANTED.reason(step=stamp.step, of_round=stamp.round))
+        context.add_event(ReasonCode.SNAPSHOT_WANTED.reason(step=stamp.step, of_round=stamp.round))
 
 
-def _there_are(complete: Sequence[Stamp]) -> str:
+def _there_are(complete: Sequence[SnapshotId]) -> str:
     steps = [str(stamp.step) for stamp in complete[:MOST_SHOWN]]
     return f"there are those of step {', '.join(steps)}" if steps else "there is none"

@@ -7,79 +7,81 @@ from dataclasses import dataclass, replace
 
 from hetrdzv.core.memo import cached
 from hetrdzv.core.model import Group, Node, Round
-from hetrdzv.protocol.snapshots import Chosen, Held, OnDisk, Stamp
+from hetrdzv.protocol.snapshots import DiskSnapshot, HeldSnapshot, SnapshotId, StartSnapshot
 from hetrdzv.protocol.states import NodePhase
-from hetrdzv.protocol.texts.phrasing import one_or_more
+from hetrdzv.protocol.texts.phrasing import singular_or_plural
 from hetrdzv.protocol.texts.who import MOST_RANGES, Nodes, Ranks
 
 
 @dataclass(frozen=True, slots=True)
-class Gathered:
+class GroupSnapshot:
     """A snapshot.
 
     Attributes:
         holders: who has some of it.
-        lack: why it is not complete, in a clause; empty: it is.
+        missing: why it is not complete, in a clause; empty: it is.
         on_disk: what is known of it where it is on disk, and not in the memory of nodes.
     """
 
-    stamp: Stamp
+    stamp: SnapshotId
     world_size: int
     sharded: bool
-    holders: tuple[tuple[Node, Held], ...] = ()
-    lack: str = ""
-    on_disk: OnDisk | None = None
+    holders: tuple[tuple[Node, HeldSnapshot], ...] = ()
+    missing: str = ""
+    on_disk: DiskSnapshot | None = None
 
 
 @cached
-def gathered(group: Group) -> Sequence[Gathered]:
+def group_snapshots(group: Group) -> Sequence[GroupSnapshot]:
     """All snapshots of a group, the newest first; of its running round, if one runs, each node may use its own."""
     active = group.active_round
     members = [member.node_id for member in active.members] if active is not None else list(group.nodes)
     origin = group.snapshots.origin if group.snapshots is not None else ""
-    return gathered_for(group, origin, members, group.last_round)
+    return job_snapshots(group, origin, members, group.last_round)
 
 
-def gathered_for(group: Group, origin: str, members: Sequence[str], last_round: int) -> Sequence[Gathered]:
+def job_snapshots(
+    group: Group, origin: str, members: Sequence[str], last_round: int
+) -> Sequence[GroupSnapshot]:
     """All snapshots of a job (`origin`) that the nodes of a group have or see on disk, the newest first.
 
     What one node sees on disk counts: not all have looked lately. What nobody serves is of use to its own node alone,
     if that is the only member; what claims to be of a later round than the last is none.
     """
     alone = members[0] if len(members) == 1 else None
-    holders: defaultdict[tuple[Stamp, int, bool], list[tuple[Node, Held]]] = defaultdict(list)
-    disk: dict[Stamp, OnDisk] = {}
+    holders: defaultdict[tuple[SnapshotId, int, bool], list[tuple[Node, HeldSnapshot]]] = defaultdict(list)
+    disk: dict[SnapshotId, DiskSnapshot] = {}
     for node in group.nodes.values():
         if node.snapshots is None:
             continue
         for held in usable(group, node, origin, alone):
             if held.round <= last_round:
                 holders[stamp_of(held), held.world_size, held.sharded].append((node, held))
-        if is_here(group, node):
+        if is_staying(group, node):
             disk.update((stamp_on_disk(one, origin), one) for one in node.snapshots.on_disk)
     found = [
-        Gathered(stamp, size, sharded, tuple(some), _lack(size, sharded, some))
+        GroupSnapshot(stamp, size, sharded, tuple(some), _lack(size, sharded, some))
         for (stamp, size, sharded), some in holders.items()
     ]
-    found += [Gathered(stamp, one.world_size, one.sharded, on_disk=one) for stamp, one in disk.items()]
+    found += [GroupSnapshot(stamp, one.world_size, one.sharded, on_disk=one) for stamp, one in disk.items()]
     refused = _refused(group, members)
-    found = [replace(one, lack=refused.get(one.stamp, one.lack)) for one in found] if refused else found
+    found = [replace(one, missing=refused.get(one.stamp, one.missing)) for one in found] if refused else found
     wrote_at: dict[str | None, int] = {}
     for stamp, one in disk.items():
         wrote_at[stamp.origin] = max(one.written_at, wrote_at.get(stamp.origin, 0))
 
-    def newness(one: Gathered) -> tuple[object, ...]:
+    def newness(one: GroupSnapshot) -> tuple[object, ...]:
         """After those of this job, those of the job that wrote last; of one that is in memory and on disk, memory."""
-        own, *within = one.stamp.newness
+        own, *within = one.stamp.sort_key
         job = own, wrote_at.get(one.stamp.origin, 0) if not own else 0
         return *job, *within, one.on_disk is None, one.world_size, one.sharded
 
     return sorted(found, key=newness, reverse=True)
 
 
-def _refused(group: Group, members: Iterable[str]) -> Mapping[Stamp, str]:
+def _refused(group: Group, members: Iterable[str]) -> Mapping[SnapshotId, str]:
     """What some members could load no copy of."""
-    found: defaultdict[Stamp, list[str]] = defaultdict(list)
+    found: defaultdict[SnapshotId, list[str]] = defaultdict(list)
     for node in map(group.nodes.get, members):
         if node is not None and node.snapshots is not None:
             for stamp in node.snapshots.refused:
@@ -87,33 +89,33 @@ def _refused(group: Group, members: Iterable[str]) -> Mapping[Stamp, str]:
     return {stamp: f"workers on {Nodes.of(nodes)} could load no copy of it" for stamp, nodes in found.items()}
 
 
-def has_all(held: Held) -> bool:
+def has_all(held: HeldSnapshot) -> bool:
     """Whether a node has all of a snapshot."""
     return held.whole and len({part.rank for part in held.ranks}) >= held.world_size
 
 
-def usable(group: Group, node: Node, origin: str, alone: str | None = None) -> Iterable[Held]:
+def usable(group: Group, node: Node, origin: str, alone: str | None = None) -> Iterable[HeldSnapshot]:
     """What a node has of the snapshots of a job that others can use; `alone`: that only it will use them."""
     holdings = node.snapshots
     assert holdings is not None
     served = bool(holdings.port) or node.node_id == alone
     is_of = bool(origin) and holdings.origin == origin
-    return holdings.held if served and is_of and (is_here(group, node) or serves(group, node)) else ()
+    return holdings.held if served and is_of and (is_staying(group, node) or is_serving(group, node)) else ()
 
 
-def is_here(group: Group, node: Node) -> bool:
+def is_staying(group: Group, node: Node) -> bool:
     """Whether a node is there, and does not leave."""
     return not node.gone and node.job == group.job and node.leaving is None and node.rejected is None
 
 
-def serves(group: Group, node: Node) -> bool:
+def is_serving(group: Group, node: Node) -> bool:
     """Whether a node that leaves, or has left, yet serves what it holds."""
     if group.snapshots is None or node.phase is not NodePhase.LEFT or node.job != group.job:
         return False
     return node.incarnation in group.snapshots.parting
 
 
-def is_copied(one: Gathered) -> bool:
+def has_copies(one: GroupSnapshot) -> bool:
     """Whether a complete snapshot outlives any node: if nothing is sharded all can save again what they have alike."""
     if one.on_disk or not one.sharded:
         return True
@@ -123,25 +125,25 @@ def is_copied(one: Gathered) -> bool:
     )
 
 
-def newer_than(step: int, found: Iterable[Gathered]) -> str:
+def newer_than(step: int, found: Iterable[GroupSnapshot]) -> str:
     """What there is of a job's steps after one: the newest; empty: nothing, or all of one that is undone."""
     newer = [one for one in found if one.stamp.origin is None and one.stamp.step > step]
-    if not newer or not all(one.lack for one in newer):
+    if not newer or not all(one.missing for one in newer):
         return ""
-    return f"of step {newer[0].stamp.step} {newer[0].lack}"
+    return f"of step {newer[0].stamp.step} {newer[0].missing}"
 
 
-def stamp_of(held: Held | Chosen) -> Stamp:
+def stamp_of(held: HeldSnapshot | StartSnapshot) -> SnapshotId:
     """Which snapshot in memory it is, or is of."""
-    return Stamp(round=held.round, step=held.step)
+    return SnapshotId(round=held.round, step=held.step)
 
 
-def stamp_on_disk(one: OnDisk | Chosen, origin: str) -> Stamp:
+def stamp_on_disk(one: DiskSnapshot | StartSnapshot, origin: str) -> SnapshotId:
     """Which snapshot on disk it is, for a job."""
-    return Stamp(round=one.round, step=one.step, origin=one.origin if one.origin != origin else None)
+    return SnapshotId(round=one.round, step=one.step, origin=one.origin if one.origin != origin else None)
 
 
-def began_from(current: Round, origin: str) -> Stamp | None:
+def began_from(current: Round, origin: str) -> SnapshotId | None:
     """Which snapshot a round of a job begins from; None: from none."""
     chosen = current.snapshot
     if chosen is None:
@@ -149,18 +151,18 @@ def began_from(current: Round, origin: str) -> Stamp | None:
     return stamp_on_disk(chosen, origin) if chosen.on_disk else stamp_of(chosen)
 
 
-def _lack(world_size: int, sharded: bool, holders: Sequence[tuple[Node, Held]]) -> str:
+def _lack(world_size: int, sharded: bool, holders: Sequence[tuple[Node, HeldSnapshot]]) -> str:
     if not any(held.whole for _, held in holders):
         return "no node has all that its ranks have alike"
     if sharded:
         ranks = {part.rank for _, held in holders for part in held.ranks if part.rank < world_size}
         if len(ranks) < world_size:
-            gone = missing(ranks, world_size)
-            return f"nobody has the {one_or_more(gone, 'part', 'parts')} of {gone}"
+            gone = missing_ranks(ranks, world_size)
+            return f"nobody has the {singular_or_plural(gone, 'part', 'parts')} of {gone}"
     return ""
 
 
-def missing(ranks: AbstractSet[int], world_size: int) -> Ranks:
+def missing_ranks(ranks: AbstractSet[int], world_size: int) -> Ranks:
     """The ranks of a world that are not among some; costs as much as there are of those."""
     gaps: list[tuple[int, int]] = []
     after = -1

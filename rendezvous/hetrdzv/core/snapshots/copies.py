@@ -7,18 +7,18 @@ the next one at all. Of what only nodes have that have left, the members share o
 from collections import Counter, defaultdict
 from collections.abc import Container, Mapping, Sequence
 
-from hetrdzv.core.memo import cached_for
+from hetrdzv.core.memo import cached_by_fields
 from hetrdzv.core.model import Group, Node, Round
 from hetrdzv.core.selection.select import unit_of
 from hetrdzv.core.snapshots.complete import stamp_of, usable
 from hetrdzv.protocol.directive import Member
-from hetrdzv.protocol.snapshots import Chosen, Copy, Source, Stamp
+from hetrdzv.protocol.snapshots import CopyOrder, SnapshotId, Source, StartSnapshot
 
 COPIES = 2
 """How many nodes have all of a snapshot that outlives any node."""
 
 
-def copy_for(group: Group, node: Node, safe: Stamp | None = None) -> Copy | None:
+def copy_for(group: Group, node: Node, safe: SnapshotId | None = None) -> CopyOrder | None:
     """The next parts that a member is to copy, the oldest first: they may be overwritten; None: none by now.
 
     They are of the snapshot that the round began from, and of those of the round of which the member has something;
@@ -28,7 +28,7 @@ def copy_for(group: Group, node: Node, safe: Stamp | None = None) -> Copy | None
     if current is None or own is None:
         return None
     has = {stamp_of(held): {part.rank for part in held.ranks} for held in own.held}
-    wanted: list[tuple[Stamp, str, Container[int]]] = []
+    wanted: list[tuple[SnapshotId, str, Container[int]]] = []
     if (began := _began(current)) is not None:
         wanted += [(stamp_of(began), *lone) for lone in _lone(group).get(node.node_id, ())]
     of_round = [stamp for stamp in has if stamp.round == current.number]
@@ -37,14 +37,14 @@ def copy_for(group: Group, node: Node, safe: Stamp | None = None) -> Copy | None
     copies = (
         _copy(group, holder, stamp, ranks, has.get(stamp, ()))
         for stamp, holder, ranks in wanted
-        if safe is None or stamp.newness > safe.newness
+        if safe is None or stamp.sort_key > safe.sort_key
     )
     return next(filter(None, copies), None)
 
 
 def _copy(
-    group: Group, holder: str, stamp: Stamp, wanted: Container[int], has: Container[int]
-) -> Copy | None:
+    group: Group, holder: str, stamp: SnapshotId, wanted: Container[int], has: Container[int]
+) -> CopyOrder | None:
     """What a node has of some parts of a snapshot, but for those that the one who asks has; None: nothing."""
     node = group.nodes.get(holder)
     if node is None or node.snapshots is None or group.snapshots is None:
@@ -61,16 +61,16 @@ def _copy(
     source = Source(
         node_id=holder, address=node.address, port=node.snapshots.port, key=node.snapshots.key, ranks=ranks
     )
-    return Copy(stamp=stamp, source=source)
+    return CopyOrder(stamp=stamp, source=source)
 
 
-def _began(current: Round) -> Chosen | None:
+def _began(current: Round) -> StartSnapshot | None:
     """What a round began from, if it lives in memory, in parts."""
     began = current.snapshot
     return None if began is None or began.on_disk or not began.sharded else began
 
 
-@cached_for("spec", "round")
+@cached_by_fields("spec", "round")
 def _lone(group: Group) -> Mapping[str, Sequence[tuple[str, Container[int]]]]:
     """From whom each member is to copy which parts of what the round began from: first from who is not in it.
 
@@ -109,7 +109,7 @@ def _alone_whole(sources: Sequence[Source], inside: Container[str]) -> str | Non
     return next(iter(members or whole), None) if len(members) < COPIES else None
 
 
-@cached_for("spec", "round")
+@cached_by_fields("spec", "round")
 def _kept_by(group: Group) -> Mapping[str, Sequence[Member]]:
     """The members whose keeper each node is."""
     kept: defaultdict[str, list[Member]] = defaultdict(list)
@@ -120,7 +120,7 @@ def _kept_by(group: Group) -> Mapping[str, Sequence[Member]]:
     return kept
 
 
-@cached_for("spec", "round")
+@cached_by_fields("spec", "round")
 def _keepers(group: Group) -> Mapping[str, str]:
     """The keeper of each member; nobody's where there is only one. A node keeps its labels while its round runs."""
     members = group.active_round.members if group.active_round is not None else ()

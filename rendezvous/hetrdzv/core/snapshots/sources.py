@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from hetrdzv.core.memo import cached
-from hetrdzv.core.snapshots.complete import Gathered
+from hetrdzv.core.snapshots.complete import GroupSnapshot
 from hetrdzv.protocol.directive import Member
-from hetrdzv.protocol.snapshots import Chosen, Source
+from hetrdzv.protocol.snapshots import Source, StartSnapshot
 
 MOST_SOURCES = 1024
 """How many nodes are kept that have a snapshot, unless it is sharded: then all are needed."""
@@ -15,11 +15,11 @@ MOST_WHOLE = 8
 """How many sources of what all ranks have alike a member is told, besides itself."""
 
 
-def chosen_from(found: Gathered, members: Iterable[str], lost: int | None, newer: str) -> Chosen:
+def chosen_from(found: GroupSnapshot, members: Iterable[str], lost: int | None, newer: str) -> StartSnapshot:
     """A snapshot as a round keeps it: first who has all that its ranks have alike, and of those its members."""
     inside = frozenset(members)
     holders = sorted(found.holders, key=lambda holder: (not holder[1].whole, holder[0].node_id not in inside))
-    return Chosen(
+    return StartSnapshot(
         round=found.stamp.round,
         step=found.stamp.step,
         world_size=found.world_size,
@@ -43,8 +43,8 @@ def chosen_from(found: Gathered, members: Iterable[str], lost: int | None, newer
     )
 
 
-def for_member(snapshot: Chosen, member: Member) -> Chosen:
-    """What a member is told: its own copy first, then those that it needs; see `Chosen`."""
+def for_member(snapshot: StartSnapshot, member: Member) -> StartSnapshot:
+    """What a member is told: its own copy first, then those that it needs; see `StartSnapshot`."""
     if snapshot.on_disk:
         return snapshot
     by_node, by_rank, whole = _index(snapshot)
@@ -59,7 +59,7 @@ def for_member(snapshot: Chosen, member: Member) -> Chosen:
 
 
 @cached
-def _index(snapshot: Chosen) -> tuple[Mapping[str, Source], Mapping[int, Source], Sequence[Source]]:
+def _index(snapshot: StartSnapshot) -> tuple[Mapping[str, Source], Mapping[int, Source], Sequence[Source]]:
     """The sources of a snapshot by node, by the ranks that they have parts of, and those that have all."""
     by_rank: dict[int, Source] = {}
     for source in snapshot.sources:

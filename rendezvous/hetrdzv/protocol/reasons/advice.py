@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from hetrdzv.protocol.reasons.hangs import HANG_CODES
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
-from hetrdzv.protocol.texts.phrasing import are, count, one_or_more
+from hetrdzv.protocol.texts.phrasing import are, count, singular_or_plural
 from hetrdzv.protocol.texts.who import Nodes
 
 _WAITS: Mapping[str, str] = {
@@ -51,7 +51,7 @@ def _for_nodes(group_id: str, why: Reason, who: Nodes) -> str:
         again = f"hetctl undrain {group_id} {first}, then start hetagent there; or start it on another node"
         return f"{are(who)} drained; to let {first} join again: {again}"
     if who:
-        them = one_or_more(who, "it", "one of them")
+        them = singular_or_plural(who, "it", "one of them")
         fewer = "; to go on with fewer nodes: start all agents again with a smaller --nnodes"
         again = f"start hetagent on {who} again, or on another node in place of {them}"
         return f"{again}{fewer if why.data['ready'] else ''}"

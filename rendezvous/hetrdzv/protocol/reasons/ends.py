@@ -2,18 +2,18 @@
 
 from collections.abc import Collection, Mapping
 
-from hetrdzv.protocol.failure import Ended, Failure
+from hetrdzv.protocol.failure import EarlierExits, Failure
 from hetrdzv.protocol.reasons.hangs import Hang
-from hetrdzv.protocol.reasons.reason import Reason, ReasonCode, reason, reworded
+from hetrdzv.protocol.reasons.reason import Reason, ReasonCode, reason, with_message
 from hetrdzv.protocol.reasons.waiting import no_master
 from hetrdzv.protocol.texts.phrasing import clipped, count
-from hetrdzv.protocol.texts.raised import raised
+from hetrdzv.protocol.texts.raised import find_exception
 from hetrdzv.protocol.texts.who import Ranks
 
 # -- workers -------------------------------------------------------------------------------------------------
 
 
-def worker_failed(node_id: str, failure: Failure, before: Ended | None = None) -> Reason:
+def worker_failed(node_id: str, failure: Failure, before: EarlierExits | None = None) -> Reason:
     """A worker failed.
 
     A worker that was killed did not choose its last words: they may be anything, such as half a progress bar. One that
@@ -26,7 +26,7 @@ def worker_failed(node_id: str, failure: Failure, before: Ended | None = None) -
         return reason(ReasonCode.START_FAILED, message, nodes=[node_id], quote=text)
     said = where = ""
     if failure.signal is None:
-        exception = raised(text)
+        exception = find_exception(text)
         if exception is not None and (
             failure.exit_code == 1 or failure.lingers or exception.end == len(text)
         ):
@@ -133,12 +133,12 @@ def without_restart(failed: Reason, why: str, max_restarts: int = 0) -> Reason:
         "no_restart_on": f"; no restart, since no_restart_on has exit code {failed.data.get('exit_code')}",
         "used_up": f"; no restart is left ({max_restarts} used)" if max_restarts else "",
     }[why]
-    return reworded(failed, f"{failed}{text}", data={**failed.data, "no_restart": why})
+    return with_message(failed, f"{failed}{text}", data={**failed.data, "no_restart": why})
 
 
 def consequences(of: Reason) -> Reason:
     """A member's departure, after which others failed: before it was known, or since."""
-    return reworded(of, f"{of}; failures elsewhere were a consequence")
+    return with_message(of, f"{of}; failures elsewhere were a consequence")
 
 
 def no_node_can_be_master(cut_off: Mapping[str, Collection[str]], rule: str | None = None) -> Reason:

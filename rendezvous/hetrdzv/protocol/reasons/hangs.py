@@ -6,7 +6,7 @@ from typing import Any
 
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode, reason
 from hetrdzv.protocol.states import StallKind
-from hetrdzv.protocol.texts.who import Ranks, listed
+from hetrdzv.protocol.texts.who import Ranks, join_words
 
 MOST_SHOWN = 3
 """How many nodes, process groups or operations a hang names; the others are counted."""
@@ -37,7 +37,9 @@ def culprits_of(workers: Iterable[tuple[str, int]]) -> tuple[Culprit, ...]:
 def culprits_text(culprits: tuple[Culprit, ...]) -> str:
     """`rank 3 (gpu2)`, `rank 3 (gpu2) and rank 5 (gpu3)`, of many the first few and how many more ranks there are."""
     more = sum(len(culprit.ranks) for culprit in culprits[MOST_SHOWN:])
-    return listed([str(culprit) for culprit in culprits[:MOST_SHOWN]] + ([f"{more} more"] if more else []))
+    return join_words(
+        [str(culprit) for culprit in culprits[:MOST_SHOWN]] + ([f"{more} more"] if more else [])
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Any, Self
 
 from hetrdzv.protocol.bounds import Seconds
-from hetrdzv.protocol.texts.phrasing import clipped, inert, lasted
+from hetrdzv.protocol.texts.phrasing import clipped, duration_text, strip_control_characters
 from hetrdzv.protocol.texts.who import NOBODY, Nodes, RankRange, Ranks
 
 MOST_CHARACTERS = 300
@@ -220,33 +220,35 @@ def reason(
     )
 
 
-def reworded(of: Reason, message: str, **changes: Any) -> Reason:
+def with_message(of: Reason, message: str, **changes: Any) -> Reason:
     """A reason with another message."""
     return replace(of, message=one_line(message), **changes)
 
 
-def shown(of: Reason, now: float) -> str:
+def full_text(of: Reason, now: float) -> str:
     """Why something is as it is, with what is left of each wait, and with the end of the last round."""
-    return "; ".join([of.message, *beside(of, now)])
+    return "; ".join([of.message, *message_suffixes(of, now)])
 
 
-def beside(of: Reason, now: float) -> list[str]:
+def message_suffixes(of: Reason, now: float) -> list[str]:
     """What is shown after a reason's message: its times, and the end of the last round."""
-    times = [f"for {lasted(max(0.0, now - of.since))}"] if of.since is not None else []
+    times = [f"for {duration_text(max(0.0, now - of.since))}"] if of.since is not None else []
     if of.until is not None:
         left = round(max(0.0, of.until - now))
-        times.append(f"at most {lasted(left) if left >= 60 else f'{left} s'} more")
+        times.append(f"at most {duration_text(left) if left >= 60 else f'{left} s'} more")
     parts = [", ".join(times)] if times else []
     if of.cause is not None and of.cause.round is not None:
         parts.append(f"round {of.cause.round} ended ({of.cause})")
     return parts
 
 
-def news(of: Reason | None) -> Reason | None:
+def without_times(of: Reason | None) -> Reason | None:
     """What makes a reason another one for who reads of it: all but the moments, which pass."""
     return None if of is None else replace(of, since=None, until=None)
 
 
 def one_line(text: str) -> str:
     """A text on one line, harmless to a terminal, no longer than a message may be."""
-    return clipped(text if text.isprintable() else " ".join(inert(text).split()), MOST_CHARACTERS)
+    return clipped(
+        text if text.isprintable() else " ".join(strip_control_characters(text).split()), MOST_CHARACTERS
+    )

@@ -1,17 +1,17 @@
 """Snapshots: which step is safe, what is missing of one, and what was lost."""
 
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode, reason
-from hetrdzv.protocol.snapshots import SafeShown, Stamp
+from hetrdzv.protocol.snapshots import SafeShown, SnapshotId
 from hetrdzv.protocol.texts.phrasing import clipped, count, have
 from hetrdzv.protocol.texts.who import Nodes
 
 
-def _step(stamp: Stamp, of_round: str = "") -> str:
+def _step(stamp: SnapshotId, of_round: str = "") -> str:
     earlier = " of an earlier job" if stamp.origin is not None else ""
     return f"step {stamp.step}{of_round}{earlier}"
 
 
-def safe(value: SafeShown | None) -> str:
+def safe_text(value: SafeShown | None) -> str:
     """Which step is safe, where, and what was lost before: `step 120 is safe (gpu1, gpu2); 4 steps were lost ...`.
 
     Empty where no step ever was, as in all jobs that keep no snapshots.
@@ -22,14 +22,14 @@ def safe(value: SafeShown | None) -> str:
     if value.began is None:
         return now
     began = f"the newest round began from {_step(value.began)}"
-    cost = lost(value.lost, value.newer)
+    cost = lost_text(value.lost, value.newer)
     now = (
         now or "no node that is here has a step (what was written to --snapshot-to is found by the next ones)"
     )
     return f"{now}; {began}" + (f", {cost}" if _is_said(value.began, value.lost) else "")
 
 
-def _is_said(stamp: Stamp, lost: int | None) -> bool:
+def _is_said(stamp: SnapshotId, lost: int | None) -> bool:
     """Whether it is said what is lost: that nothing is says nothing about the job that has written it."""
     return stamp.origin is None or lost != 0
 
@@ -41,7 +41,7 @@ def _where(value: SafeShown) -> str:
     return f"{value.nodes}; {_step(value.on_disk)} on disk" if value.nodes else "on disk"
 
 
-def lost(steps: int | None, newer: str = "") -> str:
+def lost_text(steps: int | None, newer: str = "") -> str:
     """How many steps were lost, and why: `no step lost`, `7 steps lost (of step 127 nobody has the part of rank 1)`."""
     why = f" ({newer})" if newer else ""
     if steps is None:
@@ -49,11 +49,11 @@ def lost(steps: int | None, newer: str = "") -> str:
     return f"{count(steps, 'step') if steps else 'no step'} lost{why}"
 
 
-def _which(stamp: Stamp) -> str:
+def _which(stamp: SnapshotId) -> str:
     return _step(stamp, f" of round {stamp.round}")
 
 
-def not_on_disk(stamp: Stamp, nodes: Nodes, why: str) -> Reason:
+def not_on_disk(stamp: SnapshotId, nodes: Nodes, why: str) -> Reason:
     """Nodes could not write a snapshot to disk: the newest of those that one of them could not write."""
     text = f"the snapshot of {_which(stamp)} is not on disk: {clipped(why)} ({nodes})"
     return reason(ReasonCode.NOT_ON_DISK, text, nodes=nodes, quote=why, step=stamp.step)
@@ -67,7 +67,7 @@ def not_taken(nodes: Nodes, why: str) -> Reason:
 
 def began_from_snapshot(
     number: int,
-    stamp: Stamp | None,
+    stamp: SnapshotId | None,
     nodes: Nodes,
     steps_lost: int | None,
     newer: str = "",
@@ -75,7 +75,7 @@ def began_from_snapshot(
     on_disk: bool = False,
 ) -> Reason:
     """A round begins from a snapshot, which some nodes have, or which is on disk."""
-    cost = lost(steps_lost, newer)
+    cost = lost_text(steps_lost, newer)
     if stamp is None:
         text = f"round {number} begins from nothing: {cost}"
     else:

@@ -3,10 +3,10 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from hetrdzv.protocol.reasons.reason import Reason, ReasonCode, reason, reworded
+from hetrdzv.protocol.reasons.reason import Reason, ReasonCode, reason, with_message
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.texts.ids import natural_key
-from hetrdzv.protocol.texts.phrasing import are, clipped, count, one_or_more
+from hetrdzv.protocol.texts.phrasing import are, clipped, count, singular_or_plural
 from hetrdzv.protocol.texts.who import MOST_NAMES, NOBODY, Nodes
 
 # -- who is there, and who is not ----------------------------------------------------------------------------
@@ -86,7 +86,7 @@ def round_running(number: int, nodes: int, world_size: int, apart: Reason | None
 
 def no_allowed_master(ready: Ready, rule: str, until: float | None = None) -> Reason:
     """No node that is ready is one that the setting `master` allows."""
-    none = one_or_more(ready.nodes, "it may not", "none of them may")
+    none = singular_or_plural(ready.nodes, "it may not", "none of them may")
     text = f"{_have(ready)}, but {none} be master, since master is {rule}; waiting for one that may"
     return reason(ReasonCode.NO_ALLOWED_MASTER, text, nodes=ready.nodes, until=until)
 
@@ -129,13 +129,13 @@ def in_place_of(waits: Reason, gone: Iterable[str], drained: Iterable[str] = ())
     back, away = Nodes.of(drained), Nodes.of(gone)
     who, data = back or away, {**waits.data, "drained": 1} if back else waits.data
     message = f"{waits} in place of {away}" if away else waits.message
-    return reworded(waits, message, nodes=who.first, more_nodes=who.more, data=data)
+    return with_message(waits, message, nodes=who.first, more_nodes=who.more, data=data)
 
 
 def reconnecting(ready: Ready, nodes: Iterable[str]) -> Reason:
     """The connection to these nodes was lost; the round does not form before they are heard again, or lost."""
     who = Nodes.of(nodes)
-    them = one_or_more(who, "it", "them")
+    them = singular_or_plural(who, "it", "them")
     text = f"{_have(ready)}; lost the connection to {who}, waiting to hear from {them} again"
     return reason(ReasonCode.RECONNECTING, text, nodes=who)
 
@@ -157,7 +157,7 @@ def also_not_ready(waits: Reason, late: Reason) -> Reason:
     """What a group waits for, with the nodes that are here but not ready (`not_ready`)."""
     who = late.who
     text = f"{waits}; {are(who)} not ready{': ' if len(who) == 1 else f'; {who.first[0]}: '}{late}"
-    return reworded(waits, text)
+    return with_message(waits, text)
 
 
 def _have(ready: Ready) -> str:
@@ -196,7 +196,7 @@ def world_size(node_id: str, size: int, spec: GroupSpec, *, alone: bool = True) 
 
 def left_out(number: int, node_id: str, why: Reason) -> Reason:
     """A round runs without a node: the reason for that as a whole sentence."""
-    return reworded(why, f"round {number} runs without {node_id}: {why}", round=number)
+    return with_message(why, f"round {number} runs without {node_id}: {why}", round=number)
 
 
 # -- a node is told to stop, or to exit ----------------------------------------------------------------------
@@ -206,13 +206,13 @@ def came_late(group_id: str, outcome: str, by: str = "") -> Reason:
     """A node joined after the job was over; `by`: who cancelled it, if known."""
     who = f" by {by}" if by else ""
     text = (
-        f"the last job of group '{group_id}' {ended(outcome)}{who}, before this node joined; to start another: "
-        f"hetctl restart {group_id}, or hetctl delete {group_id} if its settings are to differ; or give the agents "
-        "another --group"
+        f"the last job of group '{group_id}' {outcome_predicate(outcome)}{who}, before this node joined; "
+        f"to start another: hetctl restart {group_id}, or hetctl delete {group_id} if its settings are to differ; "
+        "or give the agents another --group"
     )
     return reason(ReasonCode.CAME_LATE, text, outcome=outcome, by=by or None)
 
 
-def ended(outcome: str) -> str:
+def outcome_predicate(outcome: str) -> str:
     """The outcome of a job as a predicate: `succeeded`, `failed`, `was cancelled`."""
     return "was cancelled" if outcome == "cancelled" else outcome

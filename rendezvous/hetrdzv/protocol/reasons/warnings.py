@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode, reason
-from hetrdzv.protocol.texts.phrasing import count, have, one_or_more
+from hetrdzv.protocol.texts.phrasing import count, have, singular_or_plural
 from hetrdzv.protocol.texts.who import Nodes, Ranks
 
 PARTS: Mapping[str, tuple[str, int]] = {
@@ -34,9 +34,9 @@ def versions_differ(part: str, versions: Sequence[Version], more: int = 0) -> Re
 def no_label(label: str, nodes: Nodes, *, units: bool = False) -> Reason:
     """Nodes lack a label by which ranks are ordered, or units are formed."""
     if units:
-        by, so = "units are formed", f"{one_or_more(nodes, 'it', 'each')} is a unit by itself"
+        by, so = "units are formed", f"{singular_or_plural(nodes, 'it', 'each')} is a unit by itself"
     else:
-        by, so = "ranks are ordered", f"{one_or_more(nodes, 'it comes', 'they come')} last"
+        by, so = "ranks are ordered", f"{singular_or_plural(nodes, 'it comes', 'they come')} last"
     text = f"{have(nodes)} no label {label}, by which {by}: {so}"
     return reason(ReasonCode.NO_LABEL, text, nodes=nodes, label=label)
 
@@ -51,6 +51,6 @@ UNSEEN = {
 
 def not_watched(ranks: Ranks, why: str) -> Reason:
     """Workers of which nobody can tell whether they hang; `why`: of `UNSEEN`, or as their agent says."""
-    said = one_or_more(ranks, *UNSEEN[why]) if why in UNSEEN else why
+    said = singular_or_plural(ranks, *UNSEEN[why]) if why in UNSEEN else why
     text = f"{ranks} cannot be watched: {said}"
     return reason(ReasonCode.NOT_WATCHED, text, ranks=ranks, quote="" if why in UNSEEN else why)

@@ -27,19 +27,19 @@ def predicate(state: str) -> str:
     return known.get(state, f"is {state}")
 
 
-def one_or_more(who: Nodes | Ranks, one: str, more: str) -> str:
+def singular_or_plural(who: Nodes | Ranks, one: str, more: str) -> str:
     """The word for one of them, or for several: `is`, `are`."""
     return one if len(who) == 1 else more
 
 
 def are(nodes: Nodes) -> str:
     """`gpu1 is`, or `gpu1, gpu2 are`."""
-    return f"{nodes} {one_or_more(nodes, 'is', 'are')}"
+    return f"{nodes} {singular_or_plural(nodes, 'is', 'are')}"
 
 
 def have(nodes: Nodes) -> str:
     """`gpu1 has`, or `gpu1, gpu2 have`."""
-    return f"{nodes} {one_or_more(nodes, 'has', 'have')}"
+    return f"{nodes} {singular_or_plural(nodes, 'has', 'have')}"
 
 
 MOST_IN_MESSAGE = 200
@@ -57,21 +57,21 @@ _CONTROL = re.compile(
 )
 
 
-def inert(text: str) -> str:
+def strip_control_characters(text: str) -> str:
     """Text of another machine without what moves a terminal's cursor, colours or reorders anything."""
     return _CONTROL.sub("", text)
 
 
 def ago(seconds: float) -> str:
     """How long ago something was, in the largest fitting unit: `40 s ago`, `3 min ago`, `5 h ago`, `2 d ago`."""
-    return f"{lasted(seconds, roughly=True)} ago"
+    return f"{duration_text(seconds, roughly=True)} ago"
 
 
 LEAST_S = 0.05
 """What took less would be 0.0 s (seconds)."""
 
 
-def lasted(seconds: float, *, roughly: bool = False) -> str:
+def duration_text(seconds: float, *, roughly: bool = False) -> str:
     """A length of time, to about three digits: `< 0.1 s`, `0.3 s`, `42 s`, `12 min 5 s`, `3 h 20 min`, `2 d 4 h`."""
     if seconds < LEAST_S:
         return "< 0.1 s" if seconds > 0 else "0 s"

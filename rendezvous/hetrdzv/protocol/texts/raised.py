@@ -12,7 +12,7 @@ _LIBRARY = re.compile(r"^<|/(?:site|dist)-packages/|/lib/python\d")
 """Files that are not the script's own."""
 
 
-class Raised(NamedTuple):
+class RaisedException(NamedTuple):
     """An exception."""
 
     headline: str
@@ -21,7 +21,7 @@ class Raised(NamedTuple):
     end: int
 
 
-def raised(text: str) -> Raised | None:
+def find_exception(text: str) -> RaisedException | None:
     """The last exception of a text that ends with a traceback; None: it has none."""
     frames = list(_FRAME.finditer(text))
     if not frames:
@@ -36,7 +36,7 @@ def raised(text: str) -> Raised | None:
         if said and not said[0].isspace():
             own = _own(text, frames)
             where = f"{own['path'].rpartition('/')[2]}:{own['line']}"
-            return Raised(said.strip(), where, own[0], end)
+            return RaisedException(said.strip(), where, own[0], end)
         at = end + 1
     return None
 

@@ -77,9 +77,9 @@ class Ranks:
         parts: list[str] = []
         for first, last in self.ranges:
             parts += [f"{first} to {last}"] if last > first + 1 else sorted({str(first), str(last)}, key=int)
-        return listed(parts + ([f"{self.more} more"] if self.more else []))
+        return join_words(parts + ([f"{self.more} more"] if self.more else []))
 
 
-def listed(parts: list[str]) -> str:
+def join_words(parts: list[str]) -> str:
     """`a`, `a and b`, `a, b and c`."""
     return " and ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else "".join(parts)

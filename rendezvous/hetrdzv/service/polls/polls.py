@@ -8,9 +8,9 @@ from collections import Counter
 from dataclasses import replace
 
 from hetrdzv.core.commands import Command, Join, Renew
-from hetrdzv.core.directive import Heading, directive, heading
+from hetrdzv.core.directive import DirectiveHead, directive, directive_head
 from hetrdzv.core.model import Group
-from hetrdzv.core.rounds.transitions import require_speaker
+from hetrdzv.core.rounds.transitions import require_current_agent
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.progress import NodeProgress
 from hetrdzv.protocol.states import DirectiveKind
@@ -20,10 +20,10 @@ from hetrdzv.service.service import Service
 AT_ONCE = 128
 """How many requests of agents are executed and committed at once."""
 
-Told = tuple[Group, Directive]
+GroupAndDirective = tuple[Group, Directive]
 """A group, and what a node of it has to do."""
 
-Speaker = tuple[str, str, str]
+AgentKey = tuple[str, str, str]
 """Group id, node id and incarnation."""
 
 
@@ -32,7 +32,7 @@ class Polls:
 
     def __init__(self, service: Service) -> None:
         self.service = service
-        self._open: Counter[Speaker] = Counter()
+        self._open: Counter[AgentKey] = Counter()
         self._turn = asyncio.Semaphore(AT_ONCE)
 
     async def answer(
@@ -45,7 +45,7 @@ class Polls:
         *,
         asks: bool = False,
         progress: NodeProgress | None = None,
-    ) -> Told | None:
+    ) -> GroupAndDirective | None:
         """Apply a command, then answer with the directive, at the latest after `wait_s` seconds.
 
         A join waits while there is nothing to do, another poll until the version is not `after`, or, where it `asks`,
@@ -56,23 +56,23 @@ class Polls:
         self._open[speaker] += 1
         try:
             group = await self.execute(group_id, command)
-            granted = self.service.leases.promise(group, *speaker[1:])
+            granted = self.service.leases.grant_lease(group, *speaker[1:])
             if progress is not None:
-                self.service.progress.note(*speaker[:2], progress, granted.poll_s)
+                self.service.progress.record_progress(*speaker[:2], progress, granted.poll_s)
             if isinstance(command, Join):
-                head = heading_of(self.service, *speaker)
+                head = current_head(self.service, *speaker)
                 after = head.version if head.kind is DirectiveKind.WAIT else None
             loop = asyncio.get_running_loop()
             until = loop.time() + min(wait_s, granted.poll_s)
             while not caller.gone:
                 left_s = until - loop.time()
-                asked = asks and self.service.queries.next(*speaker[:2]) is not None
-                changed = heading_of(self.service, *speaker).version != after
+                asked = asks and self.service.queries.next_query(*speaker[:2]) is not None
+                changed = current_head(self.service, *speaker).version != after
                 if changed or asked or left_s <= 0 or self.service.stopping:
-                    return tell(self.service, *speaker)
+                    return current_directive(self.service, *speaker)
                 await self.service.watchers.wait(*speaker[:2], left_s, caller)
             if self._open[speaker] == 1:  # this was the agent's only poll
-                await self.service.cut(*speaker)
+                await self.service.on_poll_cut(*speaker)
             return None
         finally:
             self._open[speaker] -= 1
@@ -90,15 +90,15 @@ class Polls:
             return await self.service.execute(group_id, command)
 
 
-def heading_of(service: Service, group_id: str, node_id: str, incarnation: str) -> Heading:
-    """What a node has to do now, without the details; raises as `tell` does."""
+def current_head(service: Service, group_id: str, node_id: str, incarnation: str) -> DirectiveHead:
+    """What a node has to do now, without the details; raises as `current_directive` does."""
     group = service.group(group_id)
-    return heading(group, require_speaker(group, node_id, incarnation))
+    return directive_head(group, require_current_agent(group, node_id, incarnation))
 
 
-def tell(service: Service, group_id: str, node_id: str, incarnation: str) -> Told:
+def current_directive(service: Service, group_id: str, node_id: str, incarnation: str) -> GroupAndDirective:
     """What a node has to do now, and how it keeps in touch; it is granted that lease."""
     group = service.group(group_id)
-    told = directive(group, require_speaker(group, node_id, incarnation), service.now())
-    pace = service.leases.promise(group, node_id, incarnation)
+    told = directive(group, require_current_agent(group, node_id, incarnation), service.now())
+    pace = service.leases.grant_lease(group, node_id, incarnation)
     return group, replace(told, poll_s=pace.poll_s, lease_s=pace.lease_s)

@@ -1,14 +1,14 @@
-"""Who is waited for among the workers of a round: samples -> `judge` -> what the group should know. Pure."""
+"""Who is waited for among the workers of a round: samples -> `find_hang` -> what the group should know. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
-from hetrdzv.core.hangs import SAME_S, judge
+from hetrdzv.core.hangs import SAME_S, find_hang
 from hetrdzv.core.model import Stall
 from hetrdzv.protocol.progress import UNKNOWN, Worker
 from hetrdzv.protocol.reasons.hangs import Hang
-from hetrdzv.service.progress.samples import Seen
+from hetrdzv.service.progress.samples import WorkerSample
 
 LOOK_S = 0.2
 """How long to collect news of workers before they are judged together (seconds): many nodes report at the same time."""
@@ -21,7 +21,7 @@ RENEW_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class HangVerdict:
     """What a look at the workers of a round came to."""
 
     hang: Hang | None
@@ -31,17 +31,17 @@ class Look:
     again_s: float  # when to look again, whatever they report (seconds from then); infinite: not at all
 
 
-def look(seen: Sequence[Seen], world_size: int, now: float) -> Look:
+def check_for_hang(seen: Sequence[WorkerSample], world_size: int, now: float) -> HangVerdict:
     workers = [entry.worker(now) for entry in seen]
     nodes = {entry.sample.rank: entry.node_id for entry in seen}
-    hang = judge(workers, world_size, nodes.__getitem__)
+    hang = find_hang(workers, world_size, nodes.__getitem__)
     # it may be a stall once that is over
     again_s = min((worker.long_s + LOOK_S for worker in workers if worker.long_s > 0), default=inf)
     if hang is None and any(worker.idle_s > 0 for worker in workers):
         again_s = min(again_s, AGAIN_S)
     least_s = hang.for_s if hang is not None else inf
     in_it = [entry for entry, worker in zip(seen, workers, strict=True) if worker.idle_s >= least_s]
-    return Look(
+    return HangVerdict(
         hang,
         known_until=min((entry.known_until for entry in in_it), default=now),
         stood_s=min((entry.sample.idle_s for entry in in_it), default=0.0),
@@ -50,7 +50,7 @@ def look(seen: Sequence[Seen], world_size: int, now: float) -> Look:
     )
 
 
-def is_same(noted: Stall | None, stall: Stall | None, now: float) -> bool:
+def is_already_noted(noted: Stall | None, stall: Stall | None, now: float) -> bool:
     """Whether the group knows already what was found, and will know it for a while."""
     if noted is None or stall is None:
         return noted is stall

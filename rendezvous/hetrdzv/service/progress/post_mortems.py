@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from hetrdzv.core.model import Group
-from hetrdzv.protocol.stacks import EARLIER, About, Stack, fitting_of
+from hetrdzv.protocol.stacks import EARLIER, About, Stack, max_kept_characters
 
 MOST = 64 << 20
 """How much is kept of all groups together (characters)."""
@@ -42,7 +42,7 @@ class PostMortems:
         texts: dict[str, str] = {}
         kept = PostMortem(number, world_size, self._wall())
         for one in stacks:
-            text = one.text[: fitting_of(world_size)]
+            text = one.text[: max_kept_characters(world_size)]
             if text or one.why:
                 kept.by_rank[one.rank] = replace(one, text=texts.setdefault(text, text))
         if any(texts):
@@ -66,7 +66,7 @@ class PostMortems:
             if (number == newest.number and log.rank not in own) or log.rank >= kept.world_size:
                 continue
             if before is None or before.node_id == node_id or number == newest.number:
-                end = log.shortened(About.LOGS, fitting_of(kept.world_size))
+                end = log.shortened(About.LOGS, max_kept_characters(kept.world_size))
                 kept.size += end.size - before.size if before is not None else end.size + ENTRY
                 kept.by_rank[log.rank] = replace(end, node_id=node_id)
         if kept.by_rank:

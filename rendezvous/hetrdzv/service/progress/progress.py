@@ -21,10 +21,10 @@ from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.progress import NodeProgress
 from hetrdzv.protocol.reasons.hangs import Hang
 from hetrdzv.protocol.stacks import About
-from hetrdzv.service.progress.hangs import LOOK_S, Look, is_same, look
+from hetrdzv.service.progress.hangs import LOOK_S, HangVerdict, check_for_hang, is_already_noted
 from hetrdzv.service.progress.post_mortems import PostMortems
 from hetrdzv.service.progress.queries import WITHIN_S, AgentQueries
-from hetrdzv.service.progress.samples import Seen
+from hetrdzv.service.progress.samples import WorkerSample
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class _Watched:
     """What is known of the workers of a group's newest round."""
 
     round: int
-    workers: dict[int, Seen] = field(default_factory=dict)  # by global rank
+    workers: dict[int, WorkerSample] = field(default_factory=dict)  # by global rank
     training_noted: bool = False  # the group knows, or will soon, that they train
     asked: tuple[float, tuple[int, ...]] | None = None  # of which stall stacks were asked for
     is_asking: bool = False  # agents have not answered that yet
@@ -78,7 +78,7 @@ class Progress:
         self._judging: set[str] = set()  # groups that are judged in a thread
         self._due: dict[str, asyncio.TimerHandle] = {}  # groups that will be judged
 
-    def note(self, group_id: str, node_id: str, reported: NodeProgress, poll_s: float) -> None:
+    def record_progress(self, group_id: str, node_id: str, reported: NodeProgress, poll_s: float) -> None:
         """The accepted agent of a node has reported on its workers, and will again after `poll_s` at the latest."""
         running = self._running(group_id)
         member = running[1].member(node_id) if running is not None else None
@@ -92,14 +92,14 @@ class Progress:
         for sample in reported.workers:
             before = workers.get(sample.rank)
             if sample.rank in member.ranks and (before is None or before.seen_at <= seen_at):
-                workers[sample.rank] = Seen.of(node_id, sample, before, seen_at, known_until)
+                workers[sample.rank] = WorkerSample.from_report(node_id, sample, before, seen_at, known_until)
         if active.trains_at is None:
             own = [workers[rank].began_at for rank in member.ranks if rank in workers]
             if (began_at := min(own, default=inf)) < inf and not watched.training_noted:
                 watched.training_noted = True
                 self._spawn(self._note(group_id, NoteTraining(active.number, began_at)))
         if active.stall is not None or any(worker.still for worker in reported.workers):
-            self.look_soon(group_id)
+            self.schedule_check(group_id)
 
     def _watched(self, group_id: str, number: int) -> _Watched:
         """What is known of the workers of a group's newest round, which has this number."""
@@ -108,21 +108,21 @@ class Progress:
             watched = self._of[group_id] = _Watched(number)
         return watched
 
-    def of_round(self, group_id: str, number: int) -> Mapping[int, Seen]:
+    def workers_of_round(self, group_id: str, number: int) -> Mapping[int, WorkerSample]:
         """The workers of a round, by global rank, as far as is known."""
         watched = self._of.get(group_id)
         return watched.workers if watched is not None and watched.round == number else {}
 
-    def workers(self, group: Group) -> Mapping[int, Seen]:
+    def workers(self, group: Group) -> Mapping[int, WorkerSample]:
         """The workers of a group's newest round, by global rank, as far as is known."""
-        return self.of_round(group.group_id, group.round.number) if group.round is not None else {}
+        return self.workers_of_round(group.group_id, group.round.number) if group.round is not None else {}
 
-    def completed(self, group_id: str, report: Report) -> Report:
+    def with_progress_times(self, group_id: str, report: Report) -> Report:
         """A report on the end of workers, with when those of other nodes last moved, which its agent does not know."""
         moved = report.moved
         if moved is None or moved.idle_s is None or self._running(group_id) is None:
             return report  # of a round that is over, thousands of nodes may report at once
-        seen = self.of_round(group_id, report.round).values()
+        seen = self.workers_of_round(group_id, report.round).values()
         last_at = max((worker.moved_at for worker in seen if worker.began_at < inf), default=-inf)
         idle_s = min(moved.idle_s, max(0.0, self._now() - report.age_s - report.unserved_s - last_at))
         return replace(report, moved=replace(moved, idle_s=idle_s))
@@ -137,7 +137,7 @@ class Progress:
 
     # -- hangs -----------------------------------------------------------------------------------------------
 
-    def look_soon(self, group_id: str, after_s: float = LOOK_S) -> None:
+    def schedule_check(self, group_id: str, after_s: float = LOOK_S) -> None:
         """Judge a group after a while (seconds), or earlier if that is due."""
         loop = asyncio.get_running_loop()
         at, due = loop.time() + after_s, self._due.get(group_id)
@@ -156,42 +156,44 @@ class Progress:
         if (running := self._running(group_id)) is None:
             return
         if group_id in self._judging:  # what is news now, that look has not seen
-            self.look_soon(group_id)
+            self.schedule_check(group_id)
             return
         active, now = running[1], self._now()
-        seen = list(self.of_round(group_id, active.number).values())
+        seen = list(self.workers_of_round(group_id, active.number).values())
         if len(seen) > MANY:
             self._judging.add(group_id)
             self._spawn(self._judge_many(group_id, active, seen, now))
         else:
-            self._conclude(group_id, active.number, look(seen, active.world_size, now), now)
+            self._conclude(group_id, active.number, check_for_hang(seen, active.world_size, now), now)
 
-    async def _judge_many(self, group_id: str, active: Round, seen: Sequence[Seen], now: float) -> None:
+    async def _judge_many(
+        self, group_id: str, active: Round, seen: Sequence[WorkerSample], now: float
+    ) -> None:
         """Judge beside the event loop, one round at a time."""
         try:
             async with self._turn:
                 began = perf_counter()
-                found = await asyncio.to_thread(look, seen, active.world_size, now)
+                found = await asyncio.to_thread(check_for_hang, seen, active.world_size, now)
             self._conclude(group_id, active.number, found, now)
             await asyncio.sleep((perf_counter() - began) / SHARE)
         finally:
             self._judging.discard(group_id)
 
-    def _conclude(self, group_id: str, number: int, found: Look, now: float) -> None:
+    def _conclude(self, group_id: str, number: int, found: HangVerdict, now: float) -> None:
         if (running := self._running(group_id)) is None or running[1].number != number:
             return
         group, active = running
         noted = active.stall
         stall = self._stall(group, active, found, found.hang, now) if found.hang is not None else None
         maybe = stall is None and noted is not None and noted.reported and found.unclear
-        if not maybe and not is_same(noted, stall, now):
+        if not maybe and not is_already_noted(noted, stall, now):
             self._spawn(self._note(group_id, NoteStall(number, stall)))
         if found.again_s < inf:
-            self.look_soon(group_id, found.again_s)
+            self.schedule_check(group_id, found.again_s)
         if stall is not None:
             self._take_stacks(group, active, stall, now)
 
-    def _stall(self, group: Group, active: Round, found: Look, hang: Hang, now: float) -> Stall:
+    def _stall(self, group: Group, active: Round, found: HangVerdict, hang: Hang, now: float) -> Stall:
         """What is found as it is noted; it ends its round only once everybody in it was seen to stand for so long.
 
         Nor before the stacks were asked for: nobody can take them when the round is over.
@@ -220,7 +222,7 @@ class Progress:
             logger.debug("workers of group %s: %s", group_id, error)
             return
         if isinstance(command, NoteStall) and command.stall is not None:
-            self.look_soon(group_id)  # its workers may have moved again before the group knew of it
+            self.schedule_check(group_id)  # its workers may have moved again before the group knew of it
 
     def _take_stacks(self, group: Group, active: Round, stall: Stall, now: float) -> None:
         """Ask for the stacks of workers once a stall has lasted."""
@@ -229,7 +231,7 @@ class Progress:
             return
         lasts_s = min(STALL_REPORTED_S, (group.spec.hang_timeout_s or inf) / 2)
         if now < stall.since + lasts_s:
-            self.look_soon(group.group_id, stall.since + lasts_s - now)
+            self.schedule_check(group.group_id, stall.since + lasts_s - now)
         else:
             watched.asked, watched.is_asking = asks, True
             self._spawn(self._fetch_stacks(group, active, stall, watched))
@@ -239,14 +241,14 @@ class Progress:
         group_id = group.group_id
         others = range(0, active.world_size, -(-active.world_size // MOST_STACKS))
         try:
-            stacks = await self._queries.of_workers(group, active, {*stall.ranks, *others})
+            stacks = await self._queries.query_workers(group, active, {*stall.ranks, *others})
         finally:
             watched.is_asking = False
         there = self._groups().get(group_id)
         if there is not None and there.created_at == group.created_at:
             self._post_mortems.add_stacks(group_id, active.number, active.world_size, stacks)
-            self.look_soon(group_id)
+            self.schedule_check(group_id)
             if not any(stack.text for stack in stacks):  # as in a failover: ask again, later
                 await asyncio.sleep(WITHIN_S)
                 watched.asked = None
-                self.look_soon(group_id)
+                self.schedule_check(group_id)

@@ -37,7 +37,7 @@ class AgentQueries:
         self._open: dict[tuple[str, str], list[Query]] = {}
         self._numbers = count(1)
 
-    async def of_workers(
+    async def query_workers(
         self, group: Group, active: Round, ranks: Iterable[int] | None = None, about: About = About.STACKS
     ) -> list[Stack]:
         """The stacks or logs of all or some of a round's workers, in order of ranks; each says why if there is none."""
@@ -66,11 +66,11 @@ class AgentQueries:
                 stacks |= {stack.rank: stack for stack in query.answer.result()}
         return [stacks[rank] for rank in asked if rank in stacks]
 
-    def next(self, group_id: str, node_id: str) -> Query | None:
+    def next_query(self, group_id: str, node_id: str) -> Query | None:
         """The query that a node has to be sent, if there is one."""
         return next((one for one in self._open.get((group_id, node_id), ()) if not one.is_sent), None)
 
-    def answered(self, group_id: str, node_id: str, number: int, stacks: Iterable[Stack]) -> None:
+    def on_answer(self, group_id: str, node_id: str, number: int, stacks: Iterable[Stack]) -> None:
         """A node has answered; nothing happens if nobody waits for it any more."""
         for query in self._open.get((group_id, node_id), ()):
             if query.number == number and not query.answer.done():

@@ -41,7 +41,7 @@ class Rate:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class WorkerSample:
     """The newest sample of a worker. Times are on the server's clock (seconds)."""
 
     node_id: str
@@ -54,9 +54,9 @@ class Seen:
     steps: Rate
 
     @classmethod
-    def of(
-        cls, node_id: str, sample: Worker, before: "Seen | None", seen_at: float, known_until: float
-    ) -> "Seen":
+    def from_report(
+        cls, node_id: str, sample: Worker, before: "WorkerSample | None", seen_at: float, known_until: float
+    ) -> "WorkerSample":
         """A sample after an earlier one of the same round."""
         began_at = before.began_at if before is not None else inf
         if began_at == inf and sample.began_s is not None:
@@ -93,7 +93,7 @@ class Seen:
         )
 
 
-def unwatched(group: Group, seen: Mapping[int, Seen], now: float) -> Sequence[Reason]:
+def unwatched_warnings(group: Group, seen: Mapping[int, WorkerSample], now: float) -> Sequence[Reason]:
     """The workers of the running round of which nobody can tell whether they hang, by reason.
 
     One that reports its steps is watched by these. One without others has nobody to wait for.

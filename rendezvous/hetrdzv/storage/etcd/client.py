@@ -35,7 +35,7 @@ Operation = Mapping[str, Any]
 """A put, delete or get of a transaction, or one of its comparisons, as JSON."""
 
 
-class EtcdAway(StorageError):
+class EtcdUnavailable(StorageError):
     """No member of the cluster has answered in time: the call may or may not have been done."""
 
 
@@ -82,18 +82,18 @@ def get(key: bytes) -> Operation:
     return {"request_range": {"key": _text(key)}}
 
 
-def created_at(key: bytes, revision: int) -> Operation:
+def compare_create_revision(key: bytes, revision: int) -> Operation:
     """Compares: the key was made at this revision; 0: there is none."""
     return {"key": _text(key), "target": "CREATE", "create_revision": revision}
 
 
-def written_at(key: bytes, revision: int) -> Operation:
+def compare_mod_revision(key: bytes, revision: int) -> Operation:
     """Compares: the key was last written at this revision; 0: there is none."""
     return {"key": _text(key), "target": "MOD", "mod_revision": revision}
 
 
 class Etcd:
-    """A client of a cluster. Every call may raise `EtcdAway`, `EtcdRefused`, or `StorageError` for any other error."""
+    """A client of a cluster. Every call may raise `EtcdUnavailable`, `EtcdRefused`, or another `StorageError`."""
 
     def __init__(self, access: EtcdAccess) -> None:
         self.access = access
@@ -175,7 +175,7 @@ class Etcd:
                 timeout_s = min(attempt_s, until - loop.time())
                 if timeout_s <= 0:
                     why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
-                    raise EtcdAway(f"no etcd member answers ({why or 'no time left to ask'})")
+                    raise EtcdUnavailable(f"no etcd member answers ({why or 'no time left to ask'})")
                 try:
                     return await self._ask(member, path, content, timeout_s)
                 except (httpx.RequestError, TimeoutError, _MemberAway) as error:

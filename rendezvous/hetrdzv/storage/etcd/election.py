@@ -12,7 +12,15 @@ from contextlib import suppress
 from typing import TypeVar
 
 from hetrdzv.protocol.errors import StorageError
-from hetrdzv.storage.etcd.client import PAUSE_S, Etcd, EtcdAway, KeyValue, created_at, get, put
+from hetrdzv.storage.etcd.client import (
+    PAUSE_S,
+    Etcd,
+    EtcdUnavailable,
+    KeyValue,
+    compare_create_revision,
+    get,
+    put,
+)
 
 LEASE_S = 3
 """How long a silent leader is still taken for the leader (seconds); etcd grants no less than 2 by default."""
@@ -29,12 +37,12 @@ CALL_S = 2.0
 T = TypeVar("T")
 
 
-def awake_s() -> float:
+def boottime_s() -> float:
     """A monotonic clock that keeps running while the machine sleeps (seconds)."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-class Deposed(StorageError):
+class LeadershipLost(StorageError):
     """Another server leads, or may lead: nothing was written."""
 
 
@@ -50,7 +58,7 @@ class Term:
         self.key = key
         self.lease = lease
         self.ttl_s = ttl_s
-        self.compare = created_at(key, revision)
+        self.compare = compare_create_revision(key, revision)
         self.lost = asyncio.Event()
         self._revision = revision
         self.renewed(sent_at, ttl_s)
@@ -61,21 +69,21 @@ class Term:
 
     def left_s(self) -> float:
         """For how much longer the leader key is certainly ours (seconds)."""
-        return 0.0 if self.lost.is_set() else self._until - awake_s()
+        return 0.0 if self.lost.is_set() else self._until - boottime_s()
 
     def require(self, leader: KeyValue | None) -> None:
-        """Check that this is our leader key, else raise `Deposed`."""
+        """Check that this is our leader key, else raise `LeadershipLost`."""
         if leader is None or leader.create_revision != self._revision:
             self.lost.set()
-            raise Deposed("etcd refused a write: another server leads, or may lead; ask that one")
+            raise LeadershipLost("etcd refused a write: another server leads, or may lead; ask that one")
 
     async def guard(self, work: Awaitable[T]) -> T:
-        """Await some work; give it up and raise `Deposed` as soon as we no longer lead."""
+        """Await some work; give it up and raise `LeadershipLost` as soon as we no longer lead."""
         task, lost = asyncio.ensure_future(work), asyncio.ensure_future(self.lost.wait())
         try:
             await asyncio.wait({task, lost}, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
-                raise Deposed("this server no longer leads; ask the one that does")
+                raise LeadershipLost("this server no longer leads; ask the one that does")
             return task.result()
         finally:
             for waiting in (task, lost):
@@ -98,11 +106,11 @@ async def who_leads(etcd: Etcd, within_s: float = CALL_S) -> str | None:
 
 async def campaign(etcd: Etcd, url: str, lease_s: int = LEASE_S) -> Term | None:
     """Try to become the leader; None if somebody else is."""
-    key, began = etcd.key("leader"), awake_s()
+    key, began = etcd.key("leader"), boottime_s()
     lease, ttl_s = await etcd.grant(lease_s, within_s=CALL_S)
     try:
         write = [put(key, url.encode(), lease)]
-        reply = await etcd.txn([created_at(key, 0)], write, [get(key)], within_s=CALL_S)
+        reply = await etcd.txn([compare_create_revision(key, 0)], write, [get(key)], within_s=CALL_S)
     except BaseException:
         with suppress(StorageError):
             await etcd.revoke(lease, within_s=CALL_S / 4)
@@ -131,7 +139,7 @@ async def _renew(etcd: Etcd, term: Term, complain: Callable[[str], None]) -> str
         with suppress(TimeoutError):
             await asyncio.wait_for(term.lost.wait(), pause_s)
         pause_s = PAUSE_S
-        sent_at, left_s = awake_s(), term.left_s()
+        sent_at, left_s = boottime_s(), term.left_s()
         if term.lost.is_set():
             return "etcd refused a write"
         if left_s <= 0.0:
@@ -141,7 +149,7 @@ async def _renew(etcd: Etcd, term: Term, complain: Callable[[str], None]) -> str
             ttl_s = await etcd.keep_alive(term.lease, within_s=within_s)
         except StorageError as error:
             why = f"its lease could not be renewed in time: {error}"
-            if not isinstance(error, EtcdAway):
+            if not isinstance(error, EtcdUnavailable):
                 complain(why)
             continue
         if ttl_s <= 0:

@@ -35,10 +35,10 @@ from hetrdzv.storage.etcd.client import (
     EtcdRefused,
     KeyValue,
     Operation,
+    compare_mod_revision,
     delete,
     get,
     put,
-    written_at,
 )
 from hetrdzv.storage.etcd.election import Term
 
@@ -228,7 +228,7 @@ class EtcdStore:
             self._meta, clock=max(clock, self._meta.clock), commit=secrets.token_hex(8), log=log
         )
         writes = [*operations, put(self._meta_key, codec.write(written, without={"revision"}))]
-        compare = [self._term.compare, written_at(self._meta_key, self._meta.revision)]
+        compare = [self._term.compare, compare_mod_revision(self._meta_key, self._meta.revision)]
         look = [get(self._term.key), get(self._meta_key)]
         reply = await self._term.guard(self._etcd.txn(compare, writes, look, within_s=PATIENCE_S))
         revision = reply.revision

@@ -24,8 +24,8 @@ from hetagent.snapshots.node.files import SnapshotDir
 from hetagent.snapshots.node.folder import UNSAVED
 from hetagent.snapshots.node.to_disk import prune
 from hetagent.snapshots.on_disk import MARK, Mark, name_of
-from hetrdzv.protocol.snapshots import Chosen, NotWritten, OnDisk
-from hetrdzv.protocol.snapshots import Stamp as Declared
+from hetrdzv.protocol.snapshots import DiskSnapshot, NotWritten, StartSnapshot
+from hetrdzv.protocol.snapshots import SnapshotId as Declared
 
 JOB = "0f3a"
 
@@ -87,8 +87,8 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
 
 
-def chosen(step: int, number: int = 1, job: str = JOB) -> Chosen:
-    return Chosen(round=number, step=step, world_size=2, on_disk=True, origin=job)
+def chosen(step: int, number: int = 1, job: str = JOB) -> StartSnapshot:
+    return StartSnapshot(round=number, step=step, world_size=2, on_disk=True, origin=job)
 
 
 # -- what is there ---------------------------------------------------------------------------------------------
@@ -102,7 +102,7 @@ def test_the_newest_that_are_complete_are_told(node: Node) -> None:
     assert node.catalog.on_disk() == ()
     node.catalog.look(60.0)
     assert node.catalog.on_disk() == tuple(
-        OnDisk(round=1, step=step, origin=JOB, world_size=2, size=7) for step in (50, 40, 30, 20)
+        DiskSnapshot(round=1, step=step, origin=JOB, world_size=2, size=7) for step in (50, 40, 30, 20)
     )
     source = node.catalog.source(chosen(40))
     assert (source["path"], source["ranks"]) == (

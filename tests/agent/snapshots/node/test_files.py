@@ -11,7 +11,7 @@ from xxhash import xxh3_64_hexdigest
 
 from hetagent.snapshots.folder import Stamp
 from hetagent.snapshots.node.files import BadCopy, SnapshotDir, ask
-from hetrdzv.protocol.snapshots import Chosen, RankPart, Source
+from hetrdzv.protocol.snapshots import RankPart, Source, StartSnapshot
 
 STAMP = Stamp(3, 120)
 
@@ -29,8 +29,8 @@ def source(node_id: str, port: int = 7, address: str = "10.0.0.1", **more: Any) 
     return Source(node_id=node_id, address=address, port=port, key="k", **more)
 
 
-def chosen(*sources: Source) -> Chosen:
-    return Chosen(round=3, step=120, world_size=2, lost=1, sources=sources)
+def chosen(*sources: Source) -> StartSnapshot:
+    return StartSnapshot(round=3, step=120, world_size=2, lost=1, sources=sources)
 
 
 def test_workers_begin_from_their_own_node_then_from_others(files: SnapshotDir) -> None:

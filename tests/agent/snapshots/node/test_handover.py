@@ -26,7 +26,7 @@ from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import Problem, StaleIncarnation, Unreachable
 from hetrdzv.protocol.requests import ReportRequest
 from hetrdzv.protocol.routes import Route, Routes
-from hetrdzv.protocol.snapshots import Held, Holdings
+from hetrdzv.protocol.snapshots import HeldSnapshot, Holdings
 from hetrdzv.protocol.states import DirectiveKind, ReportKind
 
 IDENTITY = Identity("g", "a", "1234")
@@ -77,7 +77,7 @@ class Node:
         self.handover = Handover(IDENTITY, line, self.serving, connect, self.said.append)
 
     def holdings(self, step: int = 120, number: int = 3, **more: Any) -> Holdings:
-        held = Held(round=number, step=step, world_size=2, **({"sharded": True} | more))
+        held = HeldSnapshot(round=number, step=step, world_size=2, **({"sharded": True} | more))
         return Holdings(origin="o", port=self.serving.port, key="k", held=(held,))
 
     def fetched(self) -> None:

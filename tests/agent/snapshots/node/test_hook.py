@@ -31,7 +31,14 @@ from hetagent.snapshots.node.hook import SnapshotHook
 from hetagent.workers.processes import Workers
 from hetagent.workers.starter import Exit
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.snapshots import Chosen, Holdings, SnapshotsReply, SnapshotsRequest, Source, Stamp
+from hetrdzv.protocol.snapshots import (
+    Holdings,
+    SnapshotId,
+    SnapshotsReply,
+    SnapshotsRequest,
+    Source,
+    StartSnapshot,
+)
 from hetrdzv.protocol.states import DirectiveKind
 
 COMMAND = WorkerCommand("/bin/true", (), is_python=False)
@@ -50,7 +57,7 @@ class Told:
     def ask(self, message: Report[SnapshotsReply]) -> "Future[SnapshotsReply]":
         answer: Future[SnapshotsReply] = Future()
         body = cast(SnapshotsRequest, message.body(incarnation="i"))
-        self.asked.append((codec.checked(SnapshotsRequest, body), answer))
+        self.asked.append((codec.validate(SnapshotsRequest, body), answer))
         return answer
 
 
@@ -98,7 +105,9 @@ class Node:
         self.hook = hook(self.folder, line, self.said.append, serves=serves, to=to)
         self.server = self.hook._server
 
-    def enters(self, number: int = 4, chosen: Chosen | None = None, nnodes: int = 1, **more: Any) -> None:
+    def enters(
+        self, number: int = 4, chosen: StartSnapshot | None = None, nnodes: int = 1, **more: Any
+    ) -> None:
         """It takes part in a round, whose workers run."""
         directive = start("a", number)
         assert directive.start is not None
@@ -191,7 +200,7 @@ def test_the_server_is_told_what_workers_write(node: Node) -> None:
     node.part((4, 140), slot=2)
     node.hook.look()
     assert len(node.line.asked) == 1, "one at a time"
-    answer.set_result(SnapshotsReply(complete=Stamp(round=4, step=120)))
+    answer.set_result(SnapshotsReply(complete=SnapshotId(round=4, step=120)))
     assert node.hook.due_at() == 0.0
     node.hook.look()
     assert node.control()["retained"] == [[4, 140, ""]]
@@ -286,9 +295,9 @@ def test_the_next_agent_declares_what_is_left_and_how_far_killed_workers_had_com
 # -- what it tells the workers ---------------------------------------------------------------------------------
 
 
-def chosen(step: int = 120, node_id: str = "a") -> Chosen:
+def chosen(step: int = 120, node_id: str = "a") -> StartSnapshot:
     source = Source(node_id=node_id, address="127.0.0.1", port=7, whole=True)
-    return Chosen(round=3, step=step, world_size=4, lost=2, sources=(source,))
+    return StartSnapshot(round=3, step=step, world_size=4, lost=2, sources=(source,))
 
 
 def test_workers_find_from_where_to_begin(node: Node) -> None:
@@ -335,7 +344,7 @@ def test_what_cannot_be_had_from_another_node_twice_is_refused_but_the_own_part_
     put(node.path / "bad" / "3-120", '{"node": "", "why": "nobody has it"}')
     assert "no copy is of use (nobody has it)" in node.hook.abandon_reason()
     node.hook.end()
-    assert (node.offer.refused, len(node.offer.held)) == ((Stamp(round=3, step=120),), 1)
+    assert (node.offer.refused, len(node.offer.held)) == ((SnapshotId(round=3, step=120),), 1)
 
 
 # -- others fetch it -------------------------------------------------------------------------------------------
@@ -497,4 +506,4 @@ def test_a_copy_that_cannot_be_loaded_costs_no_restart(rig: Make, parent: Path) 
     furnished(made, parent)
     assert made.run() == 0
     assert (made.group()["restarts"], made.group()["round"]) == (0, 2)
-    assert offered(made).refused == (Stamp(round=1, step=9),)
+    assert offered(made).refused == (SnapshotId(round=1, step=9),)

@@ -21,7 +21,7 @@ from hetagent.snapshots.node.prefetch import fetch
 from hetagent.snapshots.node.server import SnapshotServer
 from hetagent.snapshots.sources import Source as Fetched
 from hetagent.snapshots.sources import SourceError
-from hetrdzv.protocol.snapshots import Copy, Held, RankPart, Source, Stamp
+from hetrdzv.protocol.snapshots import CopyOrder, HeldSnapshot, RankPart, SnapshotId, Source
 
 SIZE = 1000
 
@@ -48,12 +48,12 @@ class Nodes:
         self.serving.start()
 
     @property
-    def copy(self) -> Copy:
+    def copy(self) -> CopyOrder:
         text = (self.there / "2" / "1.json").read_bytes()
         of = RankPart(rank=1, digest=xxh3_64_hexdigest(text))
         port, key = self.serving.port, self.serving.key
         source = Source(node_id="b", address="127.0.0.1", port=port, key=key, ranks=(of,))
-        return Copy(stamp=Stamp(round=3, step=120), source=source)
+        return CopyOrder(stamp=SnapshotId(round=3, step=120), source=source)
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def alike(nodes: Nodes, content: bytes) -> None:
     put(nodes.there / "2" / "1.json", json.dumps(index))
 
 
-def declared(node: Path) -> Held:
+def declared(node: Path) -> HeldSnapshot:
     """What a node declares of its only snapshot."""
     (held,) = SnapshotDir(node).held()
     return held

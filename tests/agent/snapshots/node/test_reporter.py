@@ -4,8 +4,8 @@ import pytest
 
 from hetagent.snapshots.folder import Stamp
 from hetagent.snapshots.node.reporter import PAUSE_S, SnapshotReporter
-from hetrdzv.protocol.snapshots import Chosen, Held, Holdings, RankPart, SnapshotsReply
-from hetrdzv.protocol.snapshots import Stamp as ServerStamp
+from hetrdzv.protocol.snapshots import HeldSnapshot, Holdings, RankPart, SnapshotsReply, StartSnapshot
+from hetrdzv.protocol.snapshots import SnapshotId as ServerStamp
 
 
 def stamp(step: int, number: int = 3) -> Stamp:
@@ -19,13 +19,14 @@ def reply(step: int) -> SnapshotsReply:
 def holdings(*steps: int, sharded: bool = True, ranks: int = 0) -> Holdings:
     parts = tuple(RankPart(rank=rank, digest="0") for rank in range(ranks))
     held = (
-        Held(round=3, step=step, world_size=3, sharded=sharded, whole=True, ranks=parts) for step in steps
+        HeldSnapshot(round=3, step=step, world_size=3, sharded=sharded, whole=True, ranks=parts)
+        for step in steps
     )
     return Holdings(held=tuple(held))
 
 
-def chosen(step: int, *, on_disk: bool = False, sharded: bool = True) -> Chosen:
-    return Chosen(round=2, step=step, world_size=3, sharded=sharded, on_disk=on_disk)
+def chosen(step: int, *, on_disk: bool = False, sharded: bool = True) -> StartSnapshot:
+    return StartSnapshot(round=2, step=step, world_size=3, sharded=sharded, on_disk=on_disk)
 
 
 def report(reporter: SnapshotReporter, held: Holdings, now: float = 100.0) -> None:

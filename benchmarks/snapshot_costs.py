@@ -182,7 +182,7 @@ def fetched(megabytes: float, table: Table) -> None:
 
     from hetagent import snapshots
     from hetagent.node.network import hold_port
-    from hetagent.snapshots.folder import FOLDER, Folder
+    from hetagent.snapshots.folder import FOLDER, SnapshotFiles
     from hetagent.snapshots.node.server import SnapshotServer
 
     torch.set_num_threads(1)
@@ -198,7 +198,7 @@ def fetched(megabytes: float, table: Table) -> None:
         optimizer.step()
         snaps.step(1)
         snaps.save_now()
-        [(stamp, slot)] = Folder(Path(there)).slots().items()
+        [(stamp, slot)] = SnapshotFiles(Path(there)).slots().items()
         hold = lambda: hold_port("127.0.0.1", None)  # noqa: E731
         serving = SnapshotServer(Path(there), hold, lambda: "127.0.0.1", print)
         serving.start()

@@ -26,7 +26,7 @@ class Identity:
     incarnation: str
 
     @property
-    def marks(self) -> dict[str, str]:
+    def process_env(self) -> dict[str, str]:
         """The environment of its processes, by which whoever clears away after it finds them."""
         return {
             processes.GROUP: self.group,
@@ -36,7 +36,7 @@ class Identity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Access:
+class ServerAccess:
     """How to speak to the servers."""
 
     servers: Sequence[str]
@@ -64,28 +64,30 @@ class AgentContext:
     Attributes:
         command: what the workers run; None: the group's command.
         devices: those that were chosen; None: nobody has looked at them.
-        place: its address.
+        address:its address.
         versions: of torch, the driver and others, by name.
         tell: shows one line to the person at the terminal.
     """
 
     options: Options
-    access: Access
+    access: ServerAccess
     identity: Identity
     command: WorkerCommand | None
     devices: Devices | None
     slots: int
-    place: AdvertisedAddress
+    address: AdvertisedAddress
     launch: Launch
     versions: Mapping[str, str]
     tell: Callable[[str], None]
 
     def hold_port(self) -> socket.socket:
         """A listening socket on the address that this node offers."""
-        return network.hold_port(self.place.address, self.options.port_range)
+        return network.hold_port(self.address.address, self.options.port_range)
 
     def hold_script_port(self) -> socket.socket:
         """The same for a port that may be free for some seconds before the script opens it."""
         return network.hold_port(
-            self.place.address, self.options.port_range, chosen_by_kernel=not self.launch.frees_port
+            self.address.address,
+            self.options.port_range,
+            chosen_by_kernel=not self.launch.releases_script_port,
         )

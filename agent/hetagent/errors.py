@@ -26,11 +26,11 @@ class PermanentStartError(CommandError):
     """Trying again would not help."""
 
 
-class Starved(CommandError):
+class OutOfResourcesError(CommandError):
     """This node lacks what it takes to start a process; others may have it."""
 
 
-class NotFound(PermanentStartError):
+class ProgramNotFoundError(PermanentStartError):
     """The script or the program is not there."""
 
 

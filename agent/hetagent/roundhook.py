@@ -22,11 +22,11 @@ class PreemptionNotice(NamedTuple):
 
     Attributes:
         why: in words.
-        gone_at: when (monotonic seconds); None: nobody knows, so `--grace-s` counts.
+        deadline: when (monotonic seconds); None: nobody knows, so `--grace-s` counts.
     """
 
     why: str
-    gone_at: float | None
+    deadline: float | None
 
 
 class RoundHook:
@@ -63,5 +63,5 @@ class RoundHook:
         """When to look even if the descriptor shows nothing (monotonic seconds), unless workers are being stopped."""
         return None
 
-    def look(self) -> None:
+    def on_wakeup(self) -> None:
         """Look: it is time, or the descriptor is readable."""

@@ -25,7 +25,7 @@ from hetagent.launch.command import WorkerCommand
 from hetagent.monitor.watcher import Watcher
 from hetagent.node.network import hold_port
 from hetagent.node.processes.guardian import Guardian
-from hetagent.node.processes.proctree import marked
+from hetagent.node.processes.proctree import find_by_incarnation
 from hetagent.runloop.agent import Agent
 from hetagent.runloop.notices import Notices
 from hetagent.runloop.parts import Parts
@@ -184,7 +184,7 @@ class Rig:
             over.set()
             thread.join(20)
             assert [signal.getsignal(signum) for signum in signal.valid_signals()] == before
-            assert leaves or marked(self.identity.incarnation) == []
+            assert leaves or find_by_incarnation(self.identity.incarnation) == []
         if self._errors:
             raise self._errors[0]
         return self.agent.outcome.exit_code if self.agent.outcome is not None else None

@@ -26,8 +26,8 @@ from hetagent.cli.parse import parse
 from hetagent.context import AgentContext, Identity
 from hetagent.errors import AgentError, CommandError, UsageError
 from hetagent.launch.base import Launch
-from hetagent.launch.command import WorkerCommand, group_command, worker_command
-from hetagent.launch.slots import slots_of
+from hetagent.launch.command import WorkerCommand, parse_group_command, worker_command
+from hetagent.launch.slots import choose_devices_and_slots
 from hetagent.node.gpu import devices
 from hetagent.node.gpu.discovery import Gpu
 from hetagent.node.processes import proctree as processes
@@ -40,7 +40,7 @@ RUNNER = str(ROOT / "agent/hetagent/worker/runner.py")
 @pytest.fixture(autouse=True)
 def four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = [Gpu(f"GPU-{letter * 8}", "H200", 139 * 2**30) for letter in "abcd"]
-    monkeypatch.setattr(devices, "discover", lambda: gpus)
+    monkeypatch.setattr(devices, "list_gpus", lambda: gpus)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
@@ -67,19 +67,19 @@ def options(*argv: str) -> Options:
     ],
 )
 def test_how_many_workers_on_what(argv: str, kind: str | None, slots: int) -> None:
-    chosen, count = slots_of(options(*argv.split()))
+    chosen, count = choose_devices_and_slots(options(*argv.split()))
     assert (chosen.kind if chosen is not None else None, count) == (kind, slots)
 
 
 def test_torchruns_auto_without_gpus_means_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     def none(*args: object) -> devices.Devices:
-        raise devices.NoGpuHere("--gpus auto", " (no driver)")
+        raise devices.NoGpuError("--gpus auto", " (no driver)")
 
-    monkeypatch.setattr(devices, "choose", none)
-    assert slots_of(options("--nproc-per-node", "auto")) == (None, os.cpu_count())
+    monkeypatch.setattr(devices, "choose_devices", none)
+    assert choose_devices_and_slots(options("--nproc-per-node", "auto")) == (None, os.cpu_count())
     for argv in (["--nproc-per-node", "gpu"], ["--nproc-per-node", "auto", "--device", "cuda"]):
         with pytest.raises(UsageError) as caught:
-            slots_of(options(*argv))
+            choose_devices_and_slots(options(*argv))
         advice = "pass --nproc-per-node N --device cpu to start N CPU workers"
         assert str(caught.value) == f"--nproc-per-node {argv[1]}: no GPU here (no driver): {advice}"
 
@@ -87,17 +87,17 @@ def test_torchruns_auto_without_gpus_means_cpus(monkeypatch: pytest.MonkeyPatch)
 def test_a_number_of_workers_that_no_node_has(monkeypatch: pytest.MonkeyPatch) -> None:
     for count in ("0", "-1", "1025"):
         with pytest.raises(UsageError, match=f"--nproc-per-node {count}: a node has 1 to 1024 workers"):
-            slots_of(options(f"--nproc-per-node={count}"))
+            choose_devices_and_slots(options(f"--nproc-per-node={count}"))
     for given in ("2.0", "2000"):
         monkeypatch.setenv("PET_NPROC_PER_NODE", given)
         with pytest.raises(UsageError, match=f"^PET_NPROC_PER_NODE={given}: "):
-            slots_of(options())
+            choose_devices_and_slots(options())
 
 
 def context(found: Options) -> AgentContext:
     """That of a node with one worker."""
     place = SimpleNamespace(address="127.0.0.1")
-    made = SimpleNamespace(options=found, slots=1, place=place, launch=Launch(None), versions={})
+    made = SimpleNamespace(options=found, slots=1, address=place, launch=Launch(None), versions={})
     made.devices = made.command = None
     made.identity = Identity(found.group, found.node_id, "i1")
     return cast("AgentContext", made)
@@ -157,14 +157,14 @@ def test_commands_of_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_commands_of_a_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("train.py").touch()
-    assert group_command(["train.py", "-m"]) == worker_command("train.py", ["-m"])
-    assert group_command(["-m", "pkg", "-m"]) == worker_command("pkg", ["-m"], module=True)
-    assert group_command(["--no-python", "sh", "x"]) == worker_command("sh", ["x"], no_python=True)
+    assert parse_group_command(["train.py", "-m"]) == worker_command("train.py", ["-m"])
+    assert parse_group_command(["-m", "pkg", "-m"]) == worker_command("pkg", ["-m"], module=True)
+    assert parse_group_command(["--no-python", "sh", "x"]) == worker_command("sh", ["x"], no_python=True)
     for words in ([], ["-m"], ["--no-python"]):
         with pytest.raises(CommandError, match="names no script"):
-            group_command(words)
+            parse_group_command(words)
     with pytest.raises(CommandError, match=r"script 'nowhere.py' does not exist \(looked from "):
-        group_command(["nowhere.py"])
+        parse_group_command(["nowhere.py"])
 
 
 def test_exit_statuses_are_seen_when_the_launcher_ignores_sigchld(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,10 +267,10 @@ def test_a_node_with_processes_of_an_earlier_agent_that_do_not_die_is_not_offere
     monkeypatch.setattr(assembly, "SAVE_S", 0.3)
     monkeypatch.setattr(processes, "kill_tree", lambda find: [2**22 + 1])
     saving = [[2**22 + 1], [2**22 + 1], []]
-    monkeypatch.setattr(processes, "orphans", lambda node_id, group: saving.pop(0))
+    monkeypatch.setattr(processes, "find_orphans", lambda node_id, group: saving.pop(0))
     assembly._sweep(Identity("g", "a", "i"), said.append)
     assert (said, saving) == ([], []), "their guardian has ended them"
-    monkeypatch.setattr(processes, "orphans", lambda node_id, group: [2**22 + 1])
+    monkeypatch.setattr(processes, "find_orphans", lambda node_id, group: [2**22 + 1])
     why = r"node 'a' cannot take part: processes of an earlier agent cannot be killed: 4194305 \(gone by now\); check"
     with pytest.raises(AgentError, match=why):
         assembly._sweep(Identity("g", "a", "i"), said.append)

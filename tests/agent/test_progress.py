@@ -13,7 +13,7 @@ from tests.support.cluster import wait_for
 from tests.support.disks import fill, small_disk
 
 from hetagent import progress
-from hetagent.monitor.progress_files import read
+from hetagent.monitor.progress_files import read_progress
 from hetagent.monitor.stall_detector import ProgressReport
 
 
@@ -29,10 +29,10 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_steps_are_read_as_they_are_said(file: str) -> None:
-    assert read(file) == ProgressReport()
+    assert read_progress(file) == ProgressReport()
     for step in (0, 17, 3):
         progress.progress(step)
-        assert read(file) == ProgressReport(step)
+        assert read_progress(file) == ProgressReport(step)
 
 
 def test_the_first_step_and_the_last_are_dated(file: str) -> None:
@@ -43,7 +43,7 @@ def test_the_first_step_and_the_last_are_dated(file: str) -> None:
     for step in (1, 2, 2):
         progress.progress(step)
         moments.append(time.monotonic())
-    told = read(file)
+    told = read_progress(file)
     assert told.first_at is not None
     assert told.last_at is not None
     assert moments[0] <= told.first_at <= moments[1]
@@ -53,39 +53,41 @@ def test_the_first_step_and_the_last_are_dated(file: str) -> None:
 def test_what_a_script_says_itself_counts_more_than_what_is_known_of_its_steps(file: str) -> None:
     for step in (1, 2):
         progress.follow(step)
-        assert read(file).step == step
+        assert read_progress(file).step == step
     progress.progress(70)
     progress.follow(3)
-    assert read(file).step == 70
+    assert read_progress(file).step == 70
 
 
 def test_a_long_pause_lasts_as_long_as_the_block_and_the_longer_of_two_counts(file: str) -> None:
     now = time.monotonic()
     with progress.long(600):
-        outer = read(file).until
+        outer = read_progress(file).until
         assert now + 600 <= outer <= time.monotonic() + 600
         with progress.long(10):
-            assert read(file).until == outer
+            assert read_progress(file).until == outer
         with progress.long(6000):
-            assert read(file).until > outer + 5000
-        assert read(file).until == outer
-    assert read(file) == ProgressReport()
+            assert read_progress(file).until > outer + 5000
+        assert read_progress(file).until == outer
+    assert read_progress(file) == ProgressReport()
     with contextlib.suppress(KeyError), progress.long(float("inf")):
-        assert read(file).until > 1e12
+        assert read_progress(file).until > 1e12
         raise KeyError
     with progress.long(float("nan")):
-        assert read(file) == ProgressReport()
+        assert read_progress(file) == ProgressReport()
 
 
 def test_a_pause_ends_with_the_last_block_of_all_threads(file: str) -> None:
     longest = progress.long(6000)
     threading.Thread(target=longest.__enter__).start()
-    wait_for(lambda: read(file).until, "its pause")
+    wait_for(lambda: read_progress(file).until, "its pause")
     with progress.long(600):
-        until = read(file).until
+        until = read_progress(file).until
         longest.__exit__(None, None, None)
-        assert time.monotonic() < read(file).until < until - 5000, "the other has ended, this one has not"
-    assert read(file) == ProgressReport()
+        assert time.monotonic() < read_progress(file).until < until - 5000, (
+            "the other has ended, this one has not"
+        )
+    assert read_progress(file) == ProgressReport()
 
 
 @pytest.mark.parametrize("wrong", [None, "x", 1e400, [], -5, 2**70])
@@ -93,7 +95,7 @@ def test_nothing_that_is_said_fails_a_script(file: str, wrong: object) -> None:
     progress.progress(wrong)  # type: ignore[arg-type]
     with progress.long(wrong):  # type: ignore[arg-type]
         pass
-    assert read(file).step in (None, 0)
+    assert read_progress(file).step in (None, 0)
 
 
 @pytest.mark.parametrize("path", ["", "/nowhere/at/all"])
@@ -108,11 +110,11 @@ def test_without_an_agent_nothing_happens(path: str, monkeypatch: pytest.MonkeyP
 def test_any_program_may_write_its_step_as_text(file: str) -> None:
     for text, step in [("17\n", 17), (" 18 of 20", 18), ("", None), ("soon", None), ("9" * 18, 2**53)]:
         Path(file).write_text(text)
-        assert read(file) == ProgressReport(step)
+        assert read_progress(file) == ProgressReport(step)
     progress.progress(17)
     Path(file).write_text("3\n")
     progress.progress(18)
-    assert read(file) == ProgressReport(18), "text does not truncate what the module writes to"
+    assert read_progress(file) == ProgressReport(18), "text does not truncate what the module writes to"
 
 
 def test_modules_for_scripts_need_nothing_but_python(file: str) -> None:
@@ -120,7 +122,7 @@ def test_modules_for_scripts_need_nothing_but_python(file: str) -> None:
     code = "import progress, shares; progress.progress(4); shares.current(0, 1)"
     folder = Path(progress.__file__).parent
     subprocess.run([sys.executable, "-S", "-c", code], cwd=folder, check=True, timeout=30)
-    assert read(file) == ProgressReport(4)
+    assert read_progress(file) == ProgressReport(4)
 
 
 FULL_DISK = """
@@ -150,4 +152,4 @@ def test_on_a_full_disk_the_script_goes_on_and_says_that_it_is_not_seen(tmp_path
             f"hetagent.progress: the agent does not see how far this process is: No space left on device: "
             f"{file}.map; the agent's TMPDIR has to be writable and have room\n"
         )
-        assert read(file) == ProgressReport()
+        assert read_progress(file) == ProgressReport()

@@ -43,11 +43,11 @@ def test_what_torch_cannot_do_is_refused_with_the_release_that_can(
     flag: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if SINCE_2_10[flag]:
-        torchs.refuse_what_is_missing(flags(flag, *ASKED[flag]))
+        torchs.check_supported(flags(flag, *ASKED[flag]))
     monkeypatch.setattr(torchs, "SINCE_2_10", dict.fromkeys(SINCE_2_10, False))
-    torchs.refuse_what_is_missing(flags())
+    torchs.check_supported(flags())
     with pytest.raises(UsageError, match=rf"^{flag} needs torch 2.10 or newer, but torch .*"):
-        torchs.refuse_what_is_missing(flags(flag, *ASKED[flag]))
+        torchs.check_supported(flags(flag, *ASKED[flag]))
 
 
 def test_the_installed_torch_has_what_its_number_promises() -> None:
@@ -84,8 +84,8 @@ def test_the_spec_of_this_torch_gets_everything() -> None:
 
 
 def test_streams_are_torchs() -> None:
-    assert torchs.std({0: 1, 1: 3}) == {0: TorchsStd.OUT, 1: TorchsStd.ALL}
-    assert torchs.std(2) is TorchsStd.ERR
+    assert torchs.to_torch_std({0: 1, 1: 3}) == {0: TorchsStd.OUT, 1: TorchsStd.ALL}
+    assert torchs.to_torch_std(2) is TorchsStd.ERR
 
 
 # -- the store of a round ------------------------------------------------------------------------------------
@@ -103,10 +103,10 @@ def test_a_store_on_a_socket_that_was_held_open(
     visitor = TCPStore("127.0.0.1", port, world_size=1, is_master=False, timeout=timedelta(seconds=30))
     visitor.set("a", "b")
     assert info.store.get("a") == b"b"
-    assert made.workers() == 1
+    assert made.count_workers() == 1
     assert capfd.readouterr().err == ""
     made.shutdown()
-    assert made.workers() is None
+    assert made.count_workers() is None
 
 
 # -- where torch's private parts are touched -------------------------------------------------------------------

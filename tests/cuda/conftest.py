@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hetagent.monitor.round_watch import opening
+from hetagent.monitor.round_watch import torch_server_env
 from hetagent.monitor.torch_client import NoAnswer, Query
 from hetagent.worker import runner
 from tests.support.needs import ALL
@@ -48,7 +48,7 @@ class Server:
         """How it answers, as far as the agent reads that: `200`, or the status line; and the body."""
         asked = Query(str(self.path), what)
         try:
-            while (body := asked.read()) is None:
+            while (body := asked.read_answer()) is None:
                 assert self.worker.poll() is None, "the worker has ended"
                 time.sleep(0.001)
             return "200", body
@@ -90,7 +90,7 @@ def start(release: tuple[int, int], tmp_path_factory: pytest.TempPathFactory) ->
             own = {name: value for name, value in os.environ.items() if not name.startswith("TORCH_")}
             worker = subprocess.Popen(
                 [sys.executable, runner.__file__, str(script)],
-                env={**own, **environ, **opening(str(path))},
+                env={**own, **environ, **torch_server_env(str(path))},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,

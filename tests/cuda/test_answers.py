@@ -14,8 +14,8 @@ import time
 import pytest
 
 from hetagent.monitor.flight_recorder import FlightRecorderParser
-from hetagent.monitor.sources import BACKENDS, sources
-from hetagent.monitor.stall_detector import Track
+from hetagent.monitor.sources import BACKENDS, make_sources
+from hetagent.monitor.stall_detector import WorkerTrack
 from hetagent.monitor.worker_probe import NO_GROUP, WorkerProbe
 from tests.cuda.conftest import Start
 from tests.support.cluster import wait_for
@@ -62,7 +62,7 @@ def test_its_handlers_say_of_which_backends_it_tells(start: Start, release: Rele
     assert {"dump_nccl_trace_json", "dump_nccl_trace_pickle", "dump_traceback", "ping"} <= set(handlers)
     assert ("fr_trace_json" in handlers) == (release >= (2, 10))
     assert ("fr_dump_file" in handlers) == (release >= (2, 15))
-    told = {source.name for source in sources(handlers, 2)}
+    told = {source.name for source in make_sources(handlers, 2)}
     assert told == told_of(release) | ({"gloo"} if release == (2, 10) else set())  # which records nothing
 
 
@@ -82,10 +82,10 @@ def test_each_question_of_the_agent_is_answered_and_read(
         pytest.skip(f"torch {release[0]}.{release[1]} does not tell of {backend}")
     answer = start(IMPORTS).tells(BACKENDS[backend].question)
     assert answer.keys() - {"comm_lib_version", "nccl_version"} == FIELDS  # none in 2.6; the second until 2.8
-    seen = FlightRecorderParser(2, counts_operations=BACKENDS[backend].counts_operations).read(
+    seen = FlightRecorderParser(2, counts_operations=BACKENDS[backend].counts_operations).parse(
         json.dumps(answer).encode()
     )
-    assert (seen.groups, seen.counts, seen.records) == ([], {}, False)
+    assert (seen.groups, seen.counts, seen.has_groups) == ([], {}, False)
 
 
 def test_gloo_is_seen_with_torchs_own_settings(start: Start, release: Release) -> None:
@@ -94,7 +94,7 @@ def test_gloo_is_seen_with_torchs_own_settings(start: Start, release: Release) -
         pytest.skip("this torch does not tell of gloo")
     answer = start(GLOO).tells("fr_trace_json")
     assert all(entry.keys() >= ENTRY for entry in answer["entries"])
-    first, second = FlightRecorderParser(1).read(json.dumps(answer).encode()).groups
+    first, second = FlightRecorderParser(1).parse(json.dumps(answer).encode()).groups
     assert (first.name, first.enqueued, first.completed, first.op) == ("0", 3, 3, "all_reduce [[10]]")
     assert (second.name, second.enqueued, second.op) == ("1", 1, "all_reduce [[2,5]]")
 
@@ -103,7 +103,7 @@ def test_a_recorder_that_is_off_knows_of_no_group(start: Start, release: Release
     if "gloo" not in told_of(release):
         pytest.skip("this torch does not tell of gloo")
     answer = start(GLOO, TORCH_FR_BUFFER_SIZE="0").tells("fr_trace_json")
-    assert not FlightRecorderParser(1).read(json.dumps(answer).encode()).records
+    assert not FlightRecorderParser(1).parse(json.dumps(answer).encode()).has_groups
 
 
 HOOKED = f"""{IMPORTS}
@@ -133,7 +133,7 @@ def test_sends_and_receives_of_nccl2_are_told_from_collectives(
     assert [entry["op_id"] for entry in answer["entries"]] == list(range(len(does))), "numbers begin with 0"
     assert {status["last_started_collective"] for status in answer["pg_status"].values()} == {"-1"}
     assert [entry["is_p2p"] for entry in answer["entries"]] == [one == "sends" for one in does]
-    (group,) = FlightRecorderParser(2, "/fake").read(json.dumps(answer).encode()).groups
+    (group,) = FlightRecorderParser(2, "/fake").parse(json.dumps(answer).encode()).groups
     assert (group.enqueued, group.size, group.op) == (does.count("reduces"), 1, "all_reduce [[10]]")
 
 
@@ -178,17 +178,19 @@ def test_which_nccl_and_which_gpu_a_script_gets_without_set_device(
 
 def test_an_agent_sees_a_worker_as_far_as_its_torch_tells(start: Start, release: Release) -> None:
     server = start(GLOO)
-    probe = WorkerProbe(Track(time.monotonic(), pid=server.worker.pid), 1, socket=str(server.path), cpu=True)
+    probe = WorkerProbe(
+        WorkerTrack(time.monotonic(), pid=server.worker.pid), 1, socket=str(server.path), cpu=True
+    )
     try:
 
         def looked() -> bool:
-            probe.look(time.monotonic())
+            probe.probe(time.monotonic())
             while probe.query is not None:
-                probe.receive()
+                probe.read_answer()
             return probe.sources is not None and all(one.dump is not None for one in probe.sources)
 
         wait_for(looked, "answers")
-        why = probe.blind(time.monotonic())
+        why = probe.unknown_reason(time.monotonic())
     finally:
         probe.close()
     if "gloo" in told_of(release):

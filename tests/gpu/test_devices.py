@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from hetagent.node.gpu.devices import VISIBLE, choose, narrow
-from hetagent.node.gpu.discovery import Gpu, discover
+from hetagent.node.gpu.devices import VISIBLE, choose_devices, visible_devices_env
+from hetagent.node.gpu.discovery import Gpu, list_gpus
 from tests.gpu.machine import START_S, Machine, torch_sees
 from tests.support.servers import Hetserver
 
@@ -65,7 +65,7 @@ def bare(uuids: list[str]) -> list[str]:
 def test_counted(machine: Machine, seen: Seen) -> None:
     """The agent finds the GPUs that nvidia-smi lists: UUID, name, memory, MIG slices"""
     machine.needs_driver()
-    found = discover()
+    found = list_gpus()
     assert [(gpu.uuid, gpu.name) for gpu in whole(found)] == [(one.uuid, one.name) for one in machine.cards]
     for gpu, card in zip(found, machine.cards, strict=False):
         assert card.memory_mib is None or abs(gpu.memory_bytes / 2**20 - card.memory_mib) < 2
@@ -83,12 +83,12 @@ def test_as_torch_sees_them(machine: Machine, seen: Seen) -> None:
     for value in values:
         environ = {} if value is None else {VISIBLE: value}
         try:
-            chosen = choose("auto", "cuda", environ)
+            chosen = choose_devices("auto", "cuda", environ)
         except ValueError:
             ours, narrowed = [], []
         else:
             ours = [gpu.name for gpu in chosen.gpus]
-            narrowed = torch_sees({VISIBLE: None, **environ, **narrow(chosen, environ)})["gpus"]
+            narrowed = torch_sees({VISIBLE: None, **environ, **visible_devices_env(chosen, environ)})["gpus"]
         theirs = (
             [] if value == "" else torch_sees({VISIBLE: value, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"})["gpus"]
         )
@@ -136,10 +136,10 @@ def test_rocm(machine: Machine, seen: Seen) -> None:
         pytest.skip(
             "torch is not for ROCm: make test-gpu PIP_INDEX_URL=https://download.pytorch.org/whl/rocm6.4"
         )
-    chosen = choose("auto", "cuda", {})
+    chosen = choose_devices("auto", "cuda", {})
     assert [gpu.name for gpu in chosen.gpus] == [name for _, name, _ in machine.about["gpus"]]
     last = {"HIP_VISIBLE_DEVICES": str(chosen.slots - 1)}
-    narrowed = narrow(choose("1", "cuda", {**os.environ, **last}), last)
+    narrowed = visible_devices_env(choose_devices("1", "cuda", {**os.environ, **last}), last)
     assert torch_sees({**last, **narrowed})["gpus"] == machine.about["gpus"][-1:]
     seen(f"{chosen.slots} GPUs")
 

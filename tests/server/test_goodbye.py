@@ -28,10 +28,10 @@ def test_a_node_that_leaves_in_a_failover_has_left() -> None:
         )
         leader = servers.leader()
         line.start()
-        line.ready(0, 4000, 4001)
+        line.set_ready(0, 4000, 4001)
         wait_for(lambda: get(leader, f"/v1/groups/{group}")[0] == 200, "the join")
         leader.kill()
-        line.leaving("SIGTERM")
+        line.announce_leave("SIGTERM")
         assert line.leave("its agent got SIGTERM")
         line.close()
         assert not [thread for thread in threading.enumerate() if thread.name == "hetagent-server"]

@@ -153,16 +153,16 @@ class Agent:
         session, now = self.session, self.now
         for request in session.requests(now):
             self.world.network.send(self, request)
-        for notice in session.notices():
+        for notice in session.take_log_lines():
             self.world.checks.say(self.node_id, f"notices: {notice}")
-        fresh = session.directives()
+        fresh = session.take_directives()
         if fresh:
             self._fresh.extend(fresh)
             self._deliver()
         if session.finished and self._left:
             self._exit()
             return
-        wakeup = session.wakeup()
+        wakeup = session.next_wakeup()
         if wakeup is not None and (wakeup < self._wakes_at or self._wakes_at <= now):
             self._wakes_at = max(wakeup, now)
             self.after(self._wakes_at - now, self._wake, self._wakes_at)
@@ -186,7 +186,7 @@ class Agent:
                 self._newest_told = max(self._newest_told, number)
         if isinstance(answer, HetError):
             self.world.checks.say(self.node_id, f"{type(request).__name__.lower()} fails: {answer}")
-        self.session.received(request, answer, self.now)
+        self.session.on_response(request, answer, self.now)
 
     def _deliver(self) -> None:
         """Hand directives over in order; a start only once its master has been reached."""
@@ -397,7 +397,7 @@ class Agent:
         self._asked += 1
         self._snapshots.ready()
         self._not_ready = self._checked()
-        self.session.ready(self.round, self._held, 0, self.now, self._not_ready)
+        self.session.set_ready(self.round, self._held, 0, self.now, self._not_ready)
         self.after(self._check.uniform(0.1, 5), self._check_again, self._asked)
 
     def _checked(self) -> str:
@@ -429,7 +429,7 @@ class Agent:
         self._signalled = True
         runs = self.workers is not None and self.workers.alive and not self.stopping
         grace_s = self._grace.choice((None, 1.0, 5.0, 20.0)) if runs else None
-        self.session.leaving("SIGTERM", self.now, grace_s)
+        self.session.announce_leave("SIGTERM", self.now, grace_s)
         if grace_s is None:
             self._stop(self.world.stop_timeout_s)
         else:

@@ -8,9 +8,9 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from hetagent.session.requests import Answer, Report, ReportRoute, round_report
-from hetagent.snapshots.errors import Overtaken
-from hetagent.snapshots.folder import SLOTS, room_for
-from hetagent.snapshots.folder import Stamp as Taken
+from hetagent.snapshots.errors import SnapshotSuperseded
+from hetagent.snapshots.folder import SLOTS, choose_evicted
+from hetagent.snapshots.folder import SnapshotId as Taken
 from hetagent.snapshots.node.reporter import SnapshotReporter
 from hetrdzv.core.model import Group, Node, Round
 from hetrdzv.core.snapshots import complete
@@ -99,7 +99,7 @@ class Snapshots:
         self._due = stamp_of(began) if began is not None and not began.on_disk else None
         self._reporter.begin(directive.round, start.nnodes, start.snapshot)
         if (joined := self._agent.session.offer.snapshots) is not None:
-            self._reporter.joined(replace(joined, origin=start.origin or ""))
+            self._reporter.on_join(replace(joined, origin=start.origin or ""))
         self._step = start.snapshot.step if start.snapshot is not None else 0
 
     def launched(self, workers: Workers) -> None:
@@ -166,7 +166,7 @@ class Snapshots:
         tells_at = self._reporter.due_at(holdings)
         if self._asked is None and holdings.held and tells_at is not None and tells_at <= now:
             self._reporter.retain(holdings)
-            self._reporter.reported(now, holdings)
+            self._reporter.on_report(now, holdings)
             asked = Report(HELD, partial(SnapshotsRequest, round=workers.round, holdings=holdings))
             self._asked, asked.answered = asked, partial(self._answered, asked)
             agent.session.send(asked, now)
@@ -227,8 +227,8 @@ class Snapshots:
         slots = {number: held and _taken(stamp_of(held)) for number, held in self._slots.items()}
         numbers = {held: number for number, held in slots.items() if held is not None}
         try:
-            oldest = room_for(_taken(stamp), numbers, self._reporter.retained, sharded=self._sharded)
-        except Overtaken:
+            oldest = choose_evicted(_taken(stamp), numbers, self._reporter.retained, sharded=self._sharded)
+        except SnapshotSuperseded:
             return None
         return next(number for number, held in slots.items() if held == oldest)
 

@@ -108,7 +108,7 @@ PLANTED: dict[str, tuple[Any, str, Any]] = {
     "no lease after a load": (LeaseTable, "restore", lambda leases, groups: None),
     "polls renew no lease": (LeaseTable, "record_contact", _deaf_to_polls(LeaseTable.record_contact)),
     "time in which the server stood still counts": (clock.ServedClock, "beat", _beat_on_time),
-    "nobody stops without a server": (Backoff, "ends_at", lambda backoff, max_disconnect_s: None),
+    "nobody stops without a server": (Backoff, "workers_stop_at", lambda backoff, max_disconnect_s: None),
     "nobody corrects who is ready": (Session, "_is_contradicted", lambda session, number, directive: False),
     "who has to go is given no time": (transitions, "notice_until", lambda group, now, leaves_at: now + 0.05),
     "any world size is a multiple": (WorldSizes, "sizes_down_from", _downward),

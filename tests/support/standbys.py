@@ -53,15 +53,15 @@ def in_round(of: Program, **environ: str) -> Program:
 def receive(standby: Standby, timeout_s: float = 60.0) -> bool:
     """Wait until a standby says something or ends, and receive it."""
     assert select.select([standby], [], [], timeout_s)[0], "it says nothing"
-    return standby.receive()
+    return standby.read_messages()
 
 
 def ready(of: Program, preload: Sequence[str], notes: str = "") -> Standby:
     """A standby that has imported everything."""
     standby = Standby(of, preload, notes)
     if not receive(standby):
-        printed = standby.printed()
-        standby.end()
+        printed = standby.last_stderr_line()
+        standby.kill()
         raise AssertionError(standby.left_out or printed)
     return standby
 

@@ -13,28 +13,28 @@ from typing import Any
 from torch.distributed.elastic.multiprocessing import LogsSpecs
 
 from hetagent.cli.summary import closing_block
-from hetagent.context import Access, AgentContext, Identity
+from hetagent.context import AgentContext, Identity, ServerAccess
 from hetagent.errors import AgentError, UsageError
 from hetagent.health import gpus_free, node_check
 from hetagent.health.checks import HealthCheck, HealthChecks
-from hetagent.health.gpus_free import GpusFree
+from hetagent.health.gpus_free import GpuMemoryCheck
 from hetagent.health.node_check import NodeCheck
 from hetagent.health.ready_file import ReadyFile
-from hetagent.launch.command import WorkerCommand, script_name
-from hetagent.launch.kinds import launch_of
-from hetagent.launch.slots import check_files, narrow, slots_of
+from hetagent.launch.command import WorkerCommand, identify_script
+from hetagent.launch.kinds import make_launch
+from hetagent.launch.slots import check_open_file_limit, choose_devices_and_slots, hide_other_devices
 from hetagent.monitor.watcher import Watcher
 from hetagent.node import console, names
-from hetagent.node.console import flush, say
+from hetagent.node.console import flush, print_to_stderr
 from hetagent.node.gpu import devices
 from hetagent.node.gpu.discovery import versions
 from hetagent.node.network import find_address
 from hetagent.node.processes import proctree as processes
 from hetagent.node.processes.guardian import Guardian
 from hetagent.node.processes.guardian_process import SAVE_S
-from hetagent.node.standalone import OwnServer
+from hetagent.node.standalone import ChildServer
 from hetagent.options.model import Options
-from hetagent.options.torchrun import typed
+from hetagent.options.torchrun import format_flag
 from hetagent.preemption.watching import preemption_watch
 from hetagent.runloop.agent import Agent
 from hetagent.runloop.deaths import ProgramDeaths
@@ -62,7 +62,7 @@ PREFIX = "[${node_id}:${rank}] "
 def run(
     options: Options,
     command: WorkerCommand | None,
-    server: OwnServer | None,
+    server: ChildServer | None,
     token: str | None,
     tls: ClientTls,
 ) -> int:
@@ -71,19 +71,23 @@ def run(
     Returns:
         the exit status.
     """
-    torchs.refuse_what_is_missing(options.torchrun)
+    torchs.check_supported(options.torchrun)
     servers = options.servers if server is None else (server.url,)
     token_file = options.token_file if server is None else None
-    access = Access(servers=servers, token=token, token_file=token_file, tls=tls)
+    access = ServerAccess(servers=servers, token=token, token_file=token_file, tls=tls)
     known = "node_id" in options.given or server is not None
-    name = names.Name(options.node_id) if known else names.take(options.node_id, options.group, servers)
+    name = (
+        names.NodeIdClaim(options.node_id)
+        if known
+        else names.claim_node_id(options.node_id, options.group, servers)
+    )
     options = replace(options, node_id=name.node_id)
     tell = partial(console.log, f"hetagent[{name.node_id}]")
     context = _context(options, command, access, tell, name.notes)
     logs_specs = _logs_specs(options)
     agent = _agent(context, server, logs_specs)
     kind = "worker" if context.devices is None else "CPU worker" if context.devices.kind == "cpu" else "GPU"
-    what = f"{counted(context.slots, kind)} at {context.place.address}"
+    what = f"{counted(context.slots, kind)} at {context.address.address}"
     tell(f"joining group '{options.group}' at {', '.join(servers)} with {what}")
     try:
         agent.run()
@@ -100,8 +104,8 @@ def run(
         agent.last_words,
         logs_specs.folder if isinstance(logs_specs, RoundLogsSpecs) else "",
     )
-    say(block)
-    status = agent.shutdown.status(agent.outcome, fixed=options.exit_codes == "agent")
+    print_to_stderr(block)
+    status = agent.shutdown.exit_status(agent.outcome, fixed=options.exit_codes == "agent")
     if agent.hangs:  # or the interpreter would wait for a look-up that may take a minute
         flush()
         os._exit(status)
@@ -111,20 +115,20 @@ def run(
 def _context(
     options: Options,
     command: WorkerCommand | None,
-    access: Access,
+    access: ServerAccess,
     tell: Callable[[str], None],
     notes: Sequence[str],
 ) -> AgentContext:
     """Look at this node, and clean up what an earlier agent has left on it."""
     for note in (*notes, *options.notes):
         tell(note)
-    chosen, slots = slots_of(options)
-    check_files(slots)
+    chosen, slots = choose_devices_and_slots(options)
+    check_open_file_limit(slots)
     place = find_address(
         options.local_addr, options.interface, access.servers, options.connect_timeout_s, tell
     )
-    narrow(chosen)
-    launch = launch_of(options, command, slots, os.environ)
+    hide_other_devices(chosen)
+    launch = make_launch(options, command, slots, os.environ)
     identity = Identity(options.group, options.node_id, uuid.uuid4().hex)
     _sweep(identity, tell)
     if slots > 1 and "OMP_NUM_THREADS" not in os.environ:
@@ -136,14 +140,14 @@ def _context(
         command=command,
         devices=chosen,
         slots=slots,
-        place=place,
+        address=place,
         launch=launch,
         versions=versions(),
         tell=tell,
     )
 
 
-def _agent(context: AgentContext, server: OwnServer | None, logs_specs: LogsSpecs) -> Agent:
+def _agent(context: AgentContext, server: ChildServer | None, logs_specs: LogsSpecs) -> Agent:
     """All parts of an agent, put together."""
     options, launch, tell = context.options, context.launch, context.tell
     handler = HetRendezvousHandler(options.group, options.node_id, context.hold_port)
@@ -159,17 +163,17 @@ def _agent(context: AgentContext, server: OwnServer | None, logs_specs: LogsSpec
     line = ServerConnection(session, context.access.client, tell)
     _furnish(parts, context, line)
     if server is not None:
-        server.watch(line.give_up)
-    worker_env = context.place.socket_env(os.environ)
+        server.on_exit(line.give_up)
+    worker_env = context.address.socket_env(os.environ)
 
     def moved() -> bool:
-        lost = context.place.address
-        if not context.place.moved():
+        lost = context.address.address
+        if not context.address.refresh():
             return False
-        tell(f"this node has lost its address {lost}; offering {context.place.address} from now on")
-        line.offers(address=context.place.address)
+        tell(f"this node has lost its address {lost}; offering {context.address.address} from now on")
+        line.update_offer(address=context.address.address)
         worker_env.clear()
-        worker_env.update(context.place.socket_env(os.environ))
+        worker_env.update(context.address.socket_env(os.environ))
         return True
 
     return Agent(
@@ -218,12 +222,12 @@ def _starter(context: AgentContext, handler: HetRendezvousHandler, logs_specs: L
 def _furnish(parts: Parts, context: AgentContext, line: ServerConnection) -> None:
     """Make the optional parts."""
     from hetagent.snapshots.node.setup import snapshot_hook
-    from hetagent.standby.keeper import standbys_of
+    from hetagent.standby.keeper import make_standbys
 
     options, launch, tell = context.options, context.launch, context.tell
     parts.notices = Notices(line, tell, options.notice_signal, one_per_node=launch.one_per_node)
     parts.start_check = StartCheck(line, launch, tell, must_meet=options.require_rendezvous)
-    parts.deaths = ProgramDeaths() if launch.watches_deaths else None
+    parts.deaths = ProgramDeaths() if launch.watches_child_processes else None
     parts.monitor = Watcher(
         line,
         launch,
@@ -235,9 +239,9 @@ def _furnish(parts: Parts, context: AgentContext, line: ServerConnection) -> Non
     parts.shares = ShareFiles(one_per_node=launch.one_per_node)
     if options.ready_file is not None:
         parts.ready_file = ReadyFile(options.ready_file, tell)
-        line.on_member(parts.ready_file.change)
+        line.on_membership_change(parts.ready_file.update)
     parts.snapshots = snapshot_hook(context, options.snapshots, line)
-    parts.standbys = standbys_of(context)
+    parts.standbys = make_standbys(context)
 
 
 def _offer(context: AgentContext, ready_within_s: float) -> JoinRequest:
@@ -247,12 +251,12 @@ def _offer(context: AgentContext, ready_within_s: float) -> JoinRequest:
         UsageError: no server would accept it.
     """
     options, launch, runs = context.options, context.launch, context.options.torchrun
-    script, digest = script_name(options.script, module=runs.module, no_python=runs.no_python)
+    script, digest = identify_script(options.script, module=runs.module, no_python=runs.no_python)
     offer = JoinRequest(
         incarnation=context.identity.incarnation,
         port=1,  # until one is held
         slots=context.slots,
-        address=context.place.address,
+        address=context.address.address,
         role=runs.role,
         labels=options.labels,
         weight=options.weight,
@@ -286,7 +290,7 @@ def _health(context: AgentContext, parts: Parts) -> HealthChecks:
     once: list[HealthCheck] = []
     repeated, within_s = None, 0.0
     if gpus := [gpu.uuid for gpu in devices.visible_gpus(os.environ)]:
-        once.append(GpusFree(gpus, identity.incarnation, parts.kept_sessions).run)
+        once.append(GpuMemoryCheck(gpus, identity.incarnation, parts.persistent_sessions).run)
         within_s += gpus_free.WAIT_S
     if parts.preemption is not None:
         once.append(parts.preemption.check)
@@ -307,11 +311,11 @@ def _sweep(identity: Identity, tell: Callable[[str], None]) -> None:
     If that lives, it does so itself once they have saved their state.
     """
     until = time.monotonic() + SAVE_S
-    while (orphans := processes.orphans(identity.node_id, identity.group)) and time.monotonic() < until:
+    while (orphans := processes.find_orphans(identity.node_id, identity.group)) and time.monotonic() < until:
         time.sleep(0.1)
     if orphans:
         tell(f"killing workers that an earlier agent left behind: pids {', '.join(map(str, orphans))}")
-        if stuck := processes.kill_tree(lambda: processes.orphans(identity.node_id, identity.group)):
+        if stuck := processes.kill_tree(lambda: processes.find_orphans(identity.node_id, identity.group)):
             raise AgentError(
                 f"node '{identity.node_id}' cannot take part: processes of an earlier agent cannot be killed: "
                 f"{processes.describe_stuck(stuck)}; check the node before you use it again"
@@ -322,19 +326,21 @@ def _logs_specs(options: Options) -> LogsSpecs:
     flags = options.torchrun
     common: Mapping[str, Any] = {
         "log_dir": flags.log_dir,
-        "redirects": torchs.std(flags.redirects),
-        "tee": torchs.std(flags.tee),
+        "redirects": torchs.to_torch_std(flags.redirects),
+        "tee": torchs.to_torch_std(flags.tee),
         "local_ranks_filter": flags.local_ranks_filter,
     }
     if flags.log_dir is not None and os.path.isfile(flags.log_dir):
-        raise UsageError(f"{typed('--log-dir', flags.log_dir)} is a file: name a folder")
+        raise UsageError(f"{format_flag('--log-dir', flags.log_dir)} is a file: name a folder")
     try:
         if flags.logs_specs is not None:
             specs: LogsSpecs = torchs.logs_specs_class(flags.logs_specs)(**common)
             return specs
         return RoundLogsSpecs(**common)
     except OSError as error:
-        where = typed("--log-dir", flags.log_dir) if flags.log_dir else "no --log-dir, so a temporary one"
+        where = (
+            format_flag("--log-dir", flags.log_dir) if flags.log_dir else "no --log-dir, so a temporary one"
+        )
         raise UsageError(f"{where}: {error.strerror or error}") from None
     except ValueError as error:
         raise UsageError(f"--logs-specs: {error}") from None

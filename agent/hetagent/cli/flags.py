@@ -16,8 +16,8 @@ from hetagent.options.torchrun import (
     WITHOUT_VARIABLE,
     Flag,
     dest,
-    on_off,
     spellings,
+    switch_flag,
     variable,
 )
 from hetagent.options.values import (
@@ -80,10 +80,10 @@ OF_NODE: Mapping[str, Flag] = {
         default="worker",
         choices=("worker", "agent"),
     ),
-    "--require-rendezvous": on_off(
+    "--require-rendezvous": switch_flag(
         "Fail a job whose workers end well but never met (init_process_group); give it on every node."
     ),
-    "--isolate-gpus": on_off("Each worker sees only its own GPU; LOCAL_RANK stays as it is."),
+    "--isolate-gpus": switch_flag("Each worker sees only its own GPU; LOCAL_RANK stays as it is."),
     "--init-file": Flag(
         "With --launch node: {init_method} names a new file in this shared directory each round.",
         absolute,
@@ -134,7 +134,7 @@ OF_NODE: Mapping[str, Flag] = {
         CONNECT_TIMEOUT_S,
         metavar="S",
     ),
-    "--check": on_off(
+    "--check": switch_flag(
         "Join nothing: check devices, versions, servers, the address to offer and the way to the other nodes."
     ),
     "--node-check": Flag(
@@ -158,7 +158,7 @@ OF_NODE: Mapping[str, Flag] = {
         variable="HET_LEAVE_WHEN",
         metavar="FILE|COMMAND",
     ),
-    "--collapse": on_off(
+    "--collapse": switch_flag(
         "Show identical lines of several ranks of this node as one, with all their ranks in front; "
         "without -t and -r as -t 3."
     ),
@@ -272,7 +272,7 @@ class Parser(ArgumentParser):
         raise UsageError(f"{flag}: {text}")
 
 
-def read(argv: Sequence[str], environ: Mapping[str, str]) -> Namespace:
+def parse_flags(argv: Sequence[str], environ: Mapping[str, str]) -> Namespace:
     """What the flags say; `given` are the names of those that were typed. Others have what their variable says.
 
     Raises:

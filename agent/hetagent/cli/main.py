@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from hetagent import statuses
-from hetagent.node.console import flush, say
+from hetagent.node.console import flush, print_to_stderr
 from hetrdzv.auth.client_token import client_token
 from hetrdzv.auth.files import AccessError
 from hetrdzv.auth.tls import ClientTls, TlsError
@@ -39,14 +39,14 @@ def main() -> None:
 
 def _run() -> int:
     if missing := [module for module in NEEDS if find_spec(module) is None]:
-        say(f"hetagent needs {' and '.join(missing)}: pip install 'hetrdzv[agent]'")
+        print_to_stderr(f"hetagent needs {' and '.join(missing)}: pip install 'hetrdzv[agent]'")
         return statuses.USAGE
     from hetagent.cli.parse import parse
-    from hetagent.errors import AgentError, CommandError, NotFound, UsageError
+    from hetagent.errors import AgentError, CommandError, ProgramNotFoundError, UsageError
     from hetagent.launch.command import worker_command
     from hetagent.node import release
     from hetagent.node.network import NetworkError
-    from hetagent.node.standalone import own_server
+    from hetagent.node.standalone import run_child_server
     from hetagent.workers import failures
 
     try:
@@ -60,30 +60,30 @@ def _run() -> int:
         if options.script is not None:
             how = {"module": flags.module, "no_python": flags.no_python, "run_path": flags.run_path}
             command = worker_command(options.script, options.script_args, **how)
-        if unknown := release.check(release.installed()):
-            say(f"hetagent: warning: {unknown}")
+        if unknown := release.check_torch_release(release.installed_torch()):
+            print_to_stderr(f"hetagent: warning: {unknown}")
         from hetagent.cli import assembly  # which imports torch: only once there is something to do
 
         if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # __main__.py has seen to that
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        with own_server() if options.standalone else contextlib.nullcontext() as server:
+        with run_child_server() if options.standalone else contextlib.nullcontext() as server:
             return assembly.run(options, command, server, token, tls)
     except (UsageError, CommandError, NetworkError, AccessError, TlsError) as error:
         # torchrun's status for a script that is not there is 1
-        status = statuses.FAILED if isinstance(error, NotFound) else statuses.USAGE
+        status = statuses.FAILED if isinstance(error, ProgramNotFoundError) else statuses.USAGE
         text = stack = str(error)
     except AgentError as error:
         status, text, stack = statuses.UNFIT, str(error), str(error)
     except Exception as error:  # a bug
         status, text, stack = statuses.FAILED, f"{type(error).__name__}: {error}", traceback.format_exc()
-    say(f"hetagent: {text}" if stack == text else stack.rstrip())
+    print_to_stderr(f"hetagent: {text}" if stack == text else stack.rstrip())
     failures.write_error(text, stack)
     return status
 
 
 def _token(options: "Options") -> str | None:
     """The token for the server; neither the workers nor our own server may inherit it."""
-    token = client_token(options.token_file, lambda text: say(f"hetagent: {text}"))
+    token = client_token(options.token_file, lambda text: print_to_stderr(f"hetagent: {text}"))
     os.environ.pop("HET_TOKEN", None)
     return None if options.standalone else token
 

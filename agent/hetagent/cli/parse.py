@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from hetagent.cli import slurm
-from hetagent.cli.flags import FLAGS, SPEC_FLAGS, read
+from hetagent.cli.flags import FLAGS, SPEC_FLAGS, parse_flags
 from hetagent.errors import UsageError
 from hetagent.node.names import host_name
-from hetagent.node.standalone import fresh_group
+from hetagent.node.standalone import make_group_id
 from hetagent.options.model import Options, SnapshotOptions, TorchrunOptions
 from hetagent.options.torchrun import REFUSED, SIGNALS, dest, spellings, variable
 from hetagent.options.values import GRACE_S
@@ -38,18 +38,18 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
         UsageError: flags contradict each other or cannot apply here.
         SystemExit: after --help and --version.
     """
-    args = read(argv, environ)
+    args = parse_flags(argv, environ)
     _refuse(args)
     for one, other in SAME:  # what was typed counts more than the variable of the other
         if {one, other} & args.given:
             setattr(args, other if one in args.given else one, None)
     args.group = args.rdzv_id if args.group is None else args.group
-    filled = slurm.fill(args, environ)
+    filled = slurm.fill_defaults(args, environ)
     if args.collapse and args.redirects == args.tee == 0:
         args.tee = 3
     made = {
         "servers": _servers(args),
-        "group": args.group or (fresh_group() if args.standalone else "default"),
+        "group": args.group or (make_group_id() if args.standalone else "default"),
         "node_id": args.node_id or _host_name(),
         "labels": dict(args.label),
         "spec": _spec(args),

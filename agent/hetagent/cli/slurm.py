@@ -34,7 +34,7 @@ A job that is submitted from within a step inherits the former: its batch script
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class JobStep:
     """The job step that this process belongs to.
 
     Attributes:
@@ -57,12 +57,12 @@ class Step:
     preempt_s: int | None
 
     @property
-    def place(self) -> str:
+    def description(self) -> str:
         """This node, in words."""
         return f"node {self.node}" if self.node else "this node"
 
 
-def fill(args: Namespace, environ: Mapping[str, str]) -> Sequence[str]:
+def fill_defaults(args: Namespace, environ: Mapping[str, str]) -> Sequence[str]:
     """Fill in flags that were not given from the environment of a job step.
 
     Returns:
@@ -73,7 +73,7 @@ def fill(args: Namespace, environ: Mapping[str, str]) -> Sequence[str]:
     """
     args.own_graces_s = {}
     is_counted = args.gpus is not None or args.nproc_per_node is not None
-    step = step_of(environ, reads_gpus=not is_counted)
+    step = find_job_step(environ, reads_gpus=not is_counted)
     if step is None:
         return ()
     _refuse(step, args)
@@ -105,7 +105,7 @@ def fill(args: Namespace, environ: Mapping[str, str]) -> Sequence[str]:
     return [f"from Slurm's job step {step.job}.{step.number}: {', '.join(taken)}"] if taken else ()
 
 
-def step_of(environ: Mapping[str, str], *, reads_gpus: bool) -> Step | None:
+def find_job_step(environ: Mapping[str, str], *, reads_gpus: bool) -> JobStep | None:
     """The step in which srun started this process; None elsewhere, as in a batch script or salloc's shell.
 
     Args:
@@ -124,7 +124,7 @@ def step_of(environ: Mapping[str, str], *, reads_gpus: bool) -> Step | None:
     if reads_gpus and gpus is None and (text := environ.get("SLURM_GPUS_ON_NODE")):
         raise UsageError(f"SLURM_GPUS_ON_NODE={text} is not a number of GPUs: give --gpus")
     components = _number(environ, "SLURM_HET_SIZE") or 1
-    return Step(
+    return JobStep(
         job=job,
         number=number,
         node=environ.get("SLURMD_NODENAME") or None,
@@ -171,7 +171,7 @@ def _warning(environ: Mapping[str, str]) -> tuple[signal.Signals | None, int | N
     return known, int(match[2]) if match is not None and match[2] else None
 
 
-def _refuse(step: Step, args: Namespace) -> None:
+def _refuse(step: JobStep, args: Namespace) -> None:
     """Refuse what cannot work in this step.
 
     Raises:
@@ -184,12 +184,12 @@ def _refuse(step: Step, args: Namespace) -> None:
             "--ntasks-per-node=1" if step.is_heterogeneous else f"--ntasks={step.nodes} --ntasks-per-node=1"
         )
         raise UsageError(
-            f"srun starts {step.tasks} tasks on {step.place}, but hetagent needs one: add {cure} to srun"
+            f"srun starts {step.tasks} tasks on {step.description}, but hetagent needs one: add {cure} to srun"
         )
     needed = _needed(args.gpus or "") if args.device != "cpu" else 0
     if step.gpus is not None and needed > step.gpus:
         raise UsageError(
-            f"--gpus {args.gpus}, but Slurm gave this job step {counted(step.gpus, 'GPU')} on {step.place} "
+            f"--gpus {args.gpus}, but Slurm gave this job step {counted(step.gpus, 'GPU')} on {step.description} "
             f"(SLURM_GPUS_ON_NODE): ask Slurm for more, for example sbatch --gpus-per-node={needed}, or hetagent for "
             "fewer"
         )

@@ -12,13 +12,13 @@ from rich.text import Text
 
 from hetagent.errors import UsageError
 from hetagent.health.gpus_free import GIB, SLACK_BYTES
-from hetagent.launch.slots import narrow, slots_of
+from hetagent.launch.slots import choose_devices_and_slots, hide_other_devices
 from hetagent.node import network, release
 from hetagent.node.gpu import devices
-from hetagent.node.gpu.discovery import GpuBroken, Usage, memory_of, versions
+from hetagent.node.gpu.discovery import GpuBroken, Usage, query_memory, versions
 from hetagent.node.network import host_port
 from hetagent.options.model import Options
-from hetagent.session.preflight import reachable
+from hetagent.session.preflight import find_connect_error
 from hetrdzv import __version__
 from hetrdzv.auth.tls import ClientTls
 from hetrdzv.cli.hetctl.tables import folded_column, show, table, word_column
@@ -62,7 +62,7 @@ def run(options: Options, token: str | None, tls: ClientTls) -> int:
     Returns:
         the exit status: 0 if nothing is wrong, else 1; warnings do not count.
     """
-    findings = [check_versions(versions(), release.installed()), *check_devices(options)]
+    findings = [check_versions(versions(), release.installed_torch()), *check_devices(options)]
     findings += asyncio.run(_check_network(options, token, tls))
     columns = [
         word_column("CHECK"),
@@ -82,7 +82,7 @@ def check_versions(there: Mapping[str, str], torch: str | None) -> Finding:
     """What has to fit together on all nodes."""
     text = ", ".join(f"{name} {version}" for name, version in {"hetrdzv": __version__, **there}.items())
     try:
-        warning = release.check(torch) or ""
+        warning = release.check_torch_release(torch) or ""
     except UsageError as error:
         return Finding("versions", Grade.WRONG, text, str(error))
     return Finding("versions", Grade.WARNING if warning else Grade.OK, text, warning)
@@ -91,17 +91,17 @@ def check_versions(there: Mapping[str, str], torch: str | None) -> Finding:
 def check_devices(options: Options) -> list[Finding]:
     """What the workers would run on. Leaves only the chosen devices visible to this process."""
     try:
-        chosen, slots = slots_of(options)
+        chosen, slots = choose_devices_and_slots(options)
     except UsageError as error:
         return [Finding("devices", Grade.WRONG, error.finding, error.advice)]
     if chosen is None:
         return [Finding("devices", Grade.OK, f"{counted(slots, 'worker')}; the GPUs are not checked")]
     if chosen.kind == "cpu":
         return [Finding("devices", Grade.OK, counted(slots, "CPU worker"))]
-    narrow(chosen)
+    hide_other_devices(chosen)
     found = Finding("devices", Grade.OK, chosen.facts.get("name") or counted(slots, "GPU"))
     try:
-        usages = memory_of([gpu.uuid for gpu in devices.visible_gpus(os.environ)])
+        usages = query_memory([gpu.uuid for gpu in devices.visible_gpus(os.environ)])
     except GpuBroken as error:
         advice = "reset the GPU, or leave it out: --gpus"
         return [found, Finding("GPU memory", Grade.WRONG, str(error), advice)]
@@ -192,7 +192,7 @@ async def _check_group(options: Options, token: str | None, tls: ClientTls) -> l
 
 async def _check_node(node: NodeReply) -> Finding:
     what, place = f"node {node.node_id}", host_port(node.address, node.port)
-    reason = await reachable(node.address, node.port)
+    reason = await find_connect_error(node.address, node.port)
     if reason is None:
         return Finding(what, Grade.OK, place)
     advice = "a firewall or another network: open a range and give it as --port-range, or choose --interface"

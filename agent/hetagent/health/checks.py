@@ -92,7 +92,7 @@ class HealthChecks:
             self._results.clear()
             self._waker.clear()
 
-    def take(self) -> list[HealthResult]:
+    def take_results(self) -> list[HealthResult]:
         """The results since the last call, in order: the first one, and each one that differs from that before."""
         with self._lock:
             self._waker.clear()

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from typing import NamedTuple
 
 from hetagent.health.checks import HEALTHY, HealthResult
-from hetagent.node.gpu.discovery import GpuBroken, Holder, Usage, memory_of
+from hetagent.node.gpu.discovery import GpuBroken, MemoryUser, Usage, query_memory
 from hetagent.node.processes import proctree as processes
 
 WAIT_S = 60.0
@@ -29,7 +29,7 @@ SLACK_BYTES = 1 << 30
 GIB = 1 << 30
 
 
-class Left(NamedTuple):
+class UnfreedMemory(NamedTuple):
     """Memory of a GPU that is still in use after a round.
 
     Attributes:
@@ -43,7 +43,9 @@ class Left(NamedTuple):
     text: str
 
 
-def left_over(before: Sequence[Usage], now: Sequence[Usage], is_ours: Callable[[int], bool]) -> list[Left]:
+def find_unfreed_memory(
+    before: Sequence[Usage], now: Sequence[Usage], is_ours: Callable[[int], bool]
+) -> list[UnfreedMemory]:
     """The GPUs that are not free again. What a process of somebody else uses does not count, old or new."""
     former = {usage.gpu: max(0, usage.used_bytes - _size(usage.holders)) for usage in before}
     left = []
@@ -53,22 +55,22 @@ def left_over(before: Sequence[Usage], now: Sequence[Usage], is_ours: Callable[[
         more = max(0, usage.used_bytes - _size(others)) - former.get(usage.gpu, 0)
         if usage.gpu in former and (ours or more > SLACK_BYTES):
             text = f"{usage.gpu} has {max(0, more) / GIB:.1f} GiB more in use than before the last round: "
-            left.append(Left(max(0, more), bool(ours), text + _names(ours or others)))
+            left.append(UnfreedMemory(max(0, more), bool(ours), text + _names(ours or others)))
     return left
 
 
-def _size(holders: Sequence[Holder]) -> int:
+def _size(holders: Sequence[MemoryUser]) -> int:
     return sum(holder.used_bytes for holder in holders)
 
 
-def _names(holders: Sequence[Holder]) -> str:
+def _names(holders: Sequence[MemoryUser]) -> str:
     sizes = [f" ({holder.used_bytes / GIB:.1f} GiB)" if holder.used_bytes else "" for holder in holders]
     named = [f"pid {holder.pid}{size}" for holder, size in zip(holders, sizes, strict=True)]
     more = f" and {len(named) - 5} more" if len(named) > 5 else ""
     return f"{', '.join(named[:5]) or 'the driver names no process'}{more}"
 
 
-class GpusFree:
+class GpuMemoryCheck:
     """Whether the memory of the GPUs is as free as when the last round began.
 
     Args:
@@ -95,7 +97,7 @@ class GpusFree:
         try:
             while (used := self._looked(deadline, cancelled)) is not None and not cancelled.is_set():
                 before = self._before if self._before is not None else used
-                left = left_over(before, used, lambda pid: self._is_ours(pid, workers))
+                left = find_unfreed_memory(before, used, lambda pid: self._is_ours(pid, workers))
                 now, more = time.monotonic(), sum(each.more_bytes for each in left)
                 least, least_at = (more, now) if more < least else (least, least_at)
                 is_ours = any(each.is_ours for each in left)
@@ -116,7 +118,7 @@ class GpusFree:
 
         def look() -> None:
             try:
-                answer.set_result(memory_of(self._uuids))
+                answer.set_result(query_memory(self._uuids))
             except Exception as error:
                 answer.set_exception(error)
 
@@ -138,7 +140,7 @@ class GpusFree:
             return os.getsid(pid) in self._kept()
         return False
 
-    def _not_free(self, left: Sequence[Left]) -> HealthResult:
+    def _not_free(self, left: Sequence[UnfreedMemory]) -> HealthResult:
         ours = [leftover for leftover in left if leftover.is_ours]
         text = "; ".join(leftover.text for leftover in ours or left)
         if ours:

@@ -8,7 +8,7 @@ from hetagent.health.checks import HEALTHY, HealthResult
 from hetagent.node.processes import proctree as processes
 from hetagent.node.processes.shell import ShellCommand
 from hetagent.node.processes.signals import signal_name
-from hetagent.workers.failures import concealed, plain_text, sendable
+from hetagent.workers.failures import escape_surrogates, plain_text, redact
 
 TIMEOUT_S = 60.0
 """How long it may take (seconds)."""
@@ -45,7 +45,7 @@ class NodeCheck:
         """Run it once; if that is no longer wanted, kill it."""
         if self._last is not None:
             self._last.process.poll()  # it may have died after all
-        alive = processes.living()
+        alive = processes.list_processes()
         self._stuck = [
             stuck for stuck in self._stuck if stuck.pid in alive and alive[stuck.pid].started == stuck.started
         ]
@@ -81,6 +81,6 @@ class NodeCheck:
         return processes.describe_stuck([stuck.pid for stuck in self._stuck])
 
     def _end(self, output: bytes) -> str:
-        lines = concealed(plain_text(output), self._secrets()).splitlines()
-        end = sendable("; ".join([line.strip() for line in lines if line.strip()][-MOST_LINES:]))
+        lines = redact(plain_text(output), self._secrets()).splitlines()
+        end = escape_surrogates("; ".join([line.strip() for line in lines if line.strip()][-MOST_LINES:]))
         return end if len(end) <= MOST_CHARACTERS else f"…{end[1 - MOST_CHARACTERS :]}"

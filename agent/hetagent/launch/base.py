@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from hetagent.errors import CommandError
-from hetagent.launch.command import WorkerCommand, group_command
+from hetagent.launch.command import WorkerCommand, parse_group_command
 from hetagent.session.requests import Report
 from hetrdzv.protocol.directive import Start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
+class LaunchOptions:
     """What the command line says about starting workers on this node; each launch style takes what it needs.
 
     Attributes:
@@ -33,7 +33,7 @@ class Setup:
     port_range: tuple[int, int] | None = None
 
 
-PLAIN = Setup()
+PLAIN = LaunchOptions()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -88,21 +88,21 @@ class Launch:
         wants_members: rounds have to list all their members (`start.members`).
         wants_daemon: the master of a round may have this node run its launcher's daemon (`start.daemon`).
         uses_process_groups: scripts work together in torch's process groups, so that one without any does nothing yet.
-        meets_in_store: scripts find each other in the round's store (`init_process_group` with env://), or in one
-            that this launch has started: see `met`.
-        frees_port: the script's port is nobody's from `begin` until the script opens it.
-        watches_deaths: whether the death of a process that the first one has started counts as the first failure.
+        workers_join_store: scripts find each other in the round's store (`init_process_group` with env://), or in one
+            that this launch has started: see `count_met_workers`.
+        releases_script_port: the script's port is nobody's from `begin` until the script opens it.
+        watches_child_processes: whether the death of a process that the first one has started counts as a failure.
     """
 
     one_per_node = False
     wants_members = False
     wants_daemon = False
     uses_process_groups = False
-    meets_in_store = False
-    frees_port = False
-    watches_deaths = False
+    workers_join_store = False
+    releases_script_port = False
+    watches_child_processes = False
 
-    def __init__(self, command: WorkerCommand | None, setup: Setup = PLAIN) -> None:
+    def __init__(self, command: WorkerCommand | None, setup: LaunchOptions = PLAIN) -> None:
         self._command = command
 
     def begin(self, assignment: Assignment) -> WorkerCommand | None:
@@ -113,7 +113,7 @@ class Launch:
         Raises:
             CommandError: this node cannot take part; that ends the round.
         """
-        return self.command_of(assignment)
+        return self.resolve_command(assignment)
 
     def environ(self, assignment: Assignment, local_rank: int) -> Mapping[str, str | None]:
         """Changes to torchrun's environment for one process; None removes a variable."""
@@ -123,22 +123,22 @@ class Launch:
         """What `begin` and `environ` will say in every round; None where only the round will tell."""
         return None
 
-    def met(self, in_store: Callable[[], int | None]) -> int | None:
-        """How many workers of all nodes have found each other, if this node knows it; asked where `meets_in_store`.
+    def count_met_workers(self, in_store: Callable[[], int | None]) -> int | None:
+        """How many workers of all nodes have found each other, if this node knows it; asked where `workers_join_store`.
 
         Args:
             in_store: how many have come to the round's store.
         """
         return in_store()
 
-    def patience_s(self, assignment: Assignment, *, failed: bool) -> float:
+    def failure_report_delay_s(self, assignment: Assignment, *, failed: bool) -> float:
         """How long to hold back the end of this node's processes: another node may know more about it (seconds)."""
         return 0.0
 
     def end(self) -> None:
         """Release what `begin` took; the round is over. Called at least once after each `begin`."""
 
-    def command_of(self, assignment: Assignment) -> WorkerCommand:
+    def resolve_command(self, assignment: Assignment) -> WorkerCommand:
         """The command of a round, which may be the group's.
 
         Raises:
@@ -149,14 +149,14 @@ class Launch:
         words = assignment.start.command
         if words is None:
             raise CommandError("the group has no command, and this agent was started without a script")
-        return group_command(words)
+        return parse_group_command(words)
 
 
 NCCL2 = "TORCH_DIST_USE_NCCL2"
 """Whether torch takes nccl2 for `nccl`: from 2.15 on, unless this is 0."""
 
 
-def environ_of_node(assignment: Assignment) -> dict[str, str | None]:
+def node_environ(assignment: Assignment) -> dict[str, str | None]:
     """The environment of a process that stands for a whole node: no ranks, and the port for its script's own store.
 
     Without LOCAL_RANK a process group of nccl2 takes GPU `global rank % GPUs of this node` as soon as it is made,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hetagent.errors import CommandError, NotFound, PermanentStartError, Starved
+from hetagent.errors import CommandError, OutOfResourcesError, PermanentStartError, ProgramNotFoundError
 from hetagent.worker import runner
 
 MAX_NAME = 256
@@ -29,7 +29,7 @@ SHORT_OF = {
 """What to do where the system refuses to start a process."""
 
 
-def explained(error: Exception) -> Exception:
+def explain_start_error(error: Exception) -> Exception:
     """Why workers could not be started, with what to change where that is known."""
     number = getattr(error, "errno", None)
     if isinstance(error, MemoryError):
@@ -37,7 +37,7 @@ def explained(error: Exception) -> Exception:
     elif error.args == ("can't start new thread",):
         number = errno.EAGAIN
     if (advice := SHORT_OF.get(number or 0)) is not None:
-        return Starved(f"{str(error) or 'out of memory'}: {advice}")
+        return OutOfResourcesError(f"{str(error) or 'out of memory'}: {advice}")
     match error:
         case OSError(errno=errno.ENOEXEC, filename=path):
             return PermanentStartError(
@@ -82,14 +82,16 @@ def worker_command(
     if no_python and not run_path:
         return WorkerCommand(_program(script), tuple(args), is_python=False)
     if not module and not os.path.exists(script):
-        raise NotFound(f"script '{script}' does not exist (looked from {os.getcwd()})")
+        raise ProgramNotFoundError(f"script '{script}' does not exist (looked from {os.getcwd()})")
     if not module and os.path.isdir(script) and not os.path.exists(os.path.join(script, "__main__.py")):
-        raise NotFound(f"script '{script}' is a folder without __main__.py: give the path of a script")
+        raise ProgramNotFoundError(
+            f"script '{script}' is a folder without __main__.py: give the path of a script"
+        )
     flags = ("-m",) if module else ()
-    return WorkerCommand(python(), ("-u", str(RUNNER), *flags, script, *args), is_python=True)
+    return WorkerCommand(python_interpreter(), ("-u", str(RUNNER), *flags, script, *args), is_python=True)
 
 
-def script_name(script: str | None, *, module: bool, no_python: bool) -> tuple[str, str]:
+def identify_script(script: str | None, *, module: bool, no_python: bool) -> tuple[str, str]:
     """What other nodes of the job have to run as well, wherever it lies on them, and its checksum.
 
     Empty: nobody compares it, since a program may be another one on each node; or it has none, or is no file.
@@ -111,15 +113,19 @@ def _program(name: str) -> str:
     if (program := shutil.which(name)) is not None:
         return program
     if not os.path.isfile(name):
-        raise NotFound(f"program '{name}' is not found: give its path, or install it on this node")
+        raise ProgramNotFoundError(
+            f"program '{name}' is not found: give its path, or install it on this node"
+        )
     path = name if os.path.dirname(name) else f"./{name}"
     if os.access(path, os.X_OK):
-        raise NotFound(f"program '{name}' is not on PATH: write {path} for the one in this folder")
+        raise ProgramNotFoundError(
+            f"program '{name}' is not on PATH: write {path} for the one in this folder"
+        )
     also = ", or leave --no-python out for Python" if name.endswith(".py") else ""
-    raise NotFound(f"program '{name}' is not executable: run chmod +x {path}{also}")
+    raise ProgramNotFoundError(f"program '{name}' is not executable: run chmod +x {path}{also}")
 
 
-def group_command(words: Sequence[str]) -> WorkerCommand:
+def parse_group_command(words: Sequence[str]) -> WorkerCommand:
     """The command of a worker from a group's `command`: a script with its arguments.
 
     The script may be preceded by `-m` if it is a module, or by `--no-python` if it is a program.
@@ -134,6 +140,6 @@ def group_command(words: Sequence[str]) -> WorkerCommand:
     return worker_command(rest[0], rest[1:], module=module, no_python=no_python)
 
 
-def python() -> str:
+def python_interpreter() -> str:
     """The workers' Python interpreter."""
     return os.environ.get("PYTHON_EXEC", sys.executable)

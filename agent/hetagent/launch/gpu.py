@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from hetagent.errors import CommandError
-from hetagent.launch.base import PLAIN, Assignment, Launch, Setup
+from hetagent.launch.base import PLAIN, Assignment, Launch, LaunchOptions
 from hetagent.launch.command import WorkerCommand
 from hetagent.node.gpu.devices import VISIBLE
 
@@ -11,12 +11,12 @@ from hetagent.node.gpu.devices import VISIBLE
 class PerGpu(Launch):
     """One process per GPU. With --isolate-gpus each sees only its own."""
 
-    meets_in_store = True
+    workers_join_store = True
     uses_process_groups = True
 
-    def __init__(self, command: WorkerCommand | None, setup: Setup = PLAIN) -> None:
+    def __init__(self, command: WorkerCommand | None, setup: LaunchOptions = PLAIN) -> None:
         super().__init__(command, setup)
-        self._isolated = entries(setup.visible, setup.slots) if setup.isolate_gpus else ()
+        self._isolated = visible_devices_per_worker(setup.visible, setup.slots) if setup.isolate_gpus else ()
 
     def environ(self, assignment: Assignment, local_rank: int) -> Mapping[str, str | None]:
         """With isolation, the one GPU. LOCAL_RANK stays, for logs and for whatever counts workers."""
@@ -30,7 +30,7 @@ class PerGpu(Launch):
         return {VISIBLE: self._isolated[local_rank]} if self._isolated else {}
 
 
-def entries(visible: str | None, slots: int) -> tuple[str, ...]:
+def visible_devices_per_worker(visible: str | None, slots: int) -> tuple[str, ...]:
     """The entry of CUDA_VISIBLE_DEVICES for each worker of a node."""
     if visible is None:
         return tuple(map(str, range(slots)))

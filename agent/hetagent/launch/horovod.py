@@ -9,11 +9,11 @@ from pathlib import Path
 
 from hetagent import worker
 from hetagent.errors import CommandError
-from hetagent.launch.base import PLAIN, Assignment, Setup
-from hetagent.launch.command import WorkerCommand, python
+from hetagent.launch.base import PLAIN, Assignment, LaunchOptions
+from hetagent.launch.command import WorkerCommand, python_interpreter
 from hetagent.launch.gpu import PerGpu
 from hetagent.node import network
-from hetagent.node.processes.shell import CommandFailed, output_of
+from hetagent.node.processes.shell import CommandFailed, run_command
 from hetrdzv.protocol.directive import Member
 
 STORE = Path(worker.__path__[0]) / "horovod_store.py"
@@ -37,11 +37,11 @@ class Horovod(PerGpu):
     wants_members = True
     uses_process_groups = False
 
-    def __init__(self, command: WorkerCommand | None, setup: Setup = PLAIN) -> None:
+    def __init__(self, command: WorkerCommand | None, setup: LaunchOptions = PLAIN) -> None:
         super().__init__(command, setup)
         self._store: subprocess.Popen[bytes] | None = None
         self._where = ("", 0)
-        _check(python())
+        _check(python_interpreter())
 
     def begin(self, assignment: Assignment) -> WorkerCommand:
         """On the master, start the server."""
@@ -51,12 +51,12 @@ class Horovod(PerGpu):
                 f"Horovod's workers reach each other's rendezvous by IPv4 only, but the master '{master.node_id}' "
                 f"offers {master.address}: start its hetagent with an IPv4 --local-addr, or with --interface"
             )
-        command = self.command_of(assignment)
+        command = self.resolve_command(assignment)
         if assignment.is_master:
             self._where = (master.address, master.script_port)
             with assignment.take_script_port() as listener:
                 self._store = subprocess.Popen(
-                    [python(), str(STORE), str(listener.fileno())],
+                    [python_interpreter(), str(STORE), str(listener.fileno())],
                     stdin=subprocess.PIPE,  # it ends when this pipe does, and so with the agent
                     stdout=subprocess.DEVNULL,
                     pass_fds=(listener.fileno(),),
@@ -71,7 +71,7 @@ class Horovod(PerGpu):
         interface = os.environ.get("HOROVOD_GLOO_IFACE") or network.interface_of(address)
         return {
             **super().environ(assignment, local_rank),
-            **ranks(members, assignment.node_id, local_rank),
+            **rank_environ(members, assignment.node_id, local_rank),
             "HOROVOD_CONTROLLER": "gloo",
             "HOROVOD_CPU_OPERATIONS": "gloo",
             "HOROVOD_GLOO_RENDEZVOUS_ADDR": start.master.address,
@@ -80,7 +80,7 @@ class Horovod(PerGpu):
             "HOROVOD_GLOO_IFACE": interface,
         }
 
-    def met(self, in_store: Callable[[], int | None]) -> int | None:
+    def count_met_workers(self, in_store: Callable[[], int | None]) -> int | None:
         """How many have come to Horovod's server, on the node that has it."""
         if self._store is None:
             return None
@@ -101,7 +101,7 @@ class Horovod(PerGpu):
             store.stdin.close()
 
 
-def ranks(members: Sequence[Member], node_id: str, local_rank: int) -> dict[str, str]:
+def rank_environ(members: Sequence[Member], node_id: str, local_rank: int) -> dict[str, str]:
     """A worker's place in the job, in Horovod's variables.
 
     The cross communicator of a local rank connects the workers with that local rank on all nodes that have one: with
@@ -128,7 +128,7 @@ def _members(assignment: Assignment) -> Sequence[Member]:
 def _check(interpreter: str) -> None:
     """Check that Horovod is installed; whether it fits the installed torch shows when a worker imports it."""
     try:
-        output_of([interpreter, str(STORE)], CHECK_TIMEOUT_S)
+        run_command([interpreter, str(STORE)], CHECK_TIMEOUT_S)
     except CommandFailed as error:
         why = str(error)
     else:

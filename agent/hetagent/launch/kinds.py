@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hetagent.errors import UsageError
-from hetagent.launch.base import Launch, Setup
+from hetagent.launch.base import Launch, LaunchOptions
 from hetagent.launch.command import WorkerCommand
 from hetagent.launch.gpu import PerGpu
 from hetagent.launch.horovod import Horovod
@@ -16,7 +16,7 @@ from hetagent.options.model import Options
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class LaunchStyle:
     """A launch style.
 
     Attributes:
@@ -30,35 +30,35 @@ class Kind:
     flags: frozenset[str] = frozenset()
 
 
-LAUNCHES: Mapping[str, Kind] = {
-    "gpu": Kind(
+LAUNCHES: Mapping[str, LaunchStyle] = {
+    "gpu": LaunchStyle(
         "a process per GPU, as torchrun does (default)",
         PerGpu,
         frozenset({"isolate_gpus", "numa_binding", "require_rendezvous", "virtual_local_rank"}),
     ),
-    "node": Kind(
+    "node": LaunchStyle(
         "a process per node, with {rank_offset}, {world_size}, ... filled in",
         PerNode,
         frozenset({"init_file"}),
     ),
-    "horovod": Kind(
+    "horovod": LaunchStyle(
         "a process per GPU that calls hvd.init(), without mpirun and ssh",
         Horovod,
         frozenset({"isolate_gpus", "numa_binding", "require_rendezvous"}),
     ),
-    "mpi": Kind("a process per GPU by mpirun (Open MPI 4), without ssh", Mpi),
+    "mpi": LaunchStyle("a process per GPU by mpirun (Open MPI 4), without ssh", Mpi),
 }
 """Values of --launch."""
 
 DEFAULT_LAUNCH = "gpu"
 
 
-def launch_of(
+def make_launch(
     options: Options, command: WorkerCommand | None, slots: int, environ: Mapping[str, str]
 ) -> Launch:
     """The launch that a command line asks for."""
     _check_flags(options, slots, environ)
-    setup = Setup(
+    setup = LaunchOptions(
         slots=slots,
         visible=environ.get(VISIBLE),
         isolate_gpus=options.isolate_gpus,

@@ -6,7 +6,7 @@ import resource
 from hetagent.errors import AgentError, UsageError
 from hetagent.node.gpu import devices
 from hetagent.options.model import Options
-from hetagent.options.torchrun import typed
+from hetagent.options.torchrun import format_flag
 from hetagent.torch_compat.flags import local_world_size
 from hetrdzv.protocol.settings import MAX_SLOTS
 from hetrdzv.protocol.texts.phrasing import count
@@ -15,21 +15,21 @@ FILES, FILES_OF_SLOT = 50, 3
 """How many files an agent has open, and how many more of them for each worker, about."""
 
 
-def slots_of(options: Options) -> tuple[devices.Devices | None, int]:
+def choose_devices_and_slots(options: Options) -> tuple[devices.Devices | None, int]:
     """The chosen devices, and how many workers this node starts on them.
 
     None are chosen, and none are checked, where --nproc-per-node gives a number, as with torchrun.
     """
     nproc = options.nproc_per_node
     if nproc is None:
-        chosen = devices.choose(options.gpus, options.device, os.environ)
+        chosen = devices.choose_devices(options.gpus, options.device, os.environ)
         return chosen, chosen.slots
-    said = typed("--nproc-per-node", nproc)
+    said = format_flag("--nproc-per-node", nproc)
     if nproc in ("gpu", "auto") and options.device != "cpu":
         try:
-            chosen = devices.choose("auto", "cuda", os.environ)
+            chosen = devices.choose_devices("auto", "cuda", os.environ)
             return chosen, chosen.slots
-        except devices.NoGpuHere as error:
+        except devices.NoGpuError as error:
             if nproc == "gpu" or options.device == "cuda":
                 workers = "pass --nproc-per-node N --device cpu to start N CPU workers"
                 raise UsageError(f"{said}: {error.none_here}", workers) from None
@@ -41,10 +41,10 @@ def slots_of(options: Options) -> tuple[devices.Devices | None, int]:
         raise UsageError(f"{said}: a node has 1 to {MAX_SLOTS} workers")
     if options.device == "auto":
         return None, slots
-    return devices.choose(str(slots), options.device, os.environ), slots
+    return devices.choose_devices(str(slots), options.device, os.environ), slots
 
 
-def check_files(slots: int) -> None:
+def check_open_file_limit(slots: int) -> None:
     """Refuse to begin with fewer files than workers need: they would fail one by one, at any place.
 
     Raises:
@@ -59,9 +59,9 @@ def check_files(slots: int) -> None:
         )
 
 
-def narrow(chosen: devices.Devices | None) -> None:
+def hide_other_devices(chosen: devices.Devices | None) -> None:
     """Leave only the chosen devices visible to this process and its children."""
-    for name, value in devices.narrow(chosen, os.environ).items() if chosen is not None else ():
+    for name, value in devices.visible_devices_env(chosen, os.environ).items() if chosen is not None else ():
         if value is None:
             os.environ.pop(name, None)
         else:

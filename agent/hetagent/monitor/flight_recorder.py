@@ -38,18 +38,18 @@ class FlightRecorderDump:
     Attributes:
         counts: all counts; if they are the same in two answers, nothing has happened in between.
         groups: of the groups whose name is known.
-        newest_at: when the last operation was asked for (seconds of the wall clock); None: unknown.
-        records: whether the recorder knows of any group. It does not if it is switched off.
-        default: whether it knows the group that all ranks are in.
-        blind: why nothing is known of its groups; empty: something is.
+        last_enqueued_at: when the last operation was asked for (seconds of the wall clock); None: unknown.
+        has_groups: whether the recorder knows of any group. It does not if it is switched off.
+        has_default_group: whether it knows the group that all ranks are in.
+        unknown_reason: why nothing is known of its groups; empty: something is.
     """
 
     counts: Mapping[str, tuple[int, int, int]]
     groups: Sequence[Collectives]
-    newest_at: float | None
-    records: bool
-    default: bool
-    blind: str
+    last_enqueued_at: float | None
+    has_groups: bool
+    has_default_group: bool
+    unknown_reason: str
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class _Group:
     # operations: number, how many collectives by then
     entries: list[tuple[int, int]] = field(default_factory=list)
 
-    def collectives(self, operation: int) -> int:
+    def count_collectives(self, operation: int) -> int:
         """How many collectives there were up to an operation; those without an entry are taken for some."""
         if not self.entries:
             return max(0, operation)
@@ -83,7 +83,7 @@ class FlightRecorderParser:
     counts_operations: bool = True
     _groups: dict[str, _Group] = field(default_factory=dict)
 
-    def read(self, answer: bytes) -> FlightRecorderDump:
+    def parse(self, answer: bytes) -> FlightRecorderDump:
         """Read an answer; a ValueError: it is none."""
         blind = ""
         try:
@@ -105,10 +105,11 @@ class FlightRecorderParser:
                 for number, count in counts.items()
                 if number in self._groups
             ],
-            newest_at=newest_ns / 1e9 if newest_ns else None,
-            records=bool(sizes),
-            default=DEFAULT in sizes or any(group.name == DEFAULT for group in self._groups.values()),
-            blind=blind,
+            last_enqueued_at=newest_ns / 1e9 if newest_ns else None,
+            has_groups=bool(sizes),
+            has_default_group=DEFAULT in sizes
+            or any(group.name == DEFAULT for group in self._groups.values()),
+            unknown_reason=blind,
         )
 
     def _read_names(self, sizes: Mapping[str, int], counts: Mapping[str, Sequence[int]]) -> str:
@@ -156,9 +157,9 @@ class FlightRecorderParser:
         collectives = Collectives(
             name=group.name[:NAME_LENGTH] + self.suffix,
             size=self.world_size if group.name == DEFAULT else sizes.get(group.name, 0),
-            enqueued=group.collectives(enqueued),
-            started=group.collectives(started),
-            completed=group.collectives(max(completed, min(enqueued, group.done))),
+            enqueued=group.count_collectives(enqueued),
+            started=group.count_collectives(started),
+            completed=group.count_collectives(max(completed, min(enqueued, group.done))),
             op=group.op,
         )
         return codec.validate(Collectives, collectives)

@@ -13,7 +13,7 @@ FOR_EVER = 1e15
 """The end of a pause that is announced without one (monotonic seconds)."""
 
 
-def read(path: str) -> ProgressReport:
+def read_progress(path: str) -> ProgressReport:
     """What is said now in this HET_PROGRESS_FILE; what the module has written counts, if a program uses both.
 
     An OSError: nobody can tell, since this process has no descriptors left, for instance.

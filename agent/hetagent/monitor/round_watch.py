@@ -12,11 +12,11 @@ from functools import partial
 from pathlib import Path
 
 from hetagent.monitor import stacks
-from hetagent.monitor.stall_detector import Track, node_progress
+from hetagent.monitor.stall_detector import WorkerTrack, node_progress
 from hetagent.monitor.torch_client import Query
 from hetagent.monitor.worker_probe import TICK_S, WorkerProbe
 from hetagent.node import release, scratch
-from hetagent.node.self_pipe import SelfPipe, readable
+from hetagent.node.self_pipe import SelfPipe, wait_readable
 from hetagent.progress import FILE
 from hetagent.worker import runner
 from hetrdzv.protocol.progress import NodeProgress, ProgressTimes
@@ -47,7 +47,7 @@ class RoundWatch:
     """The workers of one round on this node.
 
     Args:
-        push: called when the server has to know at once what `fields` returns, in the watch's thread.
+        push: called when the server has to know at once what `progress` returns, in the watch's thread.
         cpu: the workers have no GPUs.
         torch: they open torch's server: each runs under our runner, by itself.
         unseen: why the collectives of all of them cannot be known, whatever torch says; empty: they can.
@@ -74,7 +74,7 @@ class RoundWatch:
         self._folder = _folder()
         self._torch = torch
         self._unseen = (unseen or (NO_FOLDER if self._folder is None else "")) if torch else NOT_OURS
-        self._torch_tells = release.tells_progress(release.installed())
+        self._torch_tells = release.reports_progress(release.installed_torch())
         self._sample: tuple[NodeProgress, float] | None = None  # and when it was taken
         self._watched_at = 0.0
         self._probes: dict[int, WorkerProbe] = {}  # by global rank
@@ -87,7 +87,9 @@ class RoundWatch:
     def environ(self, local_rank: int) -> dict[str, str]:
         """What a worker gets."""
         file = self._file(local_rank)
-        return {} if file is None else {FILE: file, **(opening(file + SOCKET) if self._torch else {})}
+        return (
+            {} if file is None else {FILE: file, **(torch_server_env(file + SOCKET) if self._torch else {})}
+        )
 
     def _file(self, local_rank: int) -> str | None:
         """The file of a worker; None: there is no folder for it."""
@@ -97,21 +99,21 @@ class RoundWatch:
         """The workers were started, with these pids by local rank."""
         now = self._watched_at = time.monotonic()
         for local_rank, pid in pids.items():
-            file, track = self._file(local_rank), Track(now, rank_offset + local_rank, pid)
+            file, track = self._file(local_rank), WorkerTrack(now, rank_offset + local_rank, pid)
             socket = None if file is None else file + SOCKET
             self._probes[track.rank] = WorkerProbe(track, self._world_size, file, socket, self._cpu)
-        self._sent = [probe.track.news(now, None) for probe in self._probes.values()]
+        self._sent = [probe.track.urgent_changes(now, None) for probe in self._probes.values()]
         self._publish()
         self._thread.start()
 
-    def fields(self) -> NodeProgress | None:
+    def progress(self) -> NodeProgress | None:
         """How far the workers have come; None: nothing is known yet. From any thread, which never waits."""
         if self._sample is None:
             return None
         sample, taken_at = self._sample
         return replace(sample, age_s=round(sample.age_s + time.monotonic() - taken_at, 3))
 
-    def moved(self) -> ProgressTimes | None:
+    def progress_times(self) -> ProgressTimes | None:
         """When the workers first moved and last did, counted from now; None: nobody can tell. Never waits."""
         now, tracks = time.monotonic(), [probe.track for probe in self._probes.values()]
         first_at = min((track.first_at for track in tracks if track.first_at is not None), default=None)
@@ -120,24 +122,24 @@ class RoundWatch:
             return ProgressTimes(began_s=round(now - first_at, 3), idle_s=round(max(0.0, idle_s), 3))
         return ProgressTimes() if tracks and all(map(self._is_seen, tracks)) else None
 
-    def _is_seen(self, track: Track) -> bool:
+    def _is_seen(self, track: WorkerTrack) -> bool:
         """Whether a worker is known to have asked for no collective, if it has not; one alone never does."""
         if self._unseen or track.lost or self._world_size == 1:
             return False
         return track.unseen == "" or (track.unseen is None and self._torch_tells)
 
-    def stacks(self, ranks: Collection[int] | None, timeout_s: float) -> list[Stack]:
+    def take_stacks(self, ranks: Collection[int] | None, timeout_s: float) -> list[Stack]:
         """The Python stacks of those of these ranks that are here (None: all), after about so long; from any thread."""
-        wanted, until = self.ranks(ranks), time.monotonic() + timeout_s
+        wanted, until = self.ranks_here(ranks), time.monotonic() + timeout_s
         if not self._taking.acquire(timeout=timeout_s):
             return [Stack(rank=rank, why=NOT_YET) for rank in wanted]
         try:
             left_s = max(until - time.monotonic(), timeout_s / 4)
-            return stacks.take([self._probes[rank] for rank in wanted], left_s)
+            return stacks.take_stacks([self._probes[rank] for rank in wanted], left_s)
         finally:
             self._taking.release()
 
-    def ranks(self, wanted: Collection[int] | None) -> list[int]:
+    def ranks_here(self, wanted: Collection[int] | None) -> list[int]:
         """Those of some workers that are here; None: all that are."""
         return [rank for rank in self._probes if wanted is None or rank in wanted]
 
@@ -169,8 +171,8 @@ class RoundWatch:
                 now = self._watched_at = time.monotonic()
                 for probe in self._probes.values():
                     if now - due_at >= SUSPENDED_S:
-                        probe.slept(now - due_at)
-                    self._try(probe, partial(probe.look, now))
+                        probe.on_suspended(now - due_at)
+                    self._try(probe, partial(probe.probe, now))
                 # Not in step with the workers: a look every second at steps of a second would always see the same.
                 # Never later than TICK_S, for which the server makes allowance when it judges who has not gone on.
                 due_at = now + TICK_S * random.uniform(0.6, 1.0)
@@ -180,18 +182,22 @@ class RoundWatch:
         """Push news, and take in what workers answer, until it is time to look again; False when it is over."""
         while (now := time.monotonic()) < until:
             tracks = [probe.track for probe in self._probes.values()]
-            soon = any(probe.answers_soon(now) for probe in self._probes.values())
-            news = self._sent if soon else [track.news(now, self._hang_timeout_s()) for track in tracks]
+            soon = any(probe.is_answer_pending(now) for probe in self._probes.values())
+            news = (
+                self._sent
+                if soon
+                else [track.urgent_changes(now, self._hang_timeout_s()) for track in tracks]
+            )
             self._publish()
             if news != self._sent:
                 self._sent = news
                 self._push()
             queries = {probe.query: probe for probe in self._probes.values() if probe.query is not None}
             sources: list[SelfPipe | Query] = [self._stop, *queries]
-            for source in readable(sources, until - now):
+            for source in wait_readable(sources, until - now):
                 if not isinstance(source, Query):
                     return False
-                self._try(queries[source], queries[source].receive)
+                self._try(queries[source], queries[source].read_answer)
         return True
 
     def _try(self, probe: WorkerProbe, look: Callable[[], None]) -> None:
@@ -199,7 +205,7 @@ class RoundWatch:
         now, track = time.monotonic(), probe.track
         try:
             look()
-            track.unseen = self._unseen or probe.blind(now)
+            track.unseen = self._unseen or probe.unknown_reason(now)
             if track.unseen != "":  # what it says itself is all that there is to see
                 track.looked_at = now
             track.lost = ""
@@ -217,17 +223,17 @@ class RoundWatch:
         self._sample = node_progress(self._number, tracks, self._watched_at, now), now
 
 
-def opening(socket: str) -> dict[str, str]:
+def torch_server_env(socket: str) -> dict[str, str]:
     """What a worker gets in order to open torch's server at this path."""
     return {runner.AFTER: f"{SERVER}{os.pathsep}{socket}"}
 
 
-def _folder() -> scratch.Folder | None:
+def _folder() -> scratch.ScratchFolder | None:
     """A private folder with a short name; None if there is none to be had."""
     parent = Path(tempfile.gettempdir())
     for place in (parent, Path("/tmp")):
         if len(os.fsencode(place)) + len(PREFIX) + 20 <= MAX_FOLDER:
             with contextlib.suppress(OSError):
                 scratch.sweep(PREFIX, place)
-                return scratch.Folder(PREFIX, place)
+                return scratch.ScratchFolder(PREFIX, place)
     return None

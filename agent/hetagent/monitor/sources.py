@@ -50,7 +50,7 @@ no groups costs little."""
 
 
 @dataclass(slots=True)
-class Source:
+class WorkerSource:
     """What a worker's server tells of one backend; without a parser which handlers it has.
 
     Attributes:
@@ -69,26 +69,26 @@ class Source:
     costs: deque[float] = field(default_factory=lambda: deque(maxlen=8))
     _again_s: float = AGAIN_S
 
-    def answered(self, now: float, pause_s: float) -> None:
+    def on_answer(self, now: float, pause_s: float) -> None:
         """It has, and is left alone for a while."""
         self.why, self.next_at, self._again_s = "", now + pause_s, AGAIN_S
 
-    def failed(self, why: str, now: float) -> None:
+    def on_failure(self, why: str, now: float) -> None:
         """It has not, and is asked again after ever longer pauses."""
         self.why, self.next_at = why, now + self._again_s
         self._again_s = min(AGAIN_MAX_S, 2 * self._again_s)
 
-    def blind(self, now: float) -> str:
+    def unknown_reason(self, now: float) -> str:
         """Why nothing is known from it now; empty: something is."""
         why = self.why or ("no longer answers" if now > self.next_at + LATE_S else "")
-        why = why or (self.dump.blind if self.dump is not None else "")
+        why = why or (self.dump.unknown_reason if self.dump is not None else "")
         return why and f"{self.name} {why}".strip()
 
 
-def sources(handlers: Collection[str], world_size: int) -> list[Source]:
+def make_sources(handlers: Collection[str], world_size: int) -> list[WorkerSource]:
     """What a server with these handlers tells."""
     return [
-        Source(
+        WorkerSource(
             name,
             backend.question,
             FlightRecorderParser(world_size, backend.suffix, backend.counts_operations),

@@ -8,11 +8,11 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from hetagent.launch.command import python
+from hetagent.launch.command import python_interpreter
 from hetagent.monitor.stall_detector import State
 from hetagent.monitor.torch_client import NoAnswer, Query
 from hetagent.monitor.worker_probe import WorkerProbe
-from hetagent.node.self_pipe import readable
+from hetagent.node.self_pipe import wait_readable
 from hetagent.worker import runner
 from hetrdzv.protocol.stacks import Stack
 
@@ -32,13 +32,13 @@ WHY_FROZEN: Mapping[State, str] = {
 _OURS = re.compile(rf"{re.escape(runner.__file__)}|\(hetagent/worker/runner\.py:\d+\)")
 
 
-def take(probes: Sequence[WorkerProbe], timeout_s: float) -> list[Stack]:
+def take_stacks(probes: Sequence[WorkerProbe], timeout_s: float) -> list[Stack]:
     """The stacks of workers. Torch's server in each gets no other question until an earlier one is answered."""
     until = time.monotonic() + timeout_s
     stacks = {
         probe.track.rank: _none(probe, why) for probe in probes if (why := WHY_FROZEN.get(probe.state()))
     }
-    beside = os.path.join(os.path.dirname(python()), "py-spy")
+    beside = os.path.join(os.path.dirname(python_interpreter()), "py-spy")
     spy = shutil.which("py-spy") or (beside if os.access(beside, os.X_OK) else None)
     rest = [probe for probe in probes if probe.track.rank not in stacks]
     _answers(rest, until - timeout_s / 2 if spy else until, stacks)
@@ -56,7 +56,7 @@ def _none(probe: WorkerProbe, why: str) -> Stack:
 
 
 def _shown(probe: WorkerProbe, dump: bytes) -> Stack:
-    text = tidy(dump.decode(errors="replace"))
+    text = remove_internal_frames(dump.decode(errors="replace"))
     return (
         Stack(rank=probe.track.rank, text=text) if text else _none(probe, "none of its threads runs Python")
     )
@@ -72,10 +72,10 @@ def _answers(probes: Sequence[WorkerProbe], until: float, stacks: dict[int, Stac
         if probe.stack_query is not None:
             waiting[probe.stack_query] = probe
     while waiting and (left_s := until - time.monotonic()) > 0:
-        for query in readable([*waiting], left_s):
+        for query in wait_readable([*waiting], left_s):
             probe = waiting[query]
             try:
-                answer = query.read()
+                answer = query.read_answer()
                 if answer is None:
                     continue
                 stacks[probe.track.rank] = _shown(probe, answer)
@@ -112,7 +112,7 @@ def _spied(probes: Sequence[WorkerProbe], spy: str, until: float, stacks: dict[i
         )
 
 
-def tidy(dump: str) -> str:
+def remove_internal_frames(dump: str) -> str:
     """A dump of faulthandler or py-spy without what is ours: threads without Python, and the frames of our runner.
 
     py-spy puts the command line above it, which may tell more than where the worker is.

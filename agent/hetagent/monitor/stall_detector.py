@@ -69,7 +69,7 @@ class ProgressReport:
 
 
 @dataclass(slots=True)
-class Track:
+class WorkerTrack:
     """One worker.
 
     Attributes:
@@ -131,7 +131,7 @@ class Track:
                 self._moved(first_at, last_at)
             self.report, self.looked_at = report, at
 
-    def uses_cpu(self, cpu_s: float | None, at: float) -> None:
+    def on_cpu_time(self, cpu_s: float | None, at: float) -> None:
         """So much CPU time all its threads have taken so far (seconds); None: nobody can tell."""
         self.cpu = None
         if cpu_s is None:
@@ -168,7 +168,7 @@ class Track:
             self._moved(at, at)
         self.groups, self.looked_at = groups, at
 
-    def slept(self, seconds: float) -> None:
+    def on_suspended(self, seconds: float) -> None:
         """Nobody has looked for so long, since this process or the whole machine was suspended."""
         self.changed_at += seconds
         self._state_since += seconds
@@ -211,7 +211,7 @@ class Track:
             limit_s = STILL_FIRST_S if self._answers else inf
         return self.idle_s >= limit_s and at >= self.report.until
 
-    def news(self, at: float, hang_timeout_s: float | None) -> tuple[object, ...]:
+    def urgent_changes(self, at: float, hang_timeout_s: float | None) -> tuple[object, ...]:
         """Settle whether it is still; returns of what the server has to know at once that it has changed."""
         self._still = self.is_still(at, hang_timeout_s)
         state = self.state(at)
@@ -224,7 +224,7 @@ class Track:
             self._news = (process, self.changed_at if self._still else None, lasted, unseen, begun)
         return self._news
 
-    def fields(self, at: float, *, most: int = MAX_PROCESS_GROUPS) -> Worker:
+    def to_worker(self, at: float, *, most: int = MAX_PROCESS_GROUPS) -> Worker:
         """What the server is told, at most of so many process groups."""
         state = self.state(at)
         if self.lost:
@@ -253,7 +253,9 @@ def is_waiting(group: Collectives) -> bool:
     return group.enqueued > group.completed
 
 
-def node_progress(round_number: int, tracks: Sequence[Track], watched_at: float, at: float) -> NodeProgress:
+def node_progress(
+    round_number: int, tracks: Sequence[WorkerTrack], watched_at: float, at: float
+) -> NodeProgress:
     """What the server is told of the workers of a round on this node, which were last looked at at `watched_at`."""
     looked_at = max(track.looked_at for track in tracks)
     most = max(1, min(MAX_PROCESS_GROUPS, MAX_ALL_PROCESS_GROUPS // len(tracks)))
@@ -261,5 +263,5 @@ def node_progress(round_number: int, tracks: Sequence[Track], watched_at: float,
         round=round_number,
         age_s=round(max(0.0, at - looked_at), 3),
         known_s=round(min(max(0.0, watched_at + HOLDS_S - looked_at), MAX_KNOWN_S), 3),
-        workers=tuple(track.fields(at, most=most) for track in tracks),
+        workers=tuple(track.to_worker(at, most=most) for track in tracks),
     )

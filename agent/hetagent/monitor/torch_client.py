@@ -38,7 +38,7 @@ class Query:
         """Readable when something of the answer has come."""
         return self._socket.fileno()
 
-    def read(self) -> bytes | None:
+    def read_answer(self) -> bytes | None:
         """The body of the answer; None: not all of it has come. A NoAnswer: there will be none."""
         try:
             while data := self._socket.recv(1 << 18):

@@ -11,7 +11,7 @@ from hetagent.monitor.round_watch import RoundWatch
 from hetagent.roundhook import RoundHook
 from hetagent.session.connection import ServerConnection
 from hetagent.session.requests import Report, ReportRoute
-from hetagent.workers.failures import concealed, plain_text, sendable
+from hetagent.workers.failures import escape_surrogates, plain_text, redact
 from hetagent.workers.processes import Workers
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import OutputQuery
@@ -100,24 +100,24 @@ class Watcher(RoundHook):
         first = self._assignment.start.rank_offset
         self._output = lambda rank: workers.started.workers[rank - first].output()
         self._watch.begin(workers.pids, first)
-        self._server.watch(self._sample, self._on_question)
+        self._server.set_progress_source(self._sample, self._on_question)
 
     def note_failure(self) -> None:
         """A worker has failed."""
         self._failed = True
 
-    def moved(self) -> ProgressTimes | None:
+    def progress_times(self) -> ProgressTimes | None:
         """When the workers moved in the round, counted from now; None: nobody can tell."""
-        return self._watch.moved() if self._watch is not None else None
+        return self._watch.progress_times() if self._watch is not None else None
 
     def end(self) -> None:
         """Leave the end of what the workers wrote with the server: nobody can ask this agent for it any more."""
         watch, self._watch = self._watch, None
         if watch is None or self._assignment is None:
             return
-        ranks, world_size = watch.ranks(None), self._assignment.start.world_size
+        ranks, world_size = watch.ranks_here(None), self._assignment.start.world_size
         if ranks and self._reports_output and (self._failed or world_size <= FEW_WORKERS):
-            found = fitting(self._logs(ranks), About.LOGS, max_kept_characters(world_size))
+            found = fit_into_limit(self._logs(ranks), About.LOGS, max_kept_characters(world_size))
             self._server.send(
                 Report(LOGS, partial(StacksRequest, number=self._assignment.round, stacks=found))
             )
@@ -127,7 +127,7 @@ class Watcher(RoundHook):
 
     def _sample(self) -> NodeProgress | None:
         watch = self._watch
-        progress = watch.fields() if watch is not None else None
+        progress = watch.progress() if watch is not None else None
         with suppress(ValueError):  # of what no server takes, none is told: that must not end the job
             return codec.validate(NodeProgress, progress) if progress is not None else None
         return None
@@ -137,36 +137,36 @@ class Watcher(RoundHook):
         watch = self._watch if is_newest else None
 
         def answer() -> None:
-            shown = fitting(self._shown(watch, asked), asked.about) if watch is not None else ()
+            shown = fit_into_limit(self._shown(watch, asked), asked.about) if watch is not None else ()
             self._server.send(Report(STACKS, partial(StacksRequest, number=asked.number, stacks=shown)))
 
         threading.Thread(target=answer, name="stacks", daemon=True).start()
 
     def _shown(self, watch: RoundWatch, asked: OutputQuery) -> list[Stack]:
         """The answer to a question about workers of this round."""
-        ranks = watch.ranks(asked.ranks)
+        ranks = watch.ranks_here(asked.ranks)
         if not self._reports_output:
             return [Stack(rank=rank, why=OFF) for rank in ranks]
         if asked.about is About.STACKS:
-            return watch.stacks(asked.ranks, STACKS_S)
+            return watch.take_stacks(asked.ranks, STACKS_S)
         others = set(asked.ranks or ()).difference(ranks)  # of a node with one program for all its ranks
-        why = f"one program runs all ranks of this node: see rank {min(watch.ranks(None), default=0)}"
+        why = f"one program runs all ranks of this node: see rank {min(watch.ranks_here(None), default=0)}"
         return [*self._logs(ranks), *(Stack(rank=rank, why=why) for rank in others)]
 
     def _logs(self, ranks: Collection[int]) -> list[Stack]:
         secrets = self._secrets()
-        return [log(rank, self._output(rank), secrets) for rank in ranks]
+        return [log_tail(rank, self._output(rank), secrets) for rank in ranks]
 
 
-def log(rank: int, output: tuple[bytes, bytes] | None, secrets: Collection[str]) -> Stack:
+def log_tail(rank: int, output: tuple[bytes, bytes] | None, secrets: Collection[str]) -> Stack:
     """The end of what a rank has written (see `StartedWorker.output`), as plain text without secrets."""
     if output is None:
         return Stack(rank=rank, why=NOT_KEPT)
-    text, stderr = (sendable(concealed(plain_text(stream), secrets)).rstrip() for stream in output)
+    text, stderr = (escape_surrogates(redact(plain_text(stream), secrets)).rstrip() for stream in output)
     return Stack(rank=rank, text=text, stderr=stderr, why="" if text or stderr else NOTHING)
 
 
-def fitting(found: Sequence[Stack], about: About, most: int = MOST) -> tuple[Stack, ...]:
+def fit_into_limit(found: Sequence[Stack], about: About, most: int = MOST) -> tuple[Stack, ...]:
     """As much of each as the server takes of all of them together."""
     most = min(most, MOST, MOST_OF_ALL // max(1, len(found)))
     return tuple(stack.shortened(about, most) for stack in found)

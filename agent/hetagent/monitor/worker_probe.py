@@ -7,8 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from hetagent.monitor import progress_files
-from hetagent.monitor.sources import Source, sources
-from hetagent.monitor.stall_detector import State, Track, is_waiting
+from hetagent.monitor.sources import WorkerSource, make_sources
+from hetagent.monitor.stall_detector import State, WorkerTrack, is_waiting
 from hetagent.monitor.torch_client import NoAnswer, Query
 from hetagent.node.processes import proctree as processes
 from hetagent.worker.torch_server import ERROR
@@ -56,25 +56,25 @@ class WorkerProbe:
         sources: what its server is asked; None: it has not answered yet; empty: there is nothing to ask.
     """
 
-    track: Track
+    track: WorkerTrack
     world_size: int
     file: str | None = None
     socket: str | None = None
     cpu: bool = False
     query: Query | None = None
     stack_query: Query | None = None
-    sources: list[Source] | None = None
-    _source: Source = field(  # which one `query` is about; before there are any, which there are
-        default_factory=lambda: Source(why="its torch server is not listening yet")
+    sources: list[WorkerSource] | None = None
+    _source: WorkerSource = field(  # which one `query` is about; before there are any, which there are
+        default_factory=lambda: WorkerSource(why="its torch server is not listening yet")
     )
 
-    def look(self, now: float) -> None:
+    def probe(self, now: float) -> None:
         """Look at the process and its files; ask its server, if it is time for that."""
         state = process_state(self.track.pid)
         self.track.on_process_state(state, now)
-        self.track.uses_cpu(processes.cpu_s(self.track.pid), now)
+        self.track.on_cpu_time(processes.cpu_s(self.track.pid), now)
         if self.file is not None:
-            self.track.on_report(progress_files.read(self.file), now)
+            self.track.on_report(progress_files.read_progress(self.file), now)
         if state is not State.RUNS:
             self.track.looked_at = now
         elif self.query is None:
@@ -92,25 +92,25 @@ class WorkerProbe:
         except (FileNotFoundError, ConnectionRefusedError):
             self._source.next_at = now + TICK_S  # it has not imported torch yet, or is about to end
             with suppress(FileNotFoundError), open(f"{self.socket}{ERROR}", encoding="utf-8") as file:
-                self._source.failed(f"its torch server cannot be opened: {file.read(MAX_REASON)}", now)
+                self._source.on_failure(f"its torch server cannot be opened: {file.read(MAX_REASON)}", now)
         except OSError as error:  # this process has no descriptors left, for instance
-            self._source.failed(f"cannot be asked: {error}", now)
+            self._source.on_failure(f"cannot be asked: {error}", now)
 
-    def blind(self, now: float) -> str | None:
+    def unknown_reason(self, now: float) -> str | None:
         """Why it cannot be known now what collectives this worker has asked for; empty: it is known.
 
         None: it has not imported torch yet, so there are none.
         """
         if self.sources is None:
-            return self._source.blind(now) if self._has_torch() else None
+            return self._source.unknown_reason(now) if self._has_torch() else None
         if not self.sources:
             return "its torch has no flight recorder"
-        if why := "; ".join(why for source in self.sources if (why := source.blind(now))):
+        if why := "; ".join(why for source in self.sources if (why := source.unknown_reason(now))):
             return why
         dumps = [source.dump for source in self.sources if source.dump is not None]
-        if not any(dump.records for dump in dumps):
+        if not any(dump.has_groups for dump in dumps):
             return NO_GROUP
-        if any(dump.counts for dump in dumps) and not any(dump.default for dump in dumps):
+        if any(dump.counts for dump in dumps) and not any(dump.has_default_group for dump in dumps):
             return NO_DEFAULT
         return ""
 
@@ -127,32 +127,32 @@ class WorkerProbe:
         state = process_state(self.track.pid)
         return self.track.state(time.monotonic()) if state is State.BLOCKED else state
 
-    def answers_soon(self, now: float) -> bool:
+    def is_answer_pending(self, now: float) -> bool:
         """Whether it has only just been asked."""
         return self.query is not None and now - self.query.at < SOON_S
 
-    def receive(self) -> None:
+    def read_answer(self) -> None:
         """Something of the answer has come."""
         assert self.query is not None
         source = self._source
         try:
-            answer = self.query.read()
+            answer = self.query.read_answer()
             now = time.monotonic()
             if answer is None:
                 return
             if source.parser is None:
-                self.sources = sources(frozenset(json.loads(answer)), self.world_size)
-                source.answered(now, 0.0)
+                self.sources = make_sources(frozenset(json.loads(answer)), self.world_size)
+                source.on_answer(now, 0.0)
             else:
-                source.dump = source.parser.read(answer)
-                self._note_dumps(source.dump.newest_at, now)
+                source.dump = source.parser.parse(answer)
+                self._note_dumps(source.dump.last_enqueued_at, now)
                 source.costs.append(now - self.query.at)
                 cost_s = min(source.costs) * len(self.sources or ())
-                source.answered(now, max(TICK_S, min(RARELY_S, cost_s / SHARE)))
+                source.on_answer(now, max(TICK_S, min(RARELY_S, cost_s / SHARE)))
         except NoAnswer as error:
-            source.failed(f"cannot be asked: {error}", time.monotonic())
+            source.on_failure(f"cannot be asked: {error}", time.monotonic())
         except (TypeError, ValueError, RecursionError) as error:
-            source.failed(f"gives an unexpected answer: {error}", time.monotonic())
+            source.on_failure(f"gives an unexpected answer: {error}", time.monotonic())
         self.close()
         if not source.why:
             self._ask(time.monotonic())
@@ -168,9 +168,9 @@ class WorkerProbe:
         waits = any(map(is_waiting, groups)) and (not self.cpu or processes.state(self.track.pid) == ASLEEP)
         self.track.on_collectives(counts, groups, now, since, waits=waits)
 
-    def slept(self, seconds: float) -> None:
-        """See `Track.slept`."""
-        self.track.slept(seconds)
+    def on_suspended(self, seconds: float) -> None:
+        """See `WorkerTrack.on_suspended`."""
+        self.track.on_suspended(seconds)
         if self.query is not None:
             self.query.at += seconds
 

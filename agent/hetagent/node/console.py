@@ -45,7 +45,7 @@ _writer = functools.cache(_Writer)
 os.register_at_fork(after_in_child=_writer.cache_clear)  # a fork has no threads
 
 
-def say(text: str) -> None:
+def print_to_stderr(text: str) -> None:
     """Write one or more lines to stderr in one go.
 
     A job must not end or hang because nobody reads its output any more (`hetagent ... 2>&1 | head`, a closed ssh, a
@@ -57,7 +57,7 @@ def say(text: str) -> None:
 def log(who: str, text: str) -> None:
     """Log lines, each with its source, and with the time unless stderr is a terminal."""
     at = "" if _is_terminal(sys.stderr) else f"{datetime.now().astimezone():%Y-%m-%d %H:%M:%S.%f}"[:23] + " "
-    say("\n".join(f"{at}{who}: {line}" for line in text.splitlines()))
+    print_to_stderr("\n".join(f"{at}{who}: {line}" for line in text.splitlines()))
 
 
 class WarnOnce:

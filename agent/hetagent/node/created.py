@@ -7,7 +7,7 @@ _EVENTS = 0x8 | 0x80 | 0x100 | 0x01000000
 """IN_CLOSE_WRITE, IN_MOVED_TO, IN_CREATE, IN_ONLYDIR."""
 
 
-class Created:
+class FileWatch:
     """Readable (`fileno`) once files have been created in a folder, written, or moved there under their names."""
 
     def __init__(self, *folders: str) -> None:

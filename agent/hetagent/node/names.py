@@ -35,7 +35,7 @@ def host_name() -> str:
     return name
 
 
-class Name:
+class NodeIdClaim:
     """A node id that no other agent on this host has in the same group.
 
     Attributes:
@@ -52,7 +52,7 @@ class Name:
             finalizer.atexit = False  # the kernel sees to that
 
 
-def take(host: str, group: str, servers: Sequence[str]) -> Name:
+def claim_node_id(host: str, group: str, servers: Sequence[str]) -> NodeIdClaim:
     """The first of HOST, HOST.2, HOST.3, ... that no other agent on this host has in a group.
 
     Where no such socket can be made, HOST itself: a server refuses the second agent then.
@@ -70,7 +70,7 @@ def take(host: str, group: str, servers: Sequence[str]) -> Name:
             continue
         _locks.add(lock)
         note = f"this host already has an agent of group '{group}', so this one is node '{name}'"
-        return Name(name, [note] if number > 1 else [], lock)
+        return NodeIdClaim(name, [note] if number > 1 else [], lock)
     if lock is not None:
         lock.close()
-    return Name(host)
+    return NodeIdClaim(host)

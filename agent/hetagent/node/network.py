@@ -35,7 +35,7 @@ class NetworkError(OSError):
     """This node cannot offer what was asked for."""
 
 
-class NamesAway(NetworkError):
+class ResolverUnavailable(NetworkError):
     """The resolver does not know the server's name yet."""
 
 
@@ -62,7 +62,7 @@ class AdvertisedAddress:
             self.address = local_addr or local_address_towards_any(servers)
             self.interface = interface_of(self.address)
 
-    def moved(self) -> bool:
+    def refresh(self) -> bool:
         """Look for another address if this node has lost its own; whether there is one.
 
         A container that was cut from its network and connected again gets another, and so does a laptop.
@@ -109,7 +109,7 @@ def find_address(
     while True:
         try:
             return AdvertisedAddress(local_addr, interface, servers)
-        except NamesAway as error:
+        except ResolverUnavailable as error:
             if time.monotonic() >= until:
                 raise
             log_once(f"{error}; trying again for {timeout_s:.0f} s")
@@ -124,7 +124,7 @@ def local_address_towards_any(urls: Sequence[str]) -> str:
             return local_address_towards(url)
         except NetworkError as error:
             failures.append(error)
-    raise next((error for error in failures if isinstance(error, NamesAway)), failures[0])
+    raise next((error for error in failures if isinstance(error, ResolverUnavailable)), failures[0])
 
 
 def local_address_towards(url: str) -> str:
@@ -142,7 +142,7 @@ def local_address_towards(url: str) -> str:
     except (socket.gaierror, UnicodeError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         away = isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN
-        raise (NamesAway if away else NetworkError)(
+        raise (ResolverUnavailable if away else NetworkError)(
             f"cannot resolve '{host}' of the server's URL {url} ({why}): check --server"
         ) from None
     failures = []

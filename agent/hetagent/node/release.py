@@ -16,7 +16,7 @@ TELLS_PROGRESS = (2, 11)
 """The first release of torch in which a worker's own server tells of the collectives of gloo, too."""
 
 
-def installed() -> str | None:
+def installed_torch() -> str | None:
     """The version of the torch that is installed; None if it was installed by other means than as a package."""
     try:
         return version("torch")
@@ -24,7 +24,7 @@ def installed() -> str | None:
         return None
 
 
-def check(release: str | None) -> str | None:
+def check_torch_release(release: str | None) -> str | None:
     """A warning about a torch that is newer than what was tested; None where there is nothing to say."""
     number = _number(release)
     if number is not None and number < OLDEST:
@@ -39,7 +39,7 @@ def check(release: str | None) -> str | None:
     return None
 
 
-def tells_progress(release: str | None) -> bool:
+def reports_progress(release: str | None) -> bool:
     """Whether this torch tells how far its collectives are."""
     number = _number(release)
     return number is not None and number >= TELLS_PROGRESS

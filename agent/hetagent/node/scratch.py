@@ -30,7 +30,7 @@ def _locked(path: Path) -> int | None:
     return None
 
 
-class Folder:
+class ScratchFolder:
     """A folder that is locked as long as this process lives; one without a lock belongs to nobody.
 
     Attributes:

@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 
 
 class Readable(Protocol):
-    """What `readable` waits for; a number of -1: it has no descriptor at the moment."""
+    """What `wait_readable` waits for; a number of -1: it has no descriptor at the moment."""
 
     def fileno(self) -> int: ...
 
@@ -16,7 +16,7 @@ class Readable(Protocol):
 Source = TypeVar("Source", bound=Readable)
 
 
-def readable(sources: Sequence[Source], timeout_s: float | None) -> list[Source]:
+def wait_readable(sources: Sequence[Source], timeout_s: float | None) -> list[Source]:
     """Those that are readable by then (seconds; None: wait for ever)."""
     by_number = {source.fileno(): source for source in sources}
     by_number.pop(-1, None)

@@ -9,19 +9,19 @@ import uuid
 from collections.abc import Callable, Iterator
 
 
-def fresh_group() -> str:
+def make_group_id() -> str:
     """The id of a group that no other job has, as torchrun makes one."""
     return f"standalone-{uuid.uuid4().hex[:12]}"
 
 
-class OwnServer:
+class ChildServer:
     """A hetserver that is this process's child."""
 
     def __init__(self, url: str, process: subprocess.Popen[bytes]) -> None:
         self.url = url
         self._process = process
 
-    def watch(self, gone: Callable[[str], None]) -> None:
+    def on_exit(self, gone: Callable[[str], None]) -> None:
         """Call `gone`, in a thread of its own, when the server ends, and say how it ended."""
 
         def wait() -> None:
@@ -31,7 +31,7 @@ class OwnServer:
 
 
 @contextlib.contextmanager
-def own_server() -> Iterator[OwnServer]:
+def run_child_server() -> Iterator[ChildServer]:
     """A child hetserver on a free port, with its state in memory; it ends with the block, or with this process."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -47,7 +47,7 @@ def own_server() -> Iterator[OwnServer]:
             start_new_session=True,  # Ctrl-C must reach only the agent, which needs its server until the end
         )
     try:
-        yield OwnServer(url, server)
+        yield ChildServer(url, server)
     finally:
         assert server.stdin is not None
         server.stdin.close()

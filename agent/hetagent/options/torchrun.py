@@ -42,7 +42,7 @@ class Flag:
     repeats: bool = False
 
 
-def on_off(text: str, **row: Any) -> Flag:
+def switch_flag(text: str, **row: Any) -> Flag:
     """A flag that takes no value."""
     return Flag(text, switch, False, **row)
 
@@ -55,16 +55,16 @@ ACCEPTED: Mapping[str, Flag] = {
         "torchrun's spelling of --gpus: a number of workers of any kind, or gpu, cpu, xpu, auto."
     ),
     "--rdzv-id": Flag("torchrun's name for --group.", checked_id),
-    "--standalone": on_off("Start a private hetserver, for a job on this node only."),
+    "--standalone": switch_flag("Start a private hetserver, for a job on this node only."),
     "--max-restarts": Flag(
         f"How many failures may restart the group (default: {DEFAULTS.max_restarts}).",
         SETTINGS["max_restarts"].read,
     ),
     "--monitor-interval": Flag("Accepted without effect: the exit of a worker is noticed at once.", float),
     "--role": Flag("A name for what the workers do (default: default).", checked_id, "default"),
-    "--module": on_off("The script is the name of a module, as with python -m.", short="-m"),
-    "--no-python": on_off("The script is a program of any kind: start it directly."),
-    "--run-path": on_off("Accepted without effect: scripts always run this way. Overrides --no-python."),
+    "--module": switch_flag("The script is the name of a module, as with python -m.", short="-m"),
+    "--no-python": switch_flag("The script is a program of any kind: start it directly."),
+    "--run-path": switch_flag("Accepted without effect: scripts always run this way. Overrides --no-python."),
     "--log-dir": Flag("Keep the workers' log files in this directory (default: remove them).", path),
     "--redirects": Flag(
         "Write these streams to log files instead of the console: 0 none, 1 stdout, 2 stderr, 3 both, or by "
@@ -105,7 +105,7 @@ ACCEPTED: Mapping[str, Flag] = {
         seconds,
         variable="TORCH_ELASTIC_SHUTDOWN_TIMEOUT",
     ),
-    "--virtual-local-rank": on_off("Each worker sees only its own GPU, and its LOCAL_RANK is 0."),
+    "--virtual-local-rank": switch_flag("Each worker sees only its own GPU, and its LOCAL_RANK is 0."),
 }
 """torchrun's flags that apply, in its order."""
 
@@ -145,7 +145,7 @@ def variable(flag: str) -> str:
     return f"PET_{dest(flag).upper()}"
 
 
-def typed(flag: str, value: str) -> str:
+def format_flag(flag: str, value: str) -> str:
     """A flag with its value as it was typed, or the variable that has it."""
     named = variable(flag)
     return f"{named}={value}" if os.environ.get(named) == value else f"{flag} {value}"

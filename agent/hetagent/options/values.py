@@ -6,7 +6,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from hetagent.snapshots.folder import is_url
-from hetagent.snapshots.on_disk import path_of
+from hetagent.snapshots.on_disk import parse_path
 from hetrdzv.protocol.texts.typed import seconds
 
 ON_OFF = ("on", "off")
@@ -130,7 +130,7 @@ def directory(text: str) -> Path:
             "no password in a URL, which others see in the list of processes: use the environment"
         )
     try:
-        return path_of(text)
+        return parse_path(text)
     except (ImportError, ValueError) as error:
         more = "pip install 'hetrdzv[urls]', and what reads these (s3fs, gcsfs, adlfs)"
         raise ValueError(f"{error}; {more}") from None

@@ -141,7 +141,7 @@ class Azure:
             for event in events
             if event["EventType"] in self.VERBS and self._name in event["Resources"]
         ]
-        return min(notices, key=lambda notice: notice.gone_at or 0.0, default=None)
+        return min(notices, key=lambda notice: notice.deadline or 0.0, default=None)
 
     def _get(self, path: str, version: str, timeout: httpx.Timeout, **params: str) -> httpx.Response:
         params["api-version"] = version

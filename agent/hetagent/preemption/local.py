@@ -10,7 +10,7 @@ from hetagent.node.console import WarnOnce
 from hetagent.node.processes import proctree as processes
 from hetagent.node.processes.shell import ShellCommand
 from hetagent.roundhook import PreemptionNotice
-from hetagent.workers.failures import plain_text, sendable
+from hetagent.workers.failures import escape_surrogates, plain_text
 
 MAX_CHARACTERS = 200
 """How much of the first line of a file or of a command's output is passed on."""
@@ -29,7 +29,7 @@ def file_notice(path: Path) -> PreemptionNotice | None:
     return PreemptionNotice(_first_line(content) or f"{path} is there", None)
 
 
-class WhenCommand:
+class LeaveCommand:
     """Runs a command until it exits with 0, at once or after hours; its first line of output is the reason to leave."""
 
     def __init__(self, command: str, incarnation: str, log: Callable[[str], None]) -> None:
@@ -75,4 +75,4 @@ class WhenCommand:
 
 def _first_line(content: bytes) -> str:
     lines = [line.strip() for line in plain_text(content).splitlines() if line.strip()]
-    return sendable(lines[0])[:MAX_CHARACTERS] if lines else ""
+    return escape_surrogates(lines[0])[:MAX_CHARACTERS] if lines else ""

@@ -12,7 +12,7 @@ from hetagent.health.checks import HEALTHY, HealthResult
 from hetagent.node.console import WarnOnce
 from hetagent.node.self_pipe import SelfPipe
 from hetagent.preemption.clouds import Clouds
-from hetagent.preemption.local import WhenCommand, file_notice
+from hetagent.preemption.local import LeaveCommand, file_notice
 from hetagent.roundhook import PreemptionNotice, RoundHook
 
 LOOK_S = 2.0
@@ -42,7 +42,7 @@ class PreemptionWatch(RoundHook):
         log: Callable[[str], None],
         grace_s: float,
         *,
-        command: WhenCommand | None = None,
+        command: LeaveCommand | None = None,
         look_s: float = LOOK_S,
     ) -> None:
         self._asks = asks
@@ -72,17 +72,17 @@ class PreemptionWatch(RoundHook):
                     looked.wait(0.05)
         return HEALTHY if self._notice is None else HealthResult(self._notice.why)
 
-    def kept_sessions(self) -> Collection[int]:
+    def persistent_sessions(self) -> Collection[int]:
         """The session of the command, while it runs."""
         return self._command.sessions() if self._command is not None else ()
 
     def fileno(self) -> int:
         return self._waker.fileno()
 
-    def look(self) -> None:
+    def on_wakeup(self) -> None:
         self._waker.clear()
 
-    def take(self) -> PreemptionNotice | None:
+    def take_notice(self) -> PreemptionNotice | None:
         """That this machine is taken away, once; None: nobody has said so."""
         notice = None if self._taken else self._notice
         self._taken = self._taken or notice is not None
@@ -108,7 +108,7 @@ class PreemptionWatch(RoundHook):
     def _on_notice(self, notice: PreemptionNotice | None) -> None:
         if notice is None or self._notice is not None:
             return
-        left_s = 0.0 if notice.gone_at is None else notice.gone_at - time.monotonic()
+        left_s = 0.0 if notice.deadline is None else notice.deadline - time.monotonic()
         if left_s > self._lead_s:
             self._warn(f"{notice.why}: leaving {self._lead_s:.0f} s before")
         else:
@@ -128,7 +128,7 @@ def preemption_watch(context: AgentContext) -> PreemptionWatch | None:
     asks: list[Ask] = [Clouds(log).ask] if options.watch is not None else []
     command, when = None, options.leave_when or ""
     if len(when.split()) > 1 or shutil.which(when) is not None:
-        command = WhenCommand(when, context.identity.incarnation, log)
+        command = LeaveCommand(when, context.identity.incarnation, log)
         asks.append(command.ask)
     elif when:
         asks.append(partial(file_notice, Path(when)))

@@ -19,7 +19,7 @@ from hetagent.node.network import NetworkError
 from hetagent.node.processes import proctree as processes
 from hetagent.node.processes import signals as process_signals
 from hetagent.node.processes.guardian import Guardian, GuardianError
-from hetagent.node.self_pipe import Readable, readable
+from hetagent.node.self_pipe import Readable, wait_readable
 from hetagent.runloop.local_round import LocalRound, Phase
 from hetagent.runloop.parts import Parts
 from hetagent.runloop.shutdown import Shutdown, ShutdownAction, WorkerActivity
@@ -92,7 +92,7 @@ class Agent:
         self._done = False  # the newest round's workers have succeeded, and others still work
         self._logged_cause = ""  # what ended the newest round, once logged
         self._pids: list[int] = []  # of the newest round's workers
-        self._orphans = OrphanReaper(self.identity.incarnation, self.log, self.parts.kept_sessions)
+        self._orphans = OrphanReaper(self.identity.incarnation, self.log, self.parts.persistent_sessions)
         self._after_round = 0  # the round after which this node joins
         self._joined = False  # since then
         self._script_port: socket.socket | None = None  # until a round uses it
@@ -114,10 +114,10 @@ class Agent:
             self.starter.close()
 
     def _run(self) -> None:
-        with process_signals.noted(self.signals, self._got_signals) as self._woken:
+        with process_signals.capture_signals(self.signals, self._got_signals) as self._woken:
             try:
                 snapshots = self.parts.snapshots
-                self.guardian.pipes = snapshots.pipes() if snapshots is not None else None
+                self.guardian.pipes = snapshots.pipe_folder() if snapshots is not None else None
                 self.guardian.start()
                 self.server.start()
                 self._be_ready()
@@ -141,7 +141,7 @@ class Agent:
         self._on_hooks(ready)
         self._on_workers()
         self._on_health()
-        self._directives.extend(self.server.take())
+        self._directives.extend(self.server.take_directives())
         while self._directives:
             self._obey(self._directives.popleft())
         self._on_stopped()
@@ -151,7 +151,7 @@ class Agent:
         sources: list[Readable] = [self.server, self.health, *self.parts.hooks]
         sources += [self._woken] if self._woken is not None else []
         sources += [self.guardian] if self.guardian.pid is not None else []
-        return readable(sources, timeout_s)
+        return wait_readable(sources, timeout_s)
 
     @property
     def _is_over(self) -> bool:
@@ -168,7 +168,7 @@ class Agent:
 
     @property
     def _has_workers(self) -> bool:
-        return self._local is not None and self._local.present
+        return self._local is not None and self._local.has_processes
 
     @property
     def _succeeded(self) -> bool:
@@ -180,11 +180,11 @@ class Agent:
         self._stop(signal.SIGTERM, 0.0)
         self._clear_workers()
         if self._local is not None:
-            self._local.forgo()  # Ctrl-C in the middle of a start leaves it with what hooks have made
-        goodbye, gone_at = self.shutdown.goodbye(self.outcome), self.shutdown.gone_at
+            self._local.cancel_start()  # Ctrl-C in the middle of a start leaves it with what hooks have made
+        goodbye, gone_at = self.shutdown.leave_reason(self.outcome), self.shutdown.gone_at
         snapshots = self.parts.snapshots
         if not self.shutdown.hurried and snapshots is not None:
-            snapshots.say_goodbye(goodbye, self.shutdown.stays_until)
+            snapshots.announce_leave(goodbye, self.shutdown.stays_until)
         self.parts.close()
         if not self._succeeded:
             self._orphans.kill_spared()
@@ -197,13 +197,13 @@ class Agent:
         if snapshots is not None:
             is_hurried = lambda: self.shutdown.hurried or bool(self._got_signals)  # noqa: E731
             self.last_words += filter(None, [snapshots.leave(gone_at, is_hurried)])
-            self.hangs = self.hangs or snapshots.hangs
+            self.hangs = self.hangs or snapshots.has_stuck_thread
         if self._succeeded:  # now that no part has a process any more
-            self._orphans.keep_spared()
+            self._orphans.report_spared()
         self._close_ports()
         self.server.close()
         # Last: the guardian ends what is left if anything above fails, and says goodbye if the connection broke.
-        if not self.server.broken:
+        if not self.server.has_crashed:
             self.guardian.dismiss()
 
     # -- what happens ----------------------------------------------------------------------------------------
@@ -218,50 +218,50 @@ class Agent:
     def _on_signals(self) -> None:
         while self._got_signals:
             signum = signal.Signals(self._got_signals.pop(0))
-            self._leave(self.shutdown.got(signum, self._activity, self._stop_s(), time.monotonic()))
+            self._leave(self.shutdown.on_signal(signum, self._activity, self._stop_s(), time.monotonic()))
 
     def _leave(self, action: ShutdownAction) -> None:
         if action.why:
-            self.server.leaving(action.why, action.save_s)
+            self.server.announce_leave(action.why, action.save_s)
         self.log(action.text)
         if action.stop is not None:
             self._stop(*action.stop)
 
     @property
     def _activity(self) -> WorkerActivity:
-        if self._local is None or not self._local.present:
+        if self._local is None or not self._local.has_processes:
             return WorkerActivity.NONE
-        if self._local.stopping:
+        if self._local.is_stopping:
             return WorkerActivity.STOPPING
         return WorkerActivity.SAVING if self.parts.supports_graceful_stop() else WorkerActivity.RUNNING
 
     def _on_end_of_grace(self) -> None:
         """Stop workers that have not been stopped in time by the end of their round."""
         works = self._activity in (WorkerActivity.RUNNING, WorkerActivity.SAVING)
-        if self.shutdown.time_is_over(time.monotonic()) and works:
+        if self.shutdown.must_stop_now(time.monotonic()) and works:
             self.log("the time to save is over: stopping the workers")
             self._stop(signal.SIGTERM, self._stop_s())
 
     def _on_hooks(self, ready: Collection[Readable]) -> None:
         """Run the hooks that are due; start the workers if a hook has delayed them."""
-        is_stopping = self._local is not None and self._local.stopping
+        is_stopping = self._local is not None and self._local.is_stopping
         for hook in self.parts.hooks:
             due_at = None if is_stopping else hook.due_at()
             if hook in ready or (due_at is not None and time.monotonic() >= due_at):
-                hook.look()
-        notice = self.parts.preemption.take() if self.parts.preemption is not None else None
+                hook.on_wakeup()
+        notice = self.parts.preemption.take_notice() if self.parts.preemption is not None else None
         if notice is not None and not self.shutdown.ended_by:
-            self._leave(self.shutdown.preempted(notice, self._activity, self._stop_s(), time.monotonic()))
+            self._leave(self.shutdown.on_preemption(notice, self._activity, self._stop_s(), time.monotonic()))
         self._start_workers()
         if self._local is not None and (why := self._local.abandon_reason()):
             self.log(f"round {self.round_number} {why}; joining again")
-            self.server.offers(stopped=why)
+            self.server.update_offer(stopped=why)
             self._ready_after_stop = True
             self._clear_workers()
 
     def _on_workers(self) -> None:
         """Report workers that ended by themselves."""
-        end = self._local.end() if self._local is not None else None
+        end = self._local.take_end() if self._local is not None else None
         if self._local is None or end is None:
             return
         if end.failure is not None:
@@ -271,9 +271,9 @@ class Agent:
         others = "" if self._local.assignment.start.nnodes == 1 else "; waiting for the other nodes"
         self.log(f"round {self.round_number}: all local workers succeeded{others}")
         self._done = True
-        fields = self.parts.start_check.report() if self.parts.start_check is not None else {}
+        fields = self.parts.start_check.report_fields() if self.parts.start_check is not None else {}
         self.server.send(
-            round_report(ReportKind.SUCCEEDED, self.round_number, moved=self.parts.moved(), **fields)
+            round_report(ReportKind.SUCCEEDED, self.round_number, moved=self.parts.progress_times(), **fields)
         )
         self._clear_workers(spare_detached=True)
 
@@ -281,17 +281,20 @@ class Agent:
         """Report that a worker failed."""
         if self.parts.monitor is not None:
             self.parts.monitor.note_failure()
-        failure, text = local.describe(end, self.secrets())
-        ended = local.ended_before(end.seen_at)
-        fields = {"failure": failure, "moved": self.parts.moved(), "ended": ended}
+        failure, text = local.describe_failure(end, self.secrets())
+        ended = local.find_successes_before(end.seen_at)
+        fields = {"failure": failure, "moved": self.parts.progress_times(), "ended": ended}
         self.server.send(round_report(ReportKind.FAILED, self.round_number, **fields), end.seen_at)
         self.log(f"round {self.round_number}{self._because(text)}")
 
     def _report_before_stop(self, local: LocalRound) -> None:
         """The round is over elsewhere: report what happened here before, which that may have followed from."""
-        if (end := local.overtaken()) is not None:
+        if (end := local.find_lingering_failure()) is not None:
             self._report_failure(local, end)
-        elif local.phase is Phase.RUNNING and (ended := local.ended_before(time.monotonic())) is not None:
+        elif (
+            local.phase is Phase.RUNNING
+            and (ended := local.find_successes_before(time.monotonic())) is not None
+        ):
             self.server.send(round_report(ReportKind.ENDED, self.round_number, ended=ended))
 
     def _because(self, cause: str) -> str:
@@ -330,15 +333,15 @@ class Agent:
                 self._stop(signal.SIGTERM, self._stop_s())
 
     def _pass_on(self, directive: Directive) -> None:
-        runs = self._local is not None and self._local.present and not self._local.stopping
+        runs = self._local is not None and self._local.has_processes and not self._local.is_stopping
         if runs or directive.kind is DirectiveKind.EXIT:
             for hook in self.parts.hooks:
                 hook.on_directive(directive)
 
     def _on_stopped(self) -> None:
         """Clean up once the workers have ended or their grace is over, then join again."""
-        if self._local is not None and self._local.stopped():
-            if (text := self._local.overstayed()) is not None:
+        if self._local is not None and self._local.has_stopped():
+            if (text := self._local.describe_overrun()) is not None:
                 self.log(f"round {self.round_number}: {text}")
             self._clear_workers()
         if self._ready_after_stop and not self._has_workers and not self._leaves:
@@ -357,23 +360,23 @@ class Agent:
 
     def _clear_workers(self, *, spare_detached: bool = False) -> None:
         """Clean up what is left of the round's processes."""
-        if self._local is None or not self._local.present:
+        if self._local is None or not self._local.has_processes:
             return
-        stuck, shown = self._local.clear(spare_detached=spare_detached, until=self.shutdown.kill_at)
+        stuck, shown = self._local.kill_remaining(spare_detached=spare_detached, until=self.shutdown.kill_at)
         self._orphans.note_stuck(stuck)
         if spare_detached:
-            self._orphans.spare()
+            self._orphans.spare_detached()
         if not shown:
             self.hangs = True
             self.log("console is blocked; continuing without waiting for the workers' output")
-        self.guardian.watch(())
+        self.guardian.set_sessions(())
 
     def _be_ready(self) -> None:
         self._ready_after_stop = False
         if self._local is not None:
-            self._local.forgo()
+            self._local.cancel_start()
         self._orphans.kill_spared()
-        if stuck := self._orphans.stuck():
+        if stuck := self._orphans.describe_stuck():
             # They may hold a GPU, a port or a checkpoint: the next round would fail here again, and again.
             self._leave_since(f"its processes cannot be killed: {stuck}")
             return
@@ -387,7 +390,7 @@ class Agent:
         Raises:
             AgentError: there is no free port.
         """
-        for result in self.health.take():
+        for result in self.health.take_results():
             for warning in result.warnings:
                 self._log_once(f"warning: {warning}")
             if result.fatal:
@@ -415,7 +418,7 @@ class Agent:
         except NetworkError as error:
             who = f"node '{self.identity.node_id}'"
             raise AgentError(f"{who} cannot offer a port for the next round: {error}") from None
-        self.server.ready(self._after_round, port, self._script_port.getsockname()[1], self._not_ready)
+        self.server.set_ready(self._after_round, port, self._script_port.getsockname()[1], self._not_ready)
 
     def _close_ports(self) -> None:
         self.handler.shutdown()
@@ -434,18 +437,18 @@ class Agent:
         """Have standbys made for the first round, as far as its workers are known."""
         standbys, predict = self.parts.standbys, self.starter.predict_programs
         if standbys and (programs := predict(self.launch.predict_command, self._environ())):
-            standbys.predict(programs)
+            standbys.start_predicted(programs)
 
     def _on_start(self, number: int, start: Start) -> None:
         if self._has_workers or number < self.round_number:
             return
         if number == self.round_number:
             if self._local is not None and not self._ready_after_stop:
-                self._local.start_again(start)
+                self._local.update_start(start)
                 self._start_workers()
             return
         self.round_number, self._done = number, False
-        self.server.offers(stopped="")
+        self.server.update_offer(stopped="")
         self.health.cancel()
         assignment = Assignment(
             group=self.identity.group,
@@ -463,7 +466,7 @@ class Agent:
         self._logged_cause = ""
         incarnation = self.identity.incarnation
         self._local = LocalRound(assignment, self.launch, self.starter, incarnation, self.parts)
-        self.log(f"round {number}: {self._local.place}")
+        self.log(f"round {number}: {self._local.description}")
         self._start_workers()
 
     def _start_workers(self) -> None:
@@ -477,11 +480,11 @@ class Agent:
             # Its frames have files open, and there may be no more to be had.
             traceback.clear_frames(error.__traceback__)
             # Nobody else knows what was started or taken before it.
-            self._orphans.kill_all(self.starter.unfinished())
+            self._orphans.kill_all(self.starter.take_failed_start_pids())
             if not isinstance(error, Exception):  # Ctrl-C, where --signals-to-handle leaves SIGINT out
                 raise
             self._clear_workers()
-            local.forgo()
+            local.cancel_start()
             failure = start_failure(error)  # it fails the round, not the agent
             self.log(f"round {self.round_number}: the workers could not be started: {failure.message}")
             self.server.send(round_report(ReportKind.FAILED, self.round_number, failure=failure))
@@ -493,10 +496,12 @@ class Agent:
             for note in local.assignment.notes:
                 self.log(note)
             local.assignment.notes.clear()
-        if local.present:
+        if local.has_processes:
             self._pids = local.pids
-            self.guardian.watch(self._pids)
-            self.server.send(round_report(ReportKind.STARTED, self.round_number, moved=self.parts.moved()))
+            self.guardian.set_sessions(self._pids)
+            self.server.send(
+                round_report(ReportKind.STARTED, self.round_number, moved=self.parts.progress_times())
+            )
 
     def _environ(self) -> dict[str, str]:
         return {

@@ -33,7 +33,7 @@ class ProgramDeaths(RoundHook):
         self._watched: dict[int, processes.Process] = {}  # by pidfd
         self._poller: select.epoll | None = None
 
-    def first_at(self) -> float | None:
+    def first_failure_at(self) -> float | None:
         """When the first process failed recently (monotonic seconds); None: none did."""
         since = time.monotonic() - RECENT_S
         return next((at for at in self._died_at if at >= since), None)
@@ -48,12 +48,12 @@ class ProgramDeaths(RoundHook):
     def due_at(self) -> float | None:
         return self._look_at
 
-    def look(self) -> None:
+    def on_wakeup(self) -> None:
         if self._poller is None:
             return
         for pidfd, _ in self._poller.poll(0):
             process = self._watched.pop(pidfd)
-            badly = processes.ended_badly(process.pid)
+            badly = processes.has_failed(process.pid)
             os.close(pidfd)
             if badly or (badly is None and process.parent == self._program):
                 self._died_at.append(time.monotonic())
@@ -61,7 +61,7 @@ class ProgramDeaths(RoundHook):
             return
         self._look_at = time.monotonic() + LOOK_S
         known = {self._program, *(process.pid for process in self._watched.values())}
-        for pid, process in processes.living().items():
+        for pid, process in processes.list_processes().items():
             if process.session == self._program and pid not in known:
                 try:
                     pidfd = os.pidfd_open(pid)

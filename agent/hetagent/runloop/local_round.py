@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from hetagent.errors import Starved
+from hetagent.errors import OutOfResourcesError
 from hetagent.launch.base import Assignment, Launch
 from hetagent.node import scratch
 from hetagent.node.network import host_port
@@ -104,19 +104,19 @@ class LocalRound:
         self._starter = starter
         self._incarnation = incarnation
         self._parts = parts
-        self._folder: scratch.Folder | None = None
+        self._folder: scratch.ScratchFolder | None = None
         self._workers: Workers | None = None  # until they are cleared away
         self._look_at = 0.0  # for workers that do not end (monotonic seconds)
         self._end: End | None = None  # from ENDING on
         self._stop: Stop | None = None  # under way, or put off while the program has time to end by itself
 
     @property
-    def present(self) -> bool:
+    def has_processes(self) -> bool:
         """Whether there are processes, dead or alive, that have not been cleared away."""
         return self._workers is not None
 
     @property
-    def stopping(self) -> bool:
+    def is_stopping(self) -> bool:
         """Whether the workers have been asked to stop, or to save before that."""
         return self.phase in (Phase.SAVING, Phase.STOPPING)
 
@@ -126,7 +126,7 @@ class LocalRound:
         return list(self._workers.pids.values()) if self._workers is not None else []
 
     @property
-    def place(self) -> str:
+    def description(self) -> str:
         """This node's place in the round, for the terminal."""
         start = self.assignment.start
         last = start.rank_offset + start.slots - 1
@@ -139,7 +139,7 @@ class LocalRound:
 
     def due_at(self) -> float | None:
         """When to look again even if nothing happens (monotonic seconds); None: no need."""
-        if not self.present:
+        if not self.has_processes:
             return None
         moments = [self._stop.kill_at] if self._stop is not None else []
         if self.phase is Phase.SAVING:
@@ -152,7 +152,7 @@ class LocalRound:
 
     # -- start -----------------------------------------------------------------------------------------------
 
-    def start_again(self, start: Start) -> None:
+    def update_start(self, start: Start) -> None:
         """Another `start` of this round: it brings what the launch could not do without."""
         is_news = start != self.assignment.start
         self.assignment.start = start
@@ -166,7 +166,7 @@ class LocalRound:
             environ: what every worker of this agent gets beside torchrun's environment.
 
         Raises:
-            Exception: they could not be started; some of them may be running. `forgo` follows.
+            Exception: they could not be started; some of them may be running. `cancel_start` follows.
         """
         command = self._launch.begin(self.assignment)
         if command is None:
@@ -174,12 +174,12 @@ class LocalRound:
             return
         chosen = self.assignment.start.snapshot
         if chosen is not None and self._parts.snapshots is None:  # its workers would begin from nothing
-            raise Starved(
+            raise OutOfResourcesError(
                 f"the round begins from the snapshot of step {chosen.step}, and this node keeps none: it has "
                 "--snapshot-memory off, or its agent has said at its start what is missing"
             )
         scratch.sweep(PREFIX)
-        self._folder = scratch.Folder(PREFIX)
+        self._folder = scratch.ScratchFolder(PREFIX)
         self.assignment.folder = self._folder.path
         for hook in self._parts.hooks:
             hook.prepare(self.assignment, command)
@@ -189,7 +189,7 @@ class LocalRound:
         claim = standbys.claim_standby if standbys is not None else None
         started = self._starter.start(self.assignment, command, environs, claim)
         self._workers = Workers(
-            started, self._incarnation, self._parts.kept_sessions, spawns=self._launch.one_per_node
+            started, self._incarnation, self._parts.persistent_sessions, spawns=self._launch.one_per_node
         )
         self.phase = Phase.RUNNING
         for hook in self._parts.hooks:
@@ -205,7 +205,7 @@ class LocalRound:
             made.update(hook.environ(local_rank))
         return {**made, **self._launch.environ(self.assignment, local_rank)}
 
-    def forgo(self) -> None:
+    def cancel_start(self) -> None:
         """Start nothing any more: the round is over, or could not be started here."""
         self._end_hooks()
         if self.phase in (Phase.HELD, Phase.WAITING):
@@ -213,11 +213,11 @@ class LocalRound:
 
     # -- end -------------------------------------------------------------------------------------------------
 
-    def end(self) -> End | None:
+    def take_end(self) -> End | None:
         """How the processes ended by themselves, once, as soon as it is due to be reported."""
         if self._workers is None:
             return None
-        ended = self._workers.collect()
+        ended = self._workers.take_exits()
         if self.phase is Phase.RUNNING:
             failed = [end for end in ended if not end.succeeded]
             self._note_end(self._workers, failed or self._lingering(self._workers))
@@ -235,17 +235,17 @@ class LocalRound:
         if now < self._look_at:
             return []
         self._look_at = now + LOOK_S
-        return [end for end in workers.raised() if now - end.seen_at >= LINGER_S]
+        return [end for end in workers.find_lingering() if now - end.seen_at >= LINGER_S]
 
-    def overtaken(self) -> Exit | None:
+    def find_lingering_failure(self) -> Exit | None:
         """A worker that an exception should have ended before the round was over elsewhere, and that still runs."""
         if self._workers is None or self.phase is not Phase.RUNNING:
             return None
         until = time.monotonic() - UNWIND_S
-        raised = [end for end in self._workers.raised() if end.seen_at <= until]
-        return self._workers.first(raised) if raised else None
+        raised = [end for end in self._workers.find_lingering() if end.seen_at <= until]
+        return self._workers.first_failure(raised) if raised else None
 
-    def ended_before(self, moment: float) -> EarlierExits | None:
+    def find_successes_before(self, moment: float) -> EarlierExits | None:
         """Workers that had ended with exit code 0 by a moment (monotonic seconds), while others ran; None: none had."""
         if self._workers is None or self._launch.one_per_node:
             return None
@@ -263,17 +263,17 @@ class LocalRound:
     def _note_end(self, workers: Workers, failed: Sequence[Exit]) -> None:
         """See whether one has failed, or all have ended."""
         notices = self._parts.notices
-        if not failed and (workers.running or (notices is not None and notices.holds_end())):
+        if not failed and (workers.running or (notices is not None and notices.is_end_awaited())):
             return
-        patience_s = self._launch.patience_s(self.assignment, failed=bool(failed))
-        failure = workers.first([*failed, *workers.raised()]) if failed else None
+        patience_s = self._launch.failure_report_delay_s(self.assignment, failed=bool(failed))
+        failure = workers.first_failure([*failed, *workers.find_lingering()]) if failed else None
         died_at = self._parts.first_death_at()
         if failure is not None and died_at is not None:
             failure = replace(failure, seen_at=min(failure.seen_at, died_at))
         self._end = End(failure, time.monotonic() + patience_s)
         self.phase = Phase.ENDING
 
-    def describe(self, failure: Exit, secrets: Collection[str] = ()) -> tuple[Failure, str]:
+    def describe_failure(self, failure: Exit, secrets: Collection[str] = ()) -> tuple[Failure, str]:
         """A worker's failure, for the server and in a line for the terminal.
 
         Args:
@@ -281,16 +281,16 @@ class LocalRound:
         """
         assert self._workers is not None
         rank = self.assignment.start.rank_offset + failure.local_rank
-        fields = self._workers.failure(failure, rank, secrets)
+        fields = self._workers.describe_failure(failure, rank, secrets)
         if self._launch.one_per_node:
             fields = replace(fields, local_rank=-1, rank=-1)
-        why = worker_failed(self.assignment.node_id, fields, self.ended_before(failure.seen_at))
+        why = worker_failed(self.assignment.node_id, fields, self.find_successes_before(failure.seen_at))
         return fields, why.message
 
     def abandon_reason(self) -> str:
         """Why this node should end its part of the round and join again; empty: it need not."""
         snapshots = self._parts.snapshots
-        if snapshots is None or not self.present or self.stopping:
+        if snapshots is None or not self.has_processes or self.is_stopping:
             return ""
         return snapshots.abandon_reason()
 
@@ -317,10 +317,10 @@ class LocalRound:
         if self._workers is None:
             return
         stop = Stop(signum, grace_s, time.monotonic() + grace_s)
-        if not self.stopping:
+        if not self.is_stopping:
             self._stop = stop
             if self._parts.snapshots is not None and grace_s > 0:
-                self._parts.snapshots.save(min(grace_s, SAVE_S))
+                self._parts.snapshots.have_workers_save(min(grace_s, SAVE_S))
             if self._saves_until() > time.monotonic():
                 self.phase = Phase.SAVING
             else:
@@ -332,7 +332,7 @@ class LocalRound:
         """Until when the stop waits for workers that save (monotonic seconds)."""
         assert self._stop is not None
         snapshots = self._parts.snapshots
-        saves_until = snapshots.saves_until() if snapshots is not None else None
+        saves_until = snapshots.saving_until() if snapshots is not None else None
         return min(saves_until or 0.0, self._stop.kill_at)
 
     def _send_stop(self) -> None:
@@ -341,33 +341,35 @@ class LocalRound:
         self.phase = Phase.STOPPING
         self._workers.send(self._stop.signum)
 
-    def stopped(self) -> bool:
+    def has_stopped(self) -> bool:
         """Whether the workers have ended since `stop`, or their grace is over."""
         if self._workers is None or self._stop is None:
             return False
-        if not self.stopping:  # it was put off
+        if not self.is_stopping:  # it was put off
             if time.monotonic() < self._stop.kill_at:
                 return False
             self.stop(self._stop.signum, self._stop.grace_s)
-        self._workers.collect()
+        self._workers.take_exits()
         if self.phase is Phase.SAVING:
             if self._workers.running and time.monotonic() < self._saves_until():
                 return False
             self._send_stop()
         return not self._workers.running or time.monotonic() >= self._stop.kill_at
 
-    def overstayed(self) -> str | None:
+    def describe_overrun(self) -> str | None:
         """What to say if workers are still running at the end of their grace."""
         if self._workers is None or self._stop is None or not self._workers.running:
             return None
         name, grace_s = signal.Signals(self._stop.signum).name, self._stop.grace_s
         return f"workers are still running {grace_s:g} s after {name}; killing them" if grace_s > 0 else None
 
-    def clear(self, *, spare_detached: bool = False, until: float | None = None) -> tuple[list[int], bool]:
-        """Kill and take away what is left of the processes; see `Workers.clear`."""
+    def kill_remaining(
+        self, *, spare_detached: bool = False, until: float | None = None
+    ) -> tuple[list[int], bool]:
+        """Kill and take away what is left of the processes; see `Workers.kill_remaining`."""
         assert self._workers is not None
         # If this fails, they are still ours to clear.
-        cleared = self._workers.clear(spare_detached=spare_detached, until=until)
+        cleared = self._workers.kill_remaining(spare_detached=spare_detached, until=until)
         self._end_hooks()
         self._workers = None
         self.phase = Phase.GONE

@@ -92,7 +92,11 @@ class Notices(RoundHook):
 
     def _send(self, signum: signal.Signals, workers: Workers) -> None:
         """Send a signal to the workers that handle it, and log which ones it would have killed."""
-        deaf = [local_rank for local_rank, pid in workers.alive.items() if not processes.handles(pid, signum)]
+        deaf = [
+            local_rank
+            for local_rank, pid in workers.alive.items()
+            if not processes.has_signal_handler(pid, signum)
+        ]
         for local_rank, pid in workers.alive.items():
             if local_rank not in deaf:
                 with contextlib.suppress(PermissionError):  # sudo in a worker; it has the file
@@ -116,7 +120,11 @@ class Notices(RoundHook):
             local_rank
             for local_rank in self._workers.pids
             if os.path.exists(self._folder / f"{local_rank}{ASKED}")
-            or (signum is not None and local_rank in alive and processes.handles(alive[local_rank], signum))
+            or (
+                signum is not None
+                and local_rank in alive
+                and processes.has_signal_handler(alive[local_rank], signum)
+            )
         }
 
     def _ready(self, local_rank: int) -> set[str]:
@@ -130,7 +138,7 @@ class Notices(RoundHook):
     def due_at(self) -> float | None:
         return None if self._until is None or self._all_ready else self._look_at
 
-    def look(self) -> None:
+    def on_wakeup(self) -> None:
         """Report, once, that all workers who are waited for may be stopped, or have ended well."""
         workers = self._workers
         if self._until is None or workers is None or self._all_ready:
@@ -142,12 +150,12 @@ class Notices(RoundHook):
             if len(answers) >= self._sharing or EVERYBODY in answers:
                 ready.add(local_rank)
         awaited = set(workers.pids) if self._notice_s > 0 else self._asking()
-        self._all_ready = ready >= awaited and (self.holds_end() or not awaited)
+        self._all_ready = ready >= awaited and (self.is_end_awaited() or not awaited)
         if self._all_ready:
             self._log(f"round {self._round}: the workers are ready to stop")
             self._server.send(round_report(ReportKind.READY_TO_STOP, self._round))
 
-    def holds_end(self) -> bool:
+    def is_end_awaited(self) -> bool:
         """Workers that have saved wait for the end of the round: the job is not done."""
         return self._workers is not None and any(map(self._ready, self._workers.pids))
 

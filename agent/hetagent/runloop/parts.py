@@ -57,10 +57,10 @@ class Parts:
         )
         return [hook for hook in every if hook is not None]
 
-    def kept_sessions(self) -> list[int]:
+    def persistent_sessions(self) -> list[int]:
         """The sessions of processes that outlive rounds, which nobody else ends; from any thread."""
         parts = (self.snapshots, self.preemption, self.standbys)
-        return [session for part in parts if part is not None for session in part.kept_sessions()]
+        return [session for part in parts if part is not None for session in part.persistent_sessions()]
 
     def static_env(self, given: Mapping[str, str]) -> dict[str, str]:
         """What every worker gets in every round.
@@ -82,13 +82,13 @@ class Parts:
             part is not None and part.supports_graceful_stop() for part in (self.notices, self.snapshots)
         )
 
-    def moved(self) -> ProgressTimes | None:
+    def progress_times(self) -> ProgressTimes | None:
         """When the workers of this node moved in the round, counted from now; None: nobody can tell."""
-        return self.monitor.moved() if self.monitor is not None else None
+        return self.monitor.progress_times() if self.monitor is not None else None
 
     def first_death_at(self) -> float | None:
         """When the first process died that this node's program has started (monotonic seconds); None: none has."""
-        return self.deaths.first_at() if self.deaths is not None else None
+        return self.deaths.first_failure_at() if self.deaths is not None else None
 
     def close(self) -> None:
         """The agent ends."""

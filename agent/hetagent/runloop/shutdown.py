@@ -77,7 +77,7 @@ class Shutdown:
 
     # -- what happens ------------------------------------------------------------------------------------------
 
-    def got(
+    def on_signal(
         self, signum: signal.Signals, activity: WorkerActivity, stop_s: float, now: float
     ) -> ShutdownAction:
         """The agent has got a signal.
@@ -94,10 +94,10 @@ class Shutdown:
         action = self._go(f"got {signum.name}", signum, activity, grace_s, stop_s, now)
         return action._replace(why=signum.name)
 
-    def preempted(
+    def on_preemption(
         self, notice: PreemptionNotice, activity: WorkerActivity, stop_s: float, now: float
     ) -> ShutdownAction:
-        """This machine is taken away, and the agent does not leave yet; see `got`."""
+        """This machine is taken away, and the agent does not leave yet; see `on_signal`."""
         self._announced, self.gone_at = notice
         grace_s = self._grace_s if self.gone_at is None else max(0.0, self.gone_at - now)
         action = self._go(self._announced, signal.SIGTERM, activity, grace_s, stop_s, now)
@@ -143,7 +143,7 @@ class Shutdown:
     # -- what follows ------------------------------------------------------------------------------------------
 
     @property
-    def announced(self) -> bool:
+    def is_planned(self) -> bool:
         """Whether nothing is wrong: the machine is taken away, or workers could save after a signal."""
         return (bool(self._announced) or self.gone_at is not None) and not self.hurried
 
@@ -156,22 +156,22 @@ class Shutdown:
         """How long workers have between SIGTERM and SIGKILL now (seconds), of what they are given otherwise."""
         return given_s if self.kill_at is None else min(given_s, max(0.0, self.kill_at - now))
 
-    def time_is_over(self, now: float) -> bool:
+    def must_stop_now(self, now: float) -> bool:
         """Whether the workers have to be stopped now, though they may not have saved; true once."""
         is_over = self.stop_at is not None and now >= self.stop_at
         if is_over:
             self.stop_at = None
         return is_over
 
-    def status(self, outcome: Directive | None, *, fixed: bool) -> int:
+    def exit_status(self, outcome: Directive | None, *, fixed: bool) -> int:
         """The exit status of this agent; see `statuses.status_of`."""
-        if self.announced and outcome is None:
+        if self.is_planned and outcome is None:
             return statuses.RESUME
-        if self.signum is not None and not self.announced:
+        if self.signum is not None and not self.is_planned:
             return statuses.SIGNAL + self.signum
         return statuses.status_of(outcome, fixed=fixed)
 
-    def goodbye(self, outcome: Directive | None) -> str:
+    def leave_reason(self, outcome: Directive | None) -> str:
         """Why this node has left, for the server."""
         if self.signum is not None:
             return f"its agent got {self.signum.name}"

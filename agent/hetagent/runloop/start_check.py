@@ -49,7 +49,7 @@ class StartCheck(RoundHook):
     def due_at(self) -> float | None:
         return self._due_at
 
-    def look(self) -> None:
+    def on_wakeup(self) -> None:
         """Report how many have met if that is not all, and once it is: they may only have been loading."""
         if self._assignment is None or self._due_at is None or time.monotonic() < self._due_at:
             return
@@ -62,16 +62,16 @@ class StartCheck(RoundHook):
         self._log(f"round {self._assignment.round}: {_described(met, world_size)}")
         self._server.send(round_report(ReportKind.STARTED, self._assignment.round, met=met))
 
-    def report(self) -> Mapping[str, Any]:
+    def report_fields(self) -> Mapping[str, Any]:
         """Fields of a report of success."""
         return {"met": self._met(), "must_meet": self._must_meet}
 
     def _met(self) -> int | None:
         """How many workers of all nodes have met; None: there is only one, or it is unknown."""
-        if self._workers is None or self._assignment is None or not self._launch.meets_in_store:
+        if self._workers is None or self._assignment is None or not self._launch.workers_join_store:
             return None
         world_size = self._assignment.start.world_size
-        met = self._launch.met(self._workers.started.met) if world_size > 1 else None
+        met = self._launch.count_met_workers(self._workers.started.met) if world_size > 1 else None
         return None if met is None else min(met, world_size)
 
     def end(self) -> None:

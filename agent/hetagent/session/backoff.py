@@ -45,7 +45,7 @@ class Backoff:
         self._away_since = self._noticed_at = 0.0
 
     @property
-    def ever_answered(self) -> bool:
+    def has_ever_answered(self) -> bool:
         """Whether any server has."""
         return self._answered_at is not None
 
@@ -54,7 +54,7 @@ class Backoff:
         if self._began_at is None:
             self._began_at = now
 
-    def answered(self, sent_at: float, next_number: int, max_disconnect_s: float, now: float) -> bool:
+    def on_answer(self, sent_at: float, next_number: int, max_disconnect_s: float, now: float) -> bool:
         """A server answered; returns whether it was away until now.
 
         The server's lease for us runs from when it read the request, so an answer that took long counts from half of
@@ -68,7 +68,7 @@ class Backoff:
         was_away, self.away = self.away, False
         return was_away
 
-    def is_old(self, request: Request) -> bool:
+    def is_superseded(self, request: Request) -> bool:
         """Whether a server has answered since the request was sent, so that its failure means nothing."""
         return request.number < self._fresh_from
 
@@ -90,7 +90,7 @@ class Backoff:
             return "unreachable", text + _first_contact_hint(error)
         return "refused", f"{text} (--connect-timeout-s)"
 
-    def failed(self, error: HetError, workers_until: float | None, now: float) -> str | None:
+    def on_failure(self, error: HetError, workers_until: float | None, now: float) -> str | None:
         """A request was not answered: pause before the next.
 
         Args:
@@ -111,7 +111,7 @@ class Backoff:
                 self.retry_at = min(self.retry_at, since + self._connect_timeout_s)
         return notice
 
-    def ends_at(self, max_disconnect_s: float) -> float | None:
+    def workers_stop_at(self, max_disconnect_s: float) -> float | None:
         """When workers are stopped unless a server answers before; None: none has ever answered."""
         return None if self._answered_at is None else self._answered_at + max_disconnect_s
 

@@ -80,13 +80,13 @@ class ServerConnection:
         """A descriptor that is readable while there are directives to take."""
         return self._waker.fileno()
 
-    def take(self) -> list[Directive]:
+    def take_directives(self) -> list[Directive]:
         """The directives that came since the last call, in order."""
         self._waker.clear()
         return [self._directives.popleft() for _ in range(len(self._directives))]
 
     @property
-    def broken(self) -> bool:
+    def has_crashed(self) -> bool:
         """Whether the thread broke: the server gets no more requests from this node."""
         return self._error is not None
 
@@ -96,7 +96,7 @@ class ServerConnection:
 
     # -- from the agent --------------------------------------------------------------------------------------
 
-    def offers(self, **fields: Any) -> None:
+    def update_offer(self, **fields: Any) -> None:
         """Change fields of what this node offers, from the next join on."""
 
         def change(now: float) -> None:
@@ -104,9 +104,9 @@ class ServerConnection:
 
         self._do(change)
 
-    def ready(self, after_round: int, port: int, script_port: int, not_ready: str = "") -> None:
-        """See `Session.ready`."""
-        self._do(lambda now: self._session.ready(after_round, port, script_port, now, not_ready))
+    def set_ready(self, after_round: int, port: int, script_port: int, not_ready: str = "") -> None:
+        """See `Session.set_ready`."""
+        self._do(lambda now: self._session.set_ready(after_round, port, script_port, now, not_ready))
 
     def change_readiness(self, not_ready: str) -> None:
         """See `Session.change_readiness`."""
@@ -139,7 +139,7 @@ class ServerConnection:
             future.cancel()
         return future
 
-    def watch(
+    def set_progress_source(
         self, sample: Callable[[], NodeProgress | None], on_question: Callable[[OutputQuery], None]
     ) -> None:
         """From now on, report how far the workers have come; see `Session`.
@@ -153,13 +153,13 @@ class ServerConnection:
         """See `Session.push_progress`."""
         self._do(lambda now: self._session.push_progress())
 
-    def on_member(self, changed: Callable[[bool], None]) -> None:
+    def on_membership_change(self, changed: Callable[[bool], None]) -> None:
         """Call it in the connection's thread whenever `Session.is_member` changes; before `start`."""
         self._on_member = changed
 
-    def leaving(self, why: str, grace_s: float | None = None) -> None:
-        """See `Session.leaving`."""
-        self._do(lambda now: self._session.leaving(why, now, grace_s))
+    def announce_leave(self, why: str, grace_s: float | None = None) -> None:
+        """See `Session.announce_leave`."""
+        self._do(lambda now: self._session.announce_leave(why, now, grace_s))
 
     def leave(
         self, why: str, timeout_s: float = LEAVE_S, is_hurried: Callable[[], bool] = lambda: False
@@ -241,7 +241,7 @@ class ServerConnection:
         self._log("".join(traceback.format_exception(error)).rstrip())
         what = f"{type(error).__name__}: {error}"
         self._session.give_up(f"the thread that talks to the server broke, which is a bug: {what}", "broken")
-        for directive in self._session.directives():
+        for directive in self._session.take_directives():
             self._hand(directive)
 
     def _hand(self, directive: Directive) -> None:
@@ -259,7 +259,7 @@ class ServerConnection:
                 self._pass_on(tasks)
                 if self._closing and self._session.finished:
                     break
-                wakeup = self._session.wakeup()
+                wakeup = self._session.next_wakeup()
                 timeout_s = None if wakeup is None else max(0.0, wakeup - time.monotonic())
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._kick.wait(), timeout_s)
@@ -273,14 +273,14 @@ class ServerConnection:
             answer = await request.send(client)
         except HetError as error:
             answer = error
-        self._session.received(request, answer, time.monotonic())
+        self._session.on_response(request, answer, time.monotonic())
         if isinstance(answer, Directive):
             self._log_notices()
             self._waits.update(answer, leaving=self._closing)
         self._kick.set()
 
     def _log_notices(self) -> None:
-        for notice in self._session.notices():
+        for notice in self._session.take_log_lines():
             self._log(notice)
 
     def _pass_on(self, tasks: asyncio.TaskGroup) -> None:
@@ -288,7 +288,7 @@ class ServerConnection:
             self._was_member = not self._was_member
             self._on_member(self._was_member)
         self._log_notices()
-        for directive in self._session.directives():
+        for directive in self._session.take_directives():
             if self._preflight is not None:
                 self._preflight.cancel()  # this one has overtaken that start
             start, own_id = directive.start, self._session.node_id
@@ -299,7 +299,7 @@ class ServerConnection:
 
     async def _reach(self, master: Member, start: Directive) -> None:
         """Hand a start to the agent once its master was reached, or report that it cannot be."""
-        reason = await preflight.reachable(master.address, master.port)
+        reason = await preflight.find_connect_error(master.address, master.port)
         if reason is None:
             self._reached_round = start.round
             self._hand(start)

@@ -14,7 +14,7 @@ from hetrdzv.protocol.settings import DEFAULTS
 from hetrdzv.protocol.states import DirectiveKind
 
 
-class Directives:
+class DirectiveFilter:
     """Filters the directives of one node for its agent.
 
     Args:
@@ -50,33 +50,33 @@ class Directives:
 
     @property
     def workers_may_run(self) -> bool:
-        """Whether a start was handed out and no `ready` has come since."""
+        """Whether a start was handed out and no `set_ready` has come since."""
         return self.newest_round > self.over_round
 
-    def take(self) -> list[Directive]:
+    def take_directives(self) -> list[Directive]:
         """The directives to obey since the last call, in order."""
         taken, self._out = list(self._out), deque()
         return taken
 
-    def is_late(self, number: int) -> bool:
+    def is_stale(self, number: int) -> bool:
         """Whether a reply to the request of this number no longer counts."""
         return number < self._counts_from
 
     # -- from the agent ----------------------------------------------------------------------------------------
 
-    def ready(self, after_round: int) -> None:
+    def on_ready(self, after_round: int) -> None:
         """All workers of `after_round` and before are gone."""
         self.over_round = self.newest_round = max(after_round, self.newest_round)
         self.stop_sent = False
         self._out = deque(directive for directive in self._out if directive.kind is DirectiveKind.EXIT)
 
-    def left(self) -> None:
+    def on_left(self) -> None:
         """All workers are gone, and none will be started any more."""
         self.over_round = self.newest_round
 
     # -- from the server ---------------------------------------------------------------------------------------
 
-    def received(
+    def on_directive(
         self,
         number: int,
         directive: Directive,
@@ -100,7 +100,7 @@ class Directives:
         running, kind = self.workers_may_run, directive.kind
         is_newer = directive.round > self.newest_round
         if self.exit_sent:
-            self.current = self.current if self.is_late(number) else directive
+            self.current = self.current if self.is_stale(number) else directive
             return False
         if kind is DirectiveKind.START and is_newer and out_of_touch:
             return False  # it took so long that the server may have given us up: the next poll tells
@@ -113,7 +113,7 @@ class Directives:
             )
             or (kind is DirectiveKind.WAIT and not running)
         )
-        if not is_newest and self.is_late(number):
+        if not is_newest and self.is_stale(number):
             return False
         self._counts_from, self.current = next_number, directive
         match kind:
@@ -123,7 +123,7 @@ class Directives:
                 why = (
                     f"round {directive.round} has formed, but round {self.newest_round} is still running here"
                 )
-                self.stop("forgotten", why)
+                self.order_stop("forgotten", why)
             case DirectiveKind.START if is_newer:
                 if not leaving:
                     self.newest_round, self.stop_sent = directive.round, False
@@ -143,7 +143,7 @@ class Directives:
                     self._hand(directive)  # what has come since the round's first start
             case _ if running:
                 why = f"the server no longer knows round {self.newest_round} (it says: {directive.why})"
-                self.stop("forgotten", why)
+                self.order_stop("forgotten", why)
             case _:
                 return True
         return False
@@ -160,13 +160,13 @@ class Directives:
 
     # -- on behalf of a server that does not answer ------------------------------------------------------------
 
-    def stop(self, code: str, why: str) -> None:
+    def order_stop(self, code: str, why: str) -> None:
         """Have the agent stop its workers."""
         if not self.stop_sent and not self.exit_sent:
             self.stop_sent = True
             self._hand(self._local(DirectiveKind.STOP, code, why))
 
-    def exit(self, code: str, why: str) -> None:
+    def order_exit(self, code: str, why: str) -> None:
         """Have the agent stop its workers and exit with 1."""
         self._exit(self._local(DirectiveKind.EXIT, code, why, exit_code=1))
 

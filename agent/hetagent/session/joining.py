@@ -22,7 +22,7 @@ MAY_PASS = ("spec_conflict", "node_id_in_use", "group_finishing")
 """Codes with which a server refuses joins that it may accept later."""
 
 
-class Joining:
+class JoinSchedule:
     """One node's joins.
 
     Args:
@@ -51,17 +51,17 @@ class Joining:
         """When to send a join that the agent has not asked for: never in a busy loop."""
         return max(now, self._sent_at + pause_s)
 
-    def sent(self, number: int, now: float) -> None:
+    def on_sent(self, number: int, now: float) -> None:
         """The one that is due is in flight, as request `number`."""
         self.number, self._sent_at = number, now
 
-    def accepted(self, body: JoinRequest) -> None:
+    def on_accepted(self, body: JoinRequest) -> None:
         """A server has accepted one."""
         self.ever, self._refused_with = True, ""
         if body == self.due:
             self.due = None
 
-    def refused(self, error: HetError, lease_s: float, now: float) -> str | None:
+    def on_refused(self, error: HetError, lease_s: float, now: float) -> str | None:
         """A server has refused one with a code of `MAY_PASS`; returns why not to try again, or None.
 
         Args:

@@ -13,7 +13,7 @@ ATTEMPT_S = 0.5
 connection only after a second."""
 
 
-async def reachable(address: str, port: int, timeout_s: float = 3.0) -> str | None:
+async def find_connect_error(address: str, port: int, timeout_s: float = 3.0) -> str | None:
     """Try TCP connections until one succeeds or the time is over.
 
     Args:

@@ -25,7 +25,7 @@ def is_final(error: HetError) -> bool:
     return isinstance(error, Problem) and 400 <= error.status < 500 and error.status not in (408, 429)
 
 
-def is_answer(error: HetError) -> bool:
+def is_server_answer(error: HetError) -> bool:
     """Whether a server that works has answered."""
     return isinstance(error, Problem) and error.status < 500
 

@@ -1,8 +1,8 @@
 """The node's side of the protocol, sans-I/O: events go in, requests and directives come out.
 
 No thread, no socket and no clock: the caller passes the time (`now`, monotonic seconds) and carries the requests, so
-that the agent and the simulation run the same code. After any input, and at `wakeup()`, ask for `requests`, then for
-`directives` and `notices`.
+that the agent and the simulation run the same code. After any input, and at `next_wakeup()`, ask for `requests`, then
+for `take_directives` and `take_log_lines`.
 """
 
 import random
@@ -12,9 +12,9 @@ from math import inf
 from typing import Any
 
 from hetagent.session.backoff import CONNECT_TIMEOUT_S, Backoff
-from hetagent.session.directives import Directives
-from hetagent.session.joining import MAY_PASS, Joining
-from hetagent.session.refusals import MISSING, STRANGERS, directive_of, is_answer, is_final
+from hetagent.session.directives import DirectiveFilter
+from hetagent.session.joining import MAY_PASS, JoinSchedule
+from hetagent.session.refusals import MISSING, STRANGERS, directive_of, is_final, is_server_answer
 from hetagent.session.requests import (
     REPORT,
     Answer,
@@ -66,7 +66,7 @@ class Session:
 
     Args:
         offer: what the node offers, with an incarnation that is new with every agent process; the session fills in what
-            each join has of its own. May be replaced before a `ready`.
+            each join has of its own. May be replaced before a `set_ready`.
         rng: for the jitter of pauses.
         connect_timeout_s: how long a first contact is attempted (seconds).
 
@@ -92,7 +92,7 @@ class Session:
         self.offer = offer
         self._backoff = Backoff(rng, connect_timeout_s)
         self._notices: list[str] = []
-        self._directives = Directives(offer.spec)
+        self._directives = DirectiveFilter(offer.spec)
         # what is to be sent, and what is on its way
         self._next_number = 1
         self.sample: Callable[[], NodeProgress | None] = lambda: None
@@ -103,7 +103,7 @@ class Session:
         self._poll_at = 0.0
         self._ports = (0, 0)
         self._not_ready = ""
-        self._joining = Joining(group, self._notices)
+        self._joining = JoinSchedule(group, self._notices)
         self._leaving = False
         self._goodbye: str | None = None
         self._goodbye_until = self._last_reports_until = inf
@@ -114,19 +114,21 @@ class Session:
 
     # -- inputs: from the agent ----------------------------------------------------------------------------
 
-    def ready(self, after_round: int, port: int, script_port: int, now: float, not_ready: str = "") -> None:
+    def set_ready(
+        self, after_round: int, port: int, script_port: int, now: float, not_ready: str = ""
+    ) -> None:
         """Join, or ready for the next round: all workers of `after_round` and before are gone.
 
         Args:
             not_ready: why this node takes part in no round yet; empty: it can.
         """
         self._ports, self._not_ready = (port, script_port), not_ready
-        self._directives.ready(after_round)
+        self._directives.on_ready(after_round)
         self._backoff.begin(now)
         self._join(now)
 
     def change_readiness(self, not_ready: str, now: float) -> None:
-        """`not_ready` has changed since `ready`; ignored if a round has begun meanwhile."""
+        """`not_ready` has changed since `set_ready`; ignored if a round has begun meanwhile."""
         if not self.workers_may_run and not_ready != self._not_ready:
             self._not_ready = not_ready
             self._join(now)
@@ -143,7 +145,7 @@ class Session:
         """Send the workers' progress at once, beside the open poll."""
         self._urgent_at = 0.0
 
-    def leaving(self, why: str, now: float, grace_s: float | None = None) -> None:
+    def announce_leave(self, why: str, now: float, grace_s: float | None = None) -> None:
         """This node is about to leave and will not join again.
 
         Args:
@@ -157,17 +159,17 @@ class Session:
     def leave(self, why: str, now: float, timeout_s: float = LEAVE_S) -> None:
         """The agent exits; its workers are gone."""
         self._leaving, self._joining.due = True, None
-        if not self._backoff.ever_answered:
+        if not self._backoff.has_ever_answered:
             timeout_s = min(timeout_s, HURRIED_LEAVE_S)
         self._goodbye, self._goodbye_until = why[:256], now + timeout_s
         self._last_reports_until = now + LAST_REPORTS_S
-        self._directives.left()
+        self._directives.on_left()
         self._backoff.retry_at = min(self._backoff.retry_at, now)
         self.finished = self.finished or not self._maybe_member
 
     # -- inputs: from the server ---------------------------------------------------------------------------
 
-    def received(self, request: Request, answer: Answer, now: float) -> None:
+    def on_response(self, request: Request, answer: Answer, now: float) -> None:
         """A request was answered, or failed; an answer to none in flight (a duplicate) is ignored."""
         what = next((key for key, (sent, _) in self._in_flight.items() if sent == request), None)
         if what is None:
@@ -182,7 +184,7 @@ class Session:
         match request:
             case Join():
                 self.is_member = self._maybe_member = True
-                self._joining.accepted(request.body)
+                self._joining.on_accepted(request.body)
             case SendReport():
                 self._settle(what, answer)
             case Leave():
@@ -199,7 +201,7 @@ class Session:
     # -- outputs -------------------------------------------------------------------------------------------
 
     def requests(self, now: float) -> list[Request]:
-        """The requests to send now; each is in flight until `received`."""
+        """The requests to send now; each is in flight until `on_response`."""
         self._pass_time(now)
         sent = []
         for what, due_at in self._due():
@@ -209,7 +211,7 @@ class Session:
                 sent.append(request)
         return sent
 
-    def wakeup(self) -> float | None:
+    def next_wakeup(self) -> float | None:
         """When to ask for `requests` again if nothing happens before; None: no need."""
         moments: list[float | None] = [max(at, self._backoff.retry_at) for _, at in self._due()]
         moments.append(self._disconnects_at())
@@ -217,11 +219,11 @@ class Session:
             moments.append(self._goodbye_until)
         return min((moment for moment in moments if moment is not None), default=None)
 
-    def directives(self) -> list[Directive]:
+    def take_directives(self) -> list[Directive]:
         """The directives that came since the last call, in order."""
-        return self._directives.take()
+        return self._directives.take_directives()
 
-    def notices(self) -> list[str]:
+    def take_log_lines(self) -> list[str]:
         """Lines to log since the last call."""
         taken = self._notices[:]
         self._notices.clear()
@@ -234,7 +236,7 @@ class Session:
 
     @property
     def workers_may_run(self) -> bool:
-        """Whether a start was handed out and no `ready` has come since."""
+        """Whether a start was handed out and no `set_ready` has come since."""
         return self._directives.workers_may_run
 
     # -- what is to be sent, and when ----------------------------------------------------------------------
@@ -291,7 +293,7 @@ class Session:
             return Leave(**head, incarnation=self.incarnation, reason=self._goodbye or "")
         if what == JOIN:
             assert self._joining.due is not None
-            self._joining.sent(head["number"], now)
+            self._joining.on_sent(head["number"], now)
             self._maybe_member = True
             return Join(**head, body=self._joining.due)
         after, wait_s, progress = None, 0.0, self.sample()
@@ -322,7 +324,7 @@ class Session:
         """When workers are to be stopped because no server answers (rule 8)."""
         if not self.workers_may_run or self._directives.stop_sent or self._directives.exit_sent:
             return None
-        return self._backoff.ends_at(self._directives.current.max_disconnect_s)
+        return self._backoff.workers_stop_at(self._directives.current.max_disconnect_s)
 
     def _pass_time(self, now: float) -> None:
         if now >= self._goodbye_until:
@@ -333,7 +335,7 @@ class Session:
             what = "accepted this agent" if refusal else "answered"
             for_s = self._directives.current.max_disconnect_s
             why = f"no server has {what} for {for_s:g} s (max_disconnect_s)"
-            self._directives.stop("disconnected", f"{why}: {refusal}" if refusal else why)
+            self._directives.order_stop("disconnected", f"{why}: {refusal}" if refusal else why)
 
     def _join(self, at: float) -> None:
         """Have a join sent, unless this node is about to leave."""
@@ -352,8 +354,8 @@ class Session:
     # -- directives ----------------------------------------------------------------------------------------
 
     def _take(self, number: int, directive: Directive, now: float) -> None:
-        ends_at = self._backoff.ends_at(self._directives.current.max_disconnect_s)
-        needs_join = self._directives.received(
+        ends_at = self._backoff.workers_stop_at(self._directives.current.max_disconnect_s)
+        needs_join = self._directives.on_directive(
             number,
             directive,
             next_number=self._next_number,
@@ -386,7 +388,7 @@ class Session:
             self.is_member = self._maybe_member = False
             self.finished = self.finished or self._goodbye is not None
         self.drop_reports()
-        self._directives.exit(code, why)
+        self._directives.order_exit(code, why)
         self._joining.due = None
 
     # -- failed requests -----------------------------------------------------------------------------------
@@ -417,12 +419,12 @@ class Session:
             case SendReport(), "invalid_request" | "body_too_large":
                 self._answered(sent_at, now)
                 self.give_up(f"the server rejects a report from this agent: {error}", gone=False)
-            case Leave(), code if is_answer(error) and code not in STRANGERS:
+            case Leave(), code if is_server_answer(error) and code not in STRANGERS:
                 self.finished = True
             case Join(), code if code in MAY_PASS:
                 self._answered(sent_at, now)
                 lease_s = self._directives.current.lease_s
-                if (why := self._joining.refused(error, lease_s, now)) is not None:
+                if (why := self._joining.on_refused(error, lease_s, now)) is not None:
                     self.give_up(why)
             case Join(), code if not self._joining.ever if code in STRANGERS else is_final(error):
                 self.give_up(str(error))
@@ -432,33 +434,35 @@ class Session:
     def _answered(self, sent_at: float, now: float) -> None:
         """A server answered."""
         for_s = self._directives.current.max_disconnect_s
-        if self._backoff.answered(sent_at, self._next_number, for_s, now):
+        if self._backoff.on_answer(sent_at, self._next_number, for_s, now):
             self._notices.append("the server is back")
 
     def _unanswered(self, request: Request, error: HetError, now: float) -> None:
         """No server answered; the request is repeated until one does."""
-        if self._backoff.is_old(request):
+        if self._backoff.is_superseded(request):
             return
         if (given_up := self._backoff.abandon_reason(error, now)) is not None:
             code, why = given_up
             self.give_up(why, code)
             return
         runs = self.workers_may_run and not self._directives.stop_sent
-        workers_until = self._backoff.ends_at(self._directives.current.max_disconnect_s) if runs else None
-        if (notice := self._backoff.failed(error, workers_until, now)) is not None:
+        workers_until = (
+            self._backoff.workers_stop_at(self._directives.current.max_disconnect_s) if runs else None
+        )
+        if (notice := self._backoff.on_failure(error, workers_until, now)) is not None:
             self._notices.append(notice)
 
     def _forgotten(self, request: Request, sent_at: float, error: HetError, now: float) -> None:
         """The server no longer has this node, nor the round that it may be in."""
         self._answered(sent_at, now)
-        if self._directives.is_late(request.number):
+        if self._directives.is_stale(request.number):
             return
         self.is_member = self._maybe_member = False
         self.drop_reports()
         if self._goodbye is not None:
             self.finished = True
         elif self.workers_may_run:
-            self._directives.stop("forgotten", f"the server has forgotten this node: {error}")
+            self._directives.order_stop("forgotten", f"the server has forgotten this node: {error}")
         elif not self._leaving and self._joining.due is None:
             self._notices.append(f"the server has forgotten this node, joining again: {error}")
             self._join(self._joining.next_at(now))

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hetagent.snapshots.errors import SnapshotError
-from hetagent.snapshots.folder import FOLDER, Folder
-from hetagent.snapshots.on_disk import require_own
+from hetagent.snapshots.folder import FOLDER, SnapshotFiles
+from hetagent.snapshots.on_disk import require_private
 
 if TYPE_CHECKING:
-    from hetagent.snapshots.copying import Who
+    from hetagent.snapshots.copying import WorkerRank
     from hetagent.snapshots.script import Snapshots
 
 __all__ = ["SnapshotError", "open", "save_now"]
@@ -70,31 +70,31 @@ def open(  # noqa: A001 - as in `snapshots.open`
                 "ranks are on other machines, and this worker has no agent of hetrdzv",
                 file=sys.stderr,
             )
-    folder = Folder(Path(where)) if where is not None else None
+    folder = SnapshotFiles(Path(where)) if where is not None else None
     if folder is not None and not told:
-        require_own(folder.path)
+        require_private(folder.path)
     snaps = Snapshots(folder, State(state, per_rank or {}), who, has_agent=bool(told))
     _opened.append(snaps)
     return snaps
 
 
-def _who() -> "Who":
+def _who() -> "WorkerRank":
     """Which worker this is: as torch.distributed knows it, or before that begins, as the environment says.
 
     Raises:
         SnapshotError: neither does.
     """
-    from hetagent.snapshots.copying import Who
+    from hetagent.snapshots.copying import WorkerRank
 
     local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     dist = sys.modules.get("torch.distributed")
     if dist is not None and dist.is_available() and dist.is_initialized():
-        return Who(dist.get_rank(), dist.get_world_size(), local)
+        return WorkerRank(dist.get_rank(), dist.get_world_size(), local)
     if FOLDER in os.environ and "RANK" not in os.environ:
         raise SnapshotError(
             "nothing says which rank this worker is (RANK is not set): open snapshots after init_process_group"
         )
-    return Who(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")), local)
+    return WorkerRank(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")), local)
 
 
 def save_now(*, ends: bool = False) -> None:

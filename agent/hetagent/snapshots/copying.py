@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from xxhash import xxh3_64_hexdigest
 
 from hetagent.snapshots.devices import ON_HOST, Copies, Devices
-from hetagent.snapshots.errors import Overtaken, SnapshotError
+from hetagent.snapshots.errors import SnapshotError, SnapshotSuperseded
 from hetagent.snapshots.folder import (
     INDEX,
     LOCK,
@@ -24,23 +24,23 @@ from hetagent.snapshots.folder import (
     REPLICATED_SLOTS,
     SHARED,
     SLOTS,
-    Folder,
+    FileDigest,
     Index,
-    Place,
     Slot,
-    Stamp,
-    Sum,
-    put,
+    SnapshotFiles,
+    SnapshotId,
+    TensorLocation,
+    write_atomic,
     write_lock,
 )
-from hetagent.snapshots.memory import Mapped, laid_out, place_of, view
+from hetagent.snapshots.memory import MappedFile, assign_offsets, locate_tensor, view_as_tensor
 from hetagent.snapshots.state import State
 
 MOST_PEERS = 15
 """For how many ranks one stands in at most: a node can tell its server of 2,048 parts."""
 
 
-class Who(NamedTuple):
+class WorkerRank(NamedTuple):
     """Which worker this is."""
 
     rank: int
@@ -48,7 +48,7 @@ class Who(NamedTuple):
     local_world_size: int
 
 
-class Half(NamedTuple):
+class SmallState(NamedTuple):
     """Buffers and values of one step; on a device what is there, since a copy to the host would wait for it."""
 
     step: int
@@ -61,7 +61,7 @@ class Copy:
     """What is being copied for a snapshot."""
 
     index: Index  # of this worker's part, without its files
-    copied: Mapping[str, Mapped]  # these
+    copied: Mapping[str, MappedFile]  # these
     small: tuple[Mapping[str, Tensor], bytes]  # buffers and values, which go to `RANK.small`
     copies: Copies
     slot: Slot
@@ -82,14 +82,14 @@ class Copy:
         file = BytesIO()
         torch.save(self.small, file)
         small, slot = file.getbuffer(), self.slot.path
-        files = {name: memory.sum() for name, memory in self.copied.items()}
-        files[self.index.small] = Sum(small.nbytes, xxh3_64_hexdigest(small))
+        files = {name: memory.digest() for name, memory in self.copied.items()}
+        files[self.index.small_file] = FileDigest(small.nbytes, xxh3_64_hexdigest(small))
         index = replace(self.index, files=files)
-        (slot / index.small).write_bytes(small)
-        put(slot / INDEX.format(index.rank), index.written())
+        (slot / index.small_file).write_bytes(small)
+        write_atomic(slot / INDEX.format(index.rank), index.to_json())
         for peer in self.peers:
             beside = slot / f"{peer}.json.{index.rank}"
-            beside.write_bytes(replace(index, rank=peer).written())
+            beside.write_bytes(replace(index, rank=peer).to_json())
             with contextlib.suppress(FileExistsError):
                 os.link(beside, slot / INDEX.format(peer))
             beside.unlink()
@@ -99,7 +99,7 @@ class Copy:
 class Copier:
     """Copies the state of one worker."""
 
-    def __init__(self, folder: Folder, state: State, who: Who) -> None:
+    def __init__(self, folder: SnapshotFiles, state: State, who: WorkerRank) -> None:
         self._folder = folder
         self._state = state
         self._who = who
@@ -108,8 +108,8 @@ class Copier:
         self._shared = False  # there is something that all ranks have alike
         self._peers: Sequence[int] = ()  # the ranks that have the same shards
         self._count = 0  # for how many parameters optimizers had something
-        self._halves: deque[Half] = deque(maxlen=2)  # devices may be a step behind the script
-        self._mapped: dict[tuple[Path, str], Mapped] = {}  # files of slots
+        self._halves: deque[SmallState] = deque(maxlen=2)  # devices may be a step behind the script
+        self._mapped: dict[tuple[Path, str], MappedFile] = {}  # files of slots
 
     # -- made beforehand -----------------------------------------------------------------------------------------
 
@@ -117,7 +117,7 @@ class Copier:
         """Look at the state, once optimizers have theirs; the sizes of this worker's files of a slot (bytes)."""
         self.devices = self._state.devices()
         parts = self._parts().items()
-        return {name: laid_out((place for place, _ in part), name)[1] for name, part in parts}
+        return {name: assign_offsets((place for place, _ in part), name)[1] for name, part in parts}
 
     def make_slots(self, sizes: Mapping[str, int]) -> None:
         """Have the memory of all slots, so that no snapshot has to wait for that.
@@ -128,7 +128,7 @@ class Copier:
         held = here if self._who.world_size == here else 2 * here  # those of another node, too
         count = SLOTS if self.sharded else REPLICATED_SLOTS
         needs = count * sum(size * (1 if name == SHARED else held) for name, size in sizes.items())
-        allowed = self._folder.control().memory
+        allowed = self._folder.read_control().memory
         try:
             if allowed is not None and needs > allowed:
                 raise SnapshotError(
@@ -138,8 +138,8 @@ class Copier:
                 )
             for path in self._folder.directories[:count]:
                 for name, size in sizes.items():
-                    self._mapped[path, name] = made = Mapped(path / name, size)
-                    if self.devices.pins:
+                    self._mapped[path, name] = made = MappedFile(path / name, size)
+                    if self.devices.needs_pinned_memory:
                         made.pin()
         except (OSError, RuntimeError):  # others need the memory of slots that hold nothing
             used = {slot.directory for slot in self._folder.slots().values()}
@@ -161,36 +161,38 @@ class Copier:
         except (pickle.PicklingError, TypeError, AttributeError) as error:
             raise SnapshotError(f"a value of the state cannot be saved: {error}") from None
 
-    def keep(self, step: int, values: bytes) -> None:
+    def keep_small_state(self, step: int, values: bytes) -> None:
         """Keep what belongs to every step."""
-        if self.devices and self._state.count() != self._count:
-            self._watch(self._state.large())
-        small = self._state.small().items()
-        self._halves.append(Half(step, {name: tensor.detach().clone() for name, tensor in small}, values))
+        if self.devices and self._state.count_optimized() != self._count:
+            self._watch(self._state.optimized_tensors())
+        small = self._state.other_tensors().items()
+        self._halves.append(
+            SmallState(step, {name: tensor.detach().clone() for name, tensor in small}, values)
+        )
 
     def _watch(self, large: Mapping[str, Tensor]) -> None:
-        self._count = self._state.count()
-        self.devices.watch(large)
+        self._count = self._state.count_optimized()
+        self.devices.watch_tensors(large)
 
     # -- for a snapshot ------------------------------------------------------------------------------------------
 
-    def _parts(self, step: int | None = None) -> dict[str, list[tuple[Place, Tensor]]]:
+    def _parts(self, step: int | None = None) -> dict[str, list[tuple[TensorLocation, Tensor]]]:
         """The tensors of each file, in the order of their names: what all ranks have alike, this rank's parts.
 
-        They are as devices have them after a `step`, or as the script has left them; see `Devices.then`.
+        They are as devices have them after a `step`, or as the script has left them; see `Devices.tensors_of_step`.
         """
-        large = self._state.large()
+        large = self._state.optimized_tensors()
         if step is None:
             self._watch(large)
         else:
-            large = self.devices.then(step, large)
+            large = self.devices.tensors_of_step(step, large)
         replicated, own, peers = [], [], []
         for name, tensor in large.items():
             if not isinstance(tensor, DTensor):
-                replicated.append((place_of(name, tensor), tensor))
+                replicated.append((locate_tensor(name, tensor), tensor))
                 continue
             [chunk], local = tensor.__create_chunk_list__(), tensor.to_local()
-            part = place_of(name, local, tensor.shape, chunk.offsets), local
+            part = locate_tensor(name, local, tensor.shape, chunk.offsets), local
             if holders := _holders(tensor):
                 peers.append(holders)
                 own.append(part)
@@ -203,33 +205,33 @@ class Copier:
         self._peers = sorted(same, key=lambda peer: (peer - rank) % world_size)[:MOST_PEERS]
         return {name: parts for name, parts in files.items() if parts}
 
-    def has_replicated(self, stamp: Stamp) -> bool:
+    def has_replicated(self, stamp: SnapshotId) -> bool:
         """Whether the workers of this node have written that they have all that ranks have alike."""
         slot = self._folder.slots().get(stamp)
-        return slot is not None and any(index.has_replicated for index in slot.read().values())
+        return slot is not None and any(index.has_replicated for index in slot.read_indexes().values())
 
-    def copied(self, stamp: Stamp, *, now: bool, to_disk: bool = False) -> Copy:
+    def begin_copy(self, stamp: SnapshotId, *, now: bool, to_disk: bool = False) -> Copy:
         """Copy all that is to be copied by this worker, or have devices begin to.
 
         `now`: the round ends, and devices have that state. So wait until another worker of this node has copied what
         all have alike; if it dies, that is this worker's. Overtaken, FileNotFoundError: it has no slot.
         """
         parts = self._parts(stamp.step if now else None)
-        slot = self._folder.begin(stamp, sharded=self.sharded, to_disk=to_disk, due=not now)
+        slot = self._folder.claim_slot(stamp, sharded=self.sharded, to_disk=to_disk, due=not now)
         lock = self._shared_lock(slot, wait=now)
         if lock is None:
             parts.pop(SHARED, None)
         self._retract(slot)
-        copies = self.devices.copies(now=now)
+        copies = self.devices.start_copies(now=now)
         copied, tensors = {}, []
-        with copies.begun():
+        with copies.use_streams():
             small = self._small(stamp.step, copies)
             for name, part in parts.items():
-                laid, size = laid_out((place for place, _ in part), name)
+                laid, size = assign_offsets((place for place, _ in part), name)
                 copied[name] = mapped = self._file(slot, name, size)
-                mapped.lay_out(laid)
+                mapped.write_headers(laid)
                 for place, (_, tensor) in zip(laid, part, strict=True):
-                    copies.copy(tensor, view(mapped.memory, place))
+                    copies.copy(tensor, view_as_tensor(mapped.memory, place))
                     aliases = self._state.aliases.get(place.name, ())
                     tensors += [place, *(place._replace(name=alias) for alias in aliases)]
         index = Index(
@@ -246,7 +248,7 @@ class Copier:
     def _retract(self, slot: Slot) -> None:
         """It is copied again: files that are about to be overwritten are no part of it."""
         if (slot.path / INDEX.format(self._who.rank)).exists():
-            for rank, index in slot.read().items():
+            for rank, index in slot.read_indexes().items():
                 if index.writer == self._who.rank:
                     (slot.path / INDEX.format(rank)).unlink(missing_ok=True)
 
@@ -264,7 +266,7 @@ class Copier:
         """Buffers and values of a step, once the copies are made."""
         half = next((half for half in self._halves if half.step == step), None)
         if half is None:
-            raise Overtaken(f"the values of step {step} are no longer there")
+            raise SnapshotSuperseded(f"the values of step {step} are no longer there")
         buffers = {}
         for name, tensor in half.tensors.items():
             pins = tensor.device.type not in ON_HOST
@@ -272,13 +274,13 @@ class Copier:
             copies.copy(tensor, buffers[name])
         return buffers, half.values
 
-    def _file(self, slot: Slot, name: str, size: int) -> Mapped:
+    def _file(self, slot: Slot, name: str, size: int) -> MappedFile:
         """A file of a slot that is given to the snapshot that is about to be copied."""
         key = slot.directory, name
         known = self._mapped.get(key)
-        if known is None or known.size != size or not known.is_there():
-            self._mapped[key] = known = Mapped(slot.directory / name, size)
-            known.is_there()
+        if known is None or known.size != size or not known.is_intact():
+            self._mapped[key] = known = MappedFile(slot.directory / name, size)
+            known.is_intact()
         return known
 
 

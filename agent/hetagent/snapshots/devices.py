@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from hetagent.snapshots.errors import Overtaken
+from hetagent.snapshots.errors import SnapshotSuperseded
 
 ON_HOST = ("cpu", "meta")
 """Types of devices that do at once what they are told."""
@@ -23,7 +23,7 @@ FEW = 1 << 20
 """Tensors on the CPU, such as AdamW's counters, are kept at every step if all together are so small (bytes)."""
 
 
-class Watched:
+class WatchedTensors:
     """The tensors of a state, to tell later whether they still are the same."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
@@ -35,11 +35,11 @@ class Watched:
         size = sum(tensor.nbytes for group in groups.values() for tensor in group.values())
         self._on_host = list(groups.values()) if size <= FEW else []
 
-    def kept(self) -> list[Tensor]:
+    def copy_cpu_tensors(self) -> list[Tensor]:
         """Copies of what is on the CPU, where optimizers change it at once while devices are behind."""
         return [torch.stack(list(group.values())) for group in self._on_host]
 
-    def then(self, kept: Sequence[Tensor], now: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def restore(self, kept: Sequence[Tensor], now: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The tensors as they were when that was kept; Overtaken: one is another one now, or was not kept."""
         groups = zip(self._on_host, kept, strict=True)
         found = {name: value for group, values in groups for name, value in zip(group, values, strict=True)}
@@ -47,19 +47,19 @@ class Watched:
             tensor = now.get(name)
             is_same = tensor is not None and tensor is known() and _address(tensor) == address
             if tensor is None or not is_same or (tensor.device.type in ON_HOST and name not in found):
-                raise Overtaken(f"'{name}' was changed on the CPU, or made anew")
+                raise SnapshotSuperseded(f"'{name}' was changed on the CPU, or made anew")
             found.setdefault(name, tensor)
         return dict(sorted(found.items()))
 
 
 @dataclass
-class Mark:
+class StepMark:
     """A step, with events on each device."""
 
     step: int
     ended: Sequence[torch.Event]
     changes: Sequence[torch.Event] | None = None  # the first of parameters after it; None: none was told
-    watched: Watched | None = None  # the tensors that there were then, and what was kept of them
+    watched: WatchedTensors | None = None  # the tensors that there were then, and what was kept of them
     kept: Sequence[Tensor] = ()
 
     def has_ended(self) -> bool:
@@ -80,59 +80,59 @@ class Devices:
         found = {tensor.device for tensor in tensors if tensor.device.type not in ON_HOST}
         self._devices = sorted(found, key=str)
         self._streams = [[torch.Stream(device) for device in self._devices] for _ in range(2)]
-        self._marks: deque[Mark] = deque(maxlen=2)  # a script is no further ahead
+        self._marks: deque[StepMark] = deque(maxlen=2)  # a script is no further ahead
         self._copies: Copies | None = None
-        self._watched = Watched({})
+        self._watched = WatchedTensors({})
         self.captured = False  # by a CUDA graph: from then on an optimizer tells nobody
 
     def __bool__(self) -> bool:
         return bool(self._devices)
 
     @property
-    def pins(self) -> bool:
+    def needs_pinned_memory(self) -> bool:
         """Whether memory is to be pinned for them."""
         return any(device.type == "cuda" for device in self._devices)
 
     # -- the script's side ---------------------------------------------------------------------------------------
 
-    def keep_up(self) -> None:
+    def wait_for_last_step(self) -> None:
         """Wait until devices have ended the step that was told last: while they are in the next one, they have work."""
         if self._marks:
             for event in self._marks[-1].ended:
                 event.synchronize()
 
-    def ended(self, step: int) -> None:
+    def on_step_end(self, step: int) -> None:
         """The script has told all of a step."""
-        self._marks.append(Mark(step, self._now()))
+        self._marks.append(StepMark(step, self._now()))
 
-    def changing(self) -> None:
+    def on_change_begin(self) -> None:
         """The script is about to tell the first change of parameters after a step."""
         is_capturing = any(_is_capturing(device) for device in self._devices)
         if self._copies is not None:
             if is_capturing:
                 self._copies.wait()
             else:
-                self._copies.come_first()
+                self._copies.block_current_streams()
             self._copies = None
         if is_capturing:
             self.captured = True
-            self.forget()
+            self.forget_steps()
         elif self._marks and self._marks[-1].changes is None:
-            kept, changes = self._watched.kept(), self._now()
+            kept, changes = self._watched.copy_cpu_tensors(), self._now()
             for mark in self._marks:
                 if mark.changes is None:  # the steps after it have changed nothing
                     mark.watched, mark.kept, mark.changes = self._watched, kept, changes
 
-    def forget(self) -> None:
+    def forget_steps(self) -> None:
         """Nobody knows what was changed when."""
         self._marks.clear()
 
-    def watch(self, tensors: Mapping[str, Tensor]) -> None:
+    def watch_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """These are the tensors from now on."""
         if self._devices:
-            self._watched = Watched(tensors)
+            self._watched = WatchedTensors(tensors)
 
-    def enter(self) -> None:
+    def set_current_device(self) -> None:
         """This thread works for them: else it would have the first of all devices, and take memory there."""
         for device in self._devices[:1]:
             torch.get_device_module(device).set_device(device.index)
@@ -146,32 +146,32 @@ class Devices:
     # -- what is there -------------------------------------------------------------------------------------------
 
     @property
-    def newest(self) -> int | None:
+    def last_step(self) -> int | None:
         """The step that was told last; None: none, or it is not known."""
         return self._marks[-1].step if self._marks else None
 
-    def has(self) -> int | None:
+    def current_step(self) -> int | None:
         """Of which step devices have the state now; None: they are changing it, or it is not known."""
         mark = next((mark for mark in reversed(self._marks) if mark.has_ended()), None)
         return mark.step if mark is not None and mark.is_unchanged() else None
 
-    def still(self, step: int) -> bool:
+    def is_at_step(self, step: int) -> bool:
         """Whether devices have that state: no change after it has begun."""
         return any(mark.step == step and mark.is_unchanged() for mark in self._marks)
 
-    def then(self, step: int, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors of a step that devices have, while the script may be ahead; see `Watched.then`."""
+    def tensors_of_step(self, step: int, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors of a step that devices have, while the script may be ahead; see `WatchedTensors.restore`."""
         for mark in self._marks:
             if mark.step == step and mark.watched is not None:
-                return mark.watched.then(mark.kept, tensors)
+                return mark.watched.restore(mark.kept, tensors)
         return tensors
 
-    def copies(self, *, now: bool) -> "Copies":
+    def start_copies(self, *, now: bool) -> "Copies":
         """Copies of what devices have `now` after a step, or will have before they change it."""
         copies = Copies(self._streams[now])
         if not now and self._marks:
             self._copies = copies
-            copies.come_after(self._marks[-1].ended)
+            copies.wait_for_events(self._marks[-1].ended)
         return copies
 
 
@@ -183,13 +183,13 @@ class Copies:
         self._sources: list[Tensor] = []  # their memory is not given to others until they are copied
 
     def copy(self, source: Tensor, into: Tensor) -> None:
-        """Copy a tensor, or begin to; within `begun`."""
+        """Copy a tensor, or begin to; within `use_streams`."""
         if source.device.type not in ON_HOST:
             self._sources.append(source)
         into.copy_(source.detach(), non_blocking=True)
 
     @contextmanager
-    def begun(self) -> Iterator[None]:
+    def use_streams(self) -> Iterator[None]:
         """What devices are told meanwhile is for the streams of these copies."""
         if not self._streams:
             yield
@@ -206,12 +206,12 @@ class Copies:
                 torch.accelerator.set_stream(stream)
             device.set_device(index)
 
-    def come_after(self, events: Sequence[torch.Event]) -> None:
+    def wait_for_events(self, events: Sequence[torch.Event]) -> None:
         """They wait for what devices were told."""
         for stream, event in zip(self._streams, events, strict=True):
             stream.wait_event(event)
 
-    def come_first(self) -> None:
+    def block_current_streams(self) -> None:
         """What the script tells devices next waits for them."""
         for stream in self._streams:
             torch.accelerator.current_stream(stream.device).wait_event(stream.record_event())

@@ -5,5 +5,5 @@ class SnapshotError(RuntimeError):
     """A snapshot cannot be taken or loaded; the text says why, and what to do."""
 
 
-class Overtaken(SnapshotError):
+class SnapshotSuperseded(SnapshotError):
     """Its slot was needed for a newer snapshot before this one was complete; nothing is wrong."""

@@ -20,7 +20,7 @@ from typing import IO, Any, NamedTuple
 
 from xxhash import xxh3_64_hexdigest
 
-from hetagent.snapshots.errors import Overtaken
+from hetagent.snapshots.errors import SnapshotSuperseded
 
 FOLDER = "HET_SNAPSHOTS"
 """The variable that names the agent's folder."""
@@ -48,7 +48,7 @@ ALIGNED = 64
 """Where tensors begin in a file: at multiples of so many bytes."""
 
 
-class Stamp(NamedTuple):
+class SnapshotId(NamedTuple):
     """Which snapshot: the state after a step, as the workers of a round had it. The newest of a job is the largest."""
 
     round: int
@@ -61,26 +61,26 @@ class Stamp(NamedTuple):
         return f"{self.round}-{self.step}"
 
     @classmethod
-    def of(cls, name: str) -> "Stamp | None":
+    def parse(cls, name: str) -> "SnapshotId | None":
         """That of a link; None: it is of something else."""
         match = re.fullmatch(r"(\d{1,15})-(\d{1,15})", name, re.ASCII)
         return cls(int(match[1]), int(match[2])) if match is not None else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Control:
+class AgentControl:
     """What the agent tells its workers while a round runs."""
 
     round: int = 0  # 0: without an agent
     ranks: tuple[int, ...] = ()  # of this node; empty: without an agent
-    safe: Stamp | None = None  # the newest that outlives any node, as far as is known
-    retained: tuple[Stamp, ...] = ()  # not to be overwritten, the one that matters most first
+    safe: SnapshotId | None = None  # the newest that outlives any node, as far as is known
+    retained: tuple[SnapshotId, ...] = ()  # not to be overwritten, the one that matters most first
     every_s: float = EVERY_S
     memory: int | None = None  # bytes that all slots together may have
     to_disk: bool = False  # the next one is wanted on disk
 
 
-class Place(NamedTuple):
+class TensorLocation(NamedTuple):
     """Where a tensor, or a rank's part of one, lies in a file of a slot."""
 
     name: str
@@ -94,7 +94,7 @@ class Place(NamedTuple):
     at: int = 0
 
 
-class Sum(NamedTuple):
+class FileDigest(NamedTuple):
     """Size and digest of a file, as it was written."""
 
     bytes: int
@@ -105,18 +105,18 @@ class Sum(NamedTuple):
 class Index:
     """A rank's part of a snapshot."""
 
-    stamp: Stamp
+    stamp: SnapshotId
     rank: int
     writer: int  # another rank, which has the same shards: it stands in, since this one may be dead
     world_size: int
     sharded: bool  # ranks have parts of tensors
     shared: bool  # some tensors are the same on all ranks: in `shared.bin`, whoever has copied them
-    files: Mapping[str, Sum] = field(default_factory=dict)  # those that the writer has written
-    tensors: tuple[Place, ...] = ()  # in these
+    files: Mapping[str, FileDigest] = field(default_factory=dict)  # those that the writer has written
+    tensors: tuple[TensorLocation, ...] = ()  # in these
     digest: str = field(default="", compare=False)  # of its file
 
     @property
-    def small(self) -> str:
+    def small_file(self) -> str:
         """The file with buffers and values."""
         return SMALL.format(self.writer)
 
@@ -125,25 +125,25 @@ class Index:
         """Whether this worker has written all that ranks have alike."""
         return not self.shared or SHARED in self.files
 
-    def written(self) -> bytes:
+    def to_json(self) -> bytes:
         """As it is in its file."""
         told = {name: getattr(self, name) for name in self.__slots__ if name != "digest"}
         return json.dumps({"v": VERSION, **told}).encode()
 
     @classmethod
-    def read(cls, text: bytes) -> "Index":
+    def from_json(cls, text: bytes) -> "Index":
         """From its file; ValueError: it is none, or of a version that is not known."""
         try:
             told = json.loads(text)
             if (version := told.pop("v", None)) != VERSION:
                 raise ValueError(f"it is of version {version!r:.20}: install the same hetrdzv everywhere")
             number, step, *_ = told["stamp"]
-            told["stamp"] = Stamp(int(number), int(step))
+            told["stamp"] = SnapshotId(int(number), int(step))
             told["files"] = {
-                str(name): Sum(int(size), str(what)) for name, (size, what) in told["files"].items()
+                str(name): FileDigest(int(size), str(what)) for name, (size, what) in told["files"].items()
             }
             places: Any = (map(_frozen, place) for place in told["tensors"])
-            told["tensors"] = tuple(Place(*place) for place in places)
+            told["tensors"] = tuple(TensorLocation(*place) for place in places)
             index = cls(**told, digest=xxh3_64_hexdigest(text))
             if not 0 <= int(index.rank) < int(index.world_size):
                 raise ValueError(f"it is of rank {index.rank} of {index.world_size}")
@@ -161,7 +161,7 @@ class Slot:
     """The files of one snapshot on this node; `path` is there until it is given away."""
 
     path: Path
-    stamp: Stamp
+    stamp: SnapshotId
 
     @property
     def directory(self) -> Path:
@@ -172,8 +172,8 @@ class Slot:
         """The indexes that are there, by rank."""
         return {int(path.stem): path for path in self.path.glob("*.json") if path.stem.isdecimal()}
 
-    def read(
-        self, read: Callable[[Path], Index] = lambda path: Index.read(path.read_bytes())
+    def read_indexes(
+        self, read: Callable[[Path], Index] = lambda path: Index.from_json(path.read_bytes())
     ) -> dict[int, Index]:
         """The parts of its snapshot that are there, by rank."""
         found = {}
@@ -185,7 +185,7 @@ class Slot:
         return found
 
 
-class Folder:
+class SnapshotFiles:
     """All files of a node."""
 
     def __init__(self, path: Path) -> None:
@@ -193,27 +193,27 @@ class Folder:
         self.directories = [path / str(number) for number in range(SLOTS)]
         for each in (path, *self.directories):
             each.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._control = Control()
+        self._control = AgentControl()
         self._control_of: os.stat_result | None = None
         self._control_file = str(path / "control.json")  # looked at in every step
 
-    def control(self) -> Control:
+    def read_control(self) -> AgentControl:
         """What the agent says by now."""
         with contextlib.suppress(FileNotFoundError):
             of, known = os.stat(self._control_file), self._control_of
             if known is None or (of.st_mtime_ns, of.st_ino) != (known.st_mtime_ns, known.st_ino):
                 told = json.loads(Path(self._control_file).read_bytes())
-                told["safe"] = Stamp(*told["safe"]) if told.get("safe") else None
-                told["retained"] = tuple(Stamp(*each) for each in told.get("retained", ()))
+                told["safe"] = SnapshotId(*told["safe"]) if told.get("safe") else None
+                told["retained"] = tuple(SnapshotId(*each) for each in told.get("retained", ()))
                 told["ranks"] = tuple(told.get("ranks", ()))
-                self._control, self._control_of = Control(**told), of
+                self._control, self._control_of = AgentControl(**told), of
         return self._control
 
-    def tell(self, control: Control) -> None:
+    def write_control(self, control: AgentControl) -> None:
         """Say it, as the agent."""
-        put(Path(self._control_file), json.dumps(asdict(control)).encode())
+        write_atomic(Path(self._control_file), json.dumps(asdict(control)).encode())
 
-    def start(self) -> Mapping[str, Any]:
+    def read_start(self) -> Mapping[str, Any]:
         """From which snapshot to start, as the agent says; empty: from none."""
         try:
             told: Mapping[str, Any] = json.loads((self.path / "start.json").read_bytes())
@@ -221,24 +221,26 @@ class Folder:
             return {}
         return told
 
-    def slots(self) -> dict[Stamp, Slot]:
+    def slots(self) -> dict[SnapshotId, Slot]:
         """What is held, or being written."""
         found = {}
         with contextlib.suppress(FileNotFoundError):  # the agent has ended
             for path in self.path.iterdir():
-                if (stamp := Stamp.of(path.name)) is not None:
+                if (stamp := SnapshotId.parse(path.name)) is not None:
                     found[stamp] = Slot(path, stamp)
         return found
 
-    def begin(self, stamp: Stamp, *, sharded: bool = False, to_disk: bool = False, due: bool = False) -> Slot:
-        """The slot for a snapshot, which another worker of this node may have begun; see `room_for`.
+    def claim_slot(
+        self, stamp: SnapshotId, *, sharded: bool = False, to_disk: bool = False, due: bool = False
+    ) -> Slot:
+        """The slot for a snapshot, which another worker of this node may have begun; see `choose_evicted`.
 
         Overtaken: newer ones are here, or what is here is retained.
         """
         with self._locked():
-            slots, control = self.slots(), self.control()
+            slots, control = self.slots(), self.read_control()
             if (slot := slots.get(stamp)) is None:
-                oldest = room_for(stamp, slots, control.retained, sharded=sharded, due=due)
+                oldest = choose_evicted(stamp, slots, control.retained, sharded=sharded, due=due)
                 if oldest is not None:
                     slots.pop(oldest).path.unlink()
                 held = {each.directory for each in slots.values()}
@@ -250,18 +252,18 @@ class Folder:
                         each.unlink(missing_ok=True)
                 slot = Slot(self.path / stamp.name, stamp)
                 slot.path.symlink_to(directory.name)
-                self.bad(stamp).unlink(missing_ok=True)
+                self.bad_snapshot_file(stamp).unlink(missing_ok=True)
             if to_disk:
                 (slot.path / TO_DISK).touch()
             return slot
 
-    def bad(self, stamp: Stamp) -> Path:
+    def bad_snapshot_file(self, stamp: SnapshotId) -> Path:
         """The file that says that a snapshot cannot be loaded, and why."""
         return self.path / "bad" / stamp.name
 
-    def forget_newer(self, than: Stamp | None) -> None:
+    def forget_newer(self, than: SnapshotId | None) -> None:
         """All go on from that one, or from nothing, and make what former rounds have beyond it again."""
-        current = self.control().round
+        current = self.read_control().round
         with self._locked():
             for stamp, slot in self.slots().items():
                 if (than is None or stamp > than) and (not current or stamp.round < current):
@@ -292,7 +294,7 @@ def is_url(path: Path | str) -> bool:
 
 
 @contextlib.contextmanager
-def created(path: Path) -> Iterator[IO[bytes]]:
+def open_atomic(path: Path) -> Iterator[IO[bytes]]:
     """Write a file that others see only once it is complete; at a URL that is so anyway."""
     # Who writes the same in a shared directory may be of another container, and have the same pid.
     new = path if is_url(path) else path.with_name(f"{path.name}{NEW}{token_hex(8)}")
@@ -307,20 +309,20 @@ def created(path: Path) -> Iterator[IO[bytes]]:
         raise
 
 
-def put(path: Path, content: bytes) -> None:
+def write_atomic(path: Path, content: bytes) -> None:
     """Write all of such a file."""
-    with created(path) as file:
+    with open_atomic(path) as file:
         file.write(content)
 
 
-def room_for(
-    stamp: Stamp,
-    held: Collection[Stamp],
-    retained: Sequence[Stamp],
+def choose_evicted(
+    stamp: SnapshotId,
+    held: Collection[SnapshotId],
+    retained: Sequence[SnapshotId],
     *,
     sharded: bool,
     due: bool = False,
-) -> Stamp | None:
+) -> SnapshotId | None:
     """What makes room for a snapshot: the oldest that is not retained; None: a slot is free. Overtaken: nothing does.
 
     Another one follows what is `due`: so the one that is being written to disk is spared. The last step of a round
@@ -332,5 +334,5 @@ def room_for(
     spared = retained if due and not sharded else retained[: count - 1]
     older = [known for known in held if known < stamp and known not in spared]
     if not older:
-        raise Overtaken(f"newer snapshots than that of step {stamp.step} are here")
+        raise SnapshotSuperseded(f"newer snapshots than that of step {stamp.step} are here")
     return min(older)

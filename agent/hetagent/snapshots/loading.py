@@ -21,9 +21,16 @@ from torch.distributed.checkpoint.planner import ReadItem
 from xxhash import xxh3_64
 
 from hetagent.snapshots.errors import SnapshotError
-from hetagent.snapshots.folder import Folder, Index, Place, Stamp, Sum, put
-from hetagent.snapshots.memory import as_bytes, dtype_of, view
-from hetagent.snapshots.sources import Source, SourceError, fill
+from hetagent.snapshots.folder import (
+    FileDigest,
+    Index,
+    SnapshotFiles,
+    SnapshotId,
+    TensorLocation,
+    write_atomic,
+)
+from hetagent.snapshots.memory import as_bytes, dtype_of, view_as_tensor
+from hetagent.snapshots.sources import Source, SourceError, read_into
 from hetagent.snapshots.state import State
 
 Part = tuple[Source, Index]
@@ -53,10 +60,12 @@ class OnDevice(pickle.Unpickler):
 
 
 class Loader:
-    """Loads the snapshot that the agent has found, or that `newest` has, as `start.json` names it."""
+    """Loads the snapshot that the agent has found, or that `find_newest` has, as `start.json` names it."""
 
-    def __init__(self, folder: Folder, rank: int, start: Mapping[str, Any], *, has_agent: bool) -> None:
-        self.stamp = Stamp(start["round"], start["step"])
+    def __init__(
+        self, folder: SnapshotFiles, rank: int, start: Mapping[str, Any], *, has_agent: bool
+    ) -> None:
+        self.stamp = SnapshotId(start["round"], start["step"])
         self._folder = folder
         self._rank = rank
         self._has_agent = has_agent
@@ -78,7 +87,7 @@ class Loader:
         replicated, per_rank = OnDevice(values, state.device()).load()
         places = {(place.name, place.offsets): place for _, index in parts for place in index.tensors}
         shapes = {place.name: (torch.Size(place.shape), dtype_of(place)) for place in places.values()}
-        targets = state.targets(shapes, buffers, replicated)
+        targets = state.load_targets(shapes, buffers, replicated)
         planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
         planner.set_up_planner(targets, metadata_of(places.values()), is_coordinator=True)
         with torch.no_grad():
@@ -103,7 +112,7 @@ class Loader:
                     continue
                 known[rank, index.digest] = index
                 parts.append((source, index))
-        if lack := lacks([index for _, index in parts], self._world_size):
+        if lack := describe_missing([index for _, index in parts], self._world_size):
             raise self._bad(trouble or [(None, lack)])
         return parts
 
@@ -115,7 +124,9 @@ class Loader:
         for source, index in sorted(parts, key=lambda part: part[1].writer != whose):
             try:
                 if index.rank == whose:
-                    return index, b"".join(map(bytes, source.chunks(index.small, index.files[index.small])))
+                    return index, b"".join(
+                        map(bytes, source.chunks(index.small_file, index.files[index.small_file]))
+                    )
             except (SourceError, KeyError) as error:
                 trouble.append((source, str(error)))
         raise self._bad(trouble)
@@ -145,8 +156,8 @@ class Loader:
         self,
         source: Source,
         name: str,
-        expected: Sum,
-        places: Sequence[Place],
+        expected: FileDigest,
+        places: Sequence[TensorLocation],
         left: Mapping[tuple[str, tuple[int, ...]], Sequence[ReadItem]],
         planner: DefaultLoadPlanner,
     ) -> None:
@@ -157,10 +168,10 @@ class Loader:
                 piece = self._passing_through(place.bytes)
                 if place.at >= end:  # else it is the last one, by another name
                     for content in (memoryview(bytearray(place.at - end)), as_bytes(piece)):
-                        fill(file, content)
+                        read_into(file, content)
                         digest.update(content)
                     end = place.at + place.bytes
-                tensor = view(piece, place._replace(at=0))
+                tensor = view_as_tensor(piece, place._replace(at=0))
                 for item in left.get((place.name, place.offsets), ()):
                     ranges = zip(item.storage_offsets, item.lengths, strict=True)
                     part = tensor[tuple(slice(at, at + length) for at, length in ranges)]
@@ -179,8 +190,8 @@ class Loader:
         source, why = trouble[0]
         told = {"node": source.node if source is not None else "", "why": why}
         with contextlib.suppress(OSError):
-            self._folder.bad(stamp).parent.mkdir(mode=0o700, exist_ok=True)
-            put(self._folder.bad(stamp), json.dumps(told).encode())
+            self._folder.bad_snapshot_file(stamp).parent.mkdir(mode=0o700, exist_ok=True)
+            write_atomic(self._folder.bad_snapshot_file(stamp), json.dumps(told).encode())
             if self._has_agent:
                 time.sleep(GIVEN_UP_S)
         return SnapshotError(
@@ -188,7 +199,7 @@ class Loader:
         )
 
 
-def metadata_of(places: Iterable[Place]) -> Metadata:
+def metadata_of(places: Iterable[TensorLocation]) -> Metadata:
     """What torch's planner needs to know."""
     told: dict[str, Any] = {}
     for place in places:
@@ -199,7 +210,7 @@ def metadata_of(places: Iterable[Place]) -> Metadata:
     return Metadata(state_dict_metadata=told)
 
 
-def lacks(indexes: Sequence[Index], world_size: int) -> str:
+def describe_missing(indexes: Sequence[Index], world_size: int) -> str:
     """What is missing of a snapshot; empty: nothing."""
     absent = set(range(world_size)) - {index.rank for index in indexes}
     if not any(index.has_replicated for index in indexes):
@@ -209,12 +220,15 @@ def lacks(indexes: Sequence[Index], world_size: int) -> str:
     return ""
 
 
-def newest(folder: Folder) -> Mapping[str, Any]:
+def find_newest(folder: SnapshotFiles) -> Mapping[str, Any]:
     """As `start.json`, what is complete on this node alone."""
     for stamp, slot in sorted(folder.slots().items(), reverse=True):
-        indexes = slot.read()
+        indexes = slot.read_indexes()
         world_size = max((index.world_size for index in indexes.values()), default=1)
-        if not lacks([*indexes.values()], world_size) and not folder.bad(stamp).exists():
+        if (
+            not describe_missing([*indexes.values()], world_size)
+            and not folder.bad_snapshot_file(stamp).exists()
+        ):
             source = {"path": str(slot.path), "ranks": dict.fromkeys(indexes, "")}
             return {"round": stamp.round, "step": stamp.step, "world_size": world_size, "sources": [source]}
     return {}

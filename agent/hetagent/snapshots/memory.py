@@ -14,7 +14,7 @@ from torch import Tensor
 from xxhash import xxh3_64_hexdigest
 
 from hetagent.snapshots.errors import SnapshotError
-from hetagent.snapshots.folder import ALIGNED, Place, Sum
+from hetagent.snapshots.folder import ALIGNED, FileDigest, TensorLocation
 from hetagent.torch_compat.checkpoints import head_of
 
 PORTABLE = 1
@@ -24,13 +24,13 @@ _POPULATE_WRITE = 23
 """`madvise`, since Linux 5.14: have all pages, as if each had been written to."""
 
 
-class Mapped:
-    """A file, mapped. A larger one stays so for now: somebody may need what is in it; see `is_there`."""
+class MappedFile:
+    """A file, mapped. A larger one stays so for now: somebody may need what is in it; see `is_intact`."""
 
     def __init__(self, path: Path, size: int) -> None:
         self.size = size
         self._path = path
-        self._places: Sequence[Place] = ()  # which have their heads
+        self._places: Sequence[TensorLocation] = ()  # which have their heads
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             os.posix_fallocate(fd, 0, size)
@@ -46,7 +46,7 @@ class Mapped:
         madvise = ctypes.CDLL(None).madvise
         madvise(ctypes.c_void_p(self.memory.data_ptr()), ctypes.c_size_t(size), ctypes.c_int(_POPULATE_WRITE))
 
-    def is_there(self) -> bool:
+    def is_intact(self) -> bool:
         """Whether it still is the file that was mapped, which is cut to its size: its slot is about to be written."""
         try:
             found = os.stat(self._path)
@@ -56,7 +56,7 @@ class Mapped:
             return False
         return found.st_ino == self._inode and found.st_size >= self.size
 
-    def lay_out(self, places: Sequence[Place]) -> None:
+    def write_headers(self, places: Sequence[TensorLocation]) -> None:
         """Write what comes before tensors."""
         for place in places if places != self._places else ():
             head = torch.frombuffer(bytearray(_head(dtype_of(place), place.lengths)), dtype=torch.uint8)
@@ -72,12 +72,12 @@ class Mapped:
         if not int(cudart.cudaHostRegister(address, self.size, PORTABLE)):
             weakref.finalize(self, cudart.cudaHostUnregister, address).atexit = False
 
-    def sum(self) -> Sum:
+    def digest(self) -> FileDigest:
         """Of what is in it; without the GIL, since the script goes on beside it."""
-        return Sum(self.size, xxh3_64_hexdigest(as_bytes(self.memory)))
+        return FileDigest(self.size, xxh3_64_hexdigest(as_bytes(self.memory)))
 
 
-def laid_out(places: Iterable[Place], file: str) -> tuple[list[Place], int]:
+def assign_offsets(places: Iterable[TensorLocation], file: str) -> tuple[list[TensorLocation], int]:
     """Give tensors their places in a file, side by side in their order; returns its size, too (bytes)."""
     end, found = 0, []
     for place in places:
@@ -90,12 +90,12 @@ def laid_out(places: Iterable[Place], file: str) -> tuple[list[Place], int]:
 _head = lru_cache(maxsize=4096)(head_of)
 
 
-def place_of(
+def locate_tensor(
     name: str, tensor: Tensor, shape: Sequence[int] | None = None, offsets: Sequence[int] | None = None
-) -> Place:
+) -> TensorLocation:
     """What is known of a tensor before it has its place; of a part also the whole one's shape, and where it begins."""
     lengths = tuple(tensor.shape)
-    return Place(
+    return TensorLocation(
         name=name,
         dtype=str(tensor.dtype).removeprefix("torch."),
         shape=lengths if shape is None else tuple(shape),
@@ -106,7 +106,7 @@ def place_of(
     )
 
 
-def dtype_of(place: Place) -> torch.dtype:
+def dtype_of(place: TensorLocation) -> torch.dtype:
     """Its dtype; ValueError: this torch has no such dtype."""
     dtype = getattr(torch, place.dtype, None)
     if not isinstance(dtype, torch.dtype):
@@ -114,7 +114,7 @@ def dtype_of(place: Place) -> torch.dtype:
     return dtype
 
 
-def view(memory: Tensor, place: Place) -> Tensor:
+def view_as_tensor(memory: Tensor, place: TensorLocation) -> Tensor:
     """A tensor in memory of bytes."""
     if not place.bytes:
         return torch.empty(place.lengths, dtype=dtype_of(place), device="cpu")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from hetagent.snapshots.errors import SnapshotError
-from hetagent.snapshots.folder import VERSION, Stamp, is_url
+from hetagent.snapshots.folder import VERSION, SnapshotId, is_url
 
 MARK = "snapshot.json"
 
@@ -31,13 +31,13 @@ MOST_JOBS = 16
 _NAME = re.compile(r"step-(\d{1,15})-round-(\d{1,15})(?:-job-([0-9A-Za-z]{1,32}))?", re.ASCII)
 
 
-def name_of(stamp: Stamp) -> str:
+def directory_name(stamp: SnapshotId) -> str:
     """The name of a snapshot's directory: `step-1200-round-3-job-0f3a5b7c9d1e2f30`."""
     return f"step-{stamp.step}-round-{stamp.round}" + (f"-job-{stamp.origin}" if stamp.origin else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
+class SnapshotMetadata:
     """What `snapshot.json` says."""
 
     world_size: int
@@ -47,12 +47,12 @@ class Mark:
     after: Sequence[str] = ()  # the jobs that it went on with, the oldest first; only theirs are pruned
     written_at: int = 0  # when it was complete (seconds since the epoch)
 
-    def written(self) -> bytes:
+    def to_json(self) -> bytes:
         """As it is in its file."""
         return json.dumps({"v": VERSION, **{name: getattr(self, name) for name in self.__slots__}}).encode()
 
     @classmethod
-    def read(cls, path: Path) -> "Mark | None":
+    def read_metadata(cls, path: Path) -> "SnapshotMetadata | None":
         """That of a directory; None: what is in it is not complete, or nothing that this version knows."""
         with contextlib.suppress(
             OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError
@@ -66,7 +66,7 @@ class Mark:
         return None
 
 
-def path_of(text: str) -> Path:
+def parse_path(text: str) -> Path:
     """A directory, or what a URL such as `s3://bucket/checkpoints` names: a `UPath`, which has the methods of a path.
 
     ImportError: what reads such URLs is not installed. ValueError: there are no such URLs.
@@ -83,7 +83,7 @@ def path_of(text: str) -> Path:
 DANGER = "whoever can change snapshots has the job run code of theirs"
 
 
-def require_own(path: Path) -> None:
+def require_private(path: Path) -> None:
     """Check that nobody else can write to a directory or a file: who loads a snapshot runs the code that is in it.
 
     Nor may they put another one in its place, or in that of what a link leads to.
@@ -125,17 +125,17 @@ def remove(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
-def directories(path: Path) -> dict[Stamp, Path]:
+def list_directories(path: Path) -> dict[SnapshotId, Path]:
     """The directories of snapshots below another one, complete or not; of a URL whatever its file system raises."""
     found = {}
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         for each in path.iterdir():
             if match := _NAME.fullmatch(each.name):
-                found[Stamp(int(match[2]), int(match[1]), match[3] or "")] = path / each.name
+                found[SnapshotId(int(match[2]), int(match[1]), match[3] or "")] = path / each.name
     return found
 
 
-def newest_first(marks: Mapping[Stamp, Mark], own: str) -> list[Stamp]:
+def newest_first(marks: Mapping[SnapshotId, SnapshotMetadata], own: str) -> list[SnapshotId]:
     """Snapshots in the order in which a job would go on from them: its own, then those of whoever wrote last."""
     last: dict[str, int] = {}
     for which, mark in marks.items():

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from hetagent.snapshots.folder import put
+from hetagent.snapshots.folder import write_atomic
 
 ASK = "ask"
 """The folder with both, by rank."""
@@ -33,12 +33,12 @@ def listen(folder: Path, rank: int, stop: Callable[[], None]) -> int:
     return os.open(pipe.with_suffix(".step"), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
-def hang_up(folder: Path, rank: int) -> None:
+def stop_listening(folder: Path, rank: int) -> None:
     """Be asked no more: the answer that follows is the last one, also for whoever has asked before."""
     (folder / ASK / str(rank)).unlink(missing_ok=True)
 
 
-def tell(folder: Path, rank: int, name: str, **told: object) -> None:
+def write_answer(folder: Path, rank: int, name: str, **told: object) -> None:
     """Write what the agent reads: in `done` an answer (`step`, `why`), in `off` why no more snapshots are taken."""
     with contextlib.suppress(OSError):
-        put(folder / ASK / f"{rank}.{name}", json.dumps(told).encode())
+        write_atomic(folder / ASK / f"{rank}.{name}", json.dumps(told).encode())

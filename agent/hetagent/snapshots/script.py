@@ -11,10 +11,10 @@ from statistics import median
 
 from hetagent import progress
 from hetagent.snapshots import save_request
-from hetagent.snapshots.copying import Copier, Copy, Who
-from hetagent.snapshots.errors import Overtaken
-from hetagent.snapshots.folder import Folder, Stamp
-from hetagent.snapshots.loading import Loader, newest
+from hetagent.snapshots.copying import Copier, Copy, WorkerRank
+from hetagent.snapshots.errors import SnapshotSuperseded
+from hetagent.snapshots.folder import SnapshotFiles, SnapshotId
+from hetagent.snapshots.loading import Loader, find_newest
 from hetagent.snapshots.schedule import Schedule
 from hetagent.snapshots.state import State
 
@@ -36,7 +36,7 @@ SILENT_STEPS = 16
 """After so many steps in a row of which it is not known what has changed parameters, a person is told what that means.
 Before its first step an optimizer may accumulate gradients."""
 
-OVERTAKEN = Overtaken, FileNotFoundError
+OVERTAKEN = SnapshotSuperseded, FileNotFoundError
 """A slot was given to a newer snapshot, or no other one can be had: nothing is wrong."""
 
 TROUBLE = (OSError, RuntimeError, ValueError)
@@ -46,7 +46,9 @@ TROUBLE = (OSError, RuntimeError, ValueError)
 class Snapshots:
     """The snapshots of this worker; made by `hetagent.snapshots.open`. Without a folder there are none."""
 
-    def __init__(self, folder: Folder | None, state: State, who: Who, *, has_agent: bool) -> None:
+    def __init__(
+        self, folder: SnapshotFiles | None, state: State, who: WorkerRank, *, has_agent: bool
+    ) -> None:
         self._last: int | None = None  # step
         self._keeps = folder is not None
         if folder is None:
@@ -64,17 +66,17 @@ class Snapshots:
         self._silent = 0  # of how many steps in a row it is not known what has changed parameters
         self._more: int | None = None  # how many steps training may still end; None: any number
         self._free_at = 0.0  # until when it stands still once that is none (monotonic seconds)
-        self._saved: Stamp | None = None
+        self._saved: SnapshotId | None = None
         self._why = ""  # why nothing can be saved
         self._overtaken = ""  # why the last step was not
         self._copier = Copier(folder, state, who)
         self._ahead: threading.Thread | None = None  # makes the slots
         self._closing: threading.Thread | None = None  # digests what was copied, and writes the index
-        self._due: Stamp | None = None  # the snapshot that was due last, which it closes
+        self._due: SnapshotId | None = None  # the snapshot that was due last, which it closes
         self._schedule = Schedule(who.rank, who.world_size)
         self._steps_s: deque[float] = deque(maxlen=16)
         self._ended_at = 0.0  # the last step (monotonic seconds)
-        state.before_changes(self._changes)
+        state.on_optimizer_step(self._changes)
         os.register_at_fork(after_in_child=self._keep_nothing)
         atexit.register(self._let_threads_end)
         if has_agent:
@@ -95,16 +97,16 @@ class Snapshots:
         """
         if not self._keeps:
             return None
-        start = self._folder.start() if self._has_agent else newest(self._folder)
+        start = self._folder.read_start() if self._has_agent else find_newest(self._folder)
         # Not before: a round may be over before its workers load anything.
-        self._folder.forget_newer(Stamp(start["round"], start["step"]) if start else None)
+        self._folder.forget_newer(SnapshotId(start["round"], start["step"]) if start else None)
         if not start:
             return None
         loader = Loader(self._folder, self._rank, start, has_agent=self._has_agent)
         loader.load(self._state)
         # An optimizer has made it; if nodes keep it in memory, it is copied before others.
-        self._due = loader.stamp if loader.stamp in self._folder.control().retained else None
-        self._told, self._versions = bool(self._state.optimizers), self._state.versions()
+        self._due = loader.stamp if loader.stamp in self._folder.read_control().retained else None
+        self._told, self._versions = bool(self._state.optimizers), self._state.version_sum()
         self._last = loader.stamp.step
         return self._last
 
@@ -125,7 +127,7 @@ class Snapshots:
         progress.follow(step)
         if not self._keeps:
             return
-        self._copier.devices.keep_up()
+        self._copier.devices.wait_for_last_step()
         began = time.perf_counter()
         if self._ended_at:
             self._steps_s.append(began - self._ended_at)
@@ -140,10 +142,10 @@ class Snapshots:
                 self._told or self._silent == SILENT_STEPS or not self._state.optimizers
             ):
                 self._tries(self._make_slots)
-            is_kept = not self._why and self._tries(lambda: self._copier.keep(step, values))
+            is_kept = not self._why and self._tries(lambda: self._copier.keep_small_state(step, values))
             self._changed = False
-            self._copier.devices.ended(step)
-            control = self._folder.control()
+            self._copier.devices.on_step_end(step)
+            control = self._folder.read_control()
             if self._more:
                 self._more -= 1
             self._whole.notify_all()
@@ -159,11 +161,11 @@ class Snapshots:
             if is_due:
                 self._tries(
                     lambda: self._take_due(
-                        Stamp(control.round, step), waits=not is_known or self._touches > 0
+                        SnapshotId(control.round, step), waits=not is_known or self._touches > 0
                     )
                 )
             if not is_known or not is_kept:
-                self._copier.devices.forget()
+                self._copier.devices.forget_steps()
             self._stand_still()
         self._ended_at = time.perf_counter()
 
@@ -181,8 +183,8 @@ class Snapshots:
                 self._stand_still()
                 if self._is_touched():
                     self._touches += 1
-                    self._copier.devices.forget()
-                self._copier.devices.changing()
+                    self._copier.devices.forget_steps()
+                self._copier.devices.on_change_begin()
                 self._changed = True
 
     def _stand_still(self) -> None:
@@ -198,7 +200,7 @@ class Snapshots:
 
         Steps may do without them: gradients are accumulated, or a GradScaler leaves a step out.
         """
-        before, self._versions = self._versions, self._state.versions()
+        before, self._versions = self._versions, self._state.version_sum()
         self._told = self._told or self._changed
         is_same = self._changed or self._versions == before
         if before and not is_same:
@@ -215,7 +217,7 @@ class Snapshots:
     def _is_touched(self) -> bool:
         """Whether something has changed parameters since the last step, and no optimizer has told."""
         # In this order, since an optimizer may tell meanwhile.
-        return self._state.versions() != self._versions and not self._changed
+        return self._state.version_sum() != self._versions and not self._changed
 
     # -- beside the script -----------------------------------------------------------------------------------
 
@@ -228,7 +230,7 @@ class Snapshots:
         except TROUBLE as error:
             if not self._why:
                 self._why = str(error).partition("\n")[0]
-                save_request.tell(self._folder.path, self._rank, "off", why=self._why)
+                save_request.write_answer(self._folder.path, self._rank, "off", why=self._why)
                 _say(f"rank {self._rank} takes no more snapshots: {self._why}")
             return False
         return True
@@ -237,7 +239,7 @@ class Snapshots:
         """Do something beside the script."""
 
         def run() -> None:
-            self._copier.devices.enter()
+            self._copier.devices.set_current_device()
             what()
 
         thread = threading.Thread(
@@ -249,17 +251,17 @@ class Snapshots:
     def _is_closing(self) -> bool:
         return self._closing is not None and self._closing.is_alive()
 
-    def _is_unsafe(self, safe: Stamp | None) -> bool:
+    def _is_unsafe(self, safe: SnapshotId | None) -> bool:
         """Whether others have no copies yet of the last snapshot that was due, or of the one that was loaded."""
         if self._due is None or not self._has_agent or not self._copier.sharded:
             return False
         return safe is None or safe < self._due
 
-    def _take_due(self, stamp: Stamp, *, waits: bool) -> None:
+    def _take_due(self, stamp: SnapshotId, *, waits: bool) -> None:
         """Take a snapshot; `waits`: until it is copied, since nobody knows what changes parameters next."""
         if self._is_closing() or self._saved == stamp:  # it was asked for meanwhile
             return
-        copy = self._copier.copied(stamp, now=False, to_disk=self._schedule.to_disk)
+        copy = self._copier.begin_copy(stamp, now=False, to_disk=self._schedule.to_disk)
         if waits:
             copy.copies.wait()
         self._due = stamp
@@ -300,7 +302,7 @@ class Snapshots:
         self._save()
         if self._has_agent:
             if ends:
-                save_request.hang_up(self._folder.path, self._rank)
+                save_request.stop_listening(self._folder.path, self._rank)
             self._answer()
 
     def _save(self, patience_s: float = 0.0) -> None:
@@ -326,12 +328,12 @@ class Snapshots:
         behind_s = min(HALF_STEP_S, max(ONE_MORE_S, STEPS_BEHIND * median(self._steps_s or [HALF_STEP_S])))
         if self._changed and patience_s:
             self._whole.wait_for(lambda: not self._changed, behind_s if devices else patience_s)
-        has = devices.has()
-        while devices and has != devices.newest:
+        has = devices.current_step()
+        while devices and has != devices.last_step:
             if time.monotonic() > began + (behind_s if has is not None else HALF_STEP_S):
                 break  # they hang, and still have the step before, or nothing that is whole
             time.sleep(LOOKS_S)
-            has = devices.has()
+            has = devices.current_step()
         return has if not self._is_touched() else None
 
     def _is_saved(self, step: int | None) -> bool:
@@ -344,9 +346,9 @@ class Snapshots:
         if self._closing is not None and self._closing.is_alive() and self._due and self._due.step <= step:
             self._closing.join()
             return False
-        copy = self._copier.copied(Stamp(self._folder.control().round, step), now=True)
+        copy = self._copier.begin_copy(SnapshotId(self._folder.read_control().round, step), now=True)
         copy.copies.wait()
-        if self._is_touched() or not self._copier.devices.still(step):
+        if self._is_touched() or not self._copier.devices.is_at_step(step):
             copy.close()
             return False
         self._finish(copy)
@@ -355,11 +357,11 @@ class Snapshots:
     def _stop(self) -> None:
         """The agent is about to stop this worker: save, and train no further than other ranks may have come."""
         devices = self._copier.devices
-        devices.enter()
+        devices.set_current_device()
         with self._lock:
             self._save(HALF_STEP_S)
-            has = devices.has()
-            goes_on = not self._changed and has is not None and has == devices.newest and self._more != 0
+            has = devices.current_step()
+            goes_on = not self._changed and has is not None and has == devices.last_step and self._more != 0
             if goes_on and not self._why:
                 more_s = ONE_MORE_S
                 if (
@@ -374,7 +376,9 @@ class Snapshots:
 
     def _answer(self) -> None:
         step = self._saved.step if self._saved else None
-        save_request.tell(self._folder.path, self._rank, "done", step=step, why=self._why or self._overtaken)
+        save_request.write_answer(
+            self._folder.path, self._rank, "done", step=step, why=self._why or self._overtaken
+        )
 
 
 def _say(text: str) -> None:

@@ -10,8 +10,8 @@ from typing import IO, Any
 
 from xxhash import xxh3_64
 
-from hetagent.snapshots.folder import INDEX, Index, Stamp, Sum, created, put
-from hetagent.snapshots.on_disk import path_of
+from hetagent.snapshots.folder import INDEX, FileDigest, Index, SnapshotId, open_atomic, write_atomic
+from hetagent.snapshots.on_disk import parse_path
 
 TIMEOUT_S = 30.0
 """How long a source may be silent (seconds)."""
@@ -32,10 +32,10 @@ class SourceError(Exception):
 class Source:
     """A node or a directory that has parts of a snapshot: an entry of `sources` in `start.json`."""
 
-    def __init__(self, told: Mapping[str, Any], stamp: Stamp) -> None:
+    def __init__(self, told: Mapping[str, Any], stamp: SnapshotId) -> None:
         self.node: str = told.get("node", "")  # empty: this node, or a directory that all nodes share
         self.where = f"on node '{self.node}'" if self.node else f"in {told.get('path')}"
-        self.path = path_of(told["path"]) if told.get("path") else None  # None: it is another node
+        self.path = parse_path(told["path"]) if told.get("path") else None  # None: it is another node
         # The digests of the indexes that it has; empty: nobody told.
         self.ranks = {int(rank): str(digest) for rank, digest in told.get("ranks", {}).items()}
         self._url = f"{told.get('url')}{stamp.name}/"
@@ -69,13 +69,13 @@ class Source:
                 time.sleep(pause_s)
         return _open(request, timeout=TIMEOUT_S)
 
-    def chunks(self, name: str, expected: Sum) -> Iterator[memoryview]:
+    def chunks(self, name: str, expected: FileDigest) -> Iterator[memoryview]:
         """What is in a file, in pieces, one at a time; SourceError: it is not what was written, or not there."""
         memory, digest = memoryview(bytearray(min(CHUNK, expected.bytes))), xxh3_64()
         with self.open(name) as file:
             for at in range(0, expected.bytes, CHUNK):
                 piece = memory[: expected.bytes - at]
-                fill(file, piece)
+                read_into(file, piece)
                 digest.update(piece)
                 yield piece
             if digest.hexdigest() != expected.digest:
@@ -87,7 +87,7 @@ class Source:
         with self.open(name) as file:
             text = file.read()
         try:
-            index = Index.read(text)
+            index = Index.from_json(text)
         except ValueError as error:
             raise SourceError(f"the index of rank {rank} {self.where} cannot be read: {error}") from None
         if self.ranks.get(rank) not in ("", None, index.digest):
@@ -110,13 +110,13 @@ def copy_part(
     for name, expected in index.files.items():
         if name != skip:
             before(expected.bytes)
-            with created(into / name) as file:
+            with open_atomic(into / name) as file:
                 for piece in source.chunks(name, expected):
                     file.write(piece)
-    put(into / INDEX.format(rank), text)
+    write_atomic(into / INDEX.format(rank), text)
 
 
-def fill(file: IO[bytes], into: memoryview) -> None:
+def read_into(file: IO[bytes], into: memoryview) -> None:
     """Fill memory with what comes next; EOFError: there is less."""
     got = 0
     while got < into.nbytes:

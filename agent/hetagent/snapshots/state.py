@@ -87,7 +87,7 @@ class State:
         self._counted, self._has_plain = -1, False
         self._known: list[int] | None = None  # how many groups of parameters there were when that was found
 
-    def learn(self) -> None:
+    def find_names(self) -> None:
         """Find the names of parameters and buffers; calls `state_dict()` of modules, which shards FSDP2's again."""
         known = [len(optimizer.param_groups) for optimizer in self.optimizers.values()]
         if known == self._known:
@@ -127,17 +127,17 @@ class State:
 
     # -- what there is ---------------------------------------------------------------------------------------
 
-    def large(self) -> dict[str, Tensor]:
+    def optimized_tensors(self) -> dict[str, Tensor]:
         """What only optimizers change: parameters and their own tensors. Calls nothing of the script."""
         return dict(sorted({**self._parameters, **dict(self._states(tensors=True))}.items()))
 
-    def versions(self) -> int:
+    def version_sum(self) -> int:
         """Another number once anything has changed parameters in place."""
         return sum(map(_version, self._parameters.values()))
 
     def device(self) -> torch.device:
         """Where this rank has its parameters."""
-        self.learn()
+        self.find_names()
         return next((each.device for each in self._parameters.values()), torch.device("cpu"))
 
     def _states(self, *, tensors: bool) -> Iterator[tuple[str, Any]]:
@@ -148,22 +148,22 @@ class State:
                     if isinstance(value, Tensor) == tensors and parameter in self._names:
                         yield f"{prefix}.state.{self._names[parameter]}.{key}", value
 
-    def count(self) -> int:
+    def count_optimized(self) -> int:
         """For how many parameters optimizers have something."""
         return sum(len(optimizer.state) for optimizer in self.optimizers.values())
 
     def devices(self) -> Devices:
         """What has it."""
-        return Devices([*self._parameters.values(), *self.small().values()])
+        return Devices([*self._parameters.values(), *self.other_tensors().values()])
 
-    def small(self) -> dict[str, Tensor]:
+    def other_tensors(self) -> dict[str, Tensor]:
         """Buffers and tensors that were given as such, always in the same order."""
         return {name: owner[key] for name, owner, key in self._buffers if owner[key] is not None}
 
     def check_names(self, replicated: Mapping[str, Any]) -> None:
         """SnapshotError: DCP, which writes `{"a": {"b": 1}}` as `a.b`, cannot tell two values apart."""
         try:
-            flatten_state_dict({**self.large(), **self.small(), **replicated})
+            flatten_state_dict({**self.optimized_tensors(), **self.other_tensors(), **replicated})
         except ValueError as error:
             raise SnapshotError(
                 f"two values of the state have one name in a checkpoint: give one of them another key ({error})"
@@ -171,11 +171,11 @@ class State:
 
     def replicated(self) -> dict[str, Any]:
         """Plain values that have to be the same on all ranks; calls `state_dict()` of what has it."""
-        self.learn()
+        self.find_names()
         values = {name: _value(value) for name, value in self._replicated.items()}
         values |= {name: module.get_extra_state() for name, module in self._extra.items()}
-        if self.count() != self._counted:  # to look each time takes long
-            self._counted, self._has_plain = self.count(), any(self._states(tensors=False))
+        if self.count_optimized() != self._counted:  # to look each time takes long
+            self._counted, self._has_plain = self.count_optimized(), any(self._states(tensors=False))
         values |= self._states(tensors=False) if self._has_plain else {}
         for prefix, optimizer in self.optimizers.items():
             groups = zip(optimizer.param_groups, self._grouped[prefix], strict=True)
@@ -188,7 +188,7 @@ class State:
 
     # -- what comes back -------------------------------------------------------------------------------------
 
-    def targets(
+    def load_targets(
         self,
         shapes: Mapping[str, tuple[torch.Size, torch.dtype]],
         small: Mapping[str, Tensor],
@@ -196,9 +196,9 @@ class State:
     ) -> dict[str, Tensor]:
         """Tensors to load into: the script's own, and new ones for the optimizers' state.
 
-        `shapes` has what was saved by name, but for what is `small` or `replicated`.
+        `shapes` has what was saved by name, but for the `other_tensors` or `replicated`.
         """
-        self.learn()
+        self.find_names()
         for name, groups in self._grouped.items():
             saved = [len(group["params"]) for group in replicated.get(f"{name}.param_groups", ())]
             if saved != (own := [len(group) for group in groups]):
@@ -211,7 +211,7 @@ class State:
         targets = dict(self._parameters)
         there = {name: shape for name, (shape, _) in shapes.items()}
         there |= {name: tensor.shape for name, tensor in small.items()}
-        here = {name: tensor.shape for name, tensor in (*targets.items(), *self.small().items())}
+        here = {name: tensor.shape for name, tensor in (*targets.items(), *self.other_tensors().items())}
         empty = {name for name, owner, key in self._buffers if owner[key] is None}
         for name in (*here, *(small.keys() - here.keys() - empty)):
             if there.get(name) != here.get(name):
@@ -269,7 +269,7 @@ class State:
 
     # -- when it changes -------------------------------------------------------------------------------------
 
-    def before_changes(self, changes: Callable[[], None]) -> None:
+    def on_optimizer_step(self, changes: Callable[[], None]) -> None:
         """Have a function called before each step of an optimizer."""
         for optimizer in self.optimizers.values():
             optimizer.register_step_pre_hook(lambda *_: changes())

@@ -15,10 +15,10 @@ from hetagent.node.console import WarnOnce
 from hetagent.node.memory import free_memory
 from hetagent.node.processes import proctree as processes
 from hetagent.node.processes.signals import signal_name
-from hetagent.node.self_pipe import Readable, SelfPipe, readable
+from hetagent.node.self_pipe import Readable, SelfPipe, wait_readable
 from hetagent.options.values import AUTO
 from hetagent.roundhook import RoundHook
-from hetagent.standby.process import END_TIMEOUT_S, WAITING, Standby, fits
+from hetagent.standby.process import END_TIMEOUT_S, WAITING, Standby, can_run_program
 from hetagent.standby.waiting import IMPORTS_FILE
 from hetagent.torch_compat.flags import PRELOADED
 from hetagent.worker.runner import BEFORE
@@ -55,7 +55,7 @@ class Standbys(RoundHook):
         self._preload = [module for module in preload if module != AUTO] or list(PRELOADED)
         self._auto = AUTO in preload
         scratch.sweep(PREFIX)
-        self._notes = scratch.Folder(PREFIX)  # where workers note their imports
+        self._notes = scratch.ScratchFolder(PREFIX)  # where workers note their imports
         self._left_out: set[str] = set()
         self._log = log
         self._lock = threading.Lock()
@@ -70,7 +70,7 @@ class Standbys(RoundHook):
         self._thread = threading.Thread(target=self._run, name="standbys", daemon=True)
         self._thread.start()
 
-    def predict(self, programs: Sequence[Program]) -> None:
+    def start_predicted(self, programs: Sequence[Program]) -> None:
         """Make standbys for the first round, all at once, since no worker runs yet."""
         with self._lock:
             self._programs.update(enumerate(programs))
@@ -92,11 +92,11 @@ class Standbys(RoundHook):
             self._programs[local_rank] = program
             standby = self._standbys.pop(local_rank, None)
             process = None
-            if standby is not None and not fits(standby.program, program):
-                standby.end()
+            if standby is not None and not can_run_program(standby.program, program):
+                standby.kill()
             elif standby is not None:
                 try:
-                    process = standby.take(program, stdout, stderr)
+                    process = standby.become_worker(program, stdout, stderr)
                 except OSError as error:
                     self._log(
                         f"cannot use the standby of local rank {local_rank} ({error}): starting without it"
@@ -113,14 +113,14 @@ class Standbys(RoundHook):
             if pids:  # also what their imports have detached
                 processes.kill_tree(tuple, pids, END_TIMEOUT_S)
             for standby in self._standbys.values():
-                standby.end()
+                standby.kill()
             self._standbys.clear()
         self._waker.wake()
         self._thread.join()
         self._waker.close()
         self._notes.close()
 
-    def kept_sessions(self) -> Sequence[int]:
+    def persistent_sessions(self) -> Sequence[int]:
         """The pids of all that were not taken."""
         with self._lock:
             return [standby.process.pid for standby in self._standbys.values()]
@@ -140,7 +140,9 @@ class Standbys(RoundHook):
                 self._make_due()
                 wait_s = min(LOOK_S, max(0.01, self._not_before - time.monotonic()))
                 sources: list[Readable] = [self._waker, *self._standbys.values()]
-            readable(sources, wait_s)  # of one that is taken meanwhile, the descriptor may be another's now
+            wait_readable(
+                sources, wait_s
+            )  # of one that is taken meanwhile, the descriptor may be another's now
             self._waker.clear()
             with self._lock:
                 for rank, standby in list(self._standbys.items()):
@@ -176,20 +178,20 @@ class Standbys(RoundHook):
 
     def _look(self, rank: int, standby: Standby) -> None:
         """See what has become of a standby."""
-        if readable([standby], 0.0):
-            if standby.receive():
+        if wait_readable([standby], 0.0):
+            if standby.read_messages():
                 self._died = 0
             else:
                 self._lost(rank, standby)
         elif standby.ready and standby.started_at < self._noted_at(rank) <= time.time() - SETTLED_S:
             del self._standbys[rank]  # the script has imported more since: make another one
-            standby.end()
+            standby.kill()
 
     def _lost(self, rank: int, standby: Standby) -> None:
         """A standby has ended, or must."""
         del self._standbys[rank]
-        printed = standby.printed()
-        status = standby.end()
+        printed = standby.last_stderr_line()
+        status = standby.kill()
         if standby.left_out is not None:
             self._leave_out(*standby.left_out)
         elif not standby.ready:
@@ -226,7 +228,7 @@ class Standbys(RoundHook):
         return 0.0
 
 
-def standbys_of(context: AgentContext) -> Standbys | None:
+def make_standbys(context: AgentContext) -> Standbys | None:
     """The standbys; where there can be none, the reason is logged."""
     launch, command, preload = context.options.launch, context.command, context.options.preload
     if not preload:

@@ -31,7 +31,7 @@ def _static_env(program: Program) -> dict[str, str]:
     return {name: value for name, value in program.environ.items() if not belongs_to_round(name)}
 
 
-def fits(started_for: Program, program: Program) -> bool:
+def can_run_program(started_for: Program, program: Program) -> bool:
     """Whether a standby that was started for one program can become the worker of another."""
     return started_for.args == program.args and _static_env(started_for) == _static_env(program)
 
@@ -80,7 +80,7 @@ class Standby:
         """Readable when the standby has something to say, or has ended."""
         return self._channel.fileno()
 
-    def receive(self) -> bool:
+    def read_messages(self) -> bool:
         """Take in what it reports; False if it has ended, or will."""
         try:
             message = json.loads(self._channel.recv(65_536))
@@ -92,7 +92,7 @@ class Standby:
         self.ready = True
         return True
 
-    def take(self, program: Program, stdout: int, stderr: int) -> "subprocess.Popen[bytes]":
+    def become_worker(self, program: Program, stdout: int, stderr: int) -> "subprocess.Popen[bytes]":
         """Make it the worker of a round.
 
         One that still imports begins when it has finished; that is never later than a process started now would. If it
@@ -105,18 +105,18 @@ class Standby:
             socket.send_fds(self._channel, [len(body).to_bytes(4, "big")], (stdout, stderr))
             self._channel.sendall(body)
         except OSError:
-            self.end()
+            self.kill()
             raise
         self._held.close()
         return self.process
 
-    def printed(self) -> str:
+    def last_stderr_line(self) -> str:
         """The last line of what it printed on stderr; empty if there is none."""
         self._stderr.seek(max(0, self._stderr.seek(0, os.SEEK_END) - 65_536))
         lines = self._stderr.read().decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else ""
 
-    def end(self) -> int:
+    def kill(self) -> int:
         """Kill it with what its imports have started, give back what it took, and return its exit status.
 
         One that hangs in the kernel is not waited for: nothing that a round needs is in its hands.

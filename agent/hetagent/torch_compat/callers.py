@@ -36,7 +36,7 @@ def torchrun_is_calling() -> bool:
     return any((frame.f_code.co_name, frame.f_code.co_filename) == _TORCHRUN for frame in _callers())
 
 
-def spec_of_callers(handler: RendezvousHandler) -> WorkerSpec | None:
+def find_worker_spec(handler: RendezvousHandler) -> WorkerSpec | None:
     """The workers that the agent starts that calls this handler; None if no agent of torch's does.
 
     Looks at torch's frames only: a frame whose variables have been read keeps them, and so this handler, alive.
@@ -49,7 +49,7 @@ def spec_of_callers(handler: RendezvousHandler) -> WorkerSpec | None:
     return None
 
 
-def result_of_callers() -> RunResult | None:
+def find_run_result() -> RunResult | None:
     """How the workers of the agent that calls have ended, which it has in a variable; None if none was started."""
     for frame in _callers():
         for value in list(frame.f_locals.values()):
@@ -58,7 +58,7 @@ def result_of_callers() -> RunResult | None:
     return None
 
 
-def signal_of_callers() -> str | None:
+def find_ending_signal() -> str | None:
     """The signal that ends torch's agent right now (`SIGTERM`); None if none does."""
     error = sys.exc_info()[1]
     return error.sigval.name if isinstance(error, SignalException) else None

@@ -39,7 +39,7 @@ SINCE_2_10: Mapping[str, bool] = {
 """The flags that need torch 2.10, and whether the installed one has them."""
 
 
-def refuse_what_is_missing(flags: TorchrunOptions) -> None:
+def check_supported(flags: TorchrunOptions) -> None:
     """Refuse what was asked for and the installed torch cannot do."""
     for flag, is_there in SINCE_2_10.items():
         if getattr(flags, dest(flag)) and not is_there:
@@ -75,7 +75,7 @@ def changes_the_command(spec: WorkerSpec) -> bool:
     return any(getattr(spec, name, None) for name in ("numa_options", "virtual_local_rank"))
 
 
-def std(streams: Streams) -> Std | dict[int, Std]:
+def to_torch_std(streams: Streams) -> Std | dict[int, Std]:
     """torch's word for output streams."""
     if isinstance(streams, dict):
         return {rank: Std(value) for rank, value in streams.items()}
@@ -87,7 +87,7 @@ def local_world_size(nproc_per_node: str) -> int:
     return torch.distributed.run.determine_local_world_size(nproc_per_node)
 
 
-def substituted(args: Sequence[str], local_rank: int) -> tuple[str, ...]:
+def substitute_macros(args: Sequence[str], local_rank: int) -> tuple[str, ...]:
     """Arguments with torch's macros filled in."""
     return tuple(macros.substitute(list(args), str(local_rank)))
 

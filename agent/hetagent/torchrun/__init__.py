@@ -24,12 +24,12 @@ def create_handler(params: "RendezvousParameters") -> "RendezvousHandler":
         ValueError: the endpoint, the run id or `--rdzv-conf` makes no sense; says what to change.
         AccessError, TlsError: a token or certificate file cannot be used.
     """
-    from hetagent.torchrun.conf import conf_of
+    from hetagent.torchrun.conf import parse_conf
     from hetagent.torchrun.handler import TorchrunHandler
-    from hetagent.torchrun.messages import with_options
+    from hetagent.torchrun.messages import translate_flags
     from hetrdzv.auth.tls import TlsError
 
     try:
-        return TorchrunHandler(conf_of(params))
+        return TorchrunHandler(parse_conf(params))
     except TlsError as error:
-        raise TlsError(with_options(str(error))) from None
+        raise TlsError(translate_flags(str(error))) from None

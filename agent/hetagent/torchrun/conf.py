@@ -9,7 +9,7 @@ from typing import Any
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from hetagent.cli.flags import SPEC_FLAGS
-from hetagent.context import Access
+from hetagent.context import ServerAccess
 from hetagent.node.names import host_name
 from hetagent.node.network import parse_port_range
 from hetagent.options.values import absolute
@@ -60,7 +60,7 @@ class Conf:
             this host adds a number (node/names.py).
     """
 
-    access: Access
+    access: ServerAccess
     group: str
     node_id: str
     node_id_given: bool
@@ -71,7 +71,7 @@ class Conf:
     spec: SpecFields
 
 
-def conf_of(params: RendezvousParameters) -> Conf:
+def parse_conf(params: RendezvousParameters) -> Conf:
     """The settings that torchrun's --rdzv-endpoint, --rdzv-id, --nnodes, --local-addr and --rdzv-conf amount to."""
     options = _options(params.config)
     try:
@@ -88,7 +88,7 @@ def conf_of(params: RendezvousParameters) -> Conf:
     spec |= {name: options[name] for name in ("max_restarts", *WORLD_SIZES, *SPEC_FLAGS) if name in options}
     tls = {name: options.get(name) for name in ("ca_cert", "client_cert", "client_key")}
     token_file = options.get("token_file")
-    access = Access(
+    access = ServerAccess(
         servers=_servers(params.endpoint),
         token=_take_token(token_file),
         token_file=token_file,

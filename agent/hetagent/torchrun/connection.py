@@ -11,11 +11,11 @@ from torch.distributed.elastic.agent.server.api import WorkerSpec
 
 from hetagent.node.gpu.discovery import versions
 from hetagent.node.network import AdvertisedAddress, find_address
-from hetagent.node.self_pipe import readable
+from hetagent.node.self_pipe import wait_readable
 from hetagent.session.connection import ServerConnection
 from hetagent.session.session import Session
 from hetagent.torchrun.conf import Conf
-from hetagent.torchrun.messages import ending, exit_error
+from hetagent.torchrun.messages import exit_error, exit_text
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.requests import JoinRequest
 from hetrdzv.protocol.states import DirectiveKind
@@ -52,18 +52,18 @@ class Connection:
 
     def refresh_address(self) -> None:
         """Offer this node's new address, if it has lost the one that it offered."""
-        if self.place.moved():
+        if self.place.refresh():
             self._log(f"this node's address has changed; offering {self.place.address} from now on")
-            self.server.offers(address=self.place.address)
+            self.server.update_offer(address=self.place.address)
 
     @property
-    def over(self) -> Directive | None:
+    def ending_directive(self) -> Directive | None:
         """What ended the round, if anything has."""
         return self.exit or self.stop
 
-    def update(self) -> None:
+    def take_directives(self) -> None:
         """Take what the server has said; directives about earlier rounds are dropped."""
-        for directive in self.server.take():
+        for directive in self.server.take_directives():
             match directive.kind:
                 case DirectiveKind.START if directive.round > self.round:
                     self.start = directive
@@ -74,17 +74,17 @@ class Connection:
                     self._log(f"round {directive.round} is over: {directive.why}")
                 case DirectiveKind.EXIT:
                     self.exit, self.start = directive, None
-                    self._log(ending(directive))
+                    self._log(exit_text(directive))
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait for a directive."""
-        readable([self.server], timeout_s)
-        self.update()
+        wait_readable([self.server], timeout_s)
+        self.take_directives()
 
     def wait_until_over(self, timeout_s: float | None) -> None:
         """Wait until the round is over, at most `timeout_s` (seconds)."""
         until = None if timeout_s is None else time.monotonic() + timeout_s
-        while not self.over and (until is None or time.monotonic() < until):
+        while not self.ending_directive and (until is None or time.monotonic() < until):
             self.wait(timeout_s=None if until is None else max(0.0, until - time.monotonic()))
 
     def next_start(self) -> Directive | None:
@@ -100,7 +100,7 @@ class Connection:
         return directive
 
 
-def connection_of(conf: Conf, spec: WorkerSpec | None, log: Callable[[str], None]) -> Connection:
+def make_connection(conf: Conf, spec: WorkerSpec | None, log: Callable[[str], None]) -> Connection:
     """The connection of a node; see `Connection`.
 
     Raises:

@@ -25,10 +25,10 @@ from torch.distributed.elastic.rendezvous import (
 from hetagent.node import names, network
 from hetagent.session.connection import ServerConnection
 from hetagent.session.requests import round_report
-from hetagent.torch_compat.callers import signal_of_callers, spec_of_callers
+from hetagent.torch_compat.callers import find_ending_signal, find_worker_spec
 from hetagent.torchrun.conf import Conf
-from hetagent.torchrun.connection import Connection, connection_of
-from hetagent.torchrun.messages import failure_of_callers, log, with_options
+from hetagent.torchrun.connection import Connection, make_connection
+from hetagent.torchrun.messages import find_first_failure, log, translate_flags
 from hetagent.torchrun.store import RoundOverError, RoundStore
 from hetagent.workers.failures import MAX_CHARACTERS
 from hetagent.workers.store import HetRendezvousHandler
@@ -63,7 +63,9 @@ class TorchrunHandler(HetRendezvousHandler):
     def __init__(self, conf: Conf) -> None:
         given = conf.node_id_given
         self._name = (
-            names.Name(conf.node_id) if given else names.take(conf.node_id, conf.group, conf.access.servers)
+            names.NodeIdClaim(conf.node_id)
+            if given
+            else names.claim_node_id(conf.node_id, conf.group, conf.access.servers)
         )
         conf = replace(conf, node_id=self._name.node_id)
         super().__init__(conf.group, conf.node_id, self._hold_port)
@@ -92,13 +94,13 @@ class TorchrunHandler(HetRendezvousHandler):
             self._leave("its agent has closed the rendezvous")
             raise RendezvousClosedError(self._closed)
         connection = self._connection or self._connect()
-        connection.update()
+        connection.take_directives()
         self._report_failure(connection)
         while True:
             connection.in_round = False
             self.release()
             connection.stop = None
-            connection.server.ready(connection.round, self._offered_port(connection), 0)
+            connection.server.set_ready(connection.round, self._offered_port(connection), 0)
             try:
                 start = connection.next_start()
             except (RendezvousError, SystemExit) as error:
@@ -118,9 +120,9 @@ class TorchrunHandler(HetRendezvousHandler):
         connection = self._connection
         if connection is None:
             return 0
-        connection.update()
+        connection.take_directives()
         now = time.monotonic()
-        if not (connection.in_round and connection.over):
+        if not (connection.in_round and connection.ending_directive):
             self._interval_s = min(now - self._asked_at, LONGEST_INTERVAL_S)
             self._asked_at = now
             return 0
@@ -130,7 +132,7 @@ class TorchrunHandler(HetRendezvousHandler):
     def is_closed(self) -> bool:
         """Whether the job is over for this node, as far as the server has said."""
         if self._connection is not None:
-            self._connection.update()
+            self._connection.take_directives()
         return self._closed is not None or (
             self._connection is not None and self._connection.exit is not None
         )
@@ -149,12 +151,12 @@ class TorchrunHandler(HetRendezvousHandler):
         """
         self._closed = f"this node has left group '{self._group}': create another handler"
         if (connection := self._connection) is not None:
-            connection.update()
+            connection.take_directives()
             if self._succeeded:
                 if self.start.master.node_id == self._node_id:  # the others' workers may need the store
                     connection.wait_until_over(None)
                 why = "its agent has finished"
-            elif (signal := signal_of_callers()) is not None:
+            elif (signal := find_ending_signal()) is not None:
                 why = f"its agent got {signal}"
             else:
                 self._report_failure(connection, final=True)
@@ -178,9 +180,9 @@ class TorchrunHandler(HetRendezvousHandler):
         for note in self._name.notes:
             log(note)
         try:
-            connection = connection_of(conf, spec_of_callers(self), log)
+            connection = make_connection(conf, find_worker_spec(self), log)
         except network.NetworkError as error:
-            raise RendezvousConnectionError(with_options(str(error))) from None
+            raise RendezvousConnectionError(translate_flags(str(error))) from None
         self._connection = connection
         # After a signal torch does not call shutdown(): a program that goes on must not seem to take part.
         self._leaver = weakref.finalize(self, _abandon, connection.server, self._owner)
@@ -215,7 +217,7 @@ class TorchrunHandler(HetRendezvousHandler):
             return self.offer()
         except network.NetworkError as error:
             what = f"node '{self._node_id}' cannot offer a port for the next round: {error}"
-            raise RendezvousConnectionError(with_options(what)) from None
+            raise RendezvousConnectionError(translate_flags(what)) from None
 
     def _report_failure(self, connection: Connection, *, final: bool = False) -> None:
         """Report that workers of this node failed, if it is in a round that nobody has ended.
@@ -223,8 +225,8 @@ class TorchrunHandler(HetRendezvousHandler):
         `final`: torch's agent has no restart left. That is also reported of a round that has ended: else the others
         could only blame this node for leaving.
         """
-        if connection.in_round and not (connection.exit if final else connection.over):
-            failure = replace(failure_of_callers(), final=final)
+        if connection.in_round and not (connection.exit if final else connection.ending_directive):
+            failure = replace(find_first_failure(), final=final)
             connection.server.send(round_report(ReportKind.FAILED, connection.round, failure=failure))
 
     # -- a round ---------------------------------------------------------------------------------------------
@@ -267,7 +269,7 @@ class TorchrunHandler(HetRendezvousHandler):
         connection = self._connection
         assert connection is not None
         connection.wait_until_over(timeout_s)
-        if connection.over is None:
+        if connection.ending_directive is None:
             raise TimeoutError(f"not all nodes have succeeded within {timeout_s:g} s")
-        if connection.over.outcome != "succeeded":
-            raise RoundOverError(connection.over.why)
+        if connection.ending_directive.outcome != "succeeded":
+            raise RoundOverError(connection.ending_directive.why)

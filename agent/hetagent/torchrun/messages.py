@@ -11,13 +11,13 @@ from torch.distributed.elastic.rendezvous import (
 
 from hetagent.node import console
 from hetagent.node.processes.signals import signal_name
-from hetagent.torch_compat.callers import result_of_callers, torchrun_is_calling
-from hetagent.workers.failures import MAX_CHARACTERS, failure_message, read_record, sendable
+from hetagent.torch_compat.callers import find_run_result, torchrun_is_calling
+from hetagent.workers.failures import MAX_CHARACTERS, escape_surrogates, failure_message, read_record
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.failure import Failure
 
 
-def with_options(text: str) -> str:
+def translate_flags(text: str) -> str:
     """Advice that may name hetagent's flags, with what they are called here."""
     return f"{text} (with torchrun --server is --rdzv-endpoint, and a flag like --node-id is --rdzv-conf node_id=...)"
 
@@ -27,7 +27,7 @@ def log(node_id: str, text: str) -> None:
     console.log(f"hetrdzv[{node_id}]", text)
 
 
-def ending(directive: Directive) -> str:
+def exit_text(directive: Directive) -> str:
     """The text of an `exit` directive, with its outcome."""
     return f"the job failed: {directive.why}" if directive.outcome == "failed" else directive.why
 
@@ -46,25 +46,25 @@ def exit_error(directive: Directive) -> BaseException:
             else RendezvousGracefulExitError(directive.why)
         )
     if cause in ("join_timeout", "impossible_world"):
-        return RendezvousTimeoutError(ending(directive))
-    text = ending(directive)
+        return RendezvousTimeoutError(exit_text(directive))
+    text = exit_text(directive)
     if directive.outcome is None or cause == "no_master":  # whose advice is about flags
-        text = with_options(text)
+        text = translate_flags(text)
     if directive.round or directive.outcome:
         return RendezvousClosedError(text)
     return RendezvousConnectionError(text)
 
 
-def failure_of_callers() -> Failure:
+def find_first_failure() -> Failure:
     """The first failure that torch's agent knows of.
 
     If it has no result, no worker was started, and an exception may be on its way.
     """
-    result = result_of_callers()
+    result = find_run_result()
     if result is None or not result.failures:
         error = sys.exc_info()[1]
         why = "see the output of torch's agent" if error is None else f"{type(error).__name__}: {error}"
-        return Failure(local_rank=-1, rank=-1, message=sendable(why)[-MAX_CHARACTERS:])
+        return Failure(local_rank=-1, rank=-1, message=escape_surrogates(why)[-MAX_CHARACTERS:])
     rank, first = min(result.failures.items(), key=lambda item: item[1].timestamp)
     code = first.exitcode
     return Failure(

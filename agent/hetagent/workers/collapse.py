@@ -48,7 +48,7 @@ class LineMerger:
         self._thread.start()
 
     @staticmethod
-    def mark(rank: int) -> str:
+    def line_prefix(rank: int) -> str:
         """What a line has to begin with when it is written here, to say whose it is."""
         return f"{rank}\0"
 

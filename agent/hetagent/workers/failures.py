@@ -11,9 +11,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from hetagent.errors import CommandError, PermanentStartError, Starved
-from hetagent.launch.command import explained
-from hetagent.node.console import say
+from hetagent.errors import CommandError, OutOfResourcesError, PermanentStartError
+from hetagent.launch.command import explain_start_error
+from hetagent.node.console import print_to_stderr
 from hetagent.node.processes.signals import signal_number
 from hetrdzv.protocol.failure import Failure, RootCause
 from hetrdzv.protocol.stacks import text_tail
@@ -82,39 +82,39 @@ def failure_message(
     """Why a worker failed, in its own words; empty: it has left none.
 
     That is the end of the traceback, else of stderr, in whole lines and at most `MAX_CHARACTERS`; else that the disk of
-    the folder for both is full. All of it is `sendable`.
+    the folder for both is full. All of it went through `escape_surrogates`.
     """
-    output = _end(concealed(record.message, secrets))
-    output = output or _last_words(concealed(plain_text(stderr), secrets))
-    return output or sendable(_lost_output(folder))
+    output = _end(redact(record.message, secrets))
+    output = output or _last_words(redact(plain_text(stderr), secrets))
+    return output or escape_surrogates(_lost_output(folder))
 
 
 def start_failure(error: Exception) -> Failure:
     """Why workers could not be started."""
-    error = explained(error)
+    error = explain_start_error(error)
     text = str(error) if isinstance(error, CommandError) else f"{type(error).__name__}: {error}"
     return Failure(
         local_rank=-1,
         rank=-1,
-        message=sendable(text)[:MAX_CHARACTERS],
+        message=escape_surrogates(text)[:MAX_CHARACTERS],
         permanent=isinstance(error, PermanentStartError),
-        final=isinstance(error, Starved),
+        final=isinstance(error, OutOfResourcesError),
     )
 
 
-def concealed(text: str, secrets: Collection[str]) -> str:
+def redact(text: str, secrets: Collection[str]) -> str:
     """The text without some words."""
     for secret in secrets:
         text = text.replace(secret, "[token]")
     return text
 
 
-def sendable(text: str) -> str:
+def escape_surrogates(text: str) -> str:
     """The text with an escape for each lone surrogate (a byte of a file name that is not UTF-8)."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def tail(path: str) -> bytes:
+def read_tail(path: str) -> bytes:
     """The end of a file; empty if there is none."""
     with contextlib.suppress(OSError):
         return _read(path, _TAIL_BYTES, from_end=True)
@@ -146,7 +146,7 @@ def _last_words(text: str) -> str:
     if len(dump) > _CRASH_CHARACTERS:
         dump = dump[:_CRASH_CHARACTERS].rpartition("\n")[0] + "\n…"
     before = _end(text[: crash.start()], MAX_CHARACTERS - len(dump) - 1)
-    return sendable(f"{before}\n{dump}" if before else dump)
+    return escape_surrogates(f"{before}\n{dump}" if before else dump)
 
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]?|[]PX^_].*?(?:\x07|\x1b\\|$)|[ -/]*[0-~]?)", re.MULTILINE)
@@ -187,7 +187,7 @@ def _end(text: str, most: int = MAX_CHARACTERS) -> str:
 
     Of an exception they begin with its headline and the script's line that raised it, if these would not be there.
     """
-    text = sendable(text).rstrip()
+    text = escape_surrogates(text).rstrip()
     if len(text) <= most:
         return text if text.strip() else ""
     text = "\n".join(map(_shortened, text.split("\n")))
@@ -236,4 +236,4 @@ def write_error(message: str, stack: str, exitcode: int | None = None) -> None:
         with open(fd, "w", encoding="utf-8") as file:
             json.dump({"message": record}, file)
     except OSError as failure:
-        say(f"hetagent: cannot write {ERROR_FILE}: {failure}")
+        print_to_stderr(f"hetagent: cannot write {ERROR_FILE}: {failure}")

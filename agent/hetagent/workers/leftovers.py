@@ -23,13 +23,13 @@ class OrphanReaper:
     def note_stuck(self, pids: Sequence[int]) -> None:
         """Remember processes that have survived SIGKILL, and say so."""
         if pids:
-            alive = processes.living()
+            alive = processes.list_processes()
             self._stuck |= {alive[pid] for pid in pids if pid in alive}
             self._log(f"processes cannot be killed: {processes.describe_stuck(pids)}")
 
-    def stuck(self) -> str:
+    def describe_stuck(self) -> str:
         """Which of them are still alive, and why; empty if none is."""
-        alive = processes.living()
+        alive = processes.list_processes()
         # Another process may have the pid of one that has died after all; a living one may have lost its parent.
         same = [
             process.pid
@@ -38,13 +38,13 @@ class OrphanReaper:
         ]
         return processes.describe_stuck(same) if same else ""
 
-    def spare(self) -> None:
+    def spare_detached(self) -> None:
         """The workers have succeeded here: what they detached may keep running until the job's outcome is known."""
         self._spared = True
 
-    def keep_spared(self) -> None:
+    def report_spared(self) -> None:
         """The job has succeeded: say what is left running."""
-        if self._spared and (pids := processes.marked(self._incarnation)):
+        if self._spared and (pids := processes.find_by_incarnation(self._incarnation)):
             shown = ", ".join(map(str, pids))
             self._log(f"processes that the workers detached (setsid) are left running: {shown}")
 

@@ -28,10 +28,10 @@ class RoundLogsSpecs(DefaultLogsSpecs):
         local_ranks_filter: set[int] | None = None,
     ) -> None:
         self.folder = ""
-        self._temporary: scratch.Folder | None = None
+        self._temporary: scratch.ScratchFolder | None = None
         if not log_dir:
             scratch.sweep(PREFIX)
-            self._temporary = scratch.Folder(PREFIX)
+            self._temporary = scratch.ScratchFolder(PREFIX)
             log_dir = str(self._temporary.path)
         super().__init__(log_dir, redirects, tee, local_ranks_filter)
 

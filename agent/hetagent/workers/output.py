@@ -166,7 +166,7 @@ class OutputCapture:
             _write(console, data)
 
 
-def drained(stops: Collection[Callable[[], None]], until: float | None = None) -> bool:
+def wait_for_log_copies(stops: Collection[Callable[[], None]], until: float | None = None) -> bool:
     """Wait until torch has copied what is left in the workers' log files; False: the console is blocked.
 
     torch's ways to stop copying return when everything has been copied.

@@ -2,7 +2,7 @@
 
 Exits are read without reaping (`WNOWAIT`): a worker stays a zombie until its round is cleaned up, so that its pid,
 which is also the id of its session and process group, cannot be reused in the meantime. The caller learns from SIGCHLD
-when to look (`hetagent.node.processes.signals.noted`).
+when to look (`hetagent.node.processes.signals.capture_signals`).
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from hetagent.node.processes import proctree as processes
 from hetagent.workers.failures import ErrorRecord, failure_message, read_record
-from hetagent.workers.starter import Exit, Started
+from hetagent.workers.starter import Exit, StartedWorkers
 from hetrdzv.protocol.bounds import MAX_SECONDS
 from hetrdzv.protocol.failure import Failure
 
@@ -29,7 +29,7 @@ class Workers:
 
     def __init__(
         self,
-        started: Started,
+        started: StartedWorkers,
         incarnation: str,
         kept_sessions: Callable[[], Collection[int]] = tuple,
         *,
@@ -64,7 +64,7 @@ class Workers:
         """Let the console show what the workers have written before what is logged next, unless it is slow."""
         self.started.catch_up(time.monotonic() + PATIENCE_S)
 
-    def collect(self) -> list[Exit]:
+    def take_exits(self) -> list[Exit]:
         """The workers that have ended since the last call."""
         ended = []
         for local_rank, pid in list(self._running.items()):
@@ -80,7 +80,7 @@ class Workers:
                 _send(os.killpg, pid, self._owed.pop(pid))
         return ended
 
-    def raised(self) -> list[Exit]:
+    def find_lingering(self) -> list[Exit]:
         """The workers that have not ended since an exception has ended their scripts."""
         now, clock, found = time.monotonic(), time.time(), []
         for local_rank in self._running:
@@ -89,7 +89,7 @@ class Workers:
                 found.append(Exit(local_rank, 1, now - max(0.0, clock - ended_at), lingers=True))
         return found
 
-    def first(self, failed: Sequence[Exit]) -> Exit:
+    def first_failure(self, failed: Sequence[Exit]) -> Exit:
         """Of the workers that were seen to have failed at the same time, the one that probably failed first.
 
         A worker that was killed, or exited without an exception, was gone at once; the others recorded their
@@ -97,7 +97,7 @@ class Workers:
         """
         return min(failed, key=lambda end: self._record(end.local_rank).raised_at or 0.0)
 
-    def failure(self, end: Exit, rank: int, secrets: Collection[str] = ()) -> Failure:
+    def describe_failure(self, end: Exit, rank: int, secrets: Collection[str] = ()) -> Failure:
         """How a worker of this rank failed, in words without secrets."""
         worker, record = self.started.workers[end.local_rank], self._record(end.local_rank)
         raised_s = 0.0
@@ -123,9 +123,9 @@ class Workers:
         The rest of a worker's process group gets it as well, but not the helpers of one that handles it, before it has
         ended. SIGINT is for all: Python handles it by itself, and who presses Ctrl-C means everything.
         """
-        alive = processes.living() if signum != signal.SIGINT else {}
+        alive = processes.list_processes() if signum != signal.SIGINT else {}
         for sid in self._sids:
-            spared = processes.helpers(alive, sid, signum, spawns=self._spawns)
+            spared = processes.find_signal_exempt(alive, sid, signum, spawns=self._spawns)
             if not spared:
                 _send(os.killpg, sid, signum)
                 continue
@@ -133,10 +133,12 @@ class Workers:
             for process in alive.values():
                 if process.group == sid and process.pid not in spared:
                     _send(os.kill, process.pid, signum)
-        for pid in processes.stopped(self._sids):
+        for pid in processes.find_stopped(self._sids):
             _send(os.kill, pid, signal.SIGKILL)
 
-    def clear(self, *, spare_detached: bool = False, until: float | None = None) -> tuple[list[int], bool]:
+    def kill_remaining(
+        self, *, spare_detached: bool = False, until: float | None = None
+    ) -> tuple[list[int], bool]:
         """Kill what is left of the workers and of what they started, reap the workers, close their logs.
 
         With `spare_detached` what has left the workers' sessions (`setsid`) is left alone. Returns the pids that would
@@ -146,7 +148,7 @@ class Workers:
             stuck = processes.kill_all(lambda: processes.session_members(self._sids))
         else:
             stuck = processes.kill_all_of(self._incarnation, self._sids, self._kept_sessions)
-        self.collect()
+        self.take_exits()
         return stuck, self.started.close(until)
 
 

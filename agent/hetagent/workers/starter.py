@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from hetagent.node.processes.signals import signal_name
-from hetagent.workers.failures import tail
+from hetagent.workers.failures import read_tail
 from hetagent.workers.output import STDERR, STDOUT, CapturedOutput
 
 
@@ -42,7 +42,7 @@ class StartedWorker:
         """The end of what it has written there, if anybody keeps it."""
         if self.captured is None:
             return b""
-        return self.captured.stderr.read() or tail(self.stderr_file)
+        return self.captured.stderr.read() or read_tail(self.stderr_file)
 
     def output(self) -> tuple[bytes, bytes] | None:
         """The end of what it has written, wherever that goes; None: nobody keeps it.
@@ -55,12 +55,12 @@ class StartedWorker:
         if not writers and not any(map(os.path.exists, (self.stdout_file, self.stderr_file))):
             return None
         if STDERR not in writers:
-            return both or tail(self.stdout_file), tail(self.stderr_file)
-        return (both, b"") if STDOUT in writers else (tail(self.stdout_file), both)
+            return both or read_tail(self.stdout_file), read_tail(self.stderr_file)
+        return (both, b"") if STDOUT in writers else (read_tail(self.stdout_file), both)
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class StartedWorkers:
     """The worker processes of one round, by local rank.
 
     Attributes:

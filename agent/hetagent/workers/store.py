@@ -86,7 +86,7 @@ class HetRendezvousHandler(RendezvousHandler):
             master_listen_fd=listener.detach(),
         )
 
-    def workers(self) -> int | None:
+    def count_workers(self) -> int | None:
         """How many workers have come to the store of the last round; None: this node does not host it, or unknown.
 
         Each counts itself there when it opens the store with a world size, as `init_process_group` does; torch's own

@@ -25,10 +25,10 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import Subproc
 
 from hetagent.launch.base import Assignment, PredictCommand
 from hetagent.launch.command import WorkerCommand
-from hetagent.torch_compat.flags import changes_the_command, substituted
+from hetagent.torch_compat.flags import changes_the_command, substitute_macros
 from hetagent.workers.collapse import LineMerger
-from hetagent.workers.output import STDERR, STDOUT, OutputCapture, drained
-from hetagent.workers.starter import Program, Started, StartedWorker, Take
+from hetagent.workers.output import STDERR, STDOUT, OutputCapture, wait_for_log_copies
+from hetagent.workers.starter import Program, StartedWorker, StartedWorkers, Take
 from hetagent.workers.store import HetRendezvousHandler
 
 
@@ -74,7 +74,7 @@ class TorchStarter(LocalElasticAgent):
             if predicted is None:
                 return ()
             command, changes = predicted
-            args = substituted([command.entrypoint, *command.args], local_rank)
+            args = substitute_macros([command.entrypoint, *command.args], local_rank)
             values = {**os.environ, **environ, **changes}
             known = {name: value for name, value in values.items() if value is not None}
             programs.append(Program(args, known))
@@ -86,11 +86,11 @@ class TorchStarter(LocalElasticAgent):
         command: WorkerCommand,
         environs: Sequence[Mapping[str, str | None]],
         take: Take | None = None,
-    ) -> Started:
+    ) -> StartedWorkers:
         """Start the workers of a round, each as a child of this process with a session of its own.
 
         `environs` has changes to torchrun's environment for each local rank; None removes a variable. Where this fails,
-        some workers may be running: see `unfinished`.
+        some workers may be running: see `take_failed_start_pids`.
         """
         group, spec, start = self._worker_group, self.spec, assignment.start
         assert isinstance(spec.rdzv_handler, HetRendezvousHandler)
@@ -118,9 +118,11 @@ class TorchStarter(LocalElasticAgent):
             for local_rank, worker in self._begun.items()
         }
         self._begun = {}
-        return Started(workers, partial(self._close, context), self._catch_up, spec.rdzv_handler.workers)
+        return StartedWorkers(
+            workers, partial(self._close, context), self._catch_up, spec.rdzv_handler.count_workers
+        )
 
-    def unfinished(self) -> Collection[int]:
+    def take_failed_start_pids(self) -> Collection[int]:
         """Once, the pids of the processes of a start that failed: torch has forgotten them. Each leads a session."""
         begun, self._begun = self._begun, {}
         return [worker.pid for worker in begun.values()]
@@ -153,7 +155,7 @@ class TorchStarter(LocalElasticAgent):
         handlers = context.subprocess_handlers.values()
         for handler in handlers:
             handler.proc.poll()
-        shown = drained([tail.stop for tail in _tails(context)], until)
+        shown = wait_for_log_copies([tail.stop for tail in _tails(context)], until)
         shown = self._catch_up(until) and shown
         if shown:
             files = [file for handler in handlers for file in (handler._stdout, handler._stderr)]
@@ -245,7 +247,7 @@ class TorchStarter(LocalElasticAgent):
                 if self._log_files and self._dst in (sys.stdout, sys.stderr):
                     self._merger = LineMerger(self._dst, self._log_files, offset, prefix)
                     self._dst = cast("TextIO", self._merger)
-                    self._log_line_prefixes = {rank: LineMerger.mark(rank) for rank in self._log_files}
+                    self._log_line_prefixes = {rank: LineMerger.line_prefix(rank) for rank in self._log_files}
 
             def stop(self) -> None:
                 super().stop()

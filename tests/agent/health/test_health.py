@@ -16,9 +16,9 @@ from tests.support.fuse import DeadFiles
 
 from hetagent.health import gpus_free, node_check
 from hetagent.health.checks import HEALTHY, HealthChecks, HealthResult
-from hetagent.health.gpus_free import GpusFree, left_over
+from hetagent.health.gpus_free import GpuMemoryCheck, find_unfreed_memory
 from hetagent.health.node_check import MOST_CHARACTERS, NodeCheck
-from hetagent.node.gpu.discovery import GpuBroken, Holder, Usage
+from hetagent.node.gpu.discovery import GpuBroken, MemoryUser, Usage
 from hetagent.node.processes import proctree as processes
 
 GIB = 1 << 30
@@ -31,7 +31,7 @@ MINE = f"ready-{uuid.uuid4().hex}"
 
 def usage(used: float, *holders: tuple[int, float], gpu: str = "GPU 0") -> Usage:
     """What is in use (GiB), and by whom."""
-    return Usage(gpu, int(used * GIB), tuple(Holder(pid, int(size * GIB)) for pid, size in holders))
+    return Usage(gpu, int(used * GIB), tuple(MemoryUser(pid, int(size * GIB)) for pid, size in holders))
 
 
 # -- the memory of GPUs --------------------------------------------------------------------------------------
@@ -56,7 +56,7 @@ def usage(used: float, *holders: tuple[int, float], gpu: str = "GPU 0") -> Usage
     ],
 )
 def test_what_is_not_free(before: Usage, now: Usage, more: float | None, who: str) -> None:
-    found = left_over([before], [now], OURS.__contains__)
+    found = find_unfreed_memory([before], [now], OURS.__contains__)
     assert [one.more_bytes // GIB for one in found] == ([] if more is None else [more])
     for one in found:
         assert one.is_ours == ("pid 7" in who)
@@ -92,8 +92,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
     ) -> Any:
         monkeypatch.setattr(gpus_free, "WAIT_S", wait_s)
         monkeypatch.setattr(gpus_free, "UNNAMED_S", unnamed_s)
-        monkeypatch.setattr(gpus_free, "memory_of", lambda uuids: look())
-        gpus = GpusFree((), "none", **more)
+        monkeypatch.setattr(gpus_free, "query_memory", lambda uuids: look())
+        gpus = GpuMemoryCheck((), "none", **more)
         assert gpus.run((), NEVER) == HEALTHY, "before the first round nothing can be left"
         return [gpus.run(OURS, NEVER) for _ in range(rounds)]
 
@@ -185,7 +185,7 @@ def test_a_reason_is_bounded_however_much_is_written() -> None:
 def test_at_its_limit_it_is_killed(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_check, "TIMEOUT_S", 0.2)
     assert check(command).why.startswith("node check did not end within 0.2 s")
-    assert processes.marked(MINE, processes.CHECK_FOR) == []
+    assert processes.find_by_incarnation(MINE, processes.CHECK_FOR) == []
 
 
 @pytest.mark.parametrize(("how", "status"), [("", 0), ("nohup", 1), ("exec setsid nohup", 0)])
@@ -193,7 +193,7 @@ def test_what_it_leaves_in_the_background_ends_with_it(tmp_path: Path, how: str,
     """However it was detached, whatever the check says, and though it holds the check's output open."""
     found = check(f"({how} sleep 300) & echo $! > {tmp_path}/pid; {how} sleep 300 & exit {status}")
     assert (found == HEALTHY) == (status == 0)
-    assert processes.marked(MINE, processes.CHECK_FOR) == []
+    assert processes.find_by_incarnation(MINE, processes.CHECK_FOR) == []
     assert not is_alive(int((tmp_path / "pid").read_text()))
 
 
@@ -253,7 +253,7 @@ def verdicts(checks: HealthChecks, count: int) -> list[HealthResult]:
     found: list[HealthResult] = []
 
     def enough() -> bool:
-        found.extend(checks.take())
+        found.extend(checks.take_results())
         return len(found) >= count
 
     soon(enough, f"{count} verdicts")
@@ -274,7 +274,7 @@ def test_verdicts_come_when_they_change(tmp_path: Path) -> None:
         state.write_text("exit 5")
         soon(lambda: checks._results)
         checks.cancel()
-        assert checks.take() == [], "a round has begun"
+        assert checks.take_results() == [], "a round has begun"
         checks.run(())
         assert verdicts(checks, 1) == [HealthResult("node check failed (exit status 5)")]
 
@@ -357,7 +357,7 @@ def test_a_check_that_runs_holds_up_nothing(rig: Make, how: str) -> None:
     end = made.gets(signal.SIGTERM) if how == "a signal" else made.asks("cancel")
     code = made.run(made.appears("running"), end)
     assert code == (None if how == "a signal" else 3)
-    assert processes.marked(made.identity.incarnation, processes.CHECK_FOR) == []
+    assert processes.find_by_incarnation(made.identity.incarnation, processes.CHECK_FOR) == []
 
 
 def test_a_node_that_is_of_no_use_leaves_and_says_why(rig: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,11 +4,11 @@ import os
 from pathlib import Path
 
 from hetagent.launch import command
-from hetagent.launch.command import script_name
+from hetagent.launch.command import identify_script
 
 
 def of(path: Path, **more: bool) -> str:
-    return script_name(str(path), **{"module": False, "no_python": False, **more})[1]
+    return identify_script(str(path), **{"module": False, "no_python": False, **more})[1]
 
 
 def test_scripts_of_one_name_are_told_apart(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from hetagent.errors import CommandError
-from hetagent.launch.base import Assignment, Setup
+from hetagent.launch.base import Assignment, LaunchOptions
 from hetagent.launch.command import WorkerCommand
-from hetagent.launch.horovod import Horovod, ranks
+from hetagent.launch.horovod import Horovod, rank_environ
 from hetagent.node import network
 from hetrdzv.protocol.directive import Member, Start
 
@@ -79,7 +79,7 @@ def test_ranks_on_nodes_with_2_1_and_3_slots() -> None:
     found = {}
     for member in members(2, 1, 3):
         for local_rank in range(member.slots):
-            env = ranks(members(2, 1, 3), member.node_id, local_rank)
+            env = rank_environ(members(2, 1, 3), member.node_id, local_rank)
             assert (env["HOROVOD_HOSTNAME"], env["HOROVOD_SIZE"]) == (member.node_id, "6")
             found[member.node_id, local_rank] = tuple(int(env[f"HOROVOD_{name}"]) for name in place)
     assert found == {
@@ -109,7 +109,7 @@ def test_a_worker_is_told_to_meet_over_gloo_at_the_masters_script_port(
     assert launch.environ(behind_a_router, 0)["HOROVOD_GLOO_IFACE"] is None
     monkeypatch.setenv("HOROVOD_GLOO_IFACE", "ib0")
     assert launch.environ(behind_a_router, 0)["HOROVOD_GLOO_IFACE"] == "ib0"
-    isolated = Horovod(COMMAND, Setup(slots=2, visible="3,5", isolate_gpus=True))
+    isolated = Horovod(COMMAND, LaunchOptions(slots=2, visible="3,5", isolate_gpus=True))
     assert isolated.environ(assignment("a", 2, 1), 1)["CUDA_VISIBLE_DEVICES"] == "5"
 
 

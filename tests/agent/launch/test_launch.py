@@ -9,10 +9,10 @@ from tests.agent.launch.test_horovod import assignment as assignment_of
 
 from hetagent.cli.parse import parse
 from hetagent.errors import CommandError, UnevenRanksError, UsageError
-from hetagent.launch.base import Assignment, Launch, Setup
+from hetagent.launch.base import Assignment, Launch, LaunchOptions
 from hetagent.launch.command import WorkerCommand
-from hetagent.launch.gpu import PerGpu, entries
-from hetagent.launch.kinds import launch_of
+from hetagent.launch.gpu import PerGpu, visible_devices_per_worker
+from hetagent.launch.kinds import make_launch
 from hetagent.launch.node import placeholders
 from hetagent.launch.node.program import InitFile, PerNode
 from hetagent.node import network
@@ -32,8 +32,8 @@ def command(*args: str) -> WorkerCommand:
 
 def test_every_placeholder_is_filled_in() -> None:
     words = [f"{name}={{{name}}}" for name in placeholders.KNOWN]
-    values = placeholders.values(assignment())
-    assert dict(word.split("=") for word in placeholders.fill(words, values)) == {
+    values = placeholders.placeholder_values(assignment())
+    assert dict(word.split("=") for word in placeholders.substitute(words, values)) == {
         "init_method": "tcp://10.0.0.1:2222",
         "master_addr": "10.0.0.1",
         "master_port": "2222",
@@ -46,9 +46,9 @@ def test_every_placeholder_is_filled_in() -> None:
         "restart_count": "0",
         "group": "job",
     }
-    filled = placeholders.fill(['{{"lr": {gpus}}}', "{nnodes}x{gpus}", "plain"], values)
+    filled = placeholders.substitute(['{{"lr": {gpus}}}', "{nnodes}x{gpus}", "plain"], values)
     assert filled == ['{"lr": 2}', "2x2", "plain"]
-    values = placeholders.values(assignment(master="fd00::1"))
+    values = placeholders.placeholder_values(assignment(master="fd00::1"))
     assert (values["init_method"], values["master_addr"]) == ("tcp://[fd00::1]:2222", "fd00::1")
 
 
@@ -192,24 +192,24 @@ def test_a_name_must_be_a_directory_that_a_url_can_name_and_the_command_asks_for
         ("", r"does not have \{init_method\}"),
     ):
         with pytest.raises(CommandError, match=said):
-            PerNode(command("--rank", "{rank_offset}"), Setup(init_file=tmp_path / name))
+            PerNode(command("--rank", "{rank_offset}"), LaunchOptions(init_file=tmp_path / name))
 
 
 # -- one process per GPU -------------------------------------------------------------------------------------
 
 
 def test_isolated_workers_see_their_own_gpu_and_keep_their_local_rank() -> None:
-    launch = PerGpu(command("x"), Setup(slots=2, visible="4,GPU-ab, 6", isolate_gpus=True))
+    launch = PerGpu(command("x"), LaunchOptions(slots=2, visible="4,GPU-ab, 6", isolate_gpus=True))
     assert [launch.environ(assignment(), rank) for rank in range(2)] == [
         {"CUDA_VISIBLE_DEVICES": "4"},
         {"CUDA_VISIBLE_DEVICES": "GPU-ab"},
     ]
-    assert entries(None, 3) == ("0", "1", "2")
-    assert entries("", 3) == (), "CPU workers"
+    assert visible_devices_per_worker(None, 3) == ("0", "1", "2")
+    assert visible_devices_per_worker("", 3) == (), "CPU workers"
     with pytest.raises(
         CommandError, match="3 workers a GPU of its own, but CUDA_VISIBLE_DEVICES=0,1 names 2"
     ):
-        entries("0,1", 3)
+        visible_devices_per_worker("0,1", 3)
 
 
 def test_with_isolation_fairseqs_formula_names_the_device_of_the_local_rank() -> None:
@@ -218,7 +218,7 @@ def test_with_isolation_fairseqs_formula_names_the_device_of_the_local_rank() ->
     def devices(isolated: bool) -> list[tuple[str, str]]:
         """What `RANK % visible` and LOCAL_RANK name for each worker of the second node, as physical GPUs."""
         node = [f"gpu{index}" for index in range(4)]
-        launch = PerGpu(command("x"), Setup(slots=4, visible=",".join(node), isolate_gpus=isolated))
+        launch = PerGpu(command("x"), LaunchOptions(slots=4, visible=",".join(node), isolate_gpus=isolated))
         found = []
         for local_rank in range(4):
             changes = launch.environ(assignment(slots=4, world_size=7), local_rank)
@@ -264,7 +264,7 @@ def test_the_launch_is_the_one_asked_for(flags: str, visible: str | None, found:
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     if isinstance(found, str):
         with pytest.raises(UsageError, match=found):
-            launch_of(options, command("x"), 2, environ)
+            make_launch(options, command("x"), 2, environ)
     else:
-        assert type(launch_of(options, command("x"), 2, environ)) is found
-        launch_of(options, command("x"), 1, environ)
+        assert type(make_launch(options, command("x"), 2, environ)) is found
+        make_launch(options, command("x"), 1, environ)

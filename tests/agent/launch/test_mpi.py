@@ -53,17 +53,17 @@ COMMAND = WorkerCommand("/bin/true", ("x",), is_python=False)
 
 @pytest.mark.parametrize("given", [GIVEN, [*BEFORE, *GIVEN, ")"], PREFIXED], ids=["bash", "sh", "prefix"])
 def test_what_mpirun_gives_its_remote_shell_becomes_orteds_arguments(given: list[str]) -> None:
-    words = orted.command_line(given)
+    words = orted.split_command_line(given)
     assert words[0].endswith("orted")
     assert words[1] == "--daemonize"
     assert daemon_refusal(words) is None
-    assert orted.arguments(words) == RUN
+    assert orted.orted_arguments(words) == RUN
 
 
 @pytest.mark.parametrize("given", [[], ["prted", "--daemonize"], ["sh", "-c", "reboot"], ['orted "']])
 def test_anything_else_that_mpirun_would_run_is_refused(given: list[str]) -> None:
     with pytest.raises(CommandError, match="mpirun would run"):
-        orted.command_line(given)
+        orted.split_command_line(given)
 
 
 @pytest.mark.parametrize(
@@ -80,9 +80,11 @@ def test_anything_else_that_mpirun_would_run_is_refused(given: list[str]) -> Non
 )
 def test_a_daemon_with_more_than_mpirun_needs_is_refused(words: str, says: str) -> None:
     with pytest.raises(CommandError, match="the master asked this node to run") as caught:
-        orted.arguments(words.split())
+        orted.orted_arguments(words.split())
     assert says in str(caught.value)
-    assert orted.arguments(["/x/orted", "-mca", "plm_rsh_agent", "/tmp/evil"]) == [], "it is for mpirun alone"
+    assert orted.orted_arguments(["/x/orted", "-mca", "plm_rsh_agent", "/tmp/evil"]) == [], (
+        "it is for mpirun alone"
+    )
 
 
 def test_hosts_have_names_that_are_nobodys() -> None:
@@ -114,7 +116,7 @@ def test_mpirun_gets_the_rounds_order_and_slots() -> None:
     assert ports["oob_tcp_dynamic_ipv4_ports"] == "30000-30099"
     assert (ports["btl_tcp_port_min_v4"], ports["btl_tcp_port_range_v4"]) == ("30000", "100")
     relayed = [word for name, value in given.items() for word in ("--mca", name, value)]
-    assert orted.arguments(["orted", *relayed]) == [
+    assert orted.orted_arguments(["orted", *relayed]) == [
         word for name, value in given.items() if name != "plm_rsh_agent" for word in ("--mca", name, value)
     ]
 
@@ -184,7 +186,11 @@ def test_a_member_waits_for_the_masters_word_and_runs_its_own_orted(launch: Mpi,
     assert all(folder.stat().st_mode & 0o777 == 0o700 for folder in folders)
     launch.end()
     assert not any(folder.exists() for folder in folders)
-    assert launch.patience_s(mine, failed=True) > launch.patience_s(mine, failed=False) > 0
+    assert (
+        launch.failure_report_delay_s(mine, failed=True)
+        > launch.failure_report_delay_s(mine, failed=False)
+        > 0
+    )
     mine.start = replace(mine.start, daemon=["orted", "-mca", "mca_base_component_path", "/tmp"])
     with pytest.raises(CommandError, match="mca_base_component_path"):
         launch.begin(mine)
@@ -212,7 +218,7 @@ def master(launch: Mpi) -> Master:
     command = launch.begin(mine)
     assert command is not None
     assert (command.entrypoint, command.args[-2:]) == ("mpirun", ("/bin/true", "x"))
-    assert launch.patience_s(mine, failed=True) == 0
+    assert launch.failure_report_delay_s(mine, failed=True) == 0
     return launch, asked, answer
 
 
@@ -232,7 +238,7 @@ def test_the_remote_shell_ends_well_when_the_member_was_told(master: Master) -> 
     assert process.returncode == 0
     ((number, node_id, words),) = asked
     assert (number, node_id, words[0]) == (1, "b", "orted")
-    assert orted.arguments(words) == RUN
+    assert orted.orted_arguments(words) == RUN
 
 
 def test_the_remote_shell_says_why_a_member_does_not_start(master: Master) -> None:

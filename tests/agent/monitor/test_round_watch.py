@@ -100,7 +100,7 @@ class Pair:
 
     def _tell(self) -> None:
         with self._news:
-            fields = self.watch.fields()
+            fields = self.watch.progress()
             assert fields is not None
             self.told.append(fields)
             self._news.notify_all()
@@ -114,7 +114,7 @@ class Pair:
         with self._news:
             assert self._news.wait_for(found, 60), self.told
         self.told.clear()
-        fields = found() or self.watch.fields()
+        fields = found() or self.watch.progress()
         assert fields is not None
         return tuple(fields.workers)
 
@@ -144,7 +144,7 @@ def test_who_is_behind_where_and_in_which_state(pair: Pair) -> None:
     assert waits.waiting
     assert sleeps.waiting == 0.0
 
-    asleep, *others = pair.watch.stacks([5], 30.0)
+    asleep, *others = pair.watch.take_stacks([5], 30.0)
     assert others == []
     assert "in asleep" in asleep.text
     assert "runner.py" not in asleep.text
@@ -153,7 +153,7 @@ def test_who_is_behind_where_and_in_which_state(pair: Pair) -> None:
     # stopped: the state says why there is no stack
     os.kill(pair.workers[1].pid, signal.SIGSTOP)
     pair.await_news(lambda _, other: other.state == "stopped")
-    (stopped,) = pair.watch.stacks([5, 17], 30.0)
+    (stopped,) = pair.watch.take_stacks([5, 17], 30.0)
     assert stopped.why == "its process is stopped by a signal (state T)"
     os.kill(pair.workers[1].pid, signal.SIGCONT)
     pair.await_news(lambda _, other: other.state == "runs")
@@ -164,7 +164,7 @@ def test_who_is_behind_where_and_in_which_state(pair: Pair) -> None:
     assert (holds.state, holds.collectives[0].enqueued) == ("runs", 8)
     assert waits.collectives[0].op.startswith("barrier")
     begun = time.monotonic()
-    shown = {one.rank: one for one in pair.watch.stacks(None, 1.0)}
+    shown = {one.rank: one for one in pair.watch.take_stacks(None, 1.0)}
     assert "in barrier" in shown[4].text
     assert shown[5].text or shown[5].why == f"it holds the GIL: {stacks.INSTALL}"
     assert time.monotonic() - begun < 30
@@ -175,14 +175,14 @@ import os, resource, subprocess, sys, time
 from hetagent.monitor.round_watch import RoundWatch
 
 said, told = [], []
-watch = RoundWatch(1, 2, lambda: told.append(watch.fields().workers[0]), cpu=True, log=said.append)
+watch = RoundWatch(1, 2, lambda: told.append(watch.progress().workers[0]), cpu=True, log=said.append)
 command = 'i=0; while :; do i=$((i+1)); echo $i > "$HET_PROGRESS_FILE"; sleep 0.05; done'
 worker = subprocess.Popen(["sh", "-c", command], env=os.environ | watch.environ(0))
 
 def until(what):
     end = time.monotonic() + 60
-    while not what(watch.fields().workers[0]):
-        assert time.monotonic() < end, watch.fields()
+    while not what(watch.progress().workers[0]):
+        assert time.monotonic() < end, watch.progress()
         time.sleep(0.01)
 
 watch.begin({0: worker.pid}, 1)  # of rank 0 the server would hear that it moves
@@ -195,7 +195,7 @@ try:
 except OSError:
     pass
 until(lambda one: one.unseen)
-gone = watch.fields().workers[0]
+gone = watch.progress().workers[0]
 assert "Too many open files" in gone.unseen, gone
 assert (gone.state, gone.step, gone.still) == ("unknown", None, False), gone
 until(lambda one: len(told) == 1)
@@ -226,7 +226,7 @@ def test_who_computes_beside_a_collective_does_not_wait(tmp_path: Path) -> None:
         (tmp_path / "go").touch()
         pair.await_news(lambda one, _: one.still)
         wait_for(
-            lambda: (found := pair.watch.fields()) and found.workers[0].waiting,
+            lambda: (found := pair.watch.progress()) and found.workers[0].waiting,
             "a look that finds it waiting",
         )
     finally:
@@ -251,10 +251,10 @@ def test_workers_that_never_answered_have_come_nowhere_or_nobody_knows(
     world_size: int,
     known: bool,
 ) -> None:
-    monkeypatch.setattr("hetagent.node.release.installed", lambda: release)
+    monkeypatch.setattr("hetagent.node.release.installed_torch", lambda: release)
     watch = RoundWatch(1, world_size, lambda: None, cpu=True, torch=torch)
     watch.begin({0: os.getpid()}, 0)
-    assert (watch.moved() is not None) == known
+    assert (watch.progress_times() is not None) == known
     watch.close()
 
 
@@ -267,5 +267,5 @@ def test_of_a_worker_that_had_imported_torch_and_never_answered_nobody_knows(lef
         shutil.rmtree(file.parent)
     else:
         (file.parent / f"{file.name}.sock{left}").touch()
-    wait_for(lambda: watch.moved() is None, "a look after that")
+    wait_for(lambda: watch.progress_times() is None, "a look after that")
     watch.close()

@@ -30,9 +30,11 @@ def test_a_process_that_hangs_in_the_kernel_is_said_to_once_it_has_for_a_while(t
         assert files.asked.wait(15)
         process.kill()  # until then it waits as for any file
         soon(lambda: proctree.state(process.pid) == "D", "its hang")
-        soon(lambda: watch.stacks(None, 0.1)[0].why == "its process hangs in the kernel (state D)", "that")
+        soon(
+            lambda: watch.take_stacks(None, 0.1)[0].why == "its process hangs in the kernel (state D)", "that"
+        )
     process.wait()
-    (stack,) = watch.stacks(None, 1.0)
+    (stack,) = watch.take_stacks(None, 1.0)
     assert stack.why == "its process has ended"
     watch.close()
 
@@ -41,7 +43,7 @@ def test_one_that_is_there_for_a_moment_is_not(monkeypatch: pytest.MonkeyPatch) 
     # a shell is, while it starts a child
     watch = watch_of(os.getpid())
     monkeypatch.setattr(worker_probe, "process_state", lambda pid: State.BLOCKED)
-    (stack,) = watch.stacks(None, 0.5)
+    (stack,) = watch.take_stacks(None, 0.5)
     watch.close()
     assert stack.why.startswith(("it does not run torch's server", "py-spy"))
 
@@ -59,7 +61,7 @@ Thread 0x02 (most recent call first):
 Thread 0x03 (most recent call first):
   File "/a/load.py", line 3 in run
 """
-    assert stacks.tidy(dump).splitlines() == [
+    assert stacks.remove_internal_frames(dump).splitlines() == [
         "Thread 0x02 (most recent call first):",
         '  File "/a/train.py", line 7 in step',
         "Thread 0x03 (most recent call first):",
@@ -75,8 +77,8 @@ Thread 985 (idle): "MainThread"
     <module> (hetagent/worker/runner.py:351)
 Thread 1480 (idle)
 """
-    assert stacks.tidy(spied).splitlines() == [
+    assert stacks.remove_internal_frames(spied).splitlines() == [
         'Thread 985 (idle): "MainThread"',
         "    step (train.py:12)",
     ]
-    assert stacks.tidy("nothing") == ""
+    assert stacks.remove_internal_frames("nothing") == ""

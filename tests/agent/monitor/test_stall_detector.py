@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from hetagent.monitor.flight_recorder import NAME_LENGTH, OP_LENGTH
-from hetagent.monitor.stall_detector import CPU_S, HOLDS_S, ProgressReport, State, Track, node_progress
+from hetagent.monitor.stall_detector import CPU_S, HOLDS_S, ProgressReport, State, WorkerTrack, node_progress
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.bounds import MAX_BODY_BYTES, MAX_PROCESS_GROUPS
 from hetrdzv.protocol.progress import Collectives, PollRequest
@@ -22,11 +22,11 @@ class Watched:
     """A worker that is looked at every second. Its methods are the words of `CASES`."""
 
     def __init__(self) -> None:
-        self.track = Track(0.0, rank=4)
+        self.track = WorkerTrack(0.0, rank=4)
         self.now = 0.0
         self.told: list[str] = []
         self._done = 0
-        self._news = self.track.news(0.0, None)
+        self._news = self.track.urgent_changes(0.0, None)
         self._hang_timeout_s: float | None = None
 
     def timeout(self, seconds: int) -> None:
@@ -71,7 +71,7 @@ class Watched:
         self._look(seconds, newest_at=self.now + seconds - 5.0)
 
     def suspended(self, seconds: int) -> None:
-        self.track.slept(seconds)
+        self.track.on_suspended(seconds)
         self.now += seconds
 
     def becomes(self, state: str) -> None:
@@ -96,10 +96,10 @@ class Watched:
         self._judge()
 
     def _judge(self) -> None:
-        news = self.track.news(self.now, self._hang_timeout_s)
+        news = self.track.urgent_changes(self.now, self._hang_timeout_s)
         if news != self._news:
             self._news = news
-            worker = self.track.fields(self.now)
+            worker = self.track.to_worker(self.now)
             self.told.append(f"{self.now:g} {worker.state}" + " still" * worker.still)
 
 
@@ -184,7 +184,7 @@ def test_what_is_told_at_once(case: str) -> None:
         word, *values = look.split(" ")
         getattr(watched, word)(*(int(value) if value.isdigit() else value for value in values))
     assert ", ".join(watched.told) == told
-    worker = watched.track.fields(watched.now)
+    worker = watched.track.to_worker(watched.now)
     assert {name: getattr(worker, name) for name in at_last} == at_last
 
 
@@ -207,16 +207,16 @@ def test_what_is_told_at_once(case: str) -> None:
 def test_the_share_of_a_core(
     looks: list[tuple[float, float | None, float]], shares: list[float | None]
 ) -> None:
-    track, found = Track(0.0), []
+    track, found = WorkerTrack(0.0), []
     for at, cpu_s, moved_at in looks:
         track.changed_at = moved_at
-        track.uses_cpu(cpu_s, at)
+        track.on_cpu_time(cpu_s, at)
         found.append(track.cpu)
     assert found == shares
 
 
 def test_a_sample_holds_until_a_few_seconds_after_the_last_look_at_the_workers() -> None:
-    track = Track(0.0)
+    track = WorkerTrack(0.0)
     track.on_collectives({"0": (1, 0, 1)}, [GROUP], 4.0, waits=False)
     told = node_progress(3, [track], 9.0, 9.5)  # its server is asked more rarely
     assert (told.age_s, told.known_s) == (5.5, 5.0 + HOLDS_S)
@@ -224,7 +224,7 @@ def test_a_sample_holds_until_a_few_seconds_after_the_last_look_at_the_workers()
 
 
 def test_a_change_is_dated_by_the_last_operation_and_training_begins_at_the_look_before() -> None:
-    track = Track(0.0)
+    track = WorkerTrack(0.0)
     track.looked_at = 9.0
     group = replace(GROUP, enqueued=400, completed=400)
     ages = []
@@ -237,7 +237,7 @@ def test_a_change_is_dated_by_the_last_operation_and_training_begins_at_the_look
 
 
 def test_training_is_from_the_first_step_that_was_said_to_the_last() -> None:
-    track, found = Track(0.0), []
+    track, found = WorkerTrack(0.0), []
     for at, step, last_at in ((5.0, 200, 3.75), (6.0, 200, 5.5), (7.0, 201, 99.0)):  # 200 twice is no step
         track.on_report(ProgressReport(step, first_at=3.25, last_at=last_at), at)
         found.append((track.first_at, track.last_at))
@@ -248,7 +248,7 @@ def test_what_is_told_of_the_largest_node_fits_into_a_request_first_the_groups_i
     longest = replace(GROUP, name="n" * NAME_LENGTH, enqueued=2**53, completed=2**53, op="o" * OP_LENGTH)
     groups = [longest] * 39 + [replace(longest, completed=0)]
     for workers in (1, 8, 200, MAX_SLOTS):
-        tracks = [Track(0.0, rank) for rank in range(workers)]
+        tracks = [WorkerTrack(0.0, rank) for rank in range(workers)]
         for track in tracks:
             track.on_collectives({"0": (1, 0, 1)}, groups, 1.0, waits=False)
         told = node_progress(3, tracks, 0.0, 1.0)

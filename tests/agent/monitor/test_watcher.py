@@ -17,7 +17,7 @@ from torch.distributed.elastic.multiprocessing import Std
 from hetagent.monitor import watcher
 from hetagent.monitor.round_watch import PREFIX
 from hetagent.monitor.stacks import MAX_WHY
-from hetagent.monitor.watcher import MOST, MOST_OF_ALL, NOT_KEPT, NOTHING, OFF, fitting, log
+from hetagent.monitor.watcher import MOST, MOST_OF_ALL, NOT_KEPT, NOTHING, OFF, fit_into_limit, log_tail
 from hetagent.node.scratch import marked_prefix
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.bounds import MAX_BODY_BYTES
@@ -166,8 +166,8 @@ def test_logs_are_the_end_in_whole_lines_of_both_streams_without_secrets() -> No
         5: (b"loss 3\n", b"warning\n" * MOST),
         6: (b"x" * 2 * MOST, b""),
     }
-    found = [log(rank, output, ["sesame"]) for rank, output in written.items()]
-    shown = {one.rank: one for one in fitting(found, About.LOGS)}
+    found = [log_tail(rank, output, ["sesame"]) for rank, output in written.items()]
+    shown = {one.rank: one for one in fit_into_limit(found, About.LOGS)}
     assert [(shown[rank].text, shown[rank].why) for rank in (0, 3)] == [("", NOT_KEPT), ("", NOTHING)]
     assert shown[4].text == "token [token]\nred"
     assert (shown[5].text, set(shown[5].stderr.splitlines())) == ("loss 3", {"warning"})
@@ -179,7 +179,7 @@ def test_logs_are_the_end_in_whole_lines_of_both_streams_without_secrets() -> No
 def test_the_stacks_and_logs_of_the_largest_node_fit_into_a_request(about: About) -> None:
     for workers in (1, 64, MAX_SLOTS):
         found = [Stack(rank=rank, text="\U0001f525" * MOST) for rank in range(workers)]
-        shown = fitting(found, about)
+        shown = fit_into_limit(found, about)
         assert len(shown[-1].text) == min(MOST, MOST_OF_ALL // workers)
         body = StacksRequest(incarnation="i" * 128, number=1, stacks=shown)
         assert len(codec.write(body, given=True)) < MAX_BODY_BYTES

@@ -19,9 +19,9 @@ from tests.agent.monitor.test_flight_recorder import NCCL_ANSWER, answer, entry
 from tests.support.cluster import wait_for
 
 from hetagent.monitor import torch_client
-from hetagent.monitor.round_watch import opening
-from hetagent.monitor.sources import AGAIN_MAX_S, LATE_S, Source
-from hetagent.monitor.stall_detector import Track
+from hetagent.monitor.round_watch import torch_server_env
+from hetagent.monitor.sources import AGAIN_MAX_S, LATE_S, WorkerSource
+from hetagent.monitor.stall_detector import WorkerTrack
 from hetagent.monitor.worker_probe import NO_DEFAULT, NO_GROUP, WorkerProbe
 from hetagent.worker import runner
 
@@ -66,19 +66,19 @@ class Worker:
         self.answers = dict.fromkeys((GLOO, NCCL, NCCL2), ("200 OK", EMPTY))
         self.answers[""] = ("200 OK", json.dumps(handlers))
         self.length: int | None = None
-        self.probe = WorkerProbe(Track(0.0, pid=os.getpid()), 8, socket=str(self.path))
+        self.probe = WorkerProbe(WorkerTrack(0.0, pid=os.getpid()), 8, socket=str(self.path))
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.bind(str(self.path))
         self._socket.listen()
 
     def look(self, at: float) -> str | None:
         """Look, and take in all that is answered by then; why nothing is known."""
-        self.probe.look(at)
+        self.probe.probe(at)
         while (query := self.probe.query) is not None:
             self._serve()
             while self.probe.query is query:
-                self.probe.receive()
-        return self.probe.blind(at)
+                self.probe.read_answer()
+        return self.probe.unknown_reason(at)
 
     def _serve(self) -> None:
         connection, _ = self._socket.accept()
@@ -132,7 +132,7 @@ def test_what_a_worker_is_asked_and_what_is_known_then(
     worker = make(handlers)
     worker.answers |= {question: ("200 OK", body) for question, body in answers.items()}
     now = time.monotonic()
-    assert worker.probe.blind(now) == "its torch server is not listening yet"
+    assert worker.probe.unknown_reason(now) == "its torch server is not listening yet"
     worker.look(now)
     assert worker.look(now + 1) == why
     known = {"dump_nccl_trace_json": {NCCL}, "fr_trace_json": {GLOO}, "fr_dump_file": {NCCL2}}
@@ -181,18 +181,18 @@ def test_a_bad_answer_is_a_reason_and_the_source_is_asked_again(
 
 
 def test_a_source_that_does_not_answer_is_asked_again_after_ever_longer_pauses() -> None:
-    source = Source()
+    source = WorkerSource()
     pauses = []
     at = 0.0
     for _ in range(8):
-        source.failed("is away", at)
+        source.on_failure("is away", at)
         pauses.append(source.next_at - at)
         at = source.next_at
     assert pauses == [1, 2, 4, 8, 16, 32, AGAIN_MAX_S, AGAIN_MAX_S]
-    source.answered(at, 3.0)
-    assert source.blind(at + 3.0 + LATE_S) == ""
-    assert source.blind(at + 3.1 + LATE_S) == "no longer answers"
-    source.failed("is away", at)
+    source.on_answer(at, 3.0)
+    assert source.unknown_reason(at + 3.0 + LATE_S) == ""
+    assert source.unknown_reason(at + 3.1 + LATE_S) == "no longer answers"
+    source.on_failure("is away", at)
     assert source.next_at == at + 1
 
 
@@ -245,25 +245,25 @@ def test_what_is_known_of_a_real_worker(
     path = tmp_path / "s"
     worker = subprocess.Popen(
         [sys.executable, runner.__file__, str(tmp_path / "script.py")],
-        env={**os.environ, **environ, **opening(str(path))},
+        env={**os.environ, **environ, **torch_server_env(str(path))},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
     assert worker.stdin is not None
     assert worker.stdout is not None
-    probe = WorkerProbe(Track(time.monotonic(), pid=worker.pid), 1, socket=str(path), cpu=True)
+    probe = WorkerProbe(WorkerTrack(time.monotonic(), pid=worker.pid), 1, socket=str(path), cpu=True)
     try:
         assert worker.stdout.readline() == f"{backend} 2\n"
 
         def answered() -> bool:
-            probe.look(time.monotonic())
+            probe.probe(time.monotonic())
             while probe.query is not None:
-                probe.receive()
+                probe.read_answer()
             return any(source.name == "gloo" and source.dump for source in probe.sources or ())
 
         wait_for(answered, "an answer about gloo")
-        assert probe.blind(time.monotonic()) == why
+        assert probe.unknown_reason(time.monotonic()) == why
         assert why or sum(group.enqueued for group in probe.track.groups) == 2
     finally:
         probe.close()

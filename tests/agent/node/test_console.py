@@ -24,6 +24,6 @@ def test_nothing_that_a_server_says_moves_the_cursor(monkeypatch: pytest.MonkeyP
     ours, theirs = os.openpty()
     with open(ours, "rb", buffering=0) as reader, open(theirs, "w", encoding="utf-8") as writer:
         monkeypatch.setattr("sys.stderr", writer)
-        console.say(evil)
+        console.print_to_stderr(evil)
         said = reader.read(1000).decode().replace("\r\n", "\n")
     assert said.replace("        ", "\t") == "b is not ready: RED\n\tline 1A\n"

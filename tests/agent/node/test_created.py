@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hetagent.node.created import Created
+from hetagent.node.created import FileWatch
 
 
 def test_files_are_noticed_when_they_are_made_when_they_are_complete_and_when_they_get_their_names(
@@ -16,7 +16,7 @@ def test_files_are_noticed_when_they_are_made_when_they_are_complete_and_when_th
     folders = [tmp_path / "one", tmp_path / "two"]
     for folder in folders:
         folder.mkdir()
-    with contextlib.closing(Created(*map(str, folders))) as created:
+    with contextlib.closing(FileWatch(*map(str, folders))) as created:
 
         def news() -> bool:
             there_is = bool(select.select([created], [], [], 0)[0])
@@ -34,4 +34,4 @@ def test_files_are_noticed_when_they_are_made_when_they_are_complete_and_when_th
             os.replace(folder / "new", folder / "name")
             assert news()
     with pytest.raises(FileNotFoundError):
-        Created(str(folders[0]), str(folders[0] / "nowhere"))
+        FileWatch(str(folders[0]), str(folders[0] / "nowhere"))

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from hetagent.node.gpu import devices, discovery
-from hetagent.node.gpu.devices import DeviceError, Devices, choose, mig_slices, narrow
-from hetagent.node.gpu.discovery import Gpu, GpuBroken, Holder, NoGpus, Usage
+from hetagent.node.gpu.devices import DeviceError, Devices, choose_devices, mig_slices, visible_devices_env
+from hetagent.node.gpu.discovery import Gpu, GpuBroken, MemoryUser, NoGpus, Usage
 
 GIB = 2**30
 FOUR = [Gpu(f"GPU-{letter * 8}-1", "H200", 139 * GIB) for letter in "abcd"]
@@ -23,7 +23,7 @@ MIG = [Gpu("MIG-1111", "H200 MIG 1g.18gb", 18 * GIB), Gpu("MIG-2222", "H200 MIG 
 
 @pytest.fixture(autouse=True)
 def four(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "discover", lambda: FOUR + MIG)
+    monkeypatch.setattr(devices, "list_gpus", lambda: FOUR + MIG)
 
 
 @pytest.fixture
@@ -31,11 +31,11 @@ def no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     def discover() -> list[Gpu]:
         raise NoGpus("no NVIDIA driver")
 
-    monkeypatch.setattr(devices, "discover", discover)
+    monkeypatch.setattr(devices, "list_gpus", discover)
 
 
 def on_four(gpus: str | None, device: str = "auto", visible: str | None = None) -> Devices:
-    return choose(gpus, device, {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
+    return choose_devices(gpus, device, {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
 
 
 @pytest.mark.parametrize(
@@ -62,14 +62,14 @@ def test_which_gpus(visible: str | None, gpus: str, indices: tuple[int, ...], na
     chosen = on_four(gpus, visible=visible)
     assert (chosen.kind, chosen.indices, chosen.slots) == ("cuda", indices, len(indices))
     assert (
-        narrow(chosen, environ)
+        visible_devices_env(chosen, environ)
         == {
             "CUDA_VISIBLE_DEVICES": narrowed,
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # NVML's, by which names are found: CUDA's has the fastest model first
         }
     )
     given = environ | {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}
-    assert narrow(chosen, given) == {"CUDA_VISIBLE_DEVICES": narrowed}
+    assert visible_devices_env(chosen, given) == {"CUDA_VISIBLE_DEVICES": narrowed}
     assert mig_slices(narrowed) == (2 if narrowed.startswith("MIG-") else 0)
 
 
@@ -119,7 +119,7 @@ def test_gpus_that_are_not_there_or_mean_nothing(gpus: str, visible: str | None,
 @pytest.mark.usefixtures("no_driver")
 def test_without_a_driver(gpus: str | None, device: str, message: str) -> None:
     with pytest.raises(DeviceError) as refused:
-        choose(gpus, device, {})
+        choose_devices(gpus, device, {})
     assert str(refused.value) == message
 
 
@@ -127,7 +127,9 @@ def test_cpu_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 2, 5})
     assert on_four("7", "cpu") == Devices(7)
     assert (on_four("auto", "cpu").slots, on_four(None, "cpu").slots) == (3, 1)
-    assert narrow(on_four("7", "cpu"), {"CUDA_VISIBLE_DEVICES": "0,1"}) == {"CUDA_VISIBLE_DEVICES": ""}
+    assert visible_devices_env(on_four("7", "cpu"), {"CUDA_VISIBLE_DEVICES": "0,1"}) == {
+        "CUDA_VISIBLE_DEVICES": ""
+    }
 
 
 def test_facts_are_short() -> None:
@@ -207,20 +209,20 @@ class FakeNvml:
 def test_what_nvml_says(monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = FakeNvml()
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    found = discovery.discover()
+    found = discovery.list_gpus()
     assert [gpu.uuid for gpu in found] == ["GPU-0", "GPU-2", "MIG-0", "MIG-2"]
     assert [gpu.memory_bytes for gpu in found] == [80, 0, 80, 80]
     uuids = ["GPU-0", "MIG-1234-5678-90ab", "GPU-2", "GPU-gone"]
-    assert discovery.memory_of(uuids) == [
-        Usage("GPU 4", 5, (Holder(7, 1), Holder(7, 0)), 80),
+    assert discovery.query_memory(uuids) == [
+        Usage("GPU 4", 5, (MemoryUser(7, 1), MemoryUser(7, 0)), 80),
         Usage("MIG slice 1234-5678-90ab", 5, (), 80),
     ]
     nvml.lost = 15
     with pytest.raises(GpuBroken, match="GPU gone: error 15"):
-        discovery.memory_of(uuids)
+        discovery.query_memory(uuids)
     assert nvml.open == 0
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert discovery.memory_of(uuids) == []
+    assert discovery.query_memory(uuids) == []
 
 
 @pytest.mark.parametrize(
@@ -237,12 +239,12 @@ def test_discovery_without_a_driver(
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     with pytest.raises(NoGpus, match=message):
-        discovery.discover()
+        discovery.list_gpus()
 
 
 def test_discovery_of_this_machine_never_initialises_cuda() -> None:
     with contextlib.suppress(NoGpus):
-        discovery.discover()
+        discovery.list_gpus()
     with open("/proc/self/maps") as maps:
         assert "libcuda.so" not in maps.read()
 
@@ -295,21 +297,21 @@ def test_amds_gpus_are_those_that_torch_sees(
     rocm: dict[str, str], listed: dict[str, str], wanted: str, names: str, narrowed: dict[str, str | None]
 ) -> None:
     environ = rocm | listed
-    chosen = choose(wanted, "cuda", environ)
+    chosen = choose_devices(wanted, "cuda", environ)
     assert (chosen.kind, chosen.slots) == ("cuda", len(names))
     assert [gpu.name for gpu in chosen.gpus] == [f"AMD Instinct {name}" for name in names]
     assert chosen.facts["memory_gib"] == "192"
-    assert narrow(chosen, environ) == narrowed
+    assert visible_devices_env(chosen, environ) == narrowed
 
 
 def test_what_amds_gpus_cannot_do_is_said(rocm: dict[str, str], tmp_path: Path) -> None:
     with pytest.raises(DeviceError, match=r"^5 GPUs requested, 2 here: 0, 1 \(HIP_VISIBLE_DEVICES=0,1\)$"):
-        choose("5", "cuda", rocm | {"HIP_VISIBLE_DEVICES": "0,1"})
+        choose_devices("5", "cuda", rocm | {"HIP_VISIBLE_DEVICES": "0,1"})
     (tmp_path / "torch.py").write_text("raise OSError('libamdhip64.so.6: cannot open shared object file')")
     with pytest.raises(DeviceError, match=r"\(torch for ROCm fails: OSError: libamdhip64.so.6: cannot open"):
-        choose("auto", "cuda", rocm)
+        choose_devices("auto", "cuda", rocm)
     hidden = {
         "CUDA_VISIBLE_DEVICES": "",
         "HIP_VISIBLE_DEVICES": "-1",
     }  # to HIP an empty list is the same as none
-    assert narrow(choose("2", "cpu", rocm), rocm) == hidden
+    assert visible_devices_env(choose_devices("2", "cpu", rocm), rocm) == hidden

@@ -54,13 +54,13 @@ for args in [], ["--die"]:
     pids += map(int, worker.stdout.readline().split())
     leaders.append(worker)
 leaders[1].wait()
-guardian.watch([leader.pid for leader in leaders])
+guardian.set_sessions([leader.pid for leader in leaders])
 if config["node_id"] == "forks":  # a worker forked without exec holds every descriptor of the agent's
     pids.append(os.fork())
     if not pids[-1]:
         os.setsid()
         time.sleep(300)
-    guardian.watch([*[leader.pid for leader in leaders], pids[-1]])
+    guardian.set_sessions([*[leader.pid for leader in leaders], pids[-1]])
 print(json.dumps({"guardian": guardian.pid, "pids": pids}), flush=True)
 sys.stdin.readline()
 if config["node_id"] == "dismisses":
@@ -124,7 +124,7 @@ class Agent:
 
     @property
     def left(self) -> set[int]:
-        return {self.guardian, *self.pids} & processes.living().keys()
+        return {self.guardian, *self.pids} & processes.list_processes().keys()
 
     def end(self) -> str:
         """Take away whatever is left; returns what agent and guardian said on stderr."""
@@ -204,7 +204,7 @@ def test_the_goodbye_is_prepared_a_while_after_there_are_workers(
     one.start()
     maps = Path(f"/proc/{one.pid}/maps")
     assert "pydantic_core" not in maps.read_text()
-    one.watch([2**30])
+    one.set_sessions([2**30])
     wait_for(lambda: "pydantic_core" in maps.read_text())
 
 
@@ -214,10 +214,10 @@ def test_its_death_shows_and_another_one_takes_over() -> None:
     assert select.select([one], [], [], 0)[0] == []
     worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"], start_new_session=True)
     first = one.pid or 0
-    one.watch([worker.pid])
+    one.set_sessions([worker.pid])
     os.kill(first, signal.SIGKILL)
     assert select.select([one], [], [], 10)[0] == [one]
-    one.watch([worker.pid])  # nobody hears it, and no harm done
+    one.set_sessions([worker.pid])  # nobody hears it, and no harm done
     one.start()
     assert one.pid != first
     assert select.select([one], [], [], 0)[0] == []
@@ -256,7 +256,7 @@ def test_one_that_cannot_be_started(
     monkeypatch.setattr(subprocess, "Popen", fail)
     with pytest.raises(GuardianError, match=r"guardian of node 'n1' cannot be started \(\[Errno 11\] Resour"):
         one.start()
-    one.watch([1])
+    one.set_sessions([1])
     one.dismiss()
 
 
@@ -310,11 +310,11 @@ def test_workers_that_listen_are_asked_to_save_and_waited_for(
 
     worker = threading.Thread(target=save)
     worker.start()
-    guardian_process.have_saved(str(tmp_path))
+    guardian_process.have_workers_save(str(tmp_path))
     assert (tmp_path / "saved").exists()
     worker.join()
     monkeypatch.setattr(guardian_process, "SAVE_S", 0.05)
-    guardian_process.have_saved(str(tmp_path))  # does not answer this time
+    guardian_process.have_workers_save(str(tmp_path))  # does not answer this time
     assert os.read(listening, 8) == b"!"
     os.close(listening)
-    guardian_process.have_saved(str(tmp_path / "gone"))
+    guardian_process.have_workers_save(str(tmp_path / "gone"))

@@ -13,8 +13,8 @@ import pytest
 from hetagent.node import network
 from hetagent.node.network import (
     AdvertisedAddress,
-    NamesAway,
     NetworkError,
+    ResolverUnavailable,
     find_address,
     hold_port,
     parse_port_range,
@@ -140,27 +140,27 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, str]]:
 def test_a_lost_address_is_replaced_once(node: Callable[..., dict[str, str]]) -> None:
     there = node("a", NetworkError("no route"), "b", a="eth0", b="eth1")
     here = AdvertisedAddress(None, None, [])
-    assert not here.moved(), "it is still here"
+    assert not here.refresh(), "it is still here"
     del there["a"]
-    assert not here.moved()
+    assert not here.refresh()
     assert (here.address, here.interface) == ("a", "eth0")
-    assert here.moved()
+    assert here.refresh()
     assert (here.address, here.interface) == ("b", "eth1")
-    assert not here.moved()
+    assert not here.refresh()
     for given in (AdvertisedAddress("b", None, []), AdvertisedAddress("behind NAT", None, [])):
         there.clear()
-        assert not given.moved()
+        assert not given.refresh()
 
 
 def test_a_resolver_that_is_not_there_yet(
     node: Callable[..., dict[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(network, "RESOLVE_PAUSE_S", 0.0)
-    away, said = NamesAway("cannot resolve 'a'"), list[str]()
+    away, said = ResolverUnavailable("cannot resolve 'a'"), list[str]()
     node(away, away, "10.0.0.2", away, NetworkError("cannot resolve 'a'"))
     assert find_address(None, None, [], 60.0, said.append).address == "10.0.0.2"
     assert said == ["cannot resolve 'a'; trying again for 60 s"]
-    with pytest.raises(NamesAway):
+    with pytest.raises(ResolverUnavailable):
         find_address(None, None, [], 0.0, said.append)
     with pytest.raises(NetworkError):  # a wrong name is told at once
         find_address(None, None, [], 60.0, said.append)
@@ -179,11 +179,11 @@ def test_of_several_servers_one_is_enough(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(socket, "getaddrinfo", lookup)
     towards = network.local_address_towards_any
     assert towards(["http://away:1", "http://wrong:1", "http://127.0.0.1:1"]) == "127.0.0.1"
-    with pytest.raises(NamesAway, match="cannot resolve 'away'"):
+    with pytest.raises(ResolverUnavailable, match="cannot resolve 'away'"):
         towards(["http://wrong:1", "http://away:1"])
     with pytest.raises(NetworkError, match="cannot resolve 'wrong'") as caught:
         towards(["http://wrong:1", "http://wrong:2"])
-    assert not isinstance(caught.value, NamesAway)
+    assert not isinstance(caught.value, ResolverUnavailable)
 
 
 def test_gloo_and_nccl_are_bound_to_an_interface_that_was_chosen(node: Callable[..., dict[str, str]]) -> None:

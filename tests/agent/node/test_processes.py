@@ -66,7 +66,7 @@ def family(tmp_path: Path) -> Iterator[Family]:
 
 
 def alive(pids: list[int]) -> list[int]:
-    return [pid for pid in pids if pid in processes.living()]
+    return [pid for pid in pids if pid in processes.list_processes()]
 
 
 def test_members_of_a_session_outlive_its_leader(family: Family) -> None:
@@ -97,8 +97,8 @@ def test_marked_finds_by_environment(family: Family) -> None:
         "tell(subprocess.Popen(SLEEP, start_new_session=True).pid)", {"HET_INCARNATION": MARK}
     )
     family.start("", {"HET_INCARNATION": f"{MARK}1"})
-    assert processes.marked(MARK) == sorted([child.pid, family.pids[1]])
-    assert processes.marked(MARK[:-1]) == []
+    assert processes.find_by_incarnation(MARK) == sorted([child.pid, family.pids[1]])
+    assert processes.find_by_incarnation(MARK[:-1]) == []
 
 
 def test_kill_all_goes_on_until_two_scans_find_nothing_and_says_who_would_not_die() -> None:
@@ -121,9 +121,9 @@ def test_kill_all_catches_a_chain_of_forks(family: Family) -> None:
     )
     family.start(source, {"HET_INCARNATION": MARK})
     began = time.monotonic()
-    assert processes.kill_all(lambda: processes.marked(MARK)) == []
+    assert processes.kill_all(lambda: processes.find_by_incarnation(MARK)) == []
     assert time.monotonic() - began < 25  # before it ends by itself
-    assert processes.marked(MARK) == []
+    assert processes.find_by_incarnation(MARK) == []
 
 
 TREE = """
@@ -178,9 +178,9 @@ def test_orphans_are_those_whose_agent_is_gone(family: Family) -> None:
     family.start("", marks | {"HET_AGENT_PID": "garbage"})
     family.start("", marks | {"HET_NODE_ID": f"{MARK}2"})
     other = family.start("", marks | {"TORCHELASTIC_RUN_ID": "g2"})
-    assert processes.orphans(MARK, "g1") == [orphan.pid]
-    assert processes.orphans(MARK, "g2") == [other.pid]
-    assert processes.kill_tree(lambda: processes.orphans(MARK, "g1")) == []
+    assert processes.find_orphans(MARK, "g1") == [orphan.pid]
+    assert processes.find_orphans(MARK, "g2") == [other.pid]
+    assert processes.kill_tree(lambda: processes.find_orphans(MARK, "g1")) == []
     assert alive(family.pids) == family.pids[1:]
 
 
@@ -191,7 +191,7 @@ def test_parents_before_children_and_all_are_stopped_before_one_is_killed(
     shell = subprocess.Popen(["sh", "-c", "sh -c 'sleep 300; true'; true"], start_new_session=True)
     wait_for(lambda: len(processes.session_members({shell.pid})) == 3)
     family = processes.session_members({shell.pid})
-    parents = [processes.living()[pid].parent for pid in family]
+    parents = [processes.list_processes()[pid].parent for pid in family]
     assert parents[1:] == family[:-1]
     kill, sent = os.kill, list[tuple[int, int]]()
 

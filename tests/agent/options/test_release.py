@@ -26,15 +26,17 @@ OLD, NEW = (
         ),
         *((found, NEW) for found in ("2.16.0", "2.17.0a0+git", "3.0.0")),
         *((found, OLD) for found in ("2.5.1+cu124", "1.13.1")),
-        (release.installed() or "none", None),
+        (release.installed_torch() or "none", None),
     ],
 )
 def test_which_is_accepted(found: str | None, said: str | None) -> None:
     if said == OLD:
         with pytest.raises(UsageError, match=OLD):
-            release.check(found)
+            release.check_torch_release(found)
     else:
-        assert (release.check(found) or "") == (f"torch {found} {NEW} was tested with (2.15)" if said else "")
+        assert (release.check_torch_release(found) or "") == (
+            f"torch {found} {NEW} was tested with (2.15)" if said else ""
+        )
 
 
 def test_pip_accepts_the_same() -> None:

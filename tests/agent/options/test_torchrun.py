@@ -6,7 +6,7 @@ from argparse import Action
 import pytest
 from torch.distributed.run import get_args_parser
 
-from hetagent.cli.flags import read
+from hetagent.cli.flags import parse_flags
 from hetagent.options.torchrun import ACCEPTED, REFUSED, dest, spellings, variable
 from hetagent.options.values import switch
 
@@ -60,15 +60,17 @@ def test_a_value_means_the_same_in_each_spelling_and_in_its_variable(
     for spelling in spellings(flag):
         words = [spelling, "train.py"] if is_switch else [spelling, text, "train.py"]
         assert getattr(get_args_parser().parse_args(words), dest(flag)) == theirs
-        assert getattr(read(words, {}), dest(flag)) == ours
+        assert getattr(parse_flags(words, {}), dest(flag)) == ours
     default = getattr(get_args_parser().parse_args(["train.py"]), dest(flag))
     if ACCEPTED[flag].default is not None:  # else hetagent has one of its own, or torchrun has none either
-        assert str(default).strip("[]") == str(getattr(read(["train.py"], {}), dest(flag))).strip("()")
-    unset = getattr(read(["train.py"], {}), dest(flag))
+        assert str(default).strip("[]") == str(getattr(parse_flags(["train.py"], {}), dest(flag))).strip("()")
+    unset = getattr(parse_flags(["train.py"], {}), dest(flag))
     monkeypatch.setenv(variable(flag), text)
     has_one = getattr(get_args_parser().parse_args(["train.py"]), dest(flag)) != default
     assert getattr(get_args_parser().parse_args(["train.py"]), dest(flag)) == (theirs if has_one else default)
-    assert getattr(read(["train.py"], {variable(flag): text}), dest(flag)) == (ours if has_one else unset)
+    assert getattr(parse_flags(["train.py"], {variable(flag): text}), dest(flag)) == (
+        ours if has_one else unset
+    )
 
 
 @pytest.mark.parametrize("flag", SHARED)

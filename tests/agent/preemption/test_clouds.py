@@ -58,11 +58,11 @@ def test_aws_says_when_it_takes_an_instance() -> None:
     told = aws.ask()
     assert told is not None
     assert told.why == "AWS is about to terminate this instance"
-    assert told.gone_at == pytest.approx(time.monotonic() + 118, abs=3)
+    assert told.deadline == pytest.approx(time.monotonic() + 118, abs=3)
     service.said["spot/instance-action"] = '{"action": "stop", "time": "2097-01-01T00:00:00Z"}'
     told = aws.ask()
     assert told is not None, "it says so two minutes before: the clock is slow"
-    assert told.gone_at == pytest.approx(time.monotonic() + 120, abs=3)
+    assert told.deadline == pytest.approx(time.monotonic() + 120, abs=3)
     service.said["spot/instance-action"] = '{"action": "stop", "time": "2017-09-18T08:22:00Z"}'
     assert aws.ask() == ("AWS is about to stop this instance", None), "or fast"
 
@@ -102,7 +102,7 @@ def test_google_says_that_it_takes_an_instance(path: str, said: str, why: str | 
     assert (told.why if told is not None else None) == why
     if path == "preempted":
         assert told is not None
-        assert told.gone_at == pytest.approx(time.monotonic() + 30, abs=3)
+        assert told.deadline == pytest.approx(time.monotonic() + 30, abs=3)
 
 
 class Scheduled:
@@ -147,7 +147,7 @@ def test_azure_says_when_it_takes_a_machine_and_freezes_and_others_do_not_count(
     told = azure.ask()
     assert told is not None
     assert told.why == "Azure is about to evict this machine"
-    assert told.gone_at == pytest.approx(time.monotonic() + 25, abs=3)
+    assert told.deadline == pytest.approx(time.monotonic() + 25, abs=3)
     for not_before, why in (("", "it begins now"), ("Mon, 19 Sep 2016 18:29:47 GMT", "this clock is fast")):
         service.events.clear()
         service.add("Terminate", ["set_3"], not_before)

@@ -15,7 +15,7 @@ from tests.agent.runloop.test_notice import ASK, SAY, WAIT, running
 
 from hetagent import statuses
 from hetagent.node.processes import proctree as processes
-from hetagent.preemption.local import WhenCommand, file_notice
+from hetagent.preemption.local import LeaveCommand, file_notice
 from hetagent.preemption.watching import PreemptionWatch
 from hetagent.roundhook import PreemptionNotice
 from hetagent.runloop.shutdown import Shutdown, WorkerActivity
@@ -64,7 +64,7 @@ def test_workers_save_before_their_machine_is_taken_away(rig: Make) -> None:
     )
     made.offers(takes_notice=True)
     made.run(made.appears("up"), running(made), reclaim(told, 100.0))
-    assert made.agent.shutdown.status(made.agent.outcome, fixed=False) == statuses.RESUME
+    assert made.agent.shutdown.exit_status(made.agent.outcome, fixed=False) == statuses.RESUME
     assert (made.folder / "told").exists()
     said = " ".join(made.said)
     assert re.search(
@@ -86,31 +86,33 @@ def test_a_signal_before_it_counts(rig: Make) -> None:
 
     acts = [made.appears("up"), running(made), made.gets(signal.SIGTERM), made.appears("got")]
     made.run(*acts, reclaim(told, 100.0), is_seen, made.touches("go"))
-    assert made.agent.shutdown.status(made.agent.outcome, fixed=False) == statuses.SIGNAL + signal.SIGTERM
+    assert (
+        made.agent.shutdown.exit_status(made.agent.outcome, fixed=False) == statuses.SIGNAL + signal.SIGTERM
+    )
     assert not any("AWS" in line for line in made.said)
 
 
 @pytest.mark.parametrize("activity", WorkerActivity)
 def test_whoever_was_told_in_time_may_stay_as_long_as_that(activity: WorkerActivity) -> None:
     evicted, taken, left = (Shutdown(25.0, {}) for _ in range(3))
-    evicted.got(signal.SIGTERM, activity, 5.0, 1000.0)
-    action = taken.preempted(PreemptionNotice("the cloud", 1100.0), activity, 5.0, 1000.0)
-    left.got(signal.SIGINT, activity, 5.0, 1000.0)
+    evicted.on_signal(signal.SIGTERM, activity, 5.0, 1000.0)
+    action = taken.on_preemption(PreemptionNotice("the cloud", 1100.0), activity, 5.0, 1000.0)
+    left.on_signal(signal.SIGINT, activity, 5.0, 1000.0)
     assert (evicted.stays_until, taken.stays_until, left.stays_until) == (1025.0, 1100.0, None)
     assert action.stop == ((signal.SIGTERM, 5.0) if activity is WorkerActivity.RUNNING else None)
-    assert taken.status(None, fixed=False) == statuses.RESUME
+    assert taken.exit_status(None, fixed=False) == statuses.RESUME
 
 
 def test_a_signal_after_it_shortens_the_time_and_does_not_kill() -> None:
     leaving = Shutdown(25.0, {})
-    step = leaving.preempted(PreemptionNotice("evicted", 1115.0), WorkerActivity.SAVING, 30.0, 1000.0)
+    step = leaving.on_preemption(PreemptionNotice("evicted", 1115.0), WorkerActivity.SAVING, 30.0, 1000.0)
     assert (step.why, step.save_s, step.stop) == ("evicted", 110.0, None)
-    step = leaving.got(signal.SIGTERM, WorkerActivity.SAVING, 30.0, 1010.0)
+    step = leaving.on_signal(signal.SIGTERM, WorkerActivity.SAVING, 30.0, 1010.0)
     assert (step.why, step.save_s, step.stop) == ("SIGTERM", 20.0, None)
     assert leaving.gone_at == 1035.0, "a signal counts from when it came"
-    step = leaving.got(signal.SIGTERM, WorkerActivity.SAVING, 30.0, 1012.0)
+    step = leaving.on_signal(signal.SIGTERM, WorkerActivity.SAVING, 30.0, 1012.0)
     assert step.stop == (signal.SIGKILL, 0.0)
-    assert leaving.status(None, fixed=False) == statuses.SIGNAL + signal.SIGTERM
+    assert leaving.exit_status(None, fixed=False) == statuses.SIGNAL + signal.SIGTERM
 
 
 # -- the watch -----------------------------------------------------------------------------------------------
@@ -132,14 +134,14 @@ def test_what_is_far_off_waits_and_may_be_taken_back(watches: list[PreemptionWat
     told.now = None
     asked = told.asked
     soon(lambda: told.asked > asked + 2, "more looks")
-    assert watches[0].take() is None
+    assert watches[0].take_notice() is None
     reclaim(told, 119.0)()
-    soon(watches[0].take, "an announcement")
-    assert watches[0].take() is None, "once"
+    soon(watches[0].take_notice, "an announcement")
+    assert watches[0].take_notice() is None, "once"
     assert said == ["AWS is about to terminate this instance: leaving 120 s before"]
     watches.append(watch(told, grace_s=600.0)(lambda text: None))
     reclaim(told, 500.0)()
-    soon(watches[1].take, "an announcement of one who has a longer grace")
+    soon(watches[1].take_notice, "an announcement of one who has a longer grace")
 
 
 def test_a_source_that_fails_or_hangs_stops_no_other(watches: list[PreemptionWatch]) -> None:
@@ -154,7 +156,7 @@ def test_a_source_that_fails_or_hangs_stops_no_other(watches: list[PreemptionWat
     try:
         soon(lambda: fails.call_count > 2, "more looks")
         reclaim(told, None)()
-        soon(watches[0].take, "an announcement")
+        soon(watches[0].take_notice, "an announcement")
         assert said == [
             "cannot see whether this machine is taken away: OSError: nothing but trouble; trying again"
         ]
@@ -168,7 +170,7 @@ def test_a_node_whose_machine_is_to_go_does_not_join(watches: list[PreemptionWat
     assert watches[0].check((), threading.Event()).why == ""
     reclaim(told, 60.0)()
     assert watches[1].check((), threading.Event()).why == "AWS is about to terminate this instance"
-    assert watches[1].take() is not None
+    assert watches[1].take_notice() is not None
 
 
 # -- files and commands --------------------------------------------------------------------------------------
@@ -188,26 +190,26 @@ def test_a_file_that_appears_says_why(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], WhenCommand]]:
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], LeaveCommand]]:
     monkeypatch.chdir(tmp_path)
-    made: list[WhenCommand] = []
+    made: list[LeaveCommand] = []
 
-    def make(text: str, tell: Callable[[str], None] = lambda text: None) -> WhenCommand:
-        made.append(WhenCommand(text, MINE, tell))
+    def make(text: str, tell: Callable[[str], None] = lambda text: None) -> LeaveCommand:
+        made.append(LeaveCommand(text, MINE, tell))
         return made[-1]
 
     yield make
     for source in made:
         source.close()
-    assert processes.marked(MINE, *processes.MARKS) == []
+    assert processes.find_by_incarnation(MINE, *processes.MARKS) == []
 
 
-def test_a_command_is_asked_again_until_it_says_so(command: Callable[[str], WhenCommand]) -> None:
+def test_a_command_is_asked_again_until_it_says_so(command: Callable[[str], LeaveCommand]) -> None:
     source = command("echo x >> runs; test $(wc -l < runs) = 3 && echo a power cut at noon")
     assert soon(source.ask) == PreemptionNotice("a power cut at noon", None)
 
 
-def test_a_command_may_run_for_hours(command: Callable[[str], WhenCommand], tmp_path: Path) -> None:
+def test_a_command_may_run_for_hours(command: Callable[[str], LeaveCommand], tmp_path: Path) -> None:
     source = command("echo x >> runs; sleep 3600 & until test -e go; do sleep 0.02; done")
     for _ in range(20):
         assert source.ask() is None
@@ -216,10 +218,10 @@ def test_a_command_may_run_for_hours(command: Callable[[str], WhenCommand], tmp_
     (tmp_path / "go").touch()
     assert soon(source.ask) == PreemptionNotice("the command of --leave-when says so", None)
     assert (tmp_path / "runs").read_text() == "x\n"
-    assert processes.marked(MINE, processes.WATCH_FOR) == [], "nor is anything of it left"
+    assert processes.find_by_incarnation(MINE, processes.WATCH_FOR) == [], "nor is anything of it left"
 
 
-def test_a_command_that_is_none_is_told_once(command: Callable[..., WhenCommand], tmp_path: Path) -> None:
+def test_a_command_that_is_none_is_told_once(command: Callable[..., LeaveCommand], tmp_path: Path) -> None:
     said: list[str] = []
     source = command("echo x >> runs; no-such-program --at all", said.append)
     soon(lambda: source.ask() or said, "what it says")

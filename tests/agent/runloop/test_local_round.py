@@ -13,14 +13,14 @@ import pytest
 from tests.agent.rig import soon
 from tests.agent.workers.test_store import start
 
-from hetagent.errors import Starved
+from hetagent.errors import OutOfResourcesError
 from hetagent.launch.base import Assignment, Launch
 from hetagent.launch.command import WorkerCommand
 from hetagent.node.processes import proctree as processes
 from hetagent.roundhook import RoundHook
 from hetagent.runloop.local_round import LocalRound, Phase
 from hetagent.runloop.parts import Parts
-from hetagent.workers.starter import Program, Started, StartedWorker, Take
+from hetagent.workers.starter import Program, StartedWorker, StartedWorkers, Take
 from hetrdzv.protocol.snapshots import StartSnapshot
 
 
@@ -36,13 +36,13 @@ class Popens:
         command: WorkerCommand,
         environs: Sequence[Mapping[str, str | None]],
         take: Take | None,
-    ) -> Started:
+    ) -> StartedWorkers:
         environ = {name: value for name, value in environs[0].items() if value is not None}
         program = Program((command.entrypoint, *command.args), os.environ | environ)
         self.process = (take and take(0, program, 1, 2)) or subprocess.Popen(
             program.args, env=program.environ, start_new_session=True
         )
-        return Started({0: StartedWorker(self.process.pid)}, close=lambda until: self._reap())
+        return StartedWorkers({0: StartedWorker(self.process.pid)}, close=lambda until: self._reap())
 
     def _reap(self) -> bool:
         assert self.process is not None
@@ -63,13 +63,13 @@ class Gate(RoundHook):
     def abandon_reason(self) -> str:
         return self.why_not
 
-    def kept_sessions(self) -> Collection[int]:
+    def persistent_sessions(self) -> Collection[int]:
         return ()
 
-    def save(self, within_s: float) -> None:
+    def have_workers_save(self, within_s: float) -> None:
         self.told.append(f"save {within_s:g}")
 
-    def saves_until(self) -> float | None:
+    def saving_until(self) -> float | None:
         return None if self.save_for_s is None else time.monotonic() + self.save_for_s
 
     def prepare(self, assignment: Assignment, command: WorkerCommand) -> None:
@@ -85,9 +85,9 @@ class Gate(RoundHook):
     def parts(self) -> Parts:
         """These snapshots, with notices and standbys that do what the test says."""
         notices = RoundHook()
-        notices.__dict__ |= {"holds_end": lambda: self.before_end, "abandon_reason": lambda: ""}
+        notices.__dict__ |= {"is_end_awaited": lambda: self.before_end, "abandon_reason": lambda: ""}
         standbys = RoundHook()
-        standbys.__dict__ |= {"claim_standby": lambda *_: self.ahead, "kept_sessions": tuple}
+        standbys.__dict__ |= {"claim_standby": lambda *_: self.ahead, "persistent_sessions": tuple}
         made: Any = {"snapshots": self, "notices": notices, "standbys": standbys}
         return Parts(**made)
 
@@ -101,7 +101,7 @@ class Slow(Launch):
     def begin(self, assignment: Assignment) -> WorkerCommand | None:
         return None if self.waits else super().begin(assignment)
 
-    def patience_s(self, assignment: Assignment, *, failed: bool) -> float:
+    def failure_report_delay_s(self, assignment: Assignment, *, failed: bool) -> float:
         return self.keeps_back_s
 
 
@@ -123,7 +123,7 @@ class Part:
         self.round.start({processes.INCARNATION: self.incarnation})
 
     def ends(self) -> Any:
-        return soon(self.round.end, "the end")
+        return soon(self.round.take_end, "the end")
 
 
 @pytest.fixture
@@ -136,9 +136,9 @@ def part() -> Iterator[Callable[[str], Part]]:
 
     yield make
     for one in made:
-        if one.round.present:
-            one.round.clear()
-        assert processes.marked(one.incarnation) == []
+        if one.round.has_processes:
+            one.round.kill_remaining()
+        assert processes.find_by_incarnation(one.incarnation) == []
 
 
 def test_a_node_without_snapshots_does_not_begin_from_nothing_while_others_load_one(
@@ -148,9 +148,11 @@ def test_a_node_without_snapshots_does_not_begin_from_nothing_while_others_load_
     made.round._parts.snapshots = None
     assignment = made.round.assignment
     assignment.start = replace(assignment.start, snapshot=StartSnapshot(round=1, step=40, world_size=2))
-    with pytest.raises(Starved, match=r"snapshot of step 40, and this node keeps none: .*--snapshot-memory"):
+    with pytest.raises(
+        OutOfResourcesError, match=r"snapshot of step 40, and this node keeps none: .*--snapshot-memory"
+    ):
         made.begin()
-    made.round.forgo()
+    made.round.cancel_start()
     assert made.round.phase is Phase.GONE
 
 
@@ -158,11 +160,11 @@ def test_a_launch_that_waits_begins_with_another_start(part: Callable[[str], Par
     made = part("exit 0")
     made.launch.waits = True
     made.begin()
-    assert (made.round.phase, made.round.present) == (Phase.WAITING, False)
+    assert (made.round.phase, made.round.has_processes) == (Phase.WAITING, False)
     made.launch.waits = False
-    made.round.start_again(made.round.assignment.start)
+    made.round.update_start(made.round.assignment.start)
     assert made.round.phase is Phase.WAITING, "it brings nothing new"
-    made.round.start_again(replace(made.round.assignment.start, daemon=("orted",)))
+    made.round.update_start(replace(made.round.assignment.start, daemon=("orted",)))
     assert made.round.phase is Phase.HELD
 
 
@@ -172,8 +174,8 @@ def test_a_round_that_is_over_before_its_start_never_starts(part: Callable[[str]
     if waits:
         made.launch.waits = True
         made.begin()
-    made.round.forgo()
-    made.round.start_again(made.round.assignment.start)
+    made.round.cancel_start()
+    made.round.update_start(made.round.assignment.start)
     assert made.round.phase is Phase.GONE
     assert made.gate.told == ["end"]
 
@@ -182,11 +184,11 @@ def test_a_failure_for_which_a_room_gives_up_is_none(part: Callable[[str], Part]
     made = part("exit 7")
     made.begin()
     made.gate.why_not = "cannot begin from there"
-    soon(lambda: made.round.end() is None and made.round.phase is Phase.ENDING)
-    assert (made.round.end(), made.round.abandon_reason()) == (None, "cannot begin from there")
+    soon(lambda: made.round.take_end() is None and made.round.phase is Phase.ENDING)
+    assert (made.round.take_end(), made.round.abandon_reason()) == (None, "cannot begin from there")
     made.gate.why_not = ""
     assert made.ends().failure.exit_code == 7
-    assert made.round.end() is None, "once"
+    assert made.round.take_end() is None, "once"
 
 
 def saving(part: Callable[[str], Part], grace_s: float = 60.0) -> Part:
@@ -195,7 +197,7 @@ def saving(part: Callable[[str], Part], grace_s: float = 60.0) -> Part:
     made.begin()
     made.gate.save_for_s = 60.0
     made.round.stop(signal.SIGTERM, grace_s)
-    assert (made.round.phase, made.round.stopping, made.round.stopped()) == (Phase.SAVING, True, False)
+    assert (made.round.phase, made.round.is_stopping, made.round.has_stopped()) == (Phase.SAVING, True, False)
     return made
 
 
@@ -206,10 +208,10 @@ def test_workers_are_stopped_once_they_have_saved(part: Callable[[str], Part]) -
     assert due_at is not None
     assert due_at > time.monotonic()
     made.gate.save_for_s = None
-    assert not made.round.stopped()
+    assert not made.round.has_stopped()
     assert made.round.phase is Phase.STOPPING
-    soon(made.round.stopped)
-    made.round.clear()
+    soon(made.round.has_stopped)
+    made.round.kill_remaining()
     assert made.gate.told[-1] == "end"
 
 
@@ -217,7 +219,7 @@ def test_nobody_saves_longer_than_until_he_would_be_killed(part: Callable[[str],
     made = saving(part, grace_s=5.0)
     assert made.gate.told[-1] == "save 5"
     made.round.stop(signal.SIGKILL, 0.0)
-    assert made.round.stopped(), "a second stop waits for nobody"
+    assert made.round.has_stopped(), "a second stop waits for nobody"
     assert made.round.phase is Phase.STOPPING
     assert made.gate.told[-1] == "save 5", "without a grace nothing is saved"
 
@@ -225,26 +227,26 @@ def test_nobody_saves_longer_than_until_he_would_be_killed(part: Callable[[str],
 def test_what_ends_during_a_save_is_reported_by_nobody(part: Callable[[str], Part]) -> None:
     made = saving(part)
     os.kill(made.round.pids[0], signal.SIGKILL)
-    soon(made.round.stopped)
-    assert made.round.end() is None
+    soon(made.round.has_stopped)
+    assert made.round.take_end() is None
 
 
 def test_a_failure_that_is_kept_back_is_nobodys_once_the_round_is_over(part: Callable[[str], Part]) -> None:
     made = part("exit 7")
     made.launch.keeps_back_s = 60.0
     made.begin()
-    soon(lambda: made.round.end() is None and made.round.phase is Phase.ENDING, "the failure")
+    soon(lambda: made.round.take_end() is None and made.round.phase is Phase.ENDING, "the failure")
     made.round.stop_for_others(signal.SIGTERM, 5.0)
-    assert made.round.stopped(), "nobody is waited for"
-    made.round.clear()
-    assert made.round.end() is None
+    assert made.round.has_stopped(), "nobody is waited for"
+    made.round.kill_remaining()
+    assert made.round.take_end() is None
 
 
 def test_a_room_keeps_workers_that_ended_well_for_the_end_of_the_round(part: Callable[[str], Part]) -> None:
     made = part("exit 0")
     made.gate.before_end = True
     made.begin()
-    soon(lambda: made.round.end() is None and not made.round._workers.running, "its end")  # type: ignore[union-attr]
+    soon(lambda: made.round.take_end() is None and not made.round._workers.running, "its end")  # type: ignore[union-attr]
     assert made.round.phase is Phase.RUNNING
     made.gate.before_end = False
     assert made.ends().failure is None

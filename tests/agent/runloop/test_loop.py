@@ -51,14 +51,14 @@ def test_a_stop_of_a_round_after_which_it_has_joined_changes_nothing(
 ) -> None:
     """It came as the workers ended by themselves; the next start lies right behind it."""
     made = rig("[ $HET_ROUND -gt 1 ] || exit 7", restart_wait_s=0.0)
-    take = made.line.take
+    take = made.line.take_directives
 
     def late() -> list[Directive]:
         taken = list(take())
         starts = [one for one in taken if one.kind is DirectiveKind.START and one.round == 2]
         return [replace(one, kind=DirectiveKind.STOP, round=1, start=None) for one in starts] + taken
 
-    monkeypatch.setattr(made.line, "take", late)
+    monkeypatch.setattr(made.line, "take_directives", late)
     assert made.run() == 0
     assert made.agent.round_number == 2
 
@@ -281,7 +281,7 @@ def test_cancelled_while_workers_are_stopping(rig: Make) -> None:
 
     def note() -> None:
         assert made.agent._local is not None
-        assert made.agent._local.stopping
+        assert made.agent._local.is_stopping
         assert made.agent._local._stop is not None
         kill_at.append(made.agent._local._stop.kill_at)
 
@@ -356,7 +356,7 @@ def test_a_line_that_breaks_stops_the_workers_and_ends_the_agent(
     made = rig("trap 'touch term; exit 0' TERM; touch up; while :; do sleep 0.01; done", lease_s=60.0)
     broken = Mock(side_effect=TypeError("a bug"))
     status = made.run(
-        made.appears("up"), lambda: monkeypatch.setattr(Session, "received", broken), made.asks("restart")
+        made.appears("up"), lambda: monkeypatch.setattr(Session, "on_response", broken), made.asks("restart")
     )
     assert status == 1
     assert (made.folder / "term").exists()
@@ -397,7 +397,7 @@ def test_workers_that_meet_late_are_not_said_to_be_apart_for_ever(
     rig: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(start_check, "MEET_AFTER_S", 0.2)
-    monkeypatch.setattr(Launch, "meets_in_store", True)
+    monkeypatch.setattr(Launch, "workers_join_store", True)
     (tmp_path / "meet.py").write_text(
         "import os; from torch.distributed import TCPStore\n"
         "TCPStore(os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']), 2, False)\n"

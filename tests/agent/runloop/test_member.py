@@ -38,7 +38,7 @@ class Member(Launch):
     def environ(self, assignment: Assignment, local_rank: int) -> Mapping[str, str | None]:
         return {"RANK": None}
 
-    def patience_s(self, assignment: Assignment, *, failed: bool) -> float:
+    def failure_report_delay_s(self, assignment: Assignment, *, failed: bool) -> float:
         return PATIENCE_S
 
     def end(self) -> None:

@@ -77,13 +77,15 @@ def test_a_script_sees_the_notice_and_says_that_it_is_ready(given: Given) -> Non
     assert seen is not None
     assert (seen.kind, seen.why) == ("joined", "gpu4 joined")
     assert 20.0 < seen.left_s <= 30.0
-    notices.look()
-    assert (told.count, notices.holds_end()) == (0, False), "what was said before the notice does not count"
+    notices.on_wakeup()
+    assert (told.count, notices.is_end_awaited()) == (0, False), (
+        "what was said before the notice does not count"
+    )
     progress.ready_to_stop()
     progress.ready_to_stop()
-    notices.look()
-    notices.look()
-    assert (told.count, notices.holds_end()) == (1, True)
+    notices.on_wakeup()
+    notices.on_wakeup()
+    assert (told.count, notices.is_end_awaited()) == (1, True)
 
 
 @pytest.mark.parametrize(("said", "is_ready"), [("1\n1\n2\n", 0), ("1\n1\n2\n3\n", 1), ("4\nall\n", 1)])
@@ -93,7 +95,7 @@ def test_workers_that_share_a_file_are_counted_or_one_speaks_for_all(
     notices, told = given(3)
     announce(notices)
     Path(f"{notices.environ(0)[progress.NOTICE_FILE]}{progress.READY}").write_text(said)
-    notices.look()
+    notices.on_wakeup()
     assert told.count == is_ready
 
 
@@ -183,7 +185,7 @@ def test_workers_that_do_not_save_are_stopped_in_time(rig: Make) -> None:
     )
     assert time.monotonic() < got[0] + 60
     assert (made.folder / "got").exists()
-    assert made.agent.shutdown.status(made.agent.outcome, fixed=False) == statuses.RESUME
+    assert made.agent.shutdown.exit_status(made.agent.outcome, fixed=False) == statuses.RESUME
     assert "notice_expired" in made.kinds()
 
 
@@ -197,7 +199,7 @@ def test_workers_that_never_asked_get_the_signal_at_once(rig: Make, notice_s: fl
     made.offers(takes_notice=True)
     made.run(made.appears("up"), running(made), made.gets(signal.SIGTERM))
     assert (made.folder / "got").exists()
-    assert made.agent.shutdown.status(made.agent.outcome, fixed=False) > statuses.SIGNAL
+    assert made.agent.shutdown.exit_status(made.agent.outcome, fixed=False) > statuses.SIGNAL
 
 
 def test_a_handler_of_the_notices_signal_asks_for_it(rig: Make) -> None:
@@ -206,7 +208,7 @@ def test_a_handler_of_the_notices_signal_asks_for_it(rig: Make) -> None:
     made.offers(takes_notice=True)
     made.run(made.appears("up"), running(made), made.gets(signal.SIGTERM))
     assert (made.folder / "saved").exists()
-    assert made.agent.shutdown.status(made.agent.outcome, fixed=False) == statuses.RESUME
+    assert made.agent.shutdown.exit_status(made.agent.outcome, fixed=False) == statuses.RESUME
 
 
 @pytest.mark.parametrize("asked", [False, True])
@@ -238,6 +240,6 @@ def test_without_a_server_the_workers_are_stopped_in_time_all_the_same(
 ) -> None:
     made = rig(f"{ASK} touch up; sleep 3600", grace_s=2.0)
     made.offers(takes_notice=True)
-    monkeypatch.setattr(made.line, "leaving", lambda *_: None)  # it does not hear of it
+    monkeypatch.setattr(made.line, "announce_leave", lambda *_: None)  # it does not hear of it
     made.run(made.appears("up"), running(made), made.gets(signal.SIGTERM))
     assert any("the time to save is over: stopping the workers" in line for line in made.said)

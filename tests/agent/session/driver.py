@@ -162,12 +162,12 @@ class Bench:
         return self.server.execute(request, self.now)
 
     def receive(self, request: Request, answer: Answer) -> None:
-        self.session.received(request, answer, self.now)
+        self.session.on_response(request, answer, self.now)
         self.collect()
 
     def collect(self) -> None:
-        self.told += self.session.directives()
-        self.notices += self.session.notices()
+        self.told += self.session.take_directives()
+        self.notices += self.session.take_log_lines()
 
     # -- by itself
 
@@ -194,7 +194,7 @@ class Bench:
         until = self.now + seconds
         self.pump()
         while self.now < until:
-            moments = [until, self.session.wakeup() or until]
+            moments = [until, self.session.next_wakeup() or until]
             moments += [sent_at + r.body.wait_s for r, sent_at in self.flight if isinstance(r, Poll)]
             if self.server.answers_instead is None:
                 moments += [deadline(group, self.now) or until for group in self.server.groups.values()]
@@ -209,7 +209,7 @@ class Bench:
         self.pump()
 
     def ready(self, after_round: int = 0) -> None:
-        self.session.ready(after_round, 1234, 5678, self.now)
+        self.session.set_ready(after_round, 1234, 5678, self.now)
         self.pump()
 
     def started(self, number: int = 1) -> None:

@@ -97,13 +97,13 @@ class Talk:
 
     def begin(self) -> None:
         self.line.start()
-        self.line.ready(0, 1000, 1001)
+        self.line.set_ready(0, 1000, 1001)
 
     def news(self, timeout_s: float = 10.0) -> list[Directive]:
         """What comes next; nothing within the time gives []."""
         if not select.select([self.line], [], [], timeout_s)[0]:
             return []
-        return self.line.take()
+        return self.line.take_directives()
 
     def next(self) -> Directive:
         (found,) = self.news()
@@ -127,7 +127,7 @@ def test_directives_come_in_order_and_wake_the_agent(talk: Talk) -> None:
     assert talk.next().round == 1
     talk.client.says = directive("stop", 1)
     assert talk.next().kind == "stop"
-    assert talk.line.take() == []
+    assert talk.line.take_directives() == []
     assert talk.news(0.05) == []
 
 
@@ -163,7 +163,7 @@ def test_a_master_out_of_reach_is_reported_and_nothing_starts(
     async def refused(address: str, port: int) -> str:
         return "connection refused"
 
-    monkeypatch.setattr(preflight, "reachable", refused)
+    monkeypatch.setattr(preflight, "find_connect_error", refused)
     talk.begin()
     talk.next()
     talk.client.says = start(1, "b", "10.0.0.9", 29500)
@@ -188,7 +188,7 @@ def test_a_stop_overtakes_a_start_whose_master_does_not_answer(
             cancelled.set()
         return None
 
-    monkeypatch.setattr(preflight, "reachable", silence)
+    monkeypatch.setattr(preflight, "find_connect_error", silence)
     talk.begin()
     talk.next()
     talk.client.says = start(1, "b")
@@ -206,7 +206,7 @@ def test_a_bug_in_the_thread_is_told_and_makes_the_agent_exit(talk: Talk, where:
         talk.begin()
     elif where == "the session":
         talk.line.start()
-        talk.line.ready(None, 1, 0)  # type: ignore[arg-type]
+        talk.line.set_ready(None, 1, 0)  # type: ignore[arg-type]
     else:
         talk.line._make_client = lambda: (_ for _ in ()).throw(TypeError("a bug"))
         talk.begin()
@@ -215,7 +215,7 @@ def test_a_bug_in_the_thread_is_told_and_makes_the_agent_exit(talk: Talk, where:
     assert "the thread that talks to the server broke, which is a bug" in last.why
     assert ("TypeError: '>'" if where == "the session" else "TypeError: a bug") in last.why
     assert any("Traceback" in text for text in talk.told)
-    assert talk.line.broken
+    assert talk.line.has_crashed
     assert talk.line.leave("x", 5.0)
 
 
@@ -238,7 +238,7 @@ def test_a_server_that_never_answered_is_not_waited_for(talk: Talk) -> None:
     talk.begin()
     wait_for(lambda: talk.told)
     before = time.monotonic()
-    talk.line.leaving("SIGTERM")
+    talk.line.announce_leave("SIGTERM")
     assert talk.line.leave("its agent got SIGTERM", 5.0)
     assert time.monotonic() - before < 5.0
 
@@ -272,7 +272,7 @@ def test_a_daemon_that_follows_the_start_is_handed_over_without_another_prefligh
         tried.append(port)
         return None
 
-    monkeypatch.setattr(preflight, "reachable", reachable)
+    monkeypatch.setattr(preflight, "find_connect_error", reachable)
     talk.client.says = start(3, master="b", port=7)
     talk.begin()
     assert talk.next().kind == "start"

@@ -65,7 +65,7 @@ def test_after_max_disconnect_the_workers_are_stopped_at_that_moment(bench: Benc
     assert bench.kinds == [("start", 1), ("stop", 1)]
     assert bench.last.code == "disconnected"
     assert "max_disconnect_s" in bench.last.why
-    bench.session.ready(1, 1, 1, bench.now)
+    bench.session.set_ready(1, 1, 1, bench.now)
     bench.run(600)
     assert bench.kinds == [("start", 1), ("stop", 1)]
     bench.away(None)

@@ -53,7 +53,7 @@ def test_a_stale_incarnation_has_to_stop_and_exit(bench: Bench) -> None:
     assert bench.last.exit_code == 1
     assert "now belongs to another agent at 10.0.0.9" in bench.last.why
     assert bench.send() == []
-    assert bench.session.wakeup() is None
+    assert bench.session.next_wakeup() is None
     bench.session.leave("", bench.now)
     assert bench.session.finished  # the node is the other's
 

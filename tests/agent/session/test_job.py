@@ -22,7 +22,7 @@ def test_a_job_from_join_to_goodbye(bench: Bench) -> None:
     assert not bench.session.finished
     bench.pump()
     assert bench.session.finished
-    assert bench.session.wakeup() is None
+    assert bench.session.next_wakeup() is None
     assert bench.group.nodes["a"].phase == "left"
     assert bench.notices == []
 

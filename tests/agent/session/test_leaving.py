@@ -16,7 +16,7 @@ from hetrdzv.protocol.stacks import Stack, StacksRequest
 def test_leaving_is_reported_and_no_join_follows(bench: Bench) -> None:
     """Rules (h) and (i)."""
     bench.started()
-    bench.session.leaving("SIGTERM", bench.now)
+    bench.session.announce_leave("SIGTERM", bench.now)
     bench.pump()
     assert bench.group.nodes["a"].leaving == ends.agent_left("SIGTERM")
     assert bench.kinds == [("start", 1), ("stop", 1)]
@@ -32,9 +32,9 @@ def test_leaving_is_reported_and_no_join_follows(bench: Bench) -> None:
 
 
 def test_a_start_that_comes_while_leaving_is_not_told(bench: Bench) -> None:
-    bench.session.ready(0, 1, 1, bench.now)
+    bench.session.set_ready(0, 1, 1, bench.now)
     (join,) = bench.send()
-    bench.session.leaving("SIGTERM", bench.now)
+    bench.session.announce_leave("SIGTERM", bench.now)
     bench.receive(join, bench.execute(join))
     assert bench.told == []
     bench.session.leave("SIGTERM", bench.now)
@@ -44,7 +44,7 @@ def test_a_start_that_comes_while_leaving_is_not_told(bench: Bench) -> None:
 
 
 def test_leaving_before_the_first_join_is_silent(bench: Bench) -> None:
-    bench.session.leaving("SIGINT", bench.now)
+    bench.session.announce_leave("SIGINT", bench.now)
     bench.session.leave("SIGINT", bench.now)
     assert bench.session.finished
     assert bench.send() == []
@@ -62,7 +62,7 @@ def test_a_goodbye_waits_for_the_last_words_for_a_moment(bench: Bench, what: str
     (words,) = [request for request in bench.send() if not isinstance(request, Poll)]
     assert isinstance(words, SendReport)
     if what == "silence":
-        assert bench.session.wakeup() == bench.now + LAST_REPORTS_S
+        assert bench.session.next_wakeup() == bench.now + LAST_REPORTS_S
         bench.now += LAST_REPORTS_S
     else:
         bench.receive(words, None if what == "accepted" else problem(404, "not_found"))
@@ -90,7 +90,7 @@ def test_a_goodbye_is_tried_for_longer_than_a_failover_takes(bench: Bench) -> No
     bench.run(0.01)
     assert bench.session.finished
     assert bench.send() == []
-    assert bench.session.wakeup() is None
+    assert bench.session.next_wakeup() is None
 
 
 def test_nothing_is_told_after_an_exit(bench: Bench) -> None:

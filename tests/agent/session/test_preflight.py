@@ -5,16 +5,16 @@ import socket
 
 import pytest
 
-from hetagent.session.preflight import reachable
+from hetagent.session.preflight import find_connect_error
 
 
 async def test_a_refused_connection_is_tried_again_until_the_end() -> None:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]
-        assert await reachable("127.0.0.1", port, timeout_s=0.2) == "connection refused"
+        assert await find_connect_error("127.0.0.1", port, timeout_s=0.2) == "connection refused"
         asyncio.get_running_loop().call_later(0.15, sock.listen)
-        assert await reachable("127.0.0.1", port) is None
+        assert await find_connect_error("127.0.0.1", port) is None
 
 
 async def test_a_full_backlog_times_out() -> None:
@@ -27,7 +27,7 @@ async def test_a_full_backlog_times_out() -> None:
             filler.setblocking(False)
             filler.connect_ex(sock.getsockname())
             fillers.append(filler)
-        reason = await reachable("127.0.0.1", sock.getsockname()[1], timeout_s=0.25)
+        reason = await find_connect_error("127.0.0.1", sock.getsockname()[1], timeout_s=0.25)
         for filler in fillers:
             filler.close()
         assert reason == "timed out after 0.25 s"
@@ -38,9 +38,9 @@ async def test_an_unknown_name(monkeypatch: pytest.MonkeyPatch) -> None:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
-    assert await reachable("no.such.host", 1) == "cannot resolve 'no.such.host'"
+    assert await find_connect_error("no.such.host", 1) == "cannot resolve 'no.such.host'"
     monkeypatch.undo()
-    assert await reachable("a" * 70 + ".example", 1) == f"cannot resolve '{'a' * 70}.example'"
+    assert await find_connect_error("a" * 70 + ".example", 1) == f"cannot resolve '{'a' * 70}.example'"
 
 
 @pytest.mark.parametrize("silent", [True, False])
@@ -61,6 +61,6 @@ async def test_a_host_that_is_back_is_reached_however_the_first_attempt_failed(
     with socket.create_server(("127.0.0.1", 0)) as sock:
         real = asyncio.get_running_loop().sock_connect
         monkeypatch.setattr(asyncio.get_running_loop(), "sock_connect", connect)
-        assert await reachable("127.0.0.1", sock.getsockname()[1], timeout_s=2.0) is None
+        assert await find_connect_error("127.0.0.1", sock.getsockname()[1], timeout_s=2.0) is None
         assert begun == 2
         assert len(asyncio.all_tasks()) == 1

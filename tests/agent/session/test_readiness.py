@@ -20,7 +20,7 @@ def joins(bench: Bench) -> list[str]:
 
 
 def ready(bench: Bench, why: str = "", after_round: int = 0) -> None:
-    bench.session.ready(after_round, 1234, 5678, bench.now, why)
+    bench.session.set_ready(after_round, 1234, 5678, bench.now, why)
     bench.pump()
 
 

@@ -26,7 +26,7 @@ def test_the_stop_of_a_round_that_is_over_is_not_told_after_ready(join_first: bo
     ((poll, _),) = bench.flight
     bench.flight.clear()
     late = bench.execute(poll)
-    bench.session.ready(1, 1, 1, bench.now)
+    bench.session.set_ready(1, 1, 1, bench.now)
     (join,) = bench.send()
     if join_first:
         bench.receive(join, bench.execute(join))
@@ -34,7 +34,7 @@ def test_the_stop_of_a_round_that_is_over_is_not_told_after_ready(join_first: bo
     else:
         bench.receive(poll, late)
         assert bench.send() == []
-        assert bench.session.wakeup() is None  # nothing is due: the join is on its way
+        assert bench.session.next_wakeup() is None  # nothing is due: the join is on its way
         bench.receive(join, bench.execute(join))
     bench.run(1)
     assert bench.kinds == [("wait", 0), ("start", 1), ("stop", 1), ("wait", 0)]
@@ -43,7 +43,7 @@ def test_the_stop_of_a_round_that_is_over_is_not_told_after_ready(join_first: bo
 
 def test_a_round_that_was_over_before_its_start_came_through_is_acknowledged(bench: Bench) -> None:
     """Else the node would be a member that never stopped, and its joins repetitions that change nothing."""
-    bench.session.ready(0, 1, 1, bench.now)
+    bench.session.set_ready(0, 1, 1, bench.now)
     (join,) = bench.send()
     start = bench.execute(join)
     bench.server.do(commands.Restart(), bench.now)
@@ -57,11 +57,11 @@ def test_a_round_that_was_over_before_its_start_came_through_is_acknowledged(ben
 
 
 def test_a_start_that_nobody_took_is_over_after_ready(bench: Bench) -> None:
-    bench.session.ready(0, 1, 1, bench.now)
+    bench.session.set_ready(0, 1, 1, bench.now)
     (join,) = bench.send()
-    bench.session.received(join, bench.execute(join), bench.now)
-    bench.session.ready(0, 1, 1, bench.now)
-    assert bench.session.directives() == []
+    bench.session.on_response(join, bench.execute(join), bench.now)
+    bench.session.set_ready(0, 1, 1, bench.now)
+    assert bench.session.take_directives() == []
     join = next(request for request in bench.send() if isinstance(request, Join))
     assert join.body.after_round == 1
 
@@ -75,7 +75,7 @@ def test_a_start_while_an_older_round_runs_stops_that_first(bench: Bench) -> Non
     start = replace(bench.server.told("a", bench.now), round=2, version="1.start.2.round_formed")
     bench.receive(poll, start)
     assert bench.kinds == [("start", 1), ("stop", 1)]
-    bench.session.ready(1, 1, 1, bench.now)
+    bench.session.set_ready(1, 1, 1, bench.now)
     (join,) = bench.send()
     bench.receive(join, start)
     assert bench.kinds[2:] == [("start", 2)]
@@ -85,13 +85,13 @@ def test_a_server_that_answers_every_poll_at_once_is_not_polled_without_pause(be
     bench.ready()
     bench.flight.clear()
     bench.session = Session("g", "a", bench.session.offer, random.Random(1))
-    bench.session.ready(0, 1, 1, bench.now)
+    bench.session.set_ready(0, 1, 1, bench.now)
     until, count = bench.now + 10, 0
     while bench.now < until:
         for request in bench.send():
             count += 1
             bench.receive(request, bench.execute(request))
-        bench.now = max(bench.now, bench.session.wakeup() or until)
+        bench.now = max(bench.now, bench.session.next_wakeup() or until)
     assert count < 110
 
 
@@ -103,13 +103,13 @@ def test_a_node_that_is_always_held_for_lost_joins_again_with_pauses() -> None:
     )
     bench.flight.clear()
     bench.session = Session("g", "a", bench.session.offer, random.Random(1))
-    bench.session.ready(0, 1, 1, bench.now)
+    bench.session.set_ready(0, 1, 1, bench.now)
     until, joins = bench.now + 10, 0
     while bench.now < until:
         for request in bench.send():
             joins += isinstance(request, Join)
             bench.receive(request, lost)
-        bench.now = max(bench.now, bench.session.wakeup() or until)
+        bench.now = max(bench.now, bench.session.next_wakeup() or until)
     assert 20 < joins < 40
     assert [one for one in bench.kinds if one[0] != "wait"] == []
 

@@ -48,7 +48,7 @@ def test_pauses_grow_to_two_seconds_with_jitter(bench: Bench) -> None:
         moments.append(bench.now)
         for request in sent:
             bench.receive(request, REFUSED)
-        wakeup = bench.session.wakeup()
+        wakeup = bench.session.next_wakeup()
         assert wakeup is not None
         assert wakeup > bench.now
         bench.now = wakeup
@@ -62,7 +62,7 @@ def test_a_join_waits_until_the_reports_before_it_are_settled(bench: Bench) -> N
     bench.started()
     bench.away()
     bench.reports("failed", failure=FAILURE)
-    bench.session.ready(1, 1, 1, bench.now)
+    bench.session.set_ready(1, 1, 1, bench.now)
     bench.run(3)
     assert not any(isinstance(request, Join) for request in bench.sent[3:])
     bench.away(None)

@@ -17,7 +17,7 @@ from hetagent import snapshots
 from hetagent.snapshots import script
 from hetagent.snapshots.copying import Copier
 from hetagent.snapshots.devices import Copies
-from hetagent.snapshots.folder import Folder, Stamp
+from hetagent.snapshots.folder import SnapshotFiles, SnapshotId
 
 pytestmark = pytest.mark.skipif(
     not torch.accelerator.is_available(),
@@ -178,7 +178,7 @@ def test_what_is_due_is_copied_beside_the_script_and_is_of_its_step(
     job.train(2, busy)
     enqueued_s = time.perf_counter() - began
     job.snaps._schedule.is_due = lambda *_, **__: False  # type: ignore
-    assert job.snaps._copier.devices.has() == 2, "the device is behind"
+    assert job.snaps._copier.devices.current_step() == 2, "the device is behind"
     closing = job.snaps._closing
     assert closing is not None
     assert closing.is_alive()
@@ -223,13 +223,13 @@ def test_of_a_device_that_hangs_the_step_before_is_saved(
     if due:
         job.snaps._schedule.is_due = lambda *_, **__: True  # type: ignore
     job.train(2, lambda: [busy() for _ in range(3)])  # type: ignore[func-returns-value]
-    assert job.snaps._copier.devices.newest == 3
-    assert job.snaps._copier.devices.has() == 2
+    assert job.snaps._copier.devices.last_step == 3
+    assert job.snaps._copier.devices.current_step() == 2
     job.snaps.save_now()
-    assert job.snaps._copier.devices.has() == 2, "it hangs still"
+    assert job.snaps._copier.devices.current_step() == 2, "it hangs still"
     if job.snaps._closing is not None:
         job.snaps._closing.join()
-        Folder(tmp_path).forget_newer(Stamp(0, 2))
+        SnapshotFiles(tmp_path).forget_newer(SnapshotId(0, 2))
     assert_loads(tmp_path, 2, history[2])
 
 
@@ -239,7 +239,7 @@ def test_nothing_is_changed_before_it_is_copied(
     job = Job(tmp_path)
     job.begin()
     job.train(1)
-    with Copies(job.snaps._copier.devices._streams[0]).begun():
+    with Copies(job.snaps._copier.devices._streams[0]).use_streams():
         busy()
     job.snaps._schedule.is_due = lambda *_, **__: True  # type: ignore
     job.train(2)
@@ -259,7 +259,7 @@ def test_a_step_that_changes_nothing_does_not_let_the_next_one_come_before_the_c
     job = Job(tmp_path)
     job.begin()
     job.train(1)
-    with Copies(job.snaps._copier.devices._streams[0]).begun():
+    with Copies(job.snaps._copier.devices._streams[0]).use_streams():
         busy()
     job.snaps._schedule.is_due = lambda *_, **__: True  # type: ignore
     job.train(2)
@@ -288,7 +288,7 @@ def test_what_came_later_is_no_part_of_the_step_before(tmp_path: Path, busy: Cal
         parameter.requires_grad = True
     job.train(2, busy)
     job.snaps.save_now()
-    assert job.snaps._copier.devices.has() == 2
+    assert job.snaps._copier.devices.current_step() == 2
     assert_loads(tmp_path, 2, before)
 
 
@@ -300,9 +300,9 @@ def test_what_is_being_changed_is_not_saved(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(job.snaps, "step", lambda step: None)
     job.train(2)
     torch.accelerator.synchronize()
-    assert job.snaps._copier.devices.has() is None
+    assert job.snaps._copier.devices.current_step() is None
     job.snaps.save_now()
-    assert Folder(tmp_path).slots() == {}
+    assert SnapshotFiles(tmp_path).slots() == {}
 
 
 @pytest.mark.usefixtures("hasty")
@@ -323,7 +323,7 @@ def test_a_value_that_waits_for_a_device_holds_up_nobody_who_asks(
     while not job.snaps._changed:
         time.sleep(0.001)
     job.snaps._stop()
-    assert job.snaps._copier.devices.has() == 2, "it hangs still"
+    assert job.snaps._copier.devices.current_step() == 2, "it hangs still"
     script.join()
     assert job.snaps._saved is not None
     assert job.snaps._saved.step == 2
@@ -359,16 +359,16 @@ def test_what_a_device_has_changed_meanwhile_is_no_snapshot(
     """It went on while it was copied; then the step that it has come to is."""
     job.train(2, busy)
     told = iter([2])
-    has = job.snaps._copier.devices.has
-    monkeypatch.setattr(job.snaps._copier.devices, "has", lambda: next(told, None) or has())
-    monkeypatch.setattr(type(job.snaps._copier.devices), "newest", property(lambda self: 2))
-    copied = Copier.copied
+    has = job.snaps._copier.devices.current_step
+    monkeypatch.setattr(job.snaps._copier.devices, "current_step", lambda: next(told, None) or has())
+    monkeypatch.setattr(type(job.snaps._copier.devices), "last_step", property(lambda self: 2))
+    copied = Copier.begin_copy
 
     def late(self: Copier, *args: Any, **named: Any) -> Any:
         torch.accelerator.synchronize()
         monkeypatch.undo()
         return copied(self, *args, **named)
 
-    monkeypatch.setattr(Copier, "copied", late)
+    monkeypatch.setattr(Copier, "begin_copy", late)
     job.snaps.save_now()
     assert_loads(tmp_path, 3, history[3])

@@ -13,8 +13,8 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from hetagent import snapshots
 from hetagent.snapshots import SnapshotError
-from hetagent.snapshots.folder import Folder
-from hetagent.snapshots.memory import place_of
+from hetagent.snapshots.folder import SnapshotFiles
+from hetagent.snapshots.memory import locate_tensor
 from hetagent.snapshots.node.to_disk import run
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is ", "ignore:ComplexHalf")
@@ -30,7 +30,7 @@ def written(folder: Path, state: dict[str, Any]) -> Path:
             state["optimizer"].step()
         snaps.step(step)
         settle(snaps)
-    [slot] = Folder(folder / "memory").slots().values()
+    [slot] = SnapshotFiles(folder / "memory").slots().values()
     run(slot, folder / "disk", [0])
     return folder / "disk"
 
@@ -102,5 +102,5 @@ def test_two_values_that_a_checkpoint_cannot_tell_apart_are_refused(
 
 
 def test_no_memory_is_taken_for_what_comes_before_a_tensor() -> None:
-    place = place_of("model.weight", torch.empty(1 << 20, 1 << 20, 1 << 10, device="meta"))
+    place = locate_tensor("model.weight", torch.empty(1 << 20, 1 << 20, 1 << 10, device="meta"))
     assert place.head < 1000

@@ -9,7 +9,7 @@ import torch
 
 from hetagent.snapshots import devices
 from hetagent.snapshots.devices import Copies, Devices
-from hetagent.snapshots.errors import Overtaken
+from hetagent.snapshots.errors import SnapshotSuperseded
 
 
 class Event:
@@ -53,50 +53,50 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
 def test_it_has_a_step_from_its_end_to_the_next_change(device: Device) -> None:
     has = []
     for step in (1, 2):
-        device.changing()
-        device.ended(step)
-    device.changing()
-    assert (device.newest, device.has()) == (2, None)
+        device.on_change_begin()
+        device.on_step_end(step)
+    device.on_change_begin()
+    assert (device.last_step, device.current_step()) == (2, None)
     for _ in range(4):
         device.goes_on()
-        has.append(device.has())
+        has.append(device.current_step())
     assert has == [1, None, 2, None], "the first change was before any step that is known"
 
 
 def test_a_script_is_no_more_than_a_step_ahead(device: Device) -> None:
-    device.keep_up()
-    device.ended(1)
+    device.wait_for_last_step()
+    device.on_step_end(1)
     with pytest.raises(AssertionError, match="for ever"):
-        device.keep_up()
+        device.wait_for_last_step()
     device.goes_on()
-    device.keep_up()
+    device.wait_for_last_step()
 
 
 def test_the_first_change_after_a_step_counts(device: Device) -> None:
-    device.ended(1)
-    device.changing()
-    device.changing()
+    device.on_step_end(1)
+    device.on_change_begin()
+    device.on_change_begin()
     assert len(device.told) == 2
 
 
 def test_what_is_not_told_leaves_nothing_known(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    device.ended(1)
+    device.on_step_end(1)
     device.goes_on()
     monkeypatch.setattr(devices, "_is_capturing", lambda device: True)
-    device.changing()
-    assert (device.newest, device.has()) == (None, None), "a CUDA graph tells nobody"
+    device.on_change_begin()
+    assert (device.last_step, device.current_step()) == (None, None), "a CUDA graph tells nobody"
 
 
 def test_what_optimizers_have_on_the_cpu_is_that_of_the_step(device: Device) -> None:
     tensors = {"a.step": torch.tensor(1.0), "b.step": torch.tensor(1.0), "b.both": torch.tensor([1, 2])}
-    device.watch(tensors)
-    device.ended(1)
-    assert device.then(1, tensors) == tensors, "it has not changed"
-    device.changing()
+    device.watch_tensors(tensors)
+    device.on_step_end(1)
+    assert device.tensors_of_step(1, tensors) == tensors, "it has not changed"
+    device.on_change_begin()
     for tensor in tensors.values():
         tensor.add_(1)
     later = {**tensors, "c.step": torch.tensor(1.0)}
-    then = device.then(1, later)
+    then = device.tensors_of_step(1, later)
     assert {name: value.tolist() for name, value in then.items()} == {
         "a.step": 1.0,
         "b.both": [1, 2],
@@ -113,25 +113,25 @@ def on_device(values: int) -> Any:
 
 def test_tensors_on_devices_are_those_of_the_step_unless_they_are_others_now(device: Device) -> None:
     weights, momentum = on_device(3), on_device(3)
-    device.watch({"weights": weights, "momentum": momentum})
-    device.ended(1)
-    device.changing()
+    device.watch_tensors({"weights": weights, "momentum": momentum})
+    device.on_step_end(1)
+    device.on_change_begin()
     now = {"weights": weights, "momentum": momentum, "new": on_device(3)}
-    assert device.then(1, now) == {"weights": weights, "momentum": momentum}
+    assert device.tensors_of_step(1, now) == {"weights": weights, "momentum": momentum}
     for name in ("weights", "momentum"):
-        with pytest.raises(Overtaken, match=f"'{name}' was changed on the CPU, or made anew"):
-            device.then(1, {**now, name: on_device(3)})
-        with pytest.raises(Overtaken, match=f"'{name}'"):
-            device.then(1, {key: value for key, value in now.items() if key != name})
+        with pytest.raises(SnapshotSuperseded, match=f"'{name}' was changed on the CPU, or made anew"):
+            device.tensors_of_step(1, {**now, name: on_device(3)})
+        with pytest.raises(SnapshotSuperseded, match=f"'{name}'"):
+            device.tensors_of_step(1, {key: value for key, value in now.items() if key != name})
 
 
 def test_what_is_large_is_not_kept_at_every_step(device: Device) -> None:
     tensors = {"weights": torch.zeros(1 << 19)}
-    device.watch(tensors)
-    device.ended(1)
-    device.changing()
-    with pytest.raises(Overtaken, match="'weights' was changed on the CPU"):
-        device.then(1, tensors)
+    device.watch_tensors(tensors)
+    device.on_step_end(1)
+    device.on_change_begin()
+    with pytest.raises(SnapshotSuperseded, match="'weights' was changed on the CPU"):
+        device.tensors_of_step(1, tensors)
 
 
 def test_copies_come_before_the_next_change_whatever_came_between(
@@ -140,23 +140,23 @@ def test_copies_come_before_the_next_change_whatever_came_between(
     """A step without one, say, of which nobody knows what it has changed."""
     stream: Any = Stream("copies", said)
     device._streams = [[stream], []]
-    device.ended(1)
-    device.copies(now=False)
-    device.forget()
-    device.changing()
+    device.on_step_end(1)
+    device.start_copies(now=False)
+    device.forget_steps()
+    device.on_change_begin()
     assert said[-1] == "script waits for the end of copies"
-    device.changing()
+    device.on_change_begin()
     assert len(said) == 2
 
 
 def test_a_cpu_is_never_behind() -> None:
     cpu = Devices([torch.zeros(2)])
     assert not cpu
-    cpu.ended(1)
-    cpu.changing()
-    assert (cpu.newest, cpu.has(), cpu.pins) == (1, None, False)
-    copies, into = cpu.copies(now=False), torch.zeros(2)
-    with copies.begun():
+    cpu.on_step_end(1)
+    cpu.on_change_begin()
+    assert (cpu.last_step, cpu.current_step(), cpu.needs_pinned_memory) == (1, None, False)
+    copies, into = cpu.start_copies(now=False), torch.zeros(2)
+    with copies.use_streams():
         copies.copy(torch.ones(2), into)
     assert into.tolist() == [1.0, 1.0]
 
@@ -193,13 +193,13 @@ def said(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 def test_copies_come_after_a_step_and_before_the_next_change(said: list[str]) -> None:
     stream: Any = Stream("copies", said)
     copies = Copies([stream])
-    copies.come_after(["the step"])  # type: ignore[list-item]
-    copies.come_first()
+    copies.wait_for_events(["the step"])  # type: ignore[list-item]
+    copies.block_current_streams()
     assert said == ["copies waits for the step", "script waits for the end of copies"]
 
 
 def test_a_script_finds_its_own_stream_and_device_again(said: list[str]) -> None:
     stream: Any = Stream("copies", said)
-    with contextlib.suppress(RuntimeError), Copies([stream]).begun():
+    with contextlib.suppress(RuntimeError), Copies([stream]).use_streams():
         raise RuntimeError("no room")
     assert said == ["now copies", "now script", "device 0"]

@@ -14,7 +14,7 @@ from xxhash import xxh3_64_hexdigest
 
 from hetagent.node.network import hold_port
 from hetagent.snapshots import SnapshotError, sources
-from hetagent.snapshots.folder import FOLDER, REPLICATED_SLOTS, Folder, Index, Stamp
+from hetagent.snapshots.folder import FOLDER, REPLICATED_SLOTS, Index, SnapshotFiles, SnapshotId
 from hetagent.snapshots.node.server import SnapshotServer
 from hetagent.snapshots.script import Snapshots
 from hetagent.snapshots.sources import Source
@@ -37,7 +37,7 @@ class Nodes:
             self.serving.append(one)
         sources = []
         for folder, one in zip(self.there, self.serving, strict=True):
-            stamp = max(Folder(folder).slots())
+            stamp = max(SnapshotFiles(folder).slots())
             text = (self.slot(folder) / "0.json").read_bytes()
             url = f"http://127.0.0.1:{one.port}/"
             of = {"node": folder.name, "url": url, "key": one.key, "path": None}
@@ -48,7 +48,7 @@ class Nodes:
 
     def slot(self, folder: Path) -> Path:
         """Where a node has its newest snapshot."""
-        slots = Folder(folder).slots()
+        slots = SnapshotFiles(folder).slots()
         return slots[max(slots)].path
 
     def change(self, node: int, name: str) -> None:
@@ -113,7 +113,7 @@ def test_what_is_overwritten_while_it_is_read_is_not_loaded(
         text = index(source, rank)
         for folder in nodes.there:
             for number in range(REPLICATED_SLOTS):
-                slot = Folder(folder).begin(Stamp(1, number))
+                slot = SnapshotFiles(folder).claim_slot(SnapshotId(1, number))
                 (slot.path / "shared.bin").write_bytes(os.urandom(1 << 16))
         return text
 

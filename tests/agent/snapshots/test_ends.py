@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hetagent.snapshots.folder import Folder
+from hetagent.snapshots.folder import SnapshotFiles
 from hetagent.worker import runner
 
 SCRIPT = """
@@ -53,7 +53,7 @@ def test_the_last_step_is_saved_unless_nobody_goes_on_from_it(
         stderr=subprocess.DEVNULL,
         check=False,
     )
-    held = {stamp.step for stamp, slot in Folder(folder).slots().items() if slot.indexes()}
+    held = {stamp.step for stamp, slot in SnapshotFiles(folder).slots().items() if slot.indexes()}
     assert held == ({5} if saved else set())
 
 
@@ -87,5 +87,5 @@ def test_the_last_step_is_saved_by_an_exception_while_a_checkpoint_is_written_be
     )
     assert done.returncode == 1
     assert "ValueError: no" in done.stderr
-    assert {stamp.step for stamp, slot in Folder(folder).slots().items() if slot.indexes()} == {5}
+    assert {stamp.step for stamp, slot in SnapshotFiles(folder).slots().items() if slot.indexes()} == {5}
     assert (tmp_path / "checkpoint" / ".metadata").exists()

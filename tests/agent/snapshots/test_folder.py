@@ -9,112 +9,124 @@ from pathlib import Path
 
 import pytest
 
-from hetagent.snapshots.errors import Overtaken
-from hetagent.snapshots.folder import TO_DISK, Folder, Index, Place, Stamp, Sum, created, put, write_lock
+from hetagent.snapshots.errors import SnapshotSuperseded
+from hetagent.snapshots.folder import (
+    TO_DISK,
+    FileDigest,
+    Index,
+    SnapshotFiles,
+    SnapshotId,
+    TensorLocation,
+    open_atomic,
+    write_atomic,
+    write_lock,
+)
 
-ONE, TWO, THREE, FOUR = (Stamp(1, step) for step in (1, 2, 3, 4))
+ONE, TWO, THREE, FOUR = (SnapshotId(1, step) for step in (1, 2, 3, 4))
 
 
-def control(folder: Folder, **told: object) -> None:
+def control(folder: SnapshotFiles, **told: object) -> None:
     (folder.path / "control.json").write_text(json.dumps(told))
 
 
 def test_all_workers_of_a_node_get_the_same_slot_for_a_snapshot(tmp_path: Path) -> None:
-    first, second = Folder(tmp_path), Folder(tmp_path)
-    assert first.begin(ONE).directory == second.begin(ONE).directory
-    assert second.begin(TWO).directory == first.begin(TWO).directory != first.begin(ONE).directory
+    first, second = SnapshotFiles(tmp_path), SnapshotFiles(tmp_path)
+    assert first.claim_slot(ONE).directory == second.claim_slot(ONE).directory
+    assert (
+        second.claim_slot(TWO).directory == first.claim_slot(TWO).directory != first.claim_slot(ONE).directory
+    )
 
 
 @pytest.mark.parametrize("sharded", [False, True])
 def test_the_oldest_makes_room(tmp_path: Path, sharded: bool) -> None:
-    folder = Folder(tmp_path)
+    folder = SnapshotFiles(tmp_path)
     for stamp in (ONE, TWO, THREE, FOUR):
-        folder.begin(stamp, sharded=sharded)
+        folder.claim_slot(stamp, sharded=sharded)
     assert set(folder.slots()) == ({TWO, THREE, FOUR} if sharded else {THREE, FOUR})
 
 
 def test_what_the_agent_says_is_kept_however_old_it_is(tmp_path: Path) -> None:
-    folder = Folder(tmp_path)
+    folder = SnapshotFiles(tmp_path)
     control(folder, round=1, retained=[ONE, TWO, THREE])
     for stamp in (ONE, TWO, THREE, FOUR):
-        folder.begin(stamp, sharded=True)
+        folder.claim_slot(stamp, sharded=True)
     assert set(folder.slots()) == {ONE, TWO, FOUR}, "but one, which the last step of a round needs"
 
 
 def test_what_is_written_to_disk_is_spared_by_all_but_the_last_step_of_a_round(tmp_path: Path) -> None:
-    folder = Folder(tmp_path)
+    folder = SnapshotFiles(tmp_path)
     for stamp in (ONE, TWO):
-        folder.begin(stamp)
+        folder.claim_slot(stamp)
     control(folder, round=1, retained=[TWO, ONE])
-    with pytest.raises(Overtaken):
-        folder.begin(THREE, due=True)
-    folder.begin(THREE)
+    with pytest.raises(SnapshotSuperseded):
+        folder.claim_slot(THREE, due=True)
+    folder.claim_slot(THREE)
     assert set(folder.slots()) == {TWO, THREE}
 
 
 def test_two_steps_fit_beside_the_safe_one(tmp_path: Path) -> None:
     """Living workers may be a step apart when a round ends."""
-    folder = Folder(tmp_path)
+    folder = SnapshotFiles(tmp_path)
     for stamp in (ONE, TWO, THREE):
-        folder.begin(stamp, sharded=True)
+        folder.claim_slot(stamp, sharded=True)
     control(folder, round=1, retained=[ONE])
-    seven, eight = Stamp(1, 7), Stamp(1, 8)
+    seven, eight = SnapshotId(1, 7), SnapshotId(1, 8)
     for stamp in (seven, eight, seven):
-        folder.begin(stamp, sharded=True)
+        folder.claim_slot(stamp, sharded=True)
     assert set(folder.slots()) == {ONE, seven, eight}
 
 
 def test_a_newer_one_never_makes_room_for_an_older_one(tmp_path: Path) -> None:
-    folder = Folder(tmp_path)
+    folder = SnapshotFiles(tmp_path)
     for stamp in (TWO, THREE):
-        folder.begin(stamp)
-    with pytest.raises(Overtaken, match="newer snapshots than that of step 1 are here"):
-        folder.begin(ONE)
-    folder.begin(Stamp(2, 1))
-    assert set(folder.slots()) == {THREE, Stamp(2, 1)}, "of a later round"
+        folder.claim_slot(stamp)
+    with pytest.raises(SnapshotSuperseded, match="newer snapshots than that of step 1 are here"):
+        folder.claim_slot(ONE)
+    folder.claim_slot(SnapshotId(2, 1))
+    assert set(folder.slots()) == {THREE, SnapshotId(2, 1)}, "of a later round"
 
 
 def test_what_is_for_the_disk_is_marked_until_its_slot_is_given_away(tmp_path: Path) -> None:
-    folder = Folder(tmp_path)
-    directory = folder.begin(ONE, to_disk=True).directory
-    assert (folder.begin(ONE).path / TO_DISK).exists()
+    folder = SnapshotFiles(tmp_path)
+    directory = folder.claim_slot(ONE, to_disk=True).directory
+    assert (folder.claim_slot(ONE).path / TO_DISK).exists()
     for stamp in (TWO, THREE):
-        folder.begin(stamp)
+        folder.claim_slot(stamp)
     assert not (directory / TO_DISK).exists()
 
 
 def test_a_slot_that_is_given_away_has_no_index_any_more_and_its_former_name_leads_nowhere(
     tmp_path: Path,
 ) -> None:
-    folder = Folder(tmp_path)
-    slot = folder.begin(ONE)
+    folder = SnapshotFiles(tmp_path)
+    slot = folder.claim_slot(ONE)
     (slot.path / "0.json").write_text("{}")
     folder.forget_newer(None)
     assert (folder.slots(), slot.indexes()) == ({}, {})
-    assert folder.begin(TWO).indexes() == {}
+    assert folder.claim_slot(TWO).indexes() == {}
     with pytest.raises(FileNotFoundError):
-        put(slot.path / "0.json", b"{}")
+        write_atomic(slot.path / "0.json", b"{}")
 
 
 def test_files_of_ranks_that_are_elsewhere_now_take_no_memory_for_ever(tmp_path: Path) -> None:
-    folder = Folder(tmp_path)
-    slot = folder.begin(ONE)
+    folder = SnapshotFiles(tmp_path)
+    slot = folder.claim_slot(ONE)
     for name in ("shared.bin", "0.bin", "1.bin", "4.bin", "4.bin.new", "0.small", "4.small", "4.json"):
         (slot.path / name).write_text("{}")
     directory = slot.directory
     folder.forget_newer(None)
     control(folder, round=2, ranks=[1, 2])
-    assert folder.begin(TWO).directory == directory
+    assert folder.claim_slot(TWO).directory == directory
     left = {path.name for path in directory.iterdir()}
     assert left == {"shared.bin", "1.bin"}
 
 
 def test_control_is_read_again_when_it_changes(tmp_path: Path) -> None:
-    folder = Folder(tmp_path)
-    assert folder.control().retained == ()
+    folder = SnapshotFiles(tmp_path)
+    assert folder.read_control().retained == ()
     control(folder, round=3, safe=[2, 8], retained=[[2, 8]], every_s=16, memory=9, to_disk=True)
-    told = folder.control()
-    assert (told.round, told.safe, told.retained) == (3, Stamp(2, 8), (Stamp(2, 8),))
+    told = folder.read_control()
+    assert (told.round, told.safe, told.retained) == (3, SnapshotId(2, 8), (SnapshotId(2, 8),))
     assert (told.every_s, told.memory, told.to_disk) == (16, 9, True)
 
 
@@ -144,8 +156,8 @@ def test_a_child_that_is_forked_while_slots_are_changed_does_not_keep_others_fro
     code = """
 import os, signal, sys, time
 from pathlib import Path
-from hetagent.snapshots.folder import Folder, Stamp
-folder = Folder(Path(sys.argv[1]))
+from hetagent.snapshots.folder import SnapshotFiles, SnapshotId
+folder = SnapshotFiles(Path(sys.argv[1]))
 with folder._locked():
     child = os.fork()
     if not child:
@@ -153,7 +165,7 @@ with folder._locked():
 signal.alarm(10)
 try:
     signal.signal(signal.SIGALRM, lambda *_: sys.exit(1))
-    folder.begin(Stamp(1, 1))
+    folder.claim_slot(SnapshotId(1, 1))
 finally:
     os.kill(child, signal.SIGKILL)
 """
@@ -161,10 +173,10 @@ finally:
 
 
 def test_an_index_comes_back_as_it_was_written() -> None:
-    place = Place("model.weight", "float32", (4, 2), (2, 0), (2, 2), 16, 341, "1.bin", 384)
-    files = {"1.bin": Sum(80, "ab")}
+    place = TensorLocation("model.weight", "float32", (4, 2), (2, 0), (2, 2), 16, 341, "1.bin", 384)
+    files = {"1.bin": FileDigest(80, "ab")}
     index = Index(
-        stamp=Stamp(3, 12),
+        stamp=SnapshotId(3, 12),
         rank=1,
         writer=1,
         world_size=2,
@@ -173,7 +185,7 @@ def test_an_index_comes_back_as_it_was_written() -> None:
         files=files,
         tensors=(place,),
     )
-    assert Index.read(index.written()) == index
+    assert Index.from_json(index.to_json()) == index
 
 
 @pytest.mark.parametrize(
@@ -181,13 +193,13 @@ def test_an_index_comes_back_as_it_was_written() -> None:
 )
 def test_what_is_no_index_is_refused(text: bytes) -> None:
     with pytest.raises(ValueError, match=r".*"):
-        Index.read(text)
+        Index.from_json(text)
 
 
 def test_two_writers_of_a_file_do_not_meet(tmp_path: Path) -> None:
     """In containers with a directory that they share they have the same pid, too."""
     path = tmp_path / "shared.bin"
-    with created(path) as one, created(path) as other:
+    with open_atomic(path) as one, open_atomic(path) as other:
         one.write(b"one")
         other.write(b"other")
     assert [each.read_bytes() for each in tmp_path.iterdir()] == [b"one"]

@@ -8,7 +8,7 @@ import pytest
 from tests.agent.snapshots.test_round_trip import Job, adamw, assert_same
 
 from hetagent.snapshots import SnapshotError
-from hetagent.snapshots.folder import Folder, Stamp
+from hetagent.snapshots.folder import SnapshotFiles, SnapshotId
 
 
 def of_rank(rank: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
@@ -28,7 +28,7 @@ def survivor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     job = of_rank(0, folder, monkeypatch)
     job.train(0, 5)
     job.snaps.save_now()
-    assert max(Folder(folder).slots()) == Stamp(0, 5)
+    assert max(SnapshotFiles(folder).slots()) == SnapshotId(0, 5)
     return job.everything()
 
 

@@ -17,8 +17,8 @@ from torch import nn
 
 from hetagent import snapshots
 from hetagent.snapshots import SnapshotError
-from hetagent.snapshots.copying import Copier, Who
-from hetagent.snapshots.folder import Folder, Index, Stamp
+from hetagent.snapshots.copying import Copier, WorkerRank
+from hetagent.snapshots.folder import Index, SnapshotFiles, SnapshotId
 from hetagent.snapshots.script import Snapshots
 from hetagent.snapshots.state import State
 
@@ -250,15 +250,17 @@ def test_a_worker_that_loads_forgets_what_former_rounds_have_beyond_that_and_not
     (tmp_path / "control.json").write_text(json.dumps({"round": 1}))
     job.train(0, 3)
     (tmp_path / "control.json").write_text(json.dumps({"round": 2}))
-    own = Folder(tmp_path).begin(Stamp(2, 1), sharded=True).stamp  # another worker of this node was faster
-    source = {"path": str(Folder(tmp_path).slots()[Stamp(1, 2)].path), "ranks": {"0": ""}}
+    own = (
+        SnapshotFiles(tmp_path).claim_slot(SnapshotId(2, 1), sharded=True).stamp
+    )  # another worker of this node was faster
+    source = {"path": str(SnapshotFiles(tmp_path).slots()[SnapshotId(1, 2)].path), "ranks": {"0": ""}}
     start = {"round": 1, "step": 2, "world_size": 1, "sources": [source]}
     (tmp_path / "start.json").write_text(json.dumps(start))
     monkeypatch.setenv("HET_SNAPSHOTS", str(tmp_path))
     monkeypatch.setenv("RANK", "0")
-    assert set(Folder(tmp_path).slots()) == {Stamp(1, 2), Stamp(1, 3), own}
+    assert set(SnapshotFiles(tmp_path).slots()) == {SnapshotId(1, 2), SnapshotId(1, 3), own}
     assert Job(tmp_path, adamw).snaps.load() == 2
-    assert set(Folder(tmp_path).slots()) == {Stamp(1, 2), own}
+    assert set(SnapshotFiles(tmp_path).slots()) == {SnapshotId(1, 2), own}
 
 
 SCRIPT = """
@@ -290,7 +292,7 @@ def test_without_an_agent_the_last_step_is_saved_when_the_script_ends(tmp_path: 
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == (1 if ends == "1 / 0" else 0)
     assert "hetagent" not in done.stderr
-    [(stamp, slot)] = Folder(tmp_path).slots().items()
+    [(stamp, slot)] = SnapshotFiles(tmp_path).slots().items()
     assert (stamp.step, list(slot.indexes())) == (2, [0])
 
 
@@ -311,9 +313,9 @@ def test_what_a_worker_had_copied_that_died_before_it_had_written_it_is_copied_a
     job = Job(tmp_path, adamw)
     job.train(0, 3)
     assert job.snaps._saved is not None
-    slot = Folder(tmp_path).slots()[job.snaps._saved]
-    whole = Index.read((slot.path / "0.json").read_bytes())
-    (slot.path / "0.json").write_bytes(replace(whole, files={}).written())
+    slot = SnapshotFiles(tmp_path).slots()[job.snaps._saved]
+    whole = Index.from_json((slot.path / "0.json").read_bytes())
+    (slot.path / "0.json").write_bytes(replace(whole, files={}).to_json())
     job.snaps.save_now()
     assert Job(tmp_path, adamw).snaps.load() == 3
     written = (slot.path / "0.json").stat().st_mtime_ns
@@ -331,7 +333,7 @@ def test_a_corrupt_copy_is_found_and_the_older_one_is_taken(tmp_path: Path, name
     job.train(0, 2)
     job.snaps._schedule.is_due = lambda *_, **__: True
     job.train(2, 4)
-    slots = Folder(tmp_path).slots()
+    slots = SnapshotFiles(tmp_path).slots()
     path = slots[max(slots)].path / name
     content = bytearray(path.read_bytes())
     half = len(content) // 2
@@ -399,14 +401,14 @@ def test_values_on_a_device_that_is_not_here_come_to_the_one_that_has_the_model(
 def test_too_little_memory_is_said_once_and_training_goes_on(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    folder = Folder(tmp_path)
+    folder = SnapshotFiles(tmp_path)
     (folder.path / "control.json").write_text(json.dumps({"memory": 1000}))
     (folder.path / "ask").mkdir()
     job = Job(tmp_path, adamw)
     job.train(0, 5)
     job.snaps.save_now()
     assert capfd.readouterr().err.count("--snapshot-memory") == 1
-    assert Folder(tmp_path).slots() == {}
+    assert SnapshotFiles(tmp_path).slots() == {}
     assert "--snapshot-memory" in json.loads((folder.path / "ask" / "0.off").read_bytes())["why"]
 
 
@@ -474,12 +476,12 @@ def test_a_worker_that_does_not_know_its_rank_is_told_when_to_open(
 
 
 def test_a_part_that_is_copied_again_is_not_there_meanwhile(tmp_path: Path) -> None:
-    folder = Folder(tmp_path)
-    copier = Copier(folder, State({"model": nn.Linear(2, 2)}, {}), Who(0, 1, 1))
+    folder = SnapshotFiles(tmp_path)
+    copier = Copier(folder, State({"model": nn.Linear(2, 2)}, {}), WorkerRank(0, 1, 1))
     copier.prepare()
-    copier.keep(1, copier.values())
+    copier.keep_small_state(1, copier.values())
     for _ in range(2):
-        copy = copier.copied(Stamp(0, 1), now=False)
+        copy = copier.begin_copy(SnapshotId(0, 1), now=False)
         assert not copy.slot.indexes()
         copy.finish()
         assert copy.slot.indexes().keys() == {0}

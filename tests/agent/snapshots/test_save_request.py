@@ -18,9 +18,9 @@ from torch.distributed.fsdp import fully_shard
 from hetagent import snapshots
 from hetagent.node.processes import guardian_process
 from hetagent.snapshots import script
-from hetagent.snapshots.errors import Overtaken
-from hetagent.snapshots.folder import FOLDER, Folder
-from hetagent.snapshots.node.files import SnapshotDir, ask
+from hetagent.snapshots.errors import SnapshotSuperseded
+from hetagent.snapshots.folder import FOLDER, SnapshotFiles
+from hetagent.snapshots.node.files import SnapshotDir, request_save
 from hetagent.snapshots.schedule import Schedule
 
 STEP_S = 0.002
@@ -72,7 +72,7 @@ class Trainer:
             time.sleep(STEP_S)
 
     def ask(self) -> None:
-        assert ask(self.folder / "ask" / "0")
+        assert request_save(self.folder / "ask" / "0")
 
     def answer(self) -> dict[str, int]:
         """What the worker has answered, once it has."""
@@ -83,7 +83,7 @@ class Trainer:
 
     def saved(self) -> set[int]:
         """The steps that its folder has."""
-        return {stamp.step for stamp, slot in Folder(self.folder).slots().items() if slot.indexes()}
+        return {stamp.step for stamp, slot in SnapshotFiles(self.folder).slots().items() if slot.indexes()}
 
 
 def wait_for(true: Callable[[], bool]) -> None:
@@ -143,7 +143,7 @@ def test_who_asks_again_is_answered_again_and_training_stands_still(
         first = trainer.answer()
         former = (trainer.folder / "ask" / "0.done").stat().st_mtime_ns
         if guardian:
-            guardian_process.have_saved(str(trainer.folder / "ask"))
+            guardian_process.have_workers_save(str(trainer.folder / "ask"))
         else:
             trainer.ask()
         assert trainer.answer() == first
@@ -161,10 +161,10 @@ def test_a_worker_that_is_about_to_end_has_said_its_last_word(
         assert trainer.at_gate.wait(30)
         files = SnapshotDir(trainer.folder)
         snapshots.save_now()
-        assert files.pipes().keys() == {0}, "a script may call that, and go on"
+        assert files.worker_pipes().keys() == {0}, "a script may call that, and go on"
         snapshots.save_now(ends=True)
-        assert files.pipes().keys() == set()
-        assert not ask(trainer.folder / "ask" / "0")
+        assert files.worker_pipes().keys() == set()
+        assert not request_save(trainer.folder / "ask" / "0")
         assert trainer.answer()["step"] == trainer.done
 
 
@@ -174,17 +174,17 @@ def test_a_step_for_which_there_is_no_slot_is_not_answered_as_saved(
     monkeypatch.setattr(script, "HOLD_S", 0.05)
 
     def begin(*_: object, **__: object) -> None:
-        raise Overtaken("newer snapshots are here")
+        raise SnapshotSuperseded("newer snapshots are here")
 
     with Trainer(tmp_path / "snaps", monkeypatch, sharded=False) as trainer:
         trainer.ask()
         first = trainer.answer()
         wait_for(lambda: trainer.done > first["step"] + 3)
         with monkeypatch.context() as full:
-            full.setattr(trainer.snaps._folder, "begin", begin)
+            full.setattr(trainer.snaps._folder, "claim_slot", begin)
             trainer.ask()
             assert trainer.answer() == {"step": first["step"], "why": "newer snapshots are here"}
-            assert SnapshotDir(trainer.folder).not_saved(0) == "newer snapshots are here"
+            assert SnapshotDir(trainer.folder).save_error(0) == "newer snapshots are here"
         trainer.ask()
         assert trainer.answer()["why"] == ""
 

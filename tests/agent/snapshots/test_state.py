@@ -35,8 +35,8 @@ def test_a_module_that_fabric_has_wrapped_keeps_its_names_and_buffers() -> None:
     names = []
     for given in (module, Wrapped(module)):
         state = State({"model": given, "optimizer": optimizer}, {})
-        state.learn()
-        names.append([*state.large(), *state.small()])
+        state.find_names()
+        names.append([*state.optimized_tensors(), *state.other_tensors()])
     assert names[0] == names[1]
     assert "model.1.running_mean" in names[0]
 
@@ -47,8 +47,8 @@ def test_a_part_of_a_model_in_ddp_keeps_its_names(tmp_path: Path) -> None:
 
     def names() -> list[str]:
         state = State({"model": model}, {})
-        state.learn()
-        return [*state.large(), *state.small()]
+        state.find_names()
+        return [*state.optimized_tensors(), *state.other_tensors()]
 
     before = names()
     with alone(tmp_path):

@@ -11,7 +11,7 @@ from tests.agent.snapshots.test_round_trip import Job, adamw, assert_same, settl
 from hetagent import snapshots
 from hetagent.snapshots import devices
 from hetagent.snapshots.devices import Copies, Devices
-from hetagent.snapshots.folder import Folder
+from hetagent.snapshots.folder import SnapshotFiles
 
 
 def rare(folder: Path) -> Job:
@@ -85,14 +85,14 @@ class Late(Copies):
     def copy(self, source: torch.Tensor, into: torch.Tensor) -> None:
         self._left.append((source.detach(), into))
 
-    def come_first(self) -> None:
+    def block_current_streams(self) -> None:
         for source, into in self._left:
             into.copy_(source)
         self._made.set()
 
     def wait(self) -> None:
         if threading.current_thread() is threading.main_thread():
-            self.come_first()
+            self.block_current_streams()
         assert self._made.wait(30)
 
 
@@ -114,7 +114,7 @@ def test_what_something_else_changes_while_a_device_copies_it_is_discarded_and_t
         job.snaps.step(5)
     job.train(5, 6, saves=False)
     settle(job.snaps)
-    assert [stamp.step for stamp, slot in Folder(tmp_path).slots().items() if slot.indexes()] == [3]
+    assert [stamp.step for stamp, slot in SnapshotFiles(tmp_path).slots().items() if slot.indexes()] == [3]
     job.snaps.step(6)
     settle(job.snaps)
     again = Job(tmp_path, adamw)
@@ -149,7 +149,7 @@ def test_a_model_without_an_optimizer_of_torch_has_what_is_due_from_the_start(tm
             model.weight.fill_(step)
         snaps.step(step)
         settle(snaps)
-    assert max(Folder(tmp_path).slots()).step == 2
+    assert max(SnapshotFiles(tmp_path).slots()).step == 2
 
 
 def test_once_a_step_is_part_of_a_cuda_graph_nothing_is_saved_between_steps(tmp_path: Path) -> None:

@@ -52,7 +52,9 @@ class Script:
         """Run it in a round; what it says."""
         with standbys.outputs(self.folder) as streams:
             started = (
-                standby.take(self.round(), *streams) if standby else standbys.start(self.round(), *streams)
+                standby.become_worker(self.round(), *streams)
+                if standby
+                else standbys.start(self.round(), *streams)
             )
             assert standbys.ended(started) == 0, (self.folder / "stderr").read_text()
         return (self.folder / "stdout").read_text().strip()
@@ -86,7 +88,7 @@ def test_a_module_that_reads_what_the_script_sets_first_is_left_out(script: Scri
     script.run()
     standby = Standby(script.program, [], script.file)
     assert not standbys.receive(standby)
-    standby.end()
+    standby.kill()
     why = "it reads what the script sets first, FLAVOUR while it is imported"
     assert standby.left_out == ("flavoured", why)
 
@@ -167,7 +169,7 @@ def test_each_rank_has_what_its_own_workers_import(
 ) -> None:
     """And no standby is replaced for it, which for a while would leave none."""
     script.write("import plain")
-    kept.predict([script.program, script.program])
+    kept.start_predicted([script.program, script.program])
     first = wait_for(lambda: pids if len(pids := kept.pids()) == 2 else None, "two standbys")
     assert take(0) == (first[0], "[]")
     second = wait_for(lambda: pids if len(pids := kept.pids()) == 2 else None, "two standbys")

@@ -222,7 +222,7 @@ class Both:
         with standbys.outputs(cold) as streams:
             started = standbys.start(self._in_round(before, cold), *streams)
         with standbys.outputs(warm) as streams:
-            taken = standby.take(self._in_round(before, warm), *streams)
+            taken = standby.become_worker(self._in_round(before, warm), *streams)
         ended = self._ended(started, cold), self._ended(taken, warm)
         for folder in (cold, warm):
             shutil.rmtree(folder)
@@ -336,5 +336,5 @@ def test_much_output_of_imports_does_not_block_and_its_end_is_said(tmp_path: Pat
     program = standbys.program(str(script))
     standby = standbys.ready(program, ["chatty"])
     with standbys.outputs(tmp_path) as streams:
-        assert standbys.ended(standby.take(standbys.in_round(program), *streams)) == 0
+        assert standbys.ended(standby.become_worker(standbys.in_round(program), *streams)) == 0
     assert (tmp_path / "stdout").read_text() == "x" * OUTPUT_LIMIT + "\nand the script\n"

@@ -10,7 +10,7 @@ from tests.agent.rig import Make
 from hetagent.launch.base import Assignment, Launch
 from hetagent.launch.command import RUNNER, WorkerCommand
 from hetagent.node.processes import proctree as processes
-from hetagent.node.processes.proctree import marked
+from hetagent.node.processes.proctree import find_by_incarnation
 from hetagent.standby.keeper import Standbys
 
 
@@ -61,12 +61,12 @@ def test_a_start_that_fails_kills_the_standbys_that_it_has_taken_and_no_others(
 
     def last() -> None:
         made.says("round 1: the workers could not be started: OSError: [Errno 7]")()
-        kept.extend(made_standbys[0].kept_sessions()[-1:])
+        kept.extend(made_standbys[0].persistent_sessions()[-1:])
         made.says("round 2: rank")()
         made.touches("go")()
 
     assert made.run(*[last] * restarts) == 1 - restarts
-    assert marked(made.identity.incarnation, *processes.MARKS) == []
+    assert find_by_incarnation(made.identity.incarnation, *processes.MARKS) == []
     ran = (tmp_path / "ran").read_text().split("\n")[:-1] if restarts else []
     assert sorted(line.split(maxsplit=1)[1] for line in ran) == (["0 2", "1 2", "2 2"] if restarts else [])
     assert [line.split()[0] for line in ran if line.endswith("2 2")] == [str(pid) for pid in kept]

@@ -49,7 +49,7 @@ class Kept:
 
 def living() -> list[int]:
     """The pids of all standbys."""
-    return processes.marked(INCARNATION)
+    return processes.find_by_incarnation(INCARNATION)
 
 
 @pytest.fixture(autouse=True)
@@ -97,7 +97,7 @@ def test_before_the_first_round_all_are_made_at_once(
     keep: Callable[..., Kept], program: Program, tmp_path: Path
 ) -> None:
     kept = keep("slow")
-    kept.standbys.predict([program, program, program])
+    kept.standbys.start_predicted([program, program, program])
     wait_for(lambda: len(started(tmp_path)) == 3, "three that import")
     (tmp_path / "go").touch()
     kept.ready(0, 1, 2)
@@ -107,7 +107,7 @@ def test_before_the_first_round_all_are_made_at_once(
 
 def test_one_that_dies_is_replaced(keep: Callable[..., Kept], program: Program) -> None:
     kept = keep("imported")
-    kept.standbys.predict([program])
+    kept.standbys.start_predicted([program])
     pids = [kept.ready(0)[0]]
     for _ in range(keeper.ATTEMPTS + 1):  # those that were ready do not count
         os.kill(pids[-1], signal.SIGKILL)
@@ -121,7 +121,7 @@ def test_three_that_die_while_they_import_are_the_last(
 ) -> None:
     (tmp_path / "dies.py").write_text("import os, sys\nprint('cannot', file=sys.stderr)\nos._exit(7)")
     kept = keep("dies")
-    kept.standbys.predict([program])
+    kept.standbys.start_predicted([program])
     wait_for(lambda: kept.told, "the end of the attempts")
     [line] = kept.told
     assert "3 in a row failed; the last one exited with code 7 while it imported dies: cannot" in line
@@ -135,7 +135,7 @@ def test_a_module_is_left_out_once_for_all_ranks(
     (tmp_path / "reads.py").write_text("import os; os.environ.get('RANK')")
     (tmp_path / "s.py").write_text("import sys; sys.exit(5 + ('reads' in sys.modules))")
     kept = keep("reads", "imported")
-    kept.standbys.predict([program, program])
+    kept.standbys.start_predicted([program, program])
     kept.ready(0, 1)
     assert kept.told == ["standbys do without reads: it reads RANK while it is imported"]
     worker = kept.take(1, program)
@@ -148,12 +148,12 @@ def test_another_plan_starts_without_a_standby_and_gets_one_for_the_next_round(
     keep: Callable[..., Kept], program: Program, changes: str
 ) -> None:
     kept = keep("imported")
-    kept.standbys.predict([program])
+    kept.standbys.start_predicted([program])
     before = kept.ready(0)[0]
     args, environ = (*program.args, "--resume"), {**program.environ, "OMP_NUM_THREADS": "2"}
     other = replace(program, args=args) if changes == "args" else replace(program, environ=environ)
     assert kept.take(0, other) is None
-    assert before not in processes.living()
+    assert before not in processes.list_processes()
     after = kept.ready(0)[0]
     worker = kept.take(0, other)
     assert worker is not None
@@ -167,7 +167,7 @@ def test_memory_that_is_short_is_said_once_and_waited_for(
 ) -> None:
     monkeypatch.setattr(keeper, "NEEDED_BYTES", 1 << 60)
     kept = keep("imported")
-    kept.standbys.predict([program])
+    kept.standbys.start_predicted([program])
     wait_for(lambda: kept.told, "the line")
     assert kept.take(0, program) is None
     assert len(kept.told) == 1
@@ -180,7 +180,7 @@ def test_memory_that_is_short_is_said_once_and_waited_for(
 def test_taking_and_dying_at_the_same_time(keep: Callable[..., Kept], program: Program) -> None:
     """Whatever comes first, there is a worker or there is none, and nobody is left over."""
     kept = keep("imported")
-    kept.standbys.predict([program])
+    kept.standbys.start_predicted([program])
     for _ in range(15):
         pid = kept.ready(0)[0]
         killer = threading.Thread(target=os.kill, args=(pid, signal.SIGKILL))

@@ -10,7 +10,7 @@ from hetagent.cli.parse import parse
 from hetagent.errors import UsageError
 from hetagent.launch.command import WorkerCommand
 from hetagent.options.model import Options
-from hetagent.standby.keeper import standbys_of
+from hetagent.standby.keeper import make_standbys
 
 SCRIPT = WorkerCommand("python", ("-u", "runner.py", "train.py"), is_python=True)
 PROGRAM = WorkerCommand("/opt/bin/train", (), is_python=False)
@@ -47,7 +47,7 @@ def test_what_they_import(given: str | None, variable: str | None, expected: tup
 @pytest.mark.parametrize("command", [SCRIPT, None])  # or the group's
 def test_there_are_standbys_for_python_scripts(command: WorkerCommand | None) -> None:
     told: list[str] = []
-    room = standbys_of(node("gpu", command, told, "decimal"))
+    room = make_standbys(node("gpu", command, told, "decimal"))
     assert room is not None
     room.close()
     assert told == []
@@ -65,13 +65,13 @@ def test_where_there_can_be_none_a_line_says_why(
     launch: str, command: WorkerCommand | None, problem: str
 ) -> None:
     told: list[str] = []
-    assert standbys_of(node(launch, command, told)) is None
+    assert make_standbys(node(launch, command, told)) is None
     (said,) = told
     assert said.startswith(f"no standby processes, so restarts import everything again: {problem}")
-    assert standbys_of(node(launch, command, told, None, "none")) is None
-    assert standbys_of(node(launch, command, told, "none")) is None
+    assert make_standbys(node(launch, command, told, None, "none")) is None
+    assert make_standbys(node(launch, command, told, "none")) is None
     with pytest.raises(UsageError, match=f"^--preload torch makes no sense here, since {problem}"):
-        standbys_of(node(launch, command, told, "torch"))
+        make_standbys(node(launch, command, told, "torch"))
     assert told == [said]
 
 

@@ -43,14 +43,14 @@ def _nothing_is_left() -> Iterator[None]:
     before = standbys.descriptors()
     yield
     assert standbys.descriptors() == before
-    assert processes.marked(standbys.MARKS[processes.INCARNATION]) == []
+    assert processes.find_by_incarnation(standbys.MARKS[processes.INCARNATION]) == []
     assert standbys.zombies() == []
 
 
 def run(standby: Standby, program: Program, folder: Path) -> tuple[int, str]:
     """Take it for a round; its exit status and output."""
     with standbys.outputs(folder) as streams:
-        status = standbys.ended(standby.take(standbys.in_round(program), *streams))
+        status = standbys.ended(standby.become_worker(standbys.in_round(program), *streams))
     return status, (folder / "stdout").read_text()
 
 
@@ -61,7 +61,7 @@ def comm(pid: int) -> str:
 def test_one_that_is_taken_before_it_is_ready_runs_once_it_is(program: Program, tmp_path: Path) -> None:
     standby = Standby(program, ["slow", "imported"])
     with standbys.outputs(tmp_path) as streams:
-        worker = standby.take(standbys.in_round(program), *streams)
+        worker = standby.become_worker(standbys.in_round(program), *streams)
     assert worker.poll() is None
     (tmp_path / "go").touch()
     assert standbys.ended(worker) == 0
@@ -74,17 +74,17 @@ def test_its_marks_before_and_after(program: Program, tmp_path: Path) -> None:
     incarnation = standbys.MARKS[processes.INCARNATION]
     standby = standbys.ready(program, ["imported"])
     pid = standby.process.pid
-    assert processes.marked(incarnation) == [pid]
+    assert processes.find_by_incarnation(incarnation) == [pid]
     assert comm(pid) == NAME
     before = processes.environment(pid)
     assert {name: before[name] for name in (processes.NODE_ID, processes.AGENT_PID, processes.GROUP)} == {
         name: standbys.MARKS[name] for name in (processes.NODE_ID, processes.AGENT_PID, processes.GROUP)
     }
     with standbys.outputs(tmp_path) as streams:
-        worker = standby.take(standbys.in_round(program), *streams)
+        worker = standby.become_worker(standbys.in_round(program), *streams)
     try:
         # At once, since the agent may have to kill it at once.
-        assert processes.marked(incarnation) == [pid]
+        assert processes.find_by_incarnation(incarnation) == [pid]
         wait_for(lambda: comm(pid) != NAME, "its own name")
         assert tuple(Path(f"/proc/{pid}/cmdline").read_text()[:-1].split("\0")) == program.args
         assert worker.pid == pid == os.getsid(pid)
@@ -99,7 +99,7 @@ def test_one_that_has_died_is_not_taken(program: Program, tmp_path: Path, when: 
     os.kill(standby.process.pid, signal.SIGKILL)
     os.waitid(os.P_PID, standby.process.pid, os.WEXITED | os.WNOWAIT)
     with standbys.outputs(tmp_path) as streams, pytest.raises(OSError, match="it had died"):
-        standby.take(standbys.in_round(program), *streams)
+        standby.become_worker(standbys.in_round(program), *streams)
     assert standby.process.returncode == -signal.SIGKILL
 
 
@@ -128,7 +128,7 @@ def test_a_module_that_no_standby_should_import(program: Program, tmp_path: Path
     assert standby.left_out is not None
     name, why = standby.left_out
     assert (name, why.startswith(LEFT_OUT[module][1])) == (module, True), why
-    standby.end()
+    standby.kill()
 
 
 @pytest.mark.parametrize("module", ["exits", "reads"])
@@ -142,7 +142,7 @@ def test_one_that_was_taken_before_such_a_module_begins_anew(
     standby = Standby(program, ["slow", module])
     pid = standby.process.pid
     with standbys.outputs(tmp_path) as streams:
-        worker = standby.take(standbys.in_round(program), *streams)
+        worker = standby.become_worker(standbys.in_round(program), *streams)
     (tmp_path / "go").touch()
     assert standbys.ended(worker) == 7
     assert worker.pid == pid
@@ -201,7 +201,7 @@ def test_one_that_would_not_import_the_same_now_begins_anew(tmp_path: Path, chan
     time.sleep(0.02)  # longer than a tick of the file system's clock
     CHANGES[change](tmp_path)
     with standbys.outputs(tmp_path) as streams:
-        worker = standby.take(standbys.in_round(program), *streams)
+        worker = standby.become_worker(standbys.in_round(program), *streams)
     assert standbys.ended(worker) == 0
     is_new = "2" if change in ("link", "folder") else "1"
     how = "at" if change == "script" else "of"
@@ -224,7 +224,7 @@ def test_a_module_that_starts_cuda(program: Program, tmp_path: Path) -> None:
     standby = Standby(program, ["imported", "torch"])
     assert not standbys.receive(standby)
     assert standby.left_out == ("torch", "it takes a GPU while it is imported")
-    standby.end()
+    standby.kill()
 
 
 def test_a_gpu_that_is_open_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,8 +246,8 @@ def test_a_module_of_the_script_that_has_the_name_of_one_that_the_standby_needs(
         return
     assert not standbys.receive(standby)
     wait_for(lambda: standby.process.poll() is not None, "its end")
-    assert "not that json" in standby.printed()
-    standby.end()
+    assert "not that json" in standby.last_stderr_line()
+    standby.kill()
 
 
 def test_what_its_imports_have_started_ends_with_it(program: Program, tmp_path: Path) -> None:
@@ -255,5 +255,5 @@ def test_what_its_imports_have_started_ends_with_it(program: Program, tmp_path: 
     standby = standbys.ready(program, ["starts"])
     sleepers = processes.session_members([standby.process.pid])
     assert len(sleepers) == 2
-    standby.end()
-    wait_for(lambda: not processes.living().keys() & set(sleepers), "the end of both")
+    standby.kill()
+    wait_for(lambda: not processes.list_processes().keys() & set(sleepers), "the end of both")

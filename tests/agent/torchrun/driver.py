@@ -12,7 +12,7 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from hetagent.node.network import AdvertisedAddress, hold_port
 from hetagent.session.requests import Report
-from hetagent.torchrun.conf import conf_of
+from hetagent.torchrun.conf import parse_conf
 from hetagent.torchrun.connection import Connection
 from hetagent.torchrun.handler import TorchrunHandler
 from hetrdzv.protocol.directive import Directive
@@ -47,7 +47,7 @@ class ScriptedLine:
         self.news: list[Directive] = []
         self.said: list[tuple[Any, ...]] = []
 
-    def take(self) -> list[Directive]:
+    def take_directives(self) -> list[Directive]:
         taken, self.news = self.news, []
         return taken
 
@@ -77,10 +77,10 @@ class LoudLine(ScriptedLine):
         self.news.append(one)
         os.write(self._write_fd, b"!")
 
-    def take(self) -> list[Directive]:
+    def take_directives(self) -> list[Directive]:
         if self.news:
             os.read(self._read_fd, len(self.news))
-        return super().take()
+        return super().take_directives()
 
     def end(self) -> None:
         os.close(self._read_fd)
@@ -105,7 +105,7 @@ def port_holder(*news: Directive) -> Iterator[tuple[TorchrunHandler, Any, int]]:
     """Node a, which may offer one port only; its line; the port."""
     with hold_port("127.0.0.1", None) as free:
         port: int = free.getsockname()[1]
-    conf = conf_of(params(node_id="a", local_addr="127.0.0.1", port_range=f"{port}-{port}"))
+    conf = parse_conf(params(node_id="a", local_addr="127.0.0.1", port_range=f"{port}-{port}"))
     handler, line = TorchrunHandler(conf), LoudLine(*news)
     connect(handler, line)
     handler._leaver = weakref.finalize(handler, int)

@@ -12,7 +12,7 @@ from torch.distributed.run import config_from_args, parse_args
 
 from hetagent.torchrun import conf as torchrun_conf
 from hetagent.torchrun import create_handler
-from hetagent.torchrun.conf import OPTIONS, ConfError, conf_of
+from hetagent.torchrun.conf import OPTIONS, ConfError, parse_conf
 from hetrdzv.auth.files import AccessError
 from hetrdzv.protocol.settings import SETTINGS, UNLIMITED_RESTARTS
 
@@ -23,7 +23,7 @@ def test_what_torchrun_passes_is_understood() -> None:
     words += ["--rdzv-conf=node_id=gpu1,lease_s=7.5,on_join=spare,port_range=29500-29510", "train.py"]
     config, _, _ = config_from_args(parse_args(words))
     given = (config.rdzv_backend, config.rdzv_endpoint, config.run_id, config.min_nodes, config.max_nodes)
-    conf = conf_of(RendezvousParameters(*given, config.local_addr, **config.rdzv_configs))
+    conf = parse_conf(RendezvousParameters(*given, config.local_addr, **config.rdzv_configs))
     assert conf.access.servers == ("http://h1:1", "http://h2:29400")
     assert (conf.group, conf.node_id, conf.port_range) == ("G", "gpu1", (29500, 29510))
     assert conf.spec == {
@@ -66,12 +66,12 @@ def test_nonsense_is_refused(how: dict[str, str], told: str) -> None:
 
 
 def test_the_address_may_come_from_torchrun() -> None:
-    assert conf_of(params(local_addr="10.0.0.1")).local_addr == "10.0.0.1"
-    assert conf_of(RendezvousParameters("hetrdzv", "h", "job", 1, 1, "10.0.0.1")).local_addr == "10.0.0.1"
+    assert parse_conf(params(local_addr="10.0.0.1")).local_addr == "10.0.0.1"
+    assert parse_conf(RendezvousParameters("hetrdzv", "h", "job", 1, 1, "10.0.0.1")).local_addr == "10.0.0.1"
     both = RendezvousParameters("hetrdzv", "h", "job", 1, 1, "10.0.0.1")
     both.config["local_addr"] = "10.0.0.2"
     with pytest.raises(ConfError, match="contradict each other"):
-        conf_of(both)
+        parse_conf(both)
 
 
 def test_every_option_and_default_is_documented() -> None:
@@ -80,7 +80,7 @@ def test_every_option_and_default_is_documented() -> None:
     settings = {name for name in SETTINGS if name in OPTIONS}
     assert differences("option", "docs/launch.md", {*told, *settings}, set(OPTIONS)) == []
     assert told["max_restarts"] == str(UNLIMITED_RESTARTS)
-    assert told["connect_timeout_s"] == f"{conf_of(params()).connect_timeout_s:g}"
+    assert told["connect_timeout_s"] == f"{parse_conf(params()).connect_timeout_s:g}"
 
 
 def test_the_token_leaves_the_environment_and_is_kept_and_a_file_comes_first(
@@ -88,10 +88,10 @@ def test_the_token_leaves_the_environment_and_is_kept_and_a_file_comes_first(
 ) -> None:
     monkeypatch.setenv("HET_TOKEN", "secret")
     for _ in range(2):
-        assert conf_of(params()).access.token == "secret"
+        assert parse_conf(params()).access.token == "secret"
         assert "HET_TOKEN" not in os.environ
     file = tmp_path / "token"
     file.write_text("other\n")
-    assert conf_of(params(token_file=str(file))).access.token == "other"
+    assert parse_conf(params(token_file=str(file))).access.token == "other"
     with pytest.raises(AccessError, match="cannot be read"):
         create_handler(params(token_file=str(tmp_path / "none")))

@@ -22,9 +22,9 @@ from torch.distributed.elastic.rendezvous import rendezvous_handler_registry as 
 from torch.distributed.run import main
 
 from hetagent.torchrun import handler as torchrun_handler
-from hetagent.torchrun.conf import conf_of
+from hetagent.torchrun.conf import parse_conf
 from hetagent.torchrun.handler import TorchrunHandler, _abandon
-from hetagent.torchrun.messages import failure_of_callers
+from hetagent.torchrun.messages import find_first_failure
 from hetrdzv.protocol.directive import Directive
 
 # -- how torch finds it --------------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ def test_ranks_are_the_servers_whatever_becomes_of_the_others(master: str) -> No
 
 @pytest.fixture
 def in_round_2() -> Iterator[tuple[TorchrunHandler, ScriptedLine]]:
-    handler, line = TorchrunHandler(conf_of(params())), ScriptedLine()
+    handler, line = TorchrunHandler(parse_conf(params())), ScriptedLine()
     connection = connect(handler, line)
     connection.round, connection.in_round = 2, True
     yield handler, line
@@ -154,7 +154,7 @@ def test_a_failure_is_reported_until_the_round_is_over_and_a_final_one_until_the
     assert connection is not None
     for news in ([], [directive("stop", 2)], [directive("exit", 2)]):
         line.news = news
-        connection.update()
+        connection.take_directives()
         for final in (False, True):
             handler._report_failure(connection, final=final)
     told = [(what, number, failure.final) for what, number, failure in line.said]
@@ -179,7 +179,7 @@ def test_torchrun_exits_as_hetagent_would(fields: dict[str, Any], monkeypatch: p
 def test_the_failure_is_read_from_torchs_agent() -> None:
     def agent(failed: dict[int, ProcessFailure]) -> Any:
         result = RunResult(WorkerState.FAILED, failures=failed)
-        return failure_of_callers(), result
+        return find_first_failure(), result
 
     killed, _ = agent({7: ProcessFailure(local_rank=1, pid=1, exitcode=-9, error_file="<N/A>")})
     assert (killed.rank, killed.local_rank, killed.signal, killed.exit_code) == (7, 1, "SIGKILL", None)

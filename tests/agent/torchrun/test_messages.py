@@ -13,7 +13,7 @@ from torch.distributed.elastic.rendezvous import (
 
 from hetagent.node.network import hold_port
 from hetagent.torchrun import create_handler
-from hetagent.torchrun.messages import exit_error, with_options
+from hetagent.torchrun.messages import exit_error, translate_flags
 from hetrdzv.auth.tls import TlsError
 from hetrdzv.protocol.failure import RootCause
 from hetrdzv.protocol.reasons.reason import Reason
@@ -32,7 +32,7 @@ def test_advice_says_what_flags_are_called_here() -> None:
         offered_port(handler)
     refused = exit_error(directive("exit"))
     for error in (tls.value, unreachable.value, no_port.value, refused):
-        assert str(error).endswith(with_options("")), error
+        assert str(error).endswith(translate_flags("")), error
 
 
 LATE = RootCause(reason=Reason(code="join_timeout", message="1 of 2 nodes ready"))
@@ -59,4 +59,4 @@ def test_how_torchs_agent_is_sent_away(fields: dict[str, Any], error: type[Excep
     assert type(raised) is error
     advises = fields.get("root_cause") is CUT_OFF or (fields["exit_code"] == 1 and "outcome" not in fields)
     said = "the job failed: for a reason" if fields.get("outcome") == "failed" else "for a reason"
-    assert str(raised) == (with_options(said) if advises else said)
+    assert str(raised) == (translate_flags(said) if advises else said)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hetagent.monitor.round_watch import opening
+from hetagent.monitor.round_watch import torch_server_env
 from hetagent.monitor.torch_client import Query
 from hetagent.worker import runner
 
@@ -43,7 +43,7 @@ def start(script: Path, socket: Path | None, *arguments: str) -> "subprocess.Pop
     """Start a script as a worker, watched or not."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "HET_"))}
     if socket is not None:
-        environ |= opening(str(socket))
+        environ |= torch_server_env(str(socket))
     command = [sys.executable, "-u", RUNNER, str(script), *arguments]
     return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -165,7 +165,7 @@ def test_it_serves_until_the_worker_ends_and_logs_nothing(tmp_path: Path) -> Non
     assert err == "this line True\nTrue True\nTrue\n"
     assert worker.returncode == 0
     for one in asked:
-        assert b"Thread" in (one.read() or b"")
+        assert b"Thread" in (one.read_answer() or b"")
         one.close()
     assert not Path(f"{script}.sock").exists()
 

@@ -26,7 +26,7 @@ class Out(io.StringIO):
 def merged(out: Out, *writes: tuple[int, str], ranks: int) -> LineMerger:
     made = LineMerger(out, range(ranks), 2, lambda ranks, local_ranks: f"{ranks}/{local_ranks}:")
     for rank, text in writes:
-        made.write(f"{LineMerger.mark(rank)}{text}")
+        made.write(f"{LineMerger.line_prefix(rank)}{text}")
     return made
 
 
@@ -62,7 +62,7 @@ def test_a_line_waits_for_the_others_but_not_for_long() -> None:
     out = Out()
     made = merged(out, (1, "a\n"), ranks=2)
     assert out.arrived.wait(30.0)
-    made.write(f"{LineMerger.mark(0)}a")
+    made.write(f"{LineMerger.line_prefix(0)}a")
     made.close()
     assert out.getvalue() == "3/1:a\n2/0:a\n"
 

@@ -16,7 +16,7 @@ from hetagent.workers.failures import (
     failure_message,
     plain_text,
     read_record,
-    tail,
+    read_tail,
     write_error,
     write_root_cause,
 )
@@ -95,7 +95,7 @@ def test_hostile_error_files_are_no_more_than_unreadable(tmp_path: Path) -> None
     os.mkfifo(fifo)
     for path in (nested, deep, huge, fifo, tmp_path):
         assert failure_message(read_record(str(path)), b" \n") == "", path
-        assert tail(str(path)) == b"" or path.is_file()
+        assert read_tail(str(path)) == b"" or path.is_file()
     for absent in ("", str(tmp_path / "absent"), os.devnull):
         assert read_record(absent) == ErrorRecord()
 
@@ -107,9 +107,9 @@ def test_the_end_is_kept_in_whole_lines(tmp_path: Path) -> None:
     assert message.split("\n") == lines[-len(message.split("\n")) :]
     log = tmp_path / "stderr.log"
     log.write_text("\n".join(lines))
-    assert failure_message(ErrorRecord(), tail(str(log))) == message
+    assert failure_message(ErrorRecord(), read_tail(str(log))) == message
     log.write_text("first\n" + "x" * 25_000 + "y" * 25_000)
-    assert failure_message(ErrorRecord(), tail(str(log))) == f"first\n{'x' * 500} … {'y' * 300}"
+    assert failure_message(ErrorRecord(), read_tail(str(log))) == f"first\n{'x' * 500} … {'y' * 300}"
 
 
 @pytest.mark.parametrize("size", [3_000, 3_940, 3_960, 4_500, 100_000, 10_000_000])

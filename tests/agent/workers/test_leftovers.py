@@ -15,7 +15,7 @@ from tests.support.fuse import DeadFiles
 from torch.distributed.elastic.multiprocessing import Std
 
 from hetagent.node.processes import proctree as processes
-from hetagent.node.processes.proctree import marked
+from hetagent.node.processes.proctree import find_by_incarnation
 from hetagent.workers.leftovers import OrphanReaper
 from hetagent.workers.torch_starter import TorchStarter
 
@@ -30,7 +30,7 @@ def helper(made: Rig) -> int:
 def test_detached_helpers_outlive_a_job_that_succeeded_and_nothing_else_does(rig: Make) -> None:
     made = rig(f"sleep 100 & echo $! > sleeper; {HELPER} while [ ! -s helper ]; do sleep 0.01; done")
     assert made.run(leaves=True) == 0
-    assert marked(made.identity.incarnation) == [helper(made)]
+    assert find_by_incarnation(made.identity.incarnation) == [helper(made)]
     assert f"processes that the workers detached (setsid) are left running: {helper(made)}" in made.said
     assert not is_alive(int((made.folder / "sleeper").read_text()))
     (made.folder / "done").write_text("now")
@@ -160,13 +160,15 @@ def test_a_process_that_got_the_pid_of_one_that_did_not_die_is_not_taken_for_it(
 ) -> None:
     said: list[str] = []
     left = OrphanReaper("none", said.append)
-    found = processes.living()[os.getpid()]
+    found = processes.list_processes()[os.getpid()]
     left.note_stuck([found.pid])
-    assert left.stuck().startswith(f"{found.pid} (state ")
-    monkeypatch.setattr(processes, "living", lambda: {found.pid: replace(found, parent=1)})
-    assert left.stuck(), "its parent has died"
-    monkeypatch.setattr(processes, "living", lambda: {found.pid: replace(found, started=found.started + 1)})
-    assert left.stuck() == ""
+    assert left.describe_stuck().startswith(f"{found.pid} (state ")
+    monkeypatch.setattr(processes, "list_processes", lambda: {found.pid: replace(found, parent=1)})
+    assert left.describe_stuck(), "its parent has died"
+    monkeypatch.setattr(
+        processes, "list_processes", lambda: {found.pid: replace(found, started=found.started + 1)}
+    )
+    assert left.describe_stuck() == ""
     assert len(said) == 1
 
 

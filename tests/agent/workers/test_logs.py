@@ -117,10 +117,10 @@ def test_a_folder_that_was_swept_before_its_lock_is_made_again(
             os.rmdir(swept[0])
         return real(*args)
 
-    made: list[scratch.Folder] = []
+    made: list[scratch.ScratchFolder] = []
     with monkeypatch.context() as patch:
         patch.setattr(module, moment, late)
-        made.append(scratch.Folder("x_", tmp_path))
+        made.append(scratch.ScratchFolder("x_", tmp_path))
     assert list(tmp_path.iterdir()) == [made[0].path] != swept
     made[0].close()
 
@@ -130,7 +130,7 @@ def test_where_there_are_no_locks_nothing_is_swept(monkeypatch: pytest.MonkeyPat
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", none)
-    folder = scratch.Folder("x_", tmp_path)
+    folder = scratch.ScratchFolder("x_", tmp_path)
     scratch.sweep("x_", tmp_path)
     assert folder.path.exists()
     folder.close()

@@ -24,7 +24,15 @@ from torch.distributed.elastic.multiprocessing import Std
 from torch.distributed.elastic.multiprocessing.tail_log import TailLog
 
 from hetagent.workers import output
-from hetagent.workers.output import CHUNK, STDERR, STDOUT, TAIL, CapturedOutput, OutputCapture, drained
+from hetagent.workers.output import (
+    CHUNK,
+    STDERR,
+    STDOUT,
+    TAIL,
+    CapturedOutput,
+    OutputCapture,
+    wait_for_log_copies,
+)
 
 Capture = Callable[[int], OutputCapture]
 
@@ -243,10 +251,10 @@ def test_torchs_copies_are_waited_for_unless_the_console_is_blocked(tmp_path: Pa
     log = tmp_path / "log"
     log.write_text("x" * 600_000)
     copying = TailLog("t", {0: str(log)}, pipe.console, {0: ""}, interval_sec=0.01).start()
-    assert not drained([copying.stop], time.monotonic() + 0.2)
+    assert not wait_for_log_copies([copying.stop], time.monotonic() + 0.2)
     reader = threading.Thread(target=lambda: deque((pipe.read() for _ in range(600_000 // 65_536)), maxlen=0))
     reader.start()
-    assert drained([copying.stop])
+    assert wait_for_log_copies([copying.stop])
     reader.join()
 
 

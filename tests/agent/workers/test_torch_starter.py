@@ -27,7 +27,7 @@ from hetagent.launch.command import WorkerCommand
 from hetagent.torch_compat.flags import SINCE_2_10, numa
 from hetagent.workers import torch_starter
 from hetagent.workers.output import CapturedOutput, TailBuffer
-from hetagent.workers.starter import Started, StartedWorker
+from hetagent.workers.starter import StartedWorker, StartedWorkers
 from hetagent.workers.store import HetRendezvousHandler
 from hetagent.workers.torch_starter import TorchStarter
 
@@ -74,9 +74,9 @@ class Ours:
         self.starter = TorchStarter(
             spec(handler(), command, **more), DefaultLogsSpecs(str(folder / "ours")), prefix
         )
-        self.started: list[Started] = []
+        self.started: list[StartedWorkers] = []
 
-    def start(self, **environ: str | None) -> Started:
+    def start(self, **environ: str | None) -> StartedWorkers:
         marks = {"HET_ROUND": "5", **environ}
         command = WorkerCommand("/bin/sh", ("-c", self._command), is_python=True)
         self.started.append(self.starter.start(assignment(), command, [marks, marks]))

@@ -16,10 +16,10 @@ import psutil
 import pytest
 from tests.support.cluster import wait_for
 
-from hetagent.node.processes.proctree import INCARNATION, living, stopped
-from hetagent.node.processes.signals import noted
+from hetagent.node.processes.proctree import INCARNATION, find_stopped, list_processes
+from hetagent.node.processes.signals import capture_signals
 from hetagent.workers.processes import Workers
-from hetagent.workers.starter import Exit, Started, StartedWorker
+from hetagent.workers.starter import Exit, StartedWorker, StartedWorkers
 
 RUN = uuid.uuid4().hex
 
@@ -42,7 +42,7 @@ class Round:
             rank: StartedWorker(process.pid, str(self._folder / f"{rank}.json"))
             for rank, process in enumerate(self.processes)
         }
-        self.workers = Workers(Started(workers, close=self._close), RUN, spawns=spawns)
+        self.workers = Workers(StartedWorkers(workers, close=self._close), RUN, spawns=spawns)
         return self.workers
 
     def _close(self, until: float | None) -> bool:
@@ -55,17 +55,17 @@ class Round:
         while len(seen) < count:
             assert select.select([self._woken], [], [], 10)[0], f"woken for {len(seen)} of {count} ends only"
             self._woken.recv(4096)
-            seen += self.workers.collect()
+            seen += self.workers.take_exits()
         return seen
 
 
 @pytest.fixture
 def round_(tmp_path: Path) -> Iterator[Round]:
-    with noted((), []) as woken:
+    with capture_signals((), []) as woken:
         made = Round(tmp_path, woken)
         yield made
         if made.workers is not None:
-            made.workers.clear()
+            made.workers.kill_remaining()
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_a_leader_stays_until_its_round_is_cleaned_up(round_: Round) -> None:
     round_.ends(1)
     pid = round_.processes[0].pid
     assert psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    made.clear()
+    made.kill_remaining()
     assert not psutil.pid_exists(pid)
 
 
@@ -182,7 +182,7 @@ def test_what_is_stopped_is_killed_instead_of_waited_for(round_: Round, tmp_path
         f"{waits}; setsid sh -c 'kill -STOP $$' & touch own; wait",
     )
     wait_for(lambda: (tmp_path / "same").exists() and (tmp_path / "own").exists())
-    wait_for(lambda: len(stopped(made.pids.values())) == 3)
+    wait_for(lambda: len(find_stopped(made.pids.values())) == 3)
     made.send(signal.SIGTERM)
     ended = {end.local_rank: (end.exit_code, end.signal) for end in round_.ends(3)}
     assert ended == {0: (None, "SIGKILL"), 1: (7, None), 2: (7, None)}
@@ -210,10 +210,10 @@ def test_all_that_a_worker_started_is_killed(round_: Round, tmp_path: Path) -> N
     round_.ends(1)
     wait_for(lambda: (tmp_path / "pids").exists() and len((tmp_path / "pids").read_text().split()) == 2)
     pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
-    assert made.collect() == [], "each end is seen once"
+    assert made.take_exits() == [], "each end is seen once"
     assert made.running
-    assert made.clear() == ([], True)
-    assert not set(pids) & set(living())
+    assert made.kill_remaining() == ([], True)
+    assert not set(pids) & set(list_processes())
 
 
 def test_an_exception_counts_from_when_it_was_raised(round_: Round, tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ def test_an_exception_counts_from_when_it_was_raised(round_: Round, tmp_path: Pa
     )  # as with --log-dir /dev/null, which is as old as the machine
     ends = sorted(round_.ends(3), key=lambda end: end.local_rank)
     time.sleep(0.3)
-    raised_s = [made.failure(end, 5).raised_s or 0.0 for end in ends]
+    raised_s = [made.describe_failure(end, 5).raised_s or 0.0 for end in ends]
     assert 0.4 <= raised_s[0] < 0.7, "not since it was reported"
     assert raised_s[1:] == [0.0, 0.0]
 
@@ -241,11 +241,11 @@ def test_of_those_that_fail_together_the_first_is_told(round_: Round, tmp_path: 
         file = tmp_path / f"{rank}.json"
         file.write_text(json.dumps(content))
         os.utime(file, (now - age_s,) * 2)
-    assert made.first([ends[0], ends[1], ends[3]]).local_rank == 1
-    assert made.first(ends[:4]).local_rank == 2
-    assert made.first(ends).local_rank == 4, (
+    assert made.first_failure([ends[0], ends[1], ends[3]]).local_rank == 1
+    assert made.first_failure(ends[:4]).local_rank == 2
+    assert made.first_failure(ends).local_rank == 4, (
         "who was killed wrote nothing, and was gone before the others noticed"
     )
-    last = made.failure(ends[2], 7)
+    last = made.describe_failure(ends[2], 7)
     assert (last.local_rank, last.rank, last.exit_code) == (2, 7, 1)
     assert abs((last.raised_s or 0.0) - (ends[2].seen_at - time.monotonic() + time.time() - now + 3.0)) < 0.1

@@ -2,7 +2,7 @@
 
 import os
 
-from hetagent.cli.slurm import step_of
+from hetagent.cli.slurm import find_job_step
 
-step = step_of(os.environ, reads_gpus=True)
+step = find_job_step(os.environ, reads_gpus=True)
 print("IT IS", None if step is None else (step.node, step.nodes, step.job_nodes, step.tasks, step.gpus))

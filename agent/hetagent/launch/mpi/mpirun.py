@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from hetagent.errors import CommandError
-from hetagent.launch.base import PLAIN, Assignment, Launch, Setup, environ_of_node
+from hetagent.launch.base import PLAIN, Assignment, Launch, LaunchOptions, node_environ
 from hetagent.launch.command import RUNNER, WorkerCommand
 from hetagent.launch.mpi import orted
 from hetagent.launch.mpi.relay import Relay
 from hetagent.node import scratch
-from hetagent.node.processes.shell import CommandFailed, output_of
+from hetagent.node.processes.shell import CommandFailed, run_command
 from hetagent.session.requests import Report, ReportRoute
 from hetrdzv.protocol.directive import Member
 from hetrdzv.protocol.requests import PROGRAM, DaemonRequest, daemon_refusal
@@ -59,10 +59,10 @@ class Mpi(Launch):
     wants_members = True
     wants_daemon = True
 
-    def __init__(self, command: WorkerCommand | None, setup: Setup = PLAIN) -> None:
+    def __init__(self, command: WorkerCommand | None, setup: LaunchOptions = PLAIN) -> None:
         super().__init__(command, setup)
         self._port_range = setup.port_range
-        self._folder: scratch.Folder | None = None
+        self._folder: scratch.ScratchFolder | None = None
         self._relay: Relay | None = None
         self._orted = _check()
         scratch.sweep(PREFIX, SHARED_MEMORY)
@@ -76,10 +76,10 @@ class Mpi(Launch):
                     f"waiting for mpirun on {master} to ask for this node; hetagent needs --launch mpi there, too"
                 )
                 return None
-            words = orted.arguments(assignment.start.daemon)
+            words = orted.orted_arguments(assignment.start.daemon)
             self._make_folder()
             return WorkerCommand(self._orted, tuple(words), is_python=False)
-        program = _plain(self.command_of(assignment))
+        program = _plain(self.resolve_command(assignment))
         members = assignment.start.members
         assert members is not None, "this node joined with wants_members"
         folder = self._make_folder()
@@ -95,7 +95,7 @@ class Mpi(Launch):
         """The environment of the node. Its ranks inherit it from mpirun or orted; Open MPI tells each its own rank."""
         assert self._folder is not None
         return {
-            **environ_of_node(assignment),
+            **node_environ(assignment),
             # Not the default folders: killed daemons and ranks leave files there, and the ranks of another node on
             # this machine would mistake them for their own.
             "OMPI_MCA_orte_tmpdir_base": str(self._folder.path),
@@ -103,7 +103,7 @@ class Mpi(Launch):
             **({} if CONTROLLER in os.environ else {CONTROLLER: "mpi"}),
         }
 
-    def patience_s(self, assignment: Assignment, *, failed: bool) -> float:
+    def failure_report_delay_s(self, assignment: Assignment, *, failed: bool) -> float:
         """See `PATIENCE_S`; 0 on the master."""
         return 0.0 if assignment.is_master else PATIENCE_S if failed else DOUBT_S
 
@@ -117,7 +117,7 @@ class Mpi(Launch):
 
     def _make_folder(self) -> Path:
         """A private folder for sockets, small files and shared memory."""
-        self._folder = scratch.Folder(PREFIX, SHARED_MEMORY)
+        self._folder = scratch.ScratchFolder(PREFIX, SHARED_MEMORY)
         return self._folder.path
 
 
@@ -186,8 +186,8 @@ def _pass_on(
     try:
         if target is None:
             raise CommandError(f"there is no host '{host}' in round {assignment.round}")
-        daemon = orted.command_line(words)
-        orted.arguments(daemon)  # checked here, so that an error shows at this terminal
+        daemon = orted.split_command_line(words)
+        orted.orted_arguments(daemon)  # checked here, so that an error shows at this terminal
         if (why := daemon_refusal(daemon)) is not None:
             raise CommandError(f"{why}; it names all nodes, so give them shorter ids")
     except CommandError as error:
@@ -210,7 +210,7 @@ def _check() -> str:
     if missing:
         raise CommandError(f"--launch mpi needs {' and '.join(missing)}, not found in PATH: {INSTALL}")
     try:
-        output = output_of(["mpirun", "--version"], CHECK_TIMEOUT_S).strip().partition("\n")[0]
+        output = run_command(["mpirun", "--version"], CHECK_TIMEOUT_S).strip().partition("\n")[0]
     except CommandFailed as error:
         output = str(error)
     if "(Open MPI) 4." not in output:

@@ -49,7 +49,7 @@ def host_name(member: Member) -> str:
     return f"n{member.group_rank}-{plain or 'node'}"
 
 
-def command_line(words: Sequence[str]) -> list[str]:
+def split_command_line(words: Sequence[str]) -> list[str]:
     """The daemon's command line as a shell on the other host would have read it."""
     try:
         plain = shlex.split(" ".join(words))
@@ -61,7 +61,7 @@ def command_line(words: Sequence[str]) -> list[str]:
     return [word for word in plain[places[-1] :] if word != ")"]
 
 
-def arguments(words: Sequence[str]) -> list[str]:
+def orted_arguments(words: Sequence[str]) -> list[str]:
     """The arguments for this node's own orted, in the foreground."""
     program, *rest = words or [""]
     if program.rpartition("/")[2] != PROGRAM:

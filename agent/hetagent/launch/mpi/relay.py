@@ -11,7 +11,7 @@ from concurrent.futures import wait as wait_for
 from pathlib import Path
 from typing import Any, cast
 
-from hetagent.launch.command import python
+from hetagent.launch.command import python_interpreter
 from hetagent.worker import rsh
 
 MAX_BYTES = 1 << 20
@@ -39,7 +39,9 @@ class Relay(socketserver.ThreadingUnixStreamServer):
         super().__init__(str(folder / "agent"), _Request)
         self.ask = ask
         script = folder / "rsh"
-        program = shlex.join([python(), "-I", "-S", str(Path(rsh.__file__).resolve()), str(folder / "agent")])
+        program = shlex.join(
+            [python_interpreter(), "-I", "-S", str(Path(rsh.__file__).resolve()), str(folder / "agent")]
+        )
         script.write_text(f'exec {program} "$@"\n')
         self.command = f"/bin/sh {script}"
         self._thread = threading.Thread(

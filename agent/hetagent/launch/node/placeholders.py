@@ -26,17 +26,17 @@ OPTIONAL = "optional"
 """What follows a name in `--option {name:optional}`, which is left out where the world size is 1."""
 
 
-def used(words: Sequence[str]) -> set[str]:
+def find_placeholders(words: Sequence[str]) -> set[str]:
     """The placeholders that a command uses."""
     return {name for word in words for name in _names(word)}
 
 
-def fill(words: Sequence[str], values: Mapping[str, str]) -> list[str]:
+def substitute(words: Sequence[str], values: Mapping[str, str]) -> list[str]:
     """The command with its placeholders replaced; `{{` and `}}` become single braces.
 
     With a world size of 1, words with `{name:optional}` are left out, each with the option before it.
     """
-    used(words)
+    find_placeholders(words)
     filled: list[str] = []
     for word in words:
         parts = list(string.Formatter().parse(word))
@@ -48,7 +48,7 @@ def fill(words: Sequence[str], values: Mapping[str, str]) -> list[str]:
     return filled
 
 
-def values(assignment: Assignment, init_method: str | None = None) -> dict[str, str]:
+def placeholder_values(assignment: Assignment, init_method: str | None = None) -> dict[str, str]:
     """What the placeholders stand for in a round."""
     start = assignment.start
     address, port = start.master.address, start.master.script_port
@@ -67,7 +67,7 @@ def values(assignment: Assignment, init_method: str | None = None) -> dict[str, 
     }
 
 
-def require_even(names: set[str], assignment: Assignment) -> None:
+def require_equal_slots(names: set[str], assignment: Assignment) -> None:
     """Refuse a command that computes ranks as on nodes that are alike, in a round whose nodes are not.
 
     With `{node_rank}` and `{gpus}`, but without `{rank_offset}`, a script can only multiply the two: ranks would be

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hetagent.errors import CommandError
-from hetagent.launch.base import PLAIN, Assignment, Launch, Setup, environ_of_node
+from hetagent.launch.base import PLAIN, Assignment, Launch, LaunchOptions, node_environ
 from hetagent.launch.command import WorkerCommand
 from hetagent.launch.node import placeholders
 
@@ -59,17 +59,17 @@ class PerNode(Launch):
     """
 
     one_per_node = True
-    frees_port = True
-    watches_deaths = True
+    releases_script_port = True
+    watches_child_processes = True
 
-    def __init__(self, command: WorkerCommand | None, setup: Setup = PLAIN) -> None:
+    def __init__(self, command: WorkerCommand | None, setup: LaunchOptions = PLAIN) -> None:
         super().__init__(command, setup)
         self._init_file = InitFile(setup.init_file) if setup.init_file is not None else None
         if command is not None:
             self._check(command)
 
     def _check(self, command: WorkerCommand) -> set[str]:
-        names = placeholders.used(command.args)
+        names = placeholders.find_placeholders(command.args)
         if self._init_file is not None and "init_method" not in names:
             raise CommandError(
                 "--init-file gives {init_method} a file:// name, but the command does not have {init_method}: "
@@ -79,17 +79,17 @@ class PerNode(Launch):
 
     def begin(self, assignment: Assignment) -> WorkerCommand:
         """Fill in the command, and free the script's port for it."""
-        command = self.command_of(assignment)
-        placeholders.require_even(self._check(command), assignment)
+        command = self.resolve_command(assignment)
+        placeholders.require_equal_slots(self._check(command), assignment)
         where = self._init_file.begin(assignment) if self._init_file is not None else None
-        values = placeholders.values(assignment, where)
+        values = placeholders.placeholder_values(assignment, where)
         if assignment.is_master:
             assignment.take_script_port().close()
-        return replace(command, args=tuple(placeholders.fill(command.args, values)))
+        return replace(command, args=tuple(placeholders.substitute(command.args, values)))
 
     def environ(self, assignment: Assignment, local_rank: int) -> Mapping[str, str | None]:
         """The environment of a node, not of a worker."""
-        return environ_of_node(assignment)
+        return node_environ(assignment)
 
     def end(self) -> None:
         """Remove the round's files."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetagent.errors import UsageError
-from hetagent.node.gpu.discovery import Gpu, NoGpus, discover, is_rocm, visible_to_torch
+from hetagent.node.gpu.discovery import Gpu, NoGpus, is_rocm, list_gpus, visible_to_torch
 from hetrdzv.protocol.settings import MAX_SLOTS
 from hetrdzv.protocol.texts.phrasing import count as counted
 
@@ -23,7 +23,7 @@ class DeviceError(UsageError):
     """The devices that were asked for do not exist, or cannot be read from the flag."""
 
 
-class NoGpuHere(DeviceError):
+class NoGpuError(DeviceError):
     """All GPUs were asked for, and there is none.
 
     Attributes:
@@ -42,7 +42,7 @@ class Devices:
 
     Attributes:
         indices: the chosen GPUs, one per worker, numbered among the visible ones as `torch.device("cuda", index)`
-            does before `narrow`; empty for CPU workers.
+            does before `visible_devices_env`; empty for CPU workers.
         listed_in: the variable that lists the visible GPUs.
     """
 
@@ -68,7 +68,7 @@ class Devices:
         return facts
 
 
-def choose(gpus: str | None, device: str, environ: Mapping[str, str]) -> Devices:
+def choose_devices(gpus: str | None, device: str, environ: Mapping[str, str]) -> Devices:
     """Choose what the workers run on.
 
     `gpus` is `4` (the first four visible ones), `auto` or None (all of them), or `0,2,3` (these of the visible ones;
@@ -86,7 +86,7 @@ def choose(gpus: str | None, device: str, environ: Mapping[str, str]) -> Devices
     return Devices(len(indices), indices, tuple(visible[index] for index in indices), listed_in)
 
 
-def narrow(devices: Devices, environ: Mapping[str, str]) -> Mapping[str, str | None]:
+def visible_devices_env(devices: Devices, environ: Mapping[str, str]) -> Mapping[str, str | None]:
     """Changes to the environment that leave exactly the chosen GPUs visible, and none to CPU workers.
 
     Under ROCm only CUDA_VISIBLE_DEVICES is left to list GPUs, so that whatever narrows it further (`--isolate-gpus`,
@@ -116,7 +116,7 @@ def is_cpu_job(chosen: Devices | None) -> bool:
 def visible_gpus(environ: Mapping[str, str]) -> list[Gpu]:
     """NVIDIA's GPUs, or slices of them, that an environment lets CUDA see; none where they cannot be looked up."""
     try:
-        return _visible(discover(), environ.get(VISIBLE))
+        return _visible(list_gpus(), environ.get(VISIBLE))
     except NoGpus:
         return []
 
@@ -170,7 +170,7 @@ def _indices(
     because = f" ({problem})" if problem else ""
     if wanted is None:
         if count == 0:
-            raise NoGpuHere(
+            raise NoGpuError(
                 f"--gpus {gpus}" if gpus else "--device cuda" if device == "cuda" else "", because
             )
         wanted = min(count, MAX_SLOTS)
@@ -194,7 +194,7 @@ def _look(environ: Mapping[str, str]) -> tuple[list[Gpu], str, str]:
     """The visible GPUs, the variable that lists them, and what limits their number, if anything."""
     listed_in, none = VISIBLE, "the NVIDIA driver has none"
     try:
-        visible = _visible(discover(), environ.get(VISIBLE))
+        visible = _visible(list_gpus(), environ.get(VISIBLE))
     except NoGpus as error:
         if not is_rocm():
             return [], listed_in, str(error)
@@ -214,7 +214,7 @@ def _visible(there: Sequence[Gpu], value: str | None) -> list[Gpu]:
 
     https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#env-vars: an invalid entry ends the list, a
     repeated one empties it; entries are indices or beginnings of UUIDs. Indices are in the driver's order, which is
-    CUDA's only with `ORDER` as `narrow` sets it.
+    CUDA's only with `ORDER` as `visible_devices_env` sets it.
     """
     whole = [gpu for gpu in there if not gpu.uuid.startswith("MIG-")]
     if value is None:

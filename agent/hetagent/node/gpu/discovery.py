@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
-from hetagent.node.processes.shell import CommandFailed, output_of
+from hetagent.node.processes.shell import CommandFailed, run_command
 
 ASK_TIMEOUT_S = 60.0
 """How long a child process may take to import torch and answer (seconds)."""
@@ -36,7 +36,7 @@ class GpuBroken(Exception):
     """The driver has given up a GPU; says which, in a few words."""
 
 
-class Holder(NamedTuple):
+class MemoryUser(NamedTuple):
     """A process that uses a GPU's memory; 0 where the driver does not say how much."""
 
     pid: int
@@ -48,7 +48,7 @@ class Usage(NamedTuple):
 
     gpu: str
     used_bytes: int
-    holders: tuple[Holder, ...] = ()
+    holders: tuple[MemoryUser, ...] = ()
     total_bytes: int = 0
 
 
@@ -80,7 +80,7 @@ def driver() -> Iterator[Any]:
         pynvml.nvmlShutdown()
 
 
-def discover() -> list[Gpu]:
+def list_gpus() -> list[Gpu]:
     """Every GPU that the NVIDIA driver lets this process use, in its order (PCI bus), then the MIG slices."""
     with driver() as pynvml:
         handles = _permitted(pynvml)
@@ -88,7 +88,7 @@ def discover() -> list[Gpu]:
         return [_describe(pynvml, handle) for handle in (*handles, *instances)]
 
 
-def memory_of(uuids: Sequence[str]) -> list[Usage]:
+def query_memory(uuids: Sequence[str]) -> list[Usage]:
     """What is in use of these GPUs (or MIG slices); one that the driver cannot tell about is left out."""
     with suppress(NoGpus), driver() as pynvml:  # without one nothing can be said
         return [usage for uuid in uuids if (usage := _usage(pynvml, uuid)) is not None]
@@ -123,7 +123,7 @@ def is_rocm() -> bool:
 def visible_to_torch(environ: Mapping[str, str]) -> list[Gpu]:
     """The GPUs that torch sees in an environment, in its order. Takes as long as `import torch`."""
     try:
-        listed = output_of([sys.executable, "-c", _LIST_GPUS], ASK_TIMEOUT_S, environ)
+        listed = run_command([sys.executable, "-c", _LIST_GPUS], ASK_TIMEOUT_S, environ)
     except CommandFailed as error:
         raise NoGpus(f"torch for ROCm fails: {error}") from None
     lines = (line.partition(" ") for line in listed.splitlines())
@@ -157,10 +157,10 @@ def _usage(pynvml: Any, uuid: str) -> Usage | None:
         if error.value in (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED):
             raise GpuBroken(f"{gpu}: {error}") from None
         return None
-    holders: tuple[Holder, ...] = ()
+    holders: tuple[MemoryUser, ...] = ()
     with suppress(pynvml.NVMLError):
         running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
-        holders = tuple(Holder(int(process.pid), int(process.usedGpuMemory or 0)) for process in running)
+        holders = tuple(MemoryUser(int(process.pid), int(process.usedGpuMemory or 0)) for process in running)
     return Usage(gpu, used, holders, total)
 
 

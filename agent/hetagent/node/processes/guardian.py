@@ -13,7 +13,7 @@ import hetagent
 import hetrdzv
 from hetagent.errors import AgentError
 from hetagent.node.processes import guardian_process
-from hetagent.node.self_pipe import readable
+from hetagent.node.self_pipe import wait_readable
 from hetrdzv.auth.tls import ClientTls
 
 WITHOUT = "without it, workers would outlive a killed agent"
@@ -95,7 +95,7 @@ class Guardian:
         except OSError as error:  # no process or file descriptor is left
             raise GuardianError(f"{self._who} cannot be started ({error}): {WITHOUT}") from None
         self._send({**self._message, "sys_path": sys_path()})
-        if not readable([self], START_TIMEOUT_S):
+        if not wait_readable([self], START_TIMEOUT_S):
             self._process.kill()
         if os.read(self.fileno(), 64) != b"ready\n":
             status = self._bury()
@@ -103,9 +103,9 @@ class Guardian:
                 f"{self._who} did not start (status {status} of {' '.join(command)}): {WITHOUT}; stderr says more"
             )
         if self._sessions:
-            self.watch(self._sessions)
+            self.set_sessions(self._sessions)
 
-    def watch(self, sessions: Collection[int]) -> None:
+    def set_sessions(self, sessions: Collection[int]) -> None:
         """Tell it which sessions are the workers', so that it finds even those that overwrote their environment.
 
         Call this with none once the workers are gone: their ids may be reused.

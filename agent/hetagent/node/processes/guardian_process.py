@@ -83,7 +83,7 @@ def main() -> int:
             prepared.daemon = True
             prepared.start()
     if watched["pipes"] and watched["sessions"]:
-        have_saved(watched["pipes"])
+        have_workers_save(watched["pipes"])
     stubborn = processes.kill_all_of(message["incarnation"], watched["sessions"])
     if stubborn:
         _log(
@@ -95,7 +95,7 @@ def main() -> int:
     return 0
 
 
-def have_saved(folder: str) -> None:
+def have_workers_save(folder: str) -> None:
     """Ask workers to save their state, and wait until they have."""
     names: list[str] = []
     with contextlib.suppress(OSError):

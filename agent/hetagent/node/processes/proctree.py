@@ -52,28 +52,28 @@ class Process:
     started: int
 
 
-def living() -> dict[int, Process]:
+def list_processes() -> dict[int, Process]:
     """Every process of this PID namespace that is not dead, by pid."""
     return {process.pid: process for process in map(_read, _pids()) if process is not None}
 
 
 def session_members(sids: Collection[int]) -> list[int]:
     """Pids of the living processes in the sessions `sids`, whether or not the session's leader still lives."""
-    return sorted(process.pid for process in living().values() if process.session in sids)
+    return sorted(process.pid for process in list_processes().values() if process.session in sids)
 
 
-def stopped(sids: Collection[int]) -> list[int]:
+def find_stopped(sids: Collection[int]) -> list[int]:
     """Pids of those in the sessions `sids`, and of their descendants, that are stopped (SIGSTOP), not by a debugger."""
-    return sorted(pid for pid in _closure(set(), set(sids), living()) if state(pid) == "T")
+    return sorted(pid for pid in _closure(set(), set(sids), list_processes()) if state(pid) == "T")
 
 
-def handles(pid: int, signum: int) -> bool:
+def has_signal_handler(pid: int, signum: int) -> bool:
     """Whether a process has a handler for a signal."""
     caught = re.search(rb"^SigCgt:\s*(\w+)", _content(pid, "status"), re.MULTILINE)
     return bool(caught is not None and int(caught[1], 16) >> (signum - 1) & 1)
 
 
-def helpers(alive: dict[int, Process], leader: int, signum: int, *, spawns: bool) -> set[int]:
+def find_signal_exempt(alive: dict[int, Process], leader: int, signum: int, *, spawns: bool) -> set[int]:
     """Pids of those below a worker that are not to get a signal: a Python process above handles it, and needs them.
 
     Otherwise a script that saves then would miss its data loaders. A shell needs nobody: it acts on a signal only once
@@ -86,7 +86,7 @@ def helpers(alive: dict[int, Process], leader: int, signum: int, *, spawns: bool
     while pending:
         pid, is_parent = pending.pop()
         below = children.get(pid, [])
-        if not (_is_python(pid) and handles(pid, signum)):
+        if not (_is_python(pid) and has_signal_handler(pid, signum)):
             pending += [(child, is_parent) for child in below]
             continue
         own = [child for child in below if not is_parent or _content(child, "comm").rstrip() == LOADER]
@@ -95,7 +95,7 @@ def helpers(alive: dict[int, Process], leader: int, signum: int, *, spawns: bool
     return found
 
 
-def marked(incarnation: str, *marks: str) -> list[int]:
+def find_by_incarnation(incarnation: str, *marks: str) -> list[int]:
     """Pids of the living processes started with `HET_INCARNATION=incarnation`, never the caller's."""
     wanted = [b"\0" + os.fsencode(f"{mark}={incarnation}") + b"\0" for mark in marks or (INCARNATION,)]
     pids = []
@@ -106,13 +106,13 @@ def marked(incarnation: str, *marks: str) -> list[int]:
     return sorted(pids)
 
 
-def orphans(node_id: str, group: str) -> list[int]:
+def find_orphans(node_id: str, group: str) -> list[int]:
     """Pids of the workers of this node and group whose agent no longer exists, never the caller's.
 
     An agent calls this when it starts, to find what an earlier agent left behind if that agent and its guardian were
     both killed. Processes of other PID namespaces are not orphans: their agent's pid means nothing here.
     """
-    alive, here = living(), _pid_namespace("self")
+    alive, here = list_processes(), _pid_namespace("self")
     pids = []
     for pid in _others():
         env = environment(pid)
@@ -130,7 +130,7 @@ def environment(pid: int) -> dict[str, str]:
     return {name: value for name, _, value in (pair.partition("=") for pair in pairs)}
 
 
-def ended_badly(pid: int) -> bool | None:
+def has_failed(pid: int) -> bool | None:
     """Whether a process that has just ended did so by a signal or a status other than 0; None if it has been reaped."""
     fields = _stat_fields(pid)
     return fields[-1] != b"0" if fields is not None and fields[0] == b"Z" else None
@@ -204,7 +204,7 @@ def kill_tree(
     ours = set(sessions) - {own}
 
     def scan() -> set[int]:
-        pids, spared, alive = set(find()), set(kept()), living()
+        pids, spared, alive = set(find()), set(kept()), list_processes()
         if spared:
             pids -= _closure(set(), spared, alive)
         # A session has its leader's pid as its id, and stays ours when the leader has died and others live on.
@@ -221,7 +221,7 @@ def kill_all_of(
 
     That has the mark of workers, too: its agent knows which sessions these are (`kept`), and nobody else need.
     """
-    return kill_tree(lambda: marked(incarnation, *MARKS), sessions, kept=kept)
+    return kill_tree(lambda: find_by_incarnation(incarnation, *MARKS), sessions, kept=kept)
 
 
 def describe_stuck(pids: Collection[int], most: int = 5) -> str:

@@ -19,7 +19,7 @@ class CommandFailed(Exception):
     """A command could not be run, failed, or took too long; says how in a few words."""
 
 
-def output_of(words: Sequence[str], timeout_s: float, environ: Mapping[str, str] | None = None) -> str:
+def run_command(words: Sequence[str], timeout_s: float, environ: Mapping[str, str] | None = None) -> str:
     """What a command prints on stdout."""
     try:
         done = subprocess.run(
@@ -84,8 +84,8 @@ class ShellCommand:
         After that, `head` and `tail` are complete.
         """
         sessions = {self.process.pid} if self.process.returncode is None else ()
-        stuck = processes.kill_tree(lambda: processes.marked(self._value, self._mark), sessions)
-        alive = processes.living()
+        stuck = processes.kill_tree(lambda: processes.find_by_incarnation(self._value, self._mark), sessions)
+        alive = processes.list_processes()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(0.0 if stuck else REAP_S)
         self._reader.join(0.0 if stuck else REAP_S)

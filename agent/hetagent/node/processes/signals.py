@@ -23,7 +23,7 @@ def signal_number(name: str) -> int | None:
 
 
 @contextlib.contextmanager
-def noted(signums: Sequence[signal.Signals], into: list[int]) -> Iterator[socket.socket]:
+def capture_signals(signums: Sequence[signal.Signals], into: list[int]) -> Iterator[socket.socket]:
     """Note signals instead of acting on them; yields a socket that becomes readable when one arrives.
 
     The socket also becomes readable when a child process ends (SIGCHLD). That works on every kernel and under every

@@ -10,15 +10,15 @@ from pathlib import Path
 from hetagent.errors import UsageError
 from hetagent.node.console import WarnOnce
 from hetagent.snapshots.errors import SnapshotError
-from hetagent.snapshots.folder import Stamp, is_url
+from hetagent.snapshots.folder import SnapshotId, is_url
 from hetagent.snapshots.on_disk import (
     MARK,
     MOST_JOBS,
-    Mark,
-    directories,
-    name_of,
+    SnapshotMetadata,
+    directory_name,
+    list_directories,
     newest_first,
-    require_own,
+    require_private,
 )
 from hetrdzv.protocol.snapshots import MOST_ON_DISK, DiskSnapshot, StartSnapshot
 from hetrdzv.protocol.texts.phrasing import ago
@@ -26,11 +26,11 @@ from hetrdzv.protocol.texts.phrasing import ago
 GLANCE_S, PATIENT_S = 0.05, 5.0
 """How long a look may take while a round runs, and before the first and after the last one (seconds)."""
 
-Found = Mapping[Stamp, Mark]
+Found = Mapping[SnapshotId, SnapshotMetadata]
 """Those that are complete."""
 
 
-class Catalog:
+class DiskCatalog:
     """Looks in threads: a file server that does not answer must not block the agent."""
 
     def __init__(self, path: Path, log: Callable[[str], None]) -> None:
@@ -46,7 +46,7 @@ class Catalog:
         except Exception as error:  # a job must not begin anew for that
             raise UsageError(f"--snapshot-to {path.parent}: {_text(error)}") from None
 
-    def look(self, within_s: float = GLANCE_S, *, again: bool = False) -> None:
+    def refresh(self, within_s: float = GLANCE_S, *, again: bool = False) -> None:
         """See which snapshots are there; `again`: not content with a look that has begun before."""
         if again:
             self._reading = None
@@ -74,31 +74,33 @@ class Catalog:
                 top.mkdir(parents=True, exist_ok=True)
                 if not os.access(top, os.W_OK | os.X_OK):
                     raise SnapshotError("this user cannot write there")
-            require_own(self.path)
-            marks = {which: self._mark(at, known.get(which)) for which, at in directories(self.path).items()}
+            require_private(self.path)
+            marks = {
+                which: self._mark(at, known.get(which)) for which, at in list_directories(self.path).items()
+            }
             reading.set_result({which: mark for which, mark in marks.items() if mark is not None})
         except Exception as error:
             reading.set_exception(error)
 
-    def _mark(self, path: Path, known: Mark | None) -> Mark | None:
+    def _mark(self, path: Path, known: SnapshotMetadata | None) -> SnapshotMetadata | None:
         try:
             for each in (path, path / MARK):  # which vouches for all other files
-                require_own(each)
+                require_private(each)
         except SnapshotError as error:
             self._log_once(f"a snapshot is ignored: {error}")
             return None
-        return known or Mark.read(path)
+        return known or SnapshotMetadata.read_metadata(path)
 
     # -- what is there -----------------------------------------------------------------------------------------
 
     @property
-    def marks(self) -> Mapping[Stamp, Mark]:
+    def marks(self) -> Mapping[SnapshotId, SnapshotMetadata]:
         """In the order in which this job would go on from them."""
         return {which: self._found[which] for which in newest_first(self._found, self.origin)}
 
-    def path_of(self, which: Stamp) -> Path:
+    def path_of(self, which: SnapshotId) -> Path:
         """The directory of a snapshot."""
-        return self.path / name_of(which)
+        return self.path / directory_name(which)
 
     def on_disk(self) -> tuple[DiskSnapshot, ...]:
         """The newest complete ones."""
@@ -118,7 +120,7 @@ class Catalog:
 
     def source(self, chosen: StartSnapshot) -> dict[str, object]:
         """Where workers read it, if that is still safe: an entry of `sources` in `start.json`."""
-        self.look(PATIENT_S, again=True)
+        self.refresh(PATIENT_S, again=True)
         mark = self._found.get(_id(chosen))
         ranks = {str(rank): digest for rank, digest in mark.ranks.items()} if mark is not None else {}
         return {"node": "", "path": str(self.path_of(_id(chosen))), "ranks": ranks}
@@ -129,14 +131,14 @@ class Catalog:
         at = f", written {ago(max(0.0, time.time() - mark.written_at))}" if mark is not None else ""
         return f"of {self._job(which)}{at}: {self.path_of(which)}"
 
-    def why_none(self) -> str:
+    def describe_none(self) -> str:
         """Why a round begins from none of these."""
         newest = next(iter(self.marks), None)
         if newest is None:
             return f"{self.path} has no complete snapshot"
         return f"those in {self.path} are not used, such as step {newest.step} of {self._job(newest)}"
 
-    def _job(self, which: Stamp) -> str:
+    def _job(self, which: SnapshotId) -> str:
         return "this job" if which.origin == self.origin else f"job {which.origin or 'unknown'}"
 
     def begin(self, origin: str, chosen: StartSnapshot | None = None) -> None:
@@ -151,8 +153,8 @@ class Catalog:
                 self.ancestors = [job for job in jobs if job != origin][-MOST_JOBS:]
 
 
-def _id(chosen: StartSnapshot) -> Stamp:
-    return Stamp(chosen.round, chosen.step, chosen.origin)
+def _id(chosen: StartSnapshot) -> SnapshotId:
+    return SnapshotId(chosen.round, chosen.step, chosen.origin)
 
 
 def _text(error: Exception) -> str:

@@ -17,10 +17,10 @@ from collections.abc import Callable, Sequence
 
 from hetagent.context import Identity
 from hetagent.node.processes import proctree as processes
-from hetagent.node.processes.signals import noted
+from hetagent.node.processes.signals import capture_signals
 from hetagent.options.model import SnapshotOptions
-from hetagent.snapshots.folder import TO_DISK, Folder, Slot, Stamp, put
-from hetagent.snapshots.node.catalog import PATIENT_S, Catalog
+from hetagent.snapshots.folder import TO_DISK, Slot, SnapshotFiles, SnapshotId, write_atomic
+from hetagent.snapshots.node.catalog import PATIENT_S, DiskCatalog
 from hetagent.snapshots.node.files import MOST_WHY
 from hetagent.snapshots.node.folder import TO_DISK_STDERR, UNSAVED
 from hetagent.snapshots.on_disk import OVERTAKEN
@@ -42,27 +42,27 @@ class DiskWriter:
 
     def __init__(
         self,
-        catalog: Catalog,
+        catalog: DiskCatalog,
         options: SnapshotOptions,
-        folder: Folder,
+        folder: SnapshotFiles,
         identity: Identity,
         log: Callable[[str], None],
     ) -> None:
         self.catalog = catalog
-        self.writing: Stamp | None = None
+        self.writing: SnapshotId | None = None
         self.not_written: NotWritten | None = None  # the last one, if it could not be
-        self.looks_at = 0.0  # when to `look` again (monotonic seconds)
+        self.looks_at = 0.0  # when to `write_due` again (monotonic seconds)
         self._options = options
         self._folder = folder
         self._log = log
-        self._marks = identity.marks
+        self._marks = identity.process_env
         self._stderr = folder.path / TO_DISK_STDERR
         self._stderr.touch()
         self._unsaved = folder.path / UNSAVED
         self._aside = folder.path / "unsaved"  # that snapshot, if the slots are those of another job
         self._process: subprocess.Popen[bytes] | None = None
         self._stuck: list[subprocess.Popen[bytes]] = []  # they wait for a disk, which nothing ends
-        self._begun: set[Stamp] = set()
+        self._begun: set[SnapshotId] = set()
         self._due_at = time.monotonic() + options.to_every_s
 
     @property
@@ -71,7 +71,7 @@ class DiskWriter:
         return [self._process.pid] if self._process is not None else []
 
     @property
-    def wants(self) -> bool:
+    def wants_next_snapshot(self) -> bool:
         """Whether the next snapshot is to be written, too; rank 0 has all ranks know."""
         return self._process is None and time.monotonic() >= self._due_at
 
@@ -80,12 +80,12 @@ class DiskWriter:
         """Whether what should be on disk is in memory alone."""
         return self._unsaved.exists()
 
-    def look(self, number: int, ranks: Sequence[int]) -> None:
+    def write_due(self, number: int, ranks: Sequence[int]) -> None:
         """Write what is due of a round, of this node's ranks."""
         now = time.monotonic()
         self._reap()
         if now >= self.looks_at:
-            self.catalog.look()
+            self.catalog.refresh()
             self.looks_at = now + (RUNNING_S if self._process is not None else LOOK_S)
         if self._process is not None:
             return
@@ -119,7 +119,7 @@ class DiskWriter:
                 self._unsaved.unlink(missing_ok=True)
             return f"step {newest.step} is on disk: {self.catalog.path_of(self._id(newest))}"
         with contextlib.suppress(OSError):
-            put(self._unsaved, json.dumps([*self._id(newest), *ranks]).encode())
+            write_atomic(self._unsaved, json.dumps([*self._id(newest), *ranks]).encode())
             shutil.rmtree(self._aside, ignore_errors=True)
         lack = self.not_written
         why = lack.why if lack is not None else "another node has given up"
@@ -128,7 +128,7 @@ class DiskWriter:
         stays = f"it stays in this node's memory, {self._folder.path}, and the next agent writes it"
         return f"step {newest.step} is not on disk: {why}; {instead}; {stays}"
 
-    def write_left(self) -> None:
+    def write_leftover(self) -> None:
         """Write what the last agent of this node could not; if it fails again, it is left to the next one."""
         slot, origin, ranks = self._left()
         is_left = slot is not None and _is_whole(slot, ranks)
@@ -136,7 +136,7 @@ class DiskWriter:
         if slot is not None and is_left:
             self._log("the last agent of this node has left a snapshot in memory that is not on disk")
             self.catalog.begin(origin or current)
-            with noted((signal.SIGINT, signal.SIGTERM), got):
+            with capture_signals((signal.SIGINT, signal.SIGTERM), got):
                 is_left = not self._write(slot, ranks, math.inf, lambda: bool(got))
             self.catalog.begin(current)
         if not is_left:
@@ -160,7 +160,7 @@ class DiskWriter:
             number, step, origin, *ranks = json.loads(self._unsaved.read_bytes())
         except (OSError, ValueError):
             return None, "", ()
-        stamp = Stamp(number, step)
+        stamp = SnapshotId(number, step)
         slot = Slot(self._aside, stamp) if self._aside.exists() else self._folder.slots().get(stamp)
         return slot, origin, ranks
 
@@ -195,9 +195,9 @@ class DiskWriter:
                 self._stuck.append(self._process)
             self._process = None
 
-    def _is_on_disk(self, stamp: Stamp, until: float) -> bool:
+    def _is_on_disk(self, stamp: SnapshotId, until: float) -> bool:
         """Look again, until then at most (monotonic seconds)."""
-        self.catalog.look(max(0.0, min(PATIENT_S, until - time.monotonic())), again=True)
+        self.catalog.refresh(max(0.0, min(PATIENT_S, until - time.monotonic())), again=True)
         return self._id(stamp) in self.catalog.marks
 
     # -- the child process -------------------------------------------------------------------------------------
@@ -245,18 +245,18 @@ class DiskWriter:
         else:
             self.not_written = None
 
-    def _fail(self, stamp: Stamp, why: str) -> None:
+    def _fail(self, stamp: SnapshotId, why: str) -> None:
         server_stamp = ServerStamp(round=max(1, stamp.round), step=stamp.step)
         self.not_written = NotWritten(stamp=server_stamp, why=why[:MOST_WHY])
         self._log(f"the snapshot of step {stamp.step} is not on disk: {self.not_written.why}")
 
-    def _id(self, stamp: Stamp) -> Stamp:
+    def _id(self, stamp: SnapshotId) -> SnapshotId:
         return stamp._replace(origin=self.catalog.origin)
 
 
 def _is_whole(slot: Slot, ranks: Sequence[int]) -> bool:
     """Whether some ranks have saved all that there is of theirs: of what all have alike, one is enough."""
-    mine = [index for rank, index in slot.read().items() if rank in ranks]
+    mine = [index for rank, index in slot.read_indexes().items() if rank in ranks]
     if any(index.has_replicated and not index.sharded for index in mine):
         return True
     return len(mine) == len(ranks)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hetagent.node.network import host_port
-from hetagent.snapshots.folder import Folder, Index, Slot, Stamp, put
+from hetagent.snapshots.folder import Index, Slot, SnapshotFiles, SnapshotId, write_atomic
 from hetagent.snapshots.save_request import ASK
 from hetrdzv.protocol.snapshots import MOST_HELD, HeldSnapshot, RankPart, Source, StartSnapshot
 
@@ -27,12 +27,12 @@ BAD = "bad"
 class BadCopy(NamedTuple):
     """Workers could not load a copy of a snapshot, which was on `node_id`."""
 
-    stamp: Stamp
+    stamp: SnapshotId
     node_id: str
     why: str
 
 
-class SnapshotDir(Folder):
+class SnapshotDir(SnapshotFiles):
     """The files of a node, for its agent."""
 
     def __init__(self, path: Path) -> None:
@@ -54,7 +54,7 @@ class SnapshotDir(Folder):
             for path in folder.iterdir():  # the folders stay, since they are watched
                 path.unlink(missing_ok=True)
         if is_new:
-            put(self.path / "origin", origin.encode())
+            write_atomic(self.path / "origin", origin.encode())
 
     @property
     def origin(self) -> str:
@@ -63,7 +63,7 @@ class SnapshotDir(Folder):
             return (self.path / "origin").read_text()
         return ""
 
-    def tell_start(
+    def write_start(
         self, chosen: StartSnapshot | None, own: str, on_disk: Mapping[str, Any] | None = None
     ) -> None:
         """Write from which snapshot to begin, and where it is: on disk, on this node, then on others."""
@@ -71,25 +71,25 @@ class SnapshotDir(Folder):
         if chosen is not None:
             start = {name: getattr(chosen, name) for name in ("round", "step", "world_size")}
             start["sources"] = [on_disk] if on_disk is not None else []
-            slot = self.slots().get(Stamp(chosen.round, chosen.step))
+            slot = self.slots().get(SnapshotId(chosen.round, chosen.step))
             for source in sorted(chosen.sources, key=lambda source: source.node_id != own):
                 path = slot.path if slot is not None and source.node_id == own else None
                 if path is not None or source.port:
-                    start["sources"].append(source_of(source, path))
-        put(self.path / "start.json", json.dumps(start).encode())
+                    start["sources"].append(source_entry(source, path))
+        write_atomic(self.path / "start.json", json.dumps(start).encode())
 
     # -- from the workers --------------------------------------------------------------------------------------
 
-    def held(self, dropped: Collection[Stamp] = ()) -> tuple[HeldSnapshot, ...]:
+    def list_held(self, dropped: Collection[SnapshotId] = ()) -> tuple[HeldSnapshot, ...]:
         """What this node holds, the newest first, without what was dropped."""
         found = []
         for stamp, slot in sorted(self.slots().items(), reverse=True):
-            indexes = slot.read(_read_index)
+            indexes = slot.read_indexes(_read_index)
             if indexes and stamp not in dropped:
                 found.append(_held(slot, indexes))
         return tuple(found[:MOST_HELD])
 
-    def reached(self) -> int:
+    def last_step(self) -> int:
         """The newest step that a worker of this node has ended."""
         found = [0]
         for path in (self.path / ASK).glob("*.step"):
@@ -97,7 +97,7 @@ class SnapshotDir(Folder):
                 found.append(int(path.read_bytes()))
         return max(found)
 
-    def not_taken(self) -> str:
+    def disabled_reason(self) -> str:
         """Why a worker takes no more snapshots; empty: all do."""
         whys = (str(_read(path).get("why") or "") for path in sorted((self.path / ASK).glob("*.off")))
         return next(filter(None, whys), "")[:MOST_WHY]
@@ -105,19 +105,19 @@ class SnapshotDir(Folder):
     def bad_copy(self) -> BadCopy | None:
         """The copy that workers could not load; None: there is none."""
         for path in (self.path / BAD).iterdir():
-            if stamp := Stamp.of(path.name):
+            if stamp := SnapshotId.parse(path.name):
                 told = _read(path)
                 return BadCopy(stamp, str(told.get("node", ""))[:128], str(told.get("why", ""))[:500])
         return None
 
     # -- before the end ----------------------------------------------------------------------------------------
 
-    def pipes(self) -> dict[int, Path]:
+    def worker_pipes(self) -> dict[int, Path]:
         """The pipes of the workers that have opened snapshots, by rank."""
         found = {int(path.name): path for path in (self.path / ASK).iterdir() if path.name.isdecimal()}
         return {rank: path for rank, path in found.items() if path.is_fifo()}
 
-    def not_saved(self, rank: int) -> str | None:
+    def save_error(self, rank: int) -> str | None:
         """Why a worker has not saved; empty: it has; None: it has not answered yet."""
         told = _read(self.path / ASK / f"{rank}.done")
         if told.get("step") is None and not told.get("why"):
@@ -125,7 +125,7 @@ class SnapshotDir(Folder):
         return str(told.get("why") or "")[:500]
 
 
-def ask(pipe: Path) -> bool:
+def request_save(pipe: Path) -> bool:
     """Ask a worker to save, since its round ends; returns whether it listens. Its earlier answer is removed."""
     with contextlib.suppress(OSError):
         fd = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -137,7 +137,7 @@ def ask(pipe: Path) -> bool:
     return False
 
 
-def source_of(source: Source, path: Path | None = None) -> dict[str, Any]:
+def source_entry(source: Source, path: Path | None = None) -> dict[str, Any]:
     """As workers read it (`hetagent.snapshots.sources`)."""
     url = f"http://{host_port(source.address, source.port)}/" if source.port else ""
     return {
@@ -166,7 +166,7 @@ def _read_index(path: Path) -> Index:
 
 @lru_cache(maxsize=256)
 def _known_index(path: Path, *version: int) -> Index:
-    return replace(Index.read(path.read_bytes()), tensors=())
+    return replace(Index.from_json(path.read_bytes()), tensors=())
 
 
 def _held(slot: Slot, indexes: Mapping[int, Index]) -> HeldSnapshot:

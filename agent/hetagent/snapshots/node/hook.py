@@ -14,16 +14,16 @@ from hetagent.context import AgentContext
 from hetagent.launch.base import Assignment
 from hetagent.launch.command import WorkerCommand
 from hetagent.node.console import WarnOnce
-from hetagent.node.created import Created
+from hetagent.node.created import FileWatch
 from hetagent.node.memory import free_memory
 from hetagent.options.model import SnapshotOptions
 from hetagent.roundhook import RoundHook
 from hetagent.session.connection import ServerConnection
 from hetagent.session.requests import Report, ReportRoute
-from hetagent.snapshots.folder import FOLDER, Control, Stamp
-from hetagent.snapshots.node.catalog import Catalog
+from hetagent.snapshots.folder import FOLDER, AgentControl, SnapshotId
+from hetagent.snapshots.node.catalog import DiskCatalog
 from hetagent.snapshots.node.disk import DiskWriter
-from hetagent.snapshots.node.files import SnapshotDir, ask
+from hetagent.snapshots.node.files import SnapshotDir, request_save
 from hetagent.snapshots.node.folder import NodeFolder
 from hetagent.snapshots.node.handover import Handover
 from hetagent.snapshots.node.prefetch import Prefetch
@@ -67,16 +67,16 @@ class SnapshotHook(RoundHook):
         self._dir = SnapshotDir(folder.path)
         alone = context.options.standalone or context.options.spec.get("max_nodes") == 1
         hold_port = None if alone else context.hold_port
-        self._server = SnapshotServer(folder.path, hold_port, lambda: context.place.address, log)
+        self._server = SnapshotServer(folder.path, hold_port, lambda: context.address.address, log)
         self._handover = Handover(context.identity, line, self._server, context.access.client, log)
         self._disk: DiskWriter | None = None
         if options.to is not None:  # a group of --standalone has another name each time
             group = "standalone" if context.options.standalone else context.identity.group
-            catalog = Catalog(options.to / group, log)
+            catalog = DiskCatalog(options.to / group, log)
             self._disk = DiskWriter(catalog, options, self._dir, context.identity, log)
         self._prefetch = Prefetch(folder.path, log)
         self._reporter = SnapshotReporter()
-        self._created = Created(*self._dir.folders)
+        self._created = FileWatch(*self._dir.folders)
         self._round = 0  # the newest one
         self._start: Start | None = None  # of that
         self._ranks_by_round: dict[int, range] = {}
@@ -85,16 +85,16 @@ class SnapshotHook(RoundHook):
         self._saving: set[int] = set()  # the ranks that were asked to and have not answered
         self._save_until = 0.0
         self._answer: Future[SnapshotsReply] | None = None
-        self._control: Control | None = None  # what workers were told last
+        self._control: AgentControl | None = None  # what workers were told last
         self._refused: list[ServerStamp] = []
-        self._dropped: set[Stamp] = set()  # copies of this node's that cannot be loaded
+        self._dropped: set[SnapshotId] = set()  # copies of this node's that cannot be loaded
         self._failed: set[ServerStamp] = set()  # others' copies that could not be loaded once
         if self._disk is not None:
             self._disk.catalog.begin(self._dir.origin)
-            self._disk.write_left()
-        self._reached = self._dir.reached()
+            self._disk.write_leftover()
+        self._reached = self._dir.last_step()
         self._holdings = Holdings()
-        line.offers(snapshots=self._holdings)
+        line.update_offer(snapshots=self._holdings)
         self._refresh()
 
     def static_env(self, given: Mapping[str, str]) -> Mapping[str, str]:
@@ -102,11 +102,11 @@ class SnapshotHook(RoundHook):
         to_disk = {TO_DISK: str(self._disk.catalog.path)} if self._disk is not None else {}
         return {FOLDER: str(self._folder.path), **to_disk}
 
-    def kept_sessions(self) -> Sequence[int]:
+    def persistent_sessions(self) -> Sequence[int]:
         """The sessions of its processes, which outlive rounds."""
         return self._disk.sessions if self._disk is not None else ()
 
-    def pipes(self) -> Path:
+    def pipe_folder(self) -> Path:
         """The folder where workers listen that save their state when asked."""
         return self._folder.path / ASK
 
@@ -131,20 +131,20 @@ class SnapshotHook(RoundHook):
                 self._disk.catalog.begin(self._dir.origin, chosen)
                 if chosen is not None and chosen.on_disk:
                     on_disk = self._disk.catalog.source(chosen)
-            self._dir.tell_start(chosen, self._node_id, on_disk)
+            self._dir.write_start(chosen, self._node_id, on_disk)
             self._write_control()
         except OSError as error:
             if chosen is not None:  # other nodes begin from it
                 raise
             self._log(f"no snapshots in this round: {error}")
         self._log_begin(chosen)
-        self._reporter.joined(replace(joined, origin=self._refresh().origin))
+        self._reporter.on_join(replace(joined, origin=self._refresh().origin))
 
     def _log_begin(self, chosen: StartSnapshot | None) -> None:
         catalog = self._disk.catalog if self._disk is not None else None
         if chosen is None:
             if catalog is not None or self._reached:
-                why = catalog.why_none() if catalog is not None else "no snapshot is complete"
+                why = catalog.describe_none() if catalog is not None else "no snapshot is complete"
                 self._log(f"round {self._round}: training begins from nothing: {why}")
             return
         lost = f", {chosen.lost} before the last" if chosen.lost else ""
@@ -180,15 +180,15 @@ class SnapshotHook(RoundHook):
         if self._workers is None:
             return
         for rank in sorted(self._saving):
-            if self._dir.not_saved(rank) is None:
+            if self._dir.save_error(rank) is None:
                 self._log(f"rank {rank} has not saved before it was stopped")
         self._saving.clear()
         self._forget_bad()
         self._workers = None
         if self._disk is not None:
-            self._disk.catalog.look()
-        steps = [held.step for held in self._dir.held() if held.round == self._round]
-        self._reached = max([self._dir.reached(), *steps])
+            self._disk.catalog.refresh()
+        steps = [held.step for held in self._dir.list_held() if held.round == self._round]
+        self._reached = max([self._dir.last_step(), *steps])
         self._refresh()
 
     def _forget_bad(self) -> None:
@@ -208,7 +208,7 @@ class SnapshotHook(RoundHook):
 
     # -- the agent ends ----------------------------------------------------------------------------------------
 
-    def say_goodbye(self, why: str, until: float | None) -> None:
+    def announce_leave(self, why: str, until: float | None) -> None:
         """The agent is about to end, perhaps before the job; `until`: in monotonic seconds; None: no limit."""
         if self._over or (until is None and not self._drained):
             return
@@ -238,28 +238,28 @@ class SnapshotHook(RoundHook):
             self._server.close()
             if self._disk is not None:
                 self._disk.close()
-            is_useless = self._over or self._drained or not self._dir.held()
+            is_useless = self._over or self._drained or not self._dir.list_held()
             self._folder.close(remove=is_useless and not (self._disk is not None and self._disk.is_unsaved))
         return f"snapshot {outcome}" if outcome else ""
 
     @property
-    def hangs(self) -> bool:
+    def has_stuck_thread(self) -> bool:
         """Whether `leave` has left a thread that the interpreter would wait for."""
         return self._handover.hangs
 
     # -- before workers are stopped ----------------------------------------------------------------------------
 
-    def save(self, within_s: float) -> None:
+    def have_workers_save(self, within_s: float) -> None:
         """Have those workers save that can, within so many seconds."""
         if not self._over or self._disk is not None:
-            self._saving = {rank for rank, pipe in self._listening().items() if ask(pipe)}
+            self._saving = {rank for rank, pipe in self._listening().items() if request_save(pipe)}
             self._save_until = time.monotonic() + within_s
 
-    def saves_until(self) -> float | None:
+    def saving_until(self) -> float | None:
         """Until when the stop waits for that (monotonic seconds); None: nobody saves, or all have."""
         living = self._listening() if self._saving else {}
         for rank in sorted(self._saving):
-            if why := self._dir.not_saved(rank):
+            if why := self._dir.save_error(rank):
                 self._log(f"rank {rank} has not saved: {why}")
             if why is not None or rank not in living:
                 self._saving.discard(rank)
@@ -270,7 +270,7 @@ class SnapshotHook(RoundHook):
         workers = self._workers
         if workers is None or not workers.running:
             return {}
-        pipes = self._dir.pipes()
+        pipes = self._dir.worker_pipes()
         if self._one_per_node:  # nobody here knows which of its workers run
             return pipes
         return {rank: pipe for rank, pipe in pipes.items() if rank - self._ranks.start in workers.alive}
@@ -300,14 +300,14 @@ class SnapshotHook(RoundHook):
             moments.append(due_at)
         return min(moments, default=None)
 
-    def look(self) -> None:
+    def on_wakeup(self) -> None:
         """See what the workers have written, report it, and pass on the answer."""
         self._created.clear()
         if self._workers is None:
             return
         self._on_answer()
         if self._disk is not None:
-            self._disk.look(self._round, self._ranks)
+            self._disk.write_due(self._round, self._ranks)
         holdings, now = self._refresh(), time.monotonic()
         due_at = self._reporter.due_at(holdings) if self._answer is None else None
         is_due = due_at is not None and now >= due_at
@@ -319,7 +319,7 @@ class SnapshotHook(RoundHook):
             self._reporter.postpone(now)
             return
         if is_due:
-            self._reporter.reported(now, holdings)
+            self._reporter.on_report(now, holdings)
             body = partial(SnapshotsRequest, round=self._round, holdings=holdings)
             self._answer = self._line.ask(Report(HELD, body))
 
@@ -342,22 +342,22 @@ class SnapshotHook(RoundHook):
         retained = self._reporter.retained
         if self._disk is not None and self._disk.writing is not None:
             retained = (*retained[:1], self._disk.writing, *retained[1:])
-        control = Control(
+        control = AgentControl(
             round=self._round,
             ranks=tuple(self._ranks),
             safe=self._reporter.safe,
             retained=retained,
             every_s=self._every_s,
             memory=self._memory,
-            to_disk=self._disk is not None and self._disk.wants,
+            to_disk=self._disk is not None and self._disk.wants_next_snapshot,
         )
         if control != self._control:
-            self._dir.tell(control)
+            self._dir.write_control(control)
             self._control = control
 
     def _refresh(self) -> Holdings:
         """See what this node has by now, which the next join tells the server, and serve it."""
-        held = self._dir.held(self._dropped)
+        held = self._dir.list_held(self._dropped)
         if held:  # also where no other node is yet: what nobody serves is of no use to one that comes
             self._server.start()
         holdings = Holdings(
@@ -369,11 +369,11 @@ class SnapshotHook(RoundHook):
             refused=tuple(self._refused),
             on_disk=self._disk.catalog.on_disk() if self._disk is not None else (),
             not_written=self._disk.not_written if self._disk is not None else None,
-            not_taken=self._dir.not_taken() if self._workers is not None else "",
+            not_taken=self._dir.disabled_reason() if self._workers is not None else "",
         )
         if holdings != self._holdings:
             self._holdings = holdings
-            self._line.offers(snapshots=holdings)
+            self._line.update_offer(snapshots=holdings)
         return holdings
 
 

@@ -7,10 +7,10 @@ from functools import partial
 from pathlib import Path
 
 from hetagent.node.console import WarnOnce
-from hetagent.snapshots.errors import Overtaken
-from hetagent.snapshots.folder import SHARED, Folder
-from hetagent.snapshots.node.files import source_of
-from hetagent.snapshots.node.reporter import stamp_of
+from hetagent.snapshots.errors import SnapshotSuperseded
+from hetagent.snapshots.folder import SHARED, SnapshotFiles
+from hetagent.snapshots.node.files import source_entry
+from hetagent.snapshots.node.reporter import snapshot_id_of
 from hetagent.snapshots.sources import Source, SourceError, copy_part
 from hetrdzv.protocol.snapshots import CopyOrder
 
@@ -40,7 +40,7 @@ class Prefetch:
         try:
             fetch(self._folder, copy, memory)
             self._failed = 0
-        except (Overtaken, FileNotFoundError):  # its slot was given away
+        except (SnapshotSuperseded, FileNotFoundError):  # its slot was given away
             return
         except (SourceError, OSError) as error:
             self._failed += 1
@@ -54,15 +54,17 @@ def fetch(path: Path, copy: CopyOrder, memory: int | None = None) -> None:
     With `memory` the snapshot is of an earlier round, of which this node may have nothing, and all slots may take so
     much (bytes).
     """
-    stamp, folder = stamp_of(copy.stamp), Folder(path)
+    stamp, folder = snapshot_id_of(copy.stamp), SnapshotFiles(path)
     if memory is not None:
-        folder.begin(stamp, sharded=True)
+        folder.claim_slot(stamp, sharded=True)
     if (slot := folder.slots().get(stamp)) is None:
         return
-    source = Source(source_of(copy.source), stamp)
+    source = Source(source_entry(copy.source), stamp)
     for part in copy.source.ranks:
         skip = (
-            SHARED if memory is None or any(SHARED in known.files for known in slot.read().values()) else ""
+            SHARED
+            if memory is None or any(SHARED in known.files for known in slot.read_indexes().values())
+            else ""
         )
         copy_part(source, part.rank, slot.path, skip, partial(_require_memory, path, memory))
 

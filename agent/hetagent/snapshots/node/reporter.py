@@ -1,6 +1,6 @@
 """When a node reports to the server what it holds while a round runs, and what must not be overwritten: pure."""
 
-from hetagent.snapshots.folder import Stamp
+from hetagent.snapshots.folder import SnapshotId
 from hetrdzv.protocol.snapshots import HeldSnapshot, Holdings, SnapshotsReply, StartSnapshot
 from hetrdzv.protocol.snapshots import SnapshotId as ServerStamp
 
@@ -11,9 +11,9 @@ MOST_PER_S = 100.0
 """Reports of all nodes together at most, unless they have news (1/s)."""
 
 
-def stamp_of(one: HeldSnapshot | StartSnapshot | ServerStamp) -> Stamp:
+def snapshot_id_of(one: HeldSnapshot | StartSnapshot | ServerStamp) -> SnapshotId:
     """Which snapshot in memory it is."""
-    return Stamp(one.round, one.step)
+    return SnapshotId(one.round, one.step)
 
 
 class SnapshotReporter:
@@ -21,21 +21,21 @@ class SnapshotReporter:
 
     def __init__(self) -> None:
         # the newest known to outlive any other node, or that this one has all of
-        self.safe: Stamp | None = None
-        self._fallback: Stamp | None = None  # the newest that is safe, or that a round began from before
-        self._pending: Stamp | None = None  # the newest that was reported, and lives once
+        self.safe: SnapshotId | None = None
+        self._fallback: SnapshotId | None = None  # the newest that is safe, or that a round began from before
+        self._pending: SnapshotId | None = None  # the newest that was reported, and lives once
         self._reported = Holdings()
         self._round, self._nnodes = 0, 1
         self._reported_at = -NEWS_PAUSE_S
 
-    def joined(self, holdings: Holdings) -> None:
+    def on_join(self, holdings: Holdings) -> None:
         """The server knows this by the join."""
         self._reported = holdings
 
     def begin(self, number: int, nnodes: int, chosen: StartSnapshot | None) -> None:
         """A round begins, from a snapshot or from none."""
         self._round, self._nnodes = number, nnodes
-        began = stamp_of(chosen) if chosen is not None and not chosen.on_disk else None
+        began = snapshot_id_of(chosen) if chosen is not None and not chosen.on_disk else None
         if began is None or (self.safe is not None and self.safe > began):
             self.safe = None  # it is not held any more, or not to be used
         is_older = began is not None and self._fallback is not None and self._fallback < began
@@ -44,13 +44,13 @@ class SnapshotReporter:
         if self.safe == began or chosen is None or not chosen.sharded or nnodes == 1:
             self._is_safe(began)
 
-    def _is_safe(self, stamp: Stamp | None) -> None:
+    def _is_safe(self, stamp: SnapshotId | None) -> None:
         self.safe = self._fallback = stamp
         if self._pending is not None and (stamp is None or self._pending <= stamp):
             self._pending = None
 
     @property
-    def retained(self) -> tuple[Stamp, ...]:
+    def retained(self) -> tuple[SnapshotId, ...]:
         """Not to be overwritten: what is safe or a round began from, and what others may know to be safe."""
         return tuple(dict.fromkeys(filter(None, (self._fallback, self._pending))))
 
@@ -65,7 +65,7 @@ class SnapshotReporter:
     def retain(self, holdings: Holdings) -> None:
         """The server is about to know of this, and may tell others that it is safe: workers have to know first."""
         for held in holdings.held:
-            stamp = stamp_of(held)
+            stamp = snapshot_id_of(held)
             if held.round < self._round or (self.safe is not None and stamp <= self.safe):
                 continue
             if held.sharded and self._nnodes > 1:
@@ -73,7 +73,7 @@ class SnapshotReporter:
             elif held.whole and (not held.sharded or len(held.ranks) == held.world_size):
                 self._is_safe(stamp)
 
-    def reported(self, now: float, holdings: Holdings) -> None:
+    def on_report(self, now: float, holdings: Holdings) -> None:
         """The server is told."""
         self._reported = holdings
         self.postpone(now)
@@ -84,5 +84,5 @@ class SnapshotReporter:
 
     def on_reply(self, reply: SnapshotsReply) -> None:
         """The server's answer."""
-        if reply.complete is not None and (self.safe is None or stamp_of(reply.complete) > self.safe):
-            self._is_safe(stamp_of(reply.complete))
+        if reply.complete is not None and (self.safe is None or snapshot_id_of(reply.complete) > self.safe):
+            self._is_safe(snapshot_id_of(reply.complete))

@@ -28,7 +28,7 @@ def snapshot_hook(
     except ModuleNotFoundError as error:
         why = f"{error.name} is not installed: pip install 'hetrdzv[agent]'"
     context.tell(f"no snapshots on this node: {why}")
-    line.offers(snapshots=Holdings(not_taken=why[:MOST_WHY]))
+    line.update_offer(snapshots=Holdings(not_taken=why[:MOST_WHY]))
     return None
 
 

@@ -20,18 +20,18 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
-from hetagent.snapshots.errors import Overtaken, SnapshotError
-from hetagent.snapshots.folder import INDEX, NEW, SHARED, Index, Slot, Stamp, is_url, put
+from hetagent.snapshots.errors import SnapshotError, SnapshotSuperseded
+from hetagent.snapshots.folder import INDEX, NEW, SHARED, Index, Slot, SnapshotId, is_url, write_atomic
 from hetagent.snapshots.loading import OnDevice, metadata_of
 from hetagent.snapshots.on_disk import (
     MARK,
     OTHERS,
     OVERTAKEN,
-    Mark,
-    directories,
-    path_of,
+    SnapshotMetadata,
+    list_directories,
+    parse_path,
     remove,
-    require_own,
+    require_private,
 )
 from hetagent.snapshots.sources import Source, SourceError, copy_part
 from hetagent.torch_compat.checkpoints import FsspecWriter, StorageInfo
@@ -62,8 +62,8 @@ def run(slot: Slot, into: Path, ranks: Sequence[int], jobs: Sequence[str] = ("",
     """
     into.mkdir(parents=True, exist_ok=True)
     for path in (into.parent, into):
-        require_own(path)
-    first = write(slot, into, ranks, replicated=0 in ranks)
+        require_private(path)
+    first = write_parts(slot, into, ranks, replicated=0 in ranks)
     mine = {*ranks}
     sizes, changed_at = dict[str, int](), time.monotonic()
     while not (into / MARK).exists():
@@ -72,7 +72,7 @@ def run(slot: Slot, into: Path, ranks: Sequence[int], jobs: Sequence[str] = ("",
         except FileNotFoundError:  # it is being written just now, or was given up
             if into.exists():
                 continue
-            raise Overtaken("another node has given it up") from None
+            raise SnapshotSuperseded("another node has given it up") from None
         if now != sizes:
             sizes, changed_at = now, time.monotonic()
         there = [rank for rank in range(first.world_size) if INDEX.format(rank) in now]
@@ -81,23 +81,23 @@ def run(slot: Slot, into: Path, ranks: Sequence[int], jobs: Sequence[str] = ("",
         wait_s = STALL_S if there and there[0] not in mine else 0.0
         if first.shared and SHARED not in now:
             if idle_s >= wait_s + SHARED_S:
-                write(slot, into, ranks, replicated=True)
-        elif first.sharded and idle_s >= VALUES_S and (held := missing & slot.read().keys()):
-            write(slot, into, sorted(held), replicated=False)
+                write_parts(slot, into, ranks, replicated=True)
+        elif first.sharded and idle_s >= VALUES_S and (held := missing & slot.read_indexes().keys()):
+            write_parts(slot, into, sorted(held), replicated=False)
             mine |= held
         elif missing and first.sharded:
             if idle_s >= wait_s + STALL_S:
                 raise SnapshotError(f"the part of rank {min(missing)} is not there after {idle_s:.0f} s")
         elif idle_s >= wait_s + (VALUES_S if missing else 0.0):
-            finish(into, jobs[:-1])
+            write_checkpoint(into, jobs[:-1])
         time.sleep(PAUSE_S)
 
 
-def write(slot: Slot, into: Path, ranks: Sequence[int], *, replicated: bool) -> Index:
+def write_parts(slot: Slot, into: Path, ranks: Sequence[int], *, replicated: bool) -> Index:
     """Write the parts of some ranks, and what all ranks have alike if that is wanted; returns an index."""
-    indexes = slot.read()
+    indexes = slot.read_indexes()
     if not indexes.keys() >= {*ranks}:
-        raise Overtaken("its memory was needed for another one")
+        raise SnapshotSuperseded("its memory was needed for another one")
     mine = [*ranks]
     if replicated and not any(indexes[rank].has_replicated for rank in ranks):
         mine += [rank for rank, index in indexes.items() if index.has_replicated][:1]
@@ -110,17 +110,17 @@ def write(slot: Slot, into: Path, ranks: Sequence[int], *, replicated: bool) -> 
         except (SourceError, FileNotFoundError) as error:
             if slot.path.exists():
                 raise SnapshotError(f"{error}") from None
-            raise Overtaken("its memory was needed for another one") from None
+            raise SnapshotSuperseded("its memory was needed for another one") from None
     return indexes[ranks[0]]
 
 
-def finish(into: Path, after: Sequence[str]) -> None:
+def write_checkpoint(into: Path, after: Sequence[str]) -> None:
     """Make a checkpoint of what is there: of the lowest rank also buffers and values, under the script's names."""
     indexes = [
-        Index.read(path.read_bytes()) for path in into.glob(INDEX.format("*")) if path.stem.isdecimal()
+        Index.from_json(path.read_bytes()) for path in into.glob(INDEX.format("*")) if path.stem.isdecimal()
     ]
     first = min(indexes, key=lambda index: index.rank)
-    small = BytesIO((into / first.small).read_bytes())
+    small = BytesIO((into / first.small_file).read_bytes())
     buffers, values = torch.load(small, map_location="cpu", weights_only=False)
     replicated, _ = OnDevice(values, torch.device("cpu")).load()
     writer = FsspecWriter(str(into)) if is_url(into) else dcp.FileSystemWriter(into)
@@ -133,8 +133,8 @@ def finish(into: Path, after: Sequence[str]) -> None:
     for place in places:
         info = StorageInfo(place.file, place.at - place.head, place.head + place.bytes)
         metadata.storage_data[MetadataIndex(place.name, torch.Size(place.offsets))] = info
-    put(into / ".metadata", pickle.dumps(metadata))
-    mark = Mark(
+    write_atomic(into / ".metadata", pickle.dumps(metadata))
+    mark = SnapshotMetadata(
         world_size=first.world_size,
         sharded=first.sharded,
         size=sum(path.stat().st_size for path in into.iterdir() if NEW not in path.name),
@@ -144,7 +144,7 @@ def finish(into: Path, after: Sequence[str]) -> None:
         written_at=int(time.time()),
     )
     _sync(*into.iterdir(), into)
-    put(into / MARK, mark.written())
+    write_atomic(into / MARK, mark.to_json())
     _sync(into / MARK, into, into.parent, into.parent.parent)  # which may have been made for it
 
 
@@ -164,7 +164,7 @@ def _sync(*paths: Path) -> None:
 
 def prune(path: Path, keep: int, jobs: Sequence[str]) -> None:
     """Remove what is older than those that are kept, complete or not; `jobs` as in `run`."""
-    there = {which: each for which, each in directories(path).items() if which.origin in jobs}
+    there = {which: each for which, each in list_directories(path).items() if which.origin in jobs}
     kept = 0
     for which in sorted(there, key=lambda which: (jobs.index(which.origin), *which), reverse=True):
         is_complete = (there[which] / MARK).exists()
@@ -177,7 +177,7 @@ def prune(path: Path, keep: int, jobs: Sequence[str]) -> None:
 def main() -> None:
     """Write; what goes wrong is said in the last line."""
     told = json.loads(sys.argv[1])
-    slot, into = Slot(Path(told["slot"]), Stamp(*told["stamp"])), path_of(told["into"])
+    slot, into = Slot(Path(told["slot"]), SnapshotId(*told["stamp"])), parse_path(told["into"])
     with contextlib.suppress(OSError):
         os.nice(10)
     torch.set_num_threads(1)
@@ -191,7 +191,7 @@ def main() -> None:
     except Exception as error:
         if leads and not (into / MARK).exists():
             remove(into)
-        if isinstance(error, Overtaken):
+        if isinstance(error, SnapshotSuperseded):
             sys.exit(OVERTAKEN)
         print(error, file=sys.stderr)
         sys.exit(1)

@@ -16,14 +16,14 @@ from tests.support.fuse import DeadFiles
 
 from hetagent.context import Identity
 from hetagent.errors import UsageError
-from hetagent.snapshots.folder import INDEX, Folder, Index, Stamp, put
+from hetagent.snapshots.folder import INDEX, Index, SnapshotFiles, SnapshotId, write_atomic
 from hetagent.snapshots.node import catalog as catalogs
-from hetagent.snapshots.node.catalog import Catalog
+from hetagent.snapshots.node.catalog import DiskCatalog
 from hetagent.snapshots.node.disk import DiskWriter
 from hetagent.snapshots.node.files import SnapshotDir
 from hetagent.snapshots.node.folder import UNSAVED
 from hetagent.snapshots.node.to_disk import prune
-from hetagent.snapshots.on_disk import MARK, Mark, name_of
+from hetagent.snapshots.on_disk import MARK, SnapshotMetadata, directory_name
 from hetrdzv.protocol.snapshots import DiskSnapshot, NotWritten, StartSnapshot
 from hetrdzv.protocol.snapshots import SnapshotId as Declared
 
@@ -35,19 +35,19 @@ class Node:
 
     def __init__(self, path: Path) -> None:
         self.said: list[str] = []
-        self.memory = Folder(path / "memory")
+        self.memory = SnapshotFiles(path / "memory")
         identity = Identity("g", "a", "1")
-        self.catalog = Catalog(path / "disk", self.said.append)
+        self.catalog = DiskCatalog(path / "disk", self.said.append)
         options: Any = Namespace(to_every_s=600, keep=2)
         self.disk = DiskWriter(self.catalog, options, self.memory, identity, self.said.append)
         self.catalog.begin(JOB)
 
-    def holds(self, step: int, *ranks: int) -> Stamp:
-        stamp = Stamp(1, step)
-        slot = self.memory.begin(stamp, sharded=True)
+    def holds(self, step: int, *ranks: int) -> SnapshotId:
+        stamp = SnapshotId(1, step)
+        slot = self.memory.claim_slot(stamp, sharded=True)
         for rank in ranks:
             index = Index(stamp=stamp, rank=rank, writer=rank, world_size=2, sharded=False, shared=True)
-            put(slot.path / INDEX.format(rank), index.written())
+            write_atomic(slot.path / INDEX.format(rank), index.to_json())
         return stamp
 
     def has(
@@ -60,10 +60,10 @@ class Node:
         at: int = 0,
         after: Sequence[str] = (),
     ) -> Path:
-        path = self.catalog.path / name_of(Stamp(number, step, job))
+        path = self.catalog.path / directory_name(SnapshotId(number, step, job))
         path.mkdir(parents=True)
         if complete:
-            mark = Mark(
+            mark = SnapshotMetadata(
                 world_size=2,
                 sharded=False,
                 size=7,
@@ -71,11 +71,11 @@ class Node:
                 after=after,
                 written_at=at,
             )
-            (path / MARK).write_bytes(mark.written())
+            (path / MARK).write_bytes(mark.to_json())
         return path
 
     def declares(self) -> list[tuple[str, int]]:
-        self.catalog.look(60.0)
+        self.catalog.refresh(60.0)
         return [(one.origin, one.step) for one in self.catalog.on_disk()]
 
     def writes_last(self, *ranks: int, within_s: float = 60.0, hurried: bool = False) -> str:
@@ -100,7 +100,7 @@ def test_the_newest_that_are_complete_are_told(node: Node) -> None:
     node.has(60, complete=False)
     (node.catalog.path / "notes.txt").write_text("mine")
     assert node.catalog.on_disk() == ()
-    node.catalog.look(60.0)
+    node.catalog.refresh(60.0)
     assert node.catalog.on_disk() == tuple(
         DiskSnapshot(round=1, step=step, origin=JOB, world_size=2, size=7) for step in (50, 40, 30, 20)
     )
@@ -158,10 +158,10 @@ def test_why_a_round_begins_anew_is_known(node: Node) -> None:
     path = node.catalog.path
     node.has(10, complete=False)
     node.declares()
-    assert node.catalog.why_none() == f"{path} has no complete snapshot"
+    assert node.catalog.describe_none() == f"{path} has no complete snapshot"
     node.has(20, job="aaaa", at=int(time.time()) - 200)
     node.declares()
-    assert node.catalog.why_none() == f"those in {path} are not used, such as step 20 of job aaaa"
+    assert node.catalog.describe_none() == f"those in {path} are not used, such as step 20 of job aaaa"
     described = node.catalog.describe(chosen(20, job="aaaa"))
     assert described == f"of job aaaa, written 3 min ago: {path / 'step-20-round-1-job-aaaa'}"
 
@@ -176,7 +176,7 @@ def test_nothing_is_read_where_others_can_write(node: Node, tmp_path: Path) -> N
         assert text.startswith(f"a snapshot is ignored: others can write to {path} (mode 777), ")
         assert text.endswith(f": chmod -R go-w {path}")
     for safe, found in ((False, {}), (True, {"0": "d"})):
-        (node.catalog.path / name_of(Stamp(1, 10, JOB))).chmod(0o755 if safe else 0o777)
+        (node.catalog.path / directory_name(SnapshotId(1, 10, JOB))).chmod(0o755 if safe else 0o777)
         assert node.catalog.source(chosen(10))["ranks"] == found, "as it is when it is used"
     node.catalog.path.chmod(0o775)
     assert node.catalog.source(chosen(10))["ranks"] == {}
@@ -187,16 +187,16 @@ def test_nothing_is_read_where_others_can_write(node: Node, tmp_path: Path) -> N
 def test_a_file_server_that_does_not_answer_keeps_nobody(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = threading.Event()
 
-    def hang(path: Path) -> dict[Stamp, Path]:
+    def hang(path: Path) -> dict[SnapshotId, Path]:
         answers.wait()
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(catalogs, "directories", hang)
-    node.disk.look(1, [0])
+    monkeypatch.setattr(catalogs, "list_directories", hang)
+    node.disk.write_due(1, [0])
     assert node.writes_last(within_s=0.1) == ""
     answers.set()
     for _ in range(2):
-        node.catalog.look(60.0)
+        node.catalog.refresh(60.0)
     assert node.said == [f"cannot see the snapshots in {node.catalog.path}: Permission denied"]
     with pytest.raises(UsageError, match="Permission denied"):  # a job must not begin anew for that
         Node(node.catalog.path.parent)
@@ -205,13 +205,13 @@ def test_a_file_server_that_does_not_answer_keeps_nobody(node: Node, monkeypatch
 def test_the_first_answer_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Node(tmp_path).has(10)
     monkeypatch.setattr(catalogs, "PATIENT_S", 0.05)
-    slow = catalogs.directories
+    slow = catalogs.list_directories
 
-    def answers_late(path: Path) -> dict[Stamp, Path]:
+    def answers_late(path: Path) -> dict[SnapshotId, Path]:
         time.sleep(0.3)
         return slow(path)
 
-    monkeypatch.setattr(catalogs, "directories", answers_late)
+    monkeypatch.setattr(catalogs, "list_directories", answers_late)
     node = Node(tmp_path)
     assert [one.step for one in node.catalog.on_disk()] == [10]
     assert node.said == [f"waiting until {node.catalog.path} answers, where snapshots may be"]
@@ -224,20 +224,20 @@ def test_what_workers_took_for_the_disk_is_written_once(node: Node, monkeypatch:
     begun: list[int] = []
     monkeypatch.setattr(node.disk, "_begin", lambda slot, *_: begun.append(slot.stamp.step))
     node.holds(10, 1)
-    node.disk.look(1, [1])
+    node.disk.write_due(1, [1])
     assert begun == [], "that is only for memory"
-    node.memory.begin(Stamp(1, 30), to_disk=True)
-    node.disk.look(1, [1])
+    node.memory.claim_slot(SnapshotId(1, 30), to_disk=True)
+    node.disk.write_due(1, [1])
     assert begun == [], "its workers are still copying"
     node.holds(30, 1)
-    node.disk.look(2, [1])
+    node.disk.write_due(2, [1])
     assert begun == [], "it is of a round that is over"
-    assert not node.disk.wants
+    assert not node.disk.wants_next_snapshot
     node.disk._due_at = 0.0
-    assert node.disk.wants
-    node.disk.look(1, [1])
+    assert node.disk.wants_next_snapshot
+    node.disk.write_due(1, [1])
     assert begun == [30]
-    assert not node.disk.wants
+    assert not node.disk.wants_next_snapshot
     assert node.disk._due_at > time.monotonic() + 590
 
 
@@ -252,7 +252,7 @@ def test_one_whose_memory_was_taken_is_no_news_and_a_later_one_is_written_at_onc
         node.disk._reap()
     assert node.said == []
     assert node.disk.not_written is None
-    assert node.disk.wants
+    assert node.disk.wants_next_snapshot
 
 
 # -- the last one ----------------------------------------------------------------------------------------------
@@ -261,7 +261,7 @@ def test_one_whose_memory_was_taken_is_no_news_and_a_later_one_is_written_at_onc
 def test_what_cannot_be_written_is_said_and_stays_in_memory(node: Node) -> None:
     stamp = node.holds(10, 0)
     node.has(9, job="aaaa")
-    node.memory.begin(Stamp(1, 20))  # a worker was taking it as it ended
+    node.memory.claim_slot(SnapshotId(1, 20))  # a worker was taking it as it ended
     why = "this node does not have all of step 10"
     assert node.writes_last(0) == (
         f"step 10 is not on disk: {why}; the newest there is step 9; it stays in this node's memory, "
@@ -269,7 +269,7 @@ def test_what_cannot_be_written_is_said_and_stays_in_memory(node: Node) -> None:
     )
     assert node.disk.is_unsaved
     assert node.disk.not_written == NotWritten(stamp=Declared(round=1, step=10), why=why)
-    assert not (node.catalog.path / name_of(stamp._replace(origin=JOB))).exists(), (
+    assert not (node.catalog.path / directory_name(stamp._replace(origin=JOB))).exists(), (
         "what is torn takes no space"
     )
     assert [text.partition(" to ")[0] for text in node.said] == [
@@ -281,17 +281,17 @@ def test_what_cannot_be_written_is_said_and_stays_in_memory(node: Node) -> None:
 
 def test_what_the_last_agent_could_not_write_is_tried_until_it_is_on_disk_or_gone(node: Node) -> None:
     stamp = node.holds(10, 0)
-    put(node.memory.path / UNSAVED, json.dumps([*stamp, 0]).encode())
+    write_atomic(node.memory.path / UNSAVED, json.dumps([*stamp, 0]).encode())
     for _ in range(2):
         node.said.clear()
-        node.disk.write_left()
+        node.disk.write_leftover()
         assert node.disk.is_unsaved
         assert node.said[-1].startswith("the snapshot of step 10 is not on disk: ")
     node.has(10)
-    node.disk.write_left()
+    node.disk.write_leftover()
     assert not node.disk.is_unsaved
-    put(node.memory.path / UNSAVED, json.dumps([1, 20, "", 0]).encode())
-    node.disk.write_left()
+    write_atomic(node.memory.path / UNSAVED, json.dumps([1, 20, "", 0]).encode())
+    node.disk.write_leftover()
     assert not node.disk.is_unsaved, "nothing can be done"
 
 
@@ -301,10 +301,10 @@ def test_a_signal_ends_the_attempt_to_write_what_was_left(
 ) -> None:
     raised: list[int] = []
     monkeypatch.setattr(signal, "raise_signal", raised.append)
-    put(node.memory.path / UNSAVED, json.dumps([*node.holds(10, 0), 0]).encode())
+    write_atomic(node.memory.path / UNSAVED, json.dumps([*node.holds(10, 0), 0]).encode())
     monkeypatch.setattr(node.disk, "_begin", lambda *_: os.kill(os.getpid(), signum) or begin(*_))
     begin = DiskWriter._begin.__get__(node.disk)
-    node.disk.write_left()
+    node.disk.write_leftover()
     assert node.said[-1] == "the snapshot of step 10 is not on disk: there was no time"
     assert node.disk.is_unsaved
     assert (node.disk.sessions, raised) == ([], [signum] if signum == signal.SIGTERM else [])
@@ -326,12 +326,12 @@ def test_what_the_last_agent_could_not_write_outlives_the_next_job(node: Node, t
     assert node.disk.is_unsaved
     following = Node(tmp_path)
     following.catalog.begin("2222")
-    following.disk.write_left()
+    following.disk.write_leftover()
     assert (
         following.said[-1] == "the snapshot of step 10 is not on disk: this node does not have all of step 10"
     )
     following.has(10)
-    following.disk.write_left()
+    following.disk.write_leftover()
     assert not following.disk.is_unsaved
     assert not (node.memory.path / "unsaved").exists()
     assert following.catalog.origin == "2222"
@@ -340,9 +340,9 @@ def test_what_the_last_agent_could_not_write_outlives_the_next_job(node: Node, t
 def test_the_last_step_of_one_that_lives_is_newer_than_one_of_all_of_this_node(node: Node) -> None:
     """What all ranks have alike is whole as soon as one of them has saved it."""
     node.holds(10, 0, 1)
-    slot = node.memory.begin(Stamp(1, 12))
-    index = Index(stamp=Stamp(1, 12), rank=0, writer=0, world_size=2, sharded=False, shared=False)
-    put(slot.path / INDEX.format(0), index.written())
+    slot = node.memory.claim_slot(SnapshotId(1, 12))
+    index = Index(stamp=SnapshotId(1, 12), rank=0, writer=0, world_size=2, sharded=False, shared=False)
+    write_atomic(slot.path / INDEX.format(0), index.to_json())
     node.has(12)
     assert node.writes_last(0, 1).startswith("step 12 is on disk: ")
 
@@ -359,11 +359,11 @@ def test_a_step_is_written_for_the_ranks_that_this_node_had_in_its_round(node: N
 
 def test_what_is_on_disk_is_said_at_the_end(node: Node) -> None:
     stamp = node.holds(10, 0)
-    put(node.memory.path / UNSAVED, json.dumps([1, 5, "", 0]).encode())  # of an agent before
+    write_atomic(node.memory.path / UNSAVED, json.dumps([1, 5, "", 0]).encode())  # of an agent before
     node.has(10)
     assert (
         node.writes_last(0)
-        == f"step 10 is on disk: {node.catalog.path / name_of(stamp._replace(origin=JOB))}"
+        == f"step 10 is on disk: {node.catalog.path / directory_name(stamp._replace(origin=JOB))}"
     )
     assert node.said == []
     assert not node.disk.is_unsaved
@@ -385,7 +385,7 @@ def test_a_disk_that_does_not_answer_keeps_nobody(
     node.holds(10, 0)
     with DeadFiles(tmp_path / "dead") as dead:
         node.catalog.path = dead.folder
-        monkeypatch.setattr(node.catalog, "look", lambda within_s, again: None)
+        monkeypatch.setattr(node.catalog, "refresh", lambda within_s, again: None)
         said = node.disk.write_last(lambda number: [0], math.inf, dead.asked.is_set)
         assert dead.asked.is_set()
     node.disk._stuck[0].wait()

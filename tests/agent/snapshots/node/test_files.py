@@ -9,11 +9,11 @@ import pytest
 from tests.agent.snapshots.node.standin import part, put
 from xxhash import xxh3_64_hexdigest
 
-from hetagent.snapshots.folder import Stamp
-from hetagent.snapshots.node.files import BadCopy, SnapshotDir, ask
+from hetagent.snapshots.folder import SnapshotId
+from hetagent.snapshots.node.files import BadCopy, SnapshotDir, request_save
 from hetrdzv.protocol.snapshots import RankPart, Source, StartSnapshot
 
-STAMP = Stamp(3, 120)
+STAMP = SnapshotId(3, 120)
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_workers_begin_from_their_own_node_then_from_others(files: SnapshotDir) 
     part(files.path, 1, (3, 120))
     ranks = (RankPart(rank=0, digest="d0"),)
     sources = [source("b", whole=True), source("a", ranks=ranks), source("c", address="fd00::1")]
-    files.tell_start(chosen(*sources), "a")
+    files.write_start(chosen(*sources), "a")
     start = content(files, "start.json")
     first, second, third = start.pop("sources")
     assert start == {"round": 3, "step": 120, "world_size": 2}
@@ -47,9 +47,9 @@ def test_workers_begin_from_their_own_node_then_from_others(files: SnapshotDir) 
 
 
 def test_who_cannot_be_asked_is_left_out(files: SnapshotDir) -> None:
-    files.tell_start(chosen(source("a", port=0), source("b", port=0), source("c")), "a")
+    files.write_start(chosen(source("a", port=0), source("b", port=0), source("c")), "a")
     assert [each["node"] for each in content(files, "start.json")["sources"]] == ["c"]
-    files.tell_start(None, "a")
+    files.write_start(None, "a")
     assert content(files, "start.json") == {}
 
 
@@ -70,15 +70,15 @@ def test_a_round_begins_without_the_answers_of_the_last_one_and_a_job_without_sn
 
 
 def test_answers_of_workers(files: SnapshotDir) -> None:
-    assert files.reached() == 0
+    assert files.last_step() == 0
     put(files.path / "ask" / "0.step", "7")
     put(files.path / "ask" / "1.step", "9")
     put(files.path / "ask" / "2.step", "nonsense")
     put(files.path / "ask" / "1.done", '{"step": 4, "why": ""}')
     put(files.path / "ask" / "2.done", '{"step": null, "why": ""}')
     put(files.path / "ask" / "3.done", "nonsense")
-    assert files.reached() == 9
-    assert [files.not_saved(rank) for rank in range(1, 5)] == ["", "it has no snapshot", None, None]
+    assert files.last_step() == 9
+    assert [files.save_error(rank) for rank in range(1, 5)] == ["", "it has no snapshot", None, None]
 
 
 def test_copies_that_cannot_be_loaded(files: SnapshotDir) -> None:
@@ -91,16 +91,16 @@ def test_only_who_listens_can_be_asked(files: SnapshotDir) -> None:
     pipe = files.path / "ask" / "4"
     os.mkfifo(pipe)
     (files.path / "ask" / "5").touch()
-    assert files.pipes() == {4: pipe}
-    assert not ask(pipe)
+    assert files.worker_pipes() == {4: pipe}
+    assert not request_save(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     try:
-        assert ask(pipe)
+        assert request_save(pipe)
         assert os.read(reader, 10) == b"!"
     finally:
         os.close(reader)
-    assert not ask(pipe)
-    assert not ask(files.path / "ask" / "6")
+    assert not request_save(pipe)
+    assert not request_save(files.path / "ask" / "6")
 
 
 # -- what this node holds --------------------------------------------------------------------------------------
@@ -116,30 +116,30 @@ def test_the_newest_come_first_without_those_that_were_dropped(files: SnapshotDi
     holds(files, rank=0)
     holds(files, rank=1, files={})
     holds(files, (3, 60), slot=2, rank=1, files={})
-    assert [(one.step, one.whole, len(one.ranks), one.size) for one in files.held()] == [
+    assert [(one.step, one.whole, len(one.ranks), one.size) for one in files.list_held()] == [
         (120, True, 2, 69),
         (60, False, 1, 0),
     ]
     digest = xxh3_64_hexdigest((files.path / "0" / "1.json").read_bytes())
-    assert files.held()[0].ranks[1] == RankPart(rank=1, digest=digest)
-    assert [one.step for one in files.held({STAMP})] == [60]
+    assert files.list_held()[0].ranks[1] == RankPart(rank=1, digest=digest)
+    assert [one.step for one in files.list_held({STAMP})] == [60]
 
 
 def test_ranks_own_parts_make_nothing_whole(files: SnapshotDir) -> None:
     holds(files, sharded=True, files={})
-    assert [(one.sharded, one.whole) for one in files.held()] == [(True, False)]
+    assert [(one.sharded, one.whole) for one in files.list_held()] == [(True, False)]
     holds(files, sharded=True, shared=False, files={})
-    assert files.held()[0].whole, "nothing is alike"
+    assert files.list_held()[0].whole, "nothing is alike"
 
 
 def test_a_slot_or_an_index_that_is_replaced_is_read_again(files: SnapshotDir) -> None:
     holds(files, (3, 60), rank=0)
     holds(files, (3, 60), rank=1)
-    assert len(files.held()[0].ranks) == 2
+    assert len(files.list_held()[0].ranks) == 2
     holds(files, rank=1)
-    assert [(one.step, [each.rank for each in one.ranks]) for one in files.held()] == [(120, [1])]
+    assert [(one.step, [each.rank for each in one.ranks]) for one in files.list_held()] == [(120, [1])]
     holds(files, rank=1, files={})
-    assert not files.held()[0].whole
+    assert not files.list_held()[0].whole
 
 
 @pytest.mark.parametrize("size", [0, 20, None])
@@ -147,4 +147,4 @@ def test_what_is_torn_does_not_count(files: SnapshotDir, size: int | None) -> No
     holds(files, **({"v": 2} if size is None else {}))
     if size is not None:
         os.truncate(files.path / "0" / "0.json", size)
-    assert files.held() == ()
+    assert files.list_held() == ()

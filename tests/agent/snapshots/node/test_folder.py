@@ -173,7 +173,7 @@ def placed(folder: Path, said: list[str], offered: list[Holdings] | None = None,
     offered = [] if offered is None else offered
     identity = Identity("g", "a", "1")
     options = Namespace(standalone=True, spec={})
-    line: Any = Namespace(offers=lambda **fields: offered.append(fields["snapshots"]))
+    line: Any = Namespace(update_offer=lambda **fields: offered.append(fields["snapshots"]))
     node: Any = Namespace(
         identity=identity,
         options=options,

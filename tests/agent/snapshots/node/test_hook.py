@@ -51,7 +51,7 @@ class Told:
         self.offered: list[Holdings] = []
         self.asked: list[tuple[SnapshotsRequest, Future[SnapshotsReply]]] = []
 
-    def offers(self, *, snapshots: Holdings) -> None:
+    def update_offer(self, *, snapshots: Holdings) -> None:
         self.offered.append(snapshots)
 
     def ask(self, message: Report[SnapshotsReply]) -> "Future[SnapshotsReply]":
@@ -86,7 +86,7 @@ def hook(
         tell=log,
         launch=Namespace(one_per_node=False),
         options=Namespace(standalone=not serves, spec={}),
-        place=Namespace(address="127.0.0.1"),
+        address=Namespace(address="127.0.0.1"),
         access=Namespace(client=None),
         hold_port=lambda: hold_port("127.0.0.1", None),
     )
@@ -125,7 +125,7 @@ class Node:
 
     def leaves(self, until: float | None = None) -> str:
         """Its agent ends."""
-        self.hook.say_goodbye("SIGTERM", until)
+        self.hook.announce_leave("SIGTERM", until)
         self.hook.close()
         return self.hook.leave(until, lambda: False)
 
@@ -176,7 +176,7 @@ def node(nodes: Callable[..., Node]) -> Node:
 
 def test_without_snapshots_the_server_is_told_nothing_more(node: Node) -> None:
     node.enters()
-    node.hook.look()
+    node.hook.on_wakeup()
     node.hears(DirectiveKind.STOP)
     node.hook.end()
     assert node.line.asked == []
@@ -191,18 +191,18 @@ def test_the_server_is_told_what_workers_write(node: Node) -> None:
     os.close(node.opens())
     node.part((4, 120))
     soon(lambda: poll(node), "news")
-    node.hook.look()
+    node.hook.on_wakeup()
     [(request, answer)] = node.line.asked
     assert (request.round, request.holdings.origin) == (4, "job1")
     assert [(held.step, held.whole) for held in request.holdings.held] == [(120, True)]
     assert node.offer == request.holdings, "whatever has this node join again"
     node.part((4, 130), slot=1)
     node.part((4, 140), slot=2)
-    node.hook.look()
+    node.hook.on_wakeup()
     assert len(node.line.asked) == 1, "one at a time"
     answer.set_result(SnapshotsReply(complete=SnapshotId(round=4, step=120)))
     assert node.hook.due_at() == 0.0
-    node.hook.look()
+    node.hook.on_wakeup()
     assert node.control()["retained"] == [[4, 140, ""]]
     assert [held.step for held in node.line.asked[1][0].holdings.held] == [140, 130, 120]
 
@@ -210,15 +210,15 @@ def test_the_server_is_told_what_workers_write(node: Node) -> None:
 def test_the_server_hears_of_a_worker_that_takes_none_while_its_round_runs(node: Node) -> None:
     node.enters()
     os.close(node.opens())
-    save_request.tell(node.path, 2, "off", why="they need 5 MB")
+    save_request.write_answer(node.path, 2, "off", why="they need 5 MB")
     soon(lambda: poll(node), "news")
-    node.hook.look()
+    node.hook.on_wakeup()
     [(request, _)] = node.line.asked
     assert request.holdings.not_taken == "they need 5 MB"
     node.hook.end()
     assert node.offer.not_taken == ""
     node.enters(5)
-    node.hook.look()
+    node.hook.on_wakeup()
     assert node.offer.not_taken == ""
 
 
@@ -229,10 +229,10 @@ def poll(node: Node) -> bool:
 def test_an_answer_after_the_end_of_the_round_changes_nothing(node: Node) -> None:
     node.enters()
     node.part((4, 120), sharded=True)
-    node.hook.look()
+    node.hook.on_wakeup()
     node.line.asked[0][1].cancel()
     node.hook.end()
-    node.hook.look()
+    node.hook.on_wakeup()
     assert node.hook.due_at() is None
 
 
@@ -259,7 +259,7 @@ def test_a_round_does_not_go_on_where_workers_cannot_be_told_where_to_begin(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(files, "put", full)
+    monkeypatch.setattr(files, "write_atomic", full)
     with pytest.raises(OSError, match="No space left"):
         node.enters(5, chosen=chosen(node_id="b"), nnodes=2)
     assert not (node.path / "start.json").exists(), "of an earlier round"
@@ -273,7 +273,7 @@ def test_a_node_that_has_nothing_asks_for_what_to_copy_of_shards_before_its_work
 ) -> None:
     node.enters(chosen=replace(chosen(node_id="b"), sharded=True), nnodes=2)
     assert node.hook.due_at() is not None
-    node.hook.look()
+    node.hook.on_wakeup()
     assert [request.round for request, _ in node.line.asked] == [4]
 
 
@@ -354,10 +354,10 @@ def test_a_node_serves_what_it_has_also_to_those_that_may_come(nodes: Callable[.
     node = nodes(serves=True)
     node.enters()
     os.close(node.opens())
-    node.hook.look()
+    node.hook.on_wakeup()
     assert node.server.port == 0
     node.part((4, 120))
-    node.hook.look()
+    node.hook.on_wakeup()
     [(request, _)] = node.line.asked
     assert (request.holdings.port, request.holdings.key) == (node.server.port, node.server.key)
     assert node.offer.port == node.server.port > 0
@@ -369,24 +369,24 @@ def test_a_node_serves_what_it_has_also_to_those_that_may_come(nodes: Callable[.
 def test_those_who_listen_and_run_are_asked_and_waited_for_until_they_answer_or_die(node: Node) -> None:
     node.enters()
     assert not node.hook.supports_graceful_stop()
-    node.hook.save(60.0)
-    assert node.hook.saves_until() is None, "nobody has opened snapshots"
+    node.hook.have_workers_save(60.0)
+    assert node.hook.saving_until() is None, "nobody has opened snapshots"
     pipes = [node.opens(2), node.opens(3)]
     os.close(node.opens(7))
     assert node.hook.supports_graceful_stop()
     node.works(Ran(0))
-    node.hook.save(60.0)
-    until = node.hook.saves_until()
+    node.hook.have_workers_save(60.0)
+    until = node.hook.saving_until()
     assert until is not None
     assert [os.read(pipe, 9) for pipe in pipes] == [b"!", b""], "rank 3 has ended"
     node.answers()
-    assert node.hook.saves_until() is None
+    assert node.hook.saving_until() is None
     node.works(Ran(0, 1))
-    node.hook.save(60.0)
+    node.hook.have_workers_save(60.0)
     node.answers(2, step=None, why="no snapshot was ever taken")
-    assert node.hook.saves_until() is not None
+    assert node.hook.saving_until() is not None
     node.works(Ran(0))
-    assert node.hook.saves_until() is None
+    assert node.hook.saving_until() is None
     assert node.said == ["rank 2 has not saved: no snapshot was ever taken"]
     for pipe in pipes:
         os.close(pipe)
@@ -397,8 +397,8 @@ def test_a_job_that_is_over_saves_nothing_and_leaves_nothing(node: Node) -> None
     pipe = node.opens()
     node.part((4, 120))
     node.hears(DirectiveKind.EXIT, outcome="succeeded")
-    node.hook.save(60.0)
-    assert node.hook.saves_until() is None
+    node.hook.have_workers_save(60.0)
+    assert node.hook.saving_until() is None
     os.close(pipe)
     node.hook.end()
     node.leaves()
@@ -470,13 +470,13 @@ def parent(tmp_path: Path) -> Path:
 def joins(made: Rig) -> list[Holdings]:
     """What the agent declares with each join from now on."""
     told: list[Holdings] = []
-    join = made.line.ready
+    join = made.line.set_ready
 
     def ready(*args: Any) -> None:
         made.line._do(lambda now: told.append(offered(made)))
         join(*args)
 
-    made.line.ready = ready  # type: ignore[method-assign]
+    made.line.set_ready = ready  # type: ignore[method-assign]
     return told
 
 

@@ -13,9 +13,9 @@ from xxhash import xxh3_64_hexdigest
 
 from hetagent.node.network import hold_port
 from hetagent.snapshots import sources
-from hetagent.snapshots.folder import Folder
-from hetagent.snapshots.folder import Stamp as Taken
-from hetagent.snapshots.memory import Mapped
+from hetagent.snapshots.folder import SnapshotFiles
+from hetagent.snapshots.folder import SnapshotId as Taken
+from hetagent.snapshots.memory import MappedFile
 from hetagent.snapshots.node.files import SnapshotDir
 from hetagent.snapshots.node.prefetch import fetch
 from hetagent.snapshots.node.server import SnapshotServer
@@ -92,7 +92,7 @@ def alike(nodes: Nodes, content: bytes) -> None:
 
 def declared(node: Path) -> HeldSnapshot:
     """What a node declares of its only snapshot."""
-    (held,) = SnapshotDir(node).held()
+    (held,) = SnapshotDir(node).list_held()
     return held
 
 
@@ -105,7 +105,7 @@ def test_a_node_that_had_nothing_has_all_that_ranks_have_alike_with_the_parts_of
     shutil.rmtree(nodes.here / "0")
     (nodes.here / "3-120").unlink()
     fetch(nodes.here, nodes.copy, 1 << 20)
-    slot = Folder(nodes.here).slots()[Taken(3, 120)]
+    slot = SnapshotFiles(nodes.here).slots()[Taken(3, 120)]
     assert (slot.path / "shared.bin").read_bytes() == content
     assert declared(nodes.here).whole
     assert not list(slot.path.glob("*.new*"))
@@ -127,12 +127,12 @@ def test_what_ranks_have_alike_is_not_fetched_twice(nodes: Nodes, monkeypatch: p
 
 def test_a_copy_of_an_earlier_round_leaves_alone_what_a_worker_has_mapped(nodes: Nodes) -> None:
     """A worker of this round may have the file of that rank, larger, for its own snapshots."""
-    mapped = Mapped(nodes.here / "0" / "1.bin", 5 * SIZE)
+    mapped = MappedFile(nodes.here / "0" / "1.bin", 5 * SIZE)
     mapped.memory.fill_(ord("x"))
     fetch(nodes.here, nodes.copy, 1 << 20)
     assert (nodes.here / "0" / "1.bin").read_bytes() == nodes.content
     assert mapped.memory[-1] == ord("x"), "a file that was cut would end the process here"
-    assert not mapped.is_there(), "it has to be mapped again"
+    assert not mapped.is_intact(), "it has to be mapped again"
     assert not list((nodes.here / "0").glob("*.new*"))
 
 
@@ -146,14 +146,14 @@ def test_a_slot_that_is_given_away_in_the_middle_of_a_copy_is_left_alone(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker may have mapped that file for a snapshot of its own."""
-    whose, fill = nodes.here / "0" / "1.bin", sources.fill
+    whose, fill = nodes.here / "0" / "1.bin", sources.read_into
 
     def given_away(*args: Any) -> None:
         fill(*args)
         named(nodes.here, 0, (4, 160))
         whose.write_bytes(b"x" * 5 * SIZE)
 
-    monkeypatch.setattr(sources, "fill", given_away)
+    monkeypatch.setattr(sources, "read_into", given_away)
     with pytest.raises(FileNotFoundError):
         fetch(nodes.here, nodes.copy)
     assert whose.read_bytes() == b"x" * 5 * SIZE

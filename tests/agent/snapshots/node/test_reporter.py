@@ -2,14 +2,14 @@
 
 import pytest
 
-from hetagent.snapshots.folder import Stamp
+from hetagent.snapshots.folder import SnapshotId
 from hetagent.snapshots.node.reporter import PAUSE_S, SnapshotReporter
 from hetrdzv.protocol.snapshots import HeldSnapshot, Holdings, RankPart, SnapshotsReply, StartSnapshot
 from hetrdzv.protocol.snapshots import SnapshotId as ServerStamp
 
 
-def stamp(step: int, number: int = 3) -> Stamp:
-    return Stamp(number, step)
+def stamp(step: int, number: int = 3) -> SnapshotId:
+    return SnapshotId(number, step)
 
 
 def reply(step: int) -> SnapshotsReply:
@@ -31,7 +31,7 @@ def chosen(step: int, *, on_disk: bool = False, sharded: bool = True) -> StartSn
 
 def report(reporter: SnapshotReporter, held: Holdings, now: float = 100.0) -> None:
     reporter.retain(held)
-    reporter.reported(now, held)
+    reporter.on_report(now, held)
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_news_is_reported_at_once_and_then_after_a_pause(reporter: SnapshotRepor
     assert reporter.due_at(holdings(10, 20)) == 100.0 + PAUSE_S
     reporter.postpone(200.0)
     assert reporter.due_at(holdings(10, 20)) == 200.0 + PAUSE_S
-    reporter.joined(holdings(10, 20))
+    reporter.on_join(holdings(10, 20))
     assert reporter.due_at(holdings(10, 20)) is None
 
 

@@ -23,20 +23,28 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from hetagent import snapshots
-from hetagent.snapshots.copying import Who
-from hetagent.snapshots.errors import Overtaken, SnapshotError
-from hetagent.snapshots.folder import Folder, Index, Slot, Stamp
+from hetagent.snapshots.copying import WorkerRank
+from hetagent.snapshots.errors import SnapshotError, SnapshotSuperseded
+from hetagent.snapshots.folder import Index, Slot, SnapshotFiles, SnapshotId
 from hetagent.snapshots.loading import Loader
 from hetagent.snapshots.node import to_disk
 from hetagent.snapshots.node.to_disk import prune, run
-from hetagent.snapshots.on_disk import MARK, Mark, directories, name_of, path_of, remove, require_own
+from hetagent.snapshots.on_disk import (
+    MARK,
+    SnapshotMetadata,
+    directory_name,
+    list_directories,
+    parse_path,
+    remove,
+    require_private,
+)
 from hetagent.snapshots.script import Snapshots
 from hetagent.snapshots.state import State
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is ")
 
 STEP = 3
-OLDER, OWN = (Stamp(0, step, "j") for step in (1, STEP))
+OLDER, OWN = (SnapshotId(0, step, "j") for step in (1, STEP))
 
 
 class Script:
@@ -75,7 +83,9 @@ class Script:
 
 
 def opened(script: Script, folder: Path) -> Snapshots:
-    return Snapshots(Folder(folder), State(script.state(), {"own": [7]}), Who(0, 1, 1), has_agent=False)
+    return Snapshots(
+        SnapshotFiles(folder), State(script.state(), {"own": [7]}), WorkerRank(0, 1, 1), has_agent=False
+    )
 
 
 @pytest.fixture
@@ -86,7 +96,7 @@ def trained() -> Script:
 @pytest.fixture
 def slot(trained: Script, tmp_path: Path) -> Slot:
     trained.train(opened(trained, tmp_path / "memory"))
-    return Folder(tmp_path / "memory").slots()[Stamp(0, STEP)]
+    return SnapshotFiles(tmp_path / "memory").slots()[SnapshotId(0, STEP)]
 
 
 def written(slot: Slot, into: Path) -> Path:
@@ -108,7 +118,7 @@ def command(slot: Slot, path: Path) -> list[str]:
 
 
 def test_plain_dcp_reads_it(trained: Script, slot: Slot, tmp_path: Path) -> None:
-    path = tmp_path / name_of(OWN)
+    path = tmp_path / directory_name(OWN)
     done = subprocess.run(command(slot, path), capture_output=True, text=True, check=False, timeout=100)
     assert done.returncode == 0, done.stderr
     other = Script(1)
@@ -131,19 +141,19 @@ def test_plain_dcp_reads_it(trained: Script, slot: Slot, tmp_path: Path) -> None
     nested: Mapping[str, Any] = torch.load(tmp_path / "all.pt", weights_only=False)
     assert nested.keys() == {"model", "optimizer", "sampler", "tensor"}
     assert nested["optimizer"]["param_groups"][0]["lr"] == 1.0
-    assert directories(tmp_path) == {OWN: path}
-    mark = Mark.read(path)
+    assert list_directories(tmp_path) == {OWN: path}
+    mark = SnapshotMetadata.read_metadata(path)
     assert mark is not None
     assert (mark.world_size, mark.sharded) == (1, False)
 
 
 def load(folder: Path, path: Path, script: Script) -> int:
     """As a worker whose agent has found it on disk."""
-    mark = Mark.read(path)
+    mark = SnapshotMetadata.read_metadata(path)
     assert mark is not None
     told = {"node": "", "path": str(path), "ranks": mark.ranks}
     start = {"round": 0, "step": STEP, "world_size": mark.world_size, "sources": [told]}
-    loader = Loader(Folder(folder), 0, start, has_agent=True)
+    loader = Loader(SnapshotFiles(folder), 0, start, has_agent=True)
     loader.load(State(script.state(), {"own": []}))
     return loader.stamp.step
 
@@ -152,7 +162,7 @@ def load(folder: Path, path: Path, script: Script) -> int:
 def test_a_worker_reads_it_with_all_its_digests(
     trained: Script, slot: Slot, tmp_path: Path, scheme: str
 ) -> None:
-    path = written(slot, path_of(f"{scheme}{tmp_path}/disk"))
+    path = written(slot, parse_path(f"{scheme}{tmp_path}/disk"))
     assert (tmp_path / "disk" / MARK).exists()
     other = Script(1)
     assert load(tmp_path / "other", path, other) == STEP
@@ -178,19 +188,19 @@ def test_below_a_url_it_is_found_read_by_plain_dcp_and_removed(
     trained: Script, slot: Slot, tmp_path: Path
 ) -> None:
     """`file://` goes the way of object stores: UPath, fsspec, torch's FsspecWriter; a real S3: tests/ecosystem."""
-    top = path_of(f"file://{tmp_path}/disk")
-    assert directories(top) == {}
-    (tmp_path / "disk" / name_of(OLDER)).mkdir(parents=True)
-    path = written(slot, top / name_of(OWN))
-    assert directories(top) == {OWN: path, OLDER: top / name_of(OLDER)}
-    assert Mark.read(path) is not None
+    top = parse_path(f"file://{tmp_path}/disk")
+    assert list_directories(top) == {}
+    (tmp_path / "disk" / directory_name(OLDER)).mkdir(parents=True)
+    path = written(slot, top / directory_name(OWN))
+    assert list_directories(top) == {OWN: path, OLDER: top / directory_name(OLDER)}
+    assert SnapshotMetadata.read_metadata(path) is not None
     state: dict[str, Any] = {"tensor": torch.ones(2)}
     dcp.load(state, storage_reader=FsspecReader(str(path)))
     assert torch.equal(state["tensor"], trained.tensor)
     prune(top, 1, ["j"])
-    assert directories(top) == {OWN: path}
+    assert list_directories(top) == {OWN: path}
     remove(path)
-    assert directories(top) == {}
+    assert list_directories(top) == {}
 
 
 def test_it_is_on_disk_before_its_mark_is(
@@ -223,7 +233,7 @@ def test_a_slot_that_is_given_away_while_it_is_copied_leaves_nothing_torn(
     copy_part = to_disk.copy_part
     monkeypatch.setattr(to_disk, "copy_part", copy_and_lose)
     for _ in range(2):
-        with pytest.raises(Overtaken, match="its memory was needed"):
+        with pytest.raises(SnapshotSuperseded, match="its memory was needed"):
             run(slot, tmp_path / "disk", [0])
     assert not [*(tmp_path / "disk").iterdir()]
 
@@ -236,21 +246,21 @@ class World:
         for rank in (0, 1):
             path = tmp_path / f"node{rank}" / slot.stamp.name
             shutil.copytree(slot.path, path)
-            index = Index.read((path / "0.json").read_bytes())
+            index = Index.from_json((path / "0.json").read_bytes())
             (path / "0.json").unlink()
             small = path / f"{rank}.small"
             (path / "0.small").rename(small)
             files = {"shared.bin": index.files["shared.bin"], small.name: index.files["0.small"]}
             index = replace(index, rank=rank, writer=rank, world_size=2, sharded=sharded, files=files)
-            (path / f"{rank}.json").write_bytes(index.written())
+            (path / f"{rank}.json").write_bytes(index.to_json())
             self.slots.append(Slot(path, slot.stamp))
         self.into = tmp_path / "disk"
 
     def stand_in(self) -> None:
         """The node of rank 1 has the shards of rank 0, too (HSDP)."""
         path = self.slots[1].path
-        index = replace(Index.read((path / "1.json").read_bytes()), rank=0)
-        (path / "0.json").write_bytes(index.written())
+        index = replace(Index.from_json((path / "1.json").read_bytes()), rank=0)
+        (path / "0.json").write_bytes(index.to_json())
 
     def write(self, *ranks: int) -> None:
         """Nodes write at the same time."""
@@ -262,7 +272,7 @@ class World:
 def test_nodes_write_their_parts_and_one_makes_the_checkpoint(slot: Slot, tmp_path: Path) -> None:
     world = World(slot, tmp_path, sharded=True)
     world.write(1, 0)
-    mark = Mark.read(world.into)
+    mark = SnapshotMetadata.read_metadata(world.into)
     assert mark is not None
     assert (mark.world_size, sorted(mark.ranks)) == (2, [0, 1])
     assert (world.into / "shared.bin").read_bytes() == (slot.path / "shared.bin").read_bytes()
@@ -275,7 +285,7 @@ def test_without_the_parts_of_all_ranks_a_sharded_one_is_not_complete(
     world = World(slot, tmp_path, sharded=True)
     with pytest.raises(SnapshotError, match="the part of rank 1 is not there after 0 s"):
         world.write(0)
-    assert Mark.read(world.into) is None
+    assert SnapshotMetadata.read_metadata(world.into) is None
 
 
 def test_whoever_has_the_same_shards_stands_in_for_a_rank_that_is_gone(
@@ -325,37 +335,37 @@ def test_a_mark_of_another_version_or_without_sense_is_none(
     path = written(slot, tmp_path / "disk")
     mark = path / "snapshot.json"
     mark.write_text(json.dumps(json.loads(mark.read_text()) | odd))
-    assert Mark.read(path) is None
+    assert SnapshotMetadata.read_metadata(path) is None
     shutil.rmtree(path)
-    assert Mark.read(path) is None
-    assert Index.read((slot.path / "0.json").read_bytes()).stamp == slot.stamp
+    assert SnapshotMetadata.read_metadata(path) is None
+    assert Index.from_json((slot.path / "0.json").read_bytes()).stamp == slot.stamp
 
 
 def test_nothing_is_written_where_others_may_write(slot: Slot, tmp_path: Path) -> None:
-    for open_to_others in (tmp_path / "disk", tmp_path / "disk" / name_of(OWN)):
+    for open_to_others in (tmp_path / "disk", tmp_path / "disk" / directory_name(OWN)):
         open_to_others.mkdir()
         open_to_others.chmod(0o777)
         with pytest.raises(SnapshotError, match=rf"others can write to {open_to_others} "):
-            run(slot, tmp_path / "disk" / name_of(OWN), [0])
+            run(slot, tmp_path / "disk" / directory_name(OWN), [0])
         open_to_others.chmod(0o755)
         assert not [*tmp_path.glob("disk/*/*")]
-        shutil.rmtree(tmp_path / "disk" / name_of(OWN))
+        shutil.rmtree(tmp_path / "disk" / directory_name(OWN))
 
 
 def test_what_others_may_change_is_refused_before_it_is_read(tmp_path: Path) -> None:
     path = tmp_path / "shared"
     path.mkdir()
-    require_own(path)
-    require_own(tmp_path / "nowhere")
+    require_private(path)
+    require_private(tmp_path / "nowhere")
     path.chmod(0o775)
     with pytest.raises(
         SnapshotError, match=rf"others can write to {path} \(mode 775\).*: chmod -R go-w {path}"
     ):
-        require_own(path)
+        require_private(path)
     path.chmod(0o755)
     link = tmp_path / "link"
     link.symlink_to(path)
-    require_own(link)
+    require_private(link)
     for mode, is_safe in ((0o777, False), (0o1777, True), (0o2775, True), (0o755, True)):  # of what is above
         tmp_path.chmod(mode)
         with (
@@ -363,14 +373,14 @@ def test_what_others_may_change_is_refused_before_it_is_read(tmp_path: Path) -> 
             if is_safe
             else pytest.raises(SnapshotError, match=rf"others .*chmod o-w {tmp_path}")
         ):
-            require_own(path)
+            require_private(path)
     if os.geteuid() == 0:
         os.chown(link, 12345, -1, follow_symlinks=False)
         with pytest.raises(SnapshotError, match=rf"{link} belongs to user 12345, not to 0"):
-            require_own(link)
+            require_private(link)
         os.chown(path, 12345, -1)
         with pytest.raises(SnapshotError, match="belongs to user 12345, not to 0"):
-            require_own(path)
+            require_private(path)
 
 
 def test_without_an_agent_snapshots_are_not_read_where_others_may_write(tmp_path: Path) -> None:
@@ -382,7 +392,7 @@ def test_without_an_agent_snapshots_are_not_read_where_others_may_write(tmp_path
 
 
 def test_what_is_written_nobody_else_may_change(slot: Slot, tmp_path: Path) -> None:
-    path = tmp_path / "disk" / name_of(OWN)
+    path = tmp_path / "disk" / directory_name(OWN)
     subprocess.run(command(slot, path), check=True, timeout=100, umask=0o002)
     modes = {each.name: each.stat().st_mode & 0o022 for each in (path.parent, path, *path.iterdir())}
     assert MARK in modes

@@ -61,7 +61,7 @@ LISTEN_TURNS = 12
 connection, read it, run what handles the request, with some to spare."""
 
 TICK_MARGIN_S = 0.002
-"""A timer goes off this long after its deadline, since the deadline itself still belongs to the old state (seconds)."""
+"""A timer goes off this long after its deadline, so that no clock says that it has not come (seconds)."""
 
 SWEEP_EVERY_S = 5.0
 """How often groups to forget are looked for (seconds)."""

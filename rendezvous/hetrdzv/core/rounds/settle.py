@@ -87,7 +87,7 @@ def settle(context: StepContext) -> None:
 def deadline(group: Group, now: float) -> float | None:
     """When the next `Tick` is due though no lease ends, or None (seconds on the server's clock).
 
-    A `Tick` up to this moment changes nothing; any later one changes the group.
+    A `Tick` before this moment changes nothing; one at it, or later, changes the group.
     """
     context = StepContext(group, now, nobody_lapsed)
     settle(context)

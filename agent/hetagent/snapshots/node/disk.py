@@ -1,15 +1,12 @@
 """Writes snapshots to the directory that all nodes share, one at a time, each by a child process.
 
 Rank 0 of the workers names a step when one is due, and all nodes write their parts of it. When the agent ends and no
-others go on, the last step is written; what cannot be stays in memory for the next agent.
+others go on, the last step is written.
 """
 
 import contextlib
 import json
-import math
 import os
-import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -17,12 +14,10 @@ from collections.abc import Callable, Sequence
 
 from hetagent.context import Identity
 from hetagent.node.processes import proctree as processes
-from hetagent.node.processes.signals import capture_signals
 from hetagent.options.model import SnapshotOptions
-from hetagent.snapshots.folder import TO_DISK, Slot, SnapshotFiles, SnapshotId, write_atomic
+from hetagent.snapshots.folder import TO_DISK, Slot, SnapshotFiles, SnapshotId
 from hetagent.snapshots.node.catalog import PATIENT_S, DiskCatalog
 from hetagent.snapshots.node.files import MOST_WHY
-from hetagent.snapshots.node.folder import TO_DISK_STDERR, UNSAVED
 from hetagent.snapshots.on_disk import OVERTAKEN
 from hetrdzv.protocol.snapshots import NotWritten
 from hetrdzv.protocol.snapshots import SnapshotId as ServerStamp
@@ -56,10 +51,7 @@ class DiskWriter:
         self._folder = folder
         self._log = log
         self._marks = identity.process_env
-        self._stderr = folder.path / TO_DISK_STDERR
-        self._stderr.touch()
-        self._unsaved = folder.path / UNSAVED
-        self._aside = folder.path / "unsaved"  # that snapshot, if the slots are those of another job
+        self._stderr = folder.path / "to_disk.stderr"
         self._process: subprocess.Popen[bytes] | None = None
         self._stuck: list[subprocess.Popen[bytes]] = []  # they wait for a disk, which nothing ends
         self._begun: set[SnapshotId] = set()
@@ -74,11 +66,6 @@ class DiskWriter:
     def wants_next_snapshot(self) -> bool:
         """Whether the next snapshot is to be written, too; rank 0 has all ranks know."""
         return self._process is None and time.monotonic() >= self._due_at
-
-    @property
-    def is_unsaved(self) -> bool:
-        """Whether what should be on disk is in memory alone."""
-        return self._unsaved.exists()
 
     def write_due(self, number: int, ranks: Sequence[int]) -> None:
         """Write what is due of a round, of this node's ranks."""
@@ -101,7 +88,7 @@ class DiskWriter:
     ) -> str:
         """Write the newest snapshot, unless that was done; returns whether it is on disk, in a sentence.
 
-        Gives up at `until` (monotonic seconds), or once `hurried`; then it stays in memory (`is_unsaved`).
+        Gives up at `until` (monotonic seconds), or once `hurried`.
         """
         slots = self._folder.slots()
         ranks_by = {stamp: ranks_of(stamp.round) for stamp in slots}
@@ -115,54 +102,12 @@ class DiskWriter:
         _, newest = max(held)
         ranks = ranks_by[newest]
         if self._write(slots[newest], ranks, until, hurried):
-            if not self._aside.exists():
-                self._unsaved.unlink(missing_ok=True)
             return f"step {newest.step} is on disk: {self.catalog.path_of(self._id(newest))}"
-        with contextlib.suppress(OSError):
-            write_atomic(self._unsaved, json.dumps([*self._id(newest), *ranks]).encode())
-            shutil.rmtree(self._aside, ignore_errors=True)
         lack = self.not_written
         why = lack.why if lack is not None else "another node has given up"
         last = next(iter(self.catalog.marks), None)
         instead = f"the newest there is step {last.step}" if last is not None else "none is there"
-        stays = f"it stays in this node's memory, {self._folder.path}, and the next agent writes it"
-        return f"step {newest.step} is not on disk: {why}; {instead}; {stays}"
-
-    def write_leftover(self) -> None:
-        """Write what the last agent of this node could not; if it fails again, it is left to the next one."""
-        slot, origin, ranks = self._left()
-        is_left = slot is not None and _is_whole(slot, ranks)
-        current, got = self.catalog.origin, list[int]()
-        if slot is not None and is_left:
-            self._log("the last agent of this node has left a snapshot in memory that is not on disk")
-            self.catalog.begin(origin or current)
-            with capture_signals((signal.SIGINT, signal.SIGTERM), got):
-                is_left = not self._write(slot, ranks, math.inf, lambda: bool(got))
-            self.catalog.begin(current)
-        if not is_left:
-            self._unsaved.unlink(missing_ok=True)
-            shutil.rmtree(self._aside, ignore_errors=True)
-        self.not_written = None
-        if signal.SIGTERM in got:
-            signal.raise_signal(signal.SIGTERM)
-
-    def set_aside(self, origin: str) -> None:
-        """The slots are about to be those of another job, perhaps: keep what is not on disk of the last one."""
-        slot, _, _ = self._left()
-        if slot is not None and slot.path != self._aside and origin not in ("", self.catalog.origin):
-            self._aside.mkdir(mode=0o700)
-            for path in slot.path.iterdir():
-                path.rename(self._aside / path.name)
-
-    def _left(self) -> tuple[Slot | None, str, Sequence[int]]:
-        """What is to be written by the next agent, of which job and ranks."""
-        try:
-            number, step, origin, *ranks = json.loads(self._unsaved.read_bytes())
-        except (OSError, ValueError):
-            return None, "", ()
-        stamp = SnapshotId(number, step)
-        slot = Slot(self._aside, stamp) if self._aside.exists() else self._folder.slots().get(stamp)
-        return slot, origin, ranks
+        return f"step {newest.step} is not on disk: {why}; {instead}"
 
     def _write(self, slot: Slot, ranks: Sequence[int], until: float, hurried: Callable[[], bool]) -> bool:
         """Write this node's part of a snapshot, unless that was done; returns whether it is on disk."""

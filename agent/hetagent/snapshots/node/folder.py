@@ -12,14 +12,8 @@ from pathlib import Path
 
 PREFIX = "hets_"
 
-OLD_S, UNSAVED_S = 3600.0, 86_400.0
-"""Age at which an abandoned folder is swept, and one of a job whose snapshots should be on disk (seconds)."""
-
-UNSAVED = "unsaved.json"
-"""Names a snapshot that should be on disk and is not: the next agent writes it."""
-
-TO_DISK_STDERR = "to_disk.stderr"
-"""What the process writes that writes snapshots to disk; it is there from the beginning."""
+OLD_S = 3600.0
+"""Age at which an abandoned folder is swept (seconds)."""
 
 LEAVING = "leaving"
 """Exists while an agent that leaves still serves its snapshots, or writes one to disk."""
@@ -85,7 +79,7 @@ def sweep(parent: Path) -> None:
     for path in parent.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):
             changed_at = max(os.lstat(each).st_mtime for each in (path, *path.glob("*"), *path.glob("*/*")))
-            if time.time() - changed_at >= (UNSAVED_S if (path / TO_DISK_STDERR).exists() else OLD_S):
+            if time.time() - changed_at >= OLD_S:
                 lock = _locked(path)
                 _remove(path)
                 os.close(lock)

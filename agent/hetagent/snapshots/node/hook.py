@@ -91,7 +91,6 @@ class SnapshotHook(RoundHook):
         self._failed: set[ServerStamp] = set()  # others' copies that could not be loaded once
         if self._disk is not None:
             self._disk.catalog.begin(self._dir.origin)
-            self._disk.write_leftover()
         self._reached = self._dir.last_step()
         self._holdings = Holdings()
         line.update_offer(snapshots=self._holdings)
@@ -123,8 +122,6 @@ class SnapshotHook(RoundHook):
         self._ranks_by_round = {**self._ranks_by_round, self._round: self._ranks}
         self._reporter.begin(self._round, start.nnodes, chosen)
         try:
-            if self._disk is not None:
-                self._disk.set_aside(start.origin or "")
             self._dir.begin_round(start.origin or "")
             on_disk = None
             if self._disk is not None:
@@ -238,8 +235,7 @@ class SnapshotHook(RoundHook):
             self._server.close()
             if self._disk is not None:
                 self._disk.close()
-            is_useless = self._over or self._drained or not self._dir.list_held()
-            self._folder.close(remove=is_useless and not (self._disk is not None and self._disk.is_unsaved))
+            self._folder.close(remove=self._over or self._drained or not self._dir.list_held())
         return f"snapshot {outcome}" if outcome else ""
 
     @property

@@ -1,9 +1,6 @@
 """What an agent does about snapshots on disk, but for the writing itself: tests/agent/snapshots, tests/e2e."""
 
-import json
 import math
-import os
-import signal
 import threading
 import time
 from argparse import Namespace
@@ -20,8 +17,6 @@ from hetagent.snapshots.folder import INDEX, Index, SnapshotFiles, SnapshotId, w
 from hetagent.snapshots.node import catalog as catalogs
 from hetagent.snapshots.node.catalog import DiskCatalog
 from hetagent.snapshots.node.disk import DiskWriter
-from hetagent.snapshots.node.files import SnapshotDir
-from hetagent.snapshots.node.folder import UNSAVED
 from hetagent.snapshots.node.to_disk import prune
 from hetagent.snapshots.on_disk import MARK, SnapshotMetadata, directory_name
 from hetrdzv.protocol.snapshots import DiskSnapshot, NotWritten, StartSnapshot
@@ -258,16 +253,12 @@ def test_one_whose_memory_was_taken_is_no_news_and_a_later_one_is_written_at_onc
 # -- the last one ----------------------------------------------------------------------------------------------
 
 
-def test_what_cannot_be_written_is_said_and_stays_in_memory(node: Node) -> None:
+def test_what_cannot_be_written_is_said(node: Node) -> None:
     stamp = node.holds(10, 0)
     node.has(9, job="aaaa")
     node.memory.claim_slot(SnapshotId(1, 20))  # a worker was taking it as it ended
     why = "this node does not have all of step 10"
-    assert node.writes_last(0) == (
-        f"step 10 is not on disk: {why}; the newest there is step 9; it stays in this node's memory, "
-        f"{node.memory.path}, and the next agent writes it"
-    )
-    assert node.disk.is_unsaved
+    assert node.writes_last(0) == (f"step 10 is not on disk: {why}; the newest there is step 9")
     assert node.disk.not_written == NotWritten(stamp=Declared(round=1, step=10), why=why)
     assert not (node.catalog.path / directory_name(stamp._replace(origin=JOB))).exists(), (
         "what is torn takes no space"
@@ -277,64 +268,6 @@ def test_what_cannot_be_written_is_said_and_stays_in_memory(node: Node) -> None:
         f"the snapshot of step 10 is not on disk: {why}",
     ]
     assert node.disk.sessions == []
-
-
-def test_what_the_last_agent_could_not_write_is_tried_until_it_is_on_disk_or_gone(node: Node) -> None:
-    stamp = node.holds(10, 0)
-    write_atomic(node.memory.path / UNSAVED, json.dumps([*stamp, 0]).encode())
-    for _ in range(2):
-        node.said.clear()
-        node.disk.write_leftover()
-        assert node.disk.is_unsaved
-        assert node.said[-1].startswith("the snapshot of step 10 is not on disk: ")
-    node.has(10)
-    node.disk.write_leftover()
-    assert not node.disk.is_unsaved
-    write_atomic(node.memory.path / UNSAVED, json.dumps([1, 20, "", 0]).encode())
-    node.disk.write_leftover()
-    assert not node.disk.is_unsaved, "nothing can be done"
-
-
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_attempt_to_write_what_was_left(
-    node: Node, monkeypatch: pytest.MonkeyPatch, signum: signal.Signals
-) -> None:
-    raised: list[int] = []
-    monkeypatch.setattr(signal, "raise_signal", raised.append)
-    write_atomic(node.memory.path / UNSAVED, json.dumps([*node.holds(10, 0), 0]).encode())
-    monkeypatch.setattr(node.disk, "_begin", lambda *_: os.kill(os.getpid(), signum) or begin(*_))
-    begin = DiskWriter._begin.__get__(node.disk)
-    node.disk.write_leftover()
-    assert node.said[-1] == "the snapshot of step 10 is not on disk: there was no time"
-    assert node.disk.is_unsaved
-    assert (node.disk.sessions, raised) == ([], [signum] if signum == signal.SIGTERM else [])
-
-
-def test_what_the_last_agent_could_not_write_outlives_the_next_job(node: Node, tmp_path: Path) -> None:
-    files = SnapshotDir(node.memory.path)
-    files.begin_round(JOB)
-    stamp = node.holds(10, 0)
-    node.writes_last(0, hurried=True)
-    for job in (JOB, "1111", "2222"):
-        node.disk.set_aside(job)
-        files.begin_round(job)
-        assert list(files.slots()) == ([stamp] if job == JOB else [])
-        node.catalog.begin(job)
-    node.holds(10, 0)  # of that job, and on disk
-    node.has(10, job="2222")
-    assert node.writes_last(0).startswith("step 10 is on disk: ")
-    assert node.disk.is_unsaved
-    following = Node(tmp_path)
-    following.catalog.begin("2222")
-    following.disk.write_leftover()
-    assert (
-        following.said[-1] == "the snapshot of step 10 is not on disk: this node does not have all of step 10"
-    )
-    following.has(10)
-    following.disk.write_leftover()
-    assert not following.disk.is_unsaved
-    assert not (node.memory.path / "unsaved").exists()
-    assert following.catalog.origin == "2222"
 
 
 def test_the_last_step_of_one_that_lives_is_newer_than_one_of_all_of_this_node(node: Node) -> None:
@@ -359,21 +292,18 @@ def test_a_step_is_written_for_the_ranks_that_this_node_had_in_its_round(node: N
 
 def test_what_is_on_disk_is_said_at_the_end(node: Node) -> None:
     stamp = node.holds(10, 0)
-    write_atomic(node.memory.path / UNSAVED, json.dumps([1, 5, "", 0]).encode())  # of an agent before
     node.has(10)
     assert (
         node.writes_last(0)
         == f"step 10 is on disk: {node.catalog.path / directory_name(stamp._replace(origin=JOB))}"
     )
     assert node.said == []
-    assert not node.disk.is_unsaved
 
 
 def test_whoever_is_in_a_hurry_leaves_it(node: Node) -> None:
     node.holds(10, 0)
     said = node.writes_last(0, hurried=True)
-    assert said.startswith("step 10 is not on disk: there was no time; none is there; it stays")
-    assert node.disk.is_unsaved
+    assert said == "step 10 is not on disk: there was no time; none is there"
     assert node.said[-1] == "the snapshot of step 10 is not on disk: there was no time"
     assert node.disk.sessions == []
 
@@ -389,4 +319,4 @@ def test_a_disk_that_does_not_answer_keeps_nobody(
         said = node.disk.write_last(lambda number: [0], math.inf, dead.asked.is_set)
         assert dead.asked.is_set()
     node.disk._stuck[0].wait()
-    assert said.startswith("step 10 is not on disk: there was no time; none is there; it stays")
+    assert said == "step 10 is not on disk: there was no time; none is there"

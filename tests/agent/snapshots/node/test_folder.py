@@ -17,7 +17,7 @@ from hetagent.errors import UsageError
 from hetagent.options.model import SnapshotOptions
 from hetagent.snapshots.node import folder as folders
 from hetagent.snapshots.node import hook, setup
-from hetagent.snapshots.node.folder import OLD_S, TO_DISK_STDERR, NodeFolder, sweep
+from hetagent.snapshots.node.folder import OLD_S, NodeFolder, sweep
 from hetagent.snapshots.node.setup import snapshot_hook
 from hetrdzv.protocol.snapshots import Holdings
 
@@ -80,15 +80,14 @@ def aged(folder: NodeFolder, by_s: float) -> None:
 
 
 def test_what_nobody_comes_back_for_is_swept(tmp_path: Path) -> None:
-    old, younger, used, unsaved = (made(tmp_path, group) for group in ("old", "younger", "used", "unsaved"))
-    (unsaved.path / TO_DISK_STDERR).touch()
-    for folder in (old, used, unsaved):
+    old, younger, used = (made(tmp_path, group) for group in ("old", "younger", "used"))
+    for folder in (old, used):
         aged(folder, OLD_S + 1)
     aged(younger, OLD_S - 60)
-    for folder in (old, younger, unsaved):
+    for folder in (old, younger):
         folder.close(remove=False)
     sweep(tmp_path)
-    assert {*tmp_path.iterdir()} == {younger.path, used.path, unsaved.path}
+    assert {*tmp_path.iterdir()} == {younger.path, used.path}
     used.close(remove=True)
 
 

@@ -26,7 +26,7 @@ from hetagent.session.connection import ServerConnection
 from hetagent.session.requests import Report
 from hetagent.snapshots import save_request
 from hetagent.snapshots.node import files, reporter
-from hetagent.snapshots.node.folder import UNSAVED, NodeFolder
+from hetagent.snapshots.node.folder import NodeFolder
 from hetagent.snapshots.node.hook import SnapshotHook
 from hetagent.workers.processes import Workers
 from hetagent.workers.starter import Exit
@@ -428,19 +428,6 @@ def test_the_last_step_is_written_to_disk_unless_others_go_on(
     monkeypatch.setattr(node.hook._handover, "wait", lambda *_, **__: others_stay)
     monkeypatch.setattr(node.hook._disk, "write_last", lambda *_: "step 120 is on disk")
     assert node.leaves() == ("" if others_stay else "snapshot step 120 is on disk")
-
-
-def test_what_is_still_to_be_on_disk_outlives_the_begin_of_another_job(
-    nodes: Callable[..., Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    node = nodes(to=tmp_path / "disk")
-    monkeypatch.setattr(node.hook._handover, "wait", lambda *_, **__: True)
-    node.enters()
-    node.part((4, 120))
-    node.hook.end()
-    put(node.path / UNSAVED, json.dumps([4, 120, "job1", 2]))
-    node.enters(5, origin="job2")
-    assert (node.path / "unsaved" / "2.json").exists()
 
 
 # -- in a real agent -------------------------------------------------------------------------------------------

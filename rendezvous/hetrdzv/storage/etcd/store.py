@@ -1,31 +1,30 @@
 """A store on an etcd cluster, written by the leader only; a batch of any size is committed as one.
 
     {prefix}/leader            who leads, see election.py; bound to a lease
-    {prefix}/meta              JSON: `v`, the clock, the id of the last transaction, how many parts of the log to apply
-    {prefix}/records/{key}     a value, or the first piece of a large one; further pieces are {key}\\0{offset}
+    {prefix}/meta              JSON: `v`, the clock, the id of the last transaction, how many parts of the log count
+    {prefix}/records/{key}     a value
     {prefix}/log/{number}      parts of a batch that is too large for one transaction
 
 Every transaction writes meta, and checks two things. The *leader key* is still the one that we made: nobody else has
 become leader since, so a deposed leader writes nothing. *meta* is as our last transaction left it: an attempt that got
 no answer cannot take effect later, after others.
 
-etcd takes 128 operations and 1.5 MiB per transaction. A larger batch is written into the log first, in parts that fit;
-the transaction that declares the log valid in meta is its commit; then the log is applied and removed. Any other log
-counts for nothing, so half a batch is never seen.
+etcd takes 128 operations and 1.5 MiB per transaction. A larger batch is compressed and written into the log first; the
+transaction that notes in meta how many parts that has is its commit; then it is applied, and the log is removed. Any
+other log counts for nothing, so half a batch is never seen.
 
 A load applies a valid log in memory, since an etcd without space refuses every write; the next commit applies it there.
 """
 
 import asyncio
+import json
 import secrets
 import zlib
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
-
-from pydantic import Base64UrlBytes
 
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import StorageError
@@ -48,13 +47,14 @@ MAX_OPERATIONS = 127
 """The default of etcd's `--max-txn-ops`, less one for meta."""
 
 MAX_BYTES = 1 << 20
-"""How much we put into one transaction (bytes), well below the default of etcd's `--max-request-bytes`, 1.5 MiB."""
+"""How much we put into one transaction, or into one part of the log (bytes)."""
+
+MAX_VALUE = 1_400_000
+"""How large a single value may be when compressed (bytes), below the default of etcd's `--max-request-bytes`, 1.5 MiB.
+The round of 16,384 nodes takes 0.8 MB."""
 
 LARGE = 1 << 16
 """Longer values are compressed (bytes): the members of a round of thousands are alike."""
-
-PIECE = 1 << 19
-"""Values that are longer when compressed are cut into pieces of this size (bytes)."""
 
 PAGE = 2_000
 """How many keys are read at a time."""
@@ -64,8 +64,8 @@ PATIENCE_S = 10.0
 
 T = TypeVar("T")
 
-Part = list[tuple[str, Base64UrlBytes | None]]
-"""Some of a batch: keys with their packed values, or pieces of them; None: deleted."""
+Changes = Mapping[str, bytes | None]
+"""New values by key; None: deleted."""
 
 
 class _MetaConflict(StorageError):
@@ -79,7 +79,7 @@ class _Meta:
     v: int
     clock: float = 0.0  # the highest ever committed (seconds)
     commit: str = ""  # the id of the transaction that wrote it
-    log: int = 0  # how many parts of the log are to be applied
+    log: int = 0  # how many parts the log has that is to be applied
     revision: int = 0  # at which it was written, which is not in it; 0: there is none
 
     @classmethod
@@ -139,52 +139,47 @@ class EtcdStore:
 
     async def _load(self) -> Snapshot:
         meta = await self._claim_meta()
-        content = await self._all_records()
-        for part in await self._read_log(meta):
-            content.update(part)
-        pieces: dict[str, list[bytes]] = {}
-        for key, piece in sorted(content.items()):
-            name = key.partition("\0")[0]
-            if piece is not None and (key == name or name in pieces):
-                pieces.setdefault(name, []).append(piece)
-        return Snapshot({name: _unpacked(found) for name, found in pieces.items()}, meta.clock)
+        found = await self._range(self._records)
+        records = {key: _unpacked(value) for key, value in found.items()} | await self._read_log(meta.log)
+        return Snapshot({key: value for key, value in records.items() if value is not None}, meta.clock)
 
     async def _claim_meta(self) -> _Meta:
         """Read meta, and write it again, so that no earlier attempt can still take effect."""
         while True:
-            self._meta = meta = _Meta.parse(await self._read(self._meta_key))
+            self._meta = meta = await self._read_meta()
             try:
-                return await self._send([], log=meta.log)
+                return await self._send([])
             except _MetaConflict:
                 continue  # an earlier attempt of ours took effect just now
             except EtcdRefused:
                 return meta  # it has no space, but can be read; if that attempt comes, the next commit fails
 
-    async def _all_records(self) -> dict[str, bytes | None]:
-        """Every key below records/ with its packed value, as of one moment."""
-        start, content = self._records, dict[str, bytes | None]()
+    async def _range(self, prefix: bytes) -> dict[str, bytes]:
+        """Every value below a prefix, which ends with a slash, as of one moment."""
+        start, end, content = prefix, prefix[:-1] + b"0", dict[str, bytes]()
         revision, more = 0, True
         while more:
-            page = self._etcd.page(start, _end(self._records), revision, PAGE, within_s=PATIENCE_S)
+            page = self._etcd.page(start, end, revision, PAGE, within_s=PATIENCE_S)
             pairs, revision, more = await self._term.guard(page)
             for pair in pairs:  # a key that is no text is not ours either, and is refused by name
-                content[pair.key.removeprefix(self._records).decode(errors="backslashreplace")] = pair.value
+                content[pair.key.removeprefix(prefix).decode(errors="backslashreplace")] = pair.value
                 start = pair.key + b"\0"
         return content
 
-    async def _read_log(self, meta: _Meta) -> list[Part]:
-        """The parts of the valid log; none if there is no log."""
-        parts: list[Part] = []
-        for number in range(meta.log):
-            pair = await self._read(self._log_key(number))
-            try:
-                parts.append(codec.read(Part, pair.value if pair is not None else b""))
-            except codec.Malformed:
-                raise StorageError(
-                    f"the store on etcd ({self._etcd.access}) lacks a part of a batch ({number + 1} of {meta.log}): "
-                    f"restore a backup of it, or name another prefix with --store"
-                ) from None
-        return parts
+    async def _read_log(self, parts: int) -> dict[str, bytes | None]:
+        """The changes in the log, which has so many parts; none if it has none."""
+        if not parts:
+            return {}
+        found = sorted((await self._range(self._log)).items())
+        log = b"".join(part for _, part in found[:parts])
+        try:
+            texts = codec.read(dict[str, str | None], zlib.decompress(log))
+            return {key: text.encode("latin-1") if text is not None else None for key, text in texts.items()}
+        except (zlib.error, codec.Malformed, UnicodeEncodeError):
+            raise StorageError(
+                f"the store on etcd ({self._etcd.access}) lacks a part of a batch: "
+                f"restore a backup of it, or name another prefix with --store"
+            ) from None
 
     # -- writing ---------------------------------------------------------------------------------------------
 
@@ -192,40 +187,62 @@ class EtcdStore:
         meta = self._meta or await self._claim_meta()
         try:
             if meta.log:
-                await self._apply(await self._read_log(meta))
-            await self._write(_parts(batch), batch.clock)
+                await self._apply(self._transactions(await self._read_log(meta.log)))
+            await self._write({**batch.puts, **dict.fromkeys(batch.deletes)}, batch.clock)
         except EtcdRefused as error:
-            written = _Meta.parse(await self._read(self._meta_key))
+            written = await self._read_meta()
             if self._meta is None or written.revision != self._meta.revision:
                 raise  # an etcd that runs out of space may refuse what it has written
             raise NothingWritten(str(error)) from error
 
-    async def _write(self, parts: Sequence[Part], clock: float) -> None:
-        if len(parts) == 1:
-            await self._send(_operations(self._records, parts[0]), clock)
+    async def _write(self, changes: Changes, clock: float) -> None:
+        transactions = self._transactions(changes)
+        if len(transactions) == 1:
+            await self._send(transactions[0], clock)
             return
-        # this shows that etcd takes as many operations as applying a part will need
-        await self._send([delete(self._log_key(number)) for number in range(MAX_OPERATIONS)])
-        for number, part in enumerate(parts):
-            await self._send([put(self._log_key(number), codec.adapter(Part).dump_json(part))])
-        await self._send([], clock, log=len(parts))
+        log = await asyncio.to_thread(_packed_log, changes)
+        starts = range(0, len(log), MAX_BYTES)
+        for number, start in enumerate(starts):
+            await self._send([put(self._log + b"%06d" % number, log[start : start + MAX_BYTES])])
+        await self._send([], clock, log=len(starts))
         with suppress(EtcdRefused):  # it is committed; the next commit applies it
-            await self._apply(parts)
+            await self._apply(transactions)
 
-    async def _apply(self, parts: Sequence[Part]) -> None:
+    async def _apply(self, transactions: Sequence[list[Operation]]) -> None:
         """Apply a valid log, then remove it. Harmless if it was already applied, wholly or in part."""
-        for part in parts:
-            await self._send(_operations(self._records, part), log=len(parts))
-        await self._send([delete(self._log, _end(self._log))])
+        for operations in transactions:
+            await self._send(operations)
+        await self._send([delete(self._log, self._log[:-1] + b"0")], log=0)
 
-    def _log_key(self, number: int) -> bytes:
-        return self._log + b"%06d" % number
+    def _transactions(self, changes: Changes) -> Sequence[list[Operation]]:
+        """What makes these changes, in transactions that etcd takes, at least one."""
+        transactions: list[list[Operation]] = [[]]
+        size = 0
+        for name, value in changes.items():
+            key, packed = self._records + name.encode(), _packed(value) if value is not None else None
+            more = len(key) + len(packed or b"")
+            if more > MAX_VALUE:
+                raise NothingWritten(f"the record {name} is too large for etcd: {more} bytes")
+            if transactions[-1] and (len(transactions[-1]) == MAX_OPERATIONS or size + more > MAX_BYTES):
+                transactions.append([])
+                size = 0
+            transactions[-1].append(put(key, packed) if packed is not None else delete(key))
+            size += more
+        return transactions
 
-    async def _send(self, operations: list[Operation], clock: float = 0.0, log: int = 0) -> _Meta:
-        """Run a transaction, which writes meta too, if we lead and meta is as our last one left it."""
+    async def _send(
+        self, operations: Sequence[Operation], clock: float = 0.0, log: int | None = None
+    ) -> _Meta:
+        """Run a transaction, which writes meta too, if we lead and meta is as our last one left it.
+
+        `log`: how many parts the log has from now on; None: as before.
+        """
         assert self._meta is not None
         written = replace(
-            self._meta, clock=max(clock, self._meta.clock), commit=secrets.token_hex(8), log=log
+            self._meta,
+            clock=max(clock, self._meta.clock),
+            commit=secrets.token_hex(8),
+            log=self._meta.log if log is None else log,
         )
         writes = [*operations, put(self._meta_key, codec.write(written, without={"revision"}))]
         compare = [self._term.compare, compare_mod_revision(self._meta_key, self._meta.revision)]
@@ -242,66 +259,30 @@ class EtcdStore:
         self._meta = replace(written, revision=revision)
         return self._meta
 
-    async def _read(self, key: bytes) -> KeyValue | None:
-        """A key as it was while we led: the leader key is read after it and is never made twice.
+    async def _read_meta(self) -> _Meta:
+        """meta as it was while we led: the leader key is read after it and is never made twice.
 
         Not in one transaction: etcd 3.5.1 may panic when a transaction that only reads is cancelled.
         """
         pair, leader = [
-            await self._term.guard(self._etcd.get(name, within_s=PATIENCE_S))
-            for name in (key, self._term.key)
+            await self._term.guard(self._etcd.get(key, within_s=PATIENCE_S))
+            for key in (self._meta_key, self._term.key)
         ]
         self._term.require(leader)
-        return pair
-
-
-def _operations(records: bytes, part: Part) -> list[Operation]:
-    """What applies a part to the keys below `records`."""
-    keys = [(records + name.encode(), value) for name, value in part]
-    return [delete(key, key + b"\1") if value is None else put(key, value) for key, value in keys]
-
-
-def _parts(batch: Batch) -> Sequence[Part]:
-    """A batch in parts that fit into one transaction each, at least one."""
-    parts: list[Part] = [[]]
-    size = 0
-    for name, packed in _pieces(batch):
-        more = 2 * len(name) + len(packed or b"") * 4 // 3  # as the log has it, in base64
-        if parts[-1] and (len(parts[-1]) == MAX_OPERATIONS or size + more > MAX_BYTES):
-            parts.append([])
-            size = 0
-        parts[-1].append((name, packed))
-        size += more
-    return parts
-
-
-def _pieces(batch: Batch) -> Iterator[tuple[str, bytes | None]]:
-    for name, value in {**batch.puts, **dict.fromkeys(batch.deletes)}.items():
-        if value is None:
-            yield name, None
-            continue
-        packed = _packed(value)
-        for start in range(0, len(packed) or 1, PIECE):
-            yield f"{name}\0{start:012d}" if start else name, packed[start : start + PIECE]
+        return _Meta.parse(pair)
 
 
 def _packed(value: bytes) -> bytes:
     return b"\0" + zlib.compress(value, 1) if len(value) > LARGE or value[:1] == b"\0" else value
 
 
-def _unpacked(pieces: Sequence[bytes]) -> bytes:
-    """A value from its pieces; pieces left by a longer value follow the end of the stream and are ignored.
-
-    One that is damaged stays as it is: it is no record, so its group is set aside.
-    """
-    if pieces[0][:1] != b"\0":
-        return pieces[0]
-    packed = b"".join(pieces)
+def _unpacked(value: bytes) -> bytes:
+    """The value that was packed. One that is damaged stays as it is: it is no record, so its group is set aside."""
     with suppress(zlib.error):
-        return zlib.decompress(packed[1:])
-    return packed
+        return zlib.decompress(value[1:]) if value[:1] == b"\0" else value
+    return value
 
 
-def _end(prefix: bytes) -> bytes:
-    """The end of the range of all keys with a given prefix, which ends with a slash."""
-    return prefix[:-1] + b"0"
+def _packed_log(changes: Changes) -> bytes:
+    texts = {key: value.decode("latin-1") if value is not None else None for key, value in changes.items()}
+    return zlib.compress(json.dumps(texts).encode(), 1)

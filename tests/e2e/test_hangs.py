@@ -122,7 +122,7 @@ def test_a_hang_that_somebody_ends_is_named_where_its_time_is_accounted_for(
             job.agent(name, slots, script=str(script))
         hang = "round 1: ranks 0 and 2 wait for rank 1"
         job.wait_for(lambda: job.group().get("reason", {}).get("message", "").startswith(hang), "a hang")
-        hetctl.cli(["get", "job", "--ranks", "--server", job.server.url], standalone_mode=False)
+        hetctl.cli(["describe", "job", "--server", job.server.url], standalone_mode=False)
         shown = capsys.readouterr().out
         assert re.findall(r"^ +\d +\w +(waits|waited for|runs) ", shown, re.MULTILINE) == [
             "waited for",

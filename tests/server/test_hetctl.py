@@ -21,12 +21,12 @@ from click.testing import CliRunner
 
 from hetrdzv.cli import hetctl
 from hetrdzv.cli.hetctl import tables, wait
-from hetrdzv.cli.hetctl.describe import TRACEBACK_LINES, group_view
+from hetrdzv.cli.hetctl.describe import TRACEBACK_LINES, Description, description_view
 from hetrdzv.cli.hetctl.history import rounds_view
 from hetrdzv.client import Client
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.failure import Failure
-from hetrdzv.protocol.pages import GroupReply, GroupsReply, WorkerReply
+from hetrdzv.protocol.pages import GroupReply, WorkerReply
 from hetrdzv.protocol.reasons.reason import ReasonCode
 from hetrdzv.protocol.requests import JoinRequest, ReportRequest, SpecFields
 from hetrdzv.protocol.rounds import RoundRecord, RoundsReply
@@ -243,18 +243,17 @@ def test_of_many_nodes_and_workers_those_are_shown_that_need_attention(job: Job)
         for rank in range(100)
     ]
     current = replace(reply.current_round, workers=tuple(workers))
-    text = "\n".join(
-        tables.lines(*group_view(replace(reply, nodes=nodes, current_round=current), ranks=True, most=12))
-    )
+    found = Description(group=replace(reply, nodes=nodes, current_round=current), rounds=(), events=())
+    text = "\n".join(tables.lines(*description_view(found)))
     assert "n90" in [row[0] for row in rows(text, "NODE")]
-    assert f"and 88 more nodes: hetctl get {job.group}\n" in text
+    assert "and 36 more nodes (all: --json)\n" in text
     ranks = rows(text, "RANK")
     assert [row[1:4] for row in ranks[:3]] == [
         ["70", "n70", "waited for"],
         ["80", "n80", "runs"],
         ["0", "n0", "waits"],
     ]
-    assert f"and 88 more workers: hetctl get {job.group} --ranks" in text
+    assert "and 36 more workers (all: --json)\n" in text
 
 
 def test_a_failed_group_shows_what_to_do_and_the_root_cause(ctl: Callable[..., str], job: Job) -> None:
@@ -401,54 +400,35 @@ def test_every_action_can_print_json(ctl: Callable[..., str], job: Job) -> None:
 # -- looking ---------------------------------------------------------------------------------------------------
 
 
-def test_get_groups_or_one(ctl: Callable[..., str], job: Job) -> None:
-    job.run()
-    (found,) = rows(ctl("get", "groups", job.group), "GROUP")
-    assert found == [job.group, "running", "1", "12", "3", "0 of 0", "round 1 runs on 2 nodes, world size 12"]
-    (wide,) = rows(ctl("get", "group", job.group, "--wide"), "GROUP")
-    assert wide[6:12] == ["1", "14", "2", "1", "0", "-"]
-    (only,) = json.loads(ctl("get", "groups", job.group, "--json"))["groups"]
-    assert only["group_id"] == job.group
-    listed = [[row[0] for row in rows(ctl(*argv), "GROUP")] for argv in (["get"], ["get", "groups"])]
-    assert job.group in listed[0]
-    assert listed[0] == listed[1]
-    assert "nobody knows how far the workers have come" in ctl("get", job.group, "--ranks")
-    assert "is neither groups nor nodes" in ctl("get", job.group, "gpu1", status=2)
-    assert "--ranks needs a group" in ctl("get", "--ranks", status=2)
-
-
-def test_get_nodes(ctl: Callable[..., str], job: Job) -> None:
+def test_get_groups(ctl: Callable[..., str], job: Job) -> None:
     job.join("gpu0", 1, "10.0.0.9", labels={"rack": "r1"}, device={"torch": "2.13.0"})
     job.leave("gpu0", "SIGTERM")
     job.run()
-    table = ctl("get", "nodes", job.group)
-    assert [row[:5] for row in rows(table, "NODE")] == [
-        ["gpu1", "running", "0-7", "8", "10.0.0.11"],
-        [LONG, "running", "8-11", "4", "192.168.100.103"],
-        ["spare1", "spare", "-", "2", "10.0.0.14"],
-        ["gpu0", "left", "-", "1", "10.0.0.9"],
+    found = {row[0]: row[1:] for row in rows(ctl("get"), "GROUP")}
+    assert found[job.group] == [
+        "running",
+        "1",
+        "12",
+        "3",
+        "0 of 0",
+        "round 1 runs on 2 nodes, world size 12",
     ]
-    assert rows(table, "NODE")[3][-1] == "SIGTERM"
-    wide = rows(ctl("get", "nodes", job.group, "--wide"), "NODE")
-    assert wide[3][5:9] == ["-", "default", "rack=r1", "torch=2.13.0"]
-    assert [job.group, "gpu1"] in [row[:2] for row in rows(ctl("get", "nodes"), "GROUP")]
-    (group,) = json.loads(ctl("--json", "get", "nodes", job.group))["groups"]
-    assert group["nodes"][0]["node_id"] == "gpu1"
-
-
-def test_nodes_are_listed_though_a_group_is_deleted_meanwhile(
-    ctl: Callable[..., str], job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job.run()
-    gone = Job(job.url, f"{job.group}-gone")
-
-    async def groups(client: Client, group: str | None) -> GroupsReply:
-        reply: GroupsReply = await client.groups()
-        await client.delete(gone.group)
-        return reply
-
-    monkeypatch.setattr("hetrdzv.cli.hetctl.get._groups", groups)
-    assert [job.group, "gpu1"] in [row[:2] for row in rows(ctl("get", "nodes"), "GROUP")]
+    found = {row[0]: row[1:] for row in rows(ctl("get", "--wide"), "GROUP")}
+    assert found[job.group][5:11] == ["1", "14", "2", "1", "1", "-"]
+    assert job.group in [group["group_id"] for group in json.loads(ctl("get", "--json"))["groups"]]
+    gone = rows(ctl("get", job.group, "--wide"), "NODE")[3]
+    assert gone == [
+        "gpu0",
+        "left",
+        "-",
+        "1",
+        "10.0.0.9",
+        "-",
+        "default",
+        "rack=r1",
+        "torch=2.13.0",
+        "SIGTERM",
+    ]
 
 
 def test_describe_shows_why_settings_that_differ_rounds_and_events(ctl: Callable[..., str], job: Job) -> None:
@@ -501,7 +481,7 @@ def test_nothing_in_a_reply_means_anything_to_a_terminal(ctl: Callable[..., str]
     job.join("gpu1", 8, f"10.0.0.11{evil}", not_ready=evil, labels={"x": evil})
     for words in (
         ("describe", job.group),
-        ("get", "nodes", "--wide"),
+        ("get", job.group, "--wide"),
         ("events", job.group),
     ):
         said = ctl(*words)

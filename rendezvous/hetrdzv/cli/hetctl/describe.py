@@ -56,12 +56,17 @@ def describe(group: str) -> None:
         rounds, events = await client.rounds(group), await client.events(group)
         return Description(group=shown, rounds=rounds.rounds, events=events.events, snapshots=snapshots)
 
-    show_reply(ask, _view)
+    show_reply(ask, description_view)
 
 
-def _view(reply: Description) -> Iterator[RenderableType]:
+def description_view(reply: Description) -> Iterator[RenderableType]:
+    """Everything about a group."""
+    yield from group_view(reply.group, most=MOST_ROWS)
     current = reply.group.current_round
-    yield from group_view(reply.group, ranks=current is not None and bool(current.workers), most=MOST_ROWS)
+    if current is not None and current.workers:
+        yield ""
+        yield _workers_table(current, nsmallest(MOST_ROWS, current.workers, key=_holds_up))
+        yield from _more(len(current.workers) - MOST_ROWS, "worker")
     if reply.snapshots is not None and reply.snapshots.snapshots:
         yield ""
         yield snapshots_table(reply.snapshots)
@@ -89,12 +94,12 @@ def _value(value: object) -> str:
 # -- one group ---------------------------------------------------------------------------------------------
 
 
-def group_view(group: GroupReply, *, ranks: bool, most: int | None = None) -> Iterator[RenderableType]:
+def group_view(group: GroupReply, *, wide: bool = False, most: int | None = None) -> Iterator[RenderableType]:
     """One group: a heading, the root cause of a failure, its nodes in rank order and those that are gone last.
 
     Args:
-        ranks: show how far each worker has come as well.
-        most: how many nodes and workers are shown at most: of more those that need attention; None: all.
+        wide: show roles, labels and devices as well.
+        most: how many nodes are shown at most: of more those that need attention; None: all.
     """
     yield _heading(group)
     if group.root_cause is not None:
@@ -102,23 +107,15 @@ def group_view(group: GroupReply, *, ranks: bool, most: int | None = None) -> It
         yield from _root_cause(group.root_cause)
     if group.nodes:
         yield ""
-        few = {node.node_id for node in nsmallest(most or len(group.nodes), group.nodes, key=_is_fine)}
-        yield nodes_table([node for node in group.nodes if node.node_id in few])
-        yield from _more(group, "node", len(group.nodes) - len(few), "")
-    if ranks:
-        yield ""
-        current = group.current_round
-        if current is not None and current.workers:
-            shown = nsmallest(most or len(current.workers), current.workers, key=_holds_up)
-            yield _workers_table(current, shown)
-            yield from _more(group, "worker", len(current.workers) - len(shown), " --ranks")
-        else:
-            yield "nobody knows how far the workers have come"
+        most = most or len(group.nodes)
+        few = {node.node_id for node in nsmallest(most, group.nodes, key=_is_fine)}
+        yield nodes_table([node for node in group.nodes if node.node_id in few], wide=wide)
+        yield from _more(len(group.nodes) - most, "node")
 
 
-def _more(group: GroupReply, noun: str, more: int, flag: str) -> Iterator[RenderableType]:
-    if more:
-        yield f"and {count(more, f'more {noun}')}: hetctl get {group.group_id}{flag}"
+def _more(more: int, noun: str) -> Iterator[RenderableType]:
+    if more > 0:
+        yield f"and {count(more, f'more {noun}')} (all: --json)"
 
 
 def _is_fine(node: NodeReply) -> bool:
@@ -188,12 +185,9 @@ def _root_cause(cause: RootCause) -> Iterator[RenderableType]:
 # -- tables ------------------------------------------------------------------------------------------------
 
 
-def nodes_table(
-    nodes: Sequence[NodeReply], groups: Sequence[str] | None = None, *, wide: bool = False
-) -> Table:
-    """Nodes, one per row; if `groups` is given, with the group of each; if `wide`, with roles, labels and devices."""
+def nodes_table(nodes: Sequence[NodeReply], *, wide: bool) -> Table:
+    """Nodes, one per row; if `wide`, with roles, labels and devices."""
     columns = [
-        *([tables.folded_column("GROUP", 8)] if groups else ()),
         tables.folded_column("NODE", 10),
         tables.word_column("STATE"),
         *tables.number_columns("RANKS", "SLOTS"),
@@ -204,7 +198,6 @@ def nodes_table(
     ]
     rows = (
         [
-            *([groups[place]] if groups else ()),
             node.node_id,
             tables.state_text(node.shown_state),
             node.ranks(),
@@ -214,7 +207,7 @@ def nodes_table(
             *((node.role, _facts(node.labels), _facts(node.device)) if wide else ()),
             node.why,
         ]
-        for place, node in enumerate(nodes)
+        for node in nodes
     )
     return tables.table(columns, rows)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetagent.errors import UsageError
-from hetagent.node.gpu.discovery import Gpu, NoGpus, is_rocm, list_gpus, visible_to_torch
+from hetagent.node.gpu.discovery import Gpu, NoGpus, is_rocm, list_gpus, list_rocm_gpus
 from hetrdzv.protocol.settings import MAX_SLOTS
 from hetrdzv.protocol.texts.phrasing import count as counted
 
@@ -43,13 +43,11 @@ class Devices:
     Attributes:
         indices: the chosen GPUs, one per worker, numbered among the visible ones as `torch.device("cuda", index)`
             does before `visible_devices_env`; empty for CPU workers.
-        listed_in: the variable that lists the visible GPUs.
     """
 
     slots: int
     indices: tuple[int, ...] = ()
     gpus: tuple[Gpu, ...] = ()
-    listed_in: str = VISIBLE
 
     @property
     def kind(self) -> str:
@@ -74,16 +72,16 @@ def choose_devices(gpus: str | None, device: str, environ: Mapping[str, str]) ->
     `gpus` is `4` (the first four visible ones), `auto` or None (all of them), or `0,2,3` (these of the visible ones;
     `2,` is a list of one). With CPU workers it says how many; `auto` is one per CPU that this process may use (torchrun
     counts all of the machine's), and None is one. Never CPU workers unasked: a node with a broken driver would join a
-    GPU job and slow all of it down. Where NVIDIA's driver cannot be asked and torch was built for ROCm, torch is asked.
+    GPU job and slow all of it down. Where NVIDIA's driver cannot be asked and torch was built for ROCm, torch counts.
     """
     if device not in ("auto", "cuda", "cpu"):
         raise DeviceError(f"--device {device}: must be auto, cuda or cpu")
     wanted = _parse(gpus)
     if device == "cpu":
         return _choose_cpu(wanted, gpus)
-    visible, listed_in, problem = _look(environ)
+    visible, problem = _look(environ)
     indices = _indices(wanted, gpus, device, len(visible), problem)
-    return Devices(len(indices), indices, tuple(visible[index] for index in indices), listed_in)
+    return Devices(len(indices), indices, tuple(visible[index] for index in indices))
 
 
 def visible_devices_env(devices: Devices, environ: Mapping[str, str]) -> Mapping[str, str | None]:
@@ -97,12 +95,12 @@ def visible_devices_env(devices: Devices, environ: Mapping[str, str]) -> Mapping
         # to HIP an empty list is the same as none
         return {VISIBLE: ""} | ({HIP_VISIBLE: "-1"} if is_rocm() else {})
     names = [str(index) for index in devices.indices]
-    if (listed := environ.get(devices.listed_in)) is not None:
+    if (listed := environ.get(_listed_in(environ))) is not None:
         entries = [entry.strip() for entry in listed.split(",")]
         names = [entries[index] for index in devices.indices]
     narrowed: dict[str, str | None] = {VISIBLE: ",".join(names)}
     if is_rocm():
-        return narrowed | ({HIP_VISIBLE: None} if devices.listed_in == HIP_VISIBLE else {})
+        return narrowed | {HIP_VISIBLE: None}
     return narrowed | ({} if ORDER in environ else {ORDER: BY_BUS})
 
 
@@ -190,23 +188,24 @@ def _indices(
 # -- what is here --------------------------------------------------------------------------------------------
 
 
-def _look(environ: Mapping[str, str]) -> tuple[list[Gpu], str, str]:
-    """The visible GPUs, the variable that lists them, and what limits their number, if anything."""
-    listed_in, none = VISIBLE, "the NVIDIA driver has none"
+def _look(environ: Mapping[str, str]) -> tuple[Sequence[Gpu], str]:
+    """The visible GPUs, and what limits their number, if anything."""
     try:
-        visible = _visible(list_gpus(), environ.get(VISIBLE))
+        visible, none = _visible(list_gpus(), environ.get(VISIBLE)), "the NVIDIA driver has none"
     except NoGpus as error:
         if not is_rocm():
-            return [], listed_in, str(error)
-        listed_in, none = HIP_VISIBLE if environ.get(HIP_VISIBLE) else VISIBLE, "torch for ROCm sees none"
-        try:
-            visible = visible_to_torch(environ)
-        except NoGpus as failure:
-            return [], listed_in, str(failure)
+            return [], str(error)
+        visible, none = list_rocm_gpus(), "torch for ROCm sees none"
+    listed_in = _listed_in(environ)
     listed = environ.get(listed_in)
     if listed is None:
-        return visible, listed_in, "" if visible else none
-    return visible, listed_in, f"{listed_in}={listed}" if listed else f"{listed_in} is empty"
+        return visible, "" if visible else none
+    return visible, f"{listed_in}={listed}" if listed else f"{listed_in} is empty"
+
+
+def _listed_in(environ: Mapping[str, str]) -> str:
+    """The variable that lists the visible GPUs."""
+    return HIP_VISIBLE if environ.get(HIP_VISIBLE) and is_rocm() else VISIBLE
 
 
 def _visible(there: Sequence[Gpu], value: str | None) -> list[Gpu]:

@@ -1,31 +1,16 @@
 """What the makers of GPUs tell of this node: which GPUs there are, what of their memory is in use, which versions.
 
-None of them is initialised in this process.
-
-A process that has initialised CUDA occupies a GPU, and no fork of it can use one. So NVIDIA's GPUs are looked up
-with nvidia-ml-py, and AMD's in a child process.
+None of them is initialised in this process: one that has initialised CUDA occupies a GPU, and no fork of it can use
+one. So NVIDIA's GPUs are looked up with nvidia-ml-py; AMD's are only counted.
 """
 
 import platform
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
-from hetagent.node.processes.shell import CommandFailed, run_command
-
-ASK_TIMEOUT_S = 60.0
-"""How long a child process may take to import torch and answer (seconds)."""
-
 MOST_CHARACTERS = 64
 """The longest version that is sent."""
-
-_LIST_GPUS = """
-import torch
-for index in range(torch.cuda.device_count()):
-    found = torch.cuda.get_device_properties(index)
-    print(found.total_memory, found.name)
-"""
 
 
 class NoGpus(Exception):
@@ -53,7 +38,7 @@ class Usage(NamedTuple):
 
 
 class Gpu(NamedTuple):
-    """A GPU, or a slice of one (MIG), as the driver describes it; without a UUID where torch was asked."""
+    """A GPU, or a slice of one (MIG), as the driver describes it; without a UUID if it is AMD's."""
 
     uuid: str
     name: str
@@ -120,14 +105,11 @@ def is_rocm() -> bool:
     return torch.version.hip is not None
 
 
-def visible_to_torch(environ: Mapping[str, str]) -> list[Gpu]:
-    """The GPUs that torch sees in an environment, in its order. Takes as long as `import torch`."""
-    try:
-        listed = run_command([sys.executable, "-c", _LIST_GPUS], ASK_TIMEOUT_S, environ)
-    except CommandFailed as error:
-        raise NoGpus(f"torch for ROCm fails: {error}") from None
-    lines = (line.partition(" ") for line in listed.splitlines())
-    return [Gpu("", name, int(memory)) for memory, _, name in lines]
+def list_rocm_gpus() -> list[Gpu]:
+    """The GPUs that torch for ROCm counts in this process's environment."""
+    import torch
+
+    return [Gpu("", "AMD GPU", 0)] * torch.cuda.device_count()
 
 
 def _nccl(torch: Any) -> str | None:

@@ -1,60 +1,16 @@
 """What is known of this node before it joins, of which all parts of its agent are made."""
 
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from hetagent.launch.base import Launch
 from hetagent.launch.command import WorkerCommand
 from hetagent.node import network
 from hetagent.node.gpu.devices import Devices
 from hetagent.node.network import AdvertisedAddress
-from hetagent.node.processes import proctree as processes
+from hetagent.node.processes.identity import Identity, ServerAccess
 from hetagent.options.model import Options
-from hetrdzv.auth.client_token import reread_token
-from hetrdzv.auth.tls import ClientTls
-from hetrdzv.client.client import Client
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """Who this agent is: what marks its workers as its own."""
-
-    group: str
-    node_id: str
-    incarnation: str
-
-    @property
-    def process_env(self) -> dict[str, str]:
-        """The environment of its processes, by which whoever clears away after it finds them."""
-        return {
-            processes.GROUP: self.group,
-            processes.NODE_ID: self.node_id,
-            processes.INCARNATION: self.incarnation,
-        }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerAccess:
-    """How to speak to the servers."""
-
-    servers: Sequence[str]
-    token: str | None
-    token_file: Path | None
-    tls: ClientTls
-
-    def newest_token(self) -> str | None:
-        """What the token's file holds by now; None: there is no file."""
-        return reread_token(self.token_file)
-
-    def secrets(self) -> list[str]:
-        """What must not be shown to anybody."""
-        return list(filter(None, [self.token, self.newest_token()]))
-
-    def client(self) -> Client:
-        """A connection."""
-        return Client(self.servers, token=self.token, renew_token=self.newest_token, tls=self.tls)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +20,7 @@ class AgentContext:
     Attributes:
         command: what the workers run; None: the group's command.
         devices: those that were chosen; None: nobody has looked at them.
-        address:its address.
+        address: what it offers.
         versions: of torch, the driver and others, by name.
         tell: shows one line to the person at the terminal.
     """

@@ -17,7 +17,6 @@ import psutil
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing import Std
 
-from hetagent.context import Identity
 from hetagent.health.checks import HealthChecks
 from hetagent.health.node_check import NodeCheck
 from hetagent.launch.base import Launch
@@ -25,6 +24,7 @@ from hetagent.launch.command import WorkerCommand
 from hetagent.monitor.watcher import Watcher
 from hetagent.node.network import hold_port
 from hetagent.node.processes.guardian import Guardian
+from hetagent.node.processes.identity import Identity, ServerAccess
 from hetagent.node.processes.proctree import find_by_incarnation
 from hetagent.runloop.agent import Agent
 from hetagent.runloop.notices import Notices
@@ -107,9 +107,7 @@ class Rig:
         )
         words = ("-c", f"cd {folder}; {command}".replace("$$", "$$$$"))  # torch replaces macros in arguments
         self.line = ServerConnection(session, lambda: Client([url]), self.said.append)
-        self.guardian = Guardian(
-            incarnation=self.identity.incarnation, servers=[url], token=None, group=self.group_id, node_id="a"
-        )
+        self.guardian = Guardian(self.identity, ServerAccess(servers=[url]))
         self.starter = TorchStarter(
             self.spec,
             RoundLogsSpecs(str(folder / "logs"), tee=tee),

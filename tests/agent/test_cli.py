@@ -23,7 +23,7 @@ from hetagent import statuses
 from hetagent.cli import assembly
 from hetagent.cli import main as cli
 from hetagent.cli.parse import parse
-from hetagent.context import AgentContext, Identity
+from hetagent.context import AgentContext
 from hetagent.errors import AgentError, CommandError, UsageError
 from hetagent.launch.base import Launch
 from hetagent.launch.command import WorkerCommand, parse_group_command, worker_command
@@ -31,6 +31,7 @@ from hetagent.launch.slots import choose_devices_and_slots
 from hetagent.node.gpu import devices
 from hetagent.node.gpu.discovery import Gpu
 from hetagent.node.processes import proctree as processes
+from hetagent.node.processes.identity import Identity
 from hetagent.options.model import Options
 from hetagent.workers.logs import RoundLogsSpecs
 

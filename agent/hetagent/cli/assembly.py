@@ -13,7 +13,7 @@ from typing import Any
 from torch.distributed.elastic.multiprocessing import LogsSpecs
 
 from hetagent.cli.summary import closing_block
-from hetagent.context import AgentContext, Identity, ServerAccess
+from hetagent.context import AgentContext
 from hetagent.errors import AgentError, UsageError
 from hetagent.health import gpus_free, node_check
 from hetagent.health.checks import HealthCheck, HealthChecks
@@ -32,6 +32,7 @@ from hetagent.node.network import find_address
 from hetagent.node.processes import proctree as processes
 from hetagent.node.processes.guardian import Guardian
 from hetagent.node.processes.guardian_process import SAVE_S
+from hetagent.node.processes.identity import Identity, ServerAccess
 from hetagent.node.standalone import ChildServer
 from hetagent.options.model import Options
 from hetagent.options.torchrun import format_flag
@@ -179,15 +180,8 @@ def _agent(context: AgentContext, server: ChildServer | None, logs_specs: LogsSp
     return Agent(
         identity=context.identity,
         server=line,
-        guardian=Guardian(
-            incarnation=context.identity.incarnation,
-            servers=() if server is not None else context.access.servers,  # its own dies with this process
-            token=context.access.token,
-            token_file=context.access.token_file,
-            tls=context.access.tls,
-            group=options.group,
-            node_id=options.node_id,
-        ),
+        # a server of its own dies with this process
+        guardian=Guardian(context.identity, context.access if server is None else None),
         starter=_starter(context, handler, logs_specs),
         handler=handler,
         hold_script_port=context.hold_script_port,

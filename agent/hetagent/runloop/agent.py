@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hetagent.context import Identity
 from hetagent.errors import AgentError
 from hetagent.health.checks import HealthChecks
 from hetagent.launch.base import Assignment, Launch
@@ -19,6 +18,7 @@ from hetagent.node.network import NetworkError
 from hetagent.node.processes import proctree as processes
 from hetagent.node.processes import signals as process_signals
 from hetagent.node.processes.guardian import Guardian, GuardianError
+from hetagent.node.processes.identity import Identity
 from hetagent.node.self_pipe import Readable, wait_readable
 from hetagent.runloop.local_round import LocalRound, Phase
 from hetagent.runloop.parts import Parts

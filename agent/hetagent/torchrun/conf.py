@@ -9,9 +9,9 @@ from typing import Any
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from hetagent.cli.flags import SPEC_FLAGS
-from hetagent.context import ServerAccess
 from hetagent.node.names import host_name
 from hetagent.node.network import parse_port_range
+from hetagent.node.processes.identity import ServerAccess
 from hetagent.options.values import absolute
 from hetagent.session.backoff import CONNECT_TIMEOUT_S
 from hetrdzv.auth.client_token import client_token

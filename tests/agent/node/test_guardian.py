@@ -20,6 +20,7 @@ from tests.support.cluster import wait_for
 from hetagent.node.processes import guardian, guardian_process
 from hetagent.node.processes import proctree as processes
 from hetagent.node.processes.guardian import Guardian, GuardianError
+from hetagent.node.processes.identity import Identity, ServerAccess
 
 TOKEN = "s3cret-token"
 RUN = uuid.uuid4().hex
@@ -28,11 +29,13 @@ RUN = uuid.uuid4().hex
 AGENT = """
 import json, os, subprocess, sys, time
 from hetagent.node.processes.guardian import Guardian
+from hetagent.node.processes.identity import Identity, ServerAccess
 
-config = json.loads(sys.argv[1])
-guardian = Guardian(token=os.environ.pop("TOKEN"), **config)
+url, node_id, incarnation = sys.argv[1:]
+access = ServerAccess(servers=[url], token=os.environ.pop("TOKEN"))
+guardian = Guardian(Identity("g", node_id, incarnation), access)
 guardian.start()
-marks = os.environ | {"HET_INCARNATION": config["incarnation"]}
+marks = os.environ | {"HET_INCARNATION": incarnation}
 sleep = [sys.executable, "-c", "import time; time.sleep(300)"]
 family = '''
 import os, subprocess, sys
@@ -55,7 +58,7 @@ for args in [], ["--die"]:
     leaders.append(worker)
 leaders[1].wait()
 guardian.set_sessions([leader.pid for leader in leaders])
-if config["node_id"] == "forks":  # a worker forked without exec holds every descriptor of the agent's
+if node_id == "forks":  # a worker forked without exec holds every descriptor of the agent's
     pids.append(os.fork())
     if not pids[-1]:
         os.setsid()
@@ -63,7 +66,7 @@ if config["node_id"] == "forks":  # a worker forked without exec holds every des
     guardian.set_sessions([*[leader.pid for leader in leaders], pids[-1]])
 print(json.dumps({"guardian": guardian.pid, "pids": pids}), flush=True)
 sys.stdin.readline()
-if config["node_id"] == "dismisses":
+if node_id == "dismisses":
     guardian.dismiss()
 """
 
@@ -105,9 +108,8 @@ class Agent:
     """A process that stands in for an agent, with two families of workers; the second's leader is dead."""
 
     def __init__(self, server: Server, node_id: str = "n1") -> None:
-        config = {"incarnation": f"i-{RUN}", "servers": [server.url], "group": "g", "node_id": node_id}
         self.process = subprocess.Popen(
-            [sys.executable, "-c", AGENT, json.dumps(config)],
+            [sys.executable, "-c", AGENT, server.url, node_id, f"i-{RUN}"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -166,7 +168,7 @@ def test_a_dismissed_guardian_does_nothing(server: Server) -> None:
 
 
 def make_guardian(servers: list[str]) -> Guardian:
-    return Guardian(incarnation=f"i-{RUN}", servers=servers, token=TOKEN, group="g", node_id="n1")
+    return Guardian(Identity("g", "n1", f"i-{RUN}"), ServerAccess(servers=servers, token=TOKEN))
 
 
 @pytest.fixture
@@ -260,22 +262,11 @@ def test_one_that_cannot_be_started(
     one.dismiss()
 
 
-MESSAGE = {
-    "servers": ["http://127.0.0.1:1"],
-    "token": None,
-    "token_file": None,
-    "tls": {},
-    "group": "g",
-    "node_id": "n1",
-    "incarnation": "i",
-}
-
-
 def test_a_goodbye_is_said_again_while_one_server_takes_over_from_another(
     server: Server, capfd: pytest.CaptureFixture[str]
 ) -> None:
     server.leads_after = 3
-    guardian_process.goodbye(MESSAGE | {"servers": ["http://127.0.0.1:1", server.url]})
+    guardian_process.goodbye(make_guardian(["http://127.0.0.1:1", server.url]).pickled_goodbye)
     assert len(server.requests) == 4
     assert capfd.readouterr().err == ""
 
@@ -286,13 +277,10 @@ def test_a_goodbye_that_fails_is_said_in_time(
     monkeypatch.setattr(guardian_process, "GOODBYE_TIMEOUT_S", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         for port, why in ((1, "Unreachable"), (silent.getsockname()[1], "TimeoutError")):
-            guardian_process.goodbye(MESSAGE | {"servers": [f"http://127.0.0.1:{port}"]})
+            guardian_process.goodbye(make_guardian([f"http://127.0.0.1:{port}"]).pickled_goodbye)
             said = capfd.readouterr().err
-            assert said.startswith(
-                f"hetagent guardian: could not tell http://127.0.0.1:{port} that node 'n1' left"
-            )
-            assert f"group 'g' ({why}" in said
-            assert "when the node's lease ends" in said
+            assert said.startswith(f"hetagent guardian: could not tell the server that node 'n1' left ({why}")
+            assert "when its lease ends" in said
 
 
 def test_workers_that_listen_are_asked_to_save_and_waited_for(

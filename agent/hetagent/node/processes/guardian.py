@@ -1,20 +1,21 @@
 """Starts the guardian and talks to it over a pipe; `guardian_process.py` is its program."""
 
+import base64
 import contextlib
 import json
 import os
+import pickle
 import subprocess
 import sys
-from collections.abc import Collection, Sequence
-from dataclasses import asdict
+from collections.abc import Collection
 from pathlib import Path
 
 import hetagent
 import hetrdzv
 from hetagent.errors import AgentError
 from hetagent.node.processes import guardian_process
+from hetagent.node.processes.identity import Identity, ServerAccess
 from hetagent.node.self_pipe import wait_readable
-from hetrdzv.auth.tls import ClientTls
 
 WITHOUT = "without it, workers would outlive a killed agent"
 
@@ -35,32 +36,20 @@ class Guardian:
     Selectors take it for a file that becomes readable when the guardian itself dies. Then `unregister` it, `start` it
     again and `register` it again.
 
+    Args:
+        access: how it says goodbye; None: to nobody.
+
     Attributes:
         pipes: the folder where workers listen that save their state when asked; None: none do.
+        pickled_goodbye: who leaves, and how the guardian says so, if anybody is to know.
         pid: the guardian's; None before `start` and after `dismiss`.
     """
 
-    def __init__(
-        self,
-        *,
-        incarnation: str,
-        servers: Sequence[str],
-        token: str | None,
-        group: str,
-        node_id: str,
-        token_file: Path | None = None,
-        tls: ClientTls | None = None,
-    ) -> None:
-        self._message = {
-            "incarnation": incarnation,
-            "servers": list(servers),
-            "token": token,
-            "token_file": token_file and str(token_file),
-            "tls": {name: path and str(path) for name, path in asdict(tls or ClientTls()).items()},
-            "group": group,
-            "node_id": node_id,
-        }
-        self._who = f"the guardian of node {node_id!r}"
+    def __init__(self, identity: Identity, access: ServerAccess | None) -> None:
+        whom = (identity, access)
+        self.pickled_goodbye = base64.b64encode(pickle.dumps(whom)).decode() if access is not None else ""
+        self._incarnation = identity.incarnation
+        self._who = f"the guardian of node {identity.node_id!r}"
         self.pipes: Path | None = None
         self._sessions: list[int] = []
         self._process: subprocess.Popen[bytes] | None = None
@@ -94,7 +83,8 @@ class Guardian:
             )
         except OSError as error:  # no process or file descriptor is left
             raise GuardianError(f"{self._who} cannot be started ({error}): {WITHOUT}") from None
-        self._send({**self._message, "sys_path": sys_path()})
+        first = {"incarnation": self._incarnation, "goodbye": self.pickled_goodbye, "sys_path": sys_path()}
+        self._send(first)
         if not wait_readable([self], START_TIMEOUT_S):
             self._process.kill()
         if os.read(self.fileno(), 64) != b"ready\n":

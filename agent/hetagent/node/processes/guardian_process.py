@@ -16,7 +16,10 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hetagent.node.processes.identity import Identity, ServerAccess
 
 GOODBYE_TIMEOUT_S = 8.0
 """How long the servers may take to answer the goodbye (seconds)."""
@@ -78,8 +81,8 @@ def main() -> int:
         watched = json.loads(line)
         if not watched:
             return 0
-        if prepared is None and message["servers"]:
-            prepared = threading.Timer(PREPARE_AFTER_S, _prepare)
+        if prepared is None and message["goodbye"]:
+            prepared = threading.Timer(PREPARE_AFTER_S, _unpickle, [message["goodbye"]])
             prepared.daemon = True
             prepared.start()
     if watched["pipes"] and watched["sessions"]:
@@ -87,11 +90,12 @@ def main() -> int:
     stubborn = processes.kill_all_of(message["incarnation"], watched["sessions"])
     if stubborn:
         _log(
-            f"node {message['node_id']!r}: processes cannot be killed: {processes.describe_stuck(stubborn)}; "
+            f"processes cannot be killed: {processes.describe_stuck(stubborn)}; "
             "check the node (GPU driver, file server) before you use it again"
         )
-    signal.alarm(GOODBYE_LIMIT_S)
-    goodbye(message)
+    if message["goodbye"]:
+        signal.alarm(GOODBYE_LIMIT_S)
+        goodbye(message["goodbye"])
     return 0
 
 
@@ -117,50 +121,44 @@ def _ask(pipe: str) -> bool:
     return False
 
 
-def goodbye(message: dict[str, Any]) -> None:
+def goodbye(pickled: str) -> None:
     """Tell the server that the node left. An error is only printed, since the server finds out anyway."""
-    if not message["servers"]:
-        return
+    who = "this node"
     try:
         import asyncio
 
-        asyncio.run(_leave(message, GOODBYE_TIMEOUT_S))
+        identity, access = _unpickle(pickled)
+        who = f"node {identity.node_id!r}"
+        asyncio.run(_leave(identity, access, GOODBYE_TIMEOUT_S))
     except Exception as error:
         _log(
-            f"could not tell {', '.join(message['servers'])} that node {message['node_id']!r} left group "
-            f"{message['group']!r} ({type(error).__name__}: {error}); it finds out when the node's lease ends"
+            f"could not tell the server that {who} left ({type(error).__name__}: {error}); "
+            "the server finds out when its lease ends"
         )
 
 
-def _prepare() -> None:
-    """Import what the goodbye needs: half a second for which the other nodes would wait."""
-    with contextlib.suppress(Exception):  # reported at the goodbye, if there is one
-        import asyncio  # noqa: F401
+def _unpickle(pickled: str) -> tuple["Identity", "ServerAccess"]:
+    """Who leaves, and how to say so. Imports what that needs: half a second for which the other nodes would wait."""
+    import base64
+    import pickle
 
-        import hetrdzv.client.client  # noqa: F401
+    identity, access = pickle.loads(base64.b64decode(pickled))
+    return identity, access
 
 
-async def _leave(message: dict[str, Any], within_s: float) -> None:
+async def _leave(identity: "Identity", access: "ServerAccess", within_s: float) -> None:
     """Tell whichever server is in charge, or soon will be; ask again for so long (seconds)."""
     import asyncio
-    from pathlib import Path
 
-    from hetrdzv.auth.client_token import reread_token
-    from hetrdzv.auth.tls import ClientTls
-    from hetrdzv.client.client import Client
     from hetrdzv.protocol.errors import Unreachable
 
     until = time.monotonic() + within_s
-    tls = ClientTls(**{name: Path(path) if path else None for name, path in message["tls"].items()})
-    token_file = Path(message["token_file"]) if message["token_file"] else None
-    async with Client(
-        message["servers"], token=message["token"], renew_token=lambda: reread_token(token_file), tls=tls
-    ) as client:
+    async with access.client() as client:
         while True:
             leave = client.leave(
-                message["group"],
-                message["node_id"],
-                incarnation=message["incarnation"],
+                identity.group,
+                identity.node_id,
+                incarnation=identity.incarnation,
                 reason=REASON,
                 died=1,
             )

@@ -12,8 +12,8 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from hetagent.context import Identity
 from hetagent.node.processes import proctree as processes
+from hetagent.node.processes.identity import Identity
 from hetagent.options.model import SnapshotOptions
 from hetagent.snapshots.folder import TO_DISK, Slot, SnapshotFiles, SnapshotId
 from hetagent.snapshots.node.catalog import PATIENT_S, DiskCatalog

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from hetagent.context import Identity
+from hetagent.node.processes.identity import Identity
 from hetagent.session.connection import ServerConnection
 from hetagent.session.requests import round_report
 from hetagent.snapshots.node.server import SnapshotServer

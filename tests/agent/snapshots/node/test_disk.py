@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from tests.support.fuse import DeadFiles
 
-from hetagent.context import Identity
 from hetagent.errors import UsageError
+from hetagent.node.processes.identity import Identity
 from hetagent.snapshots.folder import INDEX, Index, SnapshotFiles, SnapshotId, write_atomic
 from hetagent.snapshots.node import catalog as catalogs
 from hetagent.snapshots.node.catalog import DiskCatalog

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from hetagent.cli.parse import parse
-from hetagent.context import Identity
 from hetagent.errors import UsageError
+from hetagent.node.processes.identity import Identity
 from hetagent.options.model import SnapshotOptions
 from hetagent.snapshots.node import folder as folders
 from hetagent.snapshots.node import hook, setup

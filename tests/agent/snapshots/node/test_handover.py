@@ -14,8 +14,8 @@ from tests.agent.rig import soon
 from tests.agent.snapshots.node.standin import part
 from tests.agent.workers.test_store import start
 
-from hetagent.context import Identity
 from hetagent.node.network import hold_port
+from hetagent.node.processes.identity import Identity
 from hetagent.session.connection import ServerConnection
 from hetagent.session.requests import Report
 from hetagent.snapshots.node import handover as handovers

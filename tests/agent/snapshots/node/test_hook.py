@@ -18,10 +18,10 @@ from tests.agent.snapshots.node import standin
 from tests.agent.snapshots.node.standin import part, put
 from tests.agent.workers.test_store import start
 
-from hetagent.context import Identity
 from hetagent.launch.base import Assignment
 from hetagent.launch.command import WorkerCommand
 from hetagent.node.network import hold_port
+from hetagent.node.processes.identity import Identity
 from hetagent.session.connection import ServerConnection
 from hetagent.session.requests import Report
 from hetagent.snapshots import save_request

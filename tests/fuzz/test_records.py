@@ -86,7 +86,7 @@ def read(stored: dict[str, bytes], key: str) -> None:
         found = restore(stored, NOW)
     except StorageError as error:
         said = str(error)
-        if not said.startswith((f"record {key} is malformed", f"record {key} has version")):
+        if not said.startswith(f"record {key} is malformed"):
             raise
         return
     for group in found.groups.values():
@@ -151,7 +151,7 @@ def test_a_field_that_became_something_else_is_named_or_harmless(
 
 @pytest.mark.parametrize(
     "record",
-    [b"[" * 100_000, b'{"v":' * 100_000, b'{"v":2,"v":3}', b"\xef\xbb\xbf{}", b"1" * 10_000, b'"\\ud800"'],
+    [b"[" * 100_000, b'{"a":' * 100_000, b"\xef\xbb\xbf{}", b"1" * 10_000, b'"\\ud800"'],
 )
 def test_records_that_no_parser_takes_are_named(record: bytes) -> None:
     for key in records_of(full(), []):

@@ -202,8 +202,8 @@ CORRUPT = "cannot be read .*it is corrupt: restore a backup"
         (lambda content: content[: len(content) // 2], CORRUPT),
         (overwritten, CORRUPT),
         (lambda content: content.replace(b"k00777", b"z00777"), CORRUPT),  # reads by key would miss it
-        ("PRAGMA user_version = 7", "has schema version 7, but this hetserver reads at most version 1: upgrade"),
-        ("PRAGMA application_id = 7", "is another program's database: name another file"),
+        ("PRAGMA user_version = 99", "has version 99, but this hetserver reads at most version 4: upgrade"),
+        ("PRAGMA user_version = 0", "is another program's database: name another file"),
     ],
     ids=["no database", "cut", "overwritten", "out of order", "newer", "another program's"],
 )  # fmt: skip

@@ -10,6 +10,13 @@ from typing import Protocol
 
 from hetrdzv.protocol.errors import StorageError
 
+VERSION = 4
+"""The version of what is stored, which each store notes; an older server does not read a newer store.
+
+Adding a field with a default needs no new one: older records get the default. Unknown fields are ignored, so removing
+a field needs none either, and an older server can take over. Anything else does.
+"""
+
 
 class NothingWritten(StorageError):
     """A commit failed and the store is as before: there is no need to load it again.

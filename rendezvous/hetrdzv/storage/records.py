@@ -1,4 +1,4 @@
-"""Converts groups to versioned JSON records and back.
+"""Converts groups to JSON records and back.
 
     groups/{g}/group                the group without its nodes and its round
     groups/{g}/nodes/{n}            one node, without its memory-only fields
@@ -8,12 +8,8 @@
 
 A group of which a record cannot be read is set aside as a whole: its records stay as they are, the others are served.
 
-Every record carries `"v"`, the version of its form. What a disk changed the stores notice themselves (SQLite's
-`integrity_check`, etcd's hashes).
-
-Adding a field with a default needs no new version: older records get the default. Unknown fields are ignored, so
-removing a field needs none either, and an older server of the same version can take over. Anything else needs a new
-version, which older servers refuse to read.
+What a disk changed the stores notice themselves (SQLite's `integrity_check`, etcd's hashes), and base.py says when the
+form of records has a new version.
 """
 
 from collections import defaultdict
@@ -30,8 +26,6 @@ from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import InvalidSpec, StorageError
 from hetrdzv.protocol.pages import Event
 from hetrdzv.protocol.rounds import RoundRecord
-
-VERSION = 3
 
 _NOT_STORED: Mapping[type, AbstractSet[str]] = {
     Group: {"nodes", "round", "records"},  # each has a record of its own
@@ -70,16 +64,9 @@ class Restored:
     quarantined: dict[str, Quarantined] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class _Versioned:
-    """The part of a record that is read first."""
-
-    v: int
-
-
 def prepare() -> None:
     """Make what reads and writes records now, so that the first commit need not wait for it."""
-    codec.build_validators(_Versioned, *_KINDS.values())
+    codec.build_validators(*_KINDS.values())
 
 
 # -- writing ---------------------------------------------------------------------------------------------
@@ -143,7 +130,7 @@ def _stored(part: object) -> object:
 
 
 def _record(part: object) -> bytes:
-    return b'{"v":%d,%b' % (VERSION, codec.write(part, nulls=True, without=_NOT_STORED[type(part)])[1:])
+    return codec.write(part, nulls=True, without=_NOT_STORED[type(part)])
 
 
 # -- reading ---------------------------------------------------------------------------------------------
@@ -165,7 +152,7 @@ def restore(
     belonged to a deleted one and are skipped.
 
     Raises:
-        StorageError: a record belongs to no group, or is of a version that this server does not read; says which.
+        StorageError: a record belongs to no group; says which.
     """
     by_group: defaultdict[str, dict[str, bytes]] = defaultdict(dict)
     for key, record in records.items():
@@ -217,14 +204,6 @@ def _assemble(group_id: str, records: Mapping[str, bytes], now: float) -> tuple[
 
 def _read(kind: type[T], key: str, record: bytes) -> T:
     try:
-        version = codec.read(_Versioned, record, unknown="ignore").v
-        if version > VERSION:
-            raise StorageError(
-                f"record {key} has version {version}, but this hetserver reads at most version {VERSION}: "
-                f"upgrade hetserver, or name another store with --store"
-            )
-        if version < VERSION:
-            raise _Malformed(key, f"version {version} was never released")
         return codec.read(kind, record, unknown="ignore")
     except (codec.Malformed, InvalidSpec) as error:
         raise _Malformed(key, str(error)) from error

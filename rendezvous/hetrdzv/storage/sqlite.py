@@ -22,12 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hetrdzv.protocol.errors import StorageError
-from hetrdzv.storage.base import Batch, NothingWritten, Snapshot
-
-SCHEMA_VERSION = 1
-
-APPLICATION = 0x68727A76
-"""The `application_id` of our files."""
+from hetrdzv.storage.base import VERSION, Batch, NothingWritten, Snapshot
 
 BUSY_TIMEOUT_S = 5.0
 """How long a commit waits for another program that has the file locked, such as a backup (seconds)."""
@@ -37,8 +32,7 @@ BEGIN IMMEDIATE;
 CREATE TABLE records (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE meta (clock REAL NOT NULL, commits INTEGER NOT NULL);
 INSERT INTO meta VALUES (0.0, 0);
-PRAGMA application_id = {APPLICATION};
-PRAGMA user_version = {SCHEMA_VERSION};
+PRAGMA user_version = {VERSION};
 COMMIT;
 """
 
@@ -171,8 +165,8 @@ class SqliteStore:
         os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         connection = sqlite3.connect(self._path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
         try:
-            is_new = self._is_new(connection)
-            (commits,) = (0,) if is_new else _only(connection, "SELECT commits FROM meta")
+            version = self._version(connection)
+            (commits,) = (0,) if not version else _only(connection, "SELECT commits FROM meta")
             if commits < noted:  # it may be ahead: a commit is noted after it was made
                 raise self._error(
                     f"holds {commits} of {noted} commits: its newest changes are missing. Put the newest file back, "
@@ -181,8 +175,10 @@ class SqliteStore:
                 )
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")
-            if is_new:
+            if not version:
                 connection.executescript(_SCHEMA)
+            elif version < VERSION:
+                connection.execute(f"PRAGMA user_version = {VERSION}")
             self._note(commits)
             self._commits = self._commits or commits
         except BaseException:
@@ -190,19 +186,17 @@ class SqliteStore:
             raise
         return connection
 
-    def _is_new(self, connection: sqlite3.Connection) -> bool:
-        """Whether there is nothing in the file yet; raises if this server does not know what there is."""
-        if _only(connection, "SELECT count(*) FROM sqlite_master") == (0,):
-            return True
-        if _only(connection, "PRAGMA application_id") != (APPLICATION,):
-            raise self._error(f"is another program's database: {_ANOTHER_FILE}")
+    def _version(self, connection: sqlite3.Connection) -> int:
+        """The version of the file, 0 if there is nothing in it yet; raises if it is newer than this server."""
         (version,) = _only(connection, "PRAGMA user_version")
-        if version > SCHEMA_VERSION:
+        if version > VERSION:
             raise self._error(
-                f"has schema version {version}, but this hetserver reads at most version {SCHEMA_VERSION}: "
+                f"has version {version}, but this hetserver reads at most version {VERSION}: "
                 f"upgrade hetserver, or {_ANOTHER_FILE}"
             )
-        return False
+        if not version and _only(connection, "SELECT count(*) FROM sqlite_master") != (0,):
+            raise self._error(f"is another program's database: {_ANOTHER_FILE}")
+        return int(version)
 
     # -- the lock file ---------------------------------------------------------------------------------------
 

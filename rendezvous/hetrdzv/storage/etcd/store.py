@@ -28,7 +28,7 @@ from typing import TypeVar
 
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import StorageError
-from hetrdzv.storage.base import Batch, NothingWritten, Snapshot
+from hetrdzv.storage.base import VERSION, Batch, NothingWritten, Snapshot
 from hetrdzv.storage.etcd.client import (
     Etcd,
     EtcdRefused,
@@ -40,8 +40,6 @@ from hetrdzv.storage.etcd.client import (
     put,
 )
 from hetrdzv.storage.etcd.election import Term
-
-VERSION = 1
 
 MAX_OPERATIONS = 127
 """The default of etcd's `--max-txn-ops`, less one for meta."""
@@ -240,6 +238,7 @@ class EtcdStore:
         assert self._meta is not None
         written = replace(
             self._meta,
+            v=VERSION,
             clock=max(clock, self._meta.clock),
             commit=secrets.token_hex(8),
             log=self._meta.log if log is None else log,

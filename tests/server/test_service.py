@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
@@ -499,6 +500,17 @@ async def test_a_connection_cut_during_a_stall_makes_nobody_suspect() -> None:
             while service.group("g").nodes["a"].disconnected_at is None:
                 await service.on_poll_cut("g", "a", "1")
                 await asyncio.sleep(0.01)
+
+
+async def test_a_stall_is_measured_whatever_begins_the_next_beat() -> None:
+    async with serving() as (service, _):
+        await two_nodes(service)
+        await asyncio.sleep(0)
+        time.sleep(0.7)  # noqa: ASYNC251
+        await service.on_poll_cut("g", "a", "1")
+        await asyncio.sleep(0.01)
+        sums = [line for line in service.metrics().decode().splitlines() if "loop_late_seconds_sum" in line]
+        assert float(sums[0].split()[1]) > 0.3
 
 
 async def test_a_slow_start_excuses_no_cut() -> None:

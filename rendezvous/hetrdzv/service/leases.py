@@ -140,8 +140,8 @@ class LeaseTable:
 
     # -- what the server does --------------------------------------------------------------------------------
 
-    def beat(self) -> float:
-        """Begin another beat; returns by how much the event loop is late (seconds)."""
+    def beat(self) -> None:
+        """Begin another beat."""
         late_s, now = self._clock.beat(), self._clock.now()
         if late_s > LATE_CUTS_S:
             self._late_at = now
@@ -150,7 +150,6 @@ class LeaseTable:
             for leases in self._of.values():
                 for lease in leases.values():
                     lease.heard_at, lease.disconnected_at = now, inf
-        return late_s
 
     def may_have_caused_cut(self) -> bool:
         """Whether a poll that is found cut now may have been cut because this server was late."""

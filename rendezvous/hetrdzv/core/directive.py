@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hetrdzv.core import snapshots
-from hetrdzv.core.memo import cached_by_fields
+from hetrdzv.core.memo import cached
 from hetrdzv.core.model import Group, Node, Round
 from hetrdzv.core.rounds.timers import in_grace_period
 from hetrdzv.core.rounds.transitions import is_reusable
@@ -149,7 +149,7 @@ def _details(group: Group, node: Node, head: DirectiveHead, now: float) -> dict[
             return {"reason": why_node_waits(group, node, now)}
 
 
-@cached_by_fields("records", "job")
+@cached
 def _time_of_job(group: Group) -> TimeSpent:
     return total_time(record for record in group.records if record.job == group.job)
 

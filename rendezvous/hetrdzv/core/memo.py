@@ -27,30 +27,21 @@ def cached(function: Callable[[_V], _R]) -> Callable[[_V], _R]:
     return answer
 
 
-MOST_RECENT = 4
-"""How many answers `cached_by_fields` keeps beside those in the values themselves."""
-
-
 def cached_by_fields(*fields: str) -> Callable[[Callable[[_V], _R]], Callable[[_V], _R]]:
-    """Keep the answer of a function that reads some fields of a value only, also for the next value with the same ones.
-
-    For searches: one command makes several versions of a group, of which most differ in a time alone.
-    """
+    """Keep the answer of a function that reads some fields of a value only, also for the next with the same ones."""
 
     def keep(function: Callable[[_V], _R]) -> Callable[[_V], _R]:
-        recent: tuple[tuple[list[object], _R], ...] = ()
+        last: tuple[list[object], _R] | None = None
 
         @cached
         @wraps(function)
         def answer(value: _V) -> _R:
-            nonlocal recent
+            nonlocal last
             read: list[object] = [getattr(value, name) for name in fields]
-            for known, result in recent:  # a tuple, replaced as a whole: plans are made in a thread
-                if all(map(is_, known, read)):
-                    return result
-            result = function(value)
-            recent = ((read, result), *recent[: MOST_RECENT - 1])
-            return result
+            known = last  # plans are made in a thread
+            if known is None or not all(map(is_, known[0], read)):
+                known = last = read, function(value)
+            return known[1]
 
         return answer
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hetrdzv.core.memo import cached, cached_by_fields
+from hetrdzv.core.memo import cached
 from hetrdzv.core.model import Group, Node, Round
 from hetrdzv.core.selection.best_set import WorldSizes
 from hetrdzv.core.selection.order import round_history
@@ -13,9 +13,6 @@ from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.settings import OnJoin
 from hetrdzv.protocol.states import NodePhase
 from hetrdzv.protocol.texts.ids import is_loopback
-
-READ = ("spec", "nodes", "drained", "job", "round", "seats", "unreachable", "failed_masters", "failed_rounds")
-"""The fields of a group that decide which nodes form its rounds."""
 
 
 @cached
@@ -52,7 +49,7 @@ def loopback_only_nodes(nodes: Iterable[Node]) -> list[Node]:
     return loopback if len(loopback) < len(nodes) else []
 
 
-@cached_by_fields(*READ)
+@cached
 def next_round(group: Group) -> Selection | Shortfall:
     """What `select` answers for the ready nodes of a group that runs no round."""
     return select(group.spec, ready_nodes(group), round_history(group), group.failed_masters)
@@ -79,7 +76,7 @@ class Growth:
         return any(node.disconnected_at is not None for node in self.joiners.values())
 
 
-@cached_by_fields(*READ)
+@cached
 def growth(group: Group) -> Growth:
     """Who would join if the running round ended now; nobody if no round runs."""
     active, spec = group.active_round, group.spec

@@ -1,8 +1,8 @@
 """Invariants of a group: checked before a change of it is committed, when it is loaded, and by the tests."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
-from hetrdzv.core.model import Group, Node, Round
+from hetrdzv.core.model import Group, Round
 from hetrdzv.core.selection.best_set import WorldSizes
 from hetrdzv.protocol.states import GroupState, NodePhase
 
@@ -22,20 +22,16 @@ class InvariantError(AssertionError):
         self.wrong = wrong
 
 
-def check(group: Group, since: Group | None = None, changed: Iterable[Node] = ()) -> None:
-    """Raise InvariantError if a group violates an invariant.
-
-    `since`: the group before a change, which violated none: what the change cannot have touched is passed over;
-    `changed`: its nodes that differ from those of `since`.
-    """
-    wrong = list(violations(group, since, changed))
+def check(group: Group) -> None:
+    """Raise InvariantError if a group violates an invariant."""
+    wrong = list(violations(group))
     if wrong:
         more = f"; and {len(wrong) - MOST_SHOWN} more" if len(wrong) > MOST_SHOWN else ""
         raise InvariantError(group.group_id, f"{'; '.join(wrong[:MOST_SHOWN])}{more}")
 
 
-def violations(group: Group, since: Group | None = None, changed: Iterable[Node] = ()) -> Iterator[str]:
-    """The violations of a group, one sentence each; the arguments are those of `check`."""
+def violations(group: Group) -> Iterator[str]:
+    """The violations of a group, one sentence each."""
     if group.restarts > group.spec.max_restarts:
         yield f"{group.restarts} restarts were spent of {group.spec.max_restarts}"
     active = group.active_round
@@ -47,33 +43,20 @@ def violations(group: Group, since: Group | None = None, changed: Iterable[Node]
         yield f"the state is waiting, but round {active.number} is active"
     if group.state is GroupState.FAILED and group.root_cause is None:
         yield "the group failed without a root cause"
-    whole = since is None or _membership_differs(group, since)
     if group.round is not None:
         if not group.round.members:
             yield f"round {group.round.number} has no members"
             return
         yield from _round_violations(group, group.round)
-        yield from _member_violations(group, group.round, None if whole else changed)
-        if whole:
-            yield from _membership_violations(group, group.round)
-    if whole:
-        for node_id, node in group.nodes.items():
-            if node.node_id != node_id:
-                yield f"node '{node.node_id}' is filed under '{node_id}'"
-    yield from _node_violations(group, group.nodes.values() if whole else changed)
+        yield from _member_violations(group, group.round)
+    yield from _node_violations(group)
 
 
-def _membership_differs(group: Group, since: Group) -> bool:
-    """Whether nodes that did not change may stand differently: to a round with other members, or to other settings."""
-    members = group.round.members if group.round is not None else None
-    known = since.round.members if since.round is not None else None
-    same = members is known and group.spec is since.spec and group.job == since.job
-    return not same or len(group.nodes) < len(since.nodes) or group.last_round < since.last_round
-
-
-def _node_violations(group: Group, nodes: Iterable[Node]) -> Iterator[str]:
-    for node in nodes:
-        node_id, phase, gone = node.node_id, node.phase, node.gone
+def _node_violations(group: Group) -> Iterator[str]:
+    for node_id, node in group.nodes.items():
+        phase, gone = node.phase, node.gone
+        if node.node_id != node_id:
+            yield f"node '{node.node_id}' is filed under '{node_id}'"
         if node.member_of > group.last_round:
             yield f"{node_id} is a member of round {node.member_of}, but the last round is {group.last_round}"
         if gone != (node.departed_at is not None):
@@ -113,7 +96,7 @@ def _round_violations(group: Group, current: Round) -> Iterator[str]:
         yield f"round {current.number} has finished nodes that are no members: {sorted(current.finished)}"
 
 
-def _membership_violations(group: Group, current: Round) -> Iterator[str]:
+def _member_violations(group: Group, current: Round) -> Iterator[str]:
     """What is wrong with who is in a round, and in which order."""
     offset = 0
     for group_rank, member in enumerate(current.members):
@@ -132,13 +115,8 @@ def _membership_violations(group: Group, current: Round) -> Iterator[str]:
     if not (worlds := WorldSizes.of(group.spec)).allows(offset):
         yield f"round {current.number} has world size {offset}, which is none of {worlds}"
 
-
-def _member_violations(group: Group, current: Round, changed: Iterable[Node] | None) -> Iterator[str]:
-    """Whether the members of a running round are there: those that changed (None: all)."""
-    if group.active_round is None or group.state.terminal:
-        return
-    number, names = current.number, (node.node_id for node in changed or ())
-    for member in current.members if changed is None else filter(None, map(current.member, names)):
+    number, runs = current.number, current.end is None and not group.state.terminal
+    for member in current.members if runs else ():
         node = group.nodes.get(member.node_id)
         if node is None or node.incarnation != member.incarnation or node.gone:
             if member.node_id not in current.finished:

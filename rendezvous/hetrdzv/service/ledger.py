@@ -319,5 +319,5 @@ def checked_changes(old: Group | None, new: Group | None) -> tuple[dict[str, byt
     """As `records.changes`, of a group that can be loaded again; else raises `InvariantError`, or what went wrong."""
     changed = changed_nodes(old, new) if new is not None else ()
     if new is not None:
-        check(new, old, changed)
+        check(new)
     return records.changes(old, new, changed)

@@ -8,7 +8,6 @@ from hetrdzv.protocol.errors import (
     GroupFinishing,
     InvalidSpec,
     NodeIdInUse,
-    Refused,
     SpecConflict,
     StaleIncarnation,
 )
@@ -180,18 +179,6 @@ def test_members_of_the_round_are_not_forgotten() -> None:
         story.join(f"pod{number}")
         story.leave(f"pod{number}")
     assert "b" in story.group.nodes
-
-
-def test_round_numbers_stay_numbers_of_json_whatever_a_node_claims() -> None:
-    story = Story(last_call_s=0)
-    with pytest.raises(Refused, match="9007199254740992"):
-        story.join("a", after=2**53)
-    story.join("a", after=2**52)
-    assert story.told("a").round == 2**52 + 1
-    story.started("a")
-    story.restart()
-    story.join("a")
-    assert story.told("a").round == 2**52 + 2
 
 
 def test_who_is_alive_or_yet_to_exit_is_named() -> None:

@@ -71,9 +71,6 @@ FORMER_KEPT = 8
 REFRESHED_ON_REJOIN = ("labels", "weight", "snapshots")
 """What a node says of itself each time that it is ready, and what then counts for the next round."""
 
-MAX_CLAIMED_ROUND = 2**52
-"""A node may know of newer rounds than its group, if that was forgotten meanwhile; beyond this JSON loses precision."""
-
 
 @dataclass(frozen=True, slots=True)
 class Transition:
@@ -132,8 +129,8 @@ def _join(context: StepContext, command: Join) -> None:
         require_same_script(context, command)
         adopt_settings(context, command.spec, final=not command.wants_command, node_id=command.node_id)
     group = context.group
-    _take_over_rounds(context, command)
     context.change(
+        last_round=max(group.last_round, command.after_round),
         unreachable=frozenset(pair for pair in group.unreachable if command.node_id not in pair),
         failed_masters=0,  # this one may serve
     )
@@ -150,17 +147,6 @@ def _join(context: StepContext, command: Join) -> None:
         )
     )
     context.add_event(events.node_joined(command.node_id, command.slots, command.address, command.not_ready))
-
-
-def _take_over_rounds(context: StepContext, command: Join) -> None:
-    """Never reuse a round number that a node has seen."""
-    known = context.group.last_round
-    if command.after_round > max(known, MAX_CLAIMED_ROUND):
-        raise Refused(
-            f"node '{command.node_id}' claims to have stopped round {command.after_round}, but the last one of "
-            f"group '{context.group.group_id}' is {known}: restart its agent"
-        )
-    context.change(last_round=max(known, command.after_round))
 
 
 def _take_place(context: StepContext, node: Node, incarnation: str) -> tuple[str, ...]:
@@ -207,7 +193,7 @@ def _ready_again(context: StepContext, node: Node, command: Join) -> None:
         why = ends.workers_stopped(node.node_id, command.stopped)
         cause = Cause(kind=EndKind.LEFT, reason=why, node_id=node.node_id)
         remove_from_round(context, node, cause, done=group.can_leave_without_loss(node))
-    _take_over_rounds(context, command)
+    context.change(last_round=max(group.last_round, command.after_round))
     node = context.change_node(
         node,
         phase=NodePhase.READY,

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from hetagent.node.gpu.devices import VISIBLE, Devices, choose_devices, visible_devices_env
-from hetagent.node.gpu.discovery import Gpu, list_gpus
+from hetagent.node.gpu.discovery import list_gpus
 from tests.gpu.machine import START_S, Machine, torch_sees
 from tests.support.servers import Hetserver
 
@@ -30,21 +30,22 @@ print(json.dumps({"local_rank": os.environ["LOCAL_RANK"], "gpus": gpus, "cpus": 
 """
 
 
-def run_sees(
-    folder: Path, *flags: str, **env: str
-) -> tuple["subprocess.CompletedProcess[str]", list[dict[str, Any]]]:
-    """Run workers that say what they see: the agent, and what each has said."""
-    script = folder / "sees.py"
-    script.write_text(SEES)
-    done = hetagent("--standalone", *flags, str(script), **env)
-    return done, [json.loads(line) for line in re.findall(r"\{.*\}", done.stdout)]
-
-
-def hetagent(*words: str, **env: str) -> "subprocess.CompletedProcess[str]":
-    """Run it to its end."""
-    environ = {**os.environ, **env}
+def hetagent(*words: str, **env: str) -> str:
+    """Run it to its end, which must be good; its output."""
     command = [sys.executable, "-m", "hetagent.cli.main", *words]
-    return subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=START_S)
+    done = subprocess.run(
+        command, env={**os.environ, **env}, capture_output=True, text=True, check=False, timeout=START_S
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def sees(folder: Path, *flags: str, **env: str) -> list[dict[str, Any]]:
+    """What workers say that they see, by local rank."""
+    (folder / "sees.py").write_text(SEES)
+    output = hetagent("--standalone", *flags, str(folder / "sees.py"), **env)
+    lines = [json.loads(line) for line in re.findall(r"\{.*\}", output)]
+    return sorted(lines, key=lambda line: (line["local_rank"], line["gpus"]))
 
 
 def all_gpus(machine: Machine) -> list[str]:
@@ -52,122 +53,86 @@ def all_gpus(machine: Machine) -> list[str]:
     return ["--device", "cpu", "--gpus", "2"] if machine.harness else ["--gpus", "auto"]
 
 
-def whole(gpus: list[Gpu]) -> list[Gpu]:
-    """Without MIG slices."""
-    return [gpu for gpu in gpus if gpu.uuid.startswith("GPU-")]
-
-
-def bare(uuids: list[str]) -> list[str]:
-    """As torch writes them."""
-    return [uuid.partition("-")[2] for uuid in uuids]
-
-
-def test_counted(machine: Machine, seen: Seen) -> None:
-    """The agent finds the GPUs that nvidia-smi lists: UUID, name, memory, MIG slices"""
+def test_the_agent_finds_what_nvidia_smi_lists(machine: Machine, seen: Seen) -> None:
     machine.needs_driver()
     found = list_gpus()
-    assert [(gpu.uuid, gpu.name) for gpu in whole(found)] == [(one.uuid, one.name) for one in machine.cards]
-    for gpu, card in zip(found, machine.cards, strict=False):
-        assert card.memory_mib is None or abs(gpu.memory_bytes / 2**20 - card.memory_mib) < 2
+    whole = [gpu for gpu in found if gpu.uuid.startswith("GPU-")]
+    assert [(gpu.uuid, gpu.name) for gpu in whole] == [(card.uuid, card.name) for card in machine.cards]
+    for gpu, card in zip(whole, machine.cards, strict=True):
+        if card.memory_mib.isdecimal():  # not `[N/A]`
+            assert abs(gpu.memory_bytes / 2**20 - int(card.memory_mib)) < 2
     assert sorted(gpu.uuid for gpu in found if gpu.uuid.startswith("MIG-")) == sorted(machine.slices)
     seen(f"{len(machine.cards)} GPUs, {len(machine.slices)} slices")
 
 
-def test_as_torch_sees_them(machine: Machine, seen: Seen) -> None:
-    """Every value of CUDA_VISIBLE_DEVICES means to the agent what it means to CUDA: the same GPUs in the same order"""
+def test_visible_devices_mean_what_they_mean_to_cuda(machine: Machine) -> None:
+    """Every value of CUDA_VISIBLE_DEVICES: the same GPUs in the same order."""
     machine.needs_driver()
     last, uuids = len(machine.cards) - 1, [card.uuid for card in machine.cards]
     values = [None, "", "0", f"{last},0", f"{last}", "0,0", "0,99", "-1", "0x", uuids[-1], uuids[-1][:12]]
     values += [f"{uuids[-1]},{uuids[0]}", f"{uuids[0]},0", *machine.slices[:1]]
-    wrong = {}
     for value in values:
         environ = {} if value is None else {VISIBLE: value}
+        ours, narrowed, theirs = [], [], []
         try:
             chosen = choose_devices("auto", "cuda", environ)
         except ValueError:
-            ours, narrowed = [], []
+            pass
         else:
             ours = [gpu.name for gpu in chosen.gpus]
             narrowed = torch_sees({VISIBLE: None, **environ, **visible_devices_env(chosen, environ)})["gpus"]
-        theirs = (
-            [] if value == "" else torch_sees({VISIBLE: value, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"})["gpus"]
-        )
-        if ours != [name for _, name, _ in theirs] or narrowed != theirs:
-            wrong[value] = (ours, theirs, narrowed)
-    assert not wrong, wrong
-    seen(f"{len(values)} values")
+        if value != "":
+            theirs = torch_sees({VISIBLE: value, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"})["gpus"]
+        assert (ours, narrowed) == ([name for _, name, _ in theirs], theirs), value
 
 
 @pytest.mark.parametrize("flag", ["", "--isolate-gpus", "--virtual-local-rank"])
-def test_seen_by_workers(machine: Machine, tmp_path: Path, seen: Seen, flag: str) -> None:
-    """Which GPUs a worker sees: all chosen ones, or its own with LOCAL_RANK as it is, or its own as LOCAL_RANK 0"""
+def test_a_worker_sees_all_gpus_or_its_own(machine: Machine, tmp_path: Path, flag: str) -> None:
     if flag == "--virtual-local-rank" and machine.harness:
         pytest.skip("is refused for CPU workers: make test-gpu on a machine with a GPU")
-    done, lines = run_sees(tmp_path, *all_gpus(machine), *filter(None, [flag]))
-    assert (done.returncode, bool(lines)) == (0, True), done.stderr
-    gpus = [one for one, _, _ in machine.about["gpus"]]
-    own = [[one] for one in gpus] if flag else [gpus] * len(gpus)
-    ranks = (
-        ["0"] * len(lines) if flag == "--virtual-local-rank" else [str(rank) for rank in range(len(lines))]
-    )
-    assert sorted(line["local_rank"] for line in lines) == ranks, lines
+    lines = sees(tmp_path, *all_gpus(machine), *filter(None, [flag]))
+    gpus = [uuid for uuid, _, _ in machine.about["gpus"]]
+    own = [[uuid] for uuid in gpus] if flag else [gpus] * len(gpus)
     assert sorted(line["gpus"] for line in lines) == (sorted(own) if gpus else [[], []]), lines
-    seen(f"{len(lines)} workers, {len(gpus)} GPUs")
+    ranks = ["0" if flag == "--virtual-local-rank" else str(rank) for rank in range(len(lines))]
+    assert [line["local_rank"] for line in lines] == ranks
 
 
-def test_mig(machine: Machine, tmp_path: Path, seen: Seen) -> None:
-    """Several workers on several MIG slices get one each"""
-    machine.needs_driver()
+def test_two_workers_on_two_slices_get_one_each(machine: Machine, tmp_path: Path) -> None:
     if len(machine.slices) < 2:
-        pytest.skip(
-            "fewer than two MIG slices: sudo nvidia-smi -i 0 -mig 1 && sudo nvidia-smi mig -i 0 -cgi 19,19 -C "
-            "(A100, H100 and newer data centre GPUs; undo: sudo nvidia-smi -i 0 -mig 0)"
-        )
-    done, lines = run_sees(tmp_path, "--isolate-gpus", **{VISIBLE: ",".join(machine.slices[:2])})
-    assert [len(line["gpus"]) for line in lines] == [1, 1], (done.stdout, done.stderr)
-    assert lines[0]["gpus"] != lines[1]["gpus"]
-    seen("2 workers, 2 slices")
+        pytest.skip("no two MIG slices: nvidia-smi -i 0 -mig 1 && nvidia-smi mig -i 0 -cgi 19,19 -C")
+    first, second = sees(tmp_path, "--isolate-gpus", **{VISIBLE: ",".join(machine.slices[:2])})
+    assert (len(first["gpus"]), len(second["gpus"])) == (1, 1)
+    assert first["gpus"] != second["gpus"]
 
 
-def test_rocm(machine: Machine, seen: Seen) -> None:
-    """AMD's GPUs are counted and chosen as torch for ROCm sees them"""
-    machine.needs_gpu()
+def test_amds_gpus_are_chosen_as_torch_sees_them(machine: Machine) -> None:
     if machine.about["hip"] is None:
         pytest.skip(
-            "torch is not for ROCm: make test-gpu PIP_INDEX_URL=https://download.pytorch.org/whl/rocm6.4"
+            "make test-gpu PIP_INDEX_URL=https://download.pytorch.org/whl/rocm6.4 on a machine with them"
         )
     chosen = choose_devices("auto", "cuda", {})
     assert chosen.slots == len(machine.about["gpus"])
     last = {"HIP_VISIBLE_DEVICES": str(chosen.slots - 1)}
     narrowed = visible_devices_env(Devices(1, (0,)), last)
     assert torch_sees({**last, **narrowed})["gpus"] == machine.about["gpus"][-1:]
-    seen(f"{chosen.slots} GPUs")
 
 
-def test_check(machine: Machine, seen: Seen) -> None:
-    """hetagent --check shows names, free memory and versions as nvidia-smi and torch do"""
+def test_check_shows_what_nvidia_smi_and_torch_do(machine: Machine, seen: Seen) -> None:
     with Hetserver(store="memory") as server:
-        done = hetagent("--check", "--server", server.url, *all_gpus(machine))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"torch {machine.about['torch']}" in done.stdout, done.stdout
-    for card in [] if machine.about["hip"] or machine.slices else machine.cards:
-        assert f"driver {card.driver}" in done.stdout, done.stdout
-        assert card.name in done.stdout, done.stdout
-        assert re.search(rf"GPU {card.index} +\w+ +[\d.]+ of [\d.]+ GiB free", done.stdout), done.stdout
-    if "nccl" in machine.about:
-        assert f"nccl {machine.about['nccl']}" in done.stdout, done.stdout
-    seen("; ".join(re.findall(r"devices .*|GPU .*free", done.stdout)))
+        output = hetagent("--check", "--server", server.url, *all_gpus(machine))
+    assert f"torch {machine.about['torch']}" in output, output
+    for index, card in enumerate([] if machine.harness or machine.slices else machine.cards):
+        assert f"driver {card.driver}" in output, output
+        assert card.name in output, output
+        assert re.search(rf"GPU {index} +\w+ +[\d.]+ of [\d.]+ GiB free", output), output
+        assert f"nccl {machine.about['nccl']}" in output, output
+    seen("; ".join(re.findall(r"devices .*|GPU .*free", output)))
 
 
-def test_numa(machine: Machine, tmp_path: Path, seen: Seen) -> None:
-    """--numa-binding node binds each worker to the CPUs near its GPU"""
-    machine.needs_gpu()
-    if shutil.which("numactl") is None:
-        pytest.skip("numactl is missing: sudo apt-get install numactl")
-    done, lines = run_sees(tmp_path, "--gpus", "auto", "--numa-binding", "node")
-    if done.returncode == 2 and "needs torch" in done.stderr:
-        pytest.skip("this torch is too old for --numa-binding: make test-gpu TORCH=2.13.0")
-    assert done.returncode == 0, done.stderr
-    cpus = [line["cpus"] for line in lines]
-    assert len(cpus) == len(machine.about["gpus"])
-    seen(f"CPUs per worker: {', '.join(map(str, cpus))} of {os.cpu_count()}")
+def test_numa_binding_takes_the_cpus_near_the_gpu(machine: Machine, tmp_path: Path, seen: Seen) -> None:
+    if machine.harness or shutil.which("numactl") is None:
+        pytest.skip("needs a GPU and numactl: apt-get install numactl")
+    lines = sees(tmp_path, "--gpus", "auto", "--numa-binding", "node")
+    assert len(lines) == len(machine.about["gpus"])
+    seen(f"CPUs per worker: {[line['cpus'] for line in lines]} of {os.cpu_count()}")

@@ -2,7 +2,7 @@
 
 For JobSet and Trainer these are the models that Trainer publishes of its API, which has JobSet's in it. They ignore
 fields that they do not know, so what comes out is compared with what went in. They do not know Kueue, or which values
-are allowed: see test_cluster.py.
+are allowed.
 """
 
 import kubeflow_trainer_api.models as trainer

@@ -3,8 +3,7 @@
     hetagent ... benchmarks/hanging.py KIND FOLDER
 
 All-reduces every few milliseconds. After a while the victim of the round, another one each time, does KIND. It says
-so first in FOLDER/hangs: round, rank, and when (wall-clock seconds). In every other round a thread is saving a
-checkpoint then, for a second, in a second process group.
+so first in FOLDER/hangs: round, rank, and when (wall-clock seconds).
 """
 
 import ctypes
@@ -18,10 +17,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-
-sys.path.append(str(Path(__file__).parents[1] / "tests" / "support" / "workload"))
-
-from beside import Checkpoints, begin
 
 STEPS = 100
 """How many steps are healthy."""
@@ -55,7 +50,6 @@ def stop() -> None:
 
 ALONE: dict[str, Callable[[], None]] = {
     "sleeps": sleep,
-    "is not seen": sleep,
     "holds the GIL": hold_the_gil,
     "is stopped": stop,
     "blocks in the kernel": block_in_the_kernel,
@@ -66,7 +60,7 @@ ALONE: dict[str, Callable[[], None]] = {
 def main() -> None:
     """Step until the job hangs."""
     kind, folder = sys.argv[1], Path(sys.argv[2])
-    begin("unseen" if kind == "is not seen" else "gloo")
+    dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
     other = dist.new_group(list(range(world)))
     number = int(os.environ["HET_ROUND"])
@@ -74,8 +68,6 @@ def main() -> None:
     data = torch.ones(10)
     for step in range(1_000_000):
         time.sleep(0.005)
-        if step == STEPS - 20 and number % 2 == 0:
-            Checkpoints(1.0)
         if step == STEPS and rank == victim:
             with (folder / "hangs").open("a") as file:
                 file.write(json.dumps({"round": number, "rank": rank, "at": time.time()}) + "\n")

@@ -47,7 +47,6 @@ def ended_for(done: "subprocess.CompletedProcess[str]") -> str:
         "evaluates_with_progress",
         "saves_while_it_accumulates",
         "saves_beside_training",
-        "saves_beside_another_backend",
         "accumulates",
         "compiles",
         "pipelines",

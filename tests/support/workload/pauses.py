@@ -17,12 +17,40 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from beside import Checkpoints, begin
 from torch.nn.parallel import DistributedDataParallel
 
 from hetagent import progress
 
 DATA = torch.ones(10)
+
+
+class Checkpoints:
+    """A checkpoint that a thread saves in a second process group, as by torch.distributed.checkpoint.async_save.
+
+    Args:
+        write_s: for how long rank 0 writes (seconds).
+    """
+
+    def __init__(self, write_s: float) -> None:
+        self._write_s = write_s
+        self._group = dist.new_group(backend="gloo")
+        dist.barrier(group=self._group)
+        self._thread = threading.Thread(target=self._save, daemon=True)
+        self._thread.start()
+
+    @property
+    def done(self) -> bool:
+        """Whether all ranks have written theirs."""
+        return not self._thread.is_alive()
+
+    def finish(self) -> None:
+        """Wait until they have."""
+        self._thread.join()
+
+    def _save(self) -> None:
+        if dist.get_rank() == 0:
+            time.sleep(self._write_s)
+        dist.barrier(group=self._group)
 
 
 class Pause:
@@ -40,9 +68,9 @@ class Pause:
         self.rank = int(os.environ["RANK"])
         self._announced = announced
 
-    def begin(self, backend: str = "gloo") -> None:
+    def begin(self) -> None:
         """Meet the other ranks, and take some steps."""
-        begin(backend)
+        dist.init_process_group("gloo")
         self.steps()
 
     def steps(self) -> None:
@@ -84,16 +112,7 @@ def evaluates_with_progress(pause: Pause) -> None:
 
 def saves_beside_training(pause: Pause) -> None:
     """An asynchronous checkpoint in a side group, while all train in the default group."""
-    _train_while_saving(pause, "gloo")
-
-
-def saves_beside_another_backend(pause: Pause) -> None:
-    """The same, while all train over a backend of which nothing is told."""
-    _train_while_saving(pause, "unseen")
-
-
-def _train_while_saving(pause: Pause, backend: str) -> None:
-    pause.begin(backend)
+    pause.begin()
     checkpoints = Checkpoints(pause.seconds)
     missing = torch.ones(1)
     while missing:  # as many steps on all ranks
@@ -146,7 +165,7 @@ def pipelines(pause: Pause) -> None:
 
 def loads_before_its_first_step(pause: Pause) -> None:
     """A rank loads its data for long after all have met, while the others are at the first collective."""
-    begin()
+    dist.init_process_group("gloo")
     if pause.rank == 1:
         time.sleep(pause.seconds)
 

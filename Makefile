@@ -116,7 +116,7 @@ test-ecosystem: $(STAMP) $(ECOSYSTEM)/.installed  ## run Lightning, Accelerate, 
 test-launch: $(HOROVOD) open-mpi  ## run every command of docs/launch.md, and the examples of each launch style
 	HET_TEST_ALL=1 $(BIN)/python -m pytest tests/e2e/test_launch_docs.py tests/e2e/test_launch_styles.py
 
-test-long: $(STAMP) tools  ## run the tests of networks, faults, guides, torchrun and launch styles of which .ci/run runs a part each time, or with PART=3/24 that part, with Open MPI, Slurm and Horovod
+test-long: $(STAMP) tools  ## run the tests of networks, faults, guides, torchrun and launch styles of which .ci/run runs a part each time, or with PART=3/96 that part, with Open MPI, Slurm and Horovod
 	HET_TEST_ALL=1 HET_TEST_PART='$(PART)' SIM_FROM=$(or $(SIM_FROM),$(shell date +%s%3N)) $(BIN)/python -m pytest -m 'long$(if $(PART),, and not needs)'
 
 test-torch: $(STAMP)  ## test the agent with the oldest torch, the newest and two in between, each in .cache/torch or in TORCHES (hours; docs/torch.md)

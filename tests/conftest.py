@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.needs import AUTO_LONG_S, LONG, PART, needs_set_up, set_up, share, turn
+from tests.support.needs import PART, needs_set_up, set_up, share, turn
 from tests.support.programs.start import servers
 
 FIRST = (
@@ -22,16 +22,12 @@ FIRST = (
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip the long tests in `make test`, before their fixtures are made, except for the part whose turn it is, as long
-    as there is time for it."""
+    """Skip the long tests in `make test`, before their fixtures are made, except for the part whose turn it is."""
     if item.get_closest_marker("long") is None:
         return
-    if not (part := os.environ.get(PART)):
+    if not os.environ.get(PART):
         needs_set_up("long")
-    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    if sum(took_s) > float(os.environ.get(LONG, "inf")) / workers:
-        pytest.skip(f"the time for long tests is over: make test-long PART={part}")
-    if part and (need := need_of(item)):
+    elif need := need_of(item):
         set_up(need)
 
 
@@ -39,16 +35,6 @@ def need_of(item: pytest.Item) -> str | None:
     """The target of make that installs what a test needs."""
     needs = item.get_closest_marker("needs")
     return needs.args[0] if needs is not None else None
-
-
-took_s: list[float] = []
-"""How long each long test of this process took (seconds)."""
-
-
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Add up the time of long tests."""
-    if "long" in report.keywords:
-        took_s.append(report.duration)
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -66,8 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.setdefault("HET_PRELOAD", "none")  # most jobs of tests have workers without torch
     if os.environ.get(PART) == "auto":
-        os.environ[PART] = turn(config.rootpath)  # pytest-xdist's workers inherit both
-        os.environ[LONG] = str(AUTO_LONG_S)
+        os.environ[PART] = turn(config.rootpath)  # pytest-xdist's workers inherit it
     servers.warm()
     gc.disable()  # nothing becomes garbage during the collection of tests
 

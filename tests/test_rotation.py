@@ -26,12 +26,9 @@ def test_all_parts_together_are_all_long_tests() -> None:
     assert max(len({needs[test] for test in part} - {None}) for part in parts) <= 2, (
         "two installations in a turn"
     )
-    with pytest.raises(ValueError, match="25/24: give a part such as 3/24, or auto"):
+    with pytest.raises(ValueError, match="25/24: give a part such as 3/96, or auto"):
         share(needs, "25/24")
-    part, *changed = turn(ROOT).split(",")
-    assert re.fullmatch(rf"\d+/{PARTS}", part)
-    assert all((ROOT / path).exists() for path in changed)
-    assert 6 <= len(share(needs, "1/24,tests/None.py") - share(needs, "1/24")) <= 8
+    assert re.fullmatch(rf"\d+/{PARTS}", turn(ROOT))
 
 
 def test_launch_styles_have_their_turns() -> None:

@@ -17,19 +17,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 ALL = "HET_TEST_ALL"
 PART = "HET_TEST_PART"
-"""Which of the long tests run: `3/24`; `auto`: what `turn` says."""
+"""Which of the long tests run: `3/96`; `auto`: what `turn` says."""
 
-LONG = "HET_TEST_LONG_S"
-"""For how long the tests of a part may take, all together (seconds); those that are left then are skipped."""
-
-AUTO_LONG_S = 20.0
-"""That of `auto`: a third of it beside the other tests."""
-
-PARTS = 24
-"""A part takes about 80 s, most of them waiting."""
-
-AT_MOST = 8
-"""How many long tests run beside those of a part, of files that the last commits changed."""
+PARTS = 96
+"""A part takes about 20 s, most of them waiting."""
 
 UNPACKED = ROOT / ".cache" / "debian" / "usr" / "bin"
 """Where `make tools` puts programs whose Debian packages it does not install."""
@@ -60,29 +51,19 @@ def set_up(target: str, root: Path = ROOT) -> None:
 
 
 def turn(root: Path) -> str:
-    """The part whose turn it is at this commit, and the files of tests that the last 20 commits changed.
-
-    It goes by the number of commits; in a shallow clone, which does not know it, by the commit's hash.
-    """
+    """The part whose turn it is at this commit: by the number of commits, or its hash in a shallow clone."""
 
     def git(*words: str) -> str:
         done = subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=False)
         return done.stdout.strip()
 
-    changed: list[str] = []
-    if git("rev-parse", "--is-shallow-repository") == "false":
-        number = int(git("rev-list", "--count", "HEAD"))
-        names = git("diff", "--name-only", "--diff-filter=d", "HEAD~20", "HEAD", "--", "tests/*.py").split()
-        changed = [name for name in names if "mark.long" in (root / name).read_text(encoding="utf-8")]
-    else:
-        number = int(git("rev-parse", "HEAD") or "0", 16)
-    return ",".join([f"{number % PARTS + 1}/{PARTS}", *changed])
+    shallow = git("rev-parse", "--is-shallow-repository") != "false"
+    number = int(git("rev-parse", "HEAD") or "0", 16) if shallow else int(git("rev-list", "--count", "HEAD"))
+    return f"{number % PARTS + 1}/{PARTS}"
 
 
 def share(needs: Mapping[str, str | None], part: str) -> set[str]:
-    """Those of all long tests that a part contains, and some of the files that are named after it.
-
-    Those with the same need are together: most turns install little.
+    """Those of all long tests that a part contains. Those with the same need are together: most turns install little.
 
     Args:
         needs: for each test, what is installed for it (a target of make); None: nothing.
@@ -90,18 +71,11 @@ def share(needs: Mapping[str, str | None], part: str) -> set[str]:
     Raises:
         ValueError: it is no part.
     """
-    which, *files = part.split(",")
-    match = re.fullmatch(r"(\d+)/(\d+)", which)
+    match = re.fullmatch(r"(\d+)/(\d+)", part)
     number, parts = (int(match[1]), int(match[2])) if match else (0, 0)
     if not 1 <= number <= parts:
         raise ValueError(f"{PART}={part}: give a part such as 3/{PARTS}, or auto")
     ordinary = sorted(test for test in needs if needs[test] is None)
     others = sorted((need, test) for test, need in needs.items() if need is not None)
     first, last = (len(others) * place // parts for place in (number - 1, number))
-    changed = [test for test in ordinary if test.partition("::")[0] in files]
-    apart = len(changed) // AT_MOST + 1  # where there are many, each has its turn, too
-    return {
-        *ordinary[number - 1 :: parts],
-        *(test for _, test in others[first:last]),
-        *changed[number % apart :: apart],
-    }
+    return {*ordinary[number - 1 :: parts], *(test for _, test in others[first:last])}

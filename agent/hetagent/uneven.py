@@ -149,6 +149,7 @@ class UnevenBatchSampler(Sampler[list[int]]):
         self._group = group
         self._epoch = self._consumed = 0
         self._timer = WorkTimer()
+        self._is_new = True  # no step was trained on since the sampler was made
         self._untimed = 0  # steps that are not timed from now on
 
     @property
@@ -263,29 +264,32 @@ class UnevenBatchSampler(Sampler[list[int]]):
                     follows = False
 
     def _step_done(self, *, is_timed: bool) -> bool:
-        """Decide the shares anew if enough steps were timed; whether they are others."""
+        """Decide the shares anew if enough steps were timed, at first by the round before; whether they are others."""
+        if self._is_new:
+            self._is_new = False
+            return self._decide(None)
         if not is_timed:
             self._untimed = max(0, self._untimed - 1)
             return False
         self._timer.end_step()
         if self._timer.steps < WARM_UP + TIMED:
             return False
-        is_changed = self._decide()
+        is_changed = self._decide(self._timer.median_ns())
         self._untimed = 0 if is_changed else PAUSE
         return is_changed
 
-    def _decide(self) -> bool:
-        """Have all ranks decide the shares by their own time; whether they are others."""
-        was, time_ns = self.shares, self._timer.median_ns()
+    def _decide(self, time_ns: int | None) -> bool:
+        """Have all ranks decide the shares; whether they are others."""
         self._timer.clear()
+        was = self.shares
         sizes = self._sizes(was, self._global_batch)
         self.shares = refresh(was, sizes, lambda value: gathered(value, self._group), time_ns)
         if self.shares.weights == was.weights:
             return False
         if was.rank == 0:
             now = _short(self._sizes(self.shares, self._global_batch))
-            text = f"hetagent.uneven: batches of {now} instead of {_short(sizes)}, by the ranks' own time"
-            print(text, file=sys.stderr)
+            what = "by the ranks' own time" if time_ns is not None else "as measured in the round before"
+            print(f"hetagent.uneven: batches of {now} instead of {_short(sizes)}, {what}", file=sys.stderr)
         return True
 
     def _sizes(self, shares: Shares, total: int) -> list[int]:

@@ -58,8 +58,8 @@ async def group_response(service: Service, group: Group, nodes: str = "all") -> 
     def reply() -> GroupReply:
         now, seen = service.now(), dict(service.progress.workers(group))
         heard_at = partial(service.leases.heard_at, group)
-        found = (*unwatched_warnings(group, seen, now), *service.refusals.recent_refusals(group))
-        return group_reply(group, now, heard_at, seen, found, nodes=nodes == "all")
+        unwatched = unwatched_warnings(group, seen, now)
+        return group_reply(group, now, heard_at, seen, unwatched, nodes=nodes == "all")
 
     return await json_response(len(group.nodes), reply)
 

@@ -68,7 +68,7 @@ def group_sections(
     group_id, now = group.group_id, service.now()
     rounds, (events, _) = service.rounds(group_id), service.history(group_id)
     seen, heard_at = dict(service.progress.workers(group)), partial(service.leases.heard_at, group)
-    refused, stall = service.refusals.recent_refusals(group), reported_stall(group)
+    stall = reported_stall(group)
     kept = service.post_mortems.rounds if acts else lambda *_: frozenset()
     outputs, stacks = kept(group_id, About.LOGS), kept(group_id, About.STACKS)
 
@@ -89,7 +89,7 @@ def group_sections(
             "stacks": stacks,
             "snapshot": safe_text(reply.snapshot),
             "restarted_by": "; ".join(filter(None, (failed.message, after_exit(failed)))) if failed else "",
-            "notes": [*reply.warnings, *unwatched_warnings(group, seen, now), *refused],
+            "notes": [*reply.warnings, *unwatched_warnings(group, seen, now)],
             "stack": stall.stack if stall is not None else "",
             "at": find_script_line(stall.stack) if stall is not None else "",
             "beside": message_suffixes(reply.reason, now),

@@ -21,6 +21,7 @@ from hetrdzv.core.rounds.settle import deadline
 from hetrdzv.core.rounds.timers import SUSPECT_GRACE_S
 from hetrdzv.core.rounds.transitions import require_current_agent
 from hetrdzv.protocol.errors import (
+    Conflict,
     HetError,
     Refused,
     ServerStopping,
@@ -29,6 +30,7 @@ from hetrdzv.protocol.errors import (
 )
 from hetrdzv.protocol.pages import Event, ReadyReply
 from hetrdzv.protocol.plans import Changes, Plan
+from hetrdzv.protocol.reasons.events import node_refused
 from hetrdzv.protocol.reasons.reason import ReasonCode
 from hetrdzv.protocol.rounds import RoundRecord
 from hetrdzv.protocol.texts.who import Nodes
@@ -41,7 +43,6 @@ from hetrdzv.service.polls.watchers import Watchers
 from hetrdzv.service.progress.post_mortems import PostMortems
 from hetrdzv.service.progress.progress import Progress
 from hetrdzv.service.progress.queries import AgentQueries
-from hetrdzv.service.refusals import Refusals
 from hetrdzv.service.retention import (
     DEFAULT_LIMITS,
     Limits,
@@ -68,6 +69,9 @@ SWEEP_EVERY_S = 5.0
 
 SWEEP_MOST = 500
 """How many groups a sweep forgets; the next one goes on."""
+
+MOST_DIFFERENCES = 4
+"""How many differences of a refused node the history names."""
 
 MAX_SUSPECT_LEASE_S = 60.0
 """A lost connection makes a node suspect only where the lease of its group is at most this long (seconds)."""
@@ -107,7 +111,6 @@ class Service:
             self.queries,
             self.post_mortems,
         )
-        self.refusals = Refusals(self.now)
         self._tasks: set[asyncio.Task[None]] = set()
         self.stopping = False
 
@@ -272,6 +275,13 @@ class Service:
             return head
         await self._ledger.settle(head.group_id)
         return self.group(head.group_id)
+
+    async def record_refusal(self, group_id: str, node_id: str, conflict: Conflict) -> None:
+        """Note in the history of a group, once, that a node was refused for its settings."""
+        refusal = node_refused(node_id, conflict.differences[:MOST_DIFFERENCES])
+        head = self._ledger.proposed_group(group_id)
+        if head is not None and all(event.reason != refusal for event in self._ledger.history(group_id)):
+            await self._ledger.propose(group_id, head, [refusal])
 
     async def delete(self, group_id: str) -> None:
         """Delete a group, unless it has live nodes and its job is not over."""

@@ -32,6 +32,9 @@ async def test_a_conflict_has_fields() -> None:
             "nodes": ["a", "b"],
             "by_put": False,
         }
+        await join(client, "1", max_nodes=5, min_nodes=2)  # its agent tries again
+        events = [event.reason for event in service.history("g")[0]]
+        assert [event.nodes for event in events if event.code == "node_refused"] == [("c",)]
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ async def join(
             request, group_id, Join(node_id=node_id, **codec.fields_of(body)), None, wait
         )
     except SpecConflict as conflict:
-        request.state.polls.service.refusals.record_refusal(group_id, node_id, conflict.conflict)
+        await request.state.polls.service.record_refusal(group_id, node_id, conflict.conflict)
         raise
 
 

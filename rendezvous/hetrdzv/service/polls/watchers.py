@@ -5,7 +5,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from hetrdzv.core.model import Group
+from hetrdzv.core.model import Group, Node
+from hetrdzv.protocol.states import NodePhase
 
 AT_ONCE = 64
 """How many are woken in one turn of the event loop, since each of them makes a reply."""
@@ -81,7 +82,7 @@ class Watchers:
         """Wake the polls whose directive a change of a group may have changed."""
         node_ids = list(self._groups.get(group_id, ()))
         if new is not None and old is not None and not _concerns_all(old, new):
-            node_ids = [each for each in node_ids if old.nodes.get(each) is not new.nodes.get(each)]
+            node_ids = [each for each in node_ids if _is_concerned(old.nodes.get(each), new.nodes.get(each))]
         self.wake(group_id, node_ids)
 
     def wake_all(self) -> None:
@@ -99,6 +100,11 @@ def _concerns_all(old: Group, new: Group) -> bool:
         or old.drained != new.drained
         or old.spec != new.spec
     )
+
+
+def _is_concerned(old: Node | None, new: Node | None) -> bool:
+    """Whether a change of some nodes may affect the directive of one: that of one that has left depends on others."""
+    return new is not old or (new is not None and new.phase is NodePhase.LEFT)
 
 
 def _resolve(woken: asyncio.Future[None]) -> None:

@@ -157,15 +157,3 @@ def test_records_that_no_parser_takes_are_named(record: bytes) -> None:
     for key in records_of(full(), []):
         with pytest.raises(StorageError, match="record "):
             restore({**records_of(full(), []), key: record}, NOW)
-
-
-@given(key=st.text(alphabet="grouspnde/%0AF.", max_size=20))
-@examples(200)
-def test_whatever_a_key_is_it_is_named_or_read(key: str) -> None:
-    try:
-        restore({**records_of(full(), []), key: b"{}"}, NOW)
-    except StorageError as error:
-        if f"record {key} is malformed" not in str(error) and f"the store has a record {key}," not in str(
-            error
-        ):
-            raise

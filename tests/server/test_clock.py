@@ -33,16 +33,6 @@ def test_time_in_which_nobody_served_does_not_age_anything_but_keeps_its_order()
         clock.beat()
 
 
-def test_the_clock_goes_on_by_one_beat_per_beat() -> None:
-    hand = HandClock()
-    clock = hand.make(0.0)
-    for late_s in (0.0, 0.02, 0.2, 7.0):
-        before = clock.now()
-        hand.at += BEAT_S + late_s
-        assert clock.now() == pytest.approx(before + BEAT_S + min(late_s, LATE_S))
-        assert clock.beat() == pytest.approx(late_s)
-
-
 async def both(service: Service, *commands: Report) -> str | None:
     """What two nodes report that ran a round; whose failure is the root cause."""
     for command in commands:

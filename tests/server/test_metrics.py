@@ -101,18 +101,3 @@ def test_what_running_workers_do_is_counted() -> None:
     assert doing(doing="hanging") == pytest.approx(2 * (16.0 - STALL_REPORTED_S))
     story.wait(45.0)
     assert story.ended == "failed"
-
-
-def test_time_goes_on_between_two_scrapes_and_a_new_job_begins_with_a_first_round() -> None:
-    story = Counted(min_nodes=1, max_nodes=1)
-    story.join("a", 8)
-    story.started("a")
-    for _ in range(3):
-        story.now += 1.0
-        running = story.read()("slot_seconds_total", doing="unknown")
-    assert running == pytest.approx(24)
-    story.succeeded("a")
-    story.leave("a")
-    story.join("a", inc="a-2", after=0)
-    read = story.read()
-    assert (read("rounds_total", cause="first"), read("recovery_seconds_count", cause="first")) == (2, 0)

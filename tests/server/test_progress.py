@@ -11,7 +11,7 @@ import pytest
 from hetrdzv.api import workers as api_workers
 from hetrdzv.core.commands import Tick
 from hetrdzv.protocol.progress import ProgressTimes
-from hetrdzv.protocol.stacks import About, Stack
+from hetrdzv.protocol.stacks import About
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.service.progress import progress as progress_module
 from hetrdzv.service.progress import queries
@@ -351,27 +351,6 @@ async def test_a_round_that_hangs_ends_once_its_stacks_were_asked_for_however_la
         assert cause is not None
         assert cause.failure is not None
         assert cause.failure.message == "line 1"
-
-
-async def test_stacks_of_a_group_that_is_deleted_meanwhile_are_not_kept() -> None:
-    clock = HandClock()
-    async with serving(clock=clock) as (service, _), api(service) as client:
-        await two_nodes(service)
-        await hang(client, service)
-        clock.pass_by(service, 20)
-        said = progress(worker(1, 16, completed=16, still=True, idle_s=22.0))
-        numbers: set[int] = set()
-        while not numbers:
-            question = (await poll(client, "b", said)).json().get("stacks")
-            numbers |= {question["number"]} if question else set()
-            await settled(20)
-        (await client.post(f"{GROUP}/cancel")).raise_for_status()
-        (await client.delete(GROUP)).raise_for_status()
-        for number in numbers:
-            service.queries.on_answer("g", "b", number, [Stack(rank=1, text="in load")])
-        service.queries.on_answer("g", "a", max(numbers) - 1, [Stack(rank=0, text="in all_reduce")])
-        await settled(100)
-        assert service.post_mortems.of("g", About.STACKS) is None
 
 
 async def ends(service: Service, clock: HandClock, seconds: float) -> bool:

@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from hetrdzv.core.commands import Cancel, Command, Drain, Leave, Put, Renew, Restart, Tick
+from hetrdzv.core.commands import Cancel, Command, Leave, Put, Restart, Tick
 from hetrdzv.protocol.errors import Refused, StorageError
 from hetrdzv.protocol.states import ReportKind
-from hetrdzv.service import service as service_module
 from hetrdzv.service.retention import Limits
 from hetrdzv.service.service import SWEEP_EVERY_S, Service
 from tests.support.served import FaultyStore, HandClock, join, serving, settled, started, two_nodes
@@ -113,46 +112,15 @@ async def test_time_in_which_no_server_ran_does_not_count() -> None:
 # -- finished groups ---------------------------------------------------------------------------------------
 
 
-async def test_a_finished_group_is_swept_though_the_server_stalled_while_it_was_committed() -> None:
+async def test_a_finished_group_is_forgotten_when_its_time_is_over_and_its_nodes_are_gone() -> None:
     clock = HandClock()
-    async with serving(clock=clock, limits=Limits(keep_finished_s=1.0)) as (service, store):
-        await left(service, by=Cancel())
-        store.open.clear()
-        late = [asyncio.ensure_future(service.execute("g", Drain("a")))]
-        await settled()
-        clock.at += 3600.0
-        late.append(asyncio.ensure_future(service.execute("other", join("x", min_nodes=2))))
-        await settled()
-        store.open.set()
-        await asyncio.gather(*late)
-        assert await swept(service, clock, 1.0) == ["other"]
-
-
-async def test_finished_groups_are_forgotten_when_their_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service_module, "BEAT_S", 0.001)
-    clock = HandClock()
-    async with serving(clock=clock, limits=Limits(keep_finished_s=100.0)) as (service, store):
-        for name in ("old", "used", "young", "running"):
-            await two_nodes(service, name)
-        for name in ("old", "used"):
-            await service.execute(name, Cancel())
-        for name in ("old", "young"):
-            for node_id in ("a", "b"):
-                await service.execute(name, Leave(node_id=node_id, incarnation="1"))
-        clock.pass_by(service, 98.0)
-        for name in ("used", "running"):  # their nodes are still heard
-            for node_id in ("a", "b"):
-                await service.execute(name, Renew(node_id, "1"))
-        await service.execute("young", Cancel())
-        clock.pass_by(service, 4.0)
-        async with asyncio.timeout(5):
-            while "old" in {group.group_id for group in service.groups()}:
-                clock.pass_by(service, 0.5)
-                await asyncio.sleep(0.002)
-                for node_id in ("a", "b"):
-                    await service.execute("used", Renew(node_id, "1"))
-        assert [group.group_id for group in service.groups()] == ["running", "used", "young"]
-        assert not [key for key in store.keys if key.startswith("groups/old/")]
+    async with serving(clock=clock, limits=QUICK) as (service, store):
+        await left(service, "gone", by=Cancel())
+        await two_nodes(service, "used", lease_s=3600.0)
+        await service.execute("used", Cancel())
+        assert await swept(service, clock, 40.0) == ["gone", "used"]
+        assert await swept(service, clock, 10.0) == ["used"]
+        assert not [key for key in store.keys if key.startswith("groups/gone/")]
 
 
 async def test_a_group_is_not_forgotten_while_nobody_knows_what_is_stored() -> None:

@@ -25,11 +25,3 @@ async def test_a_weight_that_is_sent_was_given() -> None:
         found = (await client.get(GROUP)).json()
         assert found["current_round"]["shares"] == shares
         assert [one["weight"] for one in found["nodes"]] == [1.0, None]
-
-
-async def test_without_weights_a_start_has_no_shares() -> None:
-    async with serving() as (service, _), api(service) as client:
-        await join(client, "a")
-        await join(client, "b")
-        assert "shares" not in (await polled(client, "a"))["start"]
-        assert (await client.get(GROUP)).json()["current_round"]["shares"] is None

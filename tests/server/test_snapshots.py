@@ -85,10 +85,6 @@ def test_snapshots_are_listed_and_one_is_chosen(server: Hetserver) -> None:
     assert (reply["next"], reply["wanted"]) == ({"round": 1, "step": 10, "origin": None}, True)
 
 
-def test_without_snapshots_that_is_said(server: Hetserver) -> None:
-    assert "snapshot" not in shown(server, "describe", "plain")
-
-
 def test_what_is_not_copied_yet_is_not_all_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)  # no line is folded
     newest, older = SnapshotId(round=1, step=20), SnapshotId(round=1, step=10)

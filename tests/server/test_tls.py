@@ -19,7 +19,6 @@ from hetrdzv.cli import etcd, hetctl, hetserver
 from hetrdzv.client.client import Client
 from hetrdzv.protocol.errors import HetError, Unreachable
 from hetrdzv.protocol.requests import JoinRequest
-from tests.server.test_hetserver import start_and_stop
 from tests.support.certificates import Authority, Tls
 from tests.support.cluster import wait_for
 from tests.support.servers import ROOT, Hetserver
@@ -89,15 +88,6 @@ async def test_a_server_is_believed_by_its_authority_only(server: Hetserver, min
     for tls, by in ((None, "a public CA"), (ClientTls(theirs.ca), f"a CA in {theirs.ca}")):
         said = await ask(server.url, tls)
         assert f"its certificate is not signed by {by}: give --ca-cert" in said
-
-
-async def test_who_closes_before_it_speaks_tls_may_only_be_busy() -> None:
-    async def close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.close()
-
-    async with await asyncio.start_server(close, "127.0.0.1", 0) as server:
-        said = await ask(f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-    assert said.startswith("no server answers ("), said
 
 
 @pytest.mark.parametrize(
@@ -287,18 +277,6 @@ def test_a_client_says_which_file_is_wrong(
     assert named.format(**odd) in str(error.value)
     words = [word for name, file in files.items() for word in (f"--{name.replace('_', '-')}", odd[file])]
     assert CliRunner().invoke(hetctl.cli, ["get", "--server", "https://h:1", *words]).exit_code == 1
-
-
-def test_the_way_shown_to_nodes_has_what_they_need(mine: Tls, tmp_path: Path) -> None:
-    where = ["--host", "0.0.0.0", "--port", "0", "--store", "memory"]
-    files = ["--tls-cert", str(mine.cert), "--tls-key", str(mine.key), "--tls-client-ca", str(mine.ca)]
-    said = start_and_stop(*where, *files, home=tmp_path)
-    assert (
-        "--token-file token --ca-cert ca.pem --client-cert client.pem --client-key client-key.pem --group NAME train.py"
-        in said
-    )
-    assert "--server https://" in said
-    assert "listening on https://0.0.0.0:" in said
 
 
 @pytest.mark.parametrize(

@@ -105,34 +105,6 @@ def test_a_file_is_reloaded_only_when_it_has_changed(
     assert "secret" not in caplog.text
 
 
-@pytest.mark.parametrize("broken", ["", f"{LONG} admni", "\xff\xfe"])
-def test_a_broken_file_changes_nothing_and_is_told_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, broken: str
-) -> None:
-    path = tmp_path / "tokens"
-    put(path, LONG)
-    tokens = TokenFile(path)
-    put(path, broken)
-    for _ in range(3):
-        tokens.refresh()
-    assert tokens.grant(LONG) == EVERYTHING
-    assert caplog.text.count("the previous tokens stay valid") == 1
-    path.unlink()
-    tokens.refresh()
-    tokens.refresh()
-    assert caplog.text.count("No such file or directory; the previous tokens") == 1
-    put(path, f"{LONG}2")
-    tokens.refresh()
-    assert tokens.grant(LONG) is None
-
-
-def test_a_file_that_cannot_be_used_at_the_start_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "binary").write_bytes(b"\xff\xfe")
-    for name, says in (("none", "No such file"), (".", "Is a directory"), ("binary", "it is not text")):
-        with pytest.raises(AccessError, match=says):
-            TokenFile(tmp_path / name)
-
-
 def test_a_full_disk_leaves_no_empty_file(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))

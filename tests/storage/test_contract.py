@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack
 from functools import cache
 from pathlib import Path
@@ -95,31 +95,6 @@ async def test_deletes_and_keys_that_are_nearly_alike(case: Case) -> None:
     assert (await case.reopened()).records == kept
 
 
-class Torn(Mapping[str, bytes]):
-    """Puts that fail in the middle."""
-
-    def __getitem__(self, key: str) -> bytes:
-        if key == "second":
-            raise StorageError("torn")
-        return b"new"
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(("first", "second"))
-
-    def __len__(self) -> int:
-        return 2
-
-
-async def test_a_batch_that_fails_leaves_nothing_behind(case: Case) -> None:
-    await case.put(1.0, first=b"old", third=b"old")
-    with pytest.raises(StorageError, match="torn"):
-        await case.store.commit(Batch(puts=Torn(), deletes=frozenset({"third"}), clock=9.0))
-    before = Snapshot(records={"first": b"old", "third": b"old"}, clock=1.0)
-    assert await case.store.load() == before
-    await case.put(2.0, fourth=b"new")
-    assert await case.reopened() == Snapshot(records={**before.records, "fourth": b"new"}, clock=2.0)
-
-
 async def test_a_load_sees_whole_batches(case: Case) -> None:
     async def write(number: int) -> None:
         await case.put(number, **{f"k{i}": b"%d" % number for i in range(20)})
@@ -169,17 +144,6 @@ async def test_a_big_batch(case: Case) -> None:
     assert (await case.reopened()).records == puts
     await case.store.commit(Batch(puts={}, deletes=frozenset(puts), clock=2.0))
     assert await case.reopened() == Snapshot(records={}, clock=2.0)
-
-
-async def test_a_snapshot_is_the_callers_own(case: Case) -> None:
-    await case.put(a=b"1")
-    snapshot = await case.store.load()
-    await case.put(a=b"2", b=b"2")
-    assert snapshot.records == {"a": b"1"}
-    latest = (await case.store.load()).records
-    assert isinstance(latest, dict)
-    latest.clear()
-    assert (await case.store.load()).records == {"a": b"2", "b": b"2"}
 
 
 async def test_close_finishes_what_was_begun(case: Case) -> None:

@@ -25,7 +25,7 @@ from hetrdzv.storage.etcd.election import LeadershipLost, Term, campaign, who_le
 from hetrdzv.storage.etcd.store import LARGE as LARGE_VALUE
 from hetrdzv.storage.etcd.store import MAX_OPERATIONS, EtcdStore
 from hetrdzv.storage.records import restore
-from tests.support.etcd import VERSIONS, EtcdCluster, alarm, fill, make_room, make_tls
+from tests.support.etcd import VERSIONS, EtcdCluster, alarm, make_tls
 from tests.support.leading import LEASE_S, lead
 from tests.support.servers import free_port
 
@@ -233,33 +233,6 @@ async def test_what_is_too_much_for_this_etcd_is_refused_and_nothing_written(
 
 
 # -- no space ----------------------------------------------------------------------------------------------
-
-QUOTA = 32 << 20
-
-
-@pytest.fixture(params=[pytest.param(v, marks=pytest.mark.etcd) for v in VERSIONS])
-def small(request: pytest.FixtureRequest) -> Iterator[EtcdCluster]:
-    """A cluster that has little space."""
-    with EtcdCluster(request.param, args=["--quota-backend-bytes", str(QUOTA)]) as running:
-        yield running
-
-
-async def test_without_space_everything_is_read_and_nothing_written(small: EtcdCluster) -> None:
-    member = small.members[0]
-    async with AsyncExitStack() as stack:
-        servers = Cluster(small, stack)
-        _, _, store = await servers.lead()
-        await store.commit(batch(BEFORE.clock, **BEFORE.records))
-        fill(member)
-        for change in (batch(9.0), batch(9.0, kept=b"2"), LARGE, batch(9.0, frozenset({"kept"}))):
-            for _ in range(2):
-                with pytest.raises(NothingWritten, match="etcd's database is full: compact and defragment"):
-                    await store.commit(change)
-            assert await store.load() == BEFORE
-        make_room(member)
-        await store.commit(LARGE)
-        assert await store.load() == AFTER
-        assert await servers.found() == AFTER
 
 
 async def test_a_large_batch_is_all_or_nothing_wherever_space_ends(cluster: EtcdCluster) -> None:

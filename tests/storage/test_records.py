@@ -7,16 +7,12 @@ from functools import cache
 
 import pytest
 
-from hetrdzv.core.commands import Report, Tick
-from hetrdzv.core.model import Group, Node
+from hetrdzv.core.model import Group
 from hetrdzv.protocol.errors import StorageError
 from hetrdzv.protocol.pages import Event
-from hetrdzv.protocol.progress import ProgressTimes
 from hetrdzv.protocol.reasons.events import node_joined
-from hetrdzv.protocol.settings import GroupSpec
-from hetrdzv.protocol.states import GroupState, NodePhase, ReportKind
+from hetrdzv.protocol.states import NodePhase
 from hetrdzv.storage.records import changes, event_key, event_record, group_prefix
-from tests.core.leases import step
 from tests.support.filled import filled
 from tests.support.restored import encoded, restore
 
@@ -97,33 +93,6 @@ def test_groups_whose_names_begin_alike_are_apart() -> None:
 
 
 # -- what a change costs -------------------------------------------------------------------------------------
-
-
-def test_a_report_in_a_group_of_a_thousand_is_one_small_put() -> None:
-    nodes = {
-        f"gpu{n}": Node(
-            node_id=f"gpu{n}",
-            incarnation=f"{n:032x}",
-            slots=8,
-            address=f"10.0.{n >> 8}.{n & 255}",
-            port=4000,
-            labels={"rack": "r1", "zone": "b"},
-            device={"gpu": "NVIDIA H200", "driver": "590.1"},
-            heard_at=100.0,
-        )
-        for n in range(1_000)
-    }
-    spec = GroupSpec(min_nodes=1_000, max_nodes=1_000)
-    group = Group(group_id="g", spec=spec, nodes=nodes, waiting_since=1.0, bounds_since=1.0)
-    group = step(group, Tick(), 100.0).group
-    assert group.state is GroupState.STARTING
-    report = Report(
-        node_id="gpu7", incarnation=f"{7:032x}", round=1, kind=ReportKind.STARTED, moved=ProgressTimes()
-    )
-    puts, deletes = changes(group, step(group, report, 101.0).group)
-    assert puts.keys() == {"groups/g/nodes/gpu7"}
-    assert deletes == set()
-    assert len(puts["groups/g/nodes/gpu7"]) < 1_024
 
 
 # -- events --------------------------------------------------------------------------------------------------

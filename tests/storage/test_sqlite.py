@@ -1,7 +1,6 @@
 """The state file: durable, one server at a time, errors that say what to do."""
 
 import asyncio
-import fcntl
 import os
 import re
 import signal
@@ -127,19 +126,6 @@ async def test_one_server_at_a_time(path: Path) -> None:
         holder.kill()
         holder.communicate()
     await filled(path)  # the lock went with the process
-
-
-async def test_what_another_server_noted_last_counts(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It commits and ends just before we get the lock; then the file is replaced by an older one."""
-    await filled(path)
-    flock = fcntl.flock
-
-    def after_another(lock: int, how: int) -> None:
-        os.pwrite(lock, b"%-10d %020d\n" % (1, 2), 0)
-        flock(lock, how)
-
-    monkeypatch.setattr(fcntl, "flock", after_another)
-    assert "holds 1 of 2 commits" in await refusal(path)
 
 
 async def test_what_was_acknowledged_survives_kill_9(path: Path) -> None:

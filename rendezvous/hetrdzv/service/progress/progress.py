@@ -244,8 +244,7 @@ class Progress:
             stacks = await self._queries.query_workers(group, active, {*stall.ranks, *others})
         finally:
             watched.is_asking = False
-        there = self._groups().get(group_id)
-        if there is not None and there.created_at == group.created_at:
+        if group_id in self._groups():
             self._post_mortems.add_stacks(group_id, active.number, active.world_size, stacks)
             self.schedule_check(group_id)
             if not any(stack.text for stack in stacks):  # as in a failover: ask again, later

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import pickle
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
@@ -16,7 +15,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from xxhash import xxh3_64_hexdigest
 
 from hetagent.snapshots.devices import ON_HOST, Copies, Devices
-from hetagent.snapshots.errors import SnapshotError, SnapshotSuperseded
+from hetagent.snapshots.errors import SnapshotError
 from hetagent.snapshots.folder import (
     INDEX,
     LOCK,
@@ -46,14 +45,6 @@ class WorkerRank(NamedTuple):
     rank: int
     world_size: int
     local_world_size: int
-
-
-class SmallState(NamedTuple):
-    """Buffers and values of one step; on a device what is there, since a copy to the host would wait for it."""
-
-    step: int
-    tensors: Mapping[str, Tensor]
-    values: bytes
 
 
 @dataclass(frozen=True)
@@ -107,8 +98,8 @@ class Copier:
         self.sharded = False  # whether this rank has parts of tensors; likewise
         self._shared = False  # there is something that all ranks have alike
         self._peers: Sequence[int] = ()  # the ranks that have the same shards
-        self._count = 0  # for how many parameters optimizers had something
-        self._halves: deque[SmallState] = deque(maxlen=2)  # devices may be a step behind the script
+        # Buffers and values of the last step; on a device what is there, since a copy to the host would wait for it.
+        self._small: tuple[Mapping[str, Tensor], bytes] | None = None
         self._mapped: dict[tuple[Path, str], MappedFile] = {}  # files of slots
 
     # -- made beforehand -----------------------------------------------------------------------------------------
@@ -154,40 +145,24 @@ class Copier:
     def values(self) -> bytes:
         """The script's values; SnapshotError: one cannot be pickled, or two have one name."""
         values = self._state.replicated(), self._state.per_rank()
-        if not self._halves:
+        if self._small is None:
             self._state.check_names(values[0])
         try:
             return pickle.dumps(values, protocol=pickle.HIGHEST_PROTOCOL)
         except (pickle.PicklingError, TypeError, AttributeError) as error:
             raise SnapshotError(f"a value of the state cannot be saved: {error}") from None
 
-    def keep_small_state(self, step: int, values: bytes) -> None:
+    def keep_small_state(self, values: bytes) -> None:
         """Keep what belongs to every step."""
-        if self.devices and self._state.count_optimized() != self._count:
-            self._watch(self._state.optimized_tensors())
         small = self._state.other_tensors().items()
-        self._halves.append(
-            SmallState(step, {name: tensor.detach().clone() for name, tensor in small}, values)
-        )
-
-    def _watch(self, large: Mapping[str, Tensor]) -> None:
-        self._count = self._state.count_optimized()
-        self.devices.watch_tensors(large)
+        self._small = {name: tensor.detach().clone() for name, tensor in small}, values
 
     # -- for a snapshot ------------------------------------------------------------------------------------------
 
-    def _parts(self, step: int | None = None) -> dict[str, list[tuple[TensorLocation, Tensor]]]:
-        """The tensors of each file, in the order of their names: what all ranks have alike, this rank's parts.
-
-        They are as devices have them after a `step`, or as the script has left them; see `Devices.tensors_of_step`.
-        """
-        large = self._state.optimized_tensors()
-        if step is None:
-            self._watch(large)
-        else:
-            large = self.devices.tensors_of_step(step, large)
+    def _parts(self) -> dict[str, list[tuple[TensorLocation, Tensor]]]:
+        """The tensors of each file, in the order of their names: what all ranks have alike, this rank's parts."""
         replicated, own, peers = [], [], []
-        for name, tensor in large.items():
+        for name, tensor in self._state.optimized_tensors().items():
             if not isinstance(tensor, DTensor):
                 replicated.append((locate_tensor(name, tensor), tensor))
                 continue
@@ -211,21 +186,21 @@ class Copier:
         return slot is not None and any(index.has_replicated for index in slot.read_indexes().values())
 
     def begin_copy(self, stamp: SnapshotId, *, now: bool, to_disk: bool = False) -> Copy:
-        """Copy all that is to be copied by this worker, or have devices begin to.
+        """Copy the state after the last step, as far as it is this worker's, or have devices begin to.
 
-        `now`: the round ends, and devices have that state. So wait until another worker of this node has copied what
-        all have alike; if it dies, that is this worker's. Overtaken, FileNotFoundError: it has no slot.
+        `now`: the round ends. So wait until another worker of this node has copied what all have alike; if it dies,
+        that is this worker's. SnapshotSuperseded, FileNotFoundError: it has no slot.
         """
-        parts = self._parts(stamp.step if now else None)
+        parts = self._parts()
         slot = self._folder.claim_slot(stamp, sharded=self.sharded, to_disk=to_disk, due=not now)
         lock = self._shared_lock(slot, wait=now)
         if lock is None:
             parts.pop(SHARED, None)
         self._retract(slot)
-        copies = self.devices.start_copies(now=now)
+        copies = self.devices.start_copies()
         copied, tensors = {}, []
         with copies.use_streams():
-            small = self._small(stamp.step, copies)
+            small = self._copy_small_state(copies)
             for name, part in parts.items():
                 laid, size = assign_offsets((place for place, _ in part), name)
                 copied[name] = mapped = self._file(slot, name, size)
@@ -262,17 +237,15 @@ class Copier:
             return None
         return lock
 
-    def _small(self, step: int, copies: Copies) -> tuple[Mapping[str, Tensor], bytes]:
-        """Buffers and values of a step, once the copies are made."""
-        half = next((half for half in self._halves if half.step == step), None)
-        if half is None:
-            raise SnapshotSuperseded(f"the values of step {step} are no longer there")
+    def _copy_small_state(self, copies: Copies) -> tuple[Mapping[str, Tensor], bytes]:
+        assert self._small is not None
+        tensors, values = self._small
         buffers = {}
-        for name, tensor in half.tensors.items():
+        for name, tensor in tensors.items():
             pins = tensor.device.type not in ON_HOST
             buffers[name] = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=pins)
             copies.copy(tensor, buffers[name])
-        return buffers, half.values
+        return buffers, values
 
     def _file(self, slot: Slot, name: str, size: int) -> MappedFile:
         """A file of a slot that is given to the snapshot that is about to be copied."""

@@ -71,6 +71,11 @@ class Schedule:
         (call, self.to_disk), self._next = self._next, None
         return call == self._calls and is_ready
 
+    def step_s(self) -> float:
+        """How long steps take (seconds); 0.0: not known yet."""
+        at = [*self._at]  # whoever asks may be another thread
+        return median(after - before for before, after in pairwise(at)) if len(at) > 1 else 0.0
+
     def _name(self, now: float, every_s: float, waits: Callable[[], bool], *, to_disk: bool) -> None:
         """Name the next one, if it is time."""
         if self._store is not None and len(self._at) < FEW_STEPS:
@@ -82,8 +87,8 @@ class Schedule:
         if self._next[1]:
             self._writes_at = now + every_s  # by then the agent has seen it
         if self._store is not None:
-            step_s = max(median(after - before for before, after in pairwise(self._at)), LEAST_STEP_S)
-            ahead = 2 + math.ceil(AHEAD_LOOKS * self._look_s / step_s)  # all ranks have looked by then
+            # All ranks have looked by then.
+            ahead = 2 + math.ceil(AHEAD_LOOKS * self._look_s / max(self.step_s(), LEAST_STEP_S))
             self._next = self._calls + ahead, self._next[1]
             self._store.set(f"{self._prefix}/{self._named}", "{} {:d}".format(*self._next))
         self._named += 1

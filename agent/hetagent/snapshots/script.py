@@ -5,13 +5,11 @@ import os
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
-from statistics import median
 
 from hetagent import progress
 from hetagent.snapshots import save_request
-from hetagent.snapshots.copying import Copier, Copy, WorkerRank
+from hetagent.snapshots.copying import Copier, WorkerRank
 from hetagent.snapshots.errors import SnapshotSuperseded
 from hetagent.snapshots.folder import SnapshotFiles, SnapshotId
 from hetagent.snapshots.loading import Loader, find_newest
@@ -19,15 +17,15 @@ from hetagent.snapshots.schedule import Schedule
 from hetagent.snapshots.state import State
 
 HALF_STEP_S = 5.0
-"""How long a worker that is asked in the middle of an optimizer's step waits for the end of that step (seconds)."""
+"""How long at most a worker that is asked in the middle of an optimizer's step waits for the end of that step, which
+devices have to come to as well (seconds)."""
 
-STEPS_BEHIND, LOOKS_S = 2, 0.005
-"""How many steps' time devices are given to come to what they were told, before they are taken to hang; and how often
-to look whether they have (seconds)."""
+STEPS, LOOK_S = 2, 0.005
+"""For how many steps' time it waits, between the bounds here; and how often it looks where devices are (seconds)."""
 
 ONE_MORE_S, HOLD_S = 0.25, 1.0
-"""How long it waits for the step in flight, which others may end and which is then taken, and for how long it trains no
-further after its answer (seconds): its agent is about to stop it."""
+"""How long at least, and at most, it waits for the step in flight, which others may end and which is then taken; for
+the latter it trains no further after its answer (seconds): its agent is about to stop it."""
 
 LAST_S = 10.0
 """For how long the interpreter's end waits for threads that digest a snapshot, or make slots (seconds)."""
@@ -50,6 +48,7 @@ class Snapshots:
         self, folder: SnapshotFiles | None, state: State, who: WorkerRank, *, has_agent: bool
     ) -> None:
         self._last: int | None = None  # step
+        self._whole: int | None = None  # after which step the state is, unless `_changed`; None: not known
         self._keeps = folder is not None
         if folder is None:
             return
@@ -58,24 +57,22 @@ class Snapshots:
         self._rank = who.rank
         self._has_agent = has_agent
         self._lock = threading.RLock()  # held while anything is copied, and around changes of what is copied
-        self._whole = threading.Condition(self._lock)  # a step has ended
+        self._ended = threading.Condition(self._lock)  # a step
         self._changed = False  # an optimizer has told of a step since the last one
         self._told = False  # or ever
         self._versions = 0  # of parameters, after the last step
-        self._touches = 0  # how many times something else than an optimizer was found to have changed them
+        self._hidden = False  # something else than an optimizer was found to have changed them
         self._silent = 0  # of how many steps in a row it is not known what has changed parameters
         self._more: int | None = None  # how many steps training may still end; None: any number
         self._free_at = 0.0  # until when it stands still once that is none (monotonic seconds)
         self._saved: SnapshotId | None = None
         self._why = ""  # why nothing can be saved
-        self._overtaken = ""  # why the last step was not
+        self._missed = ""  # why the last step was not
         self._copier = Copier(folder, state, who)
         self._ahead: threading.Thread | None = None  # makes the slots
         self._closing: threading.Thread | None = None  # digests what was copied, and writes the index
         self._due: SnapshotId | None = None  # the snapshot that was due last, which it closes
         self._schedule = Schedule(who.rank, who.world_size)
-        self._steps_s: deque[float] = deque(maxlen=16)
-        self._ended_at = 0.0  # the last step (monotonic seconds)
         state.on_optimizer_step(self._changes)
         os.register_at_fork(after_in_child=self._keep_nothing)
         atexit.register(self._let_threads_end)
@@ -127,28 +124,28 @@ class Snapshots:
         progress.follow(step)
         if not self._keeps:
             return
-        self._copier.devices.wait_for_last_step()
+        if self._told and not self._changed:
+            self._copier.devices.wait()
         began = time.perf_counter()
-        if self._ended_at:
-            self._steps_s.append(began - self._ended_at)
         # Not within the lock: they may wait for a device.
         values = self._copier.values() if not self._why else b""
         with self._lock:
             if self._has_agent:
-                self._tries(lambda: self._note(step))
+                self._tries(lambda: os.pwrite(self._reached, b"%d" % step, 0))  # steps count up
             is_known = self._knows_changes(step)
             has_slots = self._ahead is not None and not self._ahead.is_alive()
             if self._ahead is None and (
                 self._told or self._silent == SILENT_STEPS or not self._state.optimizers
             ):
                 self._tries(self._make_slots)
-            is_kept = not self._why and self._tries(lambda: self._copier.keep_small_state(step, values))
+            is_kept = not self._why and not self._tries(lambda: self._copier.keep_small_state(values))
             self._changed = False
-            self._copier.devices.on_step_end(step)
+            self._copier.devices.end_step()
+            self._whole = step if is_known and is_kept else None
             control = self._folder.read_control()
             if self._more:
                 self._more -= 1
-            self._whole.notify_all()
+            self._ended.notify_all()
         # Nor this: the store may be silent, since the host of rank 0 is gone, while the last step is asked for.
         is_due = self._schedule.is_due(
             began,
@@ -161,30 +158,22 @@ class Snapshots:
             if is_due:
                 self._tries(
                     lambda: self._take_due(
-                        SnapshotId(control.round, step), waits=not is_known or self._touches > 0
+                        SnapshotId(control.round, step), waits=not is_known or self._hidden
                     )
                 )
-            if not is_known or not is_kept:
-                self._copier.devices.forget_steps()
             self._stand_still()
-        self._ended_at = time.perf_counter()
 
     def _make_slots(self) -> None:
         sizes = self._copier.prepare()
         self._ahead = self._run("slots", lambda: self._copier.make_slots(sizes))
 
-    def _note(self, step: int) -> None:
-        os.pwrite(self._reached, b"%d" % step, 0)  # steps count up
-
     def _changes(self) -> None:
-        """An optimizer is about to change parameters: not while they are copied."""
+        """An optimizer is about to change parameters: not while they are copied, or devices are behind."""
         if self._keeps and not self._changed:
+            self._copier.devices.wait()
             with self._lock:
                 self._stand_still()
-                if self._is_touched():
-                    self._touches += 1
-                    self._copier.devices.forget_steps()
-                self._copier.devices.on_change_begin()
+                self._hidden |= self._is_touched()
                 self._changed = True
 
     def _stand_still(self) -> None:
@@ -193,7 +182,7 @@ class Snapshots:
             if left_s <= 0:
                 self._more = None
             else:
-                self._whole.wait(left_s)
+                self._ended.wait(left_s)
 
     def _knows_changes(self, step: int) -> bool:
         """Whether all that changes parameters tells: optimizers do, unless they are in a CUDA graph.
@@ -203,8 +192,7 @@ class Snapshots:
         before, self._versions = self._versions, self._state.version_sum()
         self._told = self._told or self._changed
         is_same = self._changed or self._versions == before
-        if before and not is_same:
-            self._touches += 1
+        self._hidden |= bool(before) and not is_same
         is_known = is_same and self._told and not self._copier.devices.captured
         self._silent = 0 if is_known else self._silent + 1
         if self._silent == SILENT_STEPS:
@@ -221,19 +209,19 @@ class Snapshots:
 
     # -- beside the script -----------------------------------------------------------------------------------
 
-    def _tries(self, what: Callable[[], None]) -> bool:
-        """Do something, whose trouble ends snapshots; returns whether it was done."""
+    def _tries(self, what: Callable[[], object]) -> str:
+        """Do something, whose trouble ends snapshots; returns why it was not done, or ''."""
         try:
             what()
-        except OVERTAKEN:
-            return False
+        except OVERTAKEN as error:
+            return str(error)
         except TROUBLE as error:
             if not self._why:
                 self._why = str(error).partition("\n")[0]
                 save_request.write_answer(self._folder.path, self._rank, "off", why=self._why)
                 _say(f"rank {self._rank} takes no more snapshots: {self._why}")
-            return False
-        return True
+            return self._why
+        return ""
 
     def _run(self, name: str, what: Callable[[], None]) -> threading.Thread:
         """Do something beside the script."""
@@ -265,20 +253,16 @@ class Snapshots:
         if waits:
             copy.copies.wait()
         self._due = stamp
-        touches = self._touches
 
         def finish() -> None:
             copy.copies.wait()
-            if not waits and self._copier.devices and (self._is_touched() or self._touches != touches):
+            if not waits and (self._is_touched() or self._hidden):
                 copy.close()  # devices may have copied what was changed already
             else:
-                self._finish(copy)
+                copy.finish()
+                self._saved = stamp
 
         self._closing = self._run("digest", finish)
-
-    def _finish(self, copy: Copy) -> None:
-        copy.finish()
-        self._saved = copy.index.stamp
 
     def _let_threads_end(self) -> None:
         """The interpreter ends: what is under way would be lost, and a thread within torch take the process down."""
@@ -305,71 +289,50 @@ class Snapshots:
                 save_request.stop_listening(self._folder.path, self._rank)
             self._answer()
 
-    def _save(self, patience_s: float = 0.0) -> None:
+    def _save(self, wait_s: float = 0.0) -> None:
         """The same, unless that was done; wait so long for the end of a step that is under way (seconds)."""
-
-        def save() -> None:
-            self._overtaken = ""
-            try:
-                while not self._is_saved(self._whole_step(patience_s)):
-                    pass
-            except OVERTAKEN as error:
-                self._overtaken = str(error)
-
         if self._keeps:
             with self._lock:
                 if self._ahead is not None:
                     self._ahead.join()
-                self._tries(save)
+                self._ended.wait_for(lambda: not self._changed, wait_s)
+                self._missed = self._tries(self._save_whole)
 
-    def _whole_step(self, patience_s: float) -> int | None:
-        """The last step that is whole here; see `_save`."""
-        devices, began = self._copier.devices, time.monotonic()
-        behind_s = min(HALF_STEP_S, max(ONE_MORE_S, STEPS_BEHIND * median(self._steps_s or [HALF_STEP_S])))
-        if self._changed and patience_s:
-            self._whole.wait_for(lambda: not self._changed, behind_s if devices else patience_s)
-        has = devices.current_step()
-        while devices and has != devices.last_step:
-            if time.monotonic() > began + (behind_s if has is not None else HALF_STEP_S):
-                break  # they hang, and still have the step before, or nothing that is whole
-            time.sleep(LOOKS_S)
-            has = devices.current_step()
-        return has if not self._is_touched() else None
+    def _is_whole(self) -> bool:
+        """Whether the state is that after the last step, and devices have it."""
+        is_known = self._whole is not None and not self._changed and not self._is_touched()
+        return is_known and self._copier.devices.has_ended()
 
-    def _is_saved(self, step: int | None) -> bool:
-        """Save a step; False: devices have gone on meanwhile."""
-        saved = self._saved
-        if step is None or self._why or (saved is not None and saved.step > step):
-            return True
-        if saved is not None and saved.step == step and self._copier.has_replicated(saved):
-            return True
-        if self._closing is not None and self._closing.is_alive() and self._due and self._due.step <= step:
+    def _save_whole(self) -> None:
+        until = time.monotonic() + HALF_STEP_S
+        while not self._copier.devices.has_ended() and time.monotonic() < until:
+            time.sleep(LOOK_S)
+        if not self._is_whole() or self._whole is None:
+            return
+        if self._closing is not None:
             self._closing.join()
-            return False
-        copy = self._copier.begin_copy(SnapshotId(self._folder.read_control().round, step), now=True)
+        saved = self._saved
+        if saved is not None and saved.step == self._whole and self._copier.has_replicated(saved):
+            return
+        stamp = SnapshotId(self._folder.read_control().round, self._whole)
+        copy = self._copier.begin_copy(stamp, now=True)
         copy.copies.wait()
-        if self._is_touched() or not self._copier.devices.is_at_step(step):
+        if self._is_touched():
             copy.close()
-            return False
-        self._finish(copy)
-        return True
+        else:
+            copy.finish()
+            self._saved = stamp
 
     def _stop(self) -> None:
         """The agent is about to stop this worker: save, and train no further than other ranks may have come."""
-        devices = self._copier.devices
-        devices.set_current_device()
+        self._copier.devices.set_current_device()
         with self._lock:
-            self._save(HALF_STEP_S)
-            has = devices.current_step()
-            goes_on = not self._changed and has is not None and has == devices.last_step and self._more != 0
-            if goes_on and not self._why:
-                more_s = ONE_MORE_S
-                if (
-                    self._copier.sharded
-                ):  # without this step of all ranks, all go back to the last that was due
-                    more_s = min(HOLD_S, max(more_s, STEPS_BEHIND * median(self._steps_s or [HOLD_S])))
+            steps_s = STEPS * self._schedule.step_s()
+            self._save(min(HALF_STEP_S, max(HOLD_S, steps_s)))
+            if self._is_whole() and self._more != 0 and not self._why:
+                more_s = min(HOLD_S, max(ONE_MORE_S, steps_s))
                 self._more, self._free_at = 1, time.monotonic() + more_s + HOLD_S
-                self._whole.wait_for(lambda: not self._more, more_s)
+                self._ended.wait_for(lambda: not self._more, more_s)
                 self._save()
             self._answer()
             self._free_at = time.monotonic() + HOLD_S
@@ -377,7 +340,7 @@ class Snapshots:
     def _answer(self) -> None:
         step = self._saved.step if self._saved else None
         save_request.write_answer(
-            self._folder.path, self._rank, "done", step=step, why=self._why or self._overtaken
+            self._folder.path, self._rank, "done", step=step, why=self._why or self._missed
         )
 
 

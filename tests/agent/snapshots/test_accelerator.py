@@ -15,9 +15,8 @@ from torch import Tensor, nn
 
 from hetagent import snapshots
 from hetagent.snapshots import script
-from hetagent.snapshots.copying import Copier
 from hetagent.snapshots.devices import Copies
-from hetagent.snapshots.folder import SnapshotFiles, SnapshotId
+from hetagent.snapshots.folder import SnapshotFiles
 
 pytestmark = pytest.mark.skipif(
     not torch.accelerator.is_available(),
@@ -76,13 +75,16 @@ class Job:
         state = {"model": self.model, "optimizer": self.optimizer, "at": self.at}
         self.snaps = snapshots.open(state, directory=folder)
 
-    def train(self, step: int, busy: Callable[[], None] = lambda: None) -> None:
-        """Make a step; the device is busy before it changes parameters."""
+    def train(
+        self, step: int, before: Callable[[], None] = lambda: None, after: Callable[[], None] = lambda: None
+    ) -> None:
+        """Make a step; the device is busy before it changes parameters, or after that."""
         loss = self.model(self.inputs[step]).mean()
         self.optimizer.zero_grad()
         loss.backward()
-        busy()
+        before()
         self.optimizer.step()
+        after()
         self.at["step"] = step + 1
         self.snaps.step(step + 1)
 
@@ -163,22 +165,14 @@ def job(tmp_path: Path) -> Job:
     return made
 
 
-@pytest.fixture
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Devices are given no time to end what they were told."""
-    monkeypatch.setattr(script, "HALF_STEP_S", 0.1)
-    monkeypatch.setattr(script, "ONE_MORE_S", 0.1)
-
-
 def test_what_is_due_is_copied_beside_the_script_and_is_of_its_step(
     job: Job, tmp_path: Path, history: list[dict[str, Any]], busy: Callable[[], None]
 ) -> None:
     job.snaps._schedule.is_due = lambda *_, **__: True  # type: ignore
     began = time.perf_counter()
-    job.train(2, busy)
+    job.train(2, after=busy)
     enqueued_s = time.perf_counter() - began
     job.snaps._schedule.is_due = lambda *_, **__: False  # type: ignore
-    assert job.snaps._copier.devices.current_step() == 2, "the device is behind"
     closing = job.snaps._closing
     assert closing is not None
     assert closing.is_alive()
@@ -194,52 +188,32 @@ def test_what_is_due_is_copied_beside_the_script_and_is_of_its_step(
 
 
 def test_the_last_step_is_saved_once_the_device_has_ended_it(
-    tmp_path: Path,
-    history: list[dict[str, Any]],
-    busy: Callable[[], None],
-    monkeypatch: pytest.MonkeyPatch,
+    job: Job, tmp_path: Path, history: list[dict[str, Any]], busy: Callable[[], None]
 ) -> None:
-    monkeypatch.setattr(script, "HALF_STEP_S", 60.0)
-    job = Job(tmp_path)
-    job.begin()
-    job.snaps._steps_s.extend([30.0] * 16)
-    for step in (1, 2, 3):
-        job.train(step, busy)
-    job.snaps._steps_s.extend([30.0] * 16)
+    job.train(2, busy, busy)
+    assert not job.snaps._copier.devices.has_ended()
     job.snaps.save_now()
-    assert_loads(tmp_path, 4, history[4])
+    assert_loads(tmp_path, 3, history[3])
 
 
-@pytest.mark.parametrize("due", [False, True], ids=["nothing is due", "one is due that waits as well"])
-@pytest.mark.usefixtures("hasty")
 def test_of_a_device_that_hangs_the_step_before_is_saved(
-    job: Job,
-    due: bool,
-    tmp_path: Path,
-    history: list[dict[str, Any]],
-    busy: Callable[[], None],
+    job: Job, tmp_path: Path, history: list[dict[str, Any]], busy: Callable[[], None]
 ) -> None:
-    """The script is ahead: it has changed what its optimizer has on the CPU, and values."""
-    if due:
-        job.snaps._schedule.is_due = lambda *_, **__: True  # type: ignore
-    job.train(2, lambda: [busy() for _ in range(3)])  # type: ignore[func-returns-value]
-    assert job.snaps._copier.devices.last_step == 3
-    assert job.snaps._copier.devices.current_step() == 2
+    """The script waits for it, and has changed nothing yet of what its optimizer has on the CPU."""
+    script = threading.Thread(target=job.train, args=(2, lambda: [busy() for _ in range(4)]))
+    script.start()
+    time.sleep(BUSY_S / 2)
     job.snaps.save_now()
-    assert job.snaps._copier.devices.current_step() == 2, "it hangs still"
-    if job.snaps._closing is not None:
-        job.snaps._closing.join()
-        SnapshotFiles(tmp_path).forget_newer(SnapshotId(0, 2))
+    assert script.is_alive(), "it hangs still"
+    assert not job.snaps._changed
+    script.join()
     assert_loads(tmp_path, 2, history[2])
 
 
 def test_nothing_is_changed_before_it_is_copied(
-    tmp_path: Path, history: list[dict[str, Any]], busy: Callable[[], None]
+    job: Job, tmp_path: Path, history: list[dict[str, Any]], busy: Callable[[], None]
 ) -> None:
-    job = Job(tmp_path)
-    job.begin()
-    job.train(1)
-    with Copies(job.snaps._copier.devices._streams[0]).use_streams():
+    with Copies(job.snaps._copier.devices._streams).use_streams():
         busy()
     job.snaps._schedule.is_due = lambda *_, **__: True  # type: ignore
     job.train(2)
@@ -252,123 +226,29 @@ def test_nothing_is_changed_before_it_is_copied(
     assert_loads(tmp_path, 3, history[3])
 
 
-def test_a_step_that_changes_nothing_does_not_let_the_next_one_come_before_the_copies(
-    tmp_path: Path, history: list[dict[str, Any]], busy: Callable[[], None]
+def test_what_is_being_changed_is_not_saved(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such as one that a GradScaler has left out."""
-    job = Job(tmp_path)
-    job.begin()
-    job.train(1)
-    with Copies(job.snaps._copier.devices._streams[0]).use_streams():
-        busy()
-    job.snaps._schedule.is_due = lambda *_, **__: True  # type: ignore
-    job.train(2)
-    job.snaps._schedule.is_due = lambda *_, **__: False  # type: ignore
-    job.snaps._last = 2
-    job.snaps.step(3)
-    job.train(3)
-    job.train(4)
-    closing = job.snaps._closing
-    assert closing is not None
-    closing.join()
-    assert_loads(tmp_path, 3, history[3])
-
-
-@pytest.mark.usefixtures("hasty")
-def test_what_came_later_is_no_part_of_the_step_before(tmp_path: Path, busy: Callable[[], None]) -> None:
-    """A layer that is trained from the step in flight on has no momentum yet in the one that the device has."""
-    job = Job(tmp_path)
-    for parameter in job.model.second.parameters():
-        parameter.requires_grad = False
-    job.begin()
-    job.train(1)
-    torch.accelerator.synchronize()
-    before = job.everything()
-    for parameter in job.model.second.parameters():
-        parameter.requires_grad = True
-    job.train(2, busy)
-    job.snaps.save_now()
-    assert job.snaps._copier.devices.current_step() == 2
-    assert_loads(tmp_path, 2, before)
-
-
-@pytest.mark.usefixtures("hasty")
-def test_what_is_being_changed_is_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = Job(tmp_path)
-    job.begin()
-    job.train(1)
     monkeypatch.setattr(job.snaps, "step", lambda step: None)
     job.train(2)
     torch.accelerator.synchronize()
-    assert job.snaps._copier.devices.current_step() is None
     job.snaps.save_now()
     assert SnapshotFiles(tmp_path).slots() == {}
 
 
-@pytest.mark.usefixtures("hasty")
 def test_a_value_that_waits_for_a_device_holds_up_nobody_who_asks(
-    tmp_path: Path,
-    history: list[dict[str, Any]],
-    busy: Callable[[], None],
+    tmp_path: Path, busy: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such as the state of a GradScaler. Nor is the device asked for those of the step before."""
+    """Such as the state of a GradScaler."""
+    monkeypatch.setattr(script, "HOLD_S", 0.1)
     (tmp_path / "ask").mkdir()
     job = Job(tmp_path)
     job.at["scale"] = torch.ones(2).to(job.device)  # type: ignore[assignment]
     job.begin()
-    job.train(1)
-    torch.accelerator.synchronize()
-    script = threading.Thread(target=job.train, args=(2, lambda: [busy() for _ in range(4)]))
-    script.start()
+    asked = threading.Thread(target=job.train, args=(1, busy, lambda: [busy() for _ in range(4)]))
+    asked.start()
     while not job.snaps._changed:
         time.sleep(0.001)
     job.snaps._stop()
-    assert job.snaps._copier.devices.current_step() == 2, "it hangs still"
-    script.join()
-    assert job.snaps._saved is not None
-    assert job.snaps._saved.step == 2
-    assert_loads(tmp_path, 2, history[2])
-
-
-@pytest.mark.usefixtures("hasty")
-def test_the_middle_of_a_step_is_that_of_the_device_as_well(
-    tmp_path: Path,
-    history: list[dict[str, Any]],
-    busy: Callable[[], None],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The script has told the optimizer's step, and ends by an exception; the device has not come to that."""
-    job = Job(tmp_path)
-    job.begin()
-    job.train(1)
-    job.train(2)
-    torch.accelerator.synchronize()
-    monkeypatch.setattr(job.snaps, "step", lambda step: None)
-    job.train(3, busy)
-    job.snaps.save_now()
-    assert_loads(tmp_path, 3, history[3])
-
-
-def test_what_a_device_has_changed_meanwhile_is_no_snapshot(
-    job: Job,
-    tmp_path: Path,
-    history: list[dict[str, Any]],
-    busy: Callable[[], None],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It went on while it was copied; then the step that it has come to is."""
-    job.train(2, busy)
-    told = iter([2])
-    has = job.snaps._copier.devices.current_step
-    monkeypatch.setattr(job.snaps._copier.devices, "current_step", lambda: next(told, None) or has())
-    monkeypatch.setattr(type(job.snaps._copier.devices), "last_step", property(lambda self: 2))
-    copied = Copier.begin_copy
-
-    def late(self: Copier, *args: Any, **named: Any) -> Any:
-        torch.accelerator.synchronize()
-        monkeypatch.undo()
-        return copied(self, *args, **named)
-
-    monkeypatch.setattr(Copier, "begin_copy", late)
-    job.snaps.save_now()
-    assert_loads(tmp_path, 3, history[3])
+    assert asked.is_alive()
+    asked.join()

@@ -479,7 +479,7 @@ def test_a_part_that_is_copied_again_is_not_there_meanwhile(tmp_path: Path) -> N
     folder = SnapshotFiles(tmp_path)
     copier = Copier(folder, State({"model": nn.Linear(2, 2)}, {}), WorkerRank(0, 1, 1))
     copier.prepare()
-    copier.keep_small_state(1, copier.values())
+    copier.keep_small_state(copier.values())
     for _ in range(2):
         copy = copier.begin_copy(SnapshotId(0, 1), now=False)
         assert not copy.slot.indexes()

@@ -18,6 +18,7 @@ from torch.distributed.fsdp import fully_shard
 from hetagent import snapshots
 from hetagent.node.processes import guardian_process
 from hetagent.snapshots import script
+from hetagent.snapshots.devices import Devices
 from hetagent.snapshots.errors import SnapshotSuperseded
 from hetagent.snapshots.folder import FOLDER, SnapshotFiles
 from hetagent.snapshots.node.files import SnapshotDir, request_save
@@ -55,7 +56,7 @@ class Trainer:
         self.gate.set()
         with self.snaps._lock:
             self.snaps._more = None
-            self.snaps._whole.notify_all()
+            self.snaps._ended.notify_all()
         self._thread.join()
 
     def _train(self) -> None:
@@ -223,3 +224,16 @@ def test_a_step_that_does_not_end_is_not_waited_for_long(
         assert trainer.answer()["step"] == trainer.done
         trainer.gate.set()
         wait_for(lambda: trainer.done > 10)
+
+
+def test_while_a_device_hangs_in_a_step_the_one_before_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The script waits for it before its optimizer changes what there is on the CPU."""
+    hangs, released = threading.Event(), threading.Event()
+    with Trainer(tmp_path / "snaps", monkeypatch, sharded=False) as trainer:
+        monkeypatch.setattr(Devices, "wait", lambda self: (hangs.set(), released.wait(30)))
+        assert hangs.wait(30)
+        trainer.ask()
+        assert trainer.answer()["step"] == trainer.done
+        released.set()

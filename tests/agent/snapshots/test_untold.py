@@ -75,7 +75,7 @@ def test_what_something_else_has_changed_is_not_saved_between_steps(tmp_path: Pa
 
 
 class Late(Copies):
-    """Copies that a device makes only when the next change by an optimizer, or the script, waits for them."""
+    """Copies that a device makes only once the script waits for it."""
 
     def __init__(self, streams: Sequence[torch.Stream]) -> None:
         super().__init__(streams)
@@ -85,14 +85,11 @@ class Late(Copies):
     def copy(self, source: torch.Tensor, into: torch.Tensor) -> None:
         self._left.append((source.detach(), into))
 
-    def block_current_streams(self) -> None:
-        for source, into in self._left:
-            into.copy_(source)
-        self._made.set()
-
     def wait(self) -> None:
         if threading.current_thread() is threading.main_thread():
-            self.block_current_streams()
+            for source, into in self._left:
+                into.copy_(source)
+            self._made.set()
         assert self._made.wait(30)
 
 
@@ -103,8 +100,9 @@ def test_what_something_else_changes_while_a_device_copies_it_is_discarded_and_t
     job = rare(tmp_path)
     job.train(0, 3)
     job.snaps.save_now()
-    monkeypatch.setattr(Devices, "__bool__", lambda self: True)
-    monkeypatch.setattr(devices, "Copies", Late)
+    begun: list[Late] = []
+    monkeypatch.setattr(devices, "Copies", lambda streams: begun.append(Late(streams)) or begun[-1])
+    monkeypatch.setattr(Devices, "wait", lambda self: [late.wait() for late in begun])
     job.snaps._schedule.is_due = lambda *_, **__: True  # type: ignore[method-assign]
     job.train(3, 4, saves=False)
     job.snaps.step(4)

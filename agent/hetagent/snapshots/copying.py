@@ -143,10 +143,8 @@ class Copier:
     # -- at every step -------------------------------------------------------------------------------------------
 
     def values(self) -> bytes:
-        """The script's values; SnapshotError: one cannot be pickled, or two have one name."""
+        """The script's values; SnapshotError: one cannot be pickled."""
         values = self._state.replicated(), self._state.per_rank()
-        if self._small is None:
-            self._state.check_names(values[0])
         try:
             return pickle.dumps(values, protocol=pickle.HIGHEST_PROTOCOL)
         except (pickle.PicklingError, TypeError, AttributeError) as error:

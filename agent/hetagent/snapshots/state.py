@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from hetagent.snapshots.devices import Devices
 from hetagent.snapshots.errors import SnapshotError
-from hetagent.torch_compat.checkpoints import flatten_state_dict, get_fqns
+from hetagent.torch_compat.checkpoints import get_fqns
 
 _version = attrgetter("_version")
 
@@ -159,15 +159,6 @@ class State:
     def other_tensors(self) -> dict[str, Tensor]:
         """Buffers and tensors that were given as such, always in the same order."""
         return {name: owner[key] for name, owner, key in self._buffers if owner[key] is not None}
-
-    def check_names(self, replicated: Mapping[str, Any]) -> None:
-        """SnapshotError: DCP, which writes `{"a": {"b": 1}}` as `a.b`, cannot tell two values apart."""
-        try:
-            flatten_state_dict({**self.optimized_tensors(), **self.other_tensors(), **replicated})
-        except ValueError as error:
-            raise SnapshotError(
-                f"two values of the state have one name in a checkpoint: give one of them another key ({error})"
-            ) from None
 
     def replicated(self) -> dict[str, Any]:
         """Plain values that have to be the same on all ranks; calls `state_dict()` of what has it."""

@@ -11,13 +11,12 @@ from typing import Any
 import torch
 from torch._utils import _rebuild_tensor_v3
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
-from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.filesystem import _StorageInfo as StorageInfo
 from torch.distributed.checkpoint.state_dict import _get_fqns as get_fqns
 from torch.distributed.distributed_c10d import _get_default_store as default_store
 from torch.serialization import MAGIC_NUMBER, PROTOCOL_VERSION
 
-__all__ = ["FsspecWriter", "StorageInfo", "default_store", "flatten_state_dict", "get_fqns", "head_of"]
+__all__ = ["FsspecWriter", "StorageInfo", "default_store", "get_fqns", "head_of"]
 
 
 class _Tensor:

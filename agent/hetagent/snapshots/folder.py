@@ -193,15 +193,14 @@ class SnapshotFiles:
         self.directories = [path / str(number) for number in range(SLOTS)]
         for each in (path, *self.directories):
             each.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._control = AgentControl()
-        self._control_of: os.stat_result | None = None
+        self._control, self._control_of = AgentControl(), (0, 0)
         self._control_file = str(path / "control.json")  # looked at in every step
 
     def read_control(self) -> AgentControl:
         """What the agent says by now."""
         with contextlib.suppress(FileNotFoundError):
-            of, known = os.stat(self._control_file), self._control_of
-            if known is None or (of.st_mtime_ns, of.st_ino) != (known.st_mtime_ns, known.st_ino):
+            stats = os.stat(self._control_file)
+            if (of := (stats.st_mtime_ns, stats.st_ino)) != self._control_of:
                 told = json.loads(Path(self._control_file).read_bytes())
                 told["safe"] = SnapshotId(*told["safe"]) if told.get("safe") else None
                 told["retained"] = tuple(SnapshotId(*each) for each in told.get("retained", ()))

@@ -80,9 +80,6 @@ def parse_path(text: str) -> Path:
     return cast("Path", found)
 
 
-DANGER = "whoever can change snapshots has the job run code of theirs"
-
-
 def require_private(path: Path) -> None:
     """Check that nobody else can write to a directory or a file: who loads a snapshot runs the code that is in it.
 
@@ -95,25 +92,22 @@ def require_private(path: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         for each in dict.fromkeys((path.absolute(), path.resolve())):
             stats, above = each.lstat(), each.parent.stat()
-            _require(each, stats, 0 if stat.S_ISLNK(stats.st_mode) else OTHERS, "chmod -R go-w")
-            if above.st_mode & 0o002 and not above.st_mode & stat.S_ISVTX:  # a group may share what is above
-                raise SnapshotError(
-                    _writable(each.parent, above, "take a new directory below it, or chmod o-w")
-                )
-
-
-def _require(path: Path, stats: os.stat_result, others: int, mend: str) -> None:
-    if stats.st_uid not in (os.geteuid(), 0):
-        raise SnapshotError(
-            f"{path} belongs to user {stats.st_uid}, not to {os.geteuid()}, who runs this, and {DANGER}: "
-            f"take another directory, or chown -R {os.geteuid()} {path}"
-        )
-    if stats.st_mode & others:
-        raise SnapshotError(_writable(path, stats, mend))
-
-
-def _writable(path: Path, stats: os.stat_result, mend: str) -> str:
-    return f"others can write to {path} (mode {stats.st_mode & 0o7777:o}), and {DANGER}: {mend} {path}"
+            if stats.st_uid not in (os.geteuid(), 0):
+                what = f"{each} belongs to user {stats.st_uid}, not to {os.geteuid()}, who runs this"
+                mend = f"take another directory, or chown -R {os.geteuid()} {each}"
+            elif stats.st_mode & OTHERS and not stat.S_ISLNK(stats.st_mode):
+                what = f"others can write to {each} (mode {stats.st_mode & 0o7777:o})"
+                mend = f"chmod -R go-w {each}"
+            elif (
+                above.st_mode & 0o002 and not above.st_mode & stat.S_ISVTX
+            ):  # a group may share what is above
+                what = f"others can write to {each.parent} (mode {above.st_mode & 0o7777:o})"
+                mend = f"take a new directory below it, or chmod o-w {each.parent}"
+            else:
+                continue
+            raise SnapshotError(
+                f"{what}, and whoever can change snapshots has the job run code of theirs: {mend}"
+            )
 
 
 def remove(path: Path) -> None:

@@ -67,7 +67,6 @@ class Snapshots:
         self._free_at = 0.0  # until when it stands still once that is none (monotonic seconds)
         self._saved: SnapshotId | None = None
         self._why = ""  # why nothing can be saved
-        self._missed = ""  # why the last step was not
         self._copier = Copier(folder, state, who)
         self._ahead: threading.Thread | None = None  # makes the slots
         self._closing: threading.Thread | None = None  # digests what was copied, and writes the index
@@ -283,20 +282,24 @@ class Snapshots:
         """
         if not self._keeps:
             return
-        self._save()
+        missed = self._save()
         if self._has_agent:
             if ends:
                 save_request.stop_listening(self._folder.path, self._rank)
-            self._answer()
+            self._answer(missed)
 
-    def _save(self, wait_s: float = 0.0) -> None:
-        """The same, unless that was done; wait so long for the end of a step that is under way (seconds)."""
-        if self._keeps:
-            with self._lock:
-                if self._ahead is not None:
-                    self._ahead.join()
-                self._ended.wait_for(lambda: not self._changed, wait_s)
-                self._missed = self._tries(self._save_whole)
+    def _save(self, wait_s: float = 0.0) -> str:
+        """The same, unless that was done; wait so long for the end of a step that is under way (seconds).
+
+        Returns why it was not, or ''.
+        """
+        if not self._keeps:
+            return ""
+        with self._lock:
+            if self._ahead is not None:
+                self._ahead.join()
+            self._ended.wait_for(lambda: not self._changed, wait_s)
+            return self._tries(self._save_whole)
 
     def _is_whole(self) -> bool:
         """Whether the state is that after the last step, and devices have it."""
@@ -328,20 +331,18 @@ class Snapshots:
         self._copier.devices.set_current_device()
         with self._lock:
             steps_s = STEPS * self._schedule.step_s()
-            self._save(min(HALF_STEP_S, max(HOLD_S, steps_s)))
-            if self._is_whole() and self._more != 0 and not self._why:
+            missed = self._save(min(HALF_STEP_S, max(HOLD_S, steps_s)))
+            if not self._why and self._more != 0 and self._is_whole():
                 more_s = min(HOLD_S, max(ONE_MORE_S, steps_s))
                 self._more, self._free_at = 1, time.monotonic() + more_s + HOLD_S
                 self._ended.wait_for(lambda: not self._more, more_s)
-                self._save()
-            self._answer()
+                missed = self._save()
+            self._answer(missed)
             self._free_at = time.monotonic() + HOLD_S
 
-    def _answer(self) -> None:
+    def _answer(self, missed: str) -> None:
         step = self._saved.step if self._saved else None
-        save_request.write_answer(
-            self._folder.path, self._rank, "done", step=step, why=self._why or self._missed
-        )
+        save_request.write_answer(self._folder.path, self._rank, "done", step=step, why=self._why or missed)
 
 
 def _say(text: str) -> None:

@@ -55,37 +55,3 @@ def test_the_last_step_is_saved_unless_nobody_goes_on_from_it(
     )
     held = {stamp.step for stamp, slot in SnapshotFiles(folder).slots().items() if slot.indexes()}
     assert held == ({5} if saved else set())
-
-
-ASYNC = """
-import time
-import torch.distributed.checkpoint as dcp
-
-class Slow(dcp.FileSystemWriter):
-    def write_data(self, *args):
-        time.sleep(2)
-        return super().write_data(*args)
-
-dcp.async_save({"model": model.state_dict()}, storage_writer=Slow("checkpoint"))
-"""
-
-
-@pytest.mark.long
-def test_the_last_step_is_saved_by_an_exception_while_a_checkpoint_is_written_beside_it(
-    tmp_path: Path,
-) -> None:
-    script, folder = tmp_path / "script.py", tmp_path / "snaps"
-    script.write_text(SCRIPT + ASYNC + "raise ValueError('no')")
-    told = {"RANK": "0", "HET_SNAPSHOTS": str(folder)}
-    done = subprocess.run(
-        [sys.executable, "-u", runner.__file__, str(script)],
-        env={**os.environ, **told},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert "ValueError: no" in done.stderr
-    assert {stamp.step for stamp, slot in SnapshotFiles(folder).slots().items() if slot.indexes()} == {5}
-    assert (tmp_path / "checkpoint" / ".metadata").exists()

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from hetagent.snapshots.folder import (
     SnapshotFiles,
     SnapshotId,
     TensorLocation,
+    choose_evicted,
     open_atomic,
     write_atomic,
     write_lock,
@@ -37,53 +39,39 @@ def test_all_workers_of_a_node_get_the_same_slot_for_a_snapshot(tmp_path: Path) 
     )
 
 
-@pytest.mark.parametrize("sharded", [False, True])
-def test_the_oldest_makes_room(tmp_path: Path, sharded: bool) -> None:
+@pytest.mark.parametrize(
+    ("held", "retained", "stamp", "how", "goes"),
+    [
+        ([TWO], [], THREE, {}, None),
+        ([TWO, THREE], [], FOUR, {"sharded": True}, None),
+        ([TWO, THREE], [], FOUR, {}, TWO),
+        ([TWO, THREE], [TWO], FOUR, {}, THREE),
+        ([ONE, TWO, THREE], [ONE, TWO, THREE], FOUR, {"sharded": True}, THREE),  # the last step needs one
+        ([ONE, TWO], [TWO, ONE], THREE, {"due": True}, SnapshotSuperseded),  # one is being written to disk
+        ([TWO, THREE], [], ONE, {}, SnapshotSuperseded),
+        ([TWO, THREE], [], SnapshotId(2, 1), {}, TWO),
+        # Living workers may be a step apart when a round ends: two steps fit beside the safe one.
+        ([ONE, TWO, THREE], [ONE], FOUR, {"sharded": True}, TWO),
+        ([ONE, THREE, FOUR], [ONE], TWO, {"sharded": True}, SnapshotSuperseded),
+    ],
+)
+def test_the_oldest_makes_room_unless_it_is_retained(
+    held: list[SnapshotId], retained: list[SnapshotId], stamp: SnapshotId, how: dict[str, bool], goes: Any
+) -> None:
+    options = {"sharded": False, **how}
+    if goes is SnapshotSuperseded:
+        with pytest.raises(SnapshotSuperseded, match="newer snapshots than that of step"):
+            choose_evicted(stamp, held, retained, **options)
+    else:
+        assert choose_evicted(stamp, held, retained, **options) == goes
+
+
+def test_a_slot_is_given_away_by_what_the_agent_says(tmp_path: Path) -> None:
     folder = SnapshotFiles(tmp_path)
-    for stamp in (ONE, TWO, THREE, FOUR):
-        folder.claim_slot(stamp, sharded=sharded)
-    assert set(folder.slots()) == ({TWO, THREE, FOUR} if sharded else {THREE, FOUR})
-
-
-def test_what_the_agent_says_is_kept_however_old_it_is(tmp_path: Path) -> None:
-    folder = SnapshotFiles(tmp_path)
-    control(folder, round=1, retained=[ONE, TWO, THREE])
-    for stamp in (ONE, TWO, THREE, FOUR):
-        folder.claim_slot(stamp, sharded=True)
-    assert set(folder.slots()) == {ONE, TWO, FOUR}, "but one, which the last step of a round needs"
-
-
-def test_what_is_written_to_disk_is_spared_by_all_but_the_last_step_of_a_round(tmp_path: Path) -> None:
-    folder = SnapshotFiles(tmp_path)
-    for stamp in (ONE, TWO):
-        folder.claim_slot(stamp)
-    control(folder, round=1, retained=[TWO, ONE])
-    with pytest.raises(SnapshotSuperseded):
-        folder.claim_slot(THREE, due=True)
-    folder.claim_slot(THREE)
-    assert set(folder.slots()) == {TWO, THREE}
-
-
-def test_two_steps_fit_beside_the_safe_one(tmp_path: Path) -> None:
-    """Living workers may be a step apart when a round ends."""
-    folder = SnapshotFiles(tmp_path)
-    for stamp in (ONE, TWO, THREE):
-        folder.claim_slot(stamp, sharded=True)
     control(folder, round=1, retained=[ONE])
-    seven, eight = SnapshotId(1, 7), SnapshotId(1, 8)
-    for stamp in (seven, eight, seven):
-        folder.claim_slot(stamp, sharded=True)
-    assert set(folder.slots()) == {ONE, seven, eight}
-
-
-def test_a_newer_one_never_makes_room_for_an_older_one(tmp_path: Path) -> None:
-    folder = SnapshotFiles(tmp_path)
-    for stamp in (TWO, THREE):
+    for stamp in (ONE, TWO, THREE):
         folder.claim_slot(stamp)
-    with pytest.raises(SnapshotSuperseded, match="newer snapshots than that of step 1 are here"):
-        folder.claim_slot(ONE)
-    folder.claim_slot(SnapshotId(2, 1))
-    assert set(folder.slots()) == {THREE, SnapshotId(2, 1)}, "of a later round"
+    assert set(folder.slots()) == {ONE, THREE}
 
 
 def test_what_is_for_the_disk_is_marked_until_its_slot_is_given_away(tmp_path: Path) -> None:

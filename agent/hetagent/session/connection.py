@@ -90,6 +90,11 @@ class ServerConnection:
         """Whether the thread broke: the server gets no more requests from this node."""
         return self._error is not None
 
+    @property
+    def is_server_away(self) -> bool:
+        """See `Session.is_server_away`."""
+        return self._session.is_server_away
+
     def hang_timeout_s(self) -> float | None:
         """The group's setting, as last received (seconds), or None."""
         return self._session.hang_timeout_s

@@ -235,6 +235,11 @@ class Session:
         return self._directives.current.hang_timeout_s
 
     @property
+    def is_server_away(self) -> bool:
+        """Whether no server has answered lately."""
+        return self._backoff.away
+
+    @property
     def workers_may_run(self) -> bool:
         """Whether a start was handed out and no `set_ready` has come since."""
         return self._directives.workers_may_run

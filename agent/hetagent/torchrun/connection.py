@@ -6,6 +6,7 @@ import random
 import time
 import uuid
 from collections.abc import Callable
+from math import inf
 
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 
@@ -20,6 +21,14 @@ from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.requests import JoinRequest
 from hetrdzv.protocol.states import DirectiveKind
 from hetrdzv.protocol.texts.ids import is_id
+
+
+AWAY_S = 10.0
+"""For how long no server may answer while a node whose workers have succeeded waits for the others (seconds): longer
+than another server takes to take over."""
+
+LOOK_S = 0.5
+"""How often to look whether one does (seconds)."""
 
 
 class Connection:
@@ -81,11 +90,23 @@ class Connection:
         wait_readable([self.server], timeout_s)
         self.take_directives()
 
-    def wait_until_over(self, timeout_s: float | None) -> None:
-        """Wait until the round is over, at most `timeout_s` (seconds)."""
-        until = None if timeout_s is None else time.monotonic() + timeout_s
-        while not self.ending_directive and (until is None or time.monotonic() < until):
-            self.wait(timeout_s=None if until is None else max(0.0, until - time.monotonic()))
+    def wait_until_over(self, timeout_s: float = inf) -> bool:
+        """Wait until the round is over, at most `timeout_s` (seconds), or no server has answered for a while.
+
+        Returns:
+            whether that is worth waiting for: a server that is gone will not say it.
+        """
+        now = away_since = time.monotonic()
+        until = now + timeout_s
+        while not self.ending_directive and now < until:
+            self.wait(min(LOOK_S, until - now))
+            now = time.monotonic()
+            if not self.server.is_server_away:
+                away_since = now
+            elif now >= away_since + AWAY_S:
+                self._log(f"no server has answered for {AWAY_S:g} s: not waiting for the other nodes")
+                return False
+        return True
 
     def next_start(self) -> Directive | None:
         """Wait for a round; None if it was over before this node could enter it."""

@@ -154,7 +154,7 @@ class TorchrunHandler(HetRendezvousHandler):
             connection.take_directives()
             if self._succeeded:
                 if self.start.master.node_id == self._node_id:  # the others' workers may need the store
-                    connection.wait_until_over(None)
+                    connection.wait_until_over()
                 why = "its agent has finished"
             elif (signal := find_ending_signal()) is not None:
                 why = f"its agent got {signal}"
@@ -268,7 +268,8 @@ class TorchrunHandler(HetRendezvousHandler):
         """torch's exit barrier, which ends early when the round does."""
         connection = self._connection
         assert connection is not None
-        connection.wait_until_over(timeout_s)
+        if not connection.wait_until_over(timeout_s):
+            return
         if connection.ending_directive is None:
             raise TimeoutError(f"not all nodes have succeeded within {timeout_s:g} s")
         if connection.ending_directive.outcome != "succeeded":

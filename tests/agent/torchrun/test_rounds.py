@@ -4,6 +4,7 @@ import itertools
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from signal import Signals
@@ -28,7 +29,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.utils import store as store_util
 
-from hetagent.torchrun import create_handler
+from hetagent.torchrun import connection, create_handler
 from hetagent.torchrun.handler import TorchrunHandler
 from hetagent.torchrun.store import RoundOverError
 from hetagent.workers import store as stores
@@ -165,6 +166,21 @@ def test_the_master_keeps_the_store_for_the_others_longer_than_torchs_exit_barri
     assert wait({leaves}, timeout=0.5).not_done
     succeeds(infos[1 - master])
     assert leaves.result(20)
+
+
+def test_a_server_that_is_gone_when_workers_have_succeeded_is_not_waited_for(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "AWAY_S", 0.5)
+    with Hetserver() as job.server:
+        nodes = [job.node(name, 2) for name in "ab"]
+        infos = [entered.result(20) for entered in [job.enters(node) for node in nodes]]
+        job.server.kill()
+    started = time.monotonic()
+    for info in infos:  # torch's exit barrier alone would wait for 300 s
+        succeeds(info, within_s=300.0)
+    job.end()
+    assert time.monotonic() < started + 30
 
 
 def test_a_store_that_cannot_start_fails_its_round_only(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:

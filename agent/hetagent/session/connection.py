@@ -66,7 +66,6 @@ class ServerConnection:
         self._reached_round = 0  # the newest round whose master was reached
         self._thread = threading.Thread(target=self._main, name="hetagent-server", daemon=True)
         self._closing = False
-        self._abandoned = False  # nobody takes directives any more
         self._error: Exception | None = None  # what broke the thread, or is about to
         self._on_member: Callable[[bool], None] = lambda is_member: None
         self._was_member = False
@@ -198,12 +197,6 @@ class ServerConnection:
             self._loop.close()
             self._waker.close()
 
-    def abandon(self, why: str) -> None:
-        """Like `leave` and `close`, but without waiting: the agent is gone."""
-        self._abandoned = True
-        self._do(lambda now: self._session.leave(why, now), last=True)
-        self.close()  # if the thread has ended already
-
     def give_up(self, why: str) -> None:
         """The server is gone for good: have the agent exit."""
         self._do(lambda now: self._session.give_up(why, "no server"))
@@ -235,8 +228,6 @@ class ServerConnection:
             self._break(error)
         finally:
             self._session.drop_reports()
-            if self._abandoned:
-                self._waker.close()
 
     def _break(self, error: Exception) -> None:
         """Make the agent exit, which would otherwise wait for ever."""

@@ -22,7 +22,6 @@ from hetrdzv.protocol.requests import JoinRequest
 from hetrdzv.protocol.states import DirectiveKind
 from hetrdzv.protocol.texts.ids import is_id
 
-
 AWAY_S = 10.0
 """For how long no server may answer while a node whose workers have succeeded waits for the others (seconds): longer
 than another server takes to take over."""
@@ -33,9 +32,6 @@ LOOK_S = 0.5
 
 class Connection:
     """What this node offers the server, and what the server wants of it. Used by the thread of torch's agent only.
-
-    Args:
-        log: must not refer to the handler, which could not be garbage-collected then.
 
     Attributes:
         place: the address that this node offers.
@@ -94,7 +90,7 @@ class Connection:
         """Wait until the round is over, at most `timeout_s` (seconds), or no server has answered for a while.
 
         Returns:
-            whether that is worth waiting for: a server that is gone will not say it.
+            False if none has: it will not say that the round is over.
         """
         now = away_since = time.monotonic()
         until = now + timeout_s

@@ -7,7 +7,6 @@ has stopped its workers. How they fared otherwise has to be inferred from what i
 import os
 import socket
 import time
-import weakref
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -23,7 +22,6 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from hetagent.node import names, network
-from hetagent.session.connection import ServerConnection
 from hetagent.session.requests import round_report
 from hetagent.torch_compat.callers import find_ending_signal, find_worker_spec
 from hetagent.torchrun.conf import Conf
@@ -39,23 +37,6 @@ from hetrdzv.protocol.states import ReportKind
 LONGEST_INTERVAL_S = 1.0
 """The longest `monitor_interval` of other agents that is waited for when a round ends (seconds)."""
 
-_inherited: dict[str, object] = {}
-"""What workers inherit from this process's environment and a handler has set: by name, whose it is."""
-
-
-def _unset(owner: object = None) -> None:
-    """Remove a handler's variables from this process's environment; None: those of all handlers."""
-    for name, whose in list(_inherited.items()):
-        if owner in (None, whose):
-            _inherited.pop(name, None)
-            os.environ.pop(name, None)
-
-
-def _abandon(server: ServerConnection, owner: object) -> None:
-    """Clean up after a handler that was not shut down; may run in any thread, and late."""
-    _unset(owner)
-    server.abandon("its agent is gone")
-
 
 class TorchrunHandler(HetRendezvousHandler):
     """One node's part in a job whose rounds a hetserver decides and whose workers torch's agent runs."""
@@ -70,11 +51,9 @@ class TorchrunHandler(HetRendezvousHandler):
         conf = replace(conf, node_id=self._name.node_id)
         super().__init__(conf.group, conf.node_id, self._hold_port)
         self._conf = conf
-        self._log = partial(
-            log, conf.node_id
-        )  # not a method: the connection must not keep this handler alive
+        self._log = partial(log, conf.node_id)
         self._connection: Connection | None = None  # until this node has left
-        self._owner = object()  # of variables; not this handler, which `_inherited` must not keep alive
+        self._socket_env: Mapping[str, str] = {}  # what workers inherit of it
         self._closed: str | None = None  # why this handler takes no part any more
         self._succeeded = False  # this node's workers have
         self._round_store: RoundStore | None = None
@@ -162,7 +141,6 @@ class TorchrunHandler(HetRendezvousHandler):
                 self._report_failure(connection, final=True)
                 why = "its agent gave up"
             self._leave(why)
-        _unset(self._owner)
         self._name.release()
         return super().shutdown()
 
@@ -184,9 +162,6 @@ class TorchrunHandler(HetRendezvousHandler):
         except network.NetworkError as error:
             raise RendezvousConnectionError(translate_flags(str(error))) from None
         self._connection = connection
-        # After a signal torch does not call shutdown(): a program that goes on must not seem to take part.
-        self._leaver = weakref.finalize(self, _abandon, connection.server, self._owner)
-        self._leaver.atexit = False  # then the server sees the connection break
         connection.server.start()
         log(f"group '{conf.group}' at {', '.join(conf.access.servers)}: offering {connection.place.address}")
         return connection
@@ -196,12 +171,6 @@ class TorchrunHandler(HetRendezvousHandler):
         if connection is not None:
             connection.server.leave(why)
             connection.server.close()
-            self._leaver.detach()
-
-    def _set_env(self, variables: Mapping[str, str]) -> None:
-        """Have workers to come inherit variables."""
-        os.environ.update(variables)
-        _inherited.update(dict.fromkeys(variables, self._owner))
 
     def _hold_port(self) -> socket.socket:
         assert self._connection is not None, "not connected"
@@ -211,8 +180,10 @@ class TorchrunHandler(HetRendezvousHandler):
         """Hold a port on this node's current address."""
         super().shutdown()  # peers may wait at a socket that was held for a round which did not come about
         connection.refresh_address()
-        _unset()  # or another handler's would count as the user's
-        self._set_env(connection.place.socket_env(os.environ))
+        for name in self._socket_env:
+            os.environ.pop(name, None)  # it would count as the user's
+        self._socket_env = connection.place.socket_env(os.environ)
+        os.environ.update(self._socket_env)
         try:
             return self.offer()
         except network.NetworkError as error:
@@ -244,7 +215,7 @@ class TorchrunHandler(HetRendezvousHandler):
             f"round {directive.round}: node rank {start.group_rank} of {start.nnodes}, master {master}, "
             f"restart {start.restart_count}"
         )
-        self._set_env({"HET_ROUND": str(directive.round), "HET_NODE_ID": self._node_id})
+        os.environ.update({"HET_ROUND": str(directive.round), "HET_NODE_ID": self._node_id})
         try:
             info = super().next_rendezvous()
         except (RuntimeError, TimeoutError) as error:

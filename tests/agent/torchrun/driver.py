@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, cast
@@ -108,7 +107,6 @@ def port_holder(*news: Directive) -> Iterator[tuple[TorchrunHandler, Any, int]]:
     conf = parse_conf(params(node_id="a", local_addr="127.0.0.1", port_range=f"{port}-{port}"))
     handler, line = TorchrunHandler(conf), LoudLine(*news)
     connect(handler, line)
-    handler._leaver = weakref.finalize(handler, int)
     try:
         yield handler, line, port
     finally:

@@ -1,29 +1,24 @@
 """The handler between torch's agent and the server: how it acts on directives, and what it cleans up."""
 
 import gc
-import os
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.agent.session.test_connection import Talk
 from tests.agent.torchrun.driver import ScriptedLine, connect, directive, offered_port, params, port_holder
 from tests.agent.workers.test_store import start
-from tests.support.cluster import wait_for
 from torch.distributed.elastic.agent.server.api import RunResult, SimpleElasticAgent, WorkerSpec, WorkerState
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousParameters
 from torch.distributed.elastic.rendezvous import rendezvous_handler_registry as registry
 from torch.distributed.run import main
 
-from hetagent.torchrun import handler as torchrun_handler
 from hetagent.torchrun.conf import parse_conf
-from hetagent.torchrun.handler import TorchrunHandler, _abandon
+from hetagent.torchrun.handler import TorchrunHandler
 from hetagent.torchrun.messages import find_first_failure
 from hetrdzv.protocol.directive import Directive
 
@@ -187,41 +182,3 @@ def test_the_failure_is_read_from_torchs_agent() -> None:
     assert (failed.rank, failed.exit_code, failed.signal, failed.message) == (3, 5, None, "")
     unknown, _ = agent({})
     assert (unknown.rank, unknown.local_rank) == (-1, -1)
-
-
-# -- a handler that is dropped -------------------------------------------------------------------------------
-
-
-def test_a_dropped_handler_may_be_collected_in_its_lines_own_thread() -> None:
-    talk, owner = Talk(), object()
-    os.environ["HET_ROUND"] = "3"
-    torchrun_handler._inherited["HET_ROUND"] = owner
-    talk.begin()
-    wait_for(talk.news)
-    ended = threading.Event()
-    talk.line._loop.call_soon_threadsafe(lambda: (_abandon(talk.line, owner), ended.set()))
-    talk.line._thread.join(10)
-    assert ended.is_set()
-    assert talk.client.heard("leave") == ["its agent is gone"]
-    assert talk.line.fileno() == -1
-    assert "HET_ROUND" not in os.environ
-
-
-@pytest.mark.parametrize("shut_down", [True, False])
-def test_the_workers_of_the_next_handler_keep_what_they_inherit(shut_down: bool) -> None:
-    """However late torch's first agent in this process is gone."""
-    with port_holder() as (first, line, _):
-        offered_port(first)
-        first._set_env({"HET_ROUND": "3", "GLOO_SOCKET_IFNAME": "lo"})
-        with port_holder() as (second, _, _):
-            offered_port(second)
-            assert "HET_ROUND" not in os.environ
-            second._set_env({"HET_ROUND": "4", "GLOO_SOCKET_IFNAME": "lo"})
-            if shut_down:
-                first._connection = None
-                first.shutdown()
-            else:
-                line.abandon = lambda why: None
-                _abandon(line, first._owner)
-            assert (os.environ["HET_ROUND"], os.environ["GLOO_SOCKET_IFNAME"]) == ("4", "lo")
-        assert not {"HET_ROUND", "GLOO_SOCKET_IFNAME"} & {*os.environ}

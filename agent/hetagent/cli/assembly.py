@@ -15,9 +15,9 @@ from torch.distributed.elastic.multiprocessing import LogsSpecs
 from hetagent.cli.summary import closing_block
 from hetagent.context import AgentContext
 from hetagent.errors import AgentError, UsageError
-from hetagent.health import gpus_free, node_check
+from hetagent.health import node_check
 from hetagent.health.checks import HealthCheck, HealthChecks
-from hetagent.health.gpus_free import GpuMemoryCheck
+from hetagent.health.gpus import check_gpus
 from hetagent.health.node_check import NodeCheck
 from hetagent.health.ready_file import ReadyFile
 from hetagent.launch.command import WorkerCommand, identify_script
@@ -284,8 +284,7 @@ def _health(context: AgentContext, parts: Parts) -> HealthChecks:
     once: list[HealthCheck] = []
     repeated, within_s = None, 0.0
     if gpus := [gpu.uuid for gpu in devices.visible_gpus(os.environ)]:
-        once.append(GpuMemoryCheck(gpus, identity.incarnation, parts.persistent_sessions).run)
-        within_s += gpus_free.WAIT_S
+        once.append(partial(check_gpus, gpus))
     if parts.preemption is not None:
         once.append(parts.preemption.check)
     if options.node_check:

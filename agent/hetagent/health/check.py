@@ -11,7 +11,6 @@ from urllib.parse import urlsplit
 from rich.text import Text
 
 from hetagent.errors import UsageError
-from hetagent.health.gpus_free import GIB, SLACK_BYTES
 from hetagent.launch.slots import choose_devices_and_slots, hide_other_devices
 from hetagent.node import network, release
 from hetagent.node.gpu import devices
@@ -28,8 +27,10 @@ from hetrdzv.protocol.pages import NodeReply
 from hetrdzv.protocol.texts.ids import is_loopback
 from hetrdzv.protocol.texts.phrasing import count as counted
 
-SHARE = 0.1
-"""A GPU of which more than this is in use has too little for most jobs."""
+GIB = 1 << 30
+
+SLACK_BYTES, SHARE = GIB, 0.1
+"""A GPU of which more than both is in use has too little for most jobs."""
 
 MOST_NODES = 64
 """So many other nodes are tried at most."""
@@ -114,7 +115,7 @@ def check_gpu_memory(usage: Usage) -> Finding:
     text = f"{free / GIB:.1f} of {usage.total_bytes / GIB:.1f} GiB free"
     if usage.used_bytes <= max(SLACK_BYTES, SHARE * usage.total_bytes):
         return Finding(usage.gpu, Grade.OK, text)
-    who = ", ".join(f"pid {holder.pid}" for holder in usage.holders[:5])
+    who = ", ".join(f"pid {pid}" for pid in usage.holders[:5])
     advice = f"in use by {who}" if who else "the driver names no process that uses it: another container?"
     return Finding(usage.gpu, Grade.WARNING, text, advice)
 

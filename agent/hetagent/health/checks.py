@@ -1,8 +1,8 @@
 """Whether this node can take part in the next round: found out in a thread, and again while the node waits."""
 
 import threading
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from hetagent.node.self_pipe import SelfPipe
 
@@ -20,18 +20,16 @@ class HealthResult:
     Attributes:
         why: why it cannot, in a line; empty: it can.
         fatal: there is no use in checking again: the node leaves.
-        warnings: what else to show.
     """
 
     why: str = ""
     fatal: bool = False
-    warnings: tuple[str, ...] = ()
 
 
 HEALTHY = HealthResult()
 
-HealthCheck = Callable[[Collection[int], threading.Event], HealthResult]
-"""Checks this node, given the pids of its workers in the last round; returns soon after the event is set."""
+HealthCheck = Callable[[threading.Event], HealthResult]
+"""Checks this node; returns soon after the event is set."""
 
 
 class HealthChecks:
@@ -68,12 +66,8 @@ class HealthChecks:
         """A descriptor that is readable while there are results to take."""
         return self._waker.fileno()
 
-    def run(self, workers: Collection[int]) -> None:
-        """Start the checks; the first result is there at once if there are none.
-
-        Args:
-            workers: pids of this node's workers in the last round.
-        """
+    def run(self) -> None:
+        """Start the checks; the first result is there at once if there are none."""
         self.cancel()
         self._cancelled = cancelled = threading.Event()
         if not self._once and self._repeated is None:
@@ -81,7 +75,7 @@ class HealthChecks:
             return
         former = self._thread
         self._thread = threading.Thread(
-            target=self._main, args=[frozenset(workers), cancelled, former], name="health", daemon=True
+            target=self._main, args=[cancelled, former], name="health", daemon=True
         )
         self._thread.start()
 
@@ -109,34 +103,30 @@ class HealthChecks:
 
     # -- the thread ------------------------------------------------------------------------------------------
 
-    def _main(
-        self, workers: Collection[int], cancelled: threading.Event, former: threading.Thread | None
-    ) -> None:
+    def _main(self, cancelled: threading.Event, former: threading.Thread | None) -> None:
         if former is not None:
             former.join()  # it is killing its check
         try:
-            self._run(workers, cancelled)
+            self._run(cancelled)
         except Exception as error:  # else the node would wait for ever, and nobody would know why
             why = f"checking whether it is ready failed, which is a bug: {type(error).__name__}: {error}"
             self._add(HealthResult(why, fatal=True), cancelled)
 
-    def _run(self, workers: Collection[int], cancelled: threading.Event) -> None:
-        warnings: tuple[str, ...] = ()
+    def _run(self, cancelled: threading.Event) -> None:
         result, last = HEALTHY, None
         for check in self._once:
-            result = check(workers, cancelled)
-            warnings += result.warnings
+            result = check(cancelled)
             if result.why:
                 break
         if result.why or self._repeated is None:
-            self._add(replace(result, warnings=warnings), cancelled)
+            self._add(result, cancelled)
             return
         retry_s = self._retry_s
         while not cancelled.is_set():
-            result = self._repeated(workers, cancelled)
+            result = self._repeated(cancelled)
             if result != last:
-                self._add(replace(result, warnings=warnings + result.warnings), cancelled)
-            last, warnings = result, ()
+                self._add(result, cancelled)
+            last = result
             if result.why:
                 pause_s, retry_s = retry_s, min(self._again_s, 2 * retry_s)
             else:

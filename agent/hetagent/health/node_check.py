@@ -41,7 +41,7 @@ class NodeCheck:
         self._stuck: list[processes.Process] = []
         self._last: ShellCommand | None = None
 
-    def run(self, workers: Collection[int], cancelled: threading.Event) -> HealthResult:
+    def run(self, cancelled: threading.Event) -> HealthResult:
         """Run it once; if that is no longer wanted, kill it."""
         if self._last is not None:
             self._last.process.poll()  # it may have died after all

@@ -62,7 +62,7 @@ class PreemptionWatch(RoundHook):
         for each in zip(self._asks, self._looked, strict=True):
             threading.Thread(target=self._watch, args=each, name="hetagent-preemption", daemon=True).start()
 
-    def check(self, workers: Collection[int], cancelled: threading.Event) -> HealthResult:
+    def check(self, cancelled: threading.Event) -> HealthResult:
         """Before a round: whether this machine stays, as far as the first look says."""
         if not self._looked:
             self.start()

@@ -91,7 +91,6 @@ class Agent:
         self._ready_after_stop = False  # join again once the workers are gone
         self._done = False  # the newest round's workers have succeeded, and others still work
         self._logged_cause = ""  # what ended the newest round, once logged
-        self._pids: list[int] = []  # of the newest round's workers
         self._orphans = OrphanReaper(self.identity.incarnation, self.log, self.parts.persistent_sessions)
         self._after_round = 0  # the round after which this node joins
         self._joined = False  # since then
@@ -381,7 +380,7 @@ class Agent:
             self._leave_since(f"its processes cannot be killed: {stuck}")
             return
         self._after_round, self._joined = self.round_number, False
-        self.health.run(self._pids)
+        self.health.run()
         self._on_health()
 
     def _on_health(self) -> None:
@@ -391,8 +390,6 @@ class Agent:
             AgentError: there is no free port.
         """
         for result in self.health.take_results():
-            for warning in result.warnings:
-                self._log_once(f"warning: {warning}")
             if result.fatal:
                 self._leave_since(result.why)
                 return
@@ -497,8 +494,7 @@ class Agent:
                 self.log(note)
             local.assignment.notes.clear()
         if local.has_processes:
-            self._pids = local.pids
-            self.guardian.set_sessions(self._pids)
+            self.guardian.set_sessions(local.pids)
             self.server.send(
                 round_report(ReportKind.STARTED, self.round_number, moved=self.parts.progress_times())
             )

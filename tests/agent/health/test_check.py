@@ -11,7 +11,7 @@ from tests.support.servers import Hetserver, free_port
 from hetagent.cli.parse import parse
 from hetagent.health import check
 from hetagent.health.check import Finding, Grade, run
-from hetagent.node.gpu.discovery import MemoryUser, Usage
+from hetagent.node.gpu.discovery import Usage
 from hetagent.options.model import Options
 from hetrdzv.auth.tls import ClientTls
 from hetrdzv.protocol import codec
@@ -42,7 +42,7 @@ def test_versions(torch: str, grade: Grade) -> None:
 def test_memory_that_is_in_use() -> None:
     free = check.check_gpu_memory(Usage("GPU 0", GIB // 2, (), 80 * GIB))
     assert free == Finding("GPU 0", Grade.OK, "79.5 of 80.0 GiB free")
-    held = check.check_gpu_memory(Usage("GPU 1", 60 * GIB, (MemoryUser(7, 60 * GIB),), 80 * GIB))
+    held = check.check_gpu_memory(Usage("GPU 1", 60 * GIB, (7,), 80 * GIB))
     assert (held.grade, held.found, held.advice) == (
         Grade.WARNING,
         "20.0 of 80.0 GiB free",

@@ -1,10 +1,8 @@
-"""Before a node says that it is ready: its GPUs' memory is free, and the site's own check passes."""
+"""Before a node says that it is ready: its GPUs are there, and the site's own check passes."""
 
 import contextlib
-import os
 import signal
 import threading
-import time
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,147 +12,41 @@ import pytest
 from tests.agent.rig import Make, OtherNode, is_alive, soon
 from tests.support.fuse import DeadFiles
 
-from hetagent.health import gpus_free, node_check
+from hetagent.health import gpus, node_check
 from hetagent.health.checks import HEALTHY, HealthChecks, HealthResult
-from hetagent.health.gpus_free import GpuMemoryCheck, find_unfreed_memory
 from hetagent.health.node_check import MOST_CHARACTERS, NodeCheck
-from hetagent.node.gpu.discovery import GpuBroken, MemoryUser, Usage
+from hetagent.node.gpu.discovery import GpuBroken, Usage
 from hetagent.node.processes import proctree as processes
 
-GIB = 1 << 30
-OURS = {7, 8}
 NEVER = threading.Event()
 
 MINE = f"ready-{uuid.uuid4().hex}"
 """The incarnation of the checks, since another run of the tests may be under way."""
 
 
-def usage(used: float, *holders: tuple[int, float], gpu: str = "GPU 0") -> Usage:
-    """What is in use (GiB), and by whom."""
-    return Usage(gpu, int(used * GIB), tuple(MemoryUser(pid, int(size * GIB)) for pid, size in holders))
+# -- GPUs ----------------------------------------------------------------------------------------------------
 
 
-# -- the memory of GPUs --------------------------------------------------------------------------------------
+def test_a_gpu_that_the_driver_has_given_up_takes_the_node_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[Exception | None] = [None, GpuBroken("GPU 3: GPU is lost"), LookupError()]
 
+    def query(uuids: Sequence[str]) -> Sequence[Usage]:
+        if (error := answers.pop(0)) is not None:
+            raise error
+        return []
 
-@pytest.mark.parametrize(
-    ("before", "now", "more", "who"),
-    [
-        (usage(0.5), usage(0.5), None, ""),
-        (usage(0.5), usage(1.4), None, ""),
-        (usage(0.5), usage(9.5), 9, "the driver names no process"),
-        (usage(0.5), usage(9.5, (7, 9)), 9, "pid 7 (9.0 GiB)"),
-        (usage(0.5), usage(0.6, (7, 0.1)), 0, "pid 7 (0.1 GiB)"),
-        (usage(9.5, (1, 9)), usage(9.5, (1, 9)), None, ""),
-        (usage(9.5, (1, 9)), usage(18.5, (1, 18)), None, ""),
-        (usage(0.5), usage(9.5, (1, 9)), None, ""),
-        (usage(9.5, (1, 9)), usage(18.5, (1, 9)), 9, "pid 1 (9.0 GiB)"),
-        (usage(9.5, (1, 9)), usage(9.5, (7, 9)), 9, "pid 7 (9.0 GiB)"),
-        (usage(0.5), usage(9.5, (1, 0), (7, 0)), 9, "pid 7"),
-        (usage(0.5), usage(9.5, *((pid, 0) for pid in range(10, 17))), 9, "pid 13, pid 14 and 2 more"),
-        (usage(0.5, gpu="GPU 1"), usage(9.5, (7, 9)), None, ""),
-    ],
-)
-def test_what_is_not_free(before: Usage, now: Usage, more: float | None, who: str) -> None:
-    found = find_unfreed_memory([before], [now], OURS.__contains__)
-    assert [one.more_bytes // GIB for one in found] == ([] if more is None else [more])
-    for one in found:
-        assert one.is_ours == ("pid 7" in who)
-        assert one.text.startswith("GPU 0 has ")
-        assert one.text.endswith(who)
-
-
-Look = Callable[[], Sequence[Usage]]
-
-
-def looks(*found: Sequence[Usage] | Exception) -> Look:
-    """What NVML says, look by look; the last one is repeated."""
-    left = list(found)
-
-    def look() -> Sequence[Usage]:
-        now = left.pop(0) if len(left) > 1 else left[0]
-        if isinstance(now, Exception):
-            raise now
-        return now
-
-    return look
-
-
-Asked = Callable[..., list[HealthResult]]
-
-
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
-    """Makes the verdicts after so many rounds, when workers 7 and 8 were ended."""
-
-    def verdicts(
-        look: Look, wait_s: float = 0.05, unnamed_s: float = 5.0, rounds: int = 1, **more: Any
-    ) -> Any:
-        monkeypatch.setattr(gpus_free, "WAIT_S", wait_s)
-        monkeypatch.setattr(gpus_free, "UNNAMED_S", unnamed_s)
-        monkeypatch.setattr(gpus_free, "query_memory", lambda uuids: look())
-        gpus = GpuMemoryCheck((), "none", **more)
-        assert gpus.run((), NEVER) == HEALTHY, "before the first round nothing can be left"
-        return [gpus.run(OURS, NEVER) for _ in range(rounds)]
-
-    return verdicts
-
-
-def test_memory_that_becomes_free_is_waited_for(asked: Asked) -> None:
-    busy = [usage(9.5, (7, 9))]
-    assert asked(looks([usage(0.5)], busy, busy, [usage(0.5)]), wait_s=60) == [HEALTHY]
-    shrinks = ([usage(9.5 - look)] for look in range(7))  # though the driver names nobody
-    assert asked(looks([usage(0.5)], *shrinks, [usage(0.5)]), wait_s=60, unnamed_s=2.0) == [HEALTHY]
-
-
-def test_what_our_own_workers_still_have_takes_the_node_out_and_what_others_have_is_a_warning(
-    asked: Asked,
-) -> None:
-    """In a container the driver names none of a neighbour's, so it could be what ours have left: it is waited for."""
-    more = "GPU 0 has 9.0 GiB more in use than before the last round: "
-    why = f"0.05 s after its workers were ended, {more}pid 7 (9.0 GiB)"
-    assert asked(looks([usage(0.5)], [usage(9.5, (7, 9))])) == [HealthResult(why, fatal=True)]
-    began_at = time.monotonic()
-    warning = f"{more}the driver names no process; going on, since none of it is known to be this job's"
-    found = asked(looks([usage(0.5)], [usage(9.5)]), wait_s=60, unnamed_s=0.05, rounds=2)
-    assert found == [HealthResult(warnings=(warning,)), HEALTHY], "once"
-    assert time.monotonic() - began_at < 10, "and briefly"
-
-
-def test_what_a_worker_has_started_is_ours_too_but_for_a_standby(
-    asked: Asked, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A standby has the mark of the workers, too, and may open a GPU while it imports; then it is ended for that."""
-    mine = os.getpid()
-    monkeypatch.setattr(processes, "environment", lambda pid: {processes.INCARNATION: "none"})
-    for kept, is_ours in (([], True), ([os.getsid(mine)], False)):
-        look = looks([usage(0.5)], [usage(9.5, (mine, 9))])
-        assert asked(look, kept=lambda kept=kept: kept)[0].fatal == is_ours
-
-
-def test_a_driver_that_does_not_answer_or_has_given_a_gpu_up_takes_the_node_out(asked: Asked) -> None:
-    released = threading.Event()
-    times: list[int] = []
-
-    def hangs() -> Sequence[Usage]:
-        times.append(1)
-        if len(times) > 1:
-            released.wait(60)
-        return [usage(0.5)]
-
-    assert asked(hangs) == [HealthResult("its NVIDIA driver has not answered for 0.05 s", fatal=True)]
-    released.set()
-    broken = GpuBroken("GPU 3: GPU is lost")
-    assert asked(looks([usage(0.5)], broken)) == [HealthResult("its GPU 3: GPU is lost", fatal=True)]
+    monkeypatch.setattr(gpus, "query_memory", query)
+    assert gpus.check_gpus(["GPU-1"], NEVER) == HEALTHY
+    assert gpus.check_gpus(["GPU-1"], NEVER) == HealthResult("its GPU 3: GPU is lost", fatal=True)
     with pytest.raises(LookupError):  # which ends the node as a bug
-        asked(looks([usage(0.5)], LookupError()), wait_s=60)
+        gpus.check_gpus(["GPU-1"], NEVER)
 
 
 # -- the site's own check ------------------------------------------------------------------------------------
 
 
 def check(command: str, **more: Any) -> HealthResult:
-    return NodeCheck(command, MINE, **more).run((), NEVER)
+    return NodeCheck(command, MINE, **more).run(NEVER)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +93,7 @@ def unwanted(mine: NodeCheck, once: Callable[[], object]) -> HealthResult:
     """The verdict of a check that is no longer wanted once something has happened."""
     cancelled = threading.Event()
     found: list[HealthResult] = []
-    thread = threading.Thread(target=lambda: found.append(mine.run((), cancelled)))
+    thread = threading.Thread(target=lambda: found.append(mine.run(cancelled)))
     thread.start()
     soon(once)
     cancelled.set()
@@ -227,18 +119,18 @@ def test_while_one_hangs_in_the_kernel_no_other_is_started(
         found = unwanted(mine, files.asked.is_set)
         assert found.why.startswith("node check did not end within 60 s and cannot be killed: ")
         assert found.why.endswith(where)
-        again = mine.run((), NEVER)
+        again = mine.run(NEVER)
         assert again.why.startswith("node check: the last one cannot be killed: ")
         assert again.why.endswith(where)
         pid = int(again.why.removesuffix(f" {where}").rpartition(" ")[2])
     soon(lambda: not is_alive(pid), "its end")
     (tmp_path / "ok").touch()
-    assert mine.run((), NEVER) == HEALTHY
+    assert mine.run(NEVER) == HEALTHY
 
 
 def test_the_guardian_ends_a_check_as_well(tmp_path: Path) -> None:
     mine = NodeCheck(f"touch {tmp_path}/up; sleep 300", "hready-test-guardian")
-    thread = threading.Thread(target=mine.run, args=[(), NEVER])
+    thread = threading.Thread(target=mine.run, args=[NEVER])
     thread.start()
     soon((tmp_path / "up").exists)
     assert processes.kill_all_of("hready-test-guardian") == []
@@ -265,7 +157,7 @@ def test_verdicts_come_when_they_change(tmp_path: Path) -> None:
     state.write_text("exit 3")
     mine = NodeCheck(f". {state}", MINE)
     with contextlib.closing(HealthChecks(repeated=mine.run, again_s=0.01, retry_s=0.01)) as checks:
-        checks.run(())
+        checks.run()
         assert verdicts(checks, 1) == [HealthResult("node check failed (exit status 3)")]
         state.write_text("exit 4")
         assert verdicts(checks, 1) == [HealthResult("node check failed (exit status 4)")]
@@ -275,24 +167,19 @@ def test_verdicts_come_when_they_change(tmp_path: Path) -> None:
         soon(lambda: checks._results)
         checks.cancel()
         assert checks.take_results() == [], "a round has begun"
-        checks.run(())
+        checks.run()
         assert verdicts(checks, 1) == [HealthResult("node check failed (exit status 5)")]
 
 
-def test_what_comes_first_is_not_lost_and_a_mistake_of_ours_is_said() -> None:
-    warned = HealthResult(warnings=("9 GiB more",))
-    answers = iter([HEALTHY, warned])
-    repeated = NodeCheck("exit 3", MINE).run
-    with contextlib.closing(HealthChecks([lambda *_: next(answers)], repeated)) as checks:
-        for warnings in ((), warned.warnings):
-            checks.run(())
-            assert verdicts(checks, 1) == [
-                HealthResult("node check failed (exit status 3)", warnings=warnings)
-            ]
-        checks.run(())
+def test_a_mistake_of_ours_is_said() -> None:
+    def fail(cancelled: threading.Event) -> HealthResult:
+        raise LookupError("x")
+
+    with contextlib.closing(HealthChecks([fail], NodeCheck("exit 3", MINE).run)) as checks:
+        checks.run()
         [found] = verdicts(checks, 1)
     assert found.fatal
-    assert found.why == "checking whether it is ready failed, which is a bug: StopIteration: "
+    assert found.why == "checking whether it is ready failed, which is a bug: LookupError: x"
 
 
 # -- under an agent ------------------------------------------------------------------------------------------
@@ -362,7 +249,7 @@ def test_a_check_that_runs_holds_up_nothing(rig: Make, how: str) -> None:
 
 def test_a_node_that_is_of_no_use_leaves_and_says_why(rig: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        NodeCheck, "run", lambda self, workers, cancelled: HealthResult("its GPU 3: GPU is lost", fatal=True)
+        NodeCheck, "run", lambda self, cancelled: HealthResult("its GPU 3: GPU is lost", fatal=True)
     )
     made = rig("exit 9", check="true")
     assert made.run() is None

@@ -9,7 +9,7 @@ import pytest
 
 from hetagent.node.gpu import devices, discovery
 from hetagent.node.gpu.devices import DeviceError, Devices, choose_devices, mig_slices, visible_devices_env
-from hetagent.node.gpu.discovery import Gpu, GpuBroken, MemoryUser, NoGpus, Usage
+from hetagent.node.gpu.discovery import Gpu, GpuBroken, NoGpus, Usage
 
 GIB = 2**30
 FOUR = [Gpu(f"GPU-{letter * 8}-1", "H200", 139 * GIB) for letter in "abcd"]
@@ -213,7 +213,7 @@ def test_what_nvml_says(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [gpu.memory_bytes for gpu in found] == [80, 0, 80, 80]
     uuids = ["GPU-0", "MIG-1234-5678-90ab", "GPU-2", "GPU-gone"]
     assert discovery.query_memory(uuids) == [
-        Usage("GPU 4", 5, (MemoryUser(7, 1), MemoryUser(7, 0)), 80),
+        Usage("GPU 4", 5, (7, 7), 80),
         Usage("MIG slice 1234-5678-90ab", 5, (), 80),
     ]
     nvml.lost = 15

@@ -167,9 +167,9 @@ def test_a_source_that_fails_or_hangs_stops_no_other(watches: list[PreemptionWat
 def test_a_node_whose_machine_is_to_go_does_not_join(watches: list[PreemptionWatch]) -> None:
     told = Told()
     watches += [PreemptionWatch([told.ask], lambda text: None, 60.0) for _ in range(2)]
-    assert watches[0].check((), threading.Event()).why == ""
+    assert watches[0].check(threading.Event()).why == ""
     reclaim(told, 60.0)()
-    assert watches[1].check((), threading.Event()).why == "AWS is about to terminate this instance"
+    assert watches[1].check(threading.Event()).why == "AWS is about to terminate this instance"
     assert watches[1].take_notice() is not None
 
 

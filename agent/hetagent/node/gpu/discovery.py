@@ -21,19 +21,12 @@ class GpuBroken(Exception):
     """The driver has given up a GPU; says which, in a few words."""
 
 
-class MemoryUser(NamedTuple):
-    """A process that uses a GPU's memory; 0 where the driver does not say how much."""
-
-    pid: int
-    used_bytes: int
-
-
 class Usage(NamedTuple):
-    """How much of a GPU's memory is in use, and by whom as far as the driver says (in a container often nobody)."""
+    """How much of a GPU's memory is in use, and by which pids as far as the driver says (in a container often none)."""
 
     gpu: str
     used_bytes: int
-    holders: tuple[MemoryUser, ...] = ()
+    holders: tuple[int, ...] = ()
     total_bytes: int = 0
 
 
@@ -139,10 +132,10 @@ def _usage(pynvml: Any, uuid: str) -> Usage | None:
         if error.value in (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED):
             raise GpuBroken(f"{gpu}: {error}") from None
         return None
-    holders: tuple[MemoryUser, ...] = ()
+    holders: tuple[int, ...] = ()
     with suppress(pynvml.NVMLError):
         running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
-        holders = tuple(MemoryUser(int(process.pid), int(process.usedGpuMemory or 0)) for process in running)
+        holders = tuple(int(process.pid) for process in running)
     return Usage(gpu, used, holders, total)
 
 

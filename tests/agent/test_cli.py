@@ -180,6 +180,7 @@ def test_exit_statuses_are_seen_when_the_launcher_ignores_sigchld(monkeypatch: p
 
     monkeypatch.setattr(assembly, "run", run)
     monkeypatch.setattr(sys, "argv", ["hetagent", "--server", "http://127.0.0.1:1", __file__])
+    monkeypatch.setattr(os, "_exit", sys.exit)
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
         with pytest.raises(SystemExit) as ended:
@@ -211,6 +212,7 @@ def test_an_agent_that_cannot_run_says_why_and_writes_it_for_whoever_started_it(
 
     monkeypatch.setattr(assembly, "run", run)
     monkeypatch.setattr(sys, "argv", ["hetagent", "--server", "http://127.0.0.1:1", __file__])
+    monkeypatch.setattr(os, "_exit", sys.exit)
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
     with pytest.raises(SystemExit) as ended:
         cli.main()
@@ -249,7 +251,7 @@ def test_without_the_extra_agent_it_says_what_to_install() -> None:
 )
 def test_what_needs_no_torch_does_not_wait_for_it(argv: list[str], status: int) -> None:
     program = (
-        "import sys\nfrom hetagent.cli.main import main\n"
+        "import os, sys\nfrom hetagent.cli.main import main\nos._exit = sys.exit\n"
         "try:\n    main()\nfinally:\n    assert not [name for name in sys.modules if name.startswith('torch')]"
     )
     environ = {name: value for name, value in os.environ.items() if name != "HET_SERVER"}

@@ -25,7 +25,7 @@ from hetagent.launch.kinds import make_launch
 from hetagent.launch.slots import check_open_file_limit, choose_devices_and_slots, hide_other_devices
 from hetagent.monitor.watcher import Watcher
 from hetagent.node import console, names
-from hetagent.node.console import flush, print_to_stderr
+from hetagent.node.console import print_to_stderr
 from hetagent.node.gpu import devices
 from hetagent.node.gpu.discovery import versions
 from hetagent.node.network import find_address
@@ -106,11 +106,7 @@ def run(
         logs_specs.folder if isinstance(logs_specs, RoundLogsSpecs) else "",
     )
     print_to_stderr(block)
-    status = agent.shutdown.exit_status(agent.outcome, fixed=options.exit_codes == "agent")
-    if agent.hangs:  # or the interpreter would wait for a look-up that may take a minute
-        flush()
-        os._exit(status)
-    return status
+    return agent.shutdown.exit_status(agent.outcome, fixed=options.exit_codes == "agent")
 
 
 def _context(

@@ -32,9 +32,8 @@ def main() -> None:
         status = _run()
     except KeyboardInterrupt:  # before the agent handles signals, or after
         status = statuses.SIGNAL + signal.SIGINT
-    if not flush():
-        os._exit(status)
-    sys.exit(status)
+    flush()
+    os._exit(status)  # the interpreter would wait for threads, in a look-up or before a console that nobody reads
 
 
 def _run() -> int:

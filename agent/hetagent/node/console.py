@@ -80,12 +80,10 @@ def _is_terminal(stream: TextIO | None) -> bool:
         return False
 
 
-def flush() -> bool:
-    """Have nothing left to be written at the end, which would make the exit status 120 if nobody reads.
-
-    False if a reader stalls: then the interpreter would hang at its end as well.
-    """
-    return _writer().write(sys.stderr, "") and _writer().write(sys.stdout, "")
+def flush() -> None:
+    """Have nothing left to be written, unless a reader stalls."""
+    if _writer().write(sys.stderr, ""):
+        _writer().write(sys.stdout, "")
 
 
 def _write(stream: TextIO, text: str) -> None:

@@ -55,8 +55,6 @@ class Agent:
         signals: on which signals the agent stops its workers and leaves.
         outcome: the last directive (`exit`); None until it has come.
         last_words: what parts have to say in the closing block.
-        hangs: whether threads are left that the interpreter would wait for: in a look-up of the server's name, or
-            writing to a blocked console.
         round_number: the newest round that was started here, or over before it was.
     """
 
@@ -78,7 +76,6 @@ class Agent:
     signals: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
     outcome: Directive | None = field(default=None, init=False)
     last_words: list[str] = field(default_factory=list, init=False)
-    hangs: bool = field(default=False, init=False)
     round_number: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -191,12 +188,10 @@ class Agent:
         leave_s = HURRIED_LEAVE_S if self.shutdown.hurried else LEAVE_S
         if gone_at is not None:
             leave_s = min(leave_s, max(HURRIED_LEAVE_S, gone_at - time.monotonic()))
-        left = self.server.leave(goodbye, leave_s, lambda: bool(self._got_signals))
-        self.hangs = self.hangs or not left
+        self.server.leave(goodbye, leave_s, lambda: bool(self._got_signals))
         if snapshots is not None:
             is_hurried = lambda: self.shutdown.hurried or bool(self._got_signals)  # noqa: E731
             self.last_words += filter(None, [snapshots.leave(gone_at, is_hurried)])
-            self.hangs = self.hangs or snapshots.has_stuck_thread
         if self._succeeded:  # now that no part has a process any more
             self._orphans.report_spared()
         self._close_ports()
@@ -366,7 +361,6 @@ class Agent:
         if spare_detached:
             self._orphans.spare_detached()
         if not shown:
-            self.hangs = True
             self.log("console is blocked; continuing without waiting for the workers' output")
         self.guardian.set_sessions(())
 

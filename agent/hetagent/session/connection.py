@@ -167,18 +167,13 @@ class ServerConnection:
 
     def leave(
         self, why: str, timeout_s: float = LEAVE_S, is_hurried: Callable[[], bool] = lambda: False
-    ) -> bool:
+    ) -> None:
         """Say goodbye; returns once the server has accepted it, or has not answered in time.
 
         Args:
             timeout_s: how long that may take (seconds).
             is_hurried: polled meanwhile: whether to stop waiting.
-
-        Returns:
-            whether the thread has ended; if not, it hangs in a DNS look-up.
         """
-        if not self._thread.is_alive():
-            return True
         self._do(lambda now: self._session.leave(why, now, timeout_s), last=True)
         notice_at = time.monotonic() + LEAVE_NOTICE_S
         until = time.monotonic() + timeout_s + LOOK_UP_S
@@ -189,7 +184,6 @@ class ServerConnection:
                     f"telling the server that this node leaves, for {timeout_s:g} s at most; press again to end"
                 )
                 notice_at = until
-        return not self._thread.is_alive()
 
     def close(self) -> None:
         """Give the descriptor back; only after `leave`."""

@@ -41,7 +41,6 @@ class Handover:
         self._server = server
         self._connect = connect
         self._log = log
-        self.hangs = False  # a thread may be left that the interpreter would wait for, in a look-up
         self._until = 0.0
         self._round = 0
 
@@ -108,6 +107,6 @@ class Handover:
                 await client.ask(Routes.report, who.group, who.node_id, body)
         except Problem as error:
             return LEFT if error.code == StaleIncarnation.code else ""
-        except (HetError, OSError) as error:
-            self.hangs = isinstance(error, TimeoutError)
+        except (HetError, OSError):
+            pass
         return ""

@@ -238,11 +238,6 @@ class SnapshotHook(RoundHook):
             self._folder.close(remove=self._over or self._drained or not self._dir.list_held())
         return f"snapshot {outcome}" if outcome else ""
 
-    @property
-    def has_stuck_thread(self) -> bool:
-        """Whether `leave` has left a thread that the interpreter would wait for."""
-        return self._handover.hangs
-
     # -- before workers are stopped ----------------------------------------------------------------------------
 
     def have_workers_save(self, within_s: float) -> None:

@@ -123,7 +123,6 @@ def test_it_says_what_it_serves_and_waits_until_the_others_have_it(
     assert finishing.is_alive(), "others may need it"
     node.others.says = "left"
     soon(lambda: not finishing.is_alive(), "the end")
-    assert not node.handover.hangs
 
 
 @pytest.mark.parametrize("answer", ["left", Problem(409, StaleIncarnation.code, "")])
@@ -183,7 +182,6 @@ def test_a_resolver_that_hangs_keeps_nobody(
         threading.Timer(0.5, hurried.set).start()
     try:
         assert 0.3 < node.finishes(hurried) < 10
-        assert node.handover.hangs
     finally:
         answered.set()
 

@@ -237,7 +237,7 @@ class Agent:
             self._stop(signal.SIGTERM, self._stop_s())
 
     def _on_hooks(self, ready: Collection[Readable]) -> None:
-        """Run the hooks that are due; start the workers if a hook has delayed them."""
+        """Run the hooks that are due."""
         is_stopping = self._local is not None and self._local.is_stopping
         for hook in self.parts.hooks:
             due_at = None if is_stopping else hook.due_at()
@@ -246,7 +246,6 @@ class Agent:
         notice = self.parts.preemption.take_notice() if self.parts.preemption is not None else None
         if notice is not None and not self.shutdown.ended_by:
             self._leave(self.shutdown.on_preemption(notice, self._activity, self._stop_s(), time.monotonic()))
-        self._start_workers()
         if self._local is not None and (why := self._local.abandon_reason()):
             self.log(f"round {self.round_number} {why}; joining again")
             self.server.update_offer(stopped=why)
@@ -434,8 +433,8 @@ class Agent:
         if self._has_workers or number < self.round_number:
             return
         if number == self.round_number:
-            if self._local is not None and not self._ready_after_stop:
-                self._local.update_start(start)
+            if self._local is not None and start != self._local.assignment.start:
+                self._local.assignment.start = start  # it brings what the launch could not do without
                 self._start_workers()
             return
         self.round_number, self._done = number, False

@@ -15,7 +15,6 @@ from hetagent.roundhook import Environ
 from hetagent.runloop.parts import Parts
 from hetagent.workers.processes import Workers
 from hetagent.workers.starter import Exit
-from hetrdzv.protocol.directive import Start
 from hetrdzv.protocol.failure import EarlierExits, Failure
 from hetrdzv.protocol.reasons.ends import worker_failed
 from hetrdzv.protocol.texts.phrasing import count
@@ -44,11 +43,9 @@ UNWIND_S = 1.0
 class Phase(StrEnum):
     """Where this node's part of a round is."""
 
-    HELD = "held"  # its processes are to be started
-    WAITING = "waiting"  # the launch waits for another `start` of this round
+    HELD = "held"  # its processes are to be started; the launch may wait for another `start` of this round
     RUNNING = "running"
     ENDING = "ending"  # the processes have ended, or one has failed: reported in a moment
-    ENDED = "ended"  # that was reported
     SAVING = "saving"  # the processes are to be stopped, once they have saved
     STOPPING = "stopping"  # they were asked to stop
     GONE = "gone"  # they were cleared away, or never came to be
@@ -152,13 +149,6 @@ class LocalRound:
 
     # -- start -----------------------------------------------------------------------------------------------
 
-    def update_start(self, start: Start) -> None:
-        """Another `start` of this round: it brings what the launch could not do without."""
-        is_news = start != self.assignment.start
-        self.assignment.start = start
-        if self.phase is Phase.WAITING and is_news:
-            self.phase = Phase.HELD
-
     def start(self, environ: Mapping[str, str]) -> None:
         """Start the processes, unless the launch waits for another `start` of this round.
 
@@ -170,7 +160,6 @@ class LocalRound:
         """
         command = self._launch.begin(self.assignment)
         if command is None:
-            self.phase = Phase.WAITING
             return
         chosen = self.assignment.start.snapshot
         if chosen is not None and self._parts.snapshots is None:  # its workers would begin from nothing
@@ -208,13 +197,13 @@ class LocalRound:
     def cancel_start(self) -> None:
         """Start nothing any more: the round is over, or could not be started here."""
         self._end_hooks()
-        if self.phase in (Phase.HELD, Phase.WAITING):
+        if self.phase is Phase.HELD:
             self.phase = Phase.GONE
 
     # -- end -------------------------------------------------------------------------------------------------
 
     def take_end(self) -> End | None:
-        """How the processes ended by themselves, once, as soon as it is due to be reported."""
+        """How the processes ended by themselves, once that is due to be reported; the caller stops or clears them."""
         if self._workers is None:
             return None
         ended = self._workers.take_exits()
@@ -226,7 +215,6 @@ class LocalRound:
         self._workers.catch_up()  # what it has written may be the reason to give up
         if self._end.failure is not None and self.abandon_reason():
             return None  # it has failed for that reason, which is no failure of the script
-        self.phase = Phase.ENDED
         return self._end
 
     def _lingering(self, workers: Workers) -> list[Exit]:

@@ -20,9 +20,10 @@ from hetagent.node.processes import signals as process_signals
 from hetagent.node.processes.guardian import Guardian, GuardianError
 from hetagent.node.processes.identity import Identity
 from hetagent.node.self_pipe import Readable, wait_readable
+from hetagent.roundhook import PreemptionNotice
 from hetagent.runloop.local_round import LocalRound, Phase
 from hetagent.runloop.parts import Parts
-from hetagent.runloop.shutdown import Shutdown, ShutdownAction, WorkerActivity
+from hetagent.runloop.shutdown import Shutdown
 from hetagent.session.connection import ServerConnection
 from hetagent.session.requests import round_report
 from hetagent.session.session import HURRIED_LEAVE_S, LEAVE_S
@@ -167,6 +168,11 @@ class Agent:
         return self._local is not None and self._local.has_processes
 
     @property
+    def _works(self) -> bool:
+        """Whether there are workers that nobody stops."""
+        return self._local is not None and self._local.works
+
+    @property
     def _succeeded(self) -> bool:
         return self.outcome is not None and self.outcome.outcome == "succeeded"
 
@@ -211,41 +217,32 @@ class Agent:
 
     def _on_signals(self) -> None:
         while self._got_signals:
-            signum = signal.Signals(self._got_signals.pop(0))
-            self._leave(self.shutdown.on_signal(signum, self._activity, self._stop_s(), time.monotonic()))
+            self._leave(signal.Signals(self._got_signals.pop(0)))
 
-    def _leave(self, action: ShutdownAction) -> None:
+    def _leave(self, cause: signal.Signals | PreemptionNotice) -> None:
+        saves = self._works and self.parts.supports_graceful_stop()
+        action = self.shutdown.begin(cause, self._stop_s(), time.monotonic(), works=self._works, saves=saves)
         if action.why:
             self.server.announce_leave(action.why, action.save_s)
         self.log(action.text)
         if action.stop is not None:
             self._stop(*action.stop)
 
-    @property
-    def _activity(self) -> WorkerActivity:
-        if self._local is None or not self._local.has_processes:
-            return WorkerActivity.NONE
-        if self._local.is_stopping:
-            return WorkerActivity.STOPPING
-        return WorkerActivity.SAVING if self.parts.supports_graceful_stop() else WorkerActivity.RUNNING
-
     def _on_end_of_grace(self) -> None:
         """Stop workers that have not been stopped in time by the end of their round."""
-        works = self._activity in (WorkerActivity.RUNNING, WorkerActivity.SAVING)
-        if self.shutdown.must_stop_now(time.monotonic()) and works:
+        if self.shutdown.must_stop_now(time.monotonic()) and self._works:
             self.log("the time to save is over: stopping the workers")
             self._stop(signal.SIGTERM, self._stop_s())
 
     def _on_hooks(self, ready: Collection[Readable]) -> None:
         """Run the hooks that are due."""
-        is_stopping = self._local is not None and self._local.is_stopping
         for hook in self.parts.hooks:
-            due_at = None if is_stopping else hook.due_at()
+            due_at = hook.due_at() if self._works else None
             if hook in ready or (due_at is not None and time.monotonic() >= due_at):
                 hook.on_wakeup()
         notice = self.parts.preemption.take_notice() if self.parts.preemption is not None else None
         if notice is not None and not self.shutdown.ended_by:
-            self._leave(self.shutdown.on_preemption(notice, self._activity, self._stop_s(), time.monotonic()))
+            self._leave(notice)
         if self._local is not None and (why := self._local.abandon_reason()):
             self.log(f"round {self.round_number} {why}; joining again")
             self.server.update_offer(stopped=why)
@@ -326,8 +323,7 @@ class Agent:
                 self._stop(signal.SIGTERM, self._stop_s())
 
     def _pass_on(self, directive: Directive) -> None:
-        runs = self._local is not None and self._local.has_processes and not self._local.is_stopping
-        if runs or directive.kind is DirectiveKind.EXIT:
+        if self._works or directive.kind is DirectiveKind.EXIT:
             for hook in self.parts.hooks:
                 hook.on_directive(directive)
 

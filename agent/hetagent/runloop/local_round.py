@@ -113,9 +113,9 @@ class LocalRound:
         return self._workers is not None
 
     @property
-    def is_stopping(self) -> bool:
-        """Whether the workers have been asked to stop, or to save before that."""
-        return self.phase in (Phase.SAVING, Phase.STOPPING)
+    def works(self) -> bool:
+        """Whether the workers were started, and not yet asked to stop, or to save before that."""
+        return self.phase in (Phase.RUNNING, Phase.ENDING)
 
     @property
     def pids(self) -> list[int]:
@@ -278,9 +278,7 @@ class LocalRound:
     def abandon_reason(self) -> str:
         """Why this node should end its part of the round and join again; empty: it need not."""
         snapshots = self._parts.snapshots
-        if snapshots is None or not self.has_processes or self.is_stopping:
-            return ""
-        return snapshots.abandon_reason()
+        return snapshots.abandon_reason() if snapshots is not None and self.works else ""
 
     # -- stop ------------------------------------------------------------------------------------------------
 
@@ -305,7 +303,7 @@ class LocalRound:
         if self._workers is None:
             return
         stop = Stop(signum, grace_s, time.monotonic() + grace_s)
-        if not self.is_stopping:
+        if self.works:
             self._stop = stop
             if self._parts.snapshots is not None and grace_s > 0:
                 self._parts.snapshots.have_workers_save(min(grace_s, SAVE_S))
@@ -333,7 +331,7 @@ class LocalRound:
         """Whether the workers have ended since `stop`, or their grace is over."""
         if self._workers is None or self._stop is None:
             return False
-        if not self.is_stopping:  # it was put off
+        if self.works:  # it was put off
             if time.monotonic() < self._stop.kill_at:
                 return False
             self.stop(self._stop.signum, self._stop.grace_s)

@@ -1,6 +1,5 @@
 """Whether and how an agent leaves before the job is over: pure, but for the file that says why."""
 
-import enum
 import signal
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -18,16 +17,6 @@ STOP_S = 5.0
 
 GOODBYE_S = 2.0
 """Of that, this is reserved for saying goodbye (seconds), but at most half of it."""
-
-
-class WorkerActivity(enum.Enum):
-    """What workers of this node do when it has to go."""
-
-    NONE = enum.auto()
-    STOPPING = enum.auto()
-    RUNNING = enum.auto()
-    SAVING = enum.auto()
-    """They run, and save once their round is announced to end."""
 
 
 class ShutdownAction(NamedTuple):
@@ -77,58 +66,48 @@ class Shutdown:
 
     # -- what happens ------------------------------------------------------------------------------------------
 
-    def on_signal(
-        self, signum: signal.Signals, activity: WorkerActivity, stop_s: float, now: float
+    def begin(
+        self,
+        cause: signal.Signals | PreemptionNotice,
+        stop_s: float,
+        now: float,
+        *,
+        works: bool,
+        saves: bool,
     ) -> ShutdownAction:
-        """The agent has got a signal.
+        """The agent has got a signal, or its machine is taken away.
 
         Args:
             stop_s: how long workers have between SIGTERM and SIGKILL (seconds).
             now: monotonic seconds.
+            works: whether there are workers that nobody stops yet.
+            saves: whether they save once their round is announced to end.
         """
-        if self.signum is not None:
+        if isinstance(cause, PreemptionNotice):
+            self._announced, self.gone_at = cause
+            why, how, signum = cause.why, cause.why, signal.SIGTERM
+            grace_s = self._grace_s if self.gone_at is None else max(0.0, self.gone_at - now)
+        elif self.signum is not None:
             self.hurried, self.kill_at = True, now
-            return ShutdownAction(f"got {signum.name} again: killing the workers", stop=(signal.SIGKILL, 0.0))
-        self.signum = signum
-        grace_s = 0.0 if signum in INTERACTIVE else self._own_graces_s.get(signum, self._grace_s)
-        action = self._go(f"got {signum.name}", signum, activity, grace_s, stop_s, now)
-        return action._replace(why=signum.name)
-
-    def on_preemption(
-        self, notice: PreemptionNotice, activity: WorkerActivity, stop_s: float, now: float
-    ) -> ShutdownAction:
-        """This machine is taken away, and the agent does not leave yet; see `on_signal`."""
-        self._announced, self.gone_at = notice
-        grace_s = self._grace_s if self.gone_at is None else max(0.0, self.gone_at - now)
-        action = self._go(self._announced, signal.SIGTERM, activity, grace_s, stop_s, now)
-        return action._replace(why=self._announced)
-
-    def _go(
-        self,
-        how: str,
-        signum: signal.Signals,
-        activity: WorkerActivity,
-        grace_s: float,
-        stop_s: float,
-        now: float,
-    ) -> ShutdownAction:
+            return ShutdownAction(f"got {cause.name} again: killing the workers", stop=(signal.SIGKILL, 0.0))
+        else:
+            self.signum = signum = cause
+            why, how = cause.name, f"got {cause.name}"
+            grace_s = 0.0 if cause in INTERACTIVE else self._own_graces_s.get(cause, self._grace_s)
         self.stays_until = now + grace_s if grace_s > 0 else None
         again = "; press again to kill them" if self.signum is not None else ""
-        if activity is WorkerActivity.SAVING and grace_s > 0:
+        if saves and grace_s > 0:
             save_s = self._announce(grace_s, now)
             text = f"{how}: leaving once the workers have saved, in {save_s:.3g} s at the latest{again}"
-            return ShutdownAction(text, save_s=save_s)
+            return ShutdownAction(text, why, save_s=save_s)
         if self.gone_at is not None:
             stop_s = min(stop_s, max(0.0, self.gone_at - now - GOODBYE_S))
         self.kill_at = now + stop_s
-        match activity:
-            case WorkerActivity.NONE:
-                return ShutdownAction(f"{how}: leaving")
-            case WorkerActivity.STOPPING:
-                return ShutdownAction(f"{how}: leaving once the workers have stopped{again}")
+        if not works:
+            return ShutdownAction(f"{how}: leaving", why)
         passed = "passed on" if self.signum is not None else signum.name
         text = f"{how}: {passed} to the workers, which have {stop_s:.3g} s to stop{again}"
-        return ShutdownAction(text, stop=(signum, stop_s))
+        return ShutdownAction(text, why, stop=(signum, stop_s))
 
     def _announce(self, grace_s: float, now: float) -> float:
         """This node has to be gone after its grace; returns for how much longer the workers run (seconds)."""

@@ -18,7 +18,7 @@ from hetagent.node.processes import proctree as processes
 from hetagent.preemption.local import LeaveCommand, file_notice
 from hetagent.preemption.watching import PreemptionWatch
 from hetagent.roundhook import PreemptionNotice
-from hetagent.runloop.shutdown import Shutdown, WorkerActivity
+from hetagent.runloop.shutdown import Shutdown
 
 pytestmark = pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
 
@@ -92,25 +92,25 @@ def test_a_signal_before_it_counts(rig: Make) -> None:
     assert not any("AWS" in line for line in made.said)
 
 
-@pytest.mark.parametrize("activity", WorkerActivity)
-def test_whoever_was_told_in_time_may_stay_as_long_as_that(activity: WorkerActivity) -> None:
+@pytest.mark.parametrize(("works", "saves"), [(False, False), (True, False), (True, True)])
+def test_whoever_was_told_in_time_may_stay_as_long_as_that(works: bool, saves: bool) -> None:
     evicted, taken, left = (Shutdown(25.0, {}) for _ in range(3))
-    evicted.on_signal(signal.SIGTERM, activity, 5.0, 1000.0)
-    action = taken.on_preemption(PreemptionNotice("the cloud", 1100.0), activity, 5.0, 1000.0)
-    left.on_signal(signal.SIGINT, activity, 5.0, 1000.0)
+    evicted.begin(signal.SIGTERM, 5.0, 1000.0, works=works, saves=saves)
+    action = taken.begin(PreemptionNotice("the cloud", 1100.0), 5.0, 1000.0, works=works, saves=saves)
+    left.begin(signal.SIGINT, 5.0, 1000.0, works=works, saves=saves)
     assert (evicted.stays_until, taken.stays_until, left.stays_until) == (1025.0, 1100.0, None)
-    assert action.stop == ((signal.SIGTERM, 5.0) if activity is WorkerActivity.RUNNING else None)
+    assert action.stop == ((signal.SIGTERM, 5.0) if works and not saves else None)
     assert taken.exit_status(None, fixed=False) == statuses.RESUME
 
 
 def test_a_signal_after_it_shortens_the_time_and_does_not_kill() -> None:
     leaving = Shutdown(25.0, {})
-    step = leaving.on_preemption(PreemptionNotice("evicted", 1115.0), WorkerActivity.SAVING, 30.0, 1000.0)
+    step = leaving.begin(PreemptionNotice("evicted", 1115.0), 30.0, 1000.0, works=True, saves=True)
     assert (step.why, step.save_s, step.stop) == ("evicted", 110.0, None)
-    step = leaving.on_signal(signal.SIGTERM, WorkerActivity.SAVING, 30.0, 1010.0)
+    step = leaving.begin(signal.SIGTERM, 30.0, 1010.0, works=True, saves=True)
     assert (step.why, step.save_s, step.stop) == ("SIGTERM", 20.0, None)
     assert leaving.gone_at == 1035.0, "a signal counts from when it came"
-    step = leaving.on_signal(signal.SIGTERM, WorkerActivity.SAVING, 30.0, 1012.0)
+    step = leaving.begin(signal.SIGTERM, 30.0, 1012.0, works=True, saves=True)
     assert step.stop == (signal.SIGKILL, 0.0)
     assert leaving.exit_status(None, fixed=False) == statuses.SIGNAL + signal.SIGTERM
 

@@ -281,7 +281,7 @@ def test_cancelled_while_workers_are_stopping(rig: Make) -> None:
 
     def note() -> None:
         assert made.agent._local is not None
-        assert made.agent._local.is_stopping
+        assert not made.agent._local.works
         assert made.agent._local._stop is not None
         kill_at.append(made.agent._local._stop.kill_at)
 

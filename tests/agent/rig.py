@@ -122,8 +122,9 @@ class Rig:
         self.parts = Parts(
             shares=ShareFiles(one_per_node=one_per_node),
             notices=Notices(self.line, say, notice_signal, one_per_node=one_per_node),
-            start_check=StartCheck(self.line, launch, say),
         )
+        if launch.workers_join_store:
+            self.parts.start_check = StartCheck(self.line, handler.count_workers, say)
         if watches:
             self.parts.monitor = Watcher(
                 self.line,

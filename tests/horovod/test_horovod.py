@@ -95,8 +95,7 @@ def test_uneven_nodes_get_horovods_ranks_and_all_come_back_from_a_kill(tmp_path:
             assert {(total, apart) for _, _, total, apart in results} == {("6", "0")}, job.report()
             assert {rank for rank, epoch, *_ in results if epoch == str(EPOCHS)} == {str(p[0]) for p in there}
             assert leftovers(name) == []
-            assert "met" not in job.agents[name].stderr.rpartition("outcome ")[2].partition("\n")[0]
-        assert (group["current_round"]["met"], stores()) == (3, [])
+        assert stores() == []
 
 
 def test_a_program_may_begin_anew_within_a_round(tmp_path: Path) -> None:
@@ -113,15 +112,6 @@ def test_a_program_may_begin_anew_within_a_round(tmp_path: Path) -> None:
     said = [line for line in output.splitlines() if line.startswith("turn ")]
     assert sorted(said) == [f"turn {turn} rank {rank} sum 3" for turn in range(3) for rank in range(2)]
     assert stores() == []
-
-
-def test_workers_that_never_met_are_a_failure_where_that_is_wanted(tmp_path: Path) -> None:
-    (tmp_path / "alone.py").write_text("import horovod.torch\n")
-    with cluster(tmp_path, "--nnodes", "2", "--launch", "horovod", "--require-rendezvous") as job:
-        for name, gpus in (("a", 2), ("b", 1)):
-            job.agent(name, gpus, script=str(tmp_path / "alone.py"))
-        assert {agent.wait() for agent in job.agents.values()} == {1}, job.report()
-        assert job.group()["reason"]["message"].startswith("ranks 0 to 2 never met"), job.report()
 
 
 def test_built_without_mpi_it_trains_nowhere_alone_under_mpirun(tmp_path: Path) -> None:

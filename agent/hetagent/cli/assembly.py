@@ -158,7 +158,7 @@ def _agent(context: AgentContext, server: ChildServer | None, logs_specs: LogsSp
         connect_timeout_s=options.connect_timeout_s,
     )
     line = ServerConnection(session, context.access.client, tell)
-    _furnish(parts, context, line)
+    _furnish(parts, context, line, handler)
     if server is not None:
         server.on_exit(line.give_up)
     worker_env = context.address.socket_env(os.environ)
@@ -209,14 +209,18 @@ def _starter(context: AgentContext, handler: HetRendezvousHandler, logs_specs: L
     )
 
 
-def _furnish(parts: Parts, context: AgentContext, line: ServerConnection) -> None:
+def _furnish(
+    parts: Parts, context: AgentContext, line: ServerConnection, handler: HetRendezvousHandler
+) -> None:
     """Make the optional parts."""
     from hetagent.snapshots.node.setup import snapshot_hook
     from hetagent.standby.keeper import make_standbys
 
     options, launch, tell = context.options, context.launch, context.tell
     parts.notices = Notices(line, tell, options.notice_signal, one_per_node=launch.one_per_node)
-    parts.start_check = StartCheck(line, launch, tell, must_meet=options.require_rendezvous)
+    if launch.workers_join_store:
+        must_meet = options.require_rendezvous
+        parts.start_check = StartCheck(line, handler.count_workers, tell, must_meet=must_meet)
     parts.deaths = ProgramDeaths() if launch.watches_child_processes else None
     parts.monitor = Watcher(
         line,

@@ -88,8 +88,7 @@ class Launch:
         wants_members: rounds have to list all their members (`start.members`).
         wants_daemon: the master of a round may have this node run its launcher's daemon (`start.daemon`).
         uses_process_groups: scripts work together in torch's process groups, so that one without any does nothing yet.
-        workers_join_store: scripts find each other in the round's store (`init_process_group` with env://), or in one
-            that this launch has started: see `count_met_workers`.
+        workers_join_store: scripts find each other in the round's store (`init_process_group` with env://).
         releases_script_port: the script's port is nobody's from `begin` until the script opens it.
         watches_child_processes: whether the death of a process that the first one has started counts as a failure.
     """
@@ -122,14 +121,6 @@ class Launch:
     def predict_command(self, local_rank: int) -> tuple[WorkerCommand, Mapping[str, str | None]] | None:
         """What `begin` and `environ` will say in every round; None where only the round will tell."""
         return None
-
-    def count_met_workers(self, in_store: Callable[[], int | None]) -> int | None:
-        """How many workers of all nodes have found each other, if this node knows it; asked where `workers_join_store`.
-
-        Args:
-            in_store: how many have come to the round's store.
-        """
-        return in_store()
 
     def failure_report_delay_s(self, assignment: Assignment, *, failed: bool) -> float:
         """How long to hold back the end of this node's processes: another node may know more about it (seconds)."""

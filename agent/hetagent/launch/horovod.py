@@ -1,10 +1,8 @@
 """Programs that call `hvd.init()`: gives Horovod's gloo controller what horovodrun or mpirun would."""
 
-import contextlib
 import os
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
-from http.client import HTTPConnection, HTTPException
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hetagent import worker
@@ -18,12 +16,6 @@ from hetrdzv.protocol.directive import Member
 
 STORE = Path(worker.__path__[0]) / "horovod_store.py"
 
-MET = "/hetagent/met"
-"""Where the server says how many workers have come; the same in horovod_store.py."""
-
-ANSWER_S = 2.0
-"""How long it may take to say so (seconds)."""
-
 CHECK_TIMEOUT_S = 60.0
 """How long the workers' Python may take to import Horovod (seconds); usually 0.1, much more from a cold file server."""
 
@@ -36,11 +28,11 @@ class Horovod(PerGpu):
 
     wants_members = True
     uses_process_groups = False
+    workers_join_store = False
 
     def __init__(self, command: WorkerCommand | None, setup: LaunchOptions = PLAIN) -> None:
         super().__init__(command, setup)
         self._store: subprocess.Popen[bytes] | None = None
-        self._where = ("", 0)
         _check(python_interpreter())
 
     def begin(self, assignment: Assignment) -> WorkerCommand:
@@ -53,7 +45,6 @@ class Horovod(PerGpu):
             )
         command = self.resolve_command(assignment)
         if assignment.is_master:
-            self._where = (master.address, master.script_port)
             with assignment.take_script_port() as listener:
                 self._store = subprocess.Popen(
                     [python_interpreter(), str(STORE), str(listener.fileno())],
@@ -79,17 +70,6 @@ class Horovod(PerGpu):
             # Without one (NAT), gloo uses the address that the host's name resolves to.
             "HOROVOD_GLOO_IFACE": interface,
         }
-
-    def count_met_workers(self, in_store: Callable[[], int | None]) -> int | None:
-        """How many have come to Horovod's server, on the node that has it."""
-        if self._store is None:
-            return None
-        with contextlib.closing(HTTPConnection(*self._where, timeout=ANSWER_S)) as server:
-            try:
-                server.request("GET", MET)
-                return int(server.getresponse().read())
-            except (OSError, HTTPException, ValueError):
-                return None
 
     def end(self) -> None:
         """Stop the server."""

@@ -12,36 +12,9 @@ import socket
 import sys
 import threading
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
-
-GLOBAL = "global"
-"""The scope in which each worker says under its rank where it is."""
-
-
-class Handler(RendezvousHandler):
-    """Also counts who has come, and says how many at /hetagent/met: workers delete what they have said."""
-
-    came: ClassVar[set[str]] = set()
-
-    def do_GET(self) -> None:
-        """Answer our own question or a worker's."""
-        if self.path == "/hetagent/met":
-            body = str(len(self.came)).encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-        else:
-            super().do_GET()
-
-    def do_PUT(self) -> None:
-        """Count the worker, and keep what it says."""
-        scope, _, rank = self.path.strip("/").partition("/")
-        if scope == GLOBAL:
-            self.came.add(rank)
-        super().do_PUT()
 
 
 class Store(RendezvousHTTPServer):
@@ -57,7 +30,7 @@ class Store(RendezvousHTTPServer):
     def __init__(self, fd: int) -> None:
         self._fd = fd
         # The handler is a file server's: HEAD would reveal which files are in the current directory.
-        super().__init__(("", 0), partial(Handler, directory=os.devnull), verbose=0)
+        super().__init__(("", 0), partial(RendezvousHandler, directory=os.devnull), verbose=0)
 
     def server_bind(self) -> None:
         """Take over the socket; the original also looks up the host's name in DNS, which can take seconds."""

@@ -68,13 +68,11 @@ class StartedWorkers:
         close: reaps the processes that have ended, waits for their output until the given moment at most (monotonic
             seconds), and takes down everything that was set up beside them; returns False if the console is blocked.
         catch_up: waits in the same way for what has been written by now.
-        met: how many workers have come to the round's store by now, if this node hosts it; None: unknown.
     """
 
     workers: Mapping[int, StartedWorker]
     close: Callable[[float | None], bool]
     catch_up: Callable[[float | None], bool] = lambda until: True
-    met: Callable[[], int | None] = lambda: None
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,9 +118,7 @@ class TorchStarter(LocalElasticAgent):
             for local_rank, worker in self._begun.items()
         }
         self._begun = {}
-        return StartedWorkers(
-            workers, partial(self._close, context), self._catch_up, spec.rdzv_handler.count_workers
-        )
+        return StartedWorkers(workers, partial(self._close, context), self._catch_up)
 
     def take_failed_start_pids(self) -> Collection[int]:
         """Once, the pids of the processes of a start that failed: torch has forgotten them. Each leads a session."""

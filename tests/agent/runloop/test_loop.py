@@ -410,12 +410,12 @@ def test_workers_that_meet_late_are_not_said_to_be_apart_for_ever(
         return lambda: soon(lambda: text in made.group()["reason"]["message"], text)
 
     status = made.run(
-        made.says("none of 2 workers have met"),
+        made.says("0 of 2 workers have met by now: unless they are still loading"),
         why("so far ranks 0 and 1 never met"),
         (tmp_path / "loaded").touch,
-        made.says("all 2 workers have met by now"),
+        made.says("2 of 2 workers have met by now"),
         lambda: soon(lambda: "met" not in made.group()["reason"]["message"], "no word of it any more"),
         (tmp_path / "trained").touch,
     )
     assert status == 0
-    assert sum("none of 2 workers" in line for line in made.said) == 1
+    assert sum("0 of 2 workers" in line for line in made.said) == 1

@@ -9,7 +9,7 @@ from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import Problem
 from hetrdzv.protocol.progress import PollRequest
 from hetrdzv.protocol.requests import JoinRequest, ReportRequest
-from hetrdzv.protocol.routes import Route, Routes
+from hetrdzv.protocol.routes import POLL, Route, Routes
 from hetrdzv.protocol.states import ReportKind
 
 if TYPE_CHECKING:  # the session does no I/O
@@ -60,6 +60,7 @@ class Report(Generic[R]):
 
 
 REPORT = ReportRoute(route=Routes.report, ordered=True)
+PROGRESS = ReportRoute(route=POLL)
 
 
 def round_report(kind: ReportKind, round_number: int, **fields: Any) -> Report[Directive]:

@@ -16,6 +16,7 @@ from hetagent.session.directives import DirectiveFilter
 from hetagent.session.joining import MAY_PASS, JoinSchedule
 from hetagent.session.refusals import MISSING, STRANGERS, directive_of, is_final, is_server_answer
 from hetagent.session.requests import (
+    PROGRESS,
     REPORT,
     Answer,
     Join,
@@ -40,9 +41,6 @@ POLL_PAUSE_S = 0.1
 REPEAT_S = 0.3
 """Pause between attempts of a report that is sent beside joins and polls (seconds)."""
 
-URGENT_RETRY_S = 1.0
-"""How long after it was sent an urgent poll that no server has taken is repeated (seconds)."""
-
 CONTRADICTED_S = 5.0
 """How long after a join another is sent if the server does not know whether this node is ready (seconds): a message
 was late."""
@@ -57,7 +55,7 @@ HURRIED_LEAVE_S = 0.5
 LAST_REPORTS_S = 1.0
 """How long it waits for the reports before it (seconds)."""
 
-JOIN, POLL, URGENT_POLL, LEAVE = "join", "poll", "urgent poll", "leave"
+JOIN, POLL, LEAVE = "join", "poll", "leave"
 """What can be in flight, one of each at most, beside the first report of each route."""
 
 
@@ -97,7 +95,6 @@ class Session:
         self._next_number = 1
         self.sample: Callable[[], NodeProgress | None] = lambda: None
         self.on_question: Callable[[OutputQuery], None] = lambda asked: None
-        self._urgent_at: float | None = None  # when a poll is due that does not wait
         self._reports: list[Report[Any]] = []  # of all routes
         self._in_flight: dict[object, tuple[Request, float]] = {}  # with the time of sending
         self._poll_at = 0.0
@@ -143,7 +140,11 @@ class Session:
 
     def push_progress(self) -> None:
         """Send the workers' progress at once, beside the open poll."""
-        self._urgent_at = 0.0
+        if not any(report.route is PROGRESS and report not in self._in_flight for report in self._reports):
+            self.send(Report(PROGRESS, self._progress), 0.0)
+
+    def _progress(self, incarnation: str) -> PollRequest:
+        return PollRequest(incarnation=incarnation, progress=self.sample())
 
     def announce_leave(self, why: str, now: float, grace_s: float | None = None) -> None:
         """This node is about to leave and will not join again.
@@ -205,10 +206,9 @@ class Session:
         self._pass_time(now)
         sent = []
         for what, due_at in self._due():
-            is_due = now >= max(due_at, self._backoff.retry_at)
-            if is_due and (request := self._request(what, now)) is not None:
-                self._in_flight[what] = request, now
-                sent.append(request)
+            if now >= max(due_at, self._backoff.retry_at):
+                sent.append(self._request(what, now))
+                self._in_flight[what] = sent[-1], now
         return sent
 
     def next_wakeup(self) -> float | None:
@@ -272,8 +272,6 @@ class Session:
             is_joining = self._joining.due is not None or JOIN in self._in_flight
             if POLL not in self._in_flight and not is_joining:
                 yield POLL, self._poll_at
-            if URGENT_POLL not in self._in_flight and self._urgent_at is not None:
-                yield URGENT_POLL, self._urgent_at
         for route, report in first.items():
             if report not in self._in_flight and (self._goodbye is None or route.last):
                 yield report, report.not_before
@@ -286,8 +284,8 @@ class Session:
             for what in self._in_flight
         )
 
-    def _request(self, what: object, now: float) -> Request | None:
-        """What is due, as it is now; None: there is nothing to say after all."""
+    def _request(self, what: object, now: float) -> Request:
+        """What is due, as it is now."""
         head: Any = {"number": self._next_number, "group": self.group, "node_id": self.node_id}
         self._next_number += 1
         if isinstance(what, Report):
@@ -301,16 +299,11 @@ class Session:
             self._joining.on_sent(head["number"], now)
             self._maybe_member = True
             return Join(**head, body=self._joining.due)
-        after, wait_s, progress = None, 0.0, self.sample()
-        if what == URGENT_POLL:
-            self._urgent_at = None
-            if progress is None:
-                return None
-        else:
-            timing = self._directives.current
-            after = timing.version or None
-            wait_s = 0.0 if self._backoff.away else min(timing.poll_s, timing.max_disconnect_s / 2)
-        body = PollRequest(incarnation=self.incarnation, after=after, wait_s=wait_s, progress=progress)
+        timing = self._directives.current
+        wait_s = 0.0 if self._backoff.away else min(timing.poll_s, timing.max_disconnect_s / 2)
+        body = PollRequest(
+            incarnation=self.incarnation, after=timing.version or None, wait_s=wait_s, progress=self.sample()
+        )
         return Poll(**head, body=body)
 
     def _settle(self, report: object, answer: Answer) -> None:
@@ -401,8 +394,6 @@ class Session:
     def _failed(self, what: object, request: Request, sent_at: float, error: HetError, now: float) -> None:
         """A request was refused, or no server answered."""
         match request, error.code:
-            case _ if what == URGENT_POLL:
-                self._urgent_at = sent_at + URGENT_RETRY_S
             case _, "stale_incarnation":
                 self._answered(sent_at, now)
                 self.give_up(str(error))

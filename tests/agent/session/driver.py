@@ -96,7 +96,7 @@ class Server:
                     return None
                 case Join(body=body):
                     self.do(commands.Join(node_id=node_id, **codec.fields_of(body)), now, group_id)
-                case Poll(body=poll):
+                case Poll(body=poll) | SendReport(route=requests.PROGRESS, body=poll):
                     self.do(commands.Renew(node_id, poll.incarnation, poll.after), now, group_id)
                     self.progress += [poll.progress] if poll.progress is not None else []
                     return replace(self.told(node_id, now, group_id), stacks=self.asks)

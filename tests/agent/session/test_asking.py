@@ -10,7 +10,7 @@ from tests.agent.session.test_daemons import TWO, ask, of_two
 
 from hetagent.launch.mpi.mpirun import DAEMON
 from hetagent.monitor.watcher import STACKS
-from hetagent.session.requests import Poll, Report, SendReport
+from hetagent.session.requests import PROGRESS, Report, SendReport
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.progress import NodeProgress, Worker
@@ -86,8 +86,7 @@ def test_a_route_that_is_refused_harms_no_other(bench: Bench, status: int) -> No
     assert isinstance(answers[0], HetError)
     bench.session.push_progress()
     assert isinstance(ask(bench)[0], Directive)
-    told = [one for one in bench.sent if isinstance(one, Poll) and one.body.progress is not None]
-    assert told[-1].body.wait_s == 0, "what is news is told at once"
+    assert bench.reports_on(PROGRESS), "what is news is told at once"
     bench.reports("failed", failure=FAILURE)
     bench.pump()
     assert bench.kinds == [("start", 1), ("stop", 1)]

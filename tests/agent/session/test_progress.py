@@ -6,7 +6,7 @@ from functools import partial
 from tests.agent.session.driver import Bench, problem
 
 from hetagent.monitor.watcher import STACKS
-from hetagent.session.requests import Poll, Report
+from hetagent.session.requests import PROGRESS, Report
 from hetrdzv.protocol.directive import OutputQuery
 from hetrdzv.protocol.progress import NodeProgress, Worker
 from hetrdzv.protocol.stacks import Stack, StacksRequest
@@ -14,15 +14,6 @@ from hetrdzv.protocol.stacks import Stack, StacksRequest
 
 def sample() -> NodeProgress:
     return NodeProgress(round=1, workers=(Worker(rank=0, step=17),))
-
-
-def polls(bench: Bench) -> list[Poll]:
-    return [request for request in bench.sent if isinstance(request, Poll)]
-
-
-def news(bench: Bench) -> list[Poll]:
-    """What was told beside the open poll."""
-    return [poll for poll in polls(bench) if poll.body.progress is not None and poll.body.wait_s == 0]
 
 
 def test_what_the_server_has_to_know_is_told_beside_the_open_poll(bench: Bench) -> None:
@@ -33,8 +24,7 @@ def test_what_the_server_has_to_know_is_told_beside_the_open_poll(bench: Bench) 
     ((open_poll, _),) = bench.flight
     bench.session.push_progress()
     bench.pump()
-    assert isinstance(told := bench.sent[-1], Poll)
-    assert (told.body.progress, told.body.wait_s) == (sample(), 0.0)
+    assert [told.body.progress for told in bench.reports_on(PROGRESS)] == [sample()]
     assert [request for request, _ in bench.flight] == [open_poll]
 
 
@@ -48,7 +38,7 @@ def test_progress_that_a_server_did_not_get_is_told_a_little_later(bench: Bench)
     assert bench.session.requests(bench.now) == []
     newer = bench.session.sample = lambda: replace(sample(), age_s=0.5)
     bench.run(2)
-    assert [one.body.progress for one in news(bench)] == [sample(), newer()]
+    assert [told.body.progress for told in bench.reports_on(PROGRESS)] == [sample(), newer()]
     assert bench.notices == []
     assert bench.kinds == [("start", 1)]
 

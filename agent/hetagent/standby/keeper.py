@@ -38,9 +38,6 @@ LOOK_S = 1.0
 RETRY_S = 10.0
 """How long after a standby has died the next one is made (seconds)."""
 
-TOGETHER = max(1, len(os.sched_getaffinity(0)) // 8)
-"""So many are made at the same time while a round runs."""
-
 ATTEMPTS = 3
 """So many standbys in a row may die before they are ready."""
 
@@ -62,7 +59,6 @@ class Standbys(RoundHook):
         self._programs: dict[int, Program] = {}
         self._standbys: dict[int, Standby] = {}
         self._not_before = 0.0  # when the next one may be made (monotonic seconds)
-        self._at_once = False  # make all that are missing, without a rest: no worker runs yet
         self._died = 0  # in a row, before they were ready
         self._log_once = WarnOnce(log)
         self._closed = False
@@ -71,10 +67,9 @@ class Standbys(RoundHook):
         self._thread.start()
 
     def start_predicted(self, programs: Sequence[Program]) -> None:
-        """Make standbys for the first round, all at once, since no worker runs yet."""
+        """Make standbys for the first round."""
         with self._lock:
             self._programs.update(enumerate(programs))
-            self._at_once = True
         self._waker.wake()
 
     def environ(self, local_rank: int) -> Mapping[str, str]:
@@ -160,14 +155,9 @@ class Standbys(RoundHook):
             )
             return
         for rank in missing:
-            if self._at_once or self._may_make(rank):
+            is_settled = self._noted_at(rank) + SETTLED_S <= time.time()
+            if is_settled and self._not_before <= time.monotonic():
                 self._make(rank)
-        self._at_once = False
-
-    def _may_make(self, rank: int) -> bool:
-        importing = sum(not standby.ready for standby in self._standbys.values())
-        is_settled = self._noted_at(rank) + SETTLED_S <= time.time()
-        return importing < TOGETHER and self._not_before <= time.monotonic() and is_settled
 
     def _make(self, rank: int) -> None:
         notes, left_out = self._file(rank), [*self._left_out]

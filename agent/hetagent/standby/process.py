@@ -62,12 +62,11 @@ class Standby:
         order = {"fd": theirs.fileno(), "preload": [*preload], "notes": notes, "left_out": [*without]}
         try:
             with theirs:
-                files = (tempfile.TemporaryFile() for _ in range(2))  # noqa: SIM115
-                stdout, self._stderr = map(self._held.enter_context, files)
+                self._stderr = self._held.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
                 self.process = subprocess.Popen(
                     program.args,
                     env={**_static_env(program), **marks, AHEAD: WAITING, ORDER: json.dumps(order)},
-                    stdout=stdout,
+                    stdout=subprocess.DEVNULL,
                     stderr=self._stderr,
                     start_new_session=True,
                     pass_fds=(theirs.fileno(),),

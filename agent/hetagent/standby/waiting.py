@@ -34,9 +34,6 @@ IMPORTS_FILE = "HET_IMPORTS_FILE"
 NAME = "het-standby"
 """What `ps -o comm` and `top` show of a standby that is ready."""
 
-OUTPUT_LIMIT = 65_536
-"""How much of what the imports printed is passed on, of stdout and of stderr (bytes)."""
-
 ROUND_NAMES = frozenset(
     ["ROLE_NAME", "MASTER_ADDR", "MASTER_PORT", "TORCH_NCCL_ASYNC_ERROR_HANDLING"]
     + [of + name for of in ("", "LOCAL_", "GROUP_", "ROLE_") for name in ("RANK", "WORLD_SIZE")]
@@ -44,10 +41,7 @@ ROUND_NAMES = frozenset(
 ROUND_PREFIXES = ("TORCHELASTIC_", "HET_")
 
 SITES = ("/site-packages", "/dist-packages")
-"""How the names of folders end into which packages are installed."""
-
-INSTALLED = (".dist-info", ".egg-info", ".egg-link", ".pth")
-"""How the names end by which such a folder says what is installed."""
+"""How the names of folders end into which packages are installed; only that changes them."""
 
 GPU_FILES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
 
@@ -106,22 +100,10 @@ def wait(started_as: "list[str]") -> "Callable[[str], NoReturn] | None":
 
 
 def _code(path: "list[str]") -> "dict[str, object]":
-    """What a plain start goes by, and which version of it is there: the script, Python, `sys.path`, packages.
-
-    Not whether a folder's content has changed: scripts write checkpoints and logs beside them.
-    """
+    """What a plain start goes by, and which version of it is there: the script, Python, `sys.path`, packages."""
     script = os.path.abspath(sys.argv[0])
     real = os.path.realpath(script)
-    code: dict[str, object] = {script: (real, _version(real))}
-    for place in (sys.executable, *path):
-        code[place] = _version(place)
-        if place.endswith(SITES):
-            with contextlib.suppress(OSError), os.scandir(place) as entries:
-                installed = [entry for entry in entries if entry.name.endswith(INSTALLED)]
-                code[f"what is installed in {place}"] = sorted(
-                    (entry.name, entry.stat().st_mtime_ns) for entry in installed
-                )
-    return code
+    return {script: (real, _version(real)), **{place: _version(place) for place in (sys.executable, *path)}}
 
 
 def _own_files() -> "dict[str, object]":
@@ -141,13 +123,17 @@ def _sites() -> "list[str]":
 
 
 def _version(path: str) -> "tuple[int, ...] | None":
-    """Which file or folder it is, and of a file, of when and how large; None: there is none."""
+    """Which file or folder it is, and of when and how large; None: there is none.
+
+    Not when a folder has changed, but for those of packages: scripts write checkpoints and logs beside them.
+    """
     try:
         status = os.stat(path)
     except OSError:
         return None
     which = (status.st_dev, status.st_ino)
-    return which if stat.S_ISDIR(status.st_mode) else (*which, status.st_mtime_ns, status.st_size)
+    changes = path.endswith(SITES) or not stat.S_ISDIR(status.st_mode)
+    return (*which, status.st_mtime_ns, status.st_size) if changes else which
 
 
 # -- importing ----------------------------------------------------------------------------------------------------
@@ -316,13 +302,10 @@ def _holds_gpu() -> bool:
 
 
 def _take_streams(streams: "list[int]") -> None:
-    """Make these descriptors stdout and stderr, and pass on what the imports have printed."""
+    """Make these descriptors stdout and stderr; what the imports have printed is lost."""
     for descriptor, target in zip(streams, (1, 2), strict=True):
-        printed = os.pread(target, OUTPUT_LIMIT, 0)
         os.dup2(descriptor, target)
         os.close(descriptor)
-        while printed:
-            printed = printed[os.write(target, printed) :]
 
 
 def _renamed(name: "str | None") -> str:

@@ -19,13 +19,6 @@ from hetagent.workers.starter import Program
 
 INCARNATION = standbys.MARKS[processes.INCARNATION]
 
-SLOW = """
-import os, time
-open(os.environ["GO"] + f".{os.getpid()}", "w").close()
-while not os.path.exists(os.environ["GO"]):
-    time.sleep(0.01)
-"""
-
 
 class Kept:
     """Standbys, and what they said to the person at the terminal."""
@@ -82,27 +75,10 @@ def keep(tmp_path: Path) -> Iterator[Callable[..., Kept]]:
 
 @pytest.fixture
 def program(tmp_path: Path) -> Program:
-    """Of an empty script beside the modules `imported` and `slow`."""
-    for name, source in {"s": "", "imported": "", "slow": SLOW}.items():
-        (tmp_path / f"{name}.py").write_text(source)
-    return standbys.program(str(tmp_path / "s.py"), GO=str(tmp_path / "go"))
-
-
-def started(folder: Path) -> list[Path]:
-    """One file for each process that has begun to import `slow`."""
-    return list(folder.glob("go.*"))
-
-
-def test_before_the_first_round_all_are_made_at_once(
-    keep: Callable[..., Kept], program: Program, tmp_path: Path
-) -> None:
-    kept = keep("slow")
-    kept.standbys.start_predicted([program, program, program])
-    wait_for(lambda: len(started(tmp_path)) == 3, "three that import")
-    (tmp_path / "go").touch()
-    kept.ready(0, 1, 2)
-    assert len(living()) == 3
-    assert kept.told == []
+    """Of an empty script beside the module `imported`."""
+    for name in ("s", "imported"):
+        (tmp_path / f"{name}.py").touch()
+    return standbys.program(str(tmp_path / "s.py"))
 
 
 def test_one_that_dies_is_replaced(keep: Callable[..., Kept], program: Program) -> None:

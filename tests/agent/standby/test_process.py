@@ -164,6 +164,7 @@ def released(folder: Path) -> Program:
     (folder / "current").symlink_to("1")
     (folder / "site-packages" / "imported-1.dist-info").mkdir(parents=True)
     (folder / "site-packages" / "imported.py").touch()
+    (folder / "site-packages" / "__pycache__").mkdir()
     (folder / "elsewhere").mkdir()
     (folder / "elsewhere" / "local.py").write_text("import own")
     places = (folder / "site-packages", folder / "elsewhere")
@@ -188,7 +189,6 @@ CHANGES: dict[str, Callable[[Path], object]] = {
     "folder": replace_the_folder,
     "script": lambda folder: (folder / "1" / "s.py").write_text(RELEASED.replace("of release", "at release")),
     "installed": lambda folder: (folder / "site-packages" / "other-1.dist-info").mkdir(),
-    "upgraded": lambda folder: (folder / "site-packages" / "imported-1.dist-info" / "RECORD").touch(),
     "module": lambda folder: (folder / "elsewhere" / "local.py").write_text("import own, own"),
 }
 
@@ -212,7 +212,7 @@ def test_one_that_would_not_import_the_same_now_begins_anew(tmp_path: Path, chan
 def test_what_scripts_write_beside_themselves_is_no_change(tmp_path: Path) -> None:
     program = released(tmp_path)
     standby = standbys.ready(program, ["imported", "local"])
-    for place in (tmp_path / "1", tmp_path / "site-packages", tmp_path / "elsewhere"):
+    for place in (tmp_path / "1", tmp_path / "elsewhere"):
         (place / "checkpoint.pt").touch()
         (place / "__pycache__").mkdir(exist_ok=True)
     assert run(standby, program, tmp_path) == (0, "script of release 1 1 True\n")

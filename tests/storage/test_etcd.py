@@ -29,8 +29,16 @@ from tests.support.etcd import VERSIONS, EtcdCluster, alarm, make_tls
 from tests.support.leading import LEASE_S, lead
 from tests.support.servers import free_port
 
+OLD, NEW = VERSIONS
 
-@pytest.fixture(scope="module", params=[pytest.param(v, marks=pytest.mark.etcd) for v in VERSIONS])
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(OLD, marks=[pytest.mark.etcd, pytest.mark.long]),
+        pytest.param(NEW, marks=pytest.mark.etcd),
+    ],
+)
 def cluster(request: pytest.FixtureRequest) -> Iterator[EtcdCluster]:
     with EtcdCluster(request.param) as running:
         yield running

@@ -1,7 +1,6 @@
 """Why a job failed, on every node; and jobs whose workers ended well, each alone."""
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -36,18 +35,6 @@ LINGERS = (
 LINGERS_CAUSE = r"rank 2 on b raised RuntimeError: bad batch \(script.py:3\) and has not ended since\n"
 
 
-def a_long_line(size: int) -> str:
-    return f"raise RuntimeError('Missing keys: ' + 'layer, ' * ({size} // 7) + 'last')"
-
-
-LONG_LINE_CAUSE = r"RuntimeError: Missing keys: layer, layer, .*\(script.py:1, rank 2 on b\)\n"
-LONG_LINE = [
-    'script.py", line 1, in <module>\n',
-    "\n  | RuntimeError: Missing keys: layer, ",
-    "layer, last\n=",
-]
-
-
 @pytest.mark.parametrize(
     ("a", "b", "cause", "quoted"),
     [
@@ -80,13 +67,14 @@ LONG_LINE = [
             id="a library that aborts",
         ),
         pytest.param(
-            WAITS, a_long_line(4_000), LONG_LINE_CAUSE, LONG_LINE, id="a long line", marks=pytest.mark.long
-        ),
-        pytest.param(
             WAITS,
-            a_long_line(9_000_000),
-            LONG_LINE_CAUSE,
-            LONG_LINE,
+            "raise RuntimeError('Missing keys: ' + 'layer, ' * 1_200_000 + 'last')",
+            r"RuntimeError: Missing keys: layer, layer, .*\(script.py:1, rank 2 on b\)\n",
+            [
+                'script.py", line 1, in <module>\n',
+                "\n  | RuntimeError: Missing keys: layer, ",
+                "layer, last\n=",
+            ],
             id="a huge line",
             marks=pytest.mark.long,
         ),
@@ -141,16 +129,6 @@ def test_every_node_says_that_it_restarts_and_why(pair: Cluster) -> None:
         assert f"hetagent[{name}]: restarting (1 of 3)\n" in agent.stderr
         told = agent.stderr.partition(": restarting (1 of 3)\n")[0]
         assert told.count("SystemExit: boom (script.py:1, rank 2 on b)\n") == 1
-
-
-def test_an_agent_that_may_open_few_files_says_so(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.touch()
-    with cluster(tmp_path) as made:
-        program = f"{sys.executable} -m hetagent.cli.main --standalone --gpus 1 --device cpu {script}"
-        agent = made.run("a", ["sh", "-c", f"ulimit -n 40; exec {program}"])
-        assert agent.wait() == 71
-        assert "hetagent may have 40 files open, and needs 53 for 1 worker; raise it: " in agent.stderr
 
 
 @pytest.mark.long

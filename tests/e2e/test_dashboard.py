@@ -1,20 +1,170 @@
-"""The dashboard in a real browser."""
+"""The dashboard in Chromium, driven by playwright; groups are driven over HTTP, without agents.
 
+Without them: apt-get install chromium fonts-dejavu-core; pip install playwright
+"""
+
+import http.client
+import json
+import time
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.etcd import EtcdCluster, sturdy
 from tests.support.failover import serving
+from tests.support.needs import program
 from tests.support.servers import Hetserver
 
 pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
 
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from tests.support.browser import ADMIN, READ, Watched, ask, hangs, running
-
+ADMIN, READ = "a-token-for-admins-only", "a-token-for-readers-only"
+SPEC = {"lease_s": 600, "last_call_s": 0, "min_nodes": 2, "max_nodes": 2}
 EVIL = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
+DESKTOP: Any = {"viewport": {"width": 1280, "height": 900}}
+PHONE: Any = {"width": 390, "height": 844}
+SLOTS = 2
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    path = program("chromium")
+    if path is None:
+        pytest.skip("needs Chromium: apt-get install chromium fonts-dejavu-core")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hetserver]:
+    """A server that wants tokens."""
+    path = tmp_path_factory.mktemp("dashboard") / "tokens"
+    path.write_text(f"{ADMIN} admin\n{READ} read\n")
+    path.chmod(0o600)
+    with Hetserver("memory", 0, path) as running:
+        yield running
+        assert ADMIN not in running.log
+        assert "Traceback" not in running.log
+
+
+class Watched:
+    """A page of which everything is noted that it should not do."""
+
+    def __init__(self, chromium: Browser, server: Hetserver, **options: Any) -> None:
+        self.server = server
+        self.complaints: list[str] = []
+        self.context = chromium.new_context(**options)
+        self.page: Page = self.context.new_page()
+        self.page.on("pageerror", lambda error: self.complaints.append(f"script error: {error}"))
+        self.page.on("console", lambda m: self.complaints.append(m.text) if m.type == "error" else None)
+        self.page.on(
+            "request", lambda r: None if r.url.startswith(server.url) else self.complaints.append(r.url)
+        )
+
+    def sign_in(self, token: str, group: str) -> None:
+        """Open the page of a group and enter a token there."""
+        self.page.goto(f"{self.server.url}/groups/{group}")
+        self.page.get_by_label("Token").fill(token)
+        self.page.get_by_role("button", name="Sign in").click()
+        self.page.wait_for_url(f"**/groups/{group}")
+        self.complaints.clear()  # the browser's line about the 401 that the form came with
+
+
+def ask(server: Hetserver, method: str, path: str, body: object = None, token: str = ADMIN) -> Any:
+    with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)) as connection:
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {token}"}
+        connection.request(method, path, json.dumps(body) if body is not None else None, headers)
+        response = connection.getresponse()
+        content = response.read()
+        assert response.status < 300, content
+        return json.loads(content) if content else None
+
+
+def join(server: Hetserver, group: str, node: str, after: int = 0, **more: Any) -> None:
+    offer = {
+        "incarnation": "1",
+        "slots": 2,
+        "address": "10.0.0.1",
+        "port": 4000,
+        "after_round": after,
+        "spec": SPEC,
+    }
+    ask(server, "PUT", f"/v1/groups/{group}/nodes/{node}", {**offer, **more})
+
+
+def report(server: Hetserver, group: str, node: str, kind: str, **more: object) -> None:
+    body = {"incarnation": "1", "round": 1, "kind": kind, **more}
+    ask(server, "POST", f"/v1/groups/{group}/nodes/{node}/report", body)
+
+
+def running(server: Hetserver, group: str, **more: Any) -> None:
+    for node in ("gpu1", "gpu2"):
+        join(server, group, node, **more)
+    for node in ("gpu1", "gpu2"):
+        report(server, group, node, "started")
+
+
+def hangs(server: Hetserver, group: str, behind: int, stack: str) -> None:
+    """Round 1 of two nodes of two slots hangs: one rank is a collective behind the others, and all stacks are known."""
+    for node, first in (("gpu1", 0), ("gpu2", 2)):
+        workers = []
+        for rank in (first, first + 1):
+            at = {
+                "name": "0",
+                "size": 4,
+                "enqueued": 17 - (rank == behind),
+                "completed": 16,
+                "op": "all_reduce",
+            }
+            workers.append({"rank": rank, "collectives": [at], "still": True, "idle_s": 60.0})
+        told = {"incarnation": "1", "progress": {"round": 1, "known_s": 60.0, "workers": workers}}
+        ask(server, "POST", f"/v1/groups/{group}/nodes/{node}/directive", told)
+    until, answered = time.monotonic() + 30, set[str]()
+    while len(answered) < 2:
+        assert time.monotonic() < until, "nobody noticed the hang"
+        for node in ("gpu1", "gpu2"):
+            where = f"/v1/groups/{group}/nodes/{node}"
+            asked = ask(server, "POST", f"{where}/directive", {"incarnation": "1"}).get("stacks")
+            if asked is not None:
+                stacks = [{"rank": rank, "text": stack} for rank in asked["ranks"]]
+                answer = {"incarnation": "1", "number": asked["number"], "stacks": stacks}
+                ask(server, "POST", f"{where}/stacks", answer)
+                answered.add(node)
+
+
+def fleet(server: Hetserver, group: str, nodes: int, **said: Any) -> None:
+    """Make a group that runs on many nodes, whose workers have told how far they are; rank 5 waits for nobody."""
+    names = [f"gpu{number:03}" for number in range(nodes)]
+    for name in names:
+        join(server, group, name, spec={**SPEC, "min_nodes": nodes, "max_nodes": nodes}, slots=SLOTS)
+    for name in names:
+        report(server, group, name, "started")
+    for number, name in enumerate(names):
+        ranks = range(number * SLOTS, (number + 1) * SLOTS)
+        workers = [{"rank": rank, "waiting": 0.0 if rank == 5 else 0.4, **said} for rank in ranks]
+        told = {"incarnation": "1", "progress": {"round": 1, "workers": workers}}
+        ask(server, "POST", f"/v1/groups/{group}/nodes/{name}/directive", told)
+
+
+def opened(chromium: Browser, server: Hetserver, group: str, **options: Any) -> Watched:
+    seen = Watched(chromium, server, **options)
+    seen.sign_in(READ, group)
+    expect(seen.page.locator("#link")).to_have_text("live")
+    return seen
+
+
+def height(page: Page) -> int:
+    return int(page.evaluate("document.documentElement.scrollHeight"))
+
+
+def fits_the_width(page: Page) -> bool:
+    return bool(page.evaluate("document.documentElement.scrollWidth === window.innerWidth"))
 
 
 def test_a_page_shows_what_happens_and_acts(chromium: Browser, server: Hetserver) -> None:
@@ -188,3 +338,90 @@ def test_a_lost_connection_is_said_and_comes_back(chromium: Browser, tmp_path: P
         unknown = [text for text in seen.complaints if "ERR_" not in text and not text.startswith("htmx:")]
         assert unknown == [], "but for the browser's own lines, and htmx's, about the connection"
         seen.context.close()
+
+
+# -- many nodes, ranks and groups ---------------------------------------------------------------------------
+
+
+def test_sixty_nodes_fit_two_screens_and_a_phone_without_scrolling_sideways(
+    chromium: Browser, server: Hetserver
+) -> None:
+    fleet(server, "sixty", 60, step=7)
+    seen = opened(chromium, server, "sixty", **DESKTOP)
+    page = seen.page
+    assert height(page) <= 2 * 900
+    expect(page.locator(".map")).to_contain_text("gpu059")
+    expect(page.locator("#nodes tbody tr")).to_have_count(0)
+    rows = page.locator(".paces tbody tr")
+    expect(rows).to_have_count(7)  # the six that others wait for most, and what is usual
+    expect(rows.filter(has_text="gpu002").last).to_have_text("5gpu00270 %")
+    expect(rows.last).to_contain_text("the median of 120")
+    tops = [page.locator(part).bounding_box() for part in ("#timeline", ".map", "#pace", "#rounds")]
+    assert [box["y"] for box in tops if box] == sorted(box["y"] for box in tops if box)
+    page.locator("#pace").get_by_role("link", name="All of them").click()
+    expect(page.locator(".paces tbody tr")).to_have_count(120)
+    expect(page.locator("#nodes tbody tr")).to_have_count(60)
+    page.get_by_role("link", name="In brief").click()
+    expect(page.locator("#nodes tbody tr")).to_have_count(0)
+    page.set_viewport_size(PHONE)
+    assert fits_the_width(page)
+    assert page.evaluate("document.querySelector('#pace-wide').scrollWidth <= window.innerWidth")
+    expect(page.locator(".paces thead")).to_be_hidden()  # each number has its name beside it instead
+    named = "row => [...row.querySelectorAll('td')].map(cell => getComputedStyle(cell, '::before').content)"
+    assert rows.first.evaluate(named) == ["none", '"step "', '"waits "']
+    assert seen.complaints == []
+    seen.context.close()
+
+
+def test_groups_are_searched_and_counted_and_a_choice_holds(chromium: Browser, server: Hetserver) -> None:
+    for number in range(8):
+        running(server, f"list-{number}")
+    for number in range(3):
+        ask(server, "POST", f"/v1/groups/list-{number}/cancel")
+    seen = opened(chromium, server, "list-7", **DESKTOP)
+    page = seen.page
+    page.goto(server.url)
+    expect(page.locator("#link")).to_have_text("live")
+    rows = page.locator(".groups tbody tr:visible")
+    find = page.get_by_role("searchbox")
+    find.fill("LIST- runs")
+    expect(rows).to_have_count(5)
+    ask(server, "POST", "/v1/groups/list-3/cancel")  # the table is drawn again
+    expect(rows).to_have_count(4)
+    expect(find).to_be_focused()
+    find.fill("nothing of the kind")
+    expect(page.get_by_text("No group matches.")).to_be_visible()
+    expect(page.locator(".groups")).to_be_hidden()
+    find.fill("list-")
+    button = page.get_by_role("button", name="cancelled")
+    button.click()
+    expect(button).to_have_attribute("aria-pressed", "true")
+    expect(rows).to_have_count(4)
+    ask(server, "POST", "/v1/groups/list-4/cancel")
+    expect(rows).to_have_count(5)
+    expect(button).to_have_attribute("aria-pressed", "true")
+    page.set_viewport_size(PHONE)
+    assert fits_the_width(page)
+    assert seen.complaints == []
+    seen.context.close()
+
+
+def test_what_a_person_unfolds_stays_so(chromium: Browser, server: Hetserver) -> None:
+    spec = {**SPEC, "max_restarts": 50, "restart_wait_s": 0}
+    running(server, "long", spec=spec)
+    for number in range(1, 8):
+        failure = {"local_rank": 0, "rank": 0, "exit_code": 1}
+        report(server, "long", "gpu1", "failed", round=number, failure=failure)
+        for node in ("gpu1", "gpu2"):
+            join(server, "long", node, after=number, spec=spec)
+        for node in ("gpu1", "gpu2"):
+            report(server, "long", node, "started", round=number + 1)
+    seen = opened(chromium, server, "long", **DESKTOP)
+    page = seen.page
+    expect(page.locator("#rounds tbody tr:visible")).to_have_count(5)
+    page.get_by_text("3 earlier rounds").click()
+    expect(page.locator("#rounds tbody tr:visible")).to_have_count(8)
+    ask(server, "DELETE", "/v1/groups/long/nodes/gpu2?incarnation=1&reason=power")
+    expect(page.locator("#rounds")).to_contain_text("power")
+    expect(page.locator("#rounds tbody tr:visible")).to_have_count(8)
+    seen.context.close()

@@ -5,12 +5,12 @@ import json
 import pickle
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from io import BytesIO
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint import DefaultLoadPlanner, LoadPlan
+from torch.distributed.checkpoint import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -18,19 +18,12 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import ReadItem
-from xxhash import xxh3_64
+from xxhash import xxh3_64_hexdigest
 
 from hetagent.snapshots.errors import SnapshotError
-from hetagent.snapshots.folder import (
-    FileDigest,
-    Index,
-    SnapshotFiles,
-    SnapshotId,
-    TensorLocation,
-    write_atomic,
-)
-from hetagent.snapshots.memory import as_bytes, dtype_of, view_as_tensor
-from hetagent.snapshots.sources import Source, SourceError, read_into
+from hetagent.snapshots.folder import Index, SnapshotFiles, SnapshotId, TensorLocation, write_atomic
+from hetagent.snapshots.memory import dtype_of, view_as_tensor
+from hetagent.snapshots.sources import Source, SourceError
 from hetagent.snapshots.state import State
 
 Part = tuple[Source, Index]
@@ -71,13 +64,13 @@ class Loader:
         self._has_agent = has_agent
         self._world_size = start["world_size"]
         sources = [Source(told, self.stamp) for told in start["sources"]]
-        others = [source for source in sources if source.path is None]
-        turn = rank % max(len(others), 1)  # not all ask the same one first
-        self._sources = (
-            [source for source in sources if source.path is not None] + others[turn:] + others[:turn]
+        # Not all ask the same node first.
+        self._sources = sorted(
+            sources, key=lambda source: (source.path is None, xxh3_64_hexdigest(f"{rank} {source.node}"))
         )
+        self._trouble: list[tuple[str, str]] = []  # what went wrong, and with the copy of which node
         # The same for all: memory that is touched for the first time takes several times as long.
-        self._buffer = torch.empty(0, dtype=torch.uint8, device="cpu")
+        self._buffer = bytearray(1)
 
     def load(self, state: State) -> None:
         """Load it. SnapshotError: it is of another model, or no copy of a part is good."""
@@ -91,107 +84,92 @@ class Loader:
         planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
         planner.set_up_planner(targets, metadata_of(places.values()), is_coordinator=True)
         with torch.no_grad():
-            self._read(parts, planner, planner.create_local_plan())
+            self._read(parts, planner)
             is_own = self._rank == index.rank == index.writer
             state.restore(targets, buffers, replicated, per_rank if is_own else {})
+
+    @contextlib.contextmanager
+    def _tries(self, source: Source) -> Iterator[None]:
+        """Another one may be good where this one is not."""
+        try:
+            yield
+        except SourceError as error:
+            self._trouble.append((source.node, str(error)))
 
     def _parts(self) -> list[Part]:
         """The parts of ranks, each with who has it; those on this node come first."""
         parts: list[Part] = []
         known: dict[tuple[int, str], Index] = {}
-        trouble = []
         for source in self._sources:
             for rank, digest in source.ranks.items():
-                try:
+                with self._tries(source):
                     index = known.get((rank, digest)) or source.index(rank)[1]
-                except SourceError as error:
-                    trouble.append((source, str(error)))
-                    continue
-                if (index.stamp, index.world_size) != (self.stamp, self._world_size):
-                    trouble.append((source, f"another snapshot is in its place {source.where}"))
-                    continue
-                known[rank, index.digest] = index
-                parts.append((source, index))
+                    if (index.stamp, index.world_size) != (self.stamp, self._world_size):
+                        raise SourceError(f"another snapshot is in its place {source.where}")
+                    known[rank, index.digest] = index
+                    parts.append((source, index))
         if lack := describe_missing([index for _, index in parts], self._world_size):
-            raise self._bad(trouble or [(None, lack)])
+            raise self._bad(lack)
         return parts
 
     def _small(self, parts: Sequence[Part]) -> tuple[Index, bytes]:
         """Buffers and values, with their index: this rank's own if there are any, else those of the lowest rank."""
         ranks = {index.rank for _, index in parts}
         whose = self._rank if self._rank in ranks else min(ranks)
-        trouble = []
         for source, index in sorted(parts, key=lambda part: part[1].writer != whose):
-            try:
-                if index.rank == whose:
-                    return index, b"".join(
-                        map(bytes, source.chunks(index.small_file, index.files[index.small_file]))
-                    )
-            except (SourceError, KeyError) as error:
-                trouble.append((source, str(error)))
-        raise self._bad(trouble)
+            if index.rank == whose and (expected := index.files.get(index.small_file)) is not None:
+                with self._tries(source):
+                    return index, b"".join(map(bytes, source.chunks(index.small_file, expected)))
+        raise self._bad(f"nobody has the values of rank {whose}")
 
-    def _read(self, parts: Sequence[Part], planner: DefaultLoadPlanner, plan: LoadPlan) -> None:
+    def _read(self, parts: Sequence[Part], planner: DefaultLoadPlanner) -> None:
         """Fill tensors, each from the first copy that is good. SnapshotError: of one there is none."""
         left: dict[tuple[str, tuple[int, ...]], list[ReadItem]] = defaultdict(list)
-        for item in plan.items:
+        for item in planner.create_local_plan().items:
             left[item.storage_index.fqn, tuple(item.storage_index.offset or ())].append(item)
-        trouble = []
         for source, index in parts:
             for name, expected in index.files.items():
                 places = [place for place in index.tensors if place.file == name]
-                if not any((place.name, place.offsets) in left for place in places):
-                    continue
-                try:
-                    self._fill(source, name, expected, places, left, planner)
-                except SourceError as error:
-                    trouble.append((source, str(error)))
-                else:
-                    for place in places:
-                        left.pop((place.name, place.offsets), None)
+                wanted = [left.get((place.name, place.offsets), []) for place in places]
+                if any(wanted):
+                    with self._tries(source):
+                        with source.open_checked(name, expected) as fill:
+                            self._fill(fill, places, wanted, planner)
+                        for place in places:
+                            left.pop((place.name, place.offsets), None)
         if left:
-            raise self._bad(trouble or [(None, f"nobody has '{min(left)[0]}'")])
+            raise self._bad(f"nobody has '{min(left)[0]}'")
 
     def _fill(
         self,
-        source: Source,
-        name: str,
-        expected: FileDigest,
+        fill: Callable[[memoryview], None],
         places: Sequence[TensorLocation],
-        left: Mapping[tuple[str, tuple[int, ...]], Sequence[ReadItem]],
+        wanted: Sequence[Sequence[ReadItem]],
         planner: DefaultLoadPlanner,
     ) -> None:
         """Read a file from its beginning to its end, and fill what is wanted of it."""
-        digest, end = xxh3_64(), 0
-        with source.open(name) as file:
-            for place in places:
-                piece = self._passing_through(place.bytes)
-                if place.at >= end:  # else it is the last one, by another name
-                    for content in (memoryview(bytearray(place.at - end)), as_bytes(piece)):
-                        read_into(file, content)
-                        digest.update(content)
-                    end = place.at + place.bytes
-                tensor = view_as_tensor(piece, place._replace(at=0))
-                for item in left.get((place.name, place.offsets), ()):
-                    ranges = zip(item.storage_offsets, item.lengths, strict=True)
-                    part = tensor[tuple(slice(at, at + length) for at, length in ranges)]
-                    planner.resolve_tensor(item).detach().copy_(part)
-        if digest.hexdigest() != expected.digest:
-            raise SourceError(f"{name} {source.where} is corrupt")
+        end = 0
+        for place, items in zip(places, wanted, strict=True):
+            if len(self._buffer) < place.bytes:
+                self._buffer = bytearray(place.bytes)
+            if place.at >= end:  # else it is the last one, by another name
+                fill(memoryview(bytearray(place.at - end)))
+                fill(memoryview(self._buffer)[: place.bytes])
+                end = place.at + place.bytes
+            tensor = view_as_tensor(torch.frombuffer(self._buffer, dtype=torch.uint8), place._replace(at=0))
+            for item in items:
+                ranges = zip(item.storage_offsets, item.lengths, strict=True)
+                part = tensor[tuple(slice(at, at + length) for at, length in ranges)]
+                planner.resolve_tensor(item).detach().copy_(part)
 
-    def _passing_through(self, size: int) -> torch.Tensor:
-        if self._buffer.numel() < size:
-            self._buffer = torch.empty(size, dtype=torch.uint8, device="cpu")
-        return self._buffer[:size]
-
-    def _bad(self, trouble: Sequence[tuple[Source | None, str]]) -> SnapshotError:
+    def _bad(self, lack: str) -> SnapshotError:
         """No copy is good: tell the agent, which has another one taken."""
         stamp = self.stamp
-        source, why = trouble[0]
-        told = {"node": source.node if source is not None else "", "why": why}
+        node, why = self._trouble[-1] if self._trouble else ("", lack)
         with contextlib.suppress(OSError):
             self._folder.bad_snapshot_file(stamp).parent.mkdir(mode=0o700, exist_ok=True)
-            write_atomic(self._folder.bad_snapshot_file(stamp), json.dumps(told).encode())
+            told = json.dumps({"node": node, "why": why}).encode()
+            write_atomic(self._folder.bad_snapshot_file(stamp), told)
             if self._has_agent:
                 time.sleep(GIVEN_UP_S)
         return SnapshotError(

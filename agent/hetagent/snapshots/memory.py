@@ -35,7 +35,8 @@ class MappedFile:
         try:
             os.posix_fallocate(fd, 0, size)
             self._inode = os.fstat(fd).st_ino
-            self.memory = torch.frombuffer(mmap.mmap(fd, size), dtype=torch.uint8)
+            self._map = mmap.mmap(fd, size)
+            self.memory = torch.frombuffer(self._map, dtype=torch.uint8)
         except OSError as error:
             raise SnapshotError(
                 f"no room for {size / 1e6:.0f} MB in {path.parent}: {error.strerror}"
@@ -74,7 +75,7 @@ class MappedFile:
 
     def digest(self) -> FileDigest:
         """Of what is in it; without the GIL, since the script goes on beside it."""
-        return FileDigest(self.size, xxh3_64_hexdigest(as_bytes(self.memory)))
+        return FileDigest(self.size, xxh3_64_hexdigest(self._map))
 
 
 def assign_offsets(places: Iterable[TensorLocation], file: str) -> tuple[list[TensorLocation], int]:
@@ -119,11 +120,3 @@ def view_as_tensor(memory: Tensor, place: TensorLocation) -> Tensor:
     if not place.bytes:
         return torch.empty(place.lengths, dtype=dtype_of(place), device="cpu")
     return memory[place.at : place.at + place.bytes].view(dtype_of(place)).view(place.lengths)
-
-
-def as_bytes(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous tensor on the CPU; valid as long as the tensor is there."""
-    size = tensor.numel() * tensor.element_size()
-    if not size:
-        return memoryview(b"")
-    return memoryview((ctypes.c_char * size).from_address(tensor.data_ptr())).cast("B")

@@ -45,18 +45,35 @@ class Source:
     def open(self, name: str) -> Iterator[IO[bytes]]:
         """Read a file; SourceError: that goes wrong, also within the `with`."""
         try:
-            if self.path is not None:
-                with (self.path / name).open("rb") as file:
-                    yield file
-            else:
-                with self._get(name) as answer:
-                    yield answer
+            with (self.path / name).open("rb") if self.path is not None else self._get(name) as file:
+                yield file
         except SourceError:
             raise
         except Exception as error:  # those of URLs have no base of their own
             raise SourceError(
                 f"{name} {self.where} cannot be read: {type(error).__name__}: {error}"
             ) from None
+
+    @contextlib.contextmanager
+    def open_checked(self, name: str, expected: FileDigest) -> Iterator[Callable[[memoryview], None]]:
+        """Read a file from its beginning to its end: what is yielded fills memory with what comes next.
+
+        SourceError at the end: it is not what was written, or not there.
+        """
+        digest = xxh3_64()
+        with self.open(name) as file:
+
+            def fill(into: memoryview) -> None:
+                got = 0
+                while got < into.nbytes:
+                    if not (count := file.readinto(into[got:])):  # type: ignore[attr-defined]
+                        raise EOFError("it is too short")
+                    got += count
+                digest.update(into)
+
+            yield fill
+            if digest.hexdigest() != expected.digest:
+                raise SourceError(f"{name} {self.where} is corrupt")
 
     def _get(self, name: str) -> IO[bytes]:
         request = urllib.request.Request(self._url + name, headers=self._headers)
@@ -70,16 +87,13 @@ class Source:
         return _open(request, timeout=TIMEOUT_S)
 
     def chunks(self, name: str, expected: FileDigest) -> Iterator[memoryview]:
-        """What is in a file, in pieces, one at a time; SourceError: it is not what was written, or not there."""
-        memory, digest = memoryview(bytearray(min(CHUNK, expected.bytes))), xxh3_64()
-        with self.open(name) as file:
+        """What is in a file, in pieces, one at a time; see `open_checked`."""
+        memory = memoryview(bytearray(min(CHUNK, expected.bytes)))
+        with self.open_checked(name, expected) as fill:
             for at in range(0, expected.bytes, CHUNK):
                 piece = memory[: expected.bytes - at]
-                read_into(file, piece)
-                digest.update(piece)
+                fill(piece)
                 yield piece
-            if digest.hexdigest() != expected.digest:
-                raise SourceError(f"{name} {self.where} is corrupt")
 
     def index(self, rank: int) -> tuple[bytes, Index]:
         """The index of a rank's part; SourceError: it is not the one that was announced, or cannot be had."""
@@ -114,12 +128,3 @@ def copy_part(
                 for piece in source.chunks(name, expected):
                     file.write(piece)
     write_atomic(into / INDEX.format(rank), text)
-
-
-def read_into(file: IO[bytes], into: memoryview) -> None:
-    """Fill memory with what comes next; EOFError: there is less."""
-    got = 0
-    while got < into.nbytes:
-        if not (count := file.readinto(into[got:])):  # type: ignore[attr-defined]
-            raise EOFError("it is too short")
-        got += count

@@ -146,14 +146,15 @@ def test_a_slot_that_is_given_away_in_the_middle_of_a_copy_is_left_alone(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker may have mapped that file for a snapshot of its own."""
-    whose, fill = nodes.here / "0" / "1.bin", sources.read_into
+    whose, chunks = nodes.here / "0" / "1.bin", Fetched.chunks
 
-    def given_away(*args: Any) -> None:
-        fill(*args)
-        named(nodes.here, 0, (4, 160))
-        whose.write_bytes(b"x" * 5 * SIZE)
+    def given_away(*args: Any) -> Iterator[memoryview]:
+        for piece in chunks(*args):
+            named(nodes.here, 0, (4, 160))
+            whose.write_bytes(b"x" * 5 * SIZE)
+            yield piece
 
-    monkeypatch.setattr(sources, "read_into", given_away)
+    monkeypatch.setattr(Fetched, "chunks", given_away)
     with pytest.raises(FileNotFoundError):
         fetch(nodes.here, nodes.copy)
     assert whose.read_bytes() == b"x" * 5 * SIZE

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 from xxhash import xxh3_64_hexdigest
 
-from hetagent.snapshots.devices import ON_HOST, Copies, Devices
+from hetagent.snapshots.devices import ON_HOST, Devices
 from hetagent.snapshots.errors import SnapshotError
 from hetagent.snapshots.folder import (
     INDEX,
@@ -54,22 +54,26 @@ class Copy:
     index: Index  # of this worker's part, without its files
     copied: Mapping[str, MappedFile]  # these
     small: tuple[Mapping[str, Tensor], bytes]  # buffers and values, which go to `RANK.small`
-    copies: Copies
+    sources: object  # of the copies: they stay until then
+    devices: Devices
     slot: Slot
     peers: Sequence[int]  # the ranks with the same shards (HSDP), for which this one stands in
     lock: IO[bytes] | None  # on what all ranks have alike, if this worker copies that
 
-    def close(self) -> None:
-        """Others may copy what all ranks have alike, unless this worker has written that it has."""
+    def finish(self, is_good: Callable[[], bool]) -> bool:
+        """Once it is copied, and if it is good, digest it, and write the index, with which this part is complete.
+
+        Others may copy what all ranks have alike from then on, unless this worker has. FileNotFoundError: the slot was
+        given away meanwhile.
+        """
+        self.devices.wait_for_copies()
+        if found := is_good():
+            self._write()
         if self.lock is not None:
             self.lock.close()
+        return found
 
-    def finish(self) -> None:
-        """Once it is copied, digest it, and write the index, with which this worker's part is complete.
-
-        FileNotFoundError: the slot was given away meanwhile.
-        """
-        self.copies.wait()
+    def _write(self) -> None:
         file = BytesIO()
         torch.save(self.small, file)
         small, slot = file.getbuffer(), self.slot.path
@@ -84,7 +88,6 @@ class Copy:
             with contextlib.suppress(FileExistsError):
                 os.link(beside, slot / INDEX.format(peer))
             beside.unlink()
-        self.close()
 
 
 class Copier:
@@ -195,16 +198,15 @@ class Copier:
         if lock is None:
             parts.pop(SHARED, None)
         self._retract(slot)
-        copies = self.devices.start_copies()
         copied, tensors = {}, []
-        with copies.use_streams():
-            small = self._copy_small_state(copies)
+        with self.devices.copying():
+            small = self._copy_small_state()
             for name, part in parts.items():
                 laid, size = assign_offsets((place for place, _ in part), name)
                 copied[name] = mapped = self._file(slot, name, size)
                 mapped.write_headers(laid)
                 for place, (_, tensor) in zip(laid, part, strict=True):
-                    copies.copy(tensor, view_as_tensor(mapped.memory, place))
+                    self.devices.copy(tensor, view_as_tensor(mapped.memory, place))
                     aliases = self._state.aliases.get(place.name, ())
                     tensors += [place, *(place._replace(name=alias) for alias in aliases)]
         index = Index(
@@ -216,7 +218,7 @@ class Copier:
             shared=self._shared,
             tensors=tuple(tensors),
         )
-        return Copy(index, copied, small, copies, slot, self._peers, lock)
+        return Copy(index, copied, small, (parts, self._small), self.devices, slot, self._peers, lock)
 
     def _retract(self, slot: Slot) -> None:
         """It is copied again: files that are about to be overwritten are no part of it."""
@@ -235,14 +237,14 @@ class Copier:
             return None
         return lock
 
-    def _copy_small_state(self, copies: Copies) -> tuple[Mapping[str, Tensor], bytes]:
+    def _copy_small_state(self) -> tuple[Mapping[str, Tensor], bytes]:
         assert self._small is not None
         tensors, values = self._small
         buffers = {}
         for name, tensor in tensors.items():
             pins = tensor.device.type not in ON_HOST
             buffers[name] = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=pins)
-            copies.copy(tensor, buffers[name])
+            self.devices.copy(tensor, buffers[name])
         return buffers, values
 
     def _file(self, slot: Slot, name: str, size: int) -> MappedFile:

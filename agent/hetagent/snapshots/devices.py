@@ -53,29 +53,9 @@ class Devices:
         """Whether they have come to the end of that."""
         return all(event.query() for event in self._ended)
 
-    def start_copies(self) -> "Copies":
-        """Copies of what they have after that step."""
-        for stream, event in zip(self._streams, self._ended, strict=True):
-            stream.wait_event(event)
-        return Copies(self._streams)
-
-
-class Copies:
-    """Copies to memory, which devices make in streams of their own; from the CPU they are made at once."""
-
-    def __init__(self, streams: Sequence[torch.Stream]) -> None:
-        self._streams = streams
-        self._sources: list[Tensor] = []  # their memory is not given to others until they are copied
-
-    def copy(self, source: Tensor, into: Tensor) -> None:
-        """Copy a tensor, or begin to; within `use_streams`."""
-        if source.device.type not in ON_HOST:
-            self._sources.append(source)
-        into.copy_(source.detach(), non_blocking=True)
-
     @contextmanager
-    def use_streams(self) -> Iterator[None]:
-        """What devices are told meanwhile is for the streams of these copies."""
+    def copying(self) -> Iterator[None]:
+        """What they are told meanwhile is for streams of their own, once they have ended that step."""
         if not self._streams:
             yield
             return
@@ -83,7 +63,8 @@ class Copies:
         index = device.current_device()
         former = [torch.accelerator.current_stream(stream.device) for stream in self._streams]
         try:
-            for stream in self._streams:
+            for stream, ended in zip(self._streams, self._ended, strict=True):
+                stream.wait_event(ended)
                 torch.accelerator.set_stream(stream)
             yield
         finally:
@@ -91,11 +72,15 @@ class Copies:
                 torch.accelerator.set_stream(stream)
             device.set_device(index)
 
-    def wait(self) -> None:
+    @staticmethod
+    def copy(source: Tensor, into: Tensor) -> None:
+        """Copy a tensor, or begin to: `source` has to stay until then, since its memory would be given to others."""
+        into.copy_(source.detach(), non_blocking=True)
+
+    def wait_for_copies(self) -> None:
         """Until they are made."""
         for stream in self._streams:
             stream.synchronize()
-        self._sources.clear()
 
 
 def _is_capturing(device: torch.device) -> bool:

@@ -250,15 +250,12 @@ class Snapshots:
             return
         copy = self._copier.begin_copy(stamp, now=False, to_disk=self._schedule.to_disk)
         if waits:
-            copy.copies.wait()
+            copy.devices.wait_for_copies()
         self._due = stamp
 
         def finish() -> None:
-            copy.copies.wait()
-            if not waits and (self._is_touched() or self._hidden):
-                copy.close()  # devices may have copied what was changed already
-            else:
-                copy.finish()
+            # Else devices may have copied what was changed already.
+            if copy.finish(lambda: waits or not (self._is_touched() or self._hidden)):
                 self._saved = stamp
 
         self._closing = self._run("digest", finish)
@@ -318,12 +315,7 @@ class Snapshots:
         if saved is not None and saved.step == self._whole and self._copier.has_replicated(saved):
             return
         stamp = SnapshotId(self._folder.read_control().round, self._whole)
-        copy = self._copier.begin_copy(stamp, now=True)
-        copy.copies.wait()
-        if self._is_touched():
-            copy.close()
-        else:
-            copy.finish()
+        if self._copier.begin_copy(stamp, now=True).finish(lambda: not self._is_touched()):
             self._saved = stamp
 
     def _stop(self) -> None:

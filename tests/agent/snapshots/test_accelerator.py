@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from hetagent import snapshots
 from hetagent.snapshots import script
-from hetagent.snapshots.devices import Copies
 from hetagent.snapshots.folder import SnapshotFiles
 
 pytestmark = pytest.mark.skipif(
@@ -213,7 +212,7 @@ def test_of_a_device_that_hangs_the_step_before_is_saved(
 def test_nothing_is_changed_before_it_is_copied(
     job: Job, tmp_path: Path, history: list[dict[str, Any]], busy: Callable[[], None]
 ) -> None:
-    with Copies(job.snaps._copier.devices._streams).use_streams():
+    with job.snaps._copier.devices.copying():
         busy()
     job.snaps._schedule.is_due = lambda *_, **__: True  # type: ignore
     job.train(2)

@@ -72,30 +72,23 @@ def test_a_stream_is_not_waited_for_that_a_cuda_graph_captures(
     assert device.captured
 
 
-def test_copies_come_after_the_step(device: Devices, said: list[str], own: Stream) -> None:
+def test_copies_come_after_the_step_and_a_script_finds_its_own_stream_and_device_again(
+    device: Devices, said: list[str], own: Stream
+) -> None:
     device.end_step()
-    device.start_copies()
-    assert said == ["copies waits for own"]
     assert not device.has_ended()
+    with contextlib.suppress(RuntimeError), device.copying():
+        raise RuntimeError("no room")
+    assert said == ["copies waits for own", "now copies", "now own", "device 0"]
     own.is_done = True
     assert device.has_ended()
 
 
-def test_a_script_finds_its_own_stream_and_device_again(device: Devices, said: list[str]) -> None:
-    device.end_step()
-    copies = device.start_copies()
-    said.clear()
-    with contextlib.suppress(RuntimeError), copies.use_streams():
-        raise RuntimeError("no room")
-    assert said == ["now copies", "now own", "device 0"]
-
-
 def test_a_cpu_is_never_behind() -> None:
-    cpu = Devices([torch.zeros(2)])
+    cpu, into = Devices([torch.zeros(2)]), torch.zeros(2)
     cpu.wait()
     cpu.end_step()
     assert cpu.has_ended()
-    copies, into = cpu.start_copies(), torch.zeros(2)
-    with copies.use_streams():
-        copies.copy(torch.ones(2), into)
+    with cpu.copying():
+        cpu.copy(torch.ones(2), into)
     assert into.tolist() == [1.0, 1.0]

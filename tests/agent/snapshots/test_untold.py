@@ -1,7 +1,6 @@
 """Steps that no optimizer tells of: the state is whole if nothing has changed parameters, and else nobody knows."""
 
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -9,8 +8,7 @@ import torch
 from tests.agent.snapshots.test_round_trip import Job, adamw, assert_same, settle
 
 from hetagent import snapshots
-from hetagent.snapshots import devices
-from hetagent.snapshots.devices import Copies, Devices
+from hetagent.snapshots.devices import Devices
 from hetagent.snapshots.folder import SnapshotFiles
 
 
@@ -66,23 +64,26 @@ def test_what_something_else_has_changed_is_not_saved_between_steps(tmp_path: Pa
     assert Job(tmp_path, adamw).snaps.load() == 3
 
 
-class Late(Copies):
-    """Copies that a device makes only once the script waits for it."""
+class Late:
+    """A device that makes copies only once the script waits for it."""
 
-    def __init__(self, streams: Sequence[torch.Stream]) -> None:
-        super().__init__(streams)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._left: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._made = threading.Event()
+        monkeypatch.setattr(
+            Devices, "copy", lambda _, source, into: self._left.append((source.detach(), into))
+        )
+        for name in ("wait", "wait_for_copies"):
+            monkeypatch.setattr(Devices, name, lambda _: self._wait())
 
-    def copy(self, source: torch.Tensor, into: torch.Tensor) -> None:
-        self._left.append((source.detach(), into))
-
-    def wait(self) -> None:
-        if threading.current_thread() is threading.main_thread():
+    def _wait(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            assert self._made.wait(30)
+        elif self._left:
             for source, into in self._left:
                 into.copy_(source)
+            self._left.clear()
             self._made.set()
-        assert self._made.wait(30)
 
 
 @pytest.mark.parametrize("silent", [False, True], ids=["an optimizer tells next", "a step ends first"])
@@ -92,9 +93,7 @@ def test_what_something_else_changes_while_a_device_copies_it_is_discarded_and_t
     job = rare(tmp_path)
     job.train(0, 3)
     job.snaps.save_now()
-    begun: list[Late] = []
-    monkeypatch.setattr(devices, "Copies", lambda streams: begun.append(Late(streams)) or begun[-1])
-    monkeypatch.setattr(Devices, "wait", lambda self: [late.wait() for late in begun])
+    Late(monkeypatch)
     job.snaps._schedule.is_due = lambda *_, **__: True  # type: ignore[method-assign]
     job.train(3, 4, saves=False)
     job.snaps.step(4)

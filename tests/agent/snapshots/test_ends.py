@@ -29,8 +29,6 @@ for step in range(1, 6):
     ("end", "notice", "saved"),
     [
         ("", False, False),
-        ("sys.exit(0)", False, False),
-        ("", True, True),
         ("sys.exit(0)", True, True),
         ("progress.ready_to_stop(); import os; os._exit(0)", True, True),
         ("progress.ready_to_stop(); import os; os._exit(0)", False, False),

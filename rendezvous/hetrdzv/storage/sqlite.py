@@ -103,10 +103,10 @@ class SqliteStore:
             # `quick_check` would cost as much here, and misses keys out of order
             complaints = [str(line) for (line,) in connection.execute("PRAGMA integrity_check(3)")]
             if complaints != ["ok"]:
-                raise self._unusable(f"cannot be read ({'; '.join(complaints)})", sqlite3.SQLITE_CORRUPT)
+                raise _corrupt("; ".join(complaints))
             records = dict(connection.execute("SELECT key, value FROM records"))
             self._commits, clock = _only(connection, "SELECT commits, clock FROM meta")
-        except (sqlite3.Error, StorageError):
+        except sqlite3.Error:
             self._disconnect()  # the next load opens the file again
             raise
         return Snapshot(records, clock)
@@ -234,13 +234,10 @@ class SqliteStore:
                     f"give hetserver a directory that it may write to, or {_ANOTHER_FILE}"
                 )
         what = f"{error}, {getattr(error, 'sqlite_errorname', type(error).__name__)}"
-        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
-        return self._unusable(f"cannot be {verb} ({what})", code)
-
-    def _unusable(self, what: str, code: int) -> StorageError:
-        """An error that says what to do about an error code, whose higher bits distinguish cases with one remedy."""
         unknown = f"see https://www.sqlite.org/rescode.html, or {_ANOTHER_FILE}"
-        return self._error(f"{what}: {_MEANINGS.get(code & 0xFF, unknown)}")
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
+        # its higher bits distinguish cases with one remedy
+        return self._error(f"cannot be {verb} ({what}): {_MEANINGS.get(code & 0xFF, unknown)}")
 
     def _error(self, what: str) -> StorageError:
         return StorageError(f"state file {self._path} {what}")
@@ -255,7 +252,11 @@ def _noted(lock: int) -> tuple[bytes, bytes]:
 def _only(connection: sqlite3.Connection, query: str) -> Any:
     """The only row that a query finds."""
     if (row := connection.execute(query).fetchone()) is None:
-        error = sqlite3.DatabaseError(f"nothing is found by {query}")
-        error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
-        raise error
+        raise _corrupt(f"nothing is found by {query}")
     return row
+
+
+def _corrupt(what: str) -> sqlite3.DatabaseError:
+    error = sqlite3.DatabaseError(what)
+    error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+    return error

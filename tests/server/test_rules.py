@@ -240,7 +240,7 @@ def test_tokens_change_without_a_restart_and_a_broken_file_changes_nothing() -> 
         server.process.send_signal(1)
         assert until_status(server, "the-third-token-of-all", 200) < 1
         assert server.stop() == 0
-        assert server.log.count("line 2: the second word is not a role") == 1
+        assert server.log.count("line 2: write TOKEN ROLE") == 1
         assert server.log.count("the previous tokens stay valid") == 2
         assert "cannot be read: No such file or directory" in server.log
         assert "token-of-all" not in server.log

@@ -4,14 +4,15 @@ import logging
 import os
 import re
 import secrets
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 from hetrdzv.auth.files import AccessError, ReloadedFiles, is_private, read_secret
-from hetrdzv.auth.tokens import EVERYTHING, Grant, Role, Tokens, is_token
+from hetrdzv.auth.tokens import EVERYTHING, Grant, Role, Tokens
 
 logger = logging.getLogger(__name__)
+
+_LINE = re.compile("([!-~]+)(?: (read|agent|admin)(?: group=([^ ]+))?)?")
 
 SHORT = 16
 """Tokens with fewer characters can be guessed; the log says so."""
@@ -52,15 +53,16 @@ def parse(text: str, path: Path) -> dict[str, Grant]:
         )
     grants: dict[str, Grant] = {}
     for number, words in lines:
-        where, token = f"token file {path}, line {number}", words[0]
-        if (wrong := _mistake(words, alone=len(lines) == 1)) is None and token in grants:
-            wrong = "the same token is in a line before: keep one of the two"
-        if wrong is not None:
-            raise AccessError(f"{where}: {wrong}")
-        role, scope, *_ = (*words[1:], "", "")
-        grants[token] = (
-            Grant(Role[role.upper()], scope.removeprefix("group=") or None) if role else EVERYTHING
-        )
+        where, match = f"token file {path}, line {number}", _LINE.fullmatch(" ".join(words))
+        if match is None or (match[2] is None and len(lines) > 1):
+            raise AccessError(
+                f"{where}: write TOKEN ROLE [group=PATTERN], with a token of ASCII characters "
+                f"and the role read, agent or admin"
+            )
+        token, role, scope = match.groups()
+        if token in grants:
+            raise AccessError(f"{where}: the same token is in a line before: keep one of the two")
+        grants[token] = Grant(Role[role.upper()], scope) if role else EVERYTHING
         if len(token) < SHORT:
             logger.warning(
                 "%s: a token of %d characters can be guessed; make a longer one with openssl rand -hex 32",
@@ -68,24 +70,6 @@ def parse(text: str, path: Path) -> dict[str, Grant]:
                 len(token),
             )
     return grants
-
-
-def _mistake(words: Sequence[str], *, alone: bool) -> str | None:
-    """What is wrong with a line; `alone`: the file has no other."""
-    roles = {str(role) for role in Role}
-    if not is_token(words[0]):
-        return "the token may only have ASCII letters, digits and punctuation"
-    if words[0] in roles or words[0].startswith("group="):
-        return "it does not begin with a token: write TOKEN ROLE [group=PATTERN]"
-    if len(words) == 1:
-        return None if alone else "the role is missing: write read, agent or admin after the token"
-    if words[1] not in roles:
-        return "the second word is not a role: write read, agent or admin"
-    if len(words) > 3:
-        return "it has too many words: write TOKEN ROLE [group=PATTERN]"
-    if len(words) == 3 and not re.fullmatch("group=.+", words[2]):
-        return "the third word is not group=PATTERN"
-    return None
 
 
 def require_token_file(path: Path) -> bool:

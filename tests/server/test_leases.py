@@ -59,16 +59,6 @@ def test_at_its_lease_a_node_lives_past_it_it_does_not_and_a_renewal_moves_it() 
     assert table.lost(108.5) == ["a", "b"]
 
 
-def test_who_is_heard_between_the_end_of_its_lease_and_the_verdict_lives() -> None:
-    table = Table(group_of("a"))
-    table.polls("a", 100.0)
-    table.pass_by(106.0)
-    assert table.find_expired_groups() == ["g"]
-    table.polls("a", 106.0)
-    assert table.expired_nodes(table.group, 106.0) == []
-    assert table.lost(111.5) == ["a"]
-
-
 def test_nobody_is_judged_by_a_shorter_lease_than_was_granted_and_only_the_accepted_agent_is_granted_one() -> (
     None
 ):

@@ -64,18 +64,6 @@ async def test_many_joins_at_once_are_few_lines(caplog: pytest.LogCaptureFixture
     ]
 
 
-async def test_a_refused_change_is_not_logged_as_one(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "hetrdzv")
-    async with serving() as (service, _), api(service) as client:
-        body = {"incarnation": "1", "slots": 1, "address": "10.0.0.1", "port": 1, "spec": {"max_nodes": 3}}
-        assert (await client.put("/v1/groups/g/nodes/a", json=body)).status_code == 200
-        for number in range(3):
-            other = {**body, "incarnation": f"x{number}", "spec": {"max_nodes": 4}}
-            assert (await client.put("/v1/groups/g/nodes/b", json=other)).status_code == 409
-    (request,) = [line for line in said(caplog) if line.startswith("refused")]
-    assert request.startswith("refused PUT /v1/groups/g/nodes/b from 127.0.0.1: group 'g' has max_nodes=3")
-
-
 # -- who is refused ------------------------------------------------------------------------------------------
 
 

@@ -13,9 +13,6 @@ from hetrdzv.protocol.texts.who import Ranks
 from hetrdzv.service.progress.samples import WorkerSample
 from hetrdzv.service.service import Service
 
-MOST_RANKS = 1 << 17
-"""How many workers are asked at once for stacks or logs."""
-
 
 def reported_stall(group: Group) -> Stall | None:
     """Who is said to be waited for in the round that runs; None: nobody."""
@@ -53,11 +50,6 @@ async def get_output(
     Without a number the round is the running one, else the newest; without ranks all are meant.
     """
     group = service.group(group_id)
-    if not ranks and group.round is not None and group.round.world_size > MOST_RANKS:
-        raise NotFound(
-            f"round {group.round.number} of group '{group_id}' has {group.round.world_size:,} ranks, but no more than "
-            f"{MOST_RANKS:,} can be asked at once: name some of them (rank=0&rank=1)"
-        )
     active = None if group.state.terminal else group.active_round
     if active is not None and number in (None, active.number):
         _require_ranks(group, active.number, active.world_size, ranks, "has")

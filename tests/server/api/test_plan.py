@@ -1,11 +1,10 @@
 """`POST /v1/groups/{g}/plan`; no sockets."""
 
-import asyncio
 from typing import Any
 
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.plans import Plan
-from tests.support.served import api, join, serving, two_nodes
+from tests.support.served import api, serving, two_nodes
 
 PLAN = "/v1/groups/g/plan"
 
@@ -32,11 +31,3 @@ async def test_wrong_requests_are_refused_by_name() -> None:
         ):
             reply = await client.post(PLAN, json=body)
             assert (reply.status_code, reply.json()["detail"][: len(detail)]) == (status, detail)
-
-
-async def test_several_plans_at_a_time() -> None:
-    async with serving() as (service, _), api(service) as client:
-        spec = {"min_nodes": 9, "max_nodes": 9}
-        await asyncio.gather(*(service.execute("g", join(f"n{i}", **spec)) for i in range(9)))
-        for reply in await asyncio.gather(*(client.post(PLAN, json={"drain": f"n{i}"}) for i in (3, 4))):
-            assert (reply.json()["state"], reply.json()["reason"]["code"]) == ("waiting", "too_few_nodes")

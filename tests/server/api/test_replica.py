@@ -191,13 +191,3 @@ async def test_a_request_that_a_deposed_and_stopping_server_gives_up_is_answered
         await asyncio.wait({asking})
         assert [message.get("status") for message in sent] == [503, None]
         assert b"server_stopping" in sent[1]["body"]
-
-
-async def test_each_service_has_its_own_state() -> None:
-    """After another term nothing of the former one is left."""
-    async with replica() as (fake, client, _), serving() as (second, _):
-        await client.put("/v1/groups/first", json={})
-        fake.answering = second
-        assert (await client.get("/v1/groups")).json()["groups"] == []
-        await second.execute("g", Put({}))
-        assert [group["group_id"] for group in (await client.get("/v1/groups")).json()["groups"]] == ["g"]

@@ -1,11 +1,9 @@
 """The replies of the routes; no sockets."""
 
 import asyncio
-import threading
 from typing import Any
 
 import httpx
-import pytest
 
 from hetrdzv.api.views import LARGE
 from hetrdzv.protocol import codec
@@ -58,34 +56,6 @@ async def test_a_large_group_is_shown_with_and_without_its_nodes() -> None:
         assert (none["nodes"], none["current_round"]["members"]) == ([], [])
         assert none["counts"] == whole["counts"]
         assert (await client.get("/v1/groups/g", params={"nodes": "some"})).status_code == 422
-
-
-async def test_a_long_history_is_written_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thousand events held the loop for 50 ms."""
-    write, here = codec.write, threading.current_thread()
-    threads: set[threading.Thread] = set()
-
-    def counted(reply: object, **how: Any) -> bytes:
-        threads.add(threading.current_thread())
-        return write(reply, **how)
-
-    monkeypatch.setattr(codec, "write", counted)
-    async with serving() as (service, _), api(service) as client:
-        many = LARGE + 50
-        spec = {"min_nodes": many, "max_nodes": many}
-        await asyncio.gather(*(service.execute("g", join(f"n{i}", **spec)) for i in range(many)))
-        threads.clear()
-        whole = (await client.get("/v1/groups/g/events")).json()
-        assert len(whole["events"]) > LARGE
-        assert [event["number"] for event in whole["events"]] == list(range(1, whole["last"] + 1))
-        assert len(threads) == 1
-        assert here not in threads
-        threads.clear()
-        short = await client.get("/v1/groups/g/events", params={"after": whole["last"] - 3})
-        assert [event["number"] for event in short.json()["events"]] == [whole["last"] - n for n in (2, 1, 0)]
-        assert threads == {here}
-        none = (await client.get("/v1/groups/g/events", params={"after": whole["last"]})).json()
-        assert none == {"events": [], "last": whole["last"]}
 
 
 async def test_a_replaced_agent_is_refused_everywhere() -> None:

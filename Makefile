@@ -110,7 +110,7 @@ $(ECOSYSTEM)/.installed: pyproject.toml constraints.txt | $(STAMP)
 	$(ECOSYSTEM)/bin/$(PIP) -c constraints.txt -e '.[agent,urls]' --group ecosystem
 	@touch $@
 
-test-ecosystem: $(STAMP) $(ECOSYSTEM)/.installed  ## run Lightning, Accelerate, Transformers, DeepSpeed, FSDP and Ray on uneven nodes (more than ten minutes)
+test-ecosystem: $(STAMP) $(ECOSYSTEM)/.installed  ## run Lightning, Accelerate, Transformers, DeepSpeed and Ray on uneven nodes (more than ten minutes)
 	HET_TEST_ALL=1 $(BIN)/python -m pytest tests/ecosystem
 
 test-launch: $(HOROVOD) open-mpi  ## run every command of docs/launch.md, and the examples of each launch style

@@ -10,9 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from tests.support.cluster import PAIR, cluster
 from tests.support.pages import ROOT, Desk, commands, desk
 from tests.support.servers import free_port
 
@@ -26,14 +24,6 @@ FIRST = r"(\d) workers? \(rank 0 is process (\d+)\): step (\d+) of (\d+)"
 def on_port(line: str, port: int) -> str:
     """The command of a server, on a port of its own."""
     return line.replace("hetserver", f"hetserver --port {port}")
-
-
-def trained(folder: Path) -> dict[str, torch.Tensor]:
-    """The model in the example's last snapshot, which plain DCP reads."""
-    [last] = folder.glob("first/*/step-200-round-*")
-    dcp_to_torch_save(last, folder / "first.pt")
-    model: dict[str, torch.Tensor] = torch.load(folder / "first.pt")["model"]
-    return model
 
 
 # -- README --------------------------------------------------------------------------------------------------
@@ -140,26 +130,6 @@ def test_the_commands_of_the_page_on_resuming(tmp_path: Path) -> None:
         match = agent.says(rf"(?s)epoch.*{FIRST}")
         assert int(match[3]) >= 20, agent.output
         assert agent.ctrl_c() == 130
-
-
-@pytest.mark.long
-def test_a_model_does_not_depend_on_restarts_or_on_who_trained_it(tmp_path: Path) -> None:
-    """On 2 + 1 workers, with one killed, as on one."""
-    with cluster(tmp_path, "--nnodes", "2") as job:
-        for name, gpus in PAIR.items():
-            to = ("--snapshot-to", str(tmp_path / "first"))
-            job.agent(name, gpus, *to, script=str(EXAMPLE), args=["--pause", "0.02"])
-        job.wait_for(lambda: re.search("epoch  2", job.agents["a"].stderr), "two epochs")
-        job.agents["b"].workers()[0].kill()
-        assert {name: job.agents[name].wait(100) for name in PAIR} == {"a": 0, "b": 0}, job.report()
-        since = re.findall(FIRST, job.agents["a"].stderr)
-        assert [int(line[2]) >= 40 for line in since][:2] == [False, True], job.report()
-    (alone := tmp_path / "alone").mkdir()
-    with desk(alone) as here:
-        here.run("hetagent --standalone --device cpu --gpus 1 --snapshot-to first examples/first/train.py")
-    one, other = trained(tmp_path), trained(alone)
-    for name, weights in one.items():
-        torch.testing.assert_close(weights, other[name], rtol=0, atol=0.05)
 
 
 def test_the_workers_share_each_batch_and_each_epoch_has_every_point_once() -> None:

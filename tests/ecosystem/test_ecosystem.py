@@ -58,7 +58,6 @@ PROGRAMS = {
     "accelerate": Program("accelerate_train.py", "MULTI_CPU", ("b", 0)),
     "transformers": Program("trainer_train.py", "MULTI_CPU", ("a", 0)),
     "deepspeed zero-1": Program("deepspeed_train.py", "ZeRO-1", ("a", 1)),
-    "torch fsdp2 and dcp": Program("fsdp_train.py", "torch", ("b", 0)),
 }
 
 

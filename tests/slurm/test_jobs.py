@@ -5,7 +5,6 @@
 
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -137,45 +136,6 @@ def test_what_cannot_work_ends_the_job_at_once(
     job = slurm.submit(tmp_path, *words)
     assert job.until("FAILED")["ExitCode"] == "2:0"
     assert text in job.said
-
-
-PROBE = f"{sys.executable} {ROOT / 'tests/support/programs/slurm_step.py'}"
-
-
-def test_who_is_a_task_of_a_step(slurm: Slurm, tmp_path: Path) -> None:
-    """The batch script is none, also not one that a step submitted; salloc's shell is none."""
-    probe = tmp_path / "probe"
-    probe.write_text(f"#!/bin/bash\n{PROBE}")
-    probe.chmod(0o755)
-
-    def said(text: str) -> list[str]:
-        return sorted(line for line in text.splitlines() if "IT IS" in line)
-
-    assert said(slurm.call("salloc", "--nodes=2", str(probe))) == ["IT IS None"]
-    assert said(slurm.call("srun", "--nodes=2", "--gpus=3", str(probe))) == [
-        "IT IS ('n1', 2, 2, 1, 2)",
-        "IT IS ('n2', 2, 2, 1, 1)",
-    ]
-    script = tmp_path / "script"
-    script.write_text(
-        f"#!/bin/bash\n{probe}\nsrun {probe}\nsrun --ntasks=2 --ntasks-per-node=1 {probe}\n"
-        f"srun --nodes=1 --ntasks=1 --nodelist=n2 {probe}\n"
-    )
-    job = slurm.submit(tmp_path, "--wait", "--nodes=2", "--ntasks-per-node=2", str(script))
-    assert [line for line in said(job.said) if "None)" not in line] == ["IT IS None"]
-    assert said(job.said)[:-1] == [
-        "IT IS ('n1', 2, 2, 1, None)",
-        *["IT IS ('n1', 2, 2, 2, None)"] * 2,
-        "IT IS ('n2', 1, 2, 1, None)",
-        "IT IS ('n2', 2, 2, 1, None)",
-        *["IT IS ('n2', 2, 2, 2, None)"] * 2,
-    ]
-    output = tmp_path / "inner.out"
-    slurm.call(
-        *("srun", "--nodes=1", "bash", "-c"),
-        f"sbatch --wait --nodes=2 --output={output} {probe}",
-    )
-    assert said(output.read_text()) == ["IT IS None"]
 
 
 def test_nothing_is_left_when_a_job_is_over(slurm: Slurm) -> None:

@@ -161,18 +161,6 @@ def _agent(context: AgentContext, server: ChildServer | None, logs_specs: LogsSp
     _furnish(parts, context, line, handler)
     if server is not None:
         server.on_exit(line.give_up)
-    worker_env = context.address.socket_env(os.environ)
-
-    def moved() -> bool:
-        lost = context.address.address
-        if not context.address.refresh():
-            return False
-        tell(f"this node has lost its address {lost}; offering {context.address.address} from now on")
-        line.update_offer(address=context.address.address)
-        worker_env.clear()
-        worker_env.update(context.address.socket_env(os.environ))
-        return True
-
     return Agent(
         identity=context.identity,
         server=line,
@@ -181,11 +169,10 @@ def _agent(context: AgentContext, server: ChildServer | None, logs_specs: LogsSp
         starter=_starter(context, handler, logs_specs),
         handler=handler,
         hold_script_port=context.hold_script_port,
-        moved=moved,
         launch=launch,
         health=health,
         parts=parts,
-        worker_env=worker_env,
+        worker_env=context.address.socket_env(os.environ),
         stop_timeout_s=options.shutdown_timeout_s,
         shutdown=Shutdown(options.grace_s, options.own_graces_s),
         log=tell,

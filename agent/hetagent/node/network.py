@@ -50,31 +50,13 @@ class AdvertisedAddress:
     """
 
     def __init__(self, local_addr: str | None, interface: str | None, servers: Sequence[str]) -> None:
-        self._asked = (local_addr, interface, servers)
-        self._look()
-
-    def _look(self) -> None:
-        local_addr, interface, servers = self._asked
+        self._is_chosen = local_addr is not None or interface is not None
         if interface is not None:
             self.address: str = address_of(interface)
             self.interface: str | None = interface
         else:
             self.address = local_addr or local_address_towards_any(servers)
             self.interface = interface_of(self.address)
-
-    def refresh(self) -> bool:
-        """Look for another address if this node has lost its own; whether there is one.
-
-        A container that was cut from its network and connected again gets another, and so does a laptop.
-        """
-        is_fixed = self._asked[0] is not None or self.interface is None
-        if is_fixed or interface_of(self.address) is not None:
-            return False
-        try:
-            self._look()
-        except NetworkError:
-            return False  # there is no better one yet
-        return True
 
     def socket_env(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Variables that bind gloo and NCCL to the interface of the offered address where that is needed.
@@ -84,14 +66,13 @@ class AdvertisedAddress:
         """
         if self.interface is None:
             return {}
-        is_chosen = self._asked[:2] != (None, None)
         wanted = {"GLOO_SOCKET_IFNAME": self.interface}
         if (
-            is_chosen
+            self._is_chosen
         ):  # NCCL takes a bare name for a prefix (`eth1` would mean `eth10` as well), hence the `=`
             wanted["NCCL_SOCKET_IFNAME"] = f"={self.interface}"
         missing = {name: value for name, value in wanted.items() if not environ.get(name)}
-        if is_chosen or not missing:
+        if self._is_chosen or not missing:
             return missing
         own = _gloos_choice()
         return missing if own is None or (is_loopback(own) and not is_loopback(self.address)) else {}

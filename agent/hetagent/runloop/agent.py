@@ -47,7 +47,6 @@ class Agent:
         server, guardian: not started yet.
         handler: holds the port of the next round's store from its offer on, and hosts that store on a master.
         hold_script_port: opens a listening socket for a store that the script opens itself.
-        moved: whether this node has another address to offer now, so that both ports are held where nobody finds them.
         worker_env: what every worker gets beside torchrun's environment.
         stop_timeout_s: seconds between SIGTERM and SIGKILL; None: the group's setting.
         shutdown: how this node leaves.
@@ -72,7 +71,6 @@ class Agent:
     stop_timeout_s: float | None
     shutdown: Shutdown
     log: Callable[[str], None]
-    moved: Callable[[], bool] = lambda: False
     secrets: Callable[[], Collection[str]] = tuple
     signals: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
     outcome: Directive | None = field(default=None, init=False)
@@ -395,8 +393,6 @@ class Agent:
     def _join(self) -> None:
         self._joined = True
         self.launch.end()
-        if self.moved():
-            self._close_ports()
         self.handler.release()
         try:
             self._script_port = self._script_port or self.hold_script_port()

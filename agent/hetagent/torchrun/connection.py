@@ -55,12 +55,6 @@ class Connection:
         self.stop: Directive | None = None
         self.exit: Directive | None = None
 
-    def refresh_address(self) -> None:
-        """Offer this node's new address, if it has lost the one that it offered."""
-        if self.place.refresh():
-            self._log(f"this node's address has changed; offering {self.place.address} from now on")
-            self.server.update_offer(address=self.place.address)
-
     @property
     def ending_directive(self) -> Directive | None:
         """What ended the round, if anything has."""

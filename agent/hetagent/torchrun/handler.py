@@ -179,7 +179,6 @@ class TorchrunHandler(HetRendezvousHandler):
     def _offered_port(self, connection: Connection) -> int:
         """Hold a port on this node's current address."""
         super().shutdown()  # peers may wait at a socket that was held for a round which did not come about
-        connection.refresh_address()
         for name in self._socket_env:
             os.environ.pop(name, None)  # it would count as the user's
         self._socket_env = connection.place.socket_env(os.environ)

@@ -137,21 +137,6 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, str]]:
     return set_up
 
 
-def test_a_lost_address_is_replaced_once(node: Callable[..., dict[str, str]]) -> None:
-    there = node("a", NetworkError("no route"), "b", a="eth0", b="eth1")
-    here = AdvertisedAddress(None, None, [])
-    assert not here.refresh(), "it is still here"
-    del there["a"]
-    assert not here.refresh()
-    assert (here.address, here.interface) == ("a", "eth0")
-    assert here.refresh()
-    assert (here.address, here.interface) == ("b", "eth1")
-    assert not here.refresh()
-    for given in (AdvertisedAddress("b", None, []), AdvertisedAddress("behind NAT", None, [])):
-        there.clear()
-        assert not given.refresh()
-
-
 def test_a_resolver_that_is_not_there_yet(
     node: Callable[..., dict[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,11 +1,9 @@
 """The agent's run loop in this process, under a real server, with small shell programs as workers."""
 
-import contextlib
 import json
 import os
 import re
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -21,7 +19,6 @@ from tests.support.servers import free_port
 from torch.distributed.elastic.multiprocessing import Std
 
 from hetagent.launch.base import Launch
-from hetagent.node.network import hold_port
 from hetagent.node.processes import guardian
 from hetagent.runloop import start_check
 from hetagent.session.session import Session
@@ -216,49 +213,6 @@ def test_a_guardian_that_died_is_replaced_and_one_that_cannot_be_is_done_without
         made.touches("stop"),
     )
     assert status == 0
-
-
-def test_a_node_that_got_another_address_holds_its_ports_there(
-    rig: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = rig(
-        "echo $MASTER_ADDR > master.$TORCHELASTIC_RESTART_COUNT; exit $((1 - TORCHELASTIC_RESTART_COUNT))"
-    )
-    agent, session = made.agent, made.line._session
-    held: list[socket.socket] = []
-
-    def hold() -> socket.socket:
-        held.append(hold_port(session.offer.address, None))
-        return held[-1]
-
-    def moved() -> bool:
-        if agent.round_number == 0:
-            return False
-        session.offer = replace(session.offer, address="127.0.0.2")
-        return True
-
-    agent.moved, agent.hold_script_port = moved, hold
-    monkeypatch.setattr(agent.handler, "_hold", hold)
-    assert made.run() == 0
-    assert [(made.folder / f"master.{n}").read_text() for n in (0, 1)] == ["127.0.0.1\n", "127.0.0.2\n"]
-    assert len(held) == 4, "both ports, each time"
-    assert all(one.fileno() == -1 for one in held), "all are closed or passed on"
-
-
-def test_two_ports_are_enough_for_any_number_of_rounds(rig: Make) -> None:
-    port = free_port()
-    while free_port_pair(port) is None:
-        port = free_port()
-    talk = "exec 3<>/dev/tcp/127.0.0.1/$MASTER_PORT; sleep 0.05; exit $((TORCHELASTIC_RESTART_COUNT < 3))"
-    made = rig(f"bash -c '{talk}'", ports=(port, port + 1))
-    assert made.run() == 0, made.said
-    assert made.group()["round"] == 4
-
-
-def free_port_pair(port: int) -> int | None:
-    with contextlib.suppress(OSError), hold_port("127.0.0.1", (port + 1, port + 1)):
-        return port
-    return None
 
 
 def test_a_new_job_in_a_group_that_has_been_used_says_why_its_rounds_do_not_begin_with_1(rig: Make) -> None:

@@ -13,7 +13,7 @@ from hetagent.node.console import WarnOnce
 from hetagent.node.self_pipe import SelfPipe
 from hetagent.preemption.clouds import Clouds
 from hetagent.preemption.local import LeaveCommand, file_notice
-from hetagent.roundhook import PreemptionNotice, RoundHook
+from hetagent.roundhook import PreemptionNotice
 
 LOOK_S = 2.0
 """Pause between two looks (seconds)."""
@@ -29,7 +29,7 @@ Ask = Callable[[], PreemptionNotice | None]
 """Looks for a notice, in a thread of its own; None: there is none, or no answer."""
 
 
-class PreemptionWatch(RoundHook):
+class PreemptionWatch:
     """Has this node leave in time when its machine is taken away; one that is to go soon does not join any more.
 
     Args:
@@ -77,13 +77,12 @@ class PreemptionWatch(RoundHook):
         return self._command.sessions() if self._command is not None else ()
 
     def fileno(self) -> int:
+        """Readable when there is a notice to take."""
         return self._waker.fileno()
-
-    def on_wakeup(self) -> None:
-        self._waker.clear()
 
     def take_notice(self) -> PreemptionNotice | None:
         """That this machine is taken away, once; None: nobody has said so."""
+        self._waker.clear()
         notice = None if self._taken else self._notice
         self._taken = self._taken or notice is not None
         return notice

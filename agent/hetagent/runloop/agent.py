@@ -144,7 +144,7 @@ class Agent:
     def _readable(self, timeout_s: float | None) -> list[Readable]:
         """The sources that are readable within the time (seconds; None: wait for ever)."""
         sources: list[Readable] = [self.server, self.health, *self.parts.hooks]
-        sources += [self._woken] if self._woken is not None else []
+        sources += [source for source in (self._woken, self.parts.preemption) if source is not None]
         sources += [self.guardian] if self.guardian.pid is not None else []
         return wait_readable(sources, timeout_s)
 

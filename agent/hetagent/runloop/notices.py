@@ -5,7 +5,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from hetagent.launch.base import Assignment
@@ -79,8 +79,9 @@ class Notices(RoundHook):
         if self._until is None:
             self._until, self._look_at = time.monotonic() + notice.left_s, 0.0
             self._write(notice, self._until, workers)
-            if self._signum is not None:
-                self._send(self._signum, workers)
+            for pid in self._handling(workers).values():
+                with contextlib.suppress(PermissionError):  # sudo in a worker; it has the file
+                    os.kill(pid, self._signum or 0)  # it is not reaped before the round is cleared away
 
     def _write(self, notice: StopNotice, until: float, workers: Workers) -> None:
         text = json.dumps({"kind": notice.kind, "why": notice.reason.message, "until": until})
@@ -90,22 +91,13 @@ class Notices(RoundHook):
                 Path(f"{path}.new").write_text(text, encoding="utf-8")
                 os.replace(f"{path}.new", path)
 
-    def _send(self, signum: signal.Signals, workers: Workers) -> None:
-        """Send a signal to the workers that handle it, and log which ones it would have killed."""
-        deaf = [
-            local_rank
+    def _handling(self, workers: Workers) -> Mapping[int, int]:
+        """The pids of the workers that handle the notice's signal, which would kill others, by local rank."""
+        return {
+            local_rank: pid
             for local_rank, pid in workers.alive.items()
-            if not processes.has_signal_handler(pid, signum)
-        ]
-        for local_rank, pid in workers.alive.items():
-            if local_rank not in deaf:
-                with contextlib.suppress(PermissionError):  # sudo in a worker; it has the file
-                    os.kill(pid, signum)  # it is not reaped before the round is cleared away
-        if deaf:
-            who = f"local rank{'s' if len(deaf) > 1 else ''} {', '.join(map(str, deaf))}"
-            self._log(
-                f"{signum.name} was not sent to {who}: without a handler it would have killed the worker"
-            )
+            if self._signum is not None and processes.has_signal_handler(pid, self._signum)
+        }
 
     def supports_graceful_stop(self) -> bool:
         """Whether workers save once their round is announced to end."""
@@ -115,17 +107,8 @@ class Notices(RoundHook):
         """The local ranks that have asked for a notice, or handle its signal."""
         if self._workers is None:
             return set()
-        alive, signum = self._workers.alive, self._signum
-        return {
-            local_rank
-            for local_rank in self._workers.pids
-            if os.path.exists(self._folder / f"{local_rank}{ASKED}")
-            or (
-                signum is not None
-                and local_rank in alive
-                and processes.has_signal_handler(alive[local_rank], signum)
-            )
-        }
+        asked = {rank for rank in self._workers.pids if os.path.exists(self._folder / f"{rank}{ASKED}")}
+        return asked | self._handling(self._workers).keys()
 
     def _ready(self, local_rank: int) -> set[str]:
         """The workers of a process that have reported that they may be stopped."""

@@ -53,7 +53,6 @@ class Parts:
             self.shares,
             self.snapshots,
             self.standbys,
-            self.preemption,
         )
         return [hook for hook in every if hook is not None]
 

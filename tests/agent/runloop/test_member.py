@@ -63,10 +63,6 @@ class Round(OtherNode):
         nodes = {node["node_id"]: node["state"] for node in self.rig.group()["nodes"]}
         return str(nodes.get("a"))
 
-    def told(self, kind: str) -> list[str]:
-        events = self.ask("GET", "/events")["events"]
-        return [event["reason"]["nodes"][0] for event in events if event["reason"]["code"] == kind]
-
 
 @pytest.fixture
 def begun(rig: Make) -> Iterator[Round]:
@@ -93,22 +89,3 @@ def test_the_second_start_brings_the_processes_and_their_end_is_kept_back(begun:
     assert seen == ["starting", "running"], "its end is not told at once"
     assert begun.launch.begun == [(1, False), (1, True)]
     assert begun.launch.ends > 0
-
-
-def test_a_failure_is_not_told_where_the_master_has_a_word(begun: Round) -> None:
-    failure = {"local_rank": -1, "rank": -1, "exit_code": 9, "message": "mpirun knows why"}
-    status = begun.rig.run(
-        begun.ready,
-        lambda: begun.daemon(f"touch {begun.rig.folder}/ran; exit 3"),
-        begun.rig.appears("ran"),
-        lambda: begun.reports("failed", failure=failure),
-        begun.rig.says("round 1 is over"),
-        lambda: begun.ready(1),
-        lambda: begun.daemon(f"touch {begun.rig.folder}/again; exit 4", 2),
-        begun.rig.appears("again"),
-        lambda: begun.reports("failed", 2, failure=failure),
-        begun.rig.says("round 2 is over"),
-        lambda: begun.ready(2),
-    )
-    assert status == 9
-    assert begun.told("worker_failed") == ["0", "0"]

@@ -5,12 +5,8 @@ tests/agent/worker/test_runner.py shows.
 """
 
 import json
-import re
-import shutil
 import subprocess
 import zipfile
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +143,7 @@ def main():
 
 if __name__ == "__main__":
     main()
+    raise KeyError("the end")
 '''
 
 
@@ -178,148 +175,56 @@ STEADY = {
 }
 
 
-@dataclass(frozen=True)
-class Ended:
-    """How a worker ended, and what it left.
-
-    Attributes:
-        status: its exit status.
-        stdout, stderr: what it wrote, without addresses in memory.
-        record: its error file, without the time.
-        seen: what the probe saw.
-    """
-
-    status: int
-    stdout: str
-    stderr: str
-    record: dict[str, Any] | None
-    seen: dict[str, Any] | None
+def ended(process: "subprocess.Popen[bytes]", folder: Path) -> tuple[dict[str, Any], list[Any]]:
+    """What the probe saw, and how it ended: status, output, error file."""
+    status = standbys.ended(process)
+    text = {path.name: path.read_text().replace(str(folder), "FOLDER") for path in folder.iterdir()}
+    record = json.loads(text["error"])
+    del record["message"]["extraInfo"]["timestamp"], record["raised_at"]
+    return json.loads(text["seen"]), [status, text["stdout"], text["stderr"], record]
 
 
-class Both:
-    """Runs commands both ways in a folder; each way has files of its own for the worker's output.
-
-    Attributes:
-        preload: what the standby imports.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self.preload = ["imported"]
-
-    def __call__(self, *words: str, flags: Sequence[str] = (), **environ: str) -> tuple[Ended, Ended]:
-        """How it ends when it is started in its round, and when a standby is taken that was made before."""
-        before = standbys.program(
-            *words, flags=flags, **STEADY, PYTHONPATH=str(self._folder / "site"), **environ
-        )
-        cold, warm = self._folder / "cold", self._folder / "warm"
-        for folder in (cold, warm):
-            folder.mkdir()
-        standby = standbys.ready(before, self.preload)
-        with standbys.outputs(cold) as streams:
-            started = standbys.start(self._in_round(before, cold), *streams)
-        with standbys.outputs(warm) as streams:
-            taken = standby.become_worker(self._in_round(before, warm), *streams)
-        ended = self._ended(started, cold), self._ended(taken, warm)
-        for folder in (cold, warm):
-            shutil.rmtree(folder)
-        return ended
-
-    def alike(self, *words: str, flags: Sequence[str] = (), **environ: str) -> Ended:
-        """Assert that both ways end alike, but for what the probe sees; returns the end of the warm one."""
-        cold, warm = self(*words, flags=flags, **environ)
-        assert replace(warm, seen=None) == replace(cold, seen=None)
-        return warm
-
-    @staticmethod
-    def _in_round(before: Program, folder: Path) -> Program:
-        return standbys.in_round(
-            before, HET_PROBE_INTO=str(folder / "seen"), TORCHELASTIC_ERROR_FILE=str(folder / "error")
-        )
-
-    @staticmethod
-    def _ended(process: "subprocess.Popen[bytes]", folder: Path) -> Ended:
-        status = standbys.ended(process)
-
-        def text(name: str) -> str:
-            path = folder / name
-            return path.read_text().replace(str(folder), "FOLDER") if path.exists() else "null"
-
-        record = json.loads(text("error"))
-        if record is not None:
-            del record["message"]["extraInfo"]["timestamp"]
-            record.pop("raised_at", None)
-        outputs = [re.sub("0x[0-9a-f]{8,}", "ADDRESS", text(name)) for name in ("stdout", "stderr")]
-        return Ended(status, *outputs, record, json.loads(text("seen")))
-
-
-@pytest.fixture
-def both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Both:
-    """In a folder with the probe as a script, a package, a directory and a zip file."""
+@pytest.mark.parametrize(
+    "words",
+    [("probe.py", "-m", "--b", ""), ("-m", "pkg.mod", "--alone"), ("app.zip", "--alone")],
+    ids=" ".join,
+)
+def test_a_script_sees_the_same_and_ends_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
     monkeypatch.chdir(tmp_path)
-    for folder in ("site", "pkg"):
+    cold, warm = tmp_path / "cold", tmp_path / "warm"
+    for folder in ("site", "pkg", "cold", "warm"):
         (tmp_path / folder).mkdir()
     (tmp_path / "site" / "imported.py").write_text(IMPORTED)
     for path in ("probe.py", "pkg/mod.py"):
         (tmp_path / path).write_text(PROBE)
     with zipfile.ZipFile(tmp_path / "app.zip", "w") as file:
         file.writestr("__main__.py", PROBE)
-    return Both(tmp_path)
+    before = standbys.program(*words, **STEADY, PYTHONPATH=str(tmp_path / "site"))
 
+    def in_round(folder: Path) -> Program:
+        files = {"HET_PROBE_INTO": folder / "seen", "TORCHELASTIC_ERROR_FILE": folder / "error"}
+        return standbys.in_round(before, **{name: str(path) for name, path in files.items()})
 
-def assert_seen_alike(cold: Ended, warm: Ended) -> None:
-    """The probe saw the same, but for `DIFFERS`."""
-    assert cold.seen is not None, cold.stderr
-    assert warm.seen is not None, warm.stderr
-    assert {name for name in cold.seen if cold.seen[name] != warm.seen[name]} <= DIFFERS.keys()
-    for name in cold.seen.keys() - DIFFERS.keys():
-        assert warm.seen[name] == cold.seen[name], name
-    assert set(cold.seen["modules"]) <= set(warm.seen["modules"]) <= set(cold.seen["modules"]) | EARLIER
-    assert replace(warm, seen=None) == replace(cold, seen=None)
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("probe.py", "-m", "--b", ""),
-        ("-m", "pkg.mod", "--alone"),
-        ("app.zip", "--alone"),
-    ],
-    ids=" ".join,
-)
-def test_a_script_sees_the_same(both: Both, words: tuple[str, ...]) -> None:
-    cold, warm = both(*words)
-    assert_seen_alike(cold, warm)
-    assert warm.status == 0
-    assert warm.seen is not None
-    environ = dict(warm.seen["environ"])
+    standby = standbys.ready(before, ["imported"])
+    with standbys.outputs(cold) as streams:
+        started = standbys.start(in_round(cold), *streams)
+    with standbys.outputs(warm) as streams:
+        taken = standby.become_worker(in_round(warm), *streams)
+    (expected, end), (seen, own_end) = ended(started, cold), ended(taken, warm)
+    for name in expected.keys() - DIFFERS.keys():
+        assert seen[name] == expected[name], name
+    assert set(expected["modules"]) <= set(seen["modules"]) <= set(expected["modules"]) | EARLIER
+    assert own_end == end
+    assert (end[0], end[1], end[3]["message"]["message"]) == (
+        1,
+        "the script, on stdout\n",
+        "KeyError: 'the end'",
+    )
+    environ = dict(seen["environ"])
     assert environ.items() >= standbys.ROUND.items()
     assert environ["SET_BY_AN_IMPORT"] == "1"
     assert not {"REMOVED_BY_AN_IMPORT", "HET_STANDBY"} & environ.keys()
     if "--alone" not in words:
-        assert warm.seen["multiprocessing"] == {"fork": 42, "spawn": 42, "forkserver": 42}
-        assert warm.stdout == "the script, on stdout\n"
-
-
-ENDINGS = {
-    "chained, after atexit": "import atexit; atexit.register(print, 'bye')\ntry:\n    1 / 0\n"
-    "except ZeroDivisionError as e:\n    raise KeyError('b') from e",
-    "syntax error": "x = = 1",
-    "SIGTERM": "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
-    "crash": "import ctypes; ctypes.string_at(0)",
-    "fork": "import os\npid = os.fork()\nif not pid: raise ValueError('child')\nos.waitpid(pid, 0)",
-    "finalizer": "class D:\n    def __del__(self): print('del', __name__)\nd = D()",
-    "warning": "import warnings\nwarnings.warn('old', DeprecationWarning)\nwarnings.warn('of no interest')",
-}
-
-
-@pytest.mark.parametrize("ending", ENDINGS)
-def test_it_ends_the_same(both: Both, tmp_path: Path, ending: str) -> None:
-    (tmp_path / "s.py").write_text(
-        f"import imported\n{ENDINGS[ending]}" if ending != "syntax error" else "x = = 1"
-    )
-    if ending == "syntax error":  # it ends before it imports anything
-        both.preload = []
-    warm = both.alike("s.py")
-    assert ("runner.py" in warm.stderr) == (ending == "crash")
-    assert "waiting.py" not in warm.stderr
+        assert seen["multiprocessing"] == {"fork": 42, "spawn": 42, "forkserver": 42}

@@ -17,7 +17,6 @@ from hetagent.node.console import print_to_stderr
 from hetagent.node.processes.signals import signal_number
 from hetrdzv.protocol.failure import Failure, RootCause
 from hetrdzv.protocol.stacks import text_tail
-from hetrdzv.protocol.texts.raised import find_exception
 
 MAX_CHARACTERS = 4000
 """How much of a traceback is sent; the server keeps it and every agent prints it."""
@@ -81,10 +80,10 @@ def failure_message(
 ) -> str:
     """Why a worker failed, in its own words; empty: it has left none.
 
-    That is the end of the traceback, else of stderr, in whole lines and at most `MAX_CHARACTERS`; else that the disk of
-    the folder for both is full. All of it went through `escape_surrogates`.
+    That is the traceback without its middle, else the end of stderr, in whole lines and at most `MAX_CHARACTERS`; else
+    that the disk of the folder for both is full. All of it went through `escape_surrogates`.
     """
-    output = _end(redact(record.message, secrets))
+    output = _end(redact(record.message, secrets), begin=MAX_CHARACTERS // 4)
     output = output or _last_words(redact(plain_text(stderr), secrets))
     return output or escape_surrogates(_lost_output(folder))
 
@@ -182,25 +181,16 @@ _BEGINNING, _ENDING = 500, 300
 """How much of a longer line is kept where all of it is too long to be sent (characters)."""
 
 
-def _end(text: str, most: int = MAX_CHARACTERS) -> str:
-    """The last lines that fit, each whole or without its middle.
-
-    Of an exception they begin with its headline and the script's line that raised it, if these would not be there.
-    """
+def _end(text: str, most: int = MAX_CHARACTERS, begin: int = 0) -> str:
+    """The last lines that fit, each whole or without its middle; before them the first `begin` characters."""
     text = escape_surrogates(text).rstrip()
     if len(text) <= most:
         return text if text.strip() else ""
     text = "\n".join(map(_shortened, text.split("\n")))
     if len(text) <= most:
         return text
-    end, exception = text_tail(text, most), find_exception(text)
-    if exception is None or ((kept := find_exception(end)) and kept[:2] == exception[:2]):
-        return end
-    begin = exception.frame
-    if exception.end <= len(text) - len(end):
-        begin += f"\n{exception.headline}"
-    begin += "\n  …\n"
-    return begin + text_tail(text, most - len(begin))
+    first = text[:begin].rpartition("\n")[0] + "\n  …\n" if begin else ""
+    return first + text_tail(text, most - len(first))
 
 
 def _shortened(line: str) -> str:

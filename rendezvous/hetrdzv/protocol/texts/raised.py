@@ -17,7 +17,6 @@ class RaisedException(NamedTuple):
 
     headline: str
     where: str
-    frame: str
     end: int
 
 
@@ -36,7 +35,7 @@ def find_exception(text: str) -> RaisedException | None:
         if said and not said[0].isspace():
             own = _own(text, frames)
             where = f"{own['path'].rpartition('/')[2]}:{own['line']}"
-            return RaisedException(said.strip(), where, own[0], end)
+            return RaisedException(said.strip(), where, end)
         at = end + 1
     return None
 

@@ -137,15 +137,12 @@ class Index:
             told = json.loads(text)
             if (version := told.pop("v", None)) != VERSION:
                 raise ValueError(f"it is of version {version!r:.20}: install the same hetrdzv everywhere")
-            number, step, *_ = told["stamp"]
-            told["stamp"] = SnapshotId(int(number), int(step))
-            told["files"] = {
-                str(name): FileDigest(int(size), str(what)) for name, (size, what) in told["files"].items()
-            }
+            told["stamp"] = SnapshotId(*told["stamp"])
+            told["files"] = {name: FileDigest(*what) for name, what in told["files"].items()}
             places: Any = (map(_frozen, place) for place in told["tensors"])
             told["tensors"] = tuple(TensorLocation(*place) for place in places)
             index = cls(**told, digest=xxh3_64_hexdigest(text))
-            if not 0 <= int(index.rank) < int(index.world_size):
+            if not 0 <= index.rank < index.world_size:
                 raise ValueError(f"it is of rank {index.rank} of {index.world_size}")
         except (KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"it makes no sense ({type(error).__name__}: {error})") from None

@@ -22,6 +22,7 @@ class Devices:
         self._devices = sorted(found, key=str)
         self._streams = [torch.Stream(device) for device in self._devices]
         self._ended: Sequence[torch.Event] = ()  # the step that was told last
+        self._copies = False  # which have begun
         self.captured = False  # by a CUDA graph: from then on an optimizer tells nobody
 
     @property
@@ -36,14 +37,12 @@ class Devices:
 
     def wait(self) -> None:
         """Wait until they have done what this thread has told them, and made copies; not within a CUDA graph."""
-        streams = list(self._streams)
+        self.wait_for_copies()
         for device in self._devices:
             if _is_capturing(device):
                 self.captured = True
             else:
-                streams.append(torch.accelerator.current_stream(device))
-        for stream in streams:
-            stream.synchronize()
+                torch.accelerator.current_stream(device).synchronize()
 
     def end_step(self) -> None:
         """The script has told all of a step."""
@@ -62,6 +61,7 @@ class Devices:
         device = torch.get_device_module(self._streams[0].device)
         index = device.current_device()
         former = [torch.accelerator.current_stream(stream.device) for stream in self._streams]
+        self._copies = True
         try:
             for stream, ended in zip(self._streams, self._ended, strict=True):
                 stream.wait_event(ended)
@@ -79,8 +79,10 @@ class Devices:
 
     def wait_for_copies(self) -> None:
         """Until they are made."""
-        for stream in self._streams:
-            stream.synchronize()
+        if self._copies:  # else a CUDA graph that is captured would be disturbed
+            for stream in self._streams:
+                stream.synchronize()
+            self._copies = False
 
 
 def _is_capturing(device: torch.device) -> bool:

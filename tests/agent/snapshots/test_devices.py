@@ -59,7 +59,17 @@ def device(monkeypatch: pytest.MonkeyPatch, said: list[str], own: Stream) -> Dev
 
 def test_a_script_waits_for_what_it_has_told_and_for_copies(device: Devices, said: list[str]) -> None:
     device.wait()
-    assert said == ["script waits for copies", "script waits for own"]
+    assert said == ["script waits for own"]
+    device.end_step()
+    with device.copying():
+        said.clear()
+    for waits in (
+        ["now own", "device 0", "script waits for copies", "script waits for own"],
+        ["script waits for own"],
+    ):
+        device.wait()
+        assert said == waits
+        said.clear()
     assert not device.captured
 
 
@@ -68,7 +78,7 @@ def test_a_stream_is_not_waited_for_that_a_cuda_graph_captures(
 ) -> None:
     monkeypatch.setattr(devices, "_is_capturing", lambda device: True)
     device.wait()
-    assert said == ["script waits for copies"]
+    assert said == []
     assert device.captured
 
 

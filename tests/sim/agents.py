@@ -382,11 +382,13 @@ class Agent:
         if self._signalled or self._exit_told:
             if not self._left:
                 self._left = True
-                self._snapshots.says_goodbye()
-                self.session.leave("its agent goes", self.now)
-                self.after(LEAVE_S + 1.0, self._exit)
+                self._snapshots.leaves(self._goodbye)
         elif self._ready_after_stop:
             self._be_ready()
+
+    def _goodbye(self) -> None:
+        self.session.leave("its agent goes", self.now)
+        self.after(LEAVE_S + 1.0, self._exit)
 
     def _be_ready(self) -> None:
         self._ready_after_stop, self._after = False, self.round

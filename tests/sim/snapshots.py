@@ -1,7 +1,7 @@
 """Nodes hold snapshots: what agents declare, and which one a round may begin from."""
 
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -29,7 +29,7 @@ from hetrdzv.protocol.snapshots import (
     SnapshotsRequest,
     StartSnapshot,
 )
-from hetrdzv.protocol.states import NodePhase, ReportKind
+from hetrdzv.protocol.states import DirectiveKind, NodePhase, ReportKind
 from tests.sim.workers import Workers
 
 if TYPE_CHECKING:
@@ -78,14 +78,30 @@ class Snapshots:
             holdings = self._holdings()
             self._agent.session.offer = replace(self._agent.session.offer, snapshots=holdings)
 
-    def says_goodbye(self) -> None:
-        if self._on and self._start is not None and self._rng.random() < self._parts:
-            if self._reached and self._rng.random() < self._just_in_time:
-                self._take()
-            self._agent.world.note("an agent that leaves serves what it holds")
-            fields = {"snapshots": self._holdings(), "serves_s": self._rng.choice((0.1, 3, 30))}
-            report = round_report(ReportKind.PARTING, self._round, message="its agent goes", **fields)
-            self._agent.session.send(report, self._agent.world.timeline.now)
+    def leaves(self, goodbye: Callable[[], None]) -> None:
+        """As hand_over: serve what this node holds until nobody needs it, then say goodbye."""
+        agent = self._agent
+        if not self._on or self._start is None or self._rng.random() >= self._parts:
+            goodbye()
+            return
+        if self._reached and self._rng.random() < self._just_in_time:
+            self._take()
+        agent.world.note("an agent that leaves serves what it holds")
+        serves_s = self._rng.choice((0.1, 3, 30))
+        fields = {"snapshots": self._holdings(), "serves_s": serves_s}
+        agent.session.part(
+            round_report(ReportKind.PARTING, self._round, message="its agent goes", **fields),
+            agent.world.timeline.now,
+        )
+        self._serve(agent.world.timeline.now + serves_s, goodbye)
+
+    def _serve(self, until: float, goodbye: Callable[[], None]) -> None:
+        said = self._agent.session.newest_directive
+        is_final = said.kind is DirectiveKind.EXIT and said.code != "drained"
+        if is_final or self._agent.world.timeline.now >= until:
+            goodbye()
+        else:
+            self._agent.after(0.2, self._serve, until, goodbye)
 
     def starts(self, directive: Directive) -> None:
         start = directive.start

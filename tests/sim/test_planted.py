@@ -117,7 +117,7 @@ PLANTED: dict[str, tuple[Any, str, Any]] = {
     "what nobody can load is taken": (complete, "_refused", lambda group, members: {}),
     "holdings of another job count": (complete, "usable", _of_any_job),
     "nodes that are gone hold snapshots": (complete, "is_staying", lambda group, node: True),
-    "an agent that is gone serves": (snapshots, "forget_parted", lambda work: None),
+    "an agent that is gone serves": (snapshots, "forget_parted", lambda *work: None),
     "what is on disk is not seen": (snapshots, "job_snapshots", _in_memory(snapshots.job_snapshots)),
     "what may be safe is overwritten": (
         SnapshotReporter,

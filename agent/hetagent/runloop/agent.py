@@ -183,18 +183,18 @@ class Agent:
             self._local.cancel_start()  # Ctrl-C in the middle of a start leaves it with what hooks have made
         goodbye, gone_at = self.shutdown.leave_reason(self.outcome), self.shutdown.gone_at
         snapshots = self.parts.snapshots
-        if not self.shutdown.hurried and snapshots is not None:
-            snapshots.announce_leave(goodbye, self.shutdown.stays_until)
+        is_hurried = lambda: self.shutdown.hurried or bool(self._got_signals)  # noqa: E731
         self.parts.close()
         if not self._succeeded:
             self._orphans.kill_spared()
         self.launch.end()
+        if snapshots is not None and not is_hurried():
+            snapshots.hand_over(goodbye, self.shutdown.stays_until, is_hurried)
         leave_s = HURRIED_LEAVE_S if self.shutdown.hurried else LEAVE_S
         if gone_at is not None:
             leave_s = min(leave_s, max(HURRIED_LEAVE_S, gone_at - time.monotonic()))
         self.server.leave(goodbye, leave_s, lambda: bool(self._got_signals))
         if snapshots is not None:
-            is_hurried = lambda: self.shutdown.hurried or bool(self._got_signals)  # noqa: E731
             self.last_words += filter(None, [snapshots.leave(gone_at, is_hurried)])
         if self._succeeded:  # now that no part has a process any more
             self._orphans.report_spared()

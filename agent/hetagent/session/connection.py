@@ -165,6 +165,15 @@ class ServerConnection:
         """See `Session.announce_leave`."""
         self._do(lambda now: self._session.announce_leave(why, now, grace_s))
 
+    def part(self, report: Report[Directive]) -> None:
+        """See `Session.part`."""
+        self._do(lambda now: self._session.part(report, now))
+
+    @property
+    def newest_directive(self) -> Directive:
+        """See `Session`."""
+        return self._session.newest_directive
+
     def leave(
         self, why: str, timeout_s: float = LEAVE_S, is_hurried: Callable[[], bool] = lambda: False
     ) -> None:
@@ -266,7 +275,7 @@ class ServerConnection:
         self._session.on_response(request, answer, time.monotonic())
         if isinstance(answer, Directive):
             self._log_notices()
-            self._waits.update(answer, leaving=self._closing)
+            self._waits.update(answer, leaving=self._session.is_leaving)
         self._kick.set()
 
     def _log_notices(self) -> None:

@@ -168,7 +168,8 @@ class DirectiveFilter:
 
     def order_exit(self, code: str, why: str) -> None:
         """Have the agent stop its workers and exit with 1."""
-        self._exit(self._local(DirectiveKind.EXIT, code, why, exit_code=1))
+        self.current = self._local(DirectiveKind.EXIT, code, why, exit_code=1)
+        self._exit(self.current)
 
     def _local(self, kind: DirectiveKind, code: str, why: str, exit_code: int | None = None) -> Directive:
         return Directive(

@@ -72,6 +72,7 @@ class Session:
         sample: says how far the workers have come, which each poll carries; None: unknown, or there are none.
         on_question: gets the server's questions about workers; each is answered with a report.
         is_member: the server has this node, as far as is known; one that is away still has it.
+        is_leaving: it starts nothing more.
         finished: the server accepted the goodbye, or did not answer it in time.
     """
 
@@ -101,7 +102,7 @@ class Session:
         self._ports = (0, 0)
         self._not_ready = ""
         self._joining = JoinSchedule(group, self._notices)
-        self._leaving = False
+        self.is_leaving = False
         self._goodbye: str | None = None
         self._goodbye_until = self._last_reports_until = inf
         self.finished = False
@@ -152,14 +153,20 @@ class Session:
         Args:
             grace_s: for how much longer its workers run (seconds); None: they are being stopped, or there are none.
         """
-        self._leaving, self._joining.due = True, None
+        self.is_leaving, self._joining.due = True, None
         if self._maybe_member:
             number = self._directives.newest_round
             self.send(round_report(ReportKind.LEAVING, number, message=why, grace_s=grace_s), now)
 
+    def part(self, report: Report[Any], now: float) -> None:
+        """The workers are gone for good, as `report` says; `newest_directive` is what the server says of that."""
+        self.is_leaving, self._joining.due = True, None
+        self._directives.on_left()
+        self.send(report, now)
+
     def leave(self, why: str, now: float, timeout_s: float = LEAVE_S) -> None:
         """The agent exits; its workers are gone."""
-        self._leaving, self._joining.due = True, None
+        self.is_leaving, self._joining.due = True, None
         if not self._backoff.has_ever_answered:
             timeout_s = min(timeout_s, HURRIED_LEAVE_S)
         self._goodbye, self._goodbye_until = why[:256], now + timeout_s
@@ -228,6 +235,11 @@ class Session:
         taken = self._notices[:]
         self._notices.clear()
         return taken
+
+    @property
+    def newest_directive(self) -> Directive:
+        """The one that counted last, also if the agent need not know."""
+        return self._directives.current
 
     @property
     def hang_timeout_s(self) -> float | None:
@@ -337,7 +349,7 @@ class Session:
 
     def _join(self, at: float) -> None:
         """Have a join sent, unless this node is about to leave."""
-        if self._leaving or self._directives.exit_sent:
+        if self.is_leaving or self._directives.exit_sent:
             return
         self._joining.due_at = at
         self._joining.due = replace(
@@ -357,7 +369,7 @@ class Session:
             number,
             directive,
             next_number=self._next_number,
-            leaving=self._leaving,
+            leaving=self.is_leaving,
             out_of_touch=ends_at is not None and now >= ends_at,
         )
         if self._directives.exit_sent:
@@ -459,6 +471,6 @@ class Session:
             self.finished = True
         elif self.workers_may_run:
             self._directives.order_stop("forgotten", f"the server has forgotten this node: {error}")
-        elif not self._leaving and self._joining.due is None:
+        elif not self.is_leaving and self._joining.due is None:
             self._notices.append(f"the server has forgotten this node, joining again: {error}")
             self._join(self._joining.next_at(now))

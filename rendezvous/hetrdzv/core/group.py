@@ -250,6 +250,7 @@ def _leave(context: StepContext, command: Leave) -> None:
         remove_node(context, node, NodePhase.LOST, ReasonCode.AGENT_DIED.reason())
     elif node.phase is not NodePhase.LEFT and not command.died:
         _say_goodbye(context, node, command.why)
+    snapshots.forget_parted(context, node)
 
 
 def _say_goodbye(context: StepContext, node: Node, why: str) -> None:

@@ -6,11 +6,12 @@ import pytest
 from tests.agent.session.driver import Bench, problem
 
 from hetagent.monitor.watcher import LOGS
-from hetagent.session.requests import Join, Leave, Poll, Report, SendReport
+from hetagent.session.requests import Join, Leave, Poll, Report, SendReport, round_report
 from hetagent.session.session import LAST_REPORTS_S
 from hetrdzv.core import commands
 from hetrdzv.protocol.reasons import ends
 from hetrdzv.protocol.stacks import Stack, StacksRequest
+from hetrdzv.protocol.states import ReportKind
 
 
 def test_leaving_is_reported_and_no_join_follows(bench: Bench) -> None:
@@ -48,6 +49,24 @@ def test_leaving_before_the_first_join_is_silent(bench: Bench) -> None:
     bench.session.leave("SIGINT", bench.now)
     assert bench.session.finished
     assert bench.send() == []
+
+
+@pytest.mark.parametrize("drained", [False, True])
+def test_whose_workers_are_gone_for_good_hears_who_goes_on_and_joins_no_more(
+    bench: Bench, drained: bool
+) -> None:
+    bench.started()
+    if drained:
+        bench.do(commands.Drain("a"))
+    bench.session.part(round_report(ReportKind.PARTING, 1, message="SIGTERM"), bench.now)
+    bench.run(4)
+    assert bench.group.nodes["a"].phase == "left"
+    said = bench.session.newest_directive
+    assert (said.kind, said.code) == ("exit", "last")
+    assert sum(isinstance(request, Join) for request in bench.sent) == 1
+    bench.session.leave("SIGTERM", bench.now)
+    bench.pump()
+    assert bench.session.finished
 
 
 def last_words(number: int = 1) -> Report[None]:

@@ -25,7 +25,7 @@ from hetagent.snapshots.node.catalog import DiskCatalog
 from hetagent.snapshots.node.disk import DiskWriter
 from hetagent.snapshots.node.files import SnapshotDir, request_save
 from hetagent.snapshots.node.folder import NodeFolder
-from hetagent.snapshots.node.handover import Handover
+from hetagent.snapshots.node.handover import ANSWER_S, hand_over, serving_time_s
 from hetagent.snapshots.node.prefetch import Prefetch
 from hetagent.snapshots.node.reporter import SnapshotReporter
 from hetagent.snapshots.node.server import SnapshotServer
@@ -68,7 +68,6 @@ class SnapshotHook(RoundHook):
         alone = context.options.standalone or context.options.spec.get("max_nodes") == 1
         hold_port = None if alone else context.hold_port
         self._server = SnapshotServer(folder.path, hold_port, lambda: context.address.address, log)
-        self._handover = Handover(context.identity, line, self._server, context.access.client, log)
         self._disk: DiskWriter | None = None
         if options.to is not None:  # a group of --standalone has another name each time
             group = "standalone" if context.options.standalone else context.identity.group
@@ -81,7 +80,7 @@ class SnapshotHook(RoundHook):
         self._start: Start | None = None  # of that
         self._ranks_by_round: dict[int, range] = {}
         self._workers: Workers | None = None
-        self._over = self._drained = False
+        self._over = self._drained = self._others_go_on = False
         self._saving: set[int] = set()  # the ranks that were asked to and have not answered
         self._save_until = 0.0
         self._answer: Future[SnapshotsReply] | None = None
@@ -205,14 +204,22 @@ class SnapshotHook(RoundHook):
 
     # -- the agent ends ----------------------------------------------------------------------------------------
 
-    def announce_leave(self, why: str, until: float | None) -> None:
-        """The agent is about to end, perhaps before the job; `until`: in monotonic seconds; None: no limit."""
-        if self._over or (until is None and not self._drained):
+    def hand_over(self, why: str, until: float | None, hurried: Callable[[], bool]) -> None:
+        """The workers are gone for good: say so, and serve what others need. `until`: in monotonic seconds, or None."""
+        stays = not self._over and (until is not None or self._drained)
+        holdings, alone = self._refresh(), self._start is not None and self._start.nnodes == 1
+        limit = until - LEFT_S if until is not None else None
+        serves_s = serving_time_s(holdings, limit, alone=alone) if stays else 0.0
+        if self._over or not (serves_s or self._disk is not None):
             return
-        until = until - LEFT_S if until is not None else None
-        alone = self._start is not None and self._start.nnodes == 1
-        if self._handover.announce(self._round, why, self._refresh(), until, alone=alone):
-            self._folder.leave()
+        self._folder.leave()
+        if serves_s and not alone:
+            self._log(
+                f"the other nodes load what only this one has of its last step, for {serves_s:.0f} s at most; "
+                "Ctrl-C leaves at once"
+            )
+        silent_s = serves_s if self._disk is None else max(ANSWER_S, serves_s / 2)  # the disk needs time, too
+        self._others_go_on = hand_over(self._line, self._round, why, holdings, serves_s, silent_s, hurried)
 
     def close(self) -> None:
         """Look no more; `leave` follows."""
@@ -221,18 +228,16 @@ class SnapshotHook(RoundHook):
     def leave(self, until: float | None, hurried: Callable[[], bool]) -> str:
         """The last thing, which may take until then (monotonic seconds; None: no limit): the server knows already.
 
-        Returns a line of the closing block, or ''.
+        Returns whether the last step is on disk, in a sentence, if that was wanted.
         """
         outcome = ""
+        self._server.close()
         try:
-            if self._disk is not None:
+            if self._disk is not None and not self._others_go_on:
                 self._folder.leave()
-            others_stay = not self._over and self._handover.wait(hurried, patient=self._disk is None)
-            if self._disk is not None and not others_stay:
                 last = until - LEFT_S if until is not None else math.inf
                 outcome = self._disk.write_last(self._ranks_of, last, hurried)
         finally:
-            self._server.close()
             if self._disk is not None:
                 self._disk.close()
             self._folder.close(remove=self._over or self._drained or not self._dir.list_held())

@@ -83,13 +83,10 @@ def start_fields(group: Group, current: Round, member: Member) -> Mapping[str, A
 
 
 def record_parting(context: StepContext, node: Node, report: Report) -> None:
-    """A node whose workers are gone says for how long it will serve what it holds; later, that this is done."""
+    """A node whose workers are gone says for how long it will serve what it holds, until its agent says goodbye."""
     known = context.group.snapshots
     if known is None or node.job != context.group.job:
         return
-    if not report.serves_s and node.incarnation in known.parting:
-        left = {whose: at for whose, at in known.parting.items() if whose != node.incarnation}
-        context.change(snapshots=replace(known, parting=left))
     if not report.serves_s or report.snapshots is None or node.gone:
         return
     until = context.now - max(0.0, report.age_s) + min(report.serves_s, MOST_SERVES_S)
@@ -110,11 +107,16 @@ def is_needed(group: Group, node: Node) -> bool:
     )
 
 
-def forget_parted(context: StepContext) -> None:
-    """Forget agents that have served what they hold for as long as they said."""
+def forget_parted(context: StepContext, gone: Node | None = None) -> None:
+    """Forget agents that have served what they hold for as long as they said, and one that is gone."""
     known = context.group.snapshots
     if known is not None and known.parting:
-        parting = {whose: until for whose, until in known.parting.items() if not context.is_due(until)}
+        without = {gone.incarnation} if gone is not None else set[str]()
+        parting = {
+            whose: until
+            for whose, until in known.parting.items()
+            if whose not in without and not context.is_due(until)
+        }
         context.change(snapshots=replace(known, parting=parting))
 
 

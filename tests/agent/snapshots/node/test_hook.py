@@ -31,6 +31,8 @@ from hetagent.snapshots.node.hook import SnapshotHook
 from hetagent.workers.processes import Workers
 from hetagent.workers.starter import Exit
 from hetrdzv.protocol import codec
+from hetrdzv.protocol.directive import Directive
+from hetrdzv.protocol.requests import ReportRequest
 from hetrdzv.protocol.snapshots import (
     Holdings,
     SnapshotId,
@@ -49,7 +51,16 @@ class Told:
 
     def __init__(self) -> None:
         self.offered: list[Holdings] = []
+        self.says = "last"
+        self.parted: list[ReportRequest] = []
         self.asked: list[tuple[SnapshotsRequest, Future[SnapshotsReply]]] = []
+
+    @property
+    def newest_directive(self) -> Directive:
+        return replace(start("a", 4), kind=DirectiveKind.EXIT, code=self.says, start=None)
+
+    def part(self, report: Report[Directive]) -> None:
+        self.parted.append(cast(ReportRequest, report.body(incarnation="i", age_s=0.0)))
 
     def update_offer(self, *, snapshots: Holdings) -> None:
         self.offered.append(snapshots)
@@ -87,7 +98,6 @@ def hook(
         launch=Namespace(one_per_node=False),
         options=Namespace(standalone=not serves, spec={}),
         address=Namespace(address="127.0.0.1"),
-        access=Namespace(client=None),
         hold_port=lambda: hold_port("127.0.0.1", None),
     )
     options: Any = Namespace(memory=1000, every_s=30, to=to, to_every_s=600)
@@ -125,8 +135,8 @@ class Node:
 
     def leaves(self, until: float | None = None) -> str:
         """Its agent ends."""
-        self.hook.announce_leave("SIGTERM", until)
         self.hook.close()
+        self.hook.hand_over("SIGTERM", until, lambda: False)
         return self.hook.leave(until, lambda: False)
 
     def opens(self, rank: int = 2) -> int:
@@ -415,6 +425,7 @@ def test_an_agent_that_leaves_keeps_them_while_the_job_goes_on(
     node.hears(DirectiveKind.EXIT, code=code, outcome=outcome)
     node.leaves()
     assert node.path.exists() is kept
+    assert node.line.parted == [], "nobody could fetch it"
 
 
 @pytest.mark.parametrize("others_stay", [True, False])
@@ -425,9 +436,10 @@ def test_the_last_step_is_written_to_disk_unless_others_go_on(
     node.enters()
     node.part((4, 120))
     node.hook.end()
-    monkeypatch.setattr(node.hook._handover, "wait", lambda *_, **__: others_stay)
+    node.line.says = "left" if others_stay else "last"
     monkeypatch.setattr(node.hook._disk, "write_last", lambda *_: "step 120 is on disk")
     assert node.leaves() == ("" if others_stay else "snapshot step 120 is on disk")
+    assert [(one.round, one.serves_s) for one in node.line.parted] == [(4, 0.0)]
 
 
 # -- in a real agent -------------------------------------------------------------------------------------------

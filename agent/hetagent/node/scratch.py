@@ -5,18 +5,22 @@ import fcntl
 import os
 import shutil
 import tempfile
+import time
 from pathlib import Path
 
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 """Differs from host to host and from boot to boot: TMPDIR may be shared by hosts that do not share locks."""
 
 
-def _locked(path: Path) -> int | None:
+def lock_folder(path: Path) -> int | None:
     """Lock a folder; returns the descriptor that holds the lock, None: another one does, or the path is gone.
 
     The kernel gives the lock up when this process ends, however it ends.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.path.samestat(os.fstat(fd), os.stat(path)):
@@ -42,9 +46,7 @@ class ScratchFolder:
         while self._lock is None:  # another agent may remove it before it is locked
             self.path = Path(tempfile.mkdtemp(prefix=marked_prefix(prefix), dir=parent))
             try:
-                self._lock = _locked(self.path)
-            except FileNotFoundError:
-                continue
+                self._lock = lock_folder(self.path)
             except OSError:  # a file system without locks is never swept
                 return
 
@@ -56,13 +58,16 @@ class ScratchFolder:
             self._lock = None
 
 
-def sweep(prefix: str, parent: Path | None = None) -> None:
-    """Remove what killed agents of this user left behind."""
+def sweep(prefix: str, parent: Path | None = None, unused_s: float = 0.0) -> None:
+    """Remove what killed agents of this user left behind, if nothing has changed in it for so long (seconds)."""
     for path in (parent or Path(tempfile.gettempdir())).glob(f"{marked_prefix(prefix)}*"):
         with contextlib.suppress(OSError):
             if path.lstat().st_uid != os.geteuid():
                 continue
-            if (lock := _locked(path)) is not None:
+            inside = (path, *path.glob("*"), *path.glob("*/*")) if unused_s else ()
+            if time.time() < max((os.lstat(each).st_mtime for each in inside), default=0.0) + unused_s:
+                continue
+            if (lock := lock_folder(path)) is not None:
                 shutil.rmtree(path, ignore_errors=True)
                 os.close(lock)
 

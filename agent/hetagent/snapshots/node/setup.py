@@ -5,10 +5,11 @@ from pathlib import Path
 
 from hetagent.context import AgentContext
 from hetagent.errors import UsageError
+from hetagent.node import scratch
 from hetagent.options.model import SHM, SnapshotOptions
 from hetagent.session.connection import ServerConnection
 from hetagent.snapshots.node.files import MOST_WHY
-from hetagent.snapshots.node.folder import NodeFolder, sweep
+from hetagent.snapshots.node.folder import OLD_S, PREFIX, NodeFolder
 from hetagent.snapshots.node.hook import SnapshotHook
 from hetrdzv.protocol.snapshots import Holdings
 
@@ -40,7 +41,7 @@ def _made(context: AgentContext, options: SnapshotOptions, line: ServerConnectio
             folder = NodeFolder(parent, "standalone", identity.node_id, [str(options.to)], wait_s=0.0)
     if folder is None:
         folder = NodeFolder(parent, identity.group, identity.node_id, context.access.servers, context.tell)
-    sweep(parent)
+    scratch.sweep(PREFIX, parent, OLD_S)
     try:
         return SnapshotHook(context, options, line, folder)
     except BaseException:

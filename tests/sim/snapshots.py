@@ -14,7 +14,7 @@ from hetagent.snapshots.folder import SnapshotId as Taken
 from hetagent.snapshots.node.reporter import SnapshotReporter
 from hetrdzv.core.model import Group, Node, Round
 from hetrdzv.core.snapshots import complete
-from hetrdzv.core.snapshots.complete import began_from, group_snapshots, has_copies, stamp_of, stamp_on_disk
+from hetrdzv.core.snapshots.complete import group_snapshots, has_copies, stamp_of, stamp_on_disk
 from hetrdzv.protocol.directive import Directive, Start
 from hetrdzv.protocol.routes import Routes
 from hetrdzv.protocol.snapshots import (
@@ -360,7 +360,7 @@ class SafeOutlivesANode:
             self._judge(new, current)
         if new.active_round is None or new.snapshots is None:
             return
-        began = began_from(new.active_round, new.snapshots.origin)
+        began = _began_from(new.active_round, new.snapshots.origin)
         safe = next(
             (
                 one
@@ -381,7 +381,7 @@ class SafeOutlivesANode:
     def _judge(self, group: Group, current: Round) -> None:
         assert self._safe is not None
         kept = group.snapshots
-        chosen = began_from(current, kept.origin) if kept is not None else None
+        chosen = _began_from(current, kept.origin) if kept is not None else None
         refused = {
             stamp for node in group.nodes.values() if node.snapshots for stamp in node.snapshots.refused
         }
@@ -405,6 +405,14 @@ class SafeOutlivesANode:
             safe = self._safe.step, self._safe.round
             what = f"round {current.number} begins from {began}, though {safe} was safe; gone: {gone}"
             self._checks.violate("what is safe outlives a node", what)
+
+
+def _began_from(current: Round, origin: str) -> SnapshotId | None:
+    """Which snapshot a round of a job begins from; None: from none."""
+    chosen = current.snapshot
+    if chosen is None:
+        return None
+    return stamp_on_disk(chosen, origin) if chosen.on_disk else stamp_of(chosen)
 
 
 def _key(node: Node) -> str:

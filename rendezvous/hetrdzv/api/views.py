@@ -16,7 +16,7 @@ from hetrdzv.core.memo import cached
 from hetrdzv.core.model import OFFERED, Group, Node, Round
 from hetrdzv.core.snapshots import is_undone, next_snapshot, on_disk, safe_snapshot
 from hetrdzv.core.snapshots import snapshot_warnings as snapshot_warnings
-from hetrdzv.core.snapshots.complete import GroupSnapshot, began_from, group_snapshots
+from hetrdzv.core.snapshots.complete import GroupSnapshot, group_snapshots
 from hetrdzv.core.why import why, why_ended, why_left_out
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import Directive, OutputQuery
@@ -279,13 +279,9 @@ def _safe(group: Group) -> SafeShown | None:
     """What of a job's work is safe; None: no node holds snapshots."""
     if group.snapshots is None:
         return None
-    newest, current, disk = safe_snapshot(group), group.round, on_disk(group)
-    began = current.snapshot if current is not None else None
+    newest, disk = safe_snapshot(group), on_disk(group)
     return SafeShown(
         safe=newest.stamp if newest is not None else None,
         nodes=_holders(newest) if newest is not None else Nodes(),
         on_disk=disk.stamp if disk is not None else None,
-        began=began_from(current, group.snapshots.origin) if current is not None else None,
-        lost=began.lost if began is not None else 0,
-        newer=began.newer if began is not None else "",
     )

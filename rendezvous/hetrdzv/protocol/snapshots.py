@@ -164,7 +164,6 @@ class StartSnapshot:
 
     Attributes:
         lost: how many steps of the round before are lost with that; None: nobody who is here knows.
-        newer: what that round has left of these steps, in a clause; empty: nothing.
         sources: who has it. A member is told those that it needs, itself first: of what all ranks have alike a few, and
             of ranks' own parts all if the snapshot is sharded, else those of its own ranks.
         on_disk, origin: each member reads it in the directory of `--snapshot-to`, as that job wrote it.
@@ -175,7 +174,6 @@ class StartSnapshot:
     world_size: int
     sharded: bool = False
     lost: int | None = None
-    newer: str = ""
     sources: tuple[Source, ...] = ()
     on_disk: bool = False
     origin: str = ""
@@ -241,15 +239,11 @@ class SafeShown:
         safe: the snapshot from which a round would begin even without any one of the nodes, and `nodes` have it; where
             there is one node, from which it would begin now.
         on_disk: the newest one on disk.
-        began, lost, newer: the one that the newest round began from, and at what cost, see `StartSnapshot`.
     """
 
     safe: SnapshotId | None = None
     nodes: Nodes = NOBODY
     on_disk: SnapshotId | None = None
-    began: SnapshotId | None = None
-    lost: int | None = None
-    newer: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,7 +61,7 @@ def choose_start(context: StepContext, before: Group) -> str:
     newer = newer_than(taken.stamp.step if taken is not None else 0, all_found) if lost != 0 else ""
     holders = [node.node_id for node, _ in taken.holders] if taken is not None else []
     if taken is not None:
-        snapshot = chosen_from(taken, (node.node_id for node in members), lost, newer)
+        snapshot = chosen_from(taken, (node.node_id for node in members), lost)
         context.change(round=replace(current, snapshot=snapshot))
     if taken is not None or lost != 0:
         stamp, on_disk = (taken.stamp, taken.on_disk is not None) if taken is not None else (None, False)

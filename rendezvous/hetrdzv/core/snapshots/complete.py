@@ -6,7 +6,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 from hetrdzv.core.memo import cached
-from hetrdzv.core.model import Group, Node, Round
+from hetrdzv.core.model import Group, Node
 from hetrdzv.protocol.snapshots import DiskSnapshot, HeldSnapshot, SnapshotId, StartSnapshot
 from hetrdzv.protocol.states import NodePhase
 from hetrdzv.protocol.texts.phrasing import singular_or_plural
@@ -141,14 +141,6 @@ def stamp_of(held: HeldSnapshot | StartSnapshot) -> SnapshotId:
 def stamp_on_disk(one: DiskSnapshot | StartSnapshot, origin: str) -> SnapshotId:
     """Which snapshot on disk it is, for a job."""
     return SnapshotId(round=one.round, step=one.step, origin=one.origin if one.origin != origin else None)
-
-
-def began_from(current: Round, origin: str) -> SnapshotId | None:
-    """Which snapshot a round of a job begins from; None: from none."""
-    chosen = current.snapshot
-    if chosen is None:
-        return None
-    return stamp_on_disk(chosen, origin) if chosen.on_disk else stamp_of(chosen)
 
 
 def _lack(world_size: int, sharded: bool, holders: Sequence[tuple[Node, HeldSnapshot]]) -> str:

@@ -15,7 +15,7 @@ MOST_WHOLE = 8
 """How many sources of what all ranks have alike a member is told, besides itself."""
 
 
-def chosen_from(found: GroupSnapshot, members: Iterable[str], lost: int | None, newer: str) -> StartSnapshot:
+def chosen_from(found: GroupSnapshot, members: Iterable[str], lost: int | None) -> StartSnapshot:
     """A snapshot as a round keeps it: first who has all that its ranks have alike, and of those its members."""
     inside = frozenset(members)
     holders = sorted(found.holders, key=lambda holder: (not holder[1].whole, holder[0].node_id not in inside))
@@ -25,7 +25,6 @@ def chosen_from(found: GroupSnapshot, members: Iterable[str], lost: int | None, 
         world_size=found.world_size,
         sharded=found.sharded,
         lost=lost,
-        newer=newer,
         sources=tuple(
             Source(
                 node_id=node.node_id,

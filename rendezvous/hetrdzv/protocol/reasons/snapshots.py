@@ -1,4 +1,4 @@
-"""Snapshots: which step is safe, what is missing of one, and what was lost."""
+"""Snapshots: which step is safe, and what was lost."""
 
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode, reason
 from hetrdzv.protocol.snapshots import SafeShown, SnapshotId
@@ -12,33 +12,13 @@ def _step(stamp: SnapshotId, of_round: str = "") -> str:
 
 
 def safe_text(value: SafeShown | None) -> str:
-    """Which step is safe, where, and what was lost before: `step 120 is safe (gpu1, gpu2); 4 steps were lost ...`.
-
-    Empty where no step ever was, as in all jobs that keep no snapshots.
-    """
-    if value is None:
+    """Which step is safe, and where: `step 120 is safe (gpu1, gpu2; step 100 on disk)`; empty: none is."""
+    if value is None or value.safe is None:
         return ""
-    now = f"{_step(value.safe)} is safe ({_where(value)})" if value.safe is not None else ""
-    if value.began is None:
-        return now
-    began = f"the newest round began from {_step(value.began)}"
-    cost = lost_text(value.lost, value.newer)
-    now = (
-        now or "no node that is here has a step (what was written to --snapshot-to is found by the next ones)"
-    )
-    return f"{now}; {began}" + (f", {cost}" if _is_said(value.began, value.lost) else "")
-
-
-def _is_said(stamp: SnapshotId, lost: int | None) -> bool:
-    """Whether it is said what is lost: that nothing is says nothing about the job that has written it."""
-    return stamp.origin is None or lost != 0
-
-
-def _where(value: SafeShown) -> str:
-    """Where what is safe is: `gpu1, gpu2; step 100 on disk`."""
-    if value.on_disk is None:
-        return str(value.nodes)
-    return f"{value.nodes}; {_step(value.on_disk)} on disk" if value.nodes else "on disk"
+    where = [str(value.nodes)] if value.nodes else []
+    if value.on_disk is not None:
+        where.append(f"{_step(value.on_disk)} on disk" if value.nodes else "on disk")
+    return f"{_step(value.safe)} is safe ({'; '.join(where)})"
 
 
 def lost_text(steps: int | None, newer: str = "") -> str:
@@ -80,7 +60,8 @@ def began_from_snapshot(
         text = f"round {number} begins from nothing: {cost}"
     else:
         whose = "is on disk" if on_disk else have(nodes)
-        said = f": {cost}" if _is_said(stamp, steps_lost) else ""
+        # that nothing is lost says nothing about another job, which has written it
+        said = f": {cost}" if stamp.origin is None or steps_lost != 0 else ""
         text = f"round {number} begins from the snapshot of {_which(stamp)}, which {whose}{said}"
     step = stamp.step if stamp is not None else None
     return reason(

@@ -11,5 +11,5 @@ COMMON: dict[str, Any] = {"deadline": None, "suppress_health_check": list(Health
 
 
 def examples(number: int) -> settings:
-    """Settings of a test that makes so many examples, or twenty times as many."""
-    return settings(max_examples=20 * number if BIG else number, derandomize=not BIG, **COMMON)
+    """Settings of a test that makes so many examples, or forty times as many."""
+    return settings(max_examples=40 * number if BIG else number, derandomize=not BIG, **COMMON)

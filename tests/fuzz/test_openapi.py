@@ -140,7 +140,7 @@ def check_valid(case: Case, response: httpx.Response) -> None:
 
 @pytest.mark.parametrize("label", OPERATIONS)
 @given(data=st.data())
-@examples(10)
+@examples(5)
 def test_a_valid_request_is_answered_as_documented(
     server: VirtualServer, label: str, data: st.DataObject
 ) -> None:
@@ -151,7 +151,7 @@ def test_a_valid_request_is_answered_as_documented(
 
 @pytest.mark.parametrize("label", WITH_INPUT)
 @given(data=st.data())
-@examples(10)
+@examples(5)
 def test_an_invalid_request_is_refused_as_documented(
     server: VirtualServer, label: str, data: st.DataObject
 ) -> None:
@@ -184,7 +184,7 @@ BEGINNINGS = st.sampled_from(["nothing", "waiting", "starting", "running", "ende
 
 
 @given(data=st.data(), how=BEGINNINGS)
-@examples(40)
+@examples(20)
 def test_whatever_came_before_answers_are_as_documented(
     server: VirtualServer, data: st.DataObject, how: str
 ) -> None:

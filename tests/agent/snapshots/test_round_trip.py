@@ -246,7 +246,7 @@ exec(sys.argv[2].replace("due", ""))
 """
 
 
-@pytest.mark.parametrize("ends", ["due", "raise SystemExit", "1 / 0"])
+@pytest.mark.parametrize("ends", ["due", "1 / 0"])
 def test_without_an_agent_the_last_step_is_saved_when_the_script_ends(tmp_path: Path, ends: str) -> None:
     """Also if a snapshot of it is under way."""
     words = [sys.executable, "-c", SCRIPT, str(tmp_path), ends]

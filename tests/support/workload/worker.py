@@ -12,6 +12,7 @@ takes to import: for tests that are not about torch.
 """
 
 import argparse
+import ctypes
 import json
 import os
 import signal
@@ -27,7 +28,7 @@ from worklog import CHECKPOINT, LOG, STOP, StepCounter  # noqa: E402
 ACTS = ("raise", "ignore-term", "grandchild", "loader", "load", "deadlock", "checkpoint")
 """What a worker can be told to do, mostly at step 3: see `handle_sigterm` and `act`. `deadlock` takes the last two."""
 
-NEED_TORCH = ("loader", "load", "deadlock")
+NEED_TORCH = ("loader", "load")
 
 PAUSE_S = 0.025
 """Rest after a step (seconds); at 0.005, three workers took half a core away from the programs under test."""
@@ -50,10 +51,6 @@ class Gloo:
         tensor = self._torch.tensor(values)
         self._dist.all_reduce(tensor)
         return [float(value) for value in tensor]
-
-    def recv(self, source: int) -> None:
-        """Wait for a message from another rank."""
-        self._dist.recv(self._torch.zeros(1), src=source)
 
     def compute(self, multiplications: int) -> None:
         """Keep a core busy."""
@@ -138,7 +135,7 @@ def main() -> None:
             break
         if acts and step == 3 and what == "deadlock":
             (args.into / f"deadlocked.{os.getpid()}").touch()
-            gloo.recv(2 * world - 3 - rank)
+            wait_in_c()
         elif acts and step == 3:
             act(what, args.into)
         if args.compute:
@@ -160,6 +157,13 @@ def ready_to_stop() -> None:
     """Say that this worker may be stopped."""
     with open(os.environ["HET_NOTICE_FILE"] + ".ready", "a") as file:
         file.write(f"{os.getpid()}\n")
+
+
+def wait_in_c() -> None:
+    """Wait for ever where no handler of a signal runs, as in a collective."""
+    libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+    for _ in range(2):
+        libc.pthread_mutex_lock(mutex)
 
 
 def handle_sigterm(what: str, acts: bool, into: Path) -> None:

@@ -210,14 +210,15 @@ class Etcd:
         try:
             reply = response.json()
             error = reply.get("error")
+            if response.is_success and error is None and {"header", "result"}.isdisjoint(reply):
+                raise ValueError
         except (ValueError, AttributeError):
-            hint = "" if self.access.tls else " or does it ask for TLS (--etcd-ca-cert)?"
+            hint = "" if self.access.tls else ", does it ask for TLS (--etcd-ca-cert)"
             raise _MemberAway(
-                f"no answer of etcd's (HTTP {response.status_code}): is its gateway on?{hint}"
+                f"no answer of etcd's (HTTP {response.status_code}): "
+                f"is its gateway on{hint}, or does another program listen there?"
             ) from None
         if response.is_success and error is None:
-            if {"header", "result"}.isdisjoint(reply):
-                raise _MemberAway("no answer of etcd's: does another program listen there?")
             return reply
         problem = error if isinstance(error, dict) else reply
         text = str(problem.get("message") or error)

@@ -18,7 +18,6 @@ from hetrdzv.storage.etcd.client import (
     EtcdUnavailable,
     KeyValue,
     compare_create_revision,
-    get,
     put,
 )
 
@@ -93,36 +92,22 @@ class Term:
 async def who_leads(etcd: Etcd, within_s: float = CALL_S) -> str | None:
     """Where the present leader answers, or None if there is none."""
     pair = await etcd.get(etcd.key("leader"), within_s=within_s)
-    if pair is None:
-        return None
-    url = pair.value.decode(errors="replace")
-    if not (url.isascii() and url.isprintable() and url.startswith(("http://", "https://"))):
-        raise StorageError(
-            f"the key {pair.key.decode(errors='replace')} on etcd does not belong to hetserver: "
-            f"name another prefix with --store"
-        )
-    return url
+    return pair.value.decode("latin-1") if pair is not None else None
 
 
 async def campaign(etcd: Etcd, url: str, lease_s: int = LEASE_S) -> Term | None:
-    """Try to become the leader; None if somebody else is."""
+    """Try to become the leader; None if somebody else is, or the answer to an attempt was lost.
+
+    What an attempt without an answer has made ends with its lease.
+    """
     key, began = etcd.key("leader"), boottime_s()
     lease, ttl_s = await etcd.grant(lease_s, within_s=CALL_S)
-    try:
-        write = [put(key, url.encode(), lease)]
-        reply = await etcd.txn([compare_create_revision(key, 0)], write, [get(key)], within_s=CALL_S)
-    except BaseException:
-        with suppress(StorageError):
-            await etcd.revoke(lease, within_s=CALL_S / 4)
-        raise
-    revision = reply.revision
+    write = [put(key, url.encode(), lease)]
+    reply = await etcd.txn([compare_create_revision(key, 0)], write, within_s=CALL_S)
     if not reply.succeeded:
-        (pair,) = reply.found
-        if pair is None or pair.lease != lease:
-            await etcd.revoke(lease, within_s=CALL_S)
-            return None
-        revision = pair.create_revision  # an earlier attempt that got no answer had made it
-    return Term(key, revision, lease, ttl_s, began)
+        await etcd.revoke(lease, within_s=CALL_S)
+        return None
+    return Term(key, reply.revision, lease, ttl_s, began)
 
 
 async def renew_until_over(etcd: Etcd, term: Term, complain: Callable[[str], None]) -> str:

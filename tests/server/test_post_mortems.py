@@ -54,7 +54,6 @@ def test_what_is_replaced_is_gone_and_of_an_earlier_round_others_words_stay(kept
     logs = kept.of("g", About.LOGS, 1)
     assert logs is not None
     assert [logs.by_rank[rank].text for rank in range(4)] == ["newer 9", "two", "three", "late"]
-    add(kept, running(number=2), "not a member", node="b")
     assert kept.rounds("g", About.LOGS) == {1}
     assert logs.size == len("newer 9" + "two" + "three" + "late") + 9 + 4 * ENTRY
 

@@ -255,7 +255,7 @@ async def test_logs_are_asked_for_as_stacks_are_and_keep_their_end() -> None:
 async def test_logs_of_a_job_that_is_over_are_those_that_its_agents_sent_as_they_left() -> None:
     async with serving() as (service, _), api(service) as client:
         await two_nodes(service)
-        logs = [{"rank": 0, "text": "loss 3", "stderr": "boom"}, {"rank": 1, "text": "of another node"}]
+        logs = [{"rank": 0, "text": "loss 3", "stderr": "boom"}, {"rank": 9, "text": "beyond the world"}]
         for number, incarnation, status in ((1, "1", 204), (1, "2", 409), (7, "1", 204)):
             body = {"incarnation": incarnation, "number": number, "stacks": logs if number == 1 else []}
             sent = await client.post(f"{GROUP}/nodes/a/logs", json=body)

@@ -67,16 +67,6 @@ async def test_a_turn_that_led_to_what_cannot_be_kept_is_refused_in_its_group_al
         await loads_again(store)
 
 
-async def test_a_record_that_cannot_be_written_stops_nobody_else() -> None:
-    async with serving() as (service, store):
-        bad = replace(join("a"), labels={"rack": "\ud800"})  # half a surrogate pair is no UTF-8
-        tried = await asyncio.gather(
-            service.execute("g", bad), service.execute("h", join("b")), return_exceptions=True
-        )
-        assert [type(result) for result in tried] == [ServerFault, Group]
-        await loads_again(store)
-
-
 async def test_a_group_that_cannot_go_on_is_set_aside_and_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving() as (service, store):
         await two_nodes(service)

@@ -1,7 +1,6 @@
 """The service, on a store that fails and blocks on demand."""
 
 import asyncio
-import gc
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -11,7 +10,6 @@ import pytest
 
 from hetrdzv.core.commands import Cancel, Disconnect, Drain, Put, Renew, Restart, Tick
 from hetrdzv.protocol.errors import (
-    HetError,
     ServerStopping,
     SpecConflict,
     StaleRound,
@@ -268,26 +266,6 @@ async def test_a_refusal_waits_for_the_state_that_it_speaks_of() -> None:
         assert current_directive(service, "g", "a", "1")[1].kind == "stop"
 
 
-async def test_a_renewal_during_a_commit_is_not_lost() -> None:
-    clock = HandClock()
-    async with serving(clock=clock) as (service, store):
-        await two_nodes(service)
-        store.permits = asyncio.Semaphore(0)
-        first = begun(service.execute("g", Drain("b")))
-        await settled()
-        second = [begun(service.execute("g", Drain("b"))), begun(service.execute("h", join("x")))]
-        await settled()
-        store.permits.release()  # the second batch is in flight now, and changes nothing of g
-        await first
-        await settled()
-        clock.pass_by(service, 2.0)
-        renewing = begun(service.execute("g", Renew("a", "1")))
-        await settled()
-        store.permits.release()
-        await asyncio.gather(*second, renewing)
-        assert heard_at(service, "a") == pytest.approx(service.now())
-
-
 async def test_a_renewal_is_neither_committed_nor_does_it_wake_anybody() -> None:
     async with serving() as (service, store):
         await two_nodes(service)
@@ -535,20 +513,3 @@ async def test_a_tick_that_fails_is_tried_again_though_nothing_else_is_due(
             while not service.group("g").nodes["a"].gone:  # noqa: ASYNC110 - nobody tells
                 await asyncio.sleep(0.05)
         assert not failures
-
-
-async def test_no_error_of_a_commit_is_left_unheard() -> None:
-    """A request that was given up meanwhile leaves no exception that nobody retrieves."""
-    async with serving() as (service, store):
-        store.open.clear()
-        store.failures.append(StorageError("no"))
-        joining = begun(service.execute("g", join("a")))
-        await settled()
-        joining.cancel()
-        await settled()
-        store.open.set()
-        await settled()
-        with pytest.raises(HetError):
-            service.group("g")
-        del joining
-        gc.collect()

@@ -1,9 +1,7 @@
 """Programs of different versions: what each side ignores and refuses."""
 
-import pytest
-
 from tests.server.api.test_requests import JOIN, NODE, problem
-from tests.support.served import api, serving, two_nodes
+from tests.support.served import api, serving
 
 
 async def test_what_a_newer_agent_adds_is_ignored() -> None:
@@ -16,11 +14,3 @@ async def test_what_a_newer_agent_adds_is_ignored() -> None:
         report = {"incarnation": "i", "round": 1, "kind": "failed", "failure": failure}
         reply = await client.post(f"{NODE}/report", json=report)
         assert problem(reply, 409, "stale_round"), "it was understood"
-
-
-@pytest.mark.parametrize("path", ["/v1/groups/g", "/v1/groups/g/plan"])
-async def test_a_typo_of_a_person_is_refused(path: str) -> None:
-    async with serving() as (service, _), api(service) as client:
-        await two_nodes(service)
-        reply = await client.request("POST" if path.endswith("plan") else "PUT", path, json={"size": "XL"})
-        assert "there is no such field" in problem(reply, 422, "invalid_request", "size")

@@ -33,7 +33,6 @@ class FaultyStore(MemoryStore):
         self.load_failures: list[Exception] = []
         self.open = asyncio.Event()
         self.open.set()
-        self.permits: asyncio.Semaphore | None = None
         self.commits: list[Batch] = []
 
     async def load(self) -> Snapshot:
@@ -43,8 +42,6 @@ class FaultyStore(MemoryStore):
 
     async def commit(self, batch: Batch) -> None:
         await self.open.wait()
-        if self.permits is not None:
-            await self.permits.acquire()
         failures, self.failures = self.failures[:1], self.failures[1:]
         if self.is_written or not failures:
             self.commits.append(batch)
@@ -97,7 +94,6 @@ async def serving(
             yield service, store
         finally:
             store.open.set()
-            store.permits = None
             await service.close()
 
 

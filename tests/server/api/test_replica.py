@@ -109,16 +109,6 @@ async def test_while_nobody_answers_it_says_when_to_ask_again(error: HetError) -
         assert (await client.get("/healthz")).status_code == 200
 
 
-async def test_health_says_who_leads() -> None:
-    async with replica() as (fake, client, _):
-        fake.error = NotLeader(f"ask {LEADER}", LEADER)
-        ready = (await client.get("/readyz")).json()
-        assert (ready["role"], ready["leader"]) == ("follower", LEADER)
-    async with serving() as (service, _), api(service) as client:
-        ready = (await client.get("/readyz")).json()
-        assert (ready["role"], ready["leader"]) == ("single", None)
-
-
 async def test_a_server_that_cannot_store_is_degraded_and_goes_on_answering() -> None:
     """With a 503 it would be taken out of its Kubernetes Service, and its polls with it."""
     async with serving() as (service, store), api(service) as client:

@@ -8,11 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
-from hetrdzv import __version__
 from hetrdzv.api import middleware
 from hetrdzv.api.app import create_app
 from hetrdzv.protocol.bounds import MAX_BODY_BYTES
-from hetrdzv.protocol.errors import StorageError
 from tests.support.served import api, serving, two_nodes
 
 JOIN = {"incarnation": "i", "slots": 1, "address": "10.0.0.1", "port": 4000}
@@ -274,26 +272,6 @@ async def test_a_bug_is_a_problem_too_and_says_nothing_of_itself(
         detail = problem(await client.get("/v1/groups"), 500, "error")
         assert detail == "the server failed on this request; its log says more"
         assert "ZeroDivisionError" in caplog.text
-
-
-async def test_what_cannot_be_stored_may_be_asked_again() -> None:
-    async with serving() as (service, store), api(service) as client:
-        store.failures.append(StorageError("the disk is full"))
-        reply = await client.put(NODE, json=JOIN)
-        assert problem(reply, 503, "storage") == "the disk is full"
-        assert reply.headers["retry-after"] == "1"
-
-
-async def test_a_server_that_stops_says_so() -> None:
-    async with serving() as (service, _), api(service) as client:
-        service.begin_stop()
-        for path in ("/readyz", "/v1/groups/g/nodes/n/directive?incarnation=i"):
-            problem(await client.get(path), 503, "server_stopping")
-        assert (await client.get("/healthz")).json() == {
-            "status": "ok",
-            "service": "hetserver",
-            "version": __version__,
-        }
 
 
 # -- the documentation -------------------------------------------------------------------------------------

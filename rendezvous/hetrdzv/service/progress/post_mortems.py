@@ -52,20 +52,16 @@ class PostMortems:
     def add_logs(self, group: Group, node_id: str, number: int, logs: Iterable[Stack]) -> None:
         """What a node says that its workers wrote in a round, which may be over by now.
 
-        Who had which rank is known of the newest round only. Of one before it, what another node has said stays.
+        What another node has said of a rank stays.
         """
         newest = group.round
         if newest is None or not newest.number - EARLIER < number <= newest.number:
             return
         kept = self.of(group.group_id, About.LOGS, number)
         kept = kept or PostMortem(number, newest.world_size, self._wall())
-        member = newest.member(node_id)
-        own = member.ranks if member is not None else range(0)
         for log in logs:
             before = kept.by_rank.get(log.rank)
-            if (number == newest.number and log.rank not in own) or log.rank >= kept.world_size:
-                continue
-            if before is None or before.node_id == node_id or number == newest.number:
+            if log.rank < kept.world_size and (before is None or before.node_id == node_id):
                 end = log.shortened(About.LOGS, max_kept_characters(kept.world_size))
                 kept.size += end.size - before.size if before is not None else end.size + ENTRY
                 kept.by_rank[log.rank] = replace(end, node_id=node_id)

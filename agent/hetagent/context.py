@@ -42,8 +42,4 @@ class AgentContext:
 
     def hold_script_port(self) -> socket.socket:
         """The same for a port that may be free for some seconds before the script opens it."""
-        return network.hold_port(
-            self.address.address,
-            self.options.port_range,
-            chosen_by_kernel=not self.launch.releases_script_port,
-        )
+        return network.hold_port(self.address.address, self.options.port_range or network.SCRIPT_PORTS)

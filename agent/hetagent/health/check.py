@@ -150,7 +150,7 @@ def check_ports(offered: str, port_range: tuple[int, int] | None, count: int) ->
 async def _check_network(options: Options, token: str | None, tls: ClientTls) -> list[Finding]:
     findings = list(await asyncio.gather(*(_check_server(url, tls) for url in options.servers)))
     try:
-        place = network.AdvertisedAddress(options.local_addr, options.interface, options.servers)
+        place = network.find_address(options.local_addr, options.interface, options.servers)
     except network.NetworkError as error:
         findings.append(Finding("address", Grade.WRONG, str(error)))
     else:

@@ -89,7 +89,6 @@ class Launch:
         wants_daemon: the master of a round may have this node run its launcher's daemon (`start.daemon`).
         uses_process_groups: scripts work together in torch's process groups, so that one without any does nothing yet.
         workers_join_store: scripts find each other in the round's store (`init_process_group` with env://).
-        releases_script_port: the script's port is nobody's from `begin` until the script opens it.
         watches_child_processes: whether the death of a process that the first one has started counts as a failure.
     """
 
@@ -98,7 +97,6 @@ class Launch:
     wants_daemon = False
     uses_process_groups = False
     workers_join_store = False
-    releases_script_port = False
     watches_child_processes = False
 
     def __init__(self, command: WorkerCommand | None, setup: LaunchOptions = PLAIN) -> None:

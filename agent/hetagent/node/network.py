@@ -7,12 +7,12 @@ import re
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 import psutil
 
 from hetagent.node.console import WarnOnce
-from hetrdzv.protocol.texts.ids import is_loopback
 
 CONNECT_TIMEOUT_S = 2.0
 """How long to try to connect to one address of a server (seconds)."""
@@ -23,8 +23,8 @@ RESOLVE_PAUSE_S = 1.0
 DEFAULT_PORTS = {"http": 80, "https": 443}
 MAX_PORT = 65_535
 
-TRIES = 50
-"""How many ports are tried before the kernel chooses one."""
+SCRIPT_PORTS = (20_000, 29_999)
+"""Where a script's own port is held: the kernel gives none of these to others once it is free."""
 
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 WILDCARDS = {socket.AF_INET: "0.0.0.0", socket.AF_INET6: "::"}
@@ -42,54 +42,51 @@ class ResolverUnavailable(NetworkError):
 # -- addresses -----------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
 class AdvertisedAddress:
-    """The address that this node offers, and its interface.
+    """The address that this node offers.
 
     Attributes:
-        interface: None where no interface of this node has the address (NAT), or it is a name.
+        interface: the one that has it; None where none of this node has (NAT), or it is a name.
+        is_chosen: whether a person chose it.
     """
 
-    def __init__(self, local_addr: str | None, interface: str | None, servers: Sequence[str]) -> None:
-        self._is_chosen = local_addr is not None or interface is not None
-        if interface is not None:
-            self.address: str = address_of(interface)
-            self.interface: str | None = interface
-        else:
-            self.address = local_addr or local_address_towards_any(servers)
-            self.interface = interface_of(self.address)
+    address: str
+    interface: str | None
+    is_chosen: bool
 
     def socket_env(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Variables that bind gloo and NCCL to the interface of the offered address where that is needed.
+        """Variables that bind gloo, and NCCL if a person chose it, to the interface of the offered address.
 
-        Both are bound to an interface that was chosen. Otherwise NCCL picks its own, perhaps several, as under
-        torchrun, and gloo is bound only where the host name would give it an address that peers cannot use.
+        Else gloo takes that of the host name, which peers often cannot use; NCCL picks its own, perhaps several.
         """
         if self.interface is None:
             return {}
         wanted = {"GLOO_SOCKET_IFNAME": self.interface}
         if (
-            self._is_chosen
+            self.is_chosen
         ):  # NCCL takes a bare name for a prefix (`eth1` would mean `eth10` as well), hence the `=`
             wanted["NCCL_SOCKET_IFNAME"] = f"={self.interface}"
-        missing = {name: value for name, value in wanted.items() if not environ.get(name)}
-        if self._is_chosen or not missing:
-            return missing
-        own = _gloos_choice()
-        return missing if own is None or (is_loopback(own) and not is_loopback(self.address)) else {}
+        return {name: value for name, value in wanted.items() if not environ.get(name)}
 
 
 def find_address(
     local_addr: str | None,
     interface: str | None,
     servers: Sequence[str],
-    timeout_s: float,
-    log: Callable[[str], None],
+    timeout_s: float = 0.0,
+    log: Callable[[str], None] = lambda text: None,
 ) -> AdvertisedAddress:
     """The address to offer; waits until names can be looked up, for a container may start before its network."""
+    if interface is not None:
+        return AdvertisedAddress(address_of(interface), interface, is_chosen=True)
+    if local_addr is not None:
+        return AdvertisedAddress(local_addr, interface_of(local_addr), is_chosen=True)
     until, log_once = time.monotonic() + timeout_s, WarnOnce(log)
     while True:
         try:
-            return AdvertisedAddress(local_addr, interface, servers)
+            address = local_address_towards_any(servers)
+            return AdvertisedAddress(address, interface_of(address), is_chosen=False)
         except ResolverUnavailable as error:
             if time.monotonic() >= until:
                 raise
@@ -157,16 +154,6 @@ def address_of(interface: str) -> str:
     raise NetworkError(f"interface '{interface}' {problem}: choose one of {known or 'none'}")
 
 
-def _gloos_choice() -> str | None:
-    """The address that gloo takes: the first of the host name that can be bound (torch's ProcessGroupGloo.cpp)."""
-    try:
-        addresses = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):
-        return None
-    hosts = ((family, str(sockaddr[0])) for family, *_, sockaddr in addresses)
-    return next((host for family, host in hosts if _can_bind(family, host)), None)
-
-
 def host_port(address: str, port: int) -> str:
     """`address:port` as in a URL, an IPv6 address in brackets."""
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
@@ -186,19 +173,16 @@ def parse_port_range(text: str) -> tuple[int, int]:
     return first, last
 
 
-def hold_port(
-    address: str, port_range: tuple[int, int] | None, *, chosen_by_kernel: bool = True
-) -> socket.socket:
+def hold_port(address: str, port_range: tuple[int, int] | None) -> socket.socket:
     """Bind a free port, and keep it until the socket is closed or passed on.
 
     The socket is bound to the address if it is this node's, otherwise (NAT, a name that only others resolve) to the
     wildcard address. A range is tried in random order, so that nodes on one host do not race. It listens, so that peers
     can try the port, and has SO_REUSEADDR: else the connections of earlier rounds, which the kernel remembers for a
-    minute, would use up a small range. Without `chosen_by_kernel` it is no port that the kernel gives to others as soon
-    as it is free.
+    minute, would use up a small range.
     """
     if port_range is None:
-        ports = [*([] if chosen_by_kernel else _unassigned()), 0]
+        ports = [0]
     else:
         ports = list(range(port_range[0], port_range[1] + 1))
         random.shuffle(ports)
@@ -224,17 +208,6 @@ def hold_port(
         f"no free port in {port_range[0]}-{port_range[1]} on {host} ({why}): "
         "widen --port-range, or stop the programs that use them"
     )
-
-
-def _unassigned() -> Sequence[int]:
-    """Some ports below those that the kernel gives out."""
-    try:
-        with open("/proc/sys/net/ipv4/ip_local_port_range") as file:
-            first = int(file.read().split()[0])
-    except (OSError, ValueError):  # not to be seen in this sandbox: Linux's default
-        first = 32_768
-    free = range(20_000, max(20_000, first))
-    return random.sample(free, min(TRIES, len(free)))
 
 
 def _bindable(address: str) -> tuple[socket.AddressFamily, str]:

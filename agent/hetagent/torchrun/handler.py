@@ -7,7 +7,6 @@ has stopped its workers. How they fared otherwise has to be inferred from what i
 import os
 import socket
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import cast
@@ -53,7 +52,6 @@ class TorchrunHandler(HetRendezvousHandler):
         self._conf = conf
         self._log = partial(log, conf.node_id)
         self._connection: Connection | None = None  # until this node has left
-        self._socket_env: Mapping[str, str] = {}  # what workers inherit of it
         self._closed: str | None = None  # why this handler takes no part any more
         self._succeeded = False  # this node's workers have
         self._round_store: RoundStore | None = None
@@ -162,6 +160,7 @@ class TorchrunHandler(HetRendezvousHandler):
         except network.NetworkError as error:
             raise RendezvousConnectionError(translate_flags(str(error))) from None
         self._connection = connection
+        os.environ.update(connection.place.socket_env(os.environ))
         connection.server.start()
         log(f"group '{conf.group}' at {', '.join(conf.access.servers)}: offering {connection.place.address}")
         return connection
@@ -179,10 +178,6 @@ class TorchrunHandler(HetRendezvousHandler):
     def _offered_port(self, connection: Connection) -> int:
         """Hold a port on this node's current address."""
         super().shutdown()  # peers may wait at a socket that was held for a round which did not come about
-        for name in self._socket_env:
-            os.environ.pop(name, None)  # it would count as the user's
-        self._socket_env = connection.place.socket_env(os.environ)
-        os.environ.update(self._socket_env)
         try:
             return self.offer()
         except network.NetworkError as error:

@@ -88,7 +88,7 @@ class LoudLine(ScriptedLine):
 
 def connect(handler: TorchrunHandler, line: ScriptedLine) -> Connection:
     """Connect a handler to a scripted line."""
-    place = AdvertisedAddress("127.0.0.1", None, ())
+    place = AdvertisedAddress("127.0.0.1", None, is_chosen=True)
     handler._connection = Connection(place, line, handler._log)  # type: ignore[arg-type]
     return handler._connection
 

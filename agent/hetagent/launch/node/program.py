@@ -59,7 +59,6 @@ class PerNode(Launch):
     """
 
     one_per_node = True
-    releases_script_port = True
     watches_child_processes = True
 
     def __init__(self, command: WorkerCommand | None, setup: LaunchOptions = PLAIN) -> None:

@@ -28,7 +28,6 @@ def test_equal_stacks_are_put_together_and_the_odd_one_comes_first() -> None:
             'Thread 0x7f:\n  File "/v/site-packages/torch/x.py", line 9 in wait\n  File "/a/train.py", line 7 in step',
             "train.py:7",
         ),
-        ("Thread 41 (idle)\n    load (/a/load.py:3)\n    <module> (/a/train.py:12)", "load.py:3"),
         ('  File "/usr/lib/python3.11/queue.py", line 171 in get', "queue.py:171"),
         ("it does not answer", ""),
     ],

@@ -39,9 +39,6 @@ NOT_OURS = "it is not a Python script that hetagent starts itself"
 
 NOT_YET = "somebody else has asked for stacks, which have not come yet"
 
-SUSPENDED_S = 2.0
-"""Whoever wakes up so much too late was suspended, perhaps together with the workers (seconds)."""
-
 
 class RoundWatch:
     """The workers of one round on this node.
@@ -165,18 +162,14 @@ class RoundWatch:
             stack.callback(self._stop.close)
             for probe in self._probes.values():
                 stack.callback(probe.close)
-            due_at = time.monotonic()
             goes_on = True
             while goes_on:
                 now = self._watched_at = time.monotonic()
                 for probe in self._probes.values():
-                    if now - due_at >= SUSPENDED_S:
-                        probe.on_suspended(now - due_at)
                     self._try(probe, partial(probe.probe, now))
                 # Not in step with the workers: a look every second at steps of a second would always see the same.
                 # Never later than TICK_S, for which the server makes allowance when it judges who has not gone on.
-                due_at = now + TICK_S * random.uniform(0.6, 1.0)
-                goes_on = self._listen(due_at)
+                goes_on = self._listen(now + TICK_S * random.uniform(0.6, 1.0))
 
     def _listen(self, until: float) -> bool:
         """Push news, and take in what workers answer, until it is time to look again; False when it is over."""

@@ -168,11 +168,6 @@ class WorkerTrack:
             self._moved(at, at)
         self.groups, self.looked_at = groups, at
 
-    def on_suspended(self, seconds: float) -> None:
-        """Nobody has looked for so long, since this process or the whole machine was suspended."""
-        self.changed_at += seconds
-        self._state_since += seconds
-
     def _changed(self, at: float, *, counts: bool) -> None:
         if counts:
             self._longest_s = max(self._longest_s, at - self.changed_at)

@@ -168,12 +168,6 @@ class WorkerProbe:
         waits = any(map(is_waiting, groups)) and (not self.cpu or processes.state(self.track.pid) == ASLEEP)
         self.track.on_collectives(counts, groups, now, since, waits=waits)
 
-    def on_suspended(self, seconds: float) -> None:
-        """See `WorkerTrack.on_suspended`."""
-        self.track.on_suspended(seconds)
-        if self.query is not None:
-            self.query.at += seconds
-
     def close(self) -> None:
         """Wait for no answer about collectives any more."""
         if self.query is not None:

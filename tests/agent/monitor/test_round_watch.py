@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from tests.support.cluster import wait_for
 
-from hetagent.monitor import stacks
 from hetagent.monitor.round_watch import RoundWatch
 from hetagent.node.network import hold_port
 from hetagent.progress import FILE
@@ -166,7 +165,7 @@ def test_who_is_behind_where_and_in_which_state(pair: Pair) -> None:
     begun = time.monotonic()
     shown = {one.rank: one for one in pair.watch.take_stacks(None, 1.0)}
     assert "in barrier" in shown[4].text
-    assert shown[5].text or shown[5].why == f"it holds the GIL: {stacks.INSTALL}"
+    assert shown[5].why.startswith("it holds the GIL: on its node, py-spy dump --pid ")
     assert time.monotonic() - begun < 30
 
 

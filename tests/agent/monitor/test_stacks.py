@@ -45,7 +45,7 @@ def test_one_that_is_there_for_a_moment_is_not(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(worker_probe, "process_state", lambda pid: State.BLOCKED)
     (stack,) = watch.take_stacks(None, 0.5)
     watch.close()
-    assert stack.why.startswith(("it does not run torch's server", "py-spy"))
+    assert stack.why.startswith("it does not run torch's server")
 
 
 def test_dumps_are_shown_without_what_is_ours() -> None:
@@ -66,19 +66,5 @@ Thread 0x03 (most recent call first):
         '  File "/a/train.py", line 7 in step',
         "Thread 0x03 (most recent call first):",
         '  File "/a/load.py", line 3 in run',
-    ]
-    spied = """
-Process 985: python -u /a/hetagent/worker/runner.py /a/train.py --key secret
-Python v3.11.7 (/usr/bin/python3.11)
-
-Thread 985 (idle): "MainThread"
-    step (train.py:12)
-    _run_file (hetagent/worker/runner.py:185)
-    <module> (hetagent/worker/runner.py:351)
-Thread 1480 (idle)
-"""
-    assert stacks.remove_internal_frames(spied).splitlines() == [
-        'Thread 985 (idle): "MainThread"',
-        "    step (train.py:12)",
     ]
     assert stacks.remove_internal_frames("nothing") == ""

@@ -70,10 +70,6 @@ class Watched:
         self._done += 1
         self._look(seconds, newest_at=self.now + seconds - 5.0)
 
-    def suspended(self, seconds: int) -> None:
-        self.track.on_suspended(seconds)
-        self.now += seconds
-
     def becomes(self, state: str) -> None:
         self.track.on_process_state(State(state), self.now)
 
@@ -170,8 +166,6 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "5 runs still, 32 ended still",
         {"idle_s": 2},
     ),
-    # the agent was stopped, or the machine was asleep, and the workers perhaps with it
-    "nobody looked": ("works 3, suspended 3600, stands 1", "", {"idle_s": 1}),
     "the share of looks at which it waited": ("works 1, waits 1, works 1, waits 1", "", {"waiting": 0.5}),
 }
 

@@ -135,7 +135,7 @@ def test_a_command_line_that_makes_no_sense(hetagent: Run, argv: list[str], text
         (["--no-python", "nowhere"], "program 'nowhere' is not found: give its path, or install it on this node"),
         (["."], "script '.' is a folder without __main__.py: give the path of a script"),
         (["--no-python", "./train.py"], "program './train.py' is not executable: run chmod +x ./train.py, or leave --no-python out for Python"),  # noqa: E501
-        (["--no-python", "./train.sh"], "program './train.sh' is not executable: run chmod +x ./train.sh"),
+        (["--no-python", "./train.sh"], "program './train.sh' is not executable: run chmod +x ./train.sh, or leave --no-python out for Python"),  # noqa: E501
         (["--no-python", "run.sh"], "program 'run.sh' is not on PATH: write ./run.sh for the one in this folder"),
         (["-m"], "--module says how to start a script, but there is none: add it after the flags"),
     ],

@@ -56,11 +56,6 @@ class JobStep:
     preempt: signal.Signals | None
     preempt_s: int | None
 
-    @property
-    def description(self) -> str:
-        """This node, in words."""
-        return f"node {self.node}" if self.node else "this node"
-
 
 def fill_defaults(args: Namespace, environ: Mapping[str, str]) -> Sequence[str]:
     """Fill in flags that were not given from the environment of a job step.
@@ -69,14 +64,20 @@ def fill_defaults(args: Namespace, environ: Mapping[str, str]) -> Sequence[str]:
         what was taken, as a note.
 
     Raises:
-        UsageError: what the flags ask for cannot work in this step.
+        UsageError: several agents on one node would have the same name.
     """
     args.own_graces_s = {}
     is_counted = args.gpus is not None or args.nproc_per_node is not None
-    step = find_job_step(environ, reads_gpus=not is_counted)
+    step = find_job_step(environ)
     if step is None:
         return ()
-    _refuse(step, args)
+    if step.tasks > 1 and not (is_counted and args.node_id is not None):  # by somebody who names every agent
+        # srun ignores --ntasks-per-node=1 alone if --ntasks, or sbatch's --ntasks-per-node, asks for more tasks
+        cure = "" if step.is_heterogeneous else f"--ntasks={step.nodes} "
+        raise UsageError(
+            f"srun starts {step.tasks} tasks on {step.node or 'this node'}, but hetagent needs one: "
+            f"add {cure}--ntasks-per-node=1 to srun"
+        )
     taken = []
     # otherwise another step of this job, or another job, may add nodes to the group; or not all take part
     is_whole = not args.standalone and args.world_size is None and args.world_size_multiple is None
@@ -105,11 +106,8 @@ def fill_defaults(args: Namespace, environ: Mapping[str, str]) -> Sequence[str]:
     return [f"from Slurm's job step {step.job}.{step.number}: {', '.join(taken)}"] if taken else ()
 
 
-def find_job_step(environ: Mapping[str, str], *, reads_gpus: bool) -> JobStep | None:
+def find_job_step(environ: Mapping[str, str]) -> JobStep | None:
     """The step in which srun started this process; None elsewhere, as in a batch script or salloc's shell.
-
-    Args:
-        reads_gpus: whether an unreadable count of GPUs is an error.
 
     Raises:
         UsageError: a variable of the step has a value that Slurm would not give it.
@@ -120,9 +118,6 @@ def find_job_step(environ: Mapping[str, str], *, reads_gpus: bool) -> JobStep | 
     if any(of_step not in environ or environ[of_step] != environ.get(name) for of_step, name in SAME.items()):
         return None
     preempt, preempt_s = _warning(environ)
-    gpus = _number(environ, "SLURM_GPUS_ON_NODE")
-    if reads_gpus and gpus is None and (text := environ.get("SLURM_GPUS_ON_NODE")):
-        raise UsageError(f"SLURM_GPUS_ON_NODE={text} is not a number of GPUs: give --gpus")
     components = _number(environ, "SLURM_HET_SIZE") or 1
     return JobStep(
         job=job,
@@ -132,7 +127,7 @@ def find_job_step(environ: Mapping[str, str], *, reads_gpus: bool) -> JobStep | 
         job_nodes=_job_nodes(environ, components),
         tasks=len(environ.get("SLURM_GTIDS", "0").split(",")),
         is_heterogeneous=components > 1,
-        gpus=gpus,
+        gpus=_number(environ, "SLURM_GPUS_ON_NODE"),
         preempt=preempt,
         preempt_s=preempt_s,
     )
@@ -169,42 +164,3 @@ def _warning(environ: Mapping[str, str]) -> tuple[signal.Signals | None, int | N
             f"{name}={environ[name]} does not name a signal: write it as for srun --signal, such as USR1@120"
         ) from None
     return known, int(match[2]) if match is not None and match[2] else None
-
-
-def _refuse(step: JobStep, args: Namespace) -> None:
-    """Refuse what cannot work in this step.
-
-    Raises:
-        UsageError: several agents on one node that have the same name, or fewer GPUs or nodes than are asked for.
-    """
-    is_divided = args.node_id is not None and (args.gpus is not None or args.nproc_per_node is not None)
-    if step.tasks > 1 and not is_divided:  # by somebody who names every agent
-        # srun ignores --ntasks-per-node=1 alone if --ntasks, or sbatch's --ntasks-per-node, asks for more tasks
-        cure = (
-            "--ntasks-per-node=1" if step.is_heterogeneous else f"--ntasks={step.nodes} --ntasks-per-node=1"
-        )
-        raise UsageError(
-            f"srun starts {step.tasks} tasks on {step.description}, but hetagent needs one: add {cure} to srun"
-        )
-    needed = _needed(args.gpus or "") if args.device != "cpu" else 0
-    if step.gpus is not None and needed > step.gpus:
-        raise UsageError(
-            f"--gpus {args.gpus}, but Slurm gave this job step {counted(step.gpus, 'GPU')} on {step.description} "
-            f"(SLURM_GPUS_ON_NODE): ask Slurm for more, for example sbatch --gpus-per-node={needed}, or hetagent for "
-            "fewer"
-        )
-    fewest = args.nnodes[0] if args.nnodes is not None and args.group is None and not args.standalone else 0
-    if step.job_nodes is not None and fewest > step.job_nodes:
-        raise UsageError(
-            f"--nnodes asks for {fewest}, but Slurm's job {step.job}, which is the group, has "
-            f"{counted(step.job_nodes, 'node')}: ask Slurm for {fewest} (sbatch --nodes={fewest}), or name the group "
-            "that others join (--group)"
-        )
-
-
-def _needed(gpus: str) -> int:
-    """How many GPUs a node must have for `--gpus`; 0 for `auto`, or no number."""
-    entries = [entry.strip() for entry in gpus.strip().removesuffix(",").split(",")]
-    if not all(entry.isascii() and entry.isdecimal() for entry in entries):
-        return 0
-    return max(map(int, entries)) + ("," in gpus)

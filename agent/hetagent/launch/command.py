@@ -121,8 +121,9 @@ def _program(name: str) -> str:
         raise ProgramNotFoundError(
             f"program '{name}' is not on PATH: write {path} for the one in this folder"
         )
-    also = ", or leave --no-python out for Python" if name.endswith(".py") else ""
-    raise ProgramNotFoundError(f"program '{name}' is not executable: run chmod +x {path}{also}")
+    raise ProgramNotFoundError(
+        f"program '{name}' is not executable: run chmod +x {path}, or leave --no-python out for Python"
+    )
 
 
 def parse_group_command(words: Sequence[str]) -> WorkerCommand:

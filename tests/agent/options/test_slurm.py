@@ -210,49 +210,14 @@ def test_a_malformed_signal(text: str) -> None:
         options(STEP | {"SLURM_SIGNAL": text})
 
 
-# -- contradictions ------------------------------------------------------------------------------------------
+# -- several tasks -------------------------------------------------------------------------------------------
 
-ONE = "srun starts 4 tasks on node n1, but hetagent needs one: add {}--ntasks-per-node=1 to srun"
-GIVEN = "--gpus {}, but Slurm gave this job step 2 GPUs on node n1 (SLURM_GPUS_ON_NODE): ask Slurm for more, "
-GIVEN += "for example sbatch --gpus-per-node={}, or hetagent for fewer"
-NODES = "--nnodes asks for 3, but Slurm's job 17, which is the group, has 2 nodes: ask Slurm for 3 (sbatch --nodes=3), "
-NODES += "or name the group that others join (--group)"
-UNREAD = "SLURM_GPUS_ON_NODE=gpu:2 is not a number of GPUs: give --gpus"
+ONE = "srun starts 4 tasks on n1, but hetagent needs one: add {}--ntasks-per-node=1 to srun"
 
 
-@pytest.mark.parametrize(
-    ("environ", "flags", "text"),
-    [
-        (SEVERAL, "", ONE.format("--ntasks=2 ")),
-        (SEVERAL | {"SLURM_HET_SIZE": "2"}, "--gpus 1", ONE.format("")),
-        (STEP, "--gpus 0,5", GIVEN.format("0,5", 6)),
-        (STEP, "--gpus 8", GIVEN.format(8, 8)),
-        (STEP, "--nnodes 3:4", NODES),
-        (STEP | {"SLURM_GPUS_ON_NODE": "gpu:2"}, "", UNREAD),
-    ],
-)
-def test_what_cannot_work_is_refused(environ: dict[str, str], flags: str, text: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        options(environ, *flags.split())
-    assert str(caught.value) == text
-
-
-@pytest.mark.parametrize(
-    ("environ", "flags"),
-    [
-        (STEP, "--gpus auto"),
-        (STEP, "--gpus 1,"),
-        (STEP, "--nproc-per-node 8"),
-        (STEP, "--nproc-per-node gpu"),
-        (STEP, "--nnodes 1"),
-        (STEP, "--gpus 8 --device cpu"),
-        (WITHOUT_GPUS, "--gpus 8"),
-        (STEP, "--group bert --nnodes 4"),
-        (ONE_OF_TWO, "--nnodes 2"),
-        (SEVERAL, "--gpus 1 --node-id n1-0 --nnodes 1:8"),
-        (STEP | {"SLURM_GPUS_ON_NODE": "gpu:2"}, "--gpus 8"),
-    ],
-)
-def test_what_does_not_contradict_slurm(environ: dict[str, str], flags: str) -> None:
-    notes = options(environ, *flags.split()).notes
-    assert all(note.startswith("from Slurm's job step 17.0: ") for note in notes)
+def test_several_tasks_on_a_node_are_refused_unless_each_has_a_name() -> None:
+    for environ, cure in ((SEVERAL, "--ntasks=2 "), (SEVERAL | {"SLURM_HET_SIZE": "2"}, "")):
+        with pytest.raises(UsageError) as caught:
+            options(environ, "--gpus", "1")
+        assert str(caught.value) == ONE.format(cure)
+    assert options(SEVERAL, *["--gpus", "1", "--node-id", "n1-0", "--nnodes", "1:8"]).node_id == "n1-0"

@@ -123,7 +123,7 @@ class Rig:
             shares=ShareFiles(one_per_node=one_per_node),
             notices=Notices(self.line, say, notice_signal, one_per_node=one_per_node),
         )
-        if launch.workers_join_store:
+        if launch.uses_process_groups:
             self.parts.start_check = StartCheck(self.line, handler.count_workers, say)
         if watches:
             self.parts.monitor = Watcher(

@@ -175,7 +175,7 @@ NEVER = "ranks 0 to 2 never met"
         ),
         pytest.param(
             MEET.replace("HOW", ELSEWHERE),
-            ".* unless they meet in another way than init_process_group with env:// or hvd.init()",
+            ".* unless they meet in another way than init_process_group with env://",
             marks=[pytest.mark.gloo, pytest.mark.long],
             id="elsewhere",
         ),

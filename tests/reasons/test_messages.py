@@ -69,9 +69,9 @@ worker_failed: rank 2 on gpu2 exited with code 1: bad data
 worker_failed: rank 2 on gpu2 exited with code 1: bad data; no restart, since it would end the same way
 worker_failed: rank 2 on gpu2 exited with code 1: bad data; no restart, since no_restart_on has exit code 1
 never_met: only 1 of 3 workers met: the others may have trained alone, unless they meet in another way than \
-init_process_group with env:// or hvd.init()
+init_process_group with env://
 never_met: ranks 0 to 8 never met: each may have trained alone, unless they meet in another way than \
-init_process_group with env:// or hvd.init()
+init_process_group with env://
 """,
     )
     assert (BAD.quote, BAD.nodes, BAD.ranks, BAD.data) == ("bad data", ("gpu2",), ((2, 2),), {"exit_code": 1})

@@ -205,7 +205,7 @@ def _furnish(
 
     options, launch, tell = context.options, context.launch, context.tell
     parts.notices = Notices(line, tell, options.notice_signal, one_per_node=launch.one_per_node)
-    if launch.workers_join_store:
+    if launch.uses_process_groups:
         must_meet = options.require_rendezvous
         parts.start_check = StartCheck(line, handler.count_workers, tell, must_meet=must_meet)
     parts.deaths = ProgramDeaths() if launch.watches_child_processes else None

@@ -87,8 +87,7 @@ class Launch:
         one_per_node: a single process stands for all slots of the node, so a failure has no rank.
         wants_members: rounds have to list all their members (`start.members`).
         wants_daemon: the master of a round may have this node run its launcher's daemon (`start.daemon`).
-        uses_process_groups: scripts work together in torch's process groups, so that one without any does nothing yet.
-        workers_join_store: scripts find each other in the round's store (`init_process_group` with env://).
+        uses_process_groups: scripts work together in torch's process groups, and find each other in the round's store.
         watches_child_processes: whether the death of a process that the first one has started counts as a failure.
     """
 
@@ -96,7 +95,6 @@ class Launch:
     wants_members = False
     wants_daemon = False
     uses_process_groups = False
-    workers_join_store = False
     watches_child_processes = False
 
     def __init__(self, command: WorkerCommand | None, setup: LaunchOptions = PLAIN) -> None:

@@ -11,7 +11,6 @@ from hetagent.node.gpu.devices import VISIBLE
 class PerGpu(Launch):
     """One process per GPU. With --isolate-gpus each sees only its own."""
 
-    workers_join_store = True
     uses_process_groups = True
 
     def __init__(self, command: WorkerCommand | None, setup: LaunchOptions = PLAIN) -> None:

@@ -28,7 +28,6 @@ class Horovod(PerGpu):
 
     wants_members = True
     uses_process_groups = False
-    workers_join_store = False
 
     def __init__(self, command: WorkerCommand | None, setup: LaunchOptions = PLAIN) -> None:
         super().__init__(command, setup)

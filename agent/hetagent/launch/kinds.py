@@ -44,7 +44,7 @@ LAUNCHES: Mapping[str, LaunchStyle] = {
     "horovod": LaunchStyle(
         "a process per GPU that calls hvd.init(), without mpirun and ssh",
         Horovod,
-        frozenset({"isolate_gpus", "numa_binding", "require_rendezvous"}),
+        frozenset({"isolate_gpus", "numa_binding"}),
     ),
     "mpi": LaunchStyle("a process per GPU by mpirun (Open MPI 4), without ssh", Mpi),
 }

@@ -255,7 +255,7 @@ def test_with_isolation_fairseqs_formula_names_the_device_of_the_local_rank() ->
         (
             "--launch node --require-rendezvous",
             None,
-            "--require-rendezvous goes with --launch gpu or horovod",
+            "--require-rendezvous goes with --launch gpu, not with node",
         ),
     ],
 )

@@ -351,7 +351,7 @@ def test_workers_that_meet_late_are_not_said_to_be_apart_for_ever(
     rig: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(start_check, "MEET_AFTER_S", 0.2)
-    monkeypatch.setattr(Launch, "workers_join_store", True)
+    monkeypatch.setattr(Launch, "uses_process_groups", True)
     (tmp_path / "meet.py").write_text(
         "import os; from torch.distributed import TCPStore\n"
         "TCPStore(os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']), 2, False)\n"

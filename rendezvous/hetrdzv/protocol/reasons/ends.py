@@ -73,7 +73,7 @@ def hangs(hang: Hang, node_id: str | None = None, rank: int = -1) -> Reason:
 
 def never_met(met: int, world_size: int) -> Reason:
     """Only so many workers of a round have found each other in its store."""
-    hint = "unless they meet in another way than init_process_group with env:// or hvd.init()"
+    hint = "unless they meet in another way than init_process_group with env://"
     if met:
         text = f"only {met} of {world_size} workers met: the others may have trained alone, {hint}"
     else:

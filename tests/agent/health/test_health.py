@@ -255,23 +255,3 @@ def test_a_node_that_is_of_no_use_leaves_and_says_why(rig: Make, monkeypatch: py
     assert made.run() is None
     assert made.agent.shutdown.ended_by == "its GPU 3: GPU is lost"
     assert made.said[-1] == "leaving, since its GPU 3: GPU is lost; check the node before you use it again"
-
-
-def test_what_differs_in_a_round_is_said_once(rig: Make) -> None:
-    spec = {"min_nodes": 2, "max_nodes": 2, "lease_s": 60.0}
-    made = rig("touch up.$HET_ROUND; [ $HET_ROUND = 2 ] && exit 0; exec sleep 100", **spec)
-    other = OtherNode(made, "b", **spec)
-    other.device = {"torch": "2.12.1"}
-    made.offers(device={"torch": "2.13.0"})
-    acts = [
-        made.says("waiting: "),
-        other.ready,
-        made.appears("up.1"),
-        made.asks("restart"),
-        lambda: other.ready(after=1),
-        made.appears("up.2"),
-        lambda: other.reports("succeeded", 2),
-    ]
-    assert made.run(*acts) == 0
-    assert [line for line in made.said if "torch" in line] == ["warning: a has torch 2.13.0, b has 2.12.1"]
-    assert made.group()["warnings"] == []

@@ -15,11 +15,10 @@ from tests.agent.launch.test_horovod import assignment, members
 
 from hetagent.errors import CommandError
 from hetagent.launch.command import WorkerCommand, worker_command
-from hetagent.launch.mpi import mpirun, orted
+from hetagent.launch.mpi import orted
 from hetagent.launch.mpi.mpirun import FOLDER, Mpi, mpirun_words
 from hetagent.launch.mpi.relay import Relay
 from hetagent.node import network
-from hetagent.node import scratch as folders
 from hetagent.session.requests import Report
 from hetagent.worker import rsh
 from hetrdzv.protocol.errors import Refused
@@ -313,12 +312,3 @@ def test_whatever_is_sent_to_the_relay_it_goes_on(tmp_path: Path) -> None:
     finally:
         relay.close()
     assert not [one for one in threading.enumerate() if one.name == "hetagent-relay"]
-
-
-def test_folders_of_killed_agents_are_swept(
-    launch: Mpi, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "shm" / f"{folders.marked_prefix(mpirun.PREFIX)}dead").mkdir(parents=True)
-    monkeypatch.setattr(mpirun, "SHARED_MEMORY", tmp_path / "shm")
-    Mpi(None)
-    assert list((tmp_path / "shm").iterdir()) == []

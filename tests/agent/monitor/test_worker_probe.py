@@ -199,7 +199,7 @@ def test_a_source_that_does_not_answer_is_asked_again_after_ever_longer_pauses()
 MAKES = """
 import os, sys
 import torch, torch.distributed as dist
-dist.init_process_group(BACKEND, store=dist.HashStore(), rank=0, world_size=1)
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 dist.all_reduce(torch.ones(3))
 dist.all_reduce(torch.ones(3), group=dist.new_group([0], backend="gloo"))
 if os.fork() == 0:
@@ -211,37 +211,18 @@ sys.stdin.read()
 dist.destroy_process_group()
 """
 
-CUSTOM = """
-import torch.distributed as dist
-class Mine(dist.ProcessGroup):
-    def __init__(self, rank, size):
-        super().__init__(rank, size)
-    def getBackendName(self):
-        return "mine"
-    def allreduce(self, tensors, opts=None):
-        from torch._C._distributed_c10d import _create_work_from_future
-        from torch.futures import Future
-        done = Future()
-        done.set_result(tensors)
-        return _create_work_from_future(done)
-dist.Backend.register_backend("mine", lambda store, rank, size, timeout: Mine(rank, size), devices=["cpu"])
-"""
-
 
 @pytest.mark.parametrize(
-    ("before", "backend", "environ", "why"),
+    ("environ", "why"),
     [
-        ("", "gloo", {}, ""),
-        ("", "gloo", {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}, NO_DEFAULT),  # there torch names no group
-        ("", "gloo", {"TORCH_FR_BUFFER_SIZE": "0"}, NO_GROUP),
-        (CUSTOM, "mine", {}, NO_DEFAULT),
+        ({}, ""),
+        ({"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}, NO_DEFAULT),  # there torch names no group
+        ({"TORCH_FR_BUFFER_SIZE": "0"}, NO_GROUP),
     ],
-    ids=["gloo", "wrapped", "recorder off", "custom"],
+    ids=["gloo", "wrapped", "recorder off"],
 )
-def test_what_is_known_of_a_real_worker(
-    tmp_path: Path, before: str, backend: str, environ: dict[str, str], why: str
-) -> None:
-    (tmp_path / "script.py").write_text(before + MAKES.replace("BACKEND", repr(backend)))
+def test_what_is_known_of_a_real_worker(tmp_path: Path, environ: dict[str, str], why: str) -> None:
+    (tmp_path / "script.py").write_text(MAKES)
     path = tmp_path / "s"
     worker = subprocess.Popen(
         [sys.executable, runner.__file__, str(tmp_path / "script.py")],
@@ -254,7 +235,7 @@ def test_what_is_known_of_a_real_worker(
     assert worker.stdout is not None
     probe = WorkerProbe(WorkerTrack(time.monotonic(), pid=worker.pid), 1, socket=str(path), cpu=True)
     try:
-        assert worker.stdout.readline() == f"{backend} 2\n"
+        assert worker.stdout.readline() == "gloo 2\n"
 
         def answered() -> bool:
             probe.probe(time.monotonic())

@@ -15,16 +15,6 @@ RUN = uuid.uuid4().hex
 """A group of this run of the tests only: another one may be under way."""
 
 SERVERS = ["http://a:29400", "http://b:29400"]
-HOLD = f"""
-import sys
-from hetagent.node import names
-
-name = names.claim_node_id("gpu7", "{RUN}", {SERVERS})
-print(name.node_id, flush=True)
-sys.stdin.read()
-"""
-
-
 FORKS = f"""
 import os, signal
 from hetagent.node import names
@@ -57,20 +47,6 @@ def test_the_lowest_free_name_of_a_group_at_its_servers() -> None:
     assert take().node_id == "gpu7.2"
     del first  # a program may drop torch's handler without a shutdown
     assert take().node_id == "gpu7"
-
-
-def test_an_agent_that_was_killed_gets_its_name_back() -> None:
-    for _ in range(2):
-        agent = subprocess.Popen(
-            [sys.executable, "-c", HOLD],
-            env=os.environ | {"PYTHONPATH": f"{ROOT}/agent"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        assert agent.stdout is not None
-        assert agent.stdout.readline().decode().strip() == "gpu7"
-        agent.kill()
-        agent.communicate()
 
 
 def test_what_an_agent_has_forked_holds_no_name() -> None:

@@ -27,7 +27,7 @@ from hetagent.context import AgentContext
 from hetagent.errors import AgentError, CommandError, UsageError
 from hetagent.launch.base import Launch
 from hetagent.launch.command import WorkerCommand, parse_group_command, worker_command
-from hetagent.launch.slots import check_open_file_limit, choose_devices_and_slots
+from hetagent.launch.slots import choose_devices_and_slots
 from hetagent.node.gpu import devices
 from hetagent.node.gpu.discovery import Gpu
 from hetagent.node.processes import proctree as processes
@@ -93,14 +93,6 @@ def test_a_number_of_workers_that_no_node_has(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setenv("PET_NPROC_PER_NODE", given)
         with pytest.raises(UsageError, match=f"^PET_NPROC_PER_NODE={given}: "):
             choose_devices_and_slots(options())
-
-
-def test_an_agent_that_may_open_few_files_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("resource.getrlimit", lambda _: (40, 40))
-    with pytest.raises(
-        AgentError, match="may have 40 files open, and needs 53 for 1 worker; raise it: ulimit"
-    ):
-        check_open_file_limit(1)
 
 
 def context(found: Options) -> AgentContext:

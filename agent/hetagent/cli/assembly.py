@@ -22,7 +22,7 @@ from hetagent.health.node_check import NodeCheck
 from hetagent.health.ready_file import ReadyFile
 from hetagent.launch.command import WorkerCommand, identify_script
 from hetagent.launch.kinds import make_launch
-from hetagent.launch.slots import check_open_file_limit, choose_devices_and_slots, hide_other_devices
+from hetagent.launch.slots import choose_devices_and_slots, hide_other_devices
 from hetagent.monitor.watcher import Watcher
 from hetagent.node import console, names
 from hetagent.node.console import print_to_stderr
@@ -120,7 +120,6 @@ def _context(
     for note in (*notes, *options.notes):
         tell(note)
     chosen, slots = choose_devices_and_slots(options)
-    check_open_file_limit(slots)
     place = find_address(
         options.local_addr, options.interface, access.servers, options.connect_timeout_s, tell
     )

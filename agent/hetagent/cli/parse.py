@@ -16,7 +16,6 @@ from hetagent.node.standalone import make_group_id
 from hetagent.options.model import Options, SnapshotOptions, TorchrunOptions
 from hetagent.options.torchrun import REFUSED, SIGNALS, dest, spellings, variable
 from hetagent.options.values import GRACE_S
-from hetrdzv.protocol.texts.phrasing import count
 
 T = TypeVar("T")
 
@@ -59,7 +58,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
         "grace_s": GRACE_S if args.grace_s is None else args.grace_s,
         "script": args.training_script,
         "script_args": tuple(args.training_script_args),
-        "notes": (*filled, *_ignored(environ), *_misplaced(args)),
+        "notes": (*filled, *_misplaced(args)),
         "torchrun": _options(TorchrunOptions, vars(args)),
         "snapshots": _options(SnapshotOptions, vars(args), "snapshot_"),
     }
@@ -116,15 +115,6 @@ def _refuse(args: Namespace) -> None:
         raise UsageError("--snapshot-to needs snapshots, and --snapshot-memory turns them off")
 
 
-def _ignored(environ: Mapping[str, str]) -> list[str]:
-    """Notes on the variables of refused flags."""
-    return [
-        f"ignoring {variable(flag)}: {reason}"
-        for flag, reason in REFUSED.items()
-        if environ.get(variable(flag))
-    ]
-
-
 # -- who and where -------------------------------------------------------------------------------------------
 
 
@@ -135,16 +125,9 @@ def _servers(args: Namespace) -> tuple[str, ...]:
             raise UsageError("--standalone starts its own server: leave --server out")
         return ()
     if args.server is None:
-        behind = next(
-            (flag for flag in ("--server", "--standalone") if flag in args.training_script_args), None
-        )
-        if behind is not None:
-            script = args.training_script
-            raise UsageError(
-                f"{behind} comes after {script}, so it belongs to the script: put it before {script}"
-            )
         raise UsageError(
-            "no server: give --server http://host:29400 (or set HET_SERVER), or --standalone for one node"
+            "no server: give --server http://host:29400 (or set HET_SERVER), or --standalone for one node; "
+            "both come before the script"
         )
     return tuple(args.server)
 
@@ -173,13 +156,6 @@ def _spec(args: Namespace) -> dict[str, object]:
             named = "--nnodes" if "nnodes" in args.given else variable("--nnodes")
             raise UsageError(
                 f"--standalone is for one node: leave {named} out, or start a hetserver for several nodes"
-            )
-        least, most = args.world_size or (None, None)
-        slots = str(args.gpus or args.nproc_per_node or "")
-        if slots.isdecimal() and not (least or 0) <= int(slots) <= (most or int(slots)):
-            raise UsageError(
-                f"--standalone is for one node, which has {count(int(slots), 'worker')} here, and --world-size "
-                "rules that out: leave --world-size out, or start a hetserver for several nodes"
             )
         spec["min_nodes"] = spec["max_nodes"] = 1
     return spec

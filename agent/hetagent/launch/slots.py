@@ -1,18 +1,13 @@
 """How many workers this node starts, on which devices, and which of these each worker sees."""
 
 import os
-import resource
 
-from hetagent.errors import AgentError, UsageError
+from hetagent.errors import UsageError
 from hetagent.node.gpu import devices
 from hetagent.options.model import Options
 from hetagent.options.torchrun import format_flag
 from hetagent.torch_compat.flags import local_world_size
 from hetrdzv.protocol.settings import MAX_SLOTS
-from hetrdzv.protocol.texts.phrasing import count
-
-FILES, FILES_OF_SLOT = 50, 3
-"""How many files an agent has open, and how many more of them for each worker, about."""
 
 
 def choose_devices_and_slots(options: Options) -> tuple[devices.Devices | None, int]:
@@ -42,21 +37,6 @@ def choose_devices_and_slots(options: Options) -> tuple[devices.Devices | None, 
     if options.device == "auto":
         return None, slots
     return devices.choose_devices(str(slots), options.device, os.environ), slots
-
-
-def check_open_file_limit(slots: int) -> None:
-    """Refuse to begin with fewer files than workers need: they would fail one by one, at any place.
-
-    Raises:
-        AgentError: says how many.
-    """
-    limit, need = resource.getrlimit(resource.RLIMIT_NOFILE)[0], FILES + FILES_OF_SLOT * slots
-    if limit != resource.RLIM_INFINITY and limit < need:
-        workers = count(slots, "worker")
-        raise AgentError(
-            f"hetagent may have {limit} files open, and needs {need} for {workers}; "
-            "raise it: ulimit -n 4096, LimitNOFILE= of systemd, --ulimit nofile=4096 of docker",
-        )
 
 
 def hide_other_devices(chosen: devices.Devices | None) -> None:

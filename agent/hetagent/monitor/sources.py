@@ -1,8 +1,7 @@
 """What torch's server in a worker can be asked, and how each of these sources does. Pure."""
 
-from collections import deque
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from hetagent.monitor.flight_recorder import FlightRecorderDump, FlightRecorderParser
 
@@ -57,7 +56,6 @@ class WorkerSource:
         why: why it does not answer now; empty: it does.
         next_at: when it is asked next (monotonic seconds).
         dump: its last answer.
-        costs: how long the last answers took (seconds).
     """
 
     name: str = ""
@@ -66,7 +64,6 @@ class WorkerSource:
     why: str = "has not answered yet"
     next_at: float = 0.0
     dump: FlightRecorderDump | None = None
-    costs: deque[float] = field(default_factory=lambda: deque(maxlen=8))
     _again_s: float = AGAIN_S
 
     def on_answer(self, now: float, pause_s: float) -> None:

@@ -16,12 +16,6 @@ from hetagent.worker.torch_server import ERROR
 TICK_S = 1.0
 """How often files and processes are looked at, at least, and servers at most, about (seconds)."""
 
-RARELY_S = 60.0
-"""How often a server is asked at least (seconds)."""
-
-SHARE = 0.01
-"""How much of a core the answers of a worker may take."""
-
 ASLEEP = "S"
 """The state of a CPU worker's main thread while it waits for a collective that it has asked for. Otherwise it computes
 beside it: DistributedDataParallel asks for the mean of one bucket of gradients, and goes on with the next; a thread
@@ -146,9 +140,7 @@ class WorkerProbe:
             else:
                 source.dump = source.parser.parse(answer)
                 self._note_dumps(source.dump.last_enqueued_at, now)
-                source.costs.append(now - self.query.at)
-                cost_s = min(source.costs) * len(self.sources or ())
-                source.on_answer(now, max(TICK_S, min(RARELY_S, cost_s / SHARE)))
+                source.on_answer(now, TICK_S)
         except NoAnswer as error:
             source.on_failure(f"cannot be asked: {error}", time.monotonic())
         except (TypeError, ValueError, RecursionError) as error:

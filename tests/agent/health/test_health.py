@@ -114,7 +114,7 @@ def test_while_one_hangs_in_the_kernel_no_other_is_started(
     kill_all = processes.kill_all
     monkeypatch.setattr(processes, "kill_all", lambda find, timeout_s=0.2: kill_all(find, 0.2))
     mine = NodeCheck(f"[ -e {tmp_path}/ok ] || exec stat {tmp_path}/dead/file", MINE)
-    where = "(state D: hangs in the kernel, in request_wait_answer)"
+    where = "(state D: hangs in the kernel)"
     with DeadFiles(tmp_path / "dead") as files:
         found = unwanted(mine, files.asked.is_set)
         assert found.why.startswith("node check did not end within 60 s and cannot be killed: ")

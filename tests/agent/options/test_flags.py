@@ -101,15 +101,6 @@ def test_flags_after_the_script_are_warned_of_unless_it_mentions_them(tmp_path: 
     assert len(options("-m", "bert", "--max-restarts", "1").notes) == 1
 
 
-def test_variables_of_refused_flags_are_ignored_with_a_note() -> None:
-    found = options("train.py", PET_MASTER_ADDR="10.0.0.1", PET_RDZV_BACKEND="c10d", PET_NODE_RANK="1")
-    assert found.notes == (
-        "ignoring PET_MASTER_ADDR: the server chooses the master of every round",
-        "ignoring PET_NODE_RANK: the server assigns the ranks",
-        f"ignoring PET_RDZV_BACKEND: {REFUSED['--rdzv-backend']}",
-    )
-
-
 # -- variables -----------------------------------------------------------------------------------------------
 
 VARIABLES = {
@@ -250,18 +241,6 @@ def test_a_job_on_one_node_needs_no_server_and_has_a_group_of_its_own_unless_one
     assert parse(["--standalone", "train.py"], {"HET_GROUP": "gpt"}).group == "gpt"
 
 
-@pytest.mark.parametrize(
-    ("words", "fits"), [("2 2", True), ("2 1:3", True), ("auto 3", True), ("1 3", False), ("4 1:3", False)]
-)
-def test_one_node_alone_has_the_world_size_that_was_asked_for(words: str, fits: bool) -> None:
-    slots, sizes = words.split()
-    argv = ["--standalone", "--device", "cpu", "--gpus", slots, "--world-size", sizes, "train.py"]
-    if fits:
-        parse(argv, {})
-    else:
-        assert f"which has {slots} worker" in refusal(argv)
-
-
 PATHS = [
     "--snapshot-to",
     "--init-file",
@@ -309,10 +288,6 @@ def test_what_is_missing_is_named() -> None:
     assert refusal(["train.py"]).startswith(
         "no server: give --server http://host:29400 (or set HET_SERVER), or"
     )
-    for flag in ("--server", "--standalone"):
-        assert refusal(["train.py", flag, "x"]) == (
-            f"{flag} comes after train.py, so it belongs to the script: put it before train.py"
-        )
     for flag, name in (("-m", "--module"), ("--no-python", "--no-python"), ("--run-path", "--run-path")):
         assert refusal([*SERVER, flag]).startswith(f"{name} says how to start a script, but there is none")
 

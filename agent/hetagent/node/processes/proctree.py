@@ -225,24 +225,16 @@ def kill_all_of(
 
 
 def describe_stuck(pids: Collection[int], most: int = 5) -> str:
-    """Why processes survived SIGKILL: `12 (state D: hangs in the kernel, in fuse_lookup), 13 (another user's)`."""
-    shown = ", ".join(f"{pid} ({_why_alive(pid)})" for pid in sorted(pids)[:most])
+    """What survived SIGKILL, with its state: `12 (state D: hangs in the kernel), 13 (state S)`."""
+    shown = ", ".join(f"{pid} ({_described_state(pid)})" for pid in sorted(pids)[:most])
     return shown + (f" and {len(pids) - most} more" if len(pids) > most else "")
 
 
-def _why_alive(pid: int) -> str:
-    try:
-        os.kill(pid, 0)
-    except PermissionError:
-        return "another user's"
-    except ProcessLookupError:
-        return "gone by now"
+def _described_state(pid: int) -> str:
     fields = _stat_fields(pid)
-    state = fields[0].decode() if fields else "?"
-    if state != "D":
-        return f"state {state}"
-    function = _content(pid, "wchan").decode(errors="replace").strip()  # not for every user to know
-    return f"state D: hangs in the kernel{f', in {function}' if function not in ('', '0') else ''}"
+    if fields is None:
+        return "gone by now"
+    return "state D: hangs in the kernel" if fields[0] == b"D" else f"state {fields[0].decode()}"
 
 
 def _closure(seeds: set[int], sessions: set[int], alive: dict[int, Process]) -> set[int]:

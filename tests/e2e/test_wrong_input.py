@@ -101,7 +101,7 @@ Run = Callable[..., Said]
     [
         (
             ["train.py"],
-            "hetagent: no server: give --server http://host:29400 (or set HET_SERVER), or --standalone for one node; both come before the script",
+            "hetagent: no server: give --server http://host:29400 (or set HET_SERVER), or --standalone for one node; both come before the script",  # noqa: E501
         ),
         (
             ["--server", "gpu1", "--standalone", "train.py"],

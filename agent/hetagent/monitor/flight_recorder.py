@@ -38,7 +38,6 @@ class FlightRecorderDump:
     Attributes:
         counts: all counts; if they are the same in two answers, nothing has happened in between.
         groups: of the groups whose name is known.
-        last_enqueued_at: when the last operation was asked for (seconds of the wall clock); None: unknown.
         has_groups: whether the recorder knows of any group. It does not if it is switched off.
         has_default_group: whether it knows the group that all ranks are in.
         unknown_reason: why nothing is known of its groups; empty: something is.
@@ -46,7 +45,6 @@ class FlightRecorderDump:
 
     counts: Mapping[str, tuple[int, int, int]]
     groups: Sequence[Collectives]
-    last_enqueued_at: float | None
     has_groups: bool
     has_default_group: bool
     unknown_reason: str
@@ -88,7 +86,7 @@ class FlightRecorderParser:
         blind = ""
         try:
             dump = json.loads(answer)
-            newest_ns = self._read_entries(dump.get("entries", ()))
+            self._read_entries(dump.get("entries", ()))
             sizes = {
                 str(config["name"]): len(re.findall(r"\d+", str(config.get("ranks"))))
                 for config in dump.get("pg_config", {}).values()
@@ -105,7 +103,6 @@ class FlightRecorderParser:
                 for number, count in counts.items()
                 if number in self._groups
             ],
-            last_enqueued_at=newest_ns / 1e9 if newest_ns else None,
             has_groups=bool(sizes),
             has_default_group=DEFAULT in sizes
             or any(group.name == DEFAULT for group in self._groups.values()),
@@ -125,14 +122,12 @@ class FlightRecorderParser:
             self._groups[number] = _Group(name)
         return ""
 
-    def _read_entries(self, entries: Sequence[Any]) -> int:
-        """Remember what the entries say about their groups; when the newest was asked for (nanoseconds, 0: never)."""
-        newest_ns = 0
+    def _read_entries(self, entries: Sequence[Any]) -> None:
+        """Remember what the entries say about their groups."""
         undone: dict[str, int] = {}
         for group in self._groups.values():
             del group.entries[:-1]
         for entry in entries:  # in the order of time
-            newest_ns = max(newest_ns, int(entry["time_created_ns"]))
             number = str(entry["pg_id"])
             group = self._groups.setdefault(number, _Group(str(entry["process_group"][0])))
             if self.counts_operations:
@@ -149,7 +144,6 @@ class FlightRecorderParser:
             group.op = f"{name} {sizes}"[:OP_LENGTH]
         for group in self._groups.values():
             group.entries.sort()
-        return newest_ns
 
     def _collectives(
         self, group: _Group, sizes: Mapping[str, int], enqueued: int, started: int, completed: int

@@ -37,8 +37,6 @@ NO_FOLDER = "there is no folder for its torch server's socket"
 NOT_OURS = "it is not a Python script that hetagent starts itself"
 """Why the collectives of a worker cannot be known."""
 
-NOT_YET = "somebody else has asked for stacks, which have not come yet"
-
 
 class RoundWatch:
     """The workers of one round on this node.
@@ -127,14 +125,8 @@ class RoundWatch:
 
     def take_stacks(self, ranks: Collection[int] | None, timeout_s: float) -> list[Stack]:
         """The Python stacks of those of these ranks that are here (None: all), after about so long; from any thread."""
-        wanted, until = self.ranks_here(ranks), time.monotonic() + timeout_s
-        if not self._taking.acquire(timeout=timeout_s):
-            return [Stack(rank=rank, why=NOT_YET) for rank in wanted]
-        try:
-            left_s = max(until - time.monotonic(), timeout_s / 4)
-            return stacks.take_stacks([self._probes[rank] for rank in wanted], left_s)
-        finally:
-            self._taking.release()
+        with self._taking:
+            return stacks.take_stacks([self._probes[rank] for rank in self.ranks_here(ranks)], timeout_s)
 
     def ranks_here(self, wanted: Collection[int] | None) -> list[int]:
         """Those of some workers that are here; None: all that are."""

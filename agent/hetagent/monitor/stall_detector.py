@@ -146,11 +146,10 @@ class WorkerTrack:
         counts: Mapping[Any, object],
         groups: Sequence[Collectives],
         at: float,
-        newest_at: float | None = None,
         *,
         waits: bool,
     ) -> None:
-        """How far its collectives are, and when it asked for the last one, if that is known.
+        """How far its collectives are.
 
         If it does not wait for one of them, and one is not done, it computes meanwhile, and moves.
         """
@@ -158,11 +157,10 @@ class WorkerTrack:
         self._answers += 1
         self._waits += waits
         if counts != self.counts:
-            since = newest_at if newest_at is not None and self.looked_at < newest_at <= at else at
-            self._changed(since, counts=bool(self.counts) and self.report.until <= self.changed_at)
+            self._changed(at, counts=bool(self.counts) and self.report.until <= self.changed_at)
             self.counts = counts
             if any(group.enqueued for group in groups):
-                self._moved(self.looked_at, since)
+                self._moved(self.looked_at, at)
         elif not waits and any(map(is_waiting, groups)):
             self._changed(at, counts=False)
             self._moved(at, at)

@@ -35,10 +35,6 @@ NOT_TORCH = "its collectives are not those of torch.distributed"
 OFF = "this node shows nothing of its workers (--report-output off)"
 NOTHING, NOT_KEPT = "it has written nothing", "nobody keeps what it writes"
 
-FEW_WORKERS = 1_024
-"""Of a world of so many workers the server gets the logs of each round as it ends; of a larger one from nodes where a
-worker has failed."""
-
 BUFFER, BUFFER_BEFORE = "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"
 """How many operations torch's flight recorder keeps; the second is its name in older releases."""
 
@@ -68,7 +64,6 @@ class Watcher(RoundHook):
         self._output: Callable[[int], tuple[bytes, bytes] | None] = lambda rank: (b"", b"")
         self._assignment: Assignment | None = None
         self._watch: RoundWatch | None = None
-        self._failed = False  # one of the workers has, in this round
 
     def static_env(self, given: Mapping[str, str]) -> dict[str, str]:
         """What every worker gets in every round."""
@@ -78,7 +73,7 @@ class Watcher(RoundHook):
 
     def prepare(self, assignment: Assignment, command: WorkerCommand) -> None:
         self.end()
-        self._assignment, self._failed = assignment, False
+        self._assignment = assignment
         self._watch = RoundWatch(
             assignment.round,
             assignment.start.world_size,
@@ -102,10 +97,6 @@ class Watcher(RoundHook):
         self._watch.begin(workers.pids, first)
         self._server.set_progress_source(self._sample, self._on_question)
 
-    def note_failure(self) -> None:
-        """A worker has failed."""
-        self._failed = True
-
     def progress_times(self) -> ProgressTimes | None:
         """When the workers moved in the round, counted from now; None: nobody can tell."""
         return self._watch.progress_times() if self._watch is not None else None
@@ -116,7 +107,7 @@ class Watcher(RoundHook):
         if watch is None or self._assignment is None:
             return
         ranks, world_size = watch.ranks_here(None), self._assignment.start.world_size
-        if ranks and self._reports_output and (self._failed or world_size <= FEW_WORKERS):
+        if ranks and self._reports_output:
             found = fit_into_limit(self._logs(ranks), About.LOGS, max_kept_characters(world_size))
             self._server.send(
                 Report(LOGS, partial(StacksRequest, number=self._assignment.round, stacks=found))

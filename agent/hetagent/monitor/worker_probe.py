@@ -139,7 +139,7 @@ class WorkerProbe:
                 source.on_answer(now, 0.0)
             else:
                 source.dump = source.parser.parse(answer)
-                self._note_dumps(source.dump.last_enqueued_at, now)
+                self._note_dumps(now)
                 source.on_answer(now, TICK_S)
         except NoAnswer as error:
             source.on_failure(f"cannot be asked: {error}", time.monotonic())
@@ -149,16 +149,15 @@ class WorkerProbe:
         if not source.why:
             self._ask(time.monotonic())
 
-    def _note_dumps(self, newest_at: float | None, now: float) -> None:
-        """Of the last answers about all backends, in the newest of which an operation is so old (wall clock)."""
+    def _note_dumps(self, now: float) -> None:
+        """Note what follows from the last answers about all backends."""
         dumps = {source.name: source.dump for source in self.sources or () if source.dump is not None}
         counts = {
             (name, number): count for name, dump in dumps.items() for number, count in dump.counts.items()
         }
         groups = [group for dump in dumps.values() for group in dump.groups]
-        since = None if newest_at is None else now - (time.time() - newest_at)
         waits = any(map(is_waiting, groups)) and (not self.cpu or processes.state(self.track.pid) == ASLEEP)
-        self.track.on_collectives(counts, groups, now, since, waits=waits)
+        self.track.on_collectives(counts, groups, now, waits=waits)
 
     def close(self) -> None:
         """Wait for no answer about collectives any more."""

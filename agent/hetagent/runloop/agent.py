@@ -267,8 +267,6 @@ class Agent:
 
     def _report_failure(self, local: LocalRound, end: Exit) -> None:
         """Report that a worker failed."""
-        if self.parts.monitor is not None:
-            self.parts.monitor.note_failure()
         failure, text = local.describe_failure(end, self.secrets())
         ended = local.find_successes_before(end.seen_at)
         fields = {"failure": failure, "moved": self.parts.progress_times(), "ended": ended}

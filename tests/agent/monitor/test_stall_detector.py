@@ -65,11 +65,6 @@ class Watched:
             self.track.looked_at = self.now
             self._judge()
 
-    def late(self, seconds: int) -> None:
-        """Nobody looks, and then the last operation is 5 s old."""
-        self._done += 1
-        self._look(seconds, newest_at=self.now + seconds - 5.0)
-
     def becomes(self, state: str) -> None:
         self.track.on_process_state(State(state), self.now)
 
@@ -82,13 +77,11 @@ class Watched:
     def unseen(self) -> None:
         self.track.unseen = AWAY
 
-    def _look(
-        self, seconds: float = 1.0, asked: int = 0, newest_at: float | None = None, *, waits: bool = False
-    ) -> None:
+    def _look(self, seconds: float = 1.0, asked: int = 0, *, waits: bool = False) -> None:
         self.now += seconds
         group = replace(GROUP, enqueued=self._done + asked, completed=self._done)
         counts = {"0": (group.enqueued, 0, group.completed)}
-        self.track.on_collectives(counts, [group], self.now, newest_at, waits=waits)
+        self.track.on_collectives(counts, [group], self.now, waits=waits)
         self._judge()
 
     def _judge(self) -> None:
@@ -101,12 +94,6 @@ class Watched:
 
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "stands, and moves again": ("works 10, stands 5, works 1", "12 runs still, 16 runs", {"idle_s": 0}),
-    # else the server would add up both, and end a round in which nobody has waited for so long
-    "has gone on and stands again": (
-        "timeout 6, works 10, stands 5, late 20",
-        "12 runs still, 35 runs still",
-        {"idle_s": 5},
-    ),
     # a thread of it saves a checkpoint with the others, for instance
     "computes beside a collective": (
         "timeout 3, works 3, computes 10, waits 2",
@@ -215,19 +202,6 @@ def test_a_sample_holds_until_a_few_seconds_after_the_last_look_at_the_workers()
     told = node_progress(3, [track], 9.0, 9.5)  # its server is asked more rarely
     assert (told.age_s, told.known_s) == (5.5, 5.0 + HOLDS_S)
     assert node_progress(3, [track], 9.0, 3600.0).known_s == told.known_s, "which is counted from the look"
-
-
-def test_a_change_is_dated_by_the_last_operation_and_training_begins_at_the_look_before() -> None:
-    track = WorkerTrack(0.0)
-    track.looked_at = 9.0
-    group = replace(GROUP, enqueued=400, completed=400)
-    ages = []
-    # the third time that was no new one, and the fourth time the wall clock was set
-    for at, newest_at in ((10.0, 9.9), (11.0, 10.2), (12.0, 10.2), (13.0, 99.0)):
-        track.on_collectives({"0": at}, [group], at, newest_at, waits=False)
-        ages.append(round(track.idle_s, 3))
-    assert ages == [0.1, 0.8, 0.0, 0.0]
-    assert (track.first_at, track.last_at) == (9.0, 13.0)
 
 
 def test_training_is_from_the_first_step_that_was_said_to_the_last() -> None:

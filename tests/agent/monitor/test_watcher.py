@@ -14,7 +14,6 @@ from tests.agent.rig import Make, Rig, soon
 from tests.support.servers import Hetserver
 from torch.distributed.elastic.multiprocessing import Std
 
-from hetagent.monitor import watcher
 from hetagent.monitor.round_watch import PREFIX
 from hetagent.monitor.stacks import MAX_WHY
 from hetagent.monitor.watcher import MOST, MOST_OF_ALL, NOT_KEPT, NOTHING, OFF, fit_into_limit, log_tail
@@ -141,13 +140,6 @@ def test_streams_that_go_into_files_are_shown_apart(rig: Make) -> None:
 
     assert made.run(look, made.touches("go")) == 0
     assert [(one["text"], one["stderr"]) for one in logs] == [("loss 3", "warning")]
-
-
-def test_of_many_workers_logs_are_left_where_one_failed(rig: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watcher, "FEW_WORKERS", 0)
-    made = rig(f'echo "round $HET_ROUND"; [ $HET_ROUND = 1 ] && exit 7; {SAYS}', watches=True)
-    made.run(lambda: soon(lambda: steps(made) == [17], "round 2"), made.touches("go"))
-    assert [texts_of(made, f"?round={number}") for number in (1, 2)] == [["round 1"], []]
 
 
 def test_workers_that_cannot_be_started_leave_nothing_behind(rig: Make, tmp_path: Path) -> None:

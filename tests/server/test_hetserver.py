@@ -402,7 +402,7 @@ def test_a_state_file_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
         (corrupt, "cannot be read"),
         (tmp_path / "file" / "state.db", "give hetserver a directory that it may write to"),
         (tmp_path, "cannot be read"),
-        (tmp_path / "nope" / "state.db", f"there is no directory {tmp_path}/nope: make it"),
+        (tmp_path / "nope" / "state.db", "No such file or directory): give hetserver a directory"),
     ):
         said = refused("--port", "0", "--store", f"sqlite:{path}", home=tmp_path)
         assert says in said

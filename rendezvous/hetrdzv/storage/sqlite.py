@@ -151,13 +151,8 @@ class SqliteStore:
         return self._connection
 
     def _connect(self) -> sqlite3.Connection:
-        folder = self._path.parent
-        if not folder.exists():  # mistyped, perhaps
-            raise self._error(
-                f"cannot be made: there is no directory {folder}: make it (mkdir -p), or {_ANOTHER_FILE}"
-            )
         noted = self._take_lock()
-        if noted and not self._path.exists():
+        if noted and not self._path.exists():  # with an empty file SQLite would delete its -wal
             raise self._error(
                 f"is gone, but was used before: put it back, with its -wal. "
                 f"To begin with an empty state, remove {self._lock_path} and start again"

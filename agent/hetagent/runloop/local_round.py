@@ -177,9 +177,7 @@ class LocalRound:
         standbys = self._parts.standbys
         claim = standbys.claim_standby if standbys is not None else None
         started = self._starter.start(self.assignment, command, environs, claim)
-        self._workers = Workers(
-            started, self._incarnation, self._parts.persistent_sessions, spawns=self._launch.one_per_node
-        )
+        self._workers = Workers(started, self._incarnation, self._parts.persistent_sessions)
         self.phase = Phase.RUNNING
         for hook in self._parts.hooks:
             hook.begin(self._workers)

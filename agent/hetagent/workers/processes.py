@@ -24,7 +24,7 @@ PATIENCE_S = 1.0
 class Workers:
     """The processes that a starter started for one round, marked with this `HET_INCARNATION`.
 
-    Those of `kept_sessions` are for later rounds. With `spawns` each of them starts this node's workers itself.
+    Those of `kept_sessions` are for later rounds.
     """
 
     def __init__(
@@ -32,12 +32,8 @@ class Workers:
         started: StartedWorkers,
         incarnation: str,
         kept_sessions: Callable[[], Collection[int]] = tuple,
-        *,
-        spawns: bool = False,
     ) -> None:
         self._kept_sessions = kept_sessions
-        self._spawns = spawns
-        self._owed: dict[int, int] = {}  # signals that a worker's helpers get once it has ended, by its pid
         self.started = started
         self._incarnation = incarnation
         self.pids = {local_rank: worker.pid for local_rank, worker in started.workers.items()}
@@ -76,8 +72,6 @@ class Workers:
             ended.append(Exit(local_rank, number, time.monotonic()))
             self._exits[local_rank] = ended[-1]
             del self._running[local_rank]
-            if pid in self._owed:
-                _send(os.killpg, pid, self._owed.pop(pid))
         return ended
 
     def find_lingering(self) -> list[Exit]:
@@ -120,19 +114,18 @@ class Workers:
     def send(self, signum: int) -> None:
         """Send a signal to the workers; kill those that are stopped and would not act on it.
 
-        The rest of a worker's process group gets it as well, but not the helpers of one that handles it, before it has
-        ended. SIGINT is for all: Python handles it by itself, and who presses Ctrl-C means everything.
+        The rest of a worker's process group gets it as well, but for torch's data loaders, without which a script could
+        not end its step and save. SIGINT is for all: who presses Ctrl-C means everything.
         """
-        alive = processes.list_processes() if signum != signal.SIGINT else {}
+        alive = processes.list_processes().values() if signum != signal.SIGINT else ()
         for sid in self._sids:
-            spared = processes.find_signal_exempt(alive, sid, signum, spawns=self._spawns)
-            if not spared:
+            group = [process for process in alive if process.group == sid]
+            if loaders := processes.find_data_loaders(group):
+                for process in group:
+                    if process.pid not in loaders:
+                        _send(os.kill, process.pid, signum)
+            else:
                 _send(os.killpg, sid, signum)
-                continue
-            self._owed[sid] = signum
-            for process in alive.values():
-                if process.group == sid and process.pid not in spared:
-                    _send(os.kill, process.pid, signum)
         for pid in processes.find_stopped(self._sids):
             _send(os.kill, pid, signal.SIGKILL)
 

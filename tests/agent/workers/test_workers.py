@@ -32,7 +32,7 @@ class Round:
         self._woken = woken
         self.workers: Workers | None = None
 
-    def start(self, *commands: str, spawns: bool = False) -> Workers:
+    def start(self, *commands: str) -> Workers:
         environment = os.environ | {INCARNATION: RUN}
         self.processes = [
             subprocess.Popen(["sh", "-c", command], env=environment, start_new_session=True)
@@ -42,7 +42,7 @@ class Round:
             rank: StartedWorker(process.pid, str(self._folder / f"{rank}.json"))
             for rank, process in enumerate(self.processes)
         }
-        self.workers = Workers(StartedWorkers(workers, close=self._close), RUN, spawns=spawns)
+        self.workers = Workers(StartedWorkers(workers, close=self._close), RUN)
         return self.workers
 
     def _close(self, until: float | None) -> bool:
@@ -130,38 +130,25 @@ process(*eval(sys.argv[1]))
 """
 """A process that handles SIGTERM, and others below it that do so, too, as forks of a script have its handler."""
 
-LOADED = ("rank", ("pt_data_worker",))
 
-
-@pytest.mark.parametrize(
-    ("command", "family", "spawns", "first"),
-    [
-        ("exec {python}", ("rank", ("helper",)), False, {"rank"}),
-        ("trap 'exit 0' TERM; {python}; exit 1", ("rank", ("helper",)), False, {"rank"}),
-        ("exec {python}", ("parent", ("rank",), LOADED, ("pt_data_worker",)), True, {"parent", "rank"}),
-    ],
-    ids=["a worker", "below a shell", "below a parent"],
-)
-def test_a_worker_that_handles_a_signal_saves_before_its_helpers_get_it(
-    round_: Round, tmp_path: Path, command: str, family: tuple[object, ...], spawns: bool, first: set[str]
+@pytest.mark.parametrize("command", ["exec {python}", "trap 'exit 0' TERM; {python}; exit 1"])
+def test_those_who_save_at_a_signal_keep_their_data_loaders(
+    round_: Round, tmp_path: Path, command: str
 ) -> None:
     (tmp_path / "family.py").write_text(FAMILY)
-    python = f'{sys.executable} family.py "{family}"'
-    ranks = str(family).count("rank")
-    up = str(family).count("'")  # two quotes each
+    loaded = ("rank", ("pt_data_worker",))
+    python = f'{sys.executable} family.py "{("parent", ("rank",), loaded, ("helper",))}"'
 
     def notes() -> list[str]:
         return (tmp_path / "notes").read_text().splitlines() if (tmp_path / "notes").exists() else []
 
-    made = round_.start(f"cd {tmp_path}; {command.format(python=python)}", "exec sleep 1000", spawns=spawns)
-    wait_for(lambda: len(notes()) == up // 2)
+    made = round_.start(f"cd {tmp_path}; {command.format(python=python)}", "exec sleep 1000")
+    wait_for(lambda: len(notes()) == 5)
     made.send(signal.SIGTERM)
     assert {end.local_rank: end.exit_code for end in round_.ends(2)} == {0: 0, 1: None}
-    wait_for(lambda: "helper got" in notes() or "pt_data_worker got" in notes())
-    said = notes()[up // 2 :]
-    saved = [index for index, note in enumerate(said) if note == "rank saved"]
-    assert len(saved) == ranks
-    assert {note.split()[0] for note in said[: max(saved)]} == first
+    wait_for(lambda: "helper saved" in notes())
+    assert notes().count("rank saved") == 2
+    assert "pt_data_worker got" not in notes()
 
 
 def test_ctrl_c_is_for_the_helpers_as_well(round_: Round, tmp_path: Path) -> None:

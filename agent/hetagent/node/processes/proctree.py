@@ -73,26 +73,9 @@ def has_signal_handler(pid: int, signum: int) -> bool:
     return bool(caught is not None and int(caught[1], 16) >> (signum - 1) & 1)
 
 
-def find_signal_exempt(alive: dict[int, Process], leader: int, signum: int, *, spawns: bool) -> set[int]:
-    """Pids of those below a worker that are not to get a signal: a Python process above handles it, and needs them.
-
-    Otherwise a script that saves then would miss its data loaders. A shell needs nobody: it acts on a signal only once
-    its command has ended. `spawns`: the worker starts the node's workers, which may be the ones that save: of what it
-    has started itself, only data loaders are its helpers.
-    """
-    children = _children(alive)
-    found: set[int] = set()
-    pending = [(leader, spawns)]
-    while pending:
-        pid, is_parent = pending.pop()
-        below = children.get(pid, [])
-        if not (_is_python(pid) and has_signal_handler(pid, signum)):
-            pending += [(child, is_parent) for child in below]
-            continue
-        own = [child for child in below if not is_parent or _content(child, "comm").rstrip() == LOADER]
-        pending += [(child, False) for child in below if child not in own]
-        found |= _closure(set(own), set(), alive)
-    return found
+def find_data_loaders(alive: Iterable[Process]) -> set[int]:
+    """Pids of the workers of torch's data loaders among some processes."""
+    return {process.pid for process in alive if _content(process.pid, "comm").rstrip() == LOADER}
 
 
 def find_by_incarnation(incarnation: str, *marks: str) -> list[int]:
@@ -255,13 +238,6 @@ def _children(alive: dict[int, Process]) -> dict[int, list[int]]:
     for process in alive.values():
         children.setdefault(process.parent, []).append(process.pid)
     return children
-
-
-def _is_python(pid: int) -> bool:
-    try:
-        return os.path.basename(os.readlink(f"/proc/{pid}/exe")).startswith("python")
-    except OSError:
-        return False
 
 
 def _content(pid: int, file: str) -> bytes:

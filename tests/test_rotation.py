@@ -3,15 +3,12 @@
 import ast
 import importlib.metadata
 import importlib.util
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.needs import PART, PARTS, share, turn
+from tests.support.needs import PARTS, share, turn
 
 ROOT = Path(__file__).parents[1]
 OURS = ("hetrdzv", "hetagent", "tests", "benchmarks")
@@ -33,13 +30,12 @@ def test_all_parts_together_are_all_long_tests() -> None:
 
 def test_launch_styles_have_their_turns() -> None:
     """Open MPI, Slurm, Horovod and the commands of docs/launch.md: nobody ran them, and they rotted."""
-    places = ["tests/mpi", "tests/slurm", "tests/horovod", "tests/e2e/test_launch_docs.py"]
-    words = [sys.executable, "-m", "pytest", "--collect-only", "-qq", "-m", "slow and not long", *places]
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", PART))
-    }
-    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED, done.stdout
+    files = ["mpi/test_mpi.py", "horovod/test_horovod.py", "slurm/test_jobs.py", "slurm/test_announced.py"]
+    for name in files:
+        text = (ROOT / "tests" / name).read_text(encoding="utf-8")
+        assert "\npytestmark = [pytest.mark.long, pytest.mark.needs(" in text, name
+    text = (ROOT / "tests" / "e2e" / "test_launch_docs.py").read_text(encoding="utf-8")
+    assert text.count("\n@pytest.mark.slow") == text.count("\n@pytest.mark.long\n@pytest.mark.slow") == 2
 
 
 def missing(path: Path) -> list[str]:

@@ -146,14 +146,16 @@ def test_steps_without_the_optimizer_are_saved_as_well(job: Cluster, script: lis
 def test_a_node_that_has_to_go_loses_nothing_without_a_word_in_the_script(
     job: Cluster, kind: str, drained: bool
 ) -> None:
+    slots = PAIR if drained else {"a": 1, "b": 1}
+    world = sum(slots.values())
     # So rarely that what is lost would be seen.
-    run = Job(job, kind, "--snapshot-every-s", "3600")
-    number = run.trained()
+    run = Job(job, kind, "--snapshot-every-s", "3600", slots=slots)
+    number = run.trained(world=world)
     if drained:
         job.post("nodes/b/drain")
     else:
         job.agents["b"].send(signal.SIGTERM)
-    after = run.trained(number, world=2)
+    after = run.trained(number, world=world - 1)
     assert job.agents["b"].wait() == (4 if drained else 75)
     assert run.reached(number) - run.loaded(after) <= 1
     assert job.group()["restarts"] == 0

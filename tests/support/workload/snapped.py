@@ -122,7 +122,7 @@ def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
         host = torch.empty_like(local, device="cpu", pin_memory=local.is_cuda).copy_(local, non_blocking=True)
         if local.is_cuda:
             torch.cuda.current_stream().record_event().synchronize()
-        found.update(bytes(host.detach().contiguous().flatten().view(torch.uint8).tolist()))
+        found.update(host.detach().contiguous().flatten().view(torch.uint8).numpy())
     return found.hexdigest()[:16]
 
 

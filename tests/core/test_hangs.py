@@ -10,6 +10,7 @@ from hetrdzv.core.model import Stall
 from hetrdzv.protocol.errors import StaleRound
 from hetrdzv.protocol.reasons import ends, events, hangs
 from hetrdzv.protocol.reasons.hangs import culprits_of
+from hetrdzv.protocol.reasons.reason import ReasonCode
 from hetrdzv.protocol.states import StallKind
 from hetrdzv.storage.records import changes
 from tests.core.driver import Story, bare
@@ -105,7 +106,9 @@ def test_a_hang_ends_the_round_as_a_failure_of_the_culprit() -> None:
     assert story.group.state == "running"
     story.wait(1)
     hang = ends.hangs(replace(behind(2, "b"), for_s=30.0), "b", 2)
-    assert story.said("round_ended") == [bare(events.round_ended(1, hang, "failed"))]
+    assert story.said("round_ended") == [
+        bare(ReasonCode.ROUND_ENDED.reason(round=1, cause=hang, kind="failed"))
+    ]
     assert story.told("a").kind == story.told("b").kind == "stop"
     story.failed("a", rank=0, age_s=100, exit_code=7)  # what stopped workers report replaces nothing
     story.failed("b", rank=2, exit_code=None, signal="SIGTERM")

@@ -7,7 +7,7 @@ import pytest
 from hetrdzv.core.commands import Cancel, Tick
 from hetrdzv.core.invariants import violations
 from hetrdzv.core.model import Cause, Group, Notice
-from hetrdzv.protocol.reasons import ends, events, waiting
+from hetrdzv.protocol.reasons import ends, waiting
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.states import EndKind, GroupState
 from tests.core.driver import bare, running
@@ -38,7 +38,9 @@ def heeding(*node_ids: str, notice_s: float = 30.0, deaf: str = "", lease_s: flo
 def test_workers_are_told_and_the_round_ends_once_all_are_ready(kind: str) -> None:
     act, cause = PLANNED[kind]
     story = play(f"{heeding('a', 'b')} {act}")
-    assert story.said("stop_announced") == [bare(events.stop_announced(1, cause, 30.0))]
+    assert story.said("stop_announced") == [
+        bare(ReasonCode.STOP_ANNOUNCED.reason(round=1, cause=cause, notice_s=30.0))
+    ]
     until = story.now + 30.0
     ending = waiting.about_to_end(1, cause, ["a", "b"], until)
     for node_id in ("a", "b"):
@@ -159,7 +161,9 @@ def test_a_failure_in_the_notice_of_a_drain_costs_nothing_even_if_the_drained_no
     story = play(
         f"{heeding('a', 'b')} drain b; failed a; join a; {readmitted} join b; restarts = 0; state = starting"
     )
-    assert story.said("round_judged") == [bare(events.round_judged(1, DRAINED))]
+    assert story.said("round_judged") == [
+        bare(ReasonCode.ROUND_JUDGED.reason(round=1, cause=ends.consequences(DRAINED)))
+    ]
 
 
 def test_a_drained_node_that_goes_by_itself_is_gone_whoever_lets_it_back() -> None:
@@ -175,7 +179,9 @@ def test_a_job_that_ends_while_it_is_about_to_be_cancelled_was_cancelled(must_me
     story.succeeded("b")
     story.report("a", "succeeded", met=0, must_meet=must_meet)  # the master: none has met another
     story.wait(1)
-    assert story.join("c", spec={}).reason == waiting.came_late(group_id="g", outcome="cancelled", by="ada")
+    assert story.join("c", spec={}).reason == ReasonCode.CAME_LATE.reason(
+        group="g", outcome="cancelled", by="ada"
+    )
     assert fact(story, "told", "c") == "exit cancelled 3"
 
 

@@ -188,7 +188,9 @@ def test_a_restart_says_what_it_is_for() -> None:
     story.joins("a", "b")
     assert story.start("a").restarted_by is None, "a person's wish costs no restart"
     quick = play("running a max_restarts=5; failed a; join a; started a; failed a; join a")
-    assert replace(quick.reason, cause=None) == waiting.restart_backoff(ready("a", 1), 2, 5, 2, quick.now + 1)
+    assert replace(quick.reason, cause=None) == ReasonCode.RESTART_BACKOFF.reason(
+        "a", ready=ready("a", 1), restart=2, quick=2, until=quick.now + 1
+    )
 
 
 def test_failures_without_an_exit_code() -> None:

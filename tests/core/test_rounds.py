@@ -5,6 +5,7 @@ import pytest
 from hetrdzv.core.commands import Renew, Tick
 from hetrdzv.core.why import why_ended
 from hetrdzv.protocol.reasons import ends, events, waiting
+from hetrdzv.protocol.reasons.reason import ReasonCode
 from tests.core.driver import Story, running
 from tests.core.explained import ready
 from tests.core.leases import step
@@ -65,7 +66,7 @@ CASES = {
         running a b min_nodes=1 stop_timeout_s=2 lease_s=40; failed a; renew b; joins a b; started a b
         failed a; join a; wait 8 silent=('b',); state = waiting; until = unknown""",
     "a loss waits for a replacement": """
-        running a b min_nodes=1 replace_wait_s=20; leave b; join a; why = last_call a; until = 20
+        running a b min_nodes=1 replace_wait_s=20; leave b; join a; why = replacement_wait a; until = 20
         wait 19.9; state = waiting; wait 0.1; order = a""",
     "which ends the wait": """
         running a b min_nodes=1 replace_wait_s=20; leave a; join b; wait 3; join z; order = z b""",
@@ -122,7 +123,9 @@ def test_first_round_waits_for_the_last_call() -> None:
     told = story.join("a", 8)
     assert (told.kind, told.code) == ("wait", "waiting")
     assert told.reason == waiting.too_few(ready("a", 2), 1, until=story.now + 600)
-    assert story.join("b", 4).reason == waiting.last_call(ready("ab", 2), story.now + 10)
+    assert story.join("b", 4).reason == ReasonCode.LAST_CALL.reason(
+        "a", "b", ready=ready("ab", 2), until=story.now + 10
+    )
     story.wait(9.99)
     assert story.group.state == "waiting"
     story.wait(0.01)

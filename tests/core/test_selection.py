@@ -124,7 +124,7 @@ CASES = {
         said round_ended = 1""",
     "a smaller world waits for a replacement": """
         group last_call_s=1 world_size_multiple=4 replace_wait_s=5; join a 4; join b 4; join c 3; obey
-        lose b; join a 4; why = last_call a c; join e 4; world = 8; order = a e""",
+        lose b; join a 4; why = replacement_wait a c; join e 4; world = 8; order = a e""",
     "growth pauses, and a loss does not wait": """
         group last_call_s=1 growth_pause_s=20 lease_s=100; join a 4; wait 1; started a; join b 4
         left b = joins_next_round b; due = 20; wait 19; world = 4; obey; world = 8; lose b; obey; world = 4""",

@@ -342,7 +342,7 @@ def test_a_loopback_address_among_nodes_of_other_hosts(hetagent: Run, server: He
         "train.py",
     )
     assert said.status == UNFIT
-    assert "'gpu3' offers address 127.0.0.1, but group 'loop' has nodes on other hosts" in said.text
+    assert "gpu3 offers 127.0.0.1, which no other host can reach" in said.text
     assert "start hetagent with --local-addr or --interface" in said.text
 
 

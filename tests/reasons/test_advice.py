@@ -30,7 +30,7 @@ def test_what_to_do_about_a_group() -> None:
         waiting.in_place_of(waiting.too_few(NOBODY, 1), ["b"]),
         waiting.in_place_of(waiting.too_few(A, 1), ["b"], ["b"]),
         waiting.too_few(NOBODY, 2, since=300.0),
-        waiting.no_allowed_master(A, "zone=x"),
+        ReasonCode.NO_ALLOWED_MASTER.reason(ready=A, master="zone=x"),
         ends.cancelled(),
         hangs.hang(4, stuck, 460.0),
         hangs.hang(4, stuck, 460.0, until=600.0),

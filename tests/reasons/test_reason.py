@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.reasons import ends, events
+from hetrdzv.protocol.reasons import ends
 from hetrdzv.protocol.reasons.reason import (
     MOST_CHARACTERS,
     MOST_QUOTED,
@@ -88,7 +88,7 @@ def test_a_length_of_time(seconds: float, text: str, roughly: str) -> None:
 
 
 def test_it_is_read_as_it_was_written_and_one_of_a_newer_server_as_well() -> None:
-    found = events.round_ended(3, ReasonCode.NODES_JOINED.reason("c"), "joined")
+    found = ReasonCode.ROUND_ENDED.reason(round=3, cause=ReasonCode.NODES_JOINED.reason("c"), kind="joined")
     assert codec.read(Reason, codec.write(found)) == found
     newer = codec.read(Reason, b'{"code":"moon","message":"the moon is full","phase":3}', unknown="ignore")
     assert (newer.code, newer.message) == ("moon", "the moon is full")

@@ -11,8 +11,8 @@ from hetrdzv.core.rounds.transitions import is_reusable
 from hetrdzv.core.why import why, why_ended, why_node_waits
 from hetrdzv.protocol.directive import Directive, Start, StopNotice
 from hetrdzv.protocol.failure import RootCause
-from hetrdzv.protocol.reasons import advice, ends, waiting
-from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
+from hetrdzv.protocol.reasons import advice, ends
+from hetrdzv.protocol.reasons.reason import Reason, ReasonCode, reason
 from hetrdzv.protocol.rounds import TimeSpent, total_time
 from hetrdzv.protocol.states import (
     EXIT_CANCELLED,
@@ -144,7 +144,8 @@ def _details(group: Group, node: Node, head: DirectiveHead, now: float) -> dict[
         case "round_formed" | "daemon" | "stalled" | "notice" if current is not None:
             return _start_details(group, current, node, head, now)
         case "round_over":
-            return {"reason": ReasonCode.ROUND_ENDED.reason(round=node.member_of)}
+            over = f"round {node.member_of} is over"
+            return {"reason": reason(ReasonCode.ROUND_ENDED, over, round=node.member_of)}
         case _:
             return {"reason": why_node_waits(group, node, now)}
 
@@ -175,7 +176,7 @@ def _came_late(group: Group, node: Node) -> Reason | None:
     if group.finished_at is None or node.joined_at < group.finished_at:
         return None
     by = group.cancellation.data.get("by", "") if group.cancellation is not None else ""
-    return waiting.came_late(group.group_id, group.state, str(by))
+    return ReasonCode.CAME_LATE.reason(group=group.group_id, outcome=group.state, by=by or None)
 
 
 def late_exit_code(group: Group) -> int | None:

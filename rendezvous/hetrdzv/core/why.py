@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
+from typing import Any
 
 from hetrdzv.core.memo import cached
 from hetrdzv.core.model import End, Group, Node, Round, Stall
@@ -25,7 +26,7 @@ from hetrdzv.core.selection.candidates import (
 from hetrdzv.core.selection.select import Selection, Shortfall, ShortfallKind
 from hetrdzv.protocol.reasons import ends, events, hangs, waiting
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
-from hetrdzv.protocol.settings import UNLIMITED_RESTARTS, GroupSpec
+from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.states import GroupState, NodePhase
 from hetrdzv.protocol.texts.ids import natural_key
 from hetrdzv.protocol.texts.who import Nodes
@@ -56,8 +57,8 @@ def _why(group: Group, now: float) -> Reason:
         case GroupState.CANCELLED:
             return group.cancellation or ends.cancelled()
         case GroupState.FAILED:
-            cause = group.root_cause
-            return cause.reason if cause is not None else ReasonCode.GROUP_FAILED.reason()
+            assert group.root_cause is not None
+            return group.root_cause.reason
     assert current is not None
     if group.state is GroupState.STARTING:
         late = [one.node_id for one in current.members if group.phase_of(one) is NodePhase.STARTING]
@@ -122,7 +123,9 @@ def _waits_for(group: Group, now: float) -> Reason:
     there, answer = ready_nodes(group), next_round(group)
     ready, until = ready_of(group.spec, there), gives_up_at(group)
     if isinstance(answer, Shortfall) and answer.kind is ShortfallKind.ALLOWED_MASTER:
-        return waiting.no_allowed_master(ready, group.spec.master or "", until)
+        return ReasonCode.NO_ALLOWED_MASTER.reason(
+            nodes=ready.nodes, ready=ready, master=group.spec.master, until=until
+        )
     if isinstance(answer, Shortfall) and answer.kind is not ShortfallKind.MASTER:
         wanting = [node.node_id for node in group.live if node.wants_command and group.spec.command is None]
         if wanting:
@@ -137,10 +140,9 @@ def _waits_for(group: Group, now: float) -> Reason:
         )
         return _in_place_of_gone(group, few)
     if group.bounds_since is None:
-        none = waiting.no_reachable_master(ready, unreachable_masters(group, there), group.spec.master, until)
-        return _in_place_of_gone(group, none)
+        return waiting.no_master(unreachable_masters(group, there), group.spec.master, until)
     if answer.suspects:
-        return waiting.reconnecting(ready, [node.node_id for node in answer.suspects])
+        return ReasonCode.RECONNECTING.reason(*(node.node_id for node in answer.suspects), ready=ready)
     return _last_wait(group, ready, answer, now)
 
 
@@ -151,11 +153,12 @@ def _deserted_since(group: Group) -> float | None:
 
 
 def _last_wait(group: Group, ready: waiting.Ready, answer: Selection | Shortfall, now: float) -> Reason:
-    until, backoff_until, most = forms_at(group, answer), group.backoff_until, group.spec.max_restarts
-    if backoff_until is not None and now < backoff_until == until:
-        budget = None if most >= UNLIMITED_RESTARTS else most
-        return waiting.restart_backoff(ready, group.restarts, budget, group.quick, backoff_until)
-    return waiting.last_call(ready, until, replacement=not group.last_call)
+    until, code, more = forms_at(group, answer), ReasonCode.LAST_CALL, dict[str, Any]()
+    if group.backoff_until is not None and now < group.backoff_until == until:
+        code, more = ReasonCode.RESTART_BACKOFF, {"restart": group.restarts, "quick": group.quick}
+    elif not group.last_call:
+        code = ReasonCode.REPLACEMENT_WAIT
+    return code.reason(nodes=ready.nodes, ready=ready, until=until, **more)
 
 
 def ready_of(spec: GroupSpec, there: Sequence[Node]) -> waiting.Ready:

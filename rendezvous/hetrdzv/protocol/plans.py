@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from hetrdzv.protocol.bounds import Body, Id
 from hetrdzv.protocol.directive import Member
 from hetrdzv.protocol.reasons.reason import Reason, full_text
-from hetrdzv.protocol.reasons.waiting import outcome_predicate
 from hetrdzv.protocol.states import GroupState
 from hetrdzv.protocol.texts.who import Nodes
 
@@ -42,7 +41,7 @@ class Plan:
 def describe_plan(plan: Plan) -> Iterator[str]:
     """What would happen."""
     if GroupState(plan.state).terminal:
-        yield f"Nothing changes: the job is over, it {outcome_predicate(plan.state)}."
+        yield f"Nothing changes: the job is over ({plan.state})."
         return
     if plan.stops:
         yield f"Workers of {Nodes.of(plan.stops)} are stopped for good."

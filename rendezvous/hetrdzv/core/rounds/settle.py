@@ -257,7 +257,7 @@ def _form(context: StepContext) -> None:
     if isinstance(answer, Selection):
         _start_round(context, answer)
     elif answer.kind is ShortfallKind.MASTER:
-        why = ends.no_node_can_be_master(unreachable_masters(context.group, ready), context.group.spec.master)
+        why = waiting.no_master(unreachable_masters(context.group, ready), context.group.spec.master)
         finish_failed(context, RootCause(reason=why))
     else:
         why = why_group_waits(context.group, context.now)

@@ -191,7 +191,7 @@ def _leaving(node_id: str, why: Reason) -> Cause:
 
 def reject(context: StepContext, node: Node) -> None:
     """Reject a node that no other host can reach; its agent is told to exit."""
-    why = ReasonCode.BAD_ADDRESS.reason(node.node_id, group=context.group.group_id, address=node.address)
+    why = ReasonCode.BAD_ADDRESS.reason(node.node_id, address=node.address)
     context.change_node(
         node,
         rejected=why,
@@ -239,7 +239,9 @@ def end_round(
         end = End(cause=cause, at=context.now, time=time, hang=hang, before=before)
         ended = replace(current, end=end, stall=None, notice=None)
         context.change(state=GroupState.WAITING, round=ended, joiners_since=None)
-        context.add_event(events.round_ended(current.number, cause.reason, cause.kind))
+        context.add_event(
+            ReasonCode.ROUND_ENDED.reason(round=current.number, cause=cause.reason, kind=cause.kind)
+        )
     elif cause.kind in LOSSES and current.end.kind is EndKind.FAILED and not current.end.is_judged:
         _blame(context, current, current.end, cause)
 
@@ -263,7 +265,9 @@ def blame_leaving_node(context: StepContext, ended: Round, end: End) -> End:
 def _blame(context: StepContext, ended: Round, end: End, cause: Cause) -> End:
     end = replace(end, cause=cause, consequences=True)
     context.change(round=replace(ended, end=end))
-    context.add_event(events.round_judged(ended.number, cause.reason))
+    context.add_event(
+        ReasonCode.ROUND_JUDGED.reason(round=ended.number, cause=ends.consequences(cause.reason))
+    )
     return end
 
 
@@ -284,7 +288,10 @@ def stop_with_grace(context: StepContext, cause: Cause, leaves_at: float | None 
         end_round(context, cause)
     else:
         context.change(round=replace(active, notice=Notice(cause=cause, at=context.now, until=until)))
-        context.add_event(events.stop_announced(active.number, cause.reason, round(until - context.now, 3)))
+        left_s = round(until - context.now, 3)
+        context.add_event(
+            ReasonCode.STOP_ANNOUNCED.reason(round=active.number, cause=cause.reason, notice_s=left_s)
+        )
 
 
 def finish_failed(context: StepContext, cause: RootCause, *, gave_up: Nodes | None = None) -> None:

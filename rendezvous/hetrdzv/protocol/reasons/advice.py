@@ -44,7 +44,7 @@ def next_step(group_id: str, why: Reason, *, failed: bool = False, stays: bool =
 
 def _for_nodes(group_id: str, why: Reason, who: Nodes) -> str:
     """What brings the nodes that a group waits for; empty: it only has to wait."""
-    if why.code not in (ReasonCode.TOO_FEW_NODES, ReasonCode.TOO_FEW_SLOTS, ReasonCode.NO_MASTER):
+    if why.code not in (ReasonCode.TOO_FEW_NODES, ReasonCode.TOO_FEW_SLOTS):
         return ""
     if "drained" in why.data:
         first = who.first[0]
@@ -55,8 +55,6 @@ def _for_nodes(group_id: str, why: Reason, who: Nodes) -> str:
         fewer = "; to go on with fewer nodes: start all agents again with a smaller --nnodes"
         again = f"start hetagent on {who} again, or on another node in place of {them}"
         return f"{again}{fewer if why.data['ready'] else ''}"
-    if why.code == ReasonCode.NO_MASTER:
-        return ""
     slots, missing = why.code == ReasonCode.TOO_FEW_SLOTS, int(why.data.get("missing", 0))
     where = "nodes with other numbers of slots"
     if missing:

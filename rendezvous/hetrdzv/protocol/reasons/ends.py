@@ -1,11 +1,8 @@
 """What ends a round, why a node goes, and why a job fails."""
 
-from collections.abc import Collection, Mapping
-
 from hetrdzv.protocol.failure import EarlierExits, Failure
 from hetrdzv.protocol.reasons.hangs import Hang
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode, reason, with_message
-from hetrdzv.protocol.reasons.waiting import no_master
 from hetrdzv.protocol.texts.phrasing import clipped, count
 from hetrdzv.protocol.texts.raised import find_exception
 from hetrdzv.protocol.texts.who import Ranks
@@ -139,12 +136,6 @@ def without_restart(failed: Reason, why: str, max_restarts: int = 0) -> Reason:
 def consequences(of: Reason) -> Reason:
     """A member's departure, after which others failed: before it was known, or since."""
     return with_message(of, f"{of}; failures elsewhere were a consequence")
-
-
-def no_node_can_be_master(cut_off: Mapping[str, Collection[str]], rule: str | None = None) -> Reason:
-    """No node can be reached by all others."""
-    text = f"no node can be master: {no_master(cut_off, rule)}"
-    return reason(ReasonCode.NO_MASTER, text, nodes=cut_off)
 
 
 def join_timeout(within_s: float, why: Reason, *, never: bool = False) -> Reason:

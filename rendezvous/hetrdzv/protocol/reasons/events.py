@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Sequence
 
 from hetrdzv.protocol.errors import Difference
-from hetrdzv.protocol.reasons import ends
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode, reason
 from hetrdzv.protocol.settings import UNLIMITED_RESTARTS
 from hetrdzv.protocol.texts.phrasing import clipped, count
@@ -28,19 +27,6 @@ def round_formed(
     text = f"round {number} formed: world size {size}, {members}{besides}"
     nodes = Nodes(first=tuple(node_id for node_id, _ in places), more=more)
     return reason(ReasonCode.ROUND_FORMED, text, nodes=nodes, round=number, world_size=size, after=cause)
-
-
-def round_ended(number: int, why: Reason, cause: str) -> Reason:
-    """The round is over for all members."""
-    text = f"round {number} ended: {why}"
-    return reason(ReasonCode.ROUND_ENDED, text, nodes=why.who, round=number, cause=why, kind=cause)
-
-
-def round_judged(number: int, why: Reason) -> Reason:
-    """Something else than a failure that had ended the round turned out to be the cause."""
-    why = ends.consequences(why)
-    text = f"round {number} ended because {why}"
-    return reason(ReasonCode.ROUND_JUDGED, text, nodes=why.who, round=number, cause=why)
 
 
 def restart_spent(failed: Reason, restarts: int, budget: int) -> Reason:
@@ -85,12 +71,3 @@ def node_refused(node_id: str, differences: Iterable[Difference]) -> Reason:
     gave = ", ".join(f"{one.name}={clipped(one.given, 60)}" for one in differences)
     text = f"{node_id} is refused, since it gave {gave}, and the group has {has}"
     return reason(ReasonCode.NODE_REFUSED, text, nodes=[node_id])
-
-
-# -- planned stops -------------------------------------------------------------------------------------------
-
-
-def stop_announced(number: int, why: Reason, notice_s: float) -> Reason:
-    """Something is about to end the round; its workers may save for so long (seconds)."""
-    text = f"round {number} is about to end ({why}): its workers have {notice_s:g} s to save"
-    return reason(ReasonCode.STOP_ANNOUNCED, text, nodes=why.who, round=number, cause=why, notice_s=notice_s)

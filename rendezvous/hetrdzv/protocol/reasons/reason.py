@@ -72,35 +72,50 @@ class ReasonCode(StrEnum):
         member._value_, member.text = code, text  # type: ignore[misc]
         return member
 
-    def reason(self, *node_ids: str, group: str = "", why: Reason | None = None, **fields: Any) -> Reason:
-        """A reason with the message of this code; `fields` as `reason` takes them."""
-        nodes = Nodes.of(node_ids)
-        text = self.text.format(nodes=nodes, group=group, why=why, **fields)
-        return reason(self, text, nodes=nodes, why=why.code if why is not None else None, **fields)
+    def reason(
+        self,
+        *node_ids: str,
+        nodes: Nodes = NOBODY,
+        group: str = "",
+        ready: object = None,
+        why: Reason | None = None,
+        cause: Reason | None = None,
+        **fields: Any,
+    ) -> Reason:
+        """A reason with this code's message, about these nodes or those of its cause; for `fields` see `reason`."""
+        who = Nodes.of(node_ids) if node_ids else nodes or (cause.who if cause is not None else NOBODY)
+        text = self.text.format(nodes=who, group=group, ready=ready, why=why, cause=cause, **fields)
+        return reason(self, text, nodes=who, cause=cause, why=why.code if why is not None else None, **fields)
 
     # a job and its rounds
     GROUP_CREATED = "group_created", "group '{group}' was created"
     JOB_BEGAN = "job_began", "job {job} of group '{group}' started"
     SETTINGS_CHANGED = "settings_changed"
     ROUND_FORMED = "round_formed", "round {round} formed"
-    STARTED_UNBOUNDED = (
-        "started_unbounded",
-        "no --nnodes was given: the first round formed with the nodes that were there",
-    )
+    STARTED_UNBOUNDED = "started_unbounded", "without --nnodes, the first round has the nodes that were there"
     ROUND_STARTING = "round_starting", "round {round} is starting: waiting for {nodes} to start workers"
     ROUND_RUNNING = "round_running"
     TRAINING_BEGAN = "training_began", "round {round} trains"
-    STOP_ANNOUNCED = "stop_announced"
+    STOP_ANNOUNCED = (
+        "stop_announced",
+        "round {round} is about to end ({cause}): its workers have {notice_s:g} s to save",
+    )
     READY_TO_STOP = "ready_to_stop", "all nodes are ready to stop, {took_s:.1f} s after they were told"
     NOTICE_EXPIRED = "notice_expired", "not ready to stop within {notice_s:g} s: {nodes}"
-    ROUND_ENDED = "round_ended", "round {round} is over"
-    ROUND_JUDGED = "round_judged"
+    ROUND_ENDED = "round_ended", "round {round} ended: {cause}"
+    ROUND_JUDGED = "round_judged", "round {round} ended because {cause}"
     RESTART_SPENT = "restart_spent"
     GROUP_SUCCEEDED = "group_succeeded"
-    GROUP_FAILED = "group_failed", "the job failed: unknown cause"
+    GROUP_FAILED = "group_failed"
     GROUP_CANCELLED = "group_cancelled"
     EARLIER_JOB = "earlier_job", "the job that this node was in is over: {outcome}"
-    CAME_LATE = "came_late"
+    CAME_LATE = (
+        "came_late",
+        (
+            "the last job of group '{group}' was over before this node joined ({outcome}); to start another: hetctl "
+            "restart {group}, or give the agents another --group"
+        ),
+    )
     QUARANTINED = "quarantined", "hetserver cannot serve it: {quote}"
     # what ends a round, and a job
     WORKER_FAILED = "worker_failed"
@@ -125,10 +140,7 @@ class ReasonCode(StrEnum):
     WORKERS_STOPPED = "workers_stopped"
     BAD_ADDRESS = (
         "bad_address",
-        (
-            "node '{nodes}' offers address {address}, but group '{group}' has nodes on other hosts: start hetagent "
-            "with --local-addr or --interface"
-        ),
+        "{nodes} offers {address}, which no other host can reach: start hetagent with --local-addr or --interface",
     )
     # what else happens to nodes
     NODE_JOINED = "node_joined"
@@ -139,10 +151,7 @@ class ReasonCode(StrEnum):
     NODE_UNDRAINED = "node_undrained", "{nodes} may join again"
     NODE_USED_LAST = (
         "node_used_last",
-        (
-            "workers on {nodes} caused the last {failures} failures of its rounds: other nodes are preferred; to "
-            "change that: hetctl undrain {group} {nodes}"
-        ),
+        "{nodes} is used last, since its last {failures} rounds failed there: hetctl undrain {group} {nodes} ends that",
     )
     NODE_SUCCEEDED = "node_succeeded", "all workers of {nodes} succeeded"
     DAEMON_STARTED = "daemon_started", "{nodes}, the master, has the others run {program}"
@@ -155,19 +164,23 @@ class ReasonCode(StrEnum):
     GOES_ON = "goes_on"
     # what a group waits for
     STOPPING = "stopping", "workers of {nodes} have to stop"
-    NO_ALLOWED_MASTER = "no_allowed_master"
+    NO_ALLOWED_MASTER = (
+        "no_allowed_master",
+        "{ready}, but none that may be master, since master is {master}; waiting for one",
+    )
     NO_COMMAND = (
         "no_command",
-        (
-            "started without a script: {nodes}; group '{group}' has no command yet: give hetagent one, or: "
-            "hetctl create {group} -- train.py"
-        ),
+        "started without a script: {nodes}; give hetagent one, or: hetctl create {group} -- train.py",
     )
     TOO_FEW_NODES = "too_few_nodes"
     TOO_FEW_SLOTS = "too_few_slots"
-    RECONNECTING = "reconnecting"
-    RESTART_BACKOFF = "restart_backoff"
-    LAST_CALL = "last_call"
+    RECONNECTING = "reconnecting", "{ready}; lost the connection to {nodes}: waiting to hear from there again"
+    RESTART_BACKOFF = (
+        "restart_backoff",
+        "{ready}; restart {restart} waits, since {quick} came in quick succession",
+    )
+    LAST_CALL = "last_call", "{ready}; last call for others"
+    REPLACEMENT_WAIT = "replacement_wait", "{ready}; waiting for a replacement"
     # why a node is in no round
     JOINS_NEXT_ROUND = "joins_next_round", "the round is going to restart to include it"
     ON_JOIN_SPARE = "on_join_spare", "on_join is spare"
@@ -184,10 +197,7 @@ class ReasonCode(StrEnum):
     BEGAN_FROM_SNAPSHOT = "began_from_snapshot"
     NOT_ON_DISK = "not_on_disk"
     NOT_TAKEN = "not_taken"
-    SNAPSHOT_WANTED = (
-        "snapshot_wanted",
-        "the next round is to begin from the snapshot of step {step} of round {of_round}",
-    )
+    SNAPSHOT_WANTED = "snapshot_wanted", "the next round is to begin from step {step} of round {of_round}"
 
 
 def reason(

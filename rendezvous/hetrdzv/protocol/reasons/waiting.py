@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode, reason, with_message
 from hetrdzv.protocol.settings import GroupSpec
-from hetrdzv.protocol.texts.ids import natural_key
-from hetrdzv.protocol.texts.phrasing import are, clipped, count, singular_or_plural
+from hetrdzv.protocol.texts.phrasing import are, clipped, count
 from hetrdzv.protocol.texts.who import MOST_NAMES, NOBODY, Nodes
 
 # -- who is there, and who is not ----------------------------------------------------------------------------
@@ -21,32 +20,22 @@ class Ready:
     slots: int | None = None
 
     def __str__(self) -> str:
-        """`2 of 3 nodes`, `3 nodes`, `2 nodes with 7 slots`; the word "ready" follows."""
+        """`2 of 3 nodes ready (a, b)`, `3 nodes ready (a, b, c)`, `2 nodes with 7 slots ready (a, b)`."""
         there = len(self.nodes)
+        if not there:
+            return "no node is ready"
+        of = f"{there} of {count(self.want, 'node')}" if there <= self.want else count(there, "node")
         if self.slots is not None:
-            return f"{count(there, 'node')} with {count(self.slots, 'slot')}"
-        return f"{there} of {count(self.want, 'node')}" if there <= self.want else count(there, "node")
-
-
-def no_master(cut_off: Mapping[str, Collection[str]], rule: str | None) -> str:
-    """Which master (of the first few) cannot be reached from which nodes."""
-    masters = sorted(cut_off, key=natural_key)
-    parts = [f"{name} cannot be reached from {Nodes.of(cut_off[name])}" for name in masters[:MOST_NAMES]]
-    if more := len(masters) - len(parts):
-        parts.append(f"and {count(more, 'more master')}")
-    if rule is not None:
-        parts.append(f"master is {rule}")
-    return "; ".join(parts)
+            of = f"{count(there, 'node')} with {count(self.slots, 'slot')}"
+        return f"{of} ready ({self.nodes})"
 
 
 def no_world(spec: GroupSpec, never: Sequence[int] = (), *, too_small: bool = False) -> str:
     """Why nodes make no world; `never`: no number of nodes with so many slots each ever makes one."""
     sizes = world_sizes(spec)
     if never:
-        numbers = ", ".join(map(str, never[:MOST_NAMES])) + (", ..." if len(never) > MOST_NAMES else "")
-        slots = "1 slot" if numbers == "1" else f"{numbers} slots"
-        most = f" of at most {count(spec.max_nodes, 'node')}" if spec.max_nodes is not None else ""
-        return f"nodes with {slots} can never form a world{most} whose size is {sizes}"
+        slots = ", ".join(map(str, never[:MOST_NAMES]))
+        return f"nodes with these slots ({slots}) can never form a world whose size is {sizes}"
     if too_small:
         return f"the world size must be {sizes}"
     whom = "no set of them" if spec.unit is None else f"no set of whole units ({spec.unit})"
@@ -84,11 +73,16 @@ def round_running(number: int, nodes: int, world_size: int, apart: Reason | None
 # -- a group waits -------------------------------------------------------------------------------------------
 
 
-def no_allowed_master(ready: Ready, rule: str, until: float | None = None) -> Reason:
-    """No node that is ready is one that the setting `master` allows."""
-    none = singular_or_plural(ready.nodes, "it may not", "none of them may")
-    text = f"{_have(ready)}, but {none} be master, since master is {rule}; waiting for one that may"
-    return reason(ReasonCode.NO_ALLOWED_MASTER, text, nodes=ready.nodes, until=until)
+def no_master(cut_off: Mapping[str, Collection[str]], rule: str | None, until: float | None = None) -> Reason:
+    """Which master (of the first few) cannot be reached from which nodes."""
+    masters = Nodes.of(cut_off)
+    parts = [f"{name} cannot be reached from {Nodes.of(cut_off[name])}" for name in masters.first]
+    if masters.more:
+        parts.append(f"and {count(masters.more, 'more master')}")
+    if rule is not None:
+        parts.append(f"master is {rule}")
+    text = f"no node can be master: {'; '.join(parts)}"
+    return reason(ReasonCode.NO_MASTER, text, nodes=masters, until=until)
 
 
 def too_few(
@@ -107,21 +101,13 @@ def too_few(
         world: why those that are ready make no world (`no_world`); None: they are just too few.
         since: when the last node went, none being here.
     """
-    have = _have(ready) if since is None else "no agents connected"
+    have = ready if since is None else "no agents connected"
     if world is None:
         text = f"{have}; waiting for {missing} more"
     else:
         text = f"{have}; {world}: waiting for {count(missing, 'more slot') if missing else 'others'}"
     code = ReasonCode.TOO_FEW_NODES if unit == "node" else ReasonCode.TOO_FEW_SLOTS
     return reason(code, text, since=since, until=until, missing=missing, ready=len(ready.nodes))
-
-
-def no_reachable_master(
-    ready: Ready, cut_off: Mapping[str, Collection[str]], rule: str | None = None, until: float | None = None
-) -> Reason:
-    """Nodes are ready, but none can be master of the others; see `no_master`."""
-    text = f"{_have(ready)}, but none can be master ({no_master(cut_off, rule)}); waiting for more"
-    return reason(ReasonCode.NO_MASTER, text, until=until, ready=len(ready.nodes))
 
 
 def in_place_of(waits: Reason, gone: Iterable[str], drained: Iterable[str] = ()) -> Reason:
@@ -132,36 +118,11 @@ def in_place_of(waits: Reason, gone: Iterable[str], drained: Iterable[str] = ())
     return with_message(waits, message, nodes=who.first, more_nodes=who.more, data=data)
 
 
-def reconnecting(ready: Ready, nodes: Iterable[str]) -> Reason:
-    """The connection to these nodes was lost; the round does not form before they are heard again, or lost."""
-    who = Nodes.of(nodes)
-    them = singular_or_plural(who, "it", "them")
-    text = f"{_have(ready)}; lost the connection to {who}, waiting to hear from {them} again"
-    return reason(ReasonCode.RECONNECTING, text, nodes=who)
-
-
-def restart_backoff(ready: Ready, restart: int, of: int | None, quick: int, until: float) -> Reason:
-    """A restart waits, since so many (`quick`) came in quick succession; `of`: the budget, None: without limit."""
-    which = str(restart) if of is None else f"{restart} of {of}"
-    text = f"{_have(ready)}; restart {which} waits, since {quick} came in quick succession"
-    return reason(ReasonCode.RESTART_BACKOFF, text, nodes=ready.nodes, until=until)
-
-
-def last_call(ready: Ready, until: float, *, replacement: bool = False) -> Reason:
-    """A round forms soon: others may still come, or a replacement for a member that is gone."""
-    what = "waiting for a replacement" if replacement else "last call for others"
-    return reason(ReasonCode.LAST_CALL, f"{_have(ready)}; {what}", nodes=ready.nodes, until=until)
-
-
 def also_not_ready(waits: Reason, late: Reason) -> Reason:
     """What a group waits for, with the nodes that are here but not ready (`not_ready`)."""
     who = late.who
     text = f"{waits}; {are(who)} not ready{': ' if len(who) == 1 else f'; {who.first[0]}: '}{late}"
     return with_message(waits, text)
-
-
-def _have(ready: Ready) -> str:
-    return f"{ready} ready ({ready.nodes})" if ready.nodes else "no node is ready"
 
 
 # -- a node is in no round: clauses, to be put after its name -------------------------------------------------
@@ -197,22 +158,3 @@ def world_size(node_id: str, size: int, spec: GroupSpec, *, alone: bool = True) 
 def left_out(number: int, node_id: str, why: Reason) -> Reason:
     """A round runs without a node: the reason for that as a whole sentence."""
     return with_message(why, f"round {number} runs without {node_id}: {why}", round=number)
-
-
-# -- a node is told to stop, or to exit ----------------------------------------------------------------------
-
-
-def came_late(group_id: str, outcome: str, by: str = "") -> Reason:
-    """A node joined after the job was over; `by`: who cancelled it, if known."""
-    who = f" by {by}" if by else ""
-    text = (
-        f"the last job of group '{group_id}' {outcome_predicate(outcome)}{who}, before this node joined; "
-        f"to start another: hetctl restart {group_id}, or hetctl delete {group_id} if its settings are to differ; "
-        "or give the agents another --group"
-    )
-    return reason(ReasonCode.CAME_LATE, text, outcome=outcome, by=by or None)
-
-
-def outcome_predicate(outcome: str) -> str:
-    """The outcome of a job as a predicate: `succeeded`, `failed`, `was cancelled`."""
-    return "was cancelled" if outcome == "cancelled" else outcome

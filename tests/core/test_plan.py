@@ -38,7 +38,7 @@ def test_a_spare_takes_the_place_of_a_node_that_goes() -> None:
     found = planned(story, drain="gpu1")
     assert places(found) == [("gpu4", 0), ("gpu2", 2), ("gpu3", 6)]
     assert (found.round, found.world_size, found.was_world_size, found.in_s) == (2, 14, 20, 0)
-    assert (found.restarted, found.stops, found.moves) == (("gpu2", "gpu3"), ("gpu1",), ("gpu2", "gpu3"))
+    assert (found.restarted, found.stops) == (("gpu2", "gpu3"), ("gpu1",))
     story.join("gpu4", 2, not_ready="a GPU is missing")
     found = planned(story, drain="gpu1")
     assert (places(found), found.spares) == ([("gpu2", 0), ("gpu3", 4)], ("gpu4",))
@@ -60,7 +60,7 @@ def test_a_restart_and_what_cannot_be_planned() -> None:
     story = uneven()
     story.cut("gpu2")  # it is taken to come back
     found = planned(story, restart=True)
-    assert (found.round, found.restarts, found.restarted) == (2, 0, ("gpu1", "gpu2", "gpu3"))
+    assert (found.round, found.restarted) == (2, ("gpu1", "gpu2", "gpu3"))
     with pytest.raises(NotFound, match="gpu1, gpu2, gpu3, gpu4"):
         planned(story, drain="gpu9")
     for node_id in ("gpu1", "gpu2", "gpu3"):
@@ -72,7 +72,7 @@ def test_a_restart_and_what_cannot_be_planned() -> None:
 def test_a_failed_round_is_planned_on_with_its_restart() -> None:
     story = uneven(max_restarts=1)
     story.failed("gpu2")
-    assert (planned(story).round, planned(story).restarts) == (2, 1)
+    assert planned(story).round == 2
     for node_id in ("gpu1", "gpu2", "gpu3"):
         story.join(node_id)
     story.started("gpu1", "gpu2", "gpu3")
@@ -86,7 +86,7 @@ def test_a_stall_is_taken_to_end_and_joiners_are_waited_for() -> None:
     story.stalled()
     story.join("gpu3")
     found = planned(story)
-    assert (found.round, found.restarts, found.in_s) == (2, 0, 10)
+    assert (found.round, found.in_s) == (2, 10)
 
 
 def test_workers_that_get_a_notice_are_taken_to_be_ready_at_once() -> None:

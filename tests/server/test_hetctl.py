@@ -353,8 +353,6 @@ def test_dry_runs_change_nothing(ctl: Callable[..., str], job: Job) -> None:
         "Workers of gpu1 are stopped for good.",
         f"Workers of {LONG} are stopped and started again.",
         "Round 2 follows, with spare1 as master. World size: 12 to 6.",
-        f"Ranks change on {LONG}.",
-        "Restarts used after that: 0.",
     ]
     said = ctl("restart", job.group, "--dry-run")
     assert "Round 2 follows, with gpu1 as master. World size: 12, as before.\n" in said

@@ -96,7 +96,6 @@ def _compared(before: Group, after: Group, then: float, now: float) -> Plan:
     at_work = [member.node_id for member in was.members if _works(before, member)] if was is not None else []
     goes_on = was is not None and round_ is not None and was.number == round_.number
     in_round = {member.node_id for member in members}
-    old = {member.node_id: member.rank_offset for member in was.members} if was is not None else {}
     spares = [node.node_id for node in after.live if node.node_id not in in_round]
     return Plan(
         state=after.state,
@@ -107,16 +106,10 @@ def _compared(before: Group, after: Group, then: float, now: float) -> Plan:
         world_size=round_.world_size if round_ is not None else 0,
         was_round=was.number if was is not None else 0,
         was_world_size=was.world_size if was is not None else 0,
-        restarts=after.restarts,
         members=members,
         spares=tuple(sorted(spares, key=natural_key)),
         stops=tuple(node_id for node_id in at_work if node_id not in in_round),
         restarted=() if goes_on else tuple(node_id for node_id in at_work if node_id in in_round),
-        moves=tuple(
-            member.node_id
-            for member in members
-            if old.get(member.node_id, member.rank_offset) != member.rank_offset
-        ),
     )
 
 

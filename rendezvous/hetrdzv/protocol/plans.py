@@ -30,12 +30,10 @@ class Plan:
     world_size: int
     was_round: int
     was_world_size: int
-    restarts: int
     members: tuple[Member, ...]
     spares: tuple[str, ...]
     stops: tuple[str, ...]
     restarted: tuple[str, ...]
-    moves: tuple[str, ...]
 
 
 def describe_plan(plan: Plan) -> Iterator[str]:
@@ -55,10 +53,7 @@ def describe_plan(plan: Plan) -> Iterator[str]:
         was, size = plan.was_world_size, plan.world_size
         change = f"{size}, as before" if was == size else f"{was} to {size}"
         yield f"Round {plan.round} follows, with {plan.members[0].node_id} as master. World size: {change}."
-    if plan.moves:
-        yield f"Ranks change on {Nodes.of(plan.moves)}."
     if plan.spares and plan.world_size:
         yield f"Spare: {Nodes.of(plan.spares)}."
     if plan.in_s >= 1:
         yield f"Before that, the group waits for about {plan.in_s:.0f} s."
-    yield f"Restarts used after that: {plan.restarts}."

@@ -195,28 +195,25 @@ class GroupSpec:
 
 
 def _contradiction(spec: GroupSpec) -> tuple[str, str] | None:
-    """Which bound contradicts another one, and its value, why, and what to do about it; None: none does."""
+    """Which bound contradicts another one, its value, and why; None: none does."""
     least, most, multiple = spec.min_world_size or 1, spec.max_world_size, spec.world_size_multiple
     if spec.max_nodes is not None and spec.max_nodes < spec.min_nodes:
-        text = f"{spec.max_nodes}, below min_nodes, which is {spec.min_nodes}"
-        return "max_nodes", f"{text}: raise max_nodes or lower min_nodes"
+        return "max_nodes", f"{spec.max_nodes}, below min_nodes, which is {spec.min_nodes}"
     if spec.max_nodes is not None and spec.max_nodes * MAX_SLOTS < least:
         text = f"{least}, but max_nodes is {spec.max_nodes}, and a node has at most {MAX_SLOTS} slots"
-        return "min_world_size", f"{text}: raise max_nodes or lower min_world_size"
+        return "min_world_size", text
     if most is None:
         return None
     if most < least:
-        text = f"{most}, below min_world_size, which is {least}"
-        return "max_world_size", f"{text}: raise max_world_size or lower min_world_size"
+        return "max_world_size", f"{most}, below min_world_size, which is {least}"
     if most < spec.min_nodes:
         text = f"{spec.min_nodes}, but max_world_size is {most}, and a node has at least one slot"
-        return "min_nodes", f"{text}: raise max_world_size or lower min_nodes"
+        return "min_nodes", text
     below = most - most % multiple
     if below >= least:
         return None
     if below == 0:
-        text = f"{multiple}, but max_world_size is {most}: raise max_world_size to {multiple} or more"
-        return "world_size_multiple", f"{text}, or lower world_size_multiple"
+        return "world_size_multiple", f"{multiple}, but max_world_size is {most}"
     text = (
         f"{multiple}, but from {least} (min_world_size) to {most} (max_world_size) there is no multiple of it"
     )

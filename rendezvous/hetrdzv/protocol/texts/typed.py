@@ -44,28 +44,23 @@ def label(text: str) -> tuple[str, str]:
 
 def nodes(text: str) -> tuple[int, int]:
     """The fewest and most nodes of `N` or `MIN:MAX`."""
-    if not re.fullmatch(r"\d{1,9}(:\d{1,9})?", text, re.ASCII):
-        raise ValueError(f"{text!r} must be N or MIN:MAX, for example 2 or 2:4")
-    low, _, high = text.partition(":")
-    fewest, most = int(low), int(high or low)
-    _require_order(text, fewest, most, MAX_NODES)
-    return fewest, most
+    fewest, most = _range(text, r"\d{1,9}(:\d{1,9})?", "N or MIN:MAX, for example 2 or 2:4", MAX_NODES)
+    return fewest or 1, most or MAX_NODES
 
 
 def world_size(text: str) -> tuple[int | None, int | None]:
     """The smallest and largest world size of `N`, `MIN:MAX`, `MIN:` or `:MAX`, in slots."""
-    if not re.fullmatch(r"\d{1,9}|\d{0,9}:\d{1,9}|\d{1,9}:", text, re.ASCII):
-        raise ValueError(
-            f"{text!r} must be N or MIN:MAX in slots, for example 8 or 8:16, or 8: for 8 or more"
-        )
+    forms = "N or MIN:MAX in slots, for example 8 or 8:16, or 8: for 8 or more"
+    return _range(text, r"\d{1,9}|\d{0,9}:\d{1,9}|\d{1,9}:", forms, MAX_WORLD_SIZE)
+
+
+def _range(text: str, pattern: str, forms: str, limit: int) -> tuple[int | None, int | None]:
+    if not re.fullmatch(pattern, text, re.ASCII):
+        raise ValueError(f"{text!r} must be {forms}")
     low, colon, high = text.partition(":")
     least, most = (int(number) if number else None for number in (low, high if colon else low))
-    _require_order(text, least, most, MAX_WORLD_SIZE)
-    return least, most
-
-
-def _require_order(text: str, least: int | None, most: int | None, limit: int) -> None:
     if 0 in (least, most) or (least is not None and most is not None and most < least):
         raise ValueError(f"{text}: MIN must be at least 1, and MAX not below MIN")
     if max(least or 0, most or 0) > limit:
         raise ValueError(f"{text} is more than {limit}, the most there may be")
+    return least, most

@@ -219,7 +219,7 @@ def test_a_page_shows_what_happens_and_acts(chromium: Browser, server: Hetserver
 
 
 def test_of_a_hang_only_the_rank_that_is_waited_for_is_red(chromium: Browser, server: Hetserver) -> None:
-    """Its line of code is in the headline. Once the job is over, names are not crossed out; then the group is gone."""
+    """Once the job is over, names are not crossed out; then the group is gone."""
     running(server, "red")
     hangs(
         server,
@@ -230,7 +230,7 @@ def test_of_a_hang_only_the_rank_that_is_waited_for_is_red(chromium: Browser, se
     seen = Watched(chromium, server)
     seen.sign_in(ADMIN, "red")
     expect(seen.page.locator("#now .why")).to_contain_text(
-        "for rank 3 (gpu2), which is at collective 16 of 17: train.py:12"
+        "for rank 3 (gpu2), which is at collective 16 of 17"
     )
     cells = seen.page.locator("#nodes .cells .cell")
     colours = cells.evaluate_all("all => all.map(cell => [cell.textContent, getComputedStyle(cell).color])")

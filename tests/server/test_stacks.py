@@ -3,7 +3,7 @@
 import pytest
 
 from hetrdzv.cli.hetctl.logs import new_text
-from hetrdzv.protocol.stacks import Stack, find_script_line, merge_equal_stacks
+from hetrdzv.protocol.stacks import Stack, merge_equal_stacks
 
 
 def stack(rank: int, text: str = "", why: str = "") -> Stack:
@@ -19,21 +19,6 @@ def test_equal_stacks_are_put_together_and_the_odd_one_comes_first() -> None:
     assert [one.ranks for one in shown] == [[3], [0, 1, 2, 4], [5]]
     assert shown[1].nodes == ["gpu0", "gpu1", "gpu2"]
     assert shown[2].why == "it does not answer"
-
-
-@pytest.mark.parametrize(
-    ("stack", "line"),
-    [
-        (
-            'Thread 0x7f:\n  File "/v/site-packages/torch/x.py", line 9 in wait\n  File "/a/train.py", line 7 in step',
-            "train.py:7",
-        ),
-        ('  File "/usr/lib/python3.11/queue.py", line 171 in get', "queue.py:171"),
-        ("it does not answer", ""),
-    ],
-)
-def test_where_a_stack_is_in_the_code_of_its_script(stack: str, line: str) -> None:
-    assert find_script_line(stack) == line
 
 
 @pytest.mark.parametrize(

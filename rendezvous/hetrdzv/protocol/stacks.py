@@ -21,12 +21,6 @@ MOST_OF_WORKER, LEAST_OF_WORKER = 16_384, 200
 _ADDRESSES = re.compile(r"0x[0-9a-f]+", re.IGNORECASE)
 
 
-_FRAME = re.compile(r'File "([^"\n]+)", line (\d+) in')
-"""A frame of faulthandler."""
-
-_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen ")
-
-
 class About(StrEnum):
     """What is asked of workers."""
 
@@ -113,10 +107,3 @@ def merge_equal_stacks(stacks: Sequence[Stack]) -> list[EqualStacks]:
         )
         for alike in groups
     ]
-
-
-def find_script_line(stack: str) -> str:
-    """Where a stack is in the code of its script: `train.py:7`; empty: unknown."""
-    frames = _FRAME.findall(stack)
-    own = [frame for frame in frames if not any(part in frame[0] for part in _LIBRARIES)]
-    return next((f"{file.rpartition('/')[2]}:{line}" for file, line in own or frames), "")

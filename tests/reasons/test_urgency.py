@@ -34,6 +34,6 @@ IN_ORDER = (
 def test_hetctl_lists_first_what_needs_attention() -> None:
     by_name = GroupsReply(groups=tuple(sorted(IN_ORDER, key=lambda group: group.group_id)))
     with click.Context(click.Command("get")):
-        shown = [(line.split() or [""])[0] for line in lines(*get.groups_view(by_name, wide=False))]
+        shown = [(line.split() or [""])[0] for line in lines(*get.groups_view(by_name))]
     names = [group.group_id for group in IN_ORDER]
     assert [word for word in shown if word in names] == names

@@ -411,8 +411,6 @@ def test_get_groups(ctl: Callable[..., str], job: Job) -> None:
         "0 of 0",
         "round 1 runs on 2 nodes, world size 12",
     ]
-    found = {row[0]: row[1:] for row in rows(ctl("get", "--wide"), "GROUP")}
-    assert found[job.group][5:11] == ["1", "14", "2", "1", "1", "-"]
     assert job.group in [group["group_id"] for group in json.loads(ctl("get", "--json"))["groups"]]
     gone = rows(ctl("get", job.group, "--wide"), "NODE")[3]
     assert gone == [

@@ -54,10 +54,10 @@ def inherited_socket(fd: int) -> socket.socket:
     """The listening socket that a parent process left open."""
     try:
         listener = socket.socket(fileno=fd)
+        listens = listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
     except (OSError, ValueError) as error:
         raise CannotServe(f"--fd {fd} is not an inherited socket: {error}") from None
-    is_tcp = listener.family in (socket.AF_INET, socket.AF_INET6) and listener.type == socket.SOCK_STREAM
-    if not (is_tcp and listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)):
+    if not listens:
         listener.close()
         raise CannotServe(f"--fd {fd} is not a TCP socket that listens")
     return listener

@@ -239,7 +239,7 @@ class Setting:
     @property
     def shown_default(self) -> str:
         """The default as a flag takes it, or `none`."""
-        return _shown(self.default)
+        return setting_text(self.default)
 
     def read(self, text: str) -> object:
         """The value that a person has typed, or a ValueError."""
@@ -264,20 +264,21 @@ DEFAULTS = GroupSpec()
 def differences(spec: GroupSpec, news: Mapping[str, Any], fixed: AbstractSet[str]) -> tuple[Difference, ...]:
     """The differences to settings that are fixed. A command may always be added where there is none."""
     return tuple(
-        Difference(name, _shown(getattr(spec, name)), _shown(value))
+        Difference(name, setting_text(getattr(spec, name)), setting_text(value))
         for name, value in news.items()
         if name in fixed and not (name == "command" and spec.command is None)
     )
 
 
-def _shown(value: object) -> str:
+def setting_text(value: object) -> str:
+    """The value of a setting as a person would give it; a command is quoted, and clipped."""
     match value:
-        case None | ():
+        case None | []:
             return "none"
-        case tuple() if isinstance(value[0], int):
+        case [int(), *_]:
             return ",".join(map(str, value))
-        case tuple():
-            return repr(clipped(" ".join(str(word) for word in value)))
+        case tuple() | list():
+            return repr(clipped(" ".join(map(str, value))))
         case float():
             return f"{value:g}"
         case _:

@@ -97,7 +97,7 @@ def print_result(reply: GroupReply, text: str) -> None:
 
 def describe_state(group: GroupSummary) -> str:
     """A group's state and the reason for it, to be put after its name: `is waiting: 1 of 2 nodes ready`."""
-    return f"{predicate(group.shown_state)}: {tables.reason_text(group)}"
+    return f"{predicate(group.shown_state)}: {group.why}"
 
 
 def print_json(reply: object, *, indent: int | None = 2) -> None:

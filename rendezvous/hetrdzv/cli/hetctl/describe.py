@@ -1,6 +1,5 @@
 """The subcommand describe, and how one group is shown: why it stands where it stands, what to do, what it failed of."""
 
-import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
@@ -16,12 +15,13 @@ from hetrdzv.cli.hetctl.calls import show_reply
 from hetrdzv.cli.hetctl.history import rounds_view
 from hetrdzv.cli.hetctl.options import GROUP, command
 from hetrdzv.client import Client
+from hetrdzv.protocol.codec import fields_of
 from hetrdzv.protocol.failure import RootCause
 from hetrdzv.protocol.pages import Event, GroupReply, NodeReply, RoundReply, WorkerReply
 from hetrdzv.protocol.reasons.events import spent_of
 from hetrdzv.protocol.reasons.snapshots import safe_text
 from hetrdzv.protocol.rounds import RoundRecord, RoundsReply
-from hetrdzv.protocol.settings import DEFAULTS
+from hetrdzv.protocol.settings import DEFAULTS, setting_text
 from hetrdzv.protocol.snapshots import SnapshotShown, SnapshotsShown
 from hetrdzv.protocol.texts.phrasing import count, digits, duration_text, percent
 
@@ -61,7 +61,7 @@ def describe(group: str) -> None:
 
 def description_view(reply: Description) -> Iterator[RenderableType]:
     """Everything about a group."""
-    yield from group_view(reply.group, most=MOST_ROWS)
+    yield from group_view(reply.group)
     current = reply.group.current_round
     if current is not None and current.workers:
         yield ""
@@ -80,26 +80,18 @@ def description_view(reply: Description) -> Iterator[RenderableType]:
 
 def _changed(spec: Mapping[str, object]) -> str:
     """The settings that are no defaults."""
-    shown = {name: _value(value) for name, value in spec.items()}
-    changed = [each for each in shown.items() if each[1] != _value(getattr(DEFAULTS, each[0], None))]
-    return ", ".join(map("=".join, changed))
-
-
-def _value(value: object) -> str:
-    if isinstance(value, float):
-        return f"{value:g}"
-    return shlex.join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    shown = {name: setting_text(value) for name, value in spec.items()}
+    defaults = {name: setting_text(value) for name, value in fields_of(DEFAULTS).items()}
+    return ", ".join(f"{name}={text}" for name, text in shown.items() if text != defaults.get(name))
 
 
 # -- one group ---------------------------------------------------------------------------------------------
 
 
-def group_view(group: GroupReply, *, wide: bool = False, most: int | None = None) -> Iterator[RenderableType]:
+def group_view(group: GroupReply, *, wide: bool = False) -> Iterator[RenderableType]:
     """One group: a heading, the root cause of a failure, its nodes in rank order and those that are gone last.
 
-    Args:
-        wide: show roles, labels and devices as well.
-        most: how many nodes are shown at most: of more those that need attention; None: all.
+    Of many nodes those are shown that need attention; if `wide`, with roles, labels and devices.
     """
     yield _heading(group)
     if group.root_cause is not None:
@@ -107,10 +99,9 @@ def group_view(group: GroupReply, *, wide: bool = False, most: int | None = None
         yield from _root_cause(group.root_cause)
     if group.nodes:
         yield ""
-        most = most or len(group.nodes)
-        few = {node.node_id for node in nsmallest(most, group.nodes, key=_is_fine)}
+        few = {node.node_id for node in nsmallest(MOST_ROWS, group.nodes, key=_is_fine)}
         yield nodes_table([node for node in group.nodes if node.node_id in few], wide=wide)
-        yield from _more(len(group.nodes) - most, "node")
+        yield from _more(len(group.nodes) - MOST_ROWS, "node")
 
 
 def _more(more: int, noun: str) -> Iterator[RenderableType]:
@@ -138,7 +129,7 @@ def _heading(group: GroupReply) -> Table:
         [
             ("group", group.group_id),
             ("state", tables.state_text(group.shown_state)),
-            ("why", tables.reason_text(group)),
+            ("why", group.why),
             ("next", group.next_step),
             *(("warning", warning.message) for warning in group.warnings),
             ("job", str(group.job)),

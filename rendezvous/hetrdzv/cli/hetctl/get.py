@@ -23,41 +23,32 @@ NO_GROUPS = "no groups yet; the first agent to join creates one, or: hetctl crea
 def get(group: str | None, wide: bool) -> None:
     """List all groups, those first that need attention; or show GROUP with its nodes."""
     if group is None:
-        show_reply(lambda client: client.groups(), partial(groups_view, wide=wide))
+        show_reply(lambda client: client.groups(), groups_view)
     else:
         show_reply(lambda client: client.group(group), partial(group_view, wide=wide))
 
 
-def groups_view(reply: GroupsReply, *, wide: bool) -> Iterator[RenderableType]:
+def groups_view(reply: GroupsReply) -> Iterator[RenderableType]:
     """Groups, one per row: what needs attention first."""
     if not reply.groups:
         yield NO_GROUPS
         return
-    more = [
-        *tables.number_columns("JOB", "SLOTS", "MEMBERS", "SPARES", "GONE"),
-        tables.word_column("SNAPSHOT"),
-    ]
     columns = [
         tables.folded_column("GROUP", 8),
         tables.word_column("STATE"),
         *tables.number_columns("ROUND", "WORLD", "NODES", "RESTARTS"),
-        *(more if wide else ()),
         tables.folded_column("WHY", 20),
     ]
-    yield tables.table(columns, (_row(group, wide) for group in sorted(reply.groups, key=urgency)))
+    yield tables.table(columns, (_row(group) for group in sorted(reply.groups, key=urgency)))
 
 
-def _row(group: GroupSummary, wide: bool) -> list[str | Text]:
-    counts, snapshot = group.counts, group.snapshot
-    safe = f"step {snapshot.safe.step}" if snapshot is not None and snapshot.safe is not None else ""
-    more = (group.job, counts.slots, counts.members, counts.spares, counts.gone, safe)
+def _row(group: GroupSummary) -> list[str | Text]:
     return [
         group.group_id,
         tables.state_text(group.shown_state),
         str(group.round or ""),
         str(group.world_size or ""),
-        str(counts.nodes),
+        str(group.counts.nodes),
         spent_of(group.restarts, group.max_restarts),
-        *(map(str, more) if wide else ()),
         group.why,
     ]

@@ -1,16 +1,18 @@
-"""How hetctl prints: tables and lines that fit any width, in which no text means anything to a terminal."""
+"""How hetctl prints: tables and lines that fit any width, in which no text means anything to a terminal.
+
+Messages of reasons are one harmless line already; what nodes and workers say is made one here.
+"""
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderableType
-from rich.segment import Segment
+from rich.console import Console, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from hetrdzv.protocol.pages import Event, GroupSummary
+from hetrdzv.protocol.pages import Event
 from hetrdzv.protocol.texts.phrasing import strip_control_characters
 
 PIPED_WIDTH = 10_000
@@ -31,7 +33,7 @@ def show(*parts: RenderableType) -> None:
 
 def lines(*parts: RenderableType) -> list[str]:
     """The lines that `show` prints."""
-    console = _Console(highlight=False, markup=False, emoji=False)
+    console = Console(highlight=False, markup=False, emoji=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = PIPED_WIDTH
     console.width = max(console.width, *(_narrowest(part) for part in parts if isinstance(part, Table)), 0)
@@ -39,16 +41,6 @@ def lines(*parts: RenderableType) -> list[str]:
         for part in parts:
             console.print(part, crop=False)
     return [line.rstrip() for line in captured.get().splitlines()]
-
-
-class _Console(Console):
-    """Shows what servers say, of which nothing may mean anything to a terminal."""
-
-    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
-        for segment in super().render(renderable, options):
-            yield (
-                segment if segment.control else Segment(strip_control_characters(segment.text), segment.style)
-            )
 
 
 def _narrowest(table: Table) -> int:
@@ -117,14 +109,9 @@ def state_text(state: str) -> Text:
 
 def event_line(event: Event) -> str:
     """Number, local time and message of an event."""
-    return f"{event.number:>4}  {local_time(event.at)}  {one_line(event.reason.message)}"
+    return f"{event.number:>4}  {local_time(event.at)}  {event.reason.message}"
 
 
 def local_time(at: str) -> str:
     """A moment (ISO 8601) in local time."""
     return f"{datetime.fromisoformat(at).astimezone():%Y-%m-%d %H:%M:%S}"
-
-
-def reason_text(group: GroupSummary) -> str:
-    """Why a group stands where it stands."""
-    return one_line(group.why)

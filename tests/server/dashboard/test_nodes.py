@@ -49,6 +49,8 @@ def test_a_device_is_named_first_then_versions_script_and_labels() -> None:
     assert facts_of(found) == "8 x H100 · 80 GiB · torch 2.13.0 · train.py · rack=r1"
     cpus = {"python": "3.11.7", "kind": "cpu", "script": "dd5745e3"}
     assert facts_of(replace(node, device=cpus)) == "cpu · python 3.11.7 · script dd5745e3"
+    own = replace(node, device={"script": "dd5745e3"}, script="train.py")
+    assert facts_of(own) == "train.py (checksum dd5745e3)"
     assert facts_of(node) == ""
 
 

@@ -49,7 +49,7 @@ SIGNS = {
 
 def split(down: Downtime) -> str:
     """What the time after a round went into, in words; what took no time is left out."""
-    parts = zip(("noticed", "stopped", "formed", "started"), down.parts, strict=True)
+    parts = zip(("noticed", "stopped", "formed", "started"), down, strict=True)
     return " · ".join(f"{name} {duration_text(length)}" for name, length in parts if length)
 
 

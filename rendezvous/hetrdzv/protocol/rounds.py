@@ -100,32 +100,21 @@ def share_trained(time: TimeSpent) -> float | None:
     return min(1.0, time.get(Phase.TRAINING, 0.0) / known) if known > 0 else None
 
 
-@dataclass(frozen=True, slots=True)
-class Downtime:
-    """How long nobody trained after a round: noticing, stopping, waiting, and starting up of the next one (seconds)."""
-
-    parts: tuple[float, float, float, float]
-    over: bool  # that is all of it
-
-    def __str__(self) -> str:
-        return duration_text(sum(self.parts)) if self.over else f"{duration_text(sum(self.parts))} so far"
+Downtime = tuple[float, float, float, float]
+"""How long nobody trained after a round: noticing, stopping, waiting, and starting up of the next one (seconds)."""
 
 
 def downtime_after(ended: RoundRecord, following: RoundRecord | None) -> Downtime | None:
     """How long nobody trained after a round; None: it runs, or the job ended with it at once."""
     if not ended.ended_by:
         return None
-    following = None if ended.is_last else following
     noticing, stopping, waiting = (
         ended.time.get(phase, 0.0) for phase in (Phase.NOTICING, Phase.STOPPING, Phase.WAITING)
     )
+    if ended.is_last:
+        return (noticing, stopping, waiting, 0.0) if noticing + stopping + waiting else None
     starting = following.time.get(Phase.STARTING_UP, 0.0) if following is not None else 0.0
-    if ended.is_last and not noticing + stopping + waiting:
-        return None
-    begun = following is not None and (
-        bool(following.ended_by) or Phase.TRAINING in following.time or Phase.UNKNOWN in following.time
-    )
-    return Downtime((noticing, stopping, waiting, starting), ended.is_last or begun)
+    return noticing, stopping, waiting, starting
 
 
 def with_downtimes(rounds: Sequence[RoundRecord]) -> list[tuple[RoundRecord, Downtime | None]]:

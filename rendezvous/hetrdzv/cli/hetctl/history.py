@@ -102,14 +102,14 @@ def rounds_view(reply: RoundsReply, most: int = 0, *, wide: bool = False) -> Ite
 
 def _row(record: RoundRecord, down: Downtime | None, wide: bool) -> list[str]:
     began = "" if record.formed_at is None else tables.local_time(record.formed_at)
-    parts = [record.time.get(Phase.HANGING), *(down.parts if down is not None else [None] * 4)]
+    parts = [record.time.get(Phase.HANGING), *(down or [None] * 4)]
     more = ["" if seconds is None else duration_text(seconds) for seconds in parts]
     return [
         str(record.number),
         began if wide else began[5:-3],  # to the minute, without the year
         str(record.world_size),
         "unknown" if record.trained_s is None else duration_text(record.trained_s),
-        str(down or ""),
+        duration_text(sum(down)) if down is not None else "",
         *([*more, record.ended_by] if wide else ()),
         "; ".join(filter(None, [str(record.reason or ""), record.cost])),
     ]

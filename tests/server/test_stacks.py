@@ -3,7 +3,7 @@
 import pytest
 
 from hetrdzv.cli.hetctl.logs import new_text
-from hetrdzv.protocol.stacks import Stack, merge_equal_stacks
+from hetrdzv.protocol.stacks import Stack, group_equal_stacks
 
 
 def stack(rank: int, text: str = "", why: str = "") -> Stack:
@@ -15,10 +15,9 @@ def test_equal_stacks_are_put_together_and_the_odd_one_comes_first() -> None:
     stacks = [stack(rank, waits.format(rank + 100)) for rank in range(6)]
     stacks[3] = stack(3, "Thread 0x1 (most recent call first):\n  load")
     stacks[5] = stack(5, why="it does not answer")
-    shown = merge_equal_stacks(stacks)
-    assert [one.ranks for one in shown] == [[3], [0, 1, 2, 4], [5]]
-    assert shown[1].nodes == ["gpu0", "gpu1", "gpu2"]
-    assert shown[2].why == "it does not answer"
+    shown = group_equal_stacks(stacks)
+    assert [[stack.rank for stack in equal] for equal in shown] == [[3], [0, 1, 2, 4], [5]]
+    assert shown[2][0].why == "it does not answer"
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from hetrdzv.dashboard.overview import overview
 from hetrdzv.dashboard.render import EVERY_S, page
 from hetrdzv.protocol.errors import InvalidRequest, NoRound
 from hetrdzv.protocol.pages import StacksReply
-from hetrdzv.protocol.stacks import About, Stack, merge_equal_stacks
+from hetrdzv.protocol.stacks import About, Stack, group_equal_stacks
 from hetrdzv.protocol.texts.raised import find_exception
 from hetrdzv.service.service import Service
 
@@ -75,7 +75,7 @@ async def stacks(request: Request, service: Service, grant: Grant) -> Response:
         return page("nothing.html", why=str(error))
     verb = ("was", "were") if found.over else ("is", "are")
     return page(
-        "stacks.html", verb=verb, **_some(merge_equal_stacks(found.workers), MOST_STACKS), **_when(found)
+        "stacks.html", verb=verb, **_some(group_equal_stacks(found.workers), MOST_STACKS), **_when(found)
     )
 
 

@@ -82,28 +82,9 @@ class StacksRequest(Body):
     stacks: Annotated[tuple[Stack, ...], at_most(MAX_SLOTS)]
 
 
-@dataclass(frozen=True, slots=True)
-class EqualStacks:
-    """Workers whose stacks are equal, but for addresses."""
-
-    text: str
-    why: str
-    ranks: Sequence[int]
-    nodes: Sequence[str]
-
-
-def merge_equal_stacks(stacks: Sequence[Stack]) -> list[EqualStacks]:
-    """Stacks with equal ones put together, the rarest first: people look for the worker that is elsewhere."""
+def group_equal_stacks(stacks: Sequence[Stack]) -> list[list[Stack]]:
+    """Stacks that are equal but for addresses together, the rarest first: people look for that one."""
     by_text: dict[tuple[str, str], list[Stack]] = {}
     for stack in stacks:
         by_text.setdefault((_ADDRESSES.sub("0x", stack.text), stack.why), []).append(stack)
-    groups = sorted(by_text.values(), key=lambda alike: (not alike[0].text, len(alike), alike[0].rank))
-    return [
-        EqualStacks(
-            alike[0].text,
-            alike[0].why,
-            [stack.rank for stack in alike],
-            list(dict.fromkeys(stack.node_id for stack in alike)),
-        )
-        for alike in groups
-    ]
+    return sorted(by_text.values(), key=lambda equal: (not equal[0].text, len(equal), equal[0].rank))

@@ -15,7 +15,7 @@ from hetrdzv.cli.hetctl.wait import OUTCOMES
 from hetrdzv.client import Client
 from hetrdzv.protocol.errors import NoRound, Problem
 from hetrdzv.protocol.pages import StacksReply
-from hetrdzv.protocol.stacks import Stack, merge_equal_stacks
+from hetrdzv.protocol.stacks import Stack, group_equal_stacks
 from hetrdzv.protocol.texts.phrasing import count
 from hetrdzv.protocol.texts.who import Nodes, Ranks
 
@@ -156,15 +156,16 @@ def stacks(group: str, ranks: tuple[int, ...], number: int | None) -> None:
 
 def stacks_view(reply: StacksReply) -> Iterator[RenderableType]:
     """Stacks as a terminal shows them."""
-    alike = merge_equal_stacks(reply.workers)
-    different = count(sum(1 for shown in alike if shown.text), "different stack")
+    groups = group_equal_stacks(reply.workers)
+    different = count(sum(1 for equal in groups if equal[0].text), "different stack")
     yield Text.assemble(
         (f"round {reply.round}", "bold"), f": {count(len(reply.workers), 'rank')}, {different}"
     )
-    for shown in alike:
+    for equal in groups:
         yield ""
-        why = "" if shown.text else f": no stack: {tables.one_line(shown.why)}"
-        yield Text.assemble((str(Ranks.of(shown.ranks)), "bold"), f" ({Nodes.of(shown.nodes)}){why}")
-        if shown.text:
-            text = Text(tables.strip_control(shown.text).rstrip(), overflow="fold")
-            yield Padding(text, (0, 0, 0, 2), expand=False)
+        text, nodes = equal[0].text, Nodes.of({stack.node_id for stack in equal})
+        why = "" if text else f": no stack: {tables.one_line(equal[0].why)}"
+        yield Text.assemble((str(Ranks.of(stack.rank for stack in equal)), "bold"), f" ({nodes}){why}")
+        if text:
+            shown = Text(tables.strip_control(text).rstrip(), overflow="fold")
+            yield Padding(shown, (0, 0, 0, 2), expand=False)

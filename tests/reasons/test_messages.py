@@ -278,9 +278,6 @@ def test_warnings_and_snapshots() -> None:
         warnings.versions_differ("cuda", [("12.8", B), ("12.9", BC)], more=2),
         warnings.no_label("rack", B),
         warnings.no_label("rack", BC, units=True),
-        warnings.not_watched(Ranks.of([3]), "never"),
-        warnings.not_watched(Ranks.of([3, 4]), "no_torch"),
-        warnings.not_watched(Ranks.of([3]), "torch is too old"),
         snapshots.not_on_disk(stamp, B, "No space left on device"),
         snapshots.not_taken(BC, "they need 5 MB"),
         snapshots.began_from_snapshot(3, stamp, BC, 7, "of step 107 nobody has the part of rank 1"),
@@ -295,9 +292,6 @@ versions_differ: b has torch 2.12.1, b, c have 2.13.0
 versions_differ: b has CUDA 12.8, b, c have 12.9, 2 more versions on other nodes
 no_label: b has no label rack, by which ranks are ordered: it comes last
 no_label: b, c have no label rack, by which units are formed: each is a unit by itself
-not_watched: rank 3 cannot be watched: its agent has not reported on it
-not_watched: ranks 3 and 4 cannot be watched: their script has not imported torch
-not_watched: rank 3 cannot be watched: torch is too old
 not_on_disk: the snapshot of step 100 of round 2 is not on disk: No space left on device (b)
 not_taken: no snapshots are taken on b, c: they need 5 MB
 began_from_snapshot: round 3 begins from the snapshot of step 100 of round 2, which b, c have: 7 steps lost (of step \

@@ -398,7 +398,7 @@ async def test_a_stall_ends_nothing_after_samples_have_stopped_coming() -> None:
             await asyncio.sleep(0.3)
             assert not await ends(service, clock, 100.0)
             shown = (await group(client))["current_round"]["workers"][1]
-            assert (shown["state"], shown["unseen"]) == ("unknown", "its agent has stopped reporting on it")
+            assert (shown["state"], shown["unseen"]) == ("unknown", "reports of the agent have stopped")
 
 
 async def test_a_stall_that_was_told_is_not_said_to_be_over_when_nobody_can_tell() -> None:
@@ -417,7 +417,7 @@ async def test_a_stall_that_was_told_is_not_said_to_be_over_when_nobody_can_tell
         shown = await group(client)
         assert "; whether they still wait is no longer known" in shown["reason"]["message"]
         said = [one["message"] for one in shown["warnings"]]
-        assert said == ["ranks 0 and 1 cannot be watched: their agents have stopped reporting on them"]
+        assert said == ["ranks 0 and 1 cannot be watched: reports of the agent have stopped"]
         await poll(client, "a", progress(worker(0, 18)))
         await asyncio.sleep(0.3)
         await settled(20)

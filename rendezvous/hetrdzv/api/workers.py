@@ -7,7 +7,6 @@ from hetrdzv.core.why import why as why_group
 from hetrdzv.protocol.errors import NoRound, NotFound
 from hetrdzv.protocol.pages import StacksReply, WorkerReply
 from hetrdzv.protocol.reasons.reason import full_text as in_words
-from hetrdzv.protocol.reasons.warnings import UNSEEN
 from hetrdzv.protocol.stacks import About, Stack
 from hetrdzv.protocol.texts.who import Ranks
 from hetrdzv.service.progress.samples import WorkerSample
@@ -32,7 +31,7 @@ def worker_reply(seen: WorkerSample, stall: Stall | None, now: float) -> WorkerR
         node_id=seen.node_id,
         state=state,
         idle_s=round(worker.idle_s, 3),
-        unseen=UNSEEN[why][0] if (why := seen.unseen(now)) in UNSEEN else why,
+        unseen=seen.unseen(now),
         collectives=sample.count,
         per_s=seen.collectives.per_s,
         step=sample.step,

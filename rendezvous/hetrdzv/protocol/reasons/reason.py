@@ -192,7 +192,7 @@ class ReasonCode(StrEnum):
     # warnings
     VERSIONS_DIFFER = "versions_differ"
     NO_LABEL = "no_label"
-    NOT_WATCHED = "not_watched"
+    NOT_WATCHED = "not_watched", "{ranks} cannot be watched: {quote}"
     # snapshots
     BEGAN_FROM_SNAPSHOT = "began_from_snapshot"
     NOT_ON_DISK = "not_on_disk"

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode, reason
 from hetrdzv.protocol.texts.phrasing import count, have, singular_or_plural
-from hetrdzv.protocol.texts.who import Nodes, Ranks
+from hetrdzv.protocol.texts.who import Nodes
 
 PARTS: Mapping[str, tuple[str, int]] = {
     "torch": ("torch", 3),
@@ -39,18 +39,3 @@ def no_label(label: str, nodes: Nodes, *, units: bool = False) -> Reason:
         by, so = "ranks are ordered", f"{singular_or_plural(nodes, 'it comes', 'they come')} last"
     text = f"{have(nodes)} no label {label}, by which {by}: {so}"
     return reason(ReasonCode.NO_LABEL, text, nodes=nodes, label=label)
-
-
-UNSEEN = {
-    "never": ("its agent has not reported on it", "their agents have not reported on them"),
-    "stale": ("its agent has stopped reporting on it", "their agents have stopped reporting on them"),
-    "no_torch": ("its script has not imported torch", "their script has not imported torch"),
-}
-"""Why a worker's collectives cannot be known, of one worker and of several; else its agent says why."""
-
-
-def not_watched(ranks: Ranks, why: str) -> Reason:
-    """Workers of which nobody can tell whether they hang; `why`: of `UNSEEN`, or as their agent says."""
-    said = singular_or_plural(ranks, *UNSEEN[why]) if why in UNSEEN else why
-    text = f"{ranks} cannot be watched: {said}"
-    return reason(ReasonCode.NOT_WATCHED, text, ranks=ranks, quote="" if why in UNSEEN else why)

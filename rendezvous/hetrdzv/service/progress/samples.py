@@ -6,8 +6,7 @@ from math import inf
 
 from hetrdzv.core.model import Group
 from hetrdzv.protocol.progress import UNKNOWN, Worker
-from hetrdzv.protocol.reasons.reason import Reason
-from hetrdzv.protocol.reasons.warnings import not_watched
+from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.texts.who import Ranks
 
 RATE_S = 5.0
@@ -74,10 +73,10 @@ class WorkerSample:
         return self.seen_at - self.sample.idle_s
 
     def unseen(self, now: float) -> str:
-        """Why its collectives cannot be known now: of `UNSEEN`, or as its agent says; empty: they are."""
+        """Why its collectives cannot be known now: often as its agent says; empty: they are."""
         if now > self.known_until:
-            return "stale"
-        return self.sample.unseen or ("no_torch" if self.sample.state == UNKNOWN else "")
+            return "reports of the agent have stopped"
+        return self.sample.unseen or ("torch is not imported" if self.sample.state == UNKNOWN else "")
 
     def worker(self, now: float) -> Worker:
         """The worker as it is now, as far as was seen: only one that stands still was idle after its agent looked."""
@@ -110,10 +109,10 @@ def unwatched_warnings(group: Group, seen: Mapping[int, WorkerSample], now: floa
     for rank in range(active.world_size):
         entry = seen.get(rank)
         if entry is None:
-            by_reason.setdefault("never", []).append(rank)
+            by_reason.setdefault("the agent has not reported", []).append(rank)
         elif now >= min(entry.unseen_since, entry.known_until) + UNWATCHED_S and (
             entry.sample.step is None or now > entry.known_until
         ):
             by_reason.setdefault(entry.unseen(now), []).append(rank)
     most = sorted(by_reason.items(), key=lambda item: (-len(item[1]), item[1]))[:3]
-    return [not_watched(Ranks.of(ranks), why) for why, ranks in most]
+    return [ReasonCode.NOT_WATCHED.reason(ranks=Ranks.of(ranks), quote=why) for why, ranks in most]

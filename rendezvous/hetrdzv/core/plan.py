@@ -12,7 +12,8 @@ from hetrdzv.core.rounds.settle import deadline
 from hetrdzv.core.rounds.timers import nobody_lapsed
 from hetrdzv.core.why import why
 from hetrdzv.protocol.directive import Member
-from hetrdzv.protocol.plans import Changes, Plan
+from hetrdzv.protocol.pages import Plan
+from hetrdzv.protocol.requests import Changes
 from hetrdzv.protocol.states import DirectiveKind, NodePhase, ReportKind
 from hetrdzv.protocol.texts.ids import natural_key
 

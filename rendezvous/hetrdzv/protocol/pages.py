@@ -1,6 +1,6 @@
-"""What the server answers people and tools: groups, rounds, nodes and events as they see them, and errors."""
+"""What the server answers people and tools: groups, rounds, nodes, events and plans as they see them, errors."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +13,9 @@ from hetrdzv.protocol.reasons.hangs import HANG_CODES
 from hetrdzv.protocol.reasons.reason import Reason, full_text
 from hetrdzv.protocol.snapshots import SafeShown
 from hetrdzv.protocol.stacks import Stack
-from hetrdzv.protocol.states import HANGS
+from hetrdzv.protocol.states import HANGS, GroupState
 from hetrdzv.protocol.texts.ids import natural_key
+from hetrdzv.protocol.texts.who import Nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,6 +186,47 @@ class EventsReply:
 
     events: tuple[Event, ...]
     last: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """`POST /v1/groups/{g}/plan`: what would happen."""
+
+    state: str
+    reason: Reason
+    clock: float
+    in_s: float
+    round: int
+    world_size: int
+    was_round: int
+    was_world_size: int
+    members: tuple[Member, ...]
+    spares: tuple[str, ...]
+    stops: tuple[str, ...]
+    restarted: tuple[str, ...]
+
+
+def describe_plan(plan: Plan) -> Iterator[str]:
+    """A plan in sentences."""
+    if GroupState(plan.state).terminal:
+        yield f"Nothing changes: the job is over ({plan.state})."
+        return
+    if plan.stops:
+        yield f"Workers of {Nodes.of(plan.stops)} are stopped for good."
+    if plan.restarted:
+        yield f"Workers of {Nodes.of(plan.restarted)} are stopped and started again."
+    if not plan.world_size:
+        yield f"Then no round runs: {full_text(plan.reason, plan.clock)}."
+    elif plan.round == plan.was_round:
+        yield f"Round {plan.round} goes on."
+    else:
+        was, size = plan.was_world_size, plan.world_size
+        change = f"{size}, as before" if was == size else f"{was} to {size}"
+        yield f"Round {plan.round} follows, with {plan.members[0].node_id} as master. World size: {change}."
+    if plan.spares and plan.world_size:
+        yield f"Spare: {Nodes.of(plan.spares)}."
+    if plan.in_s >= 1:
+        yield f"Before that, the group waits for about {plan.in_s:.0f} s."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

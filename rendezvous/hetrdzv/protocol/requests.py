@@ -1,4 +1,4 @@
-"""What agents send: joins, reports, and the daemon of a launcher; and the settings of a group in a body."""
+"""What agents send: joins, reports, and the daemon of a launcher; and what people do: settings, plans."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -125,6 +125,14 @@ class ReportRequest(Body):
     moved: ProgressTimes | None = None
     snapshots: Holdings | None = None
     serves_s: Duration | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes(Body):
+    """`POST /v1/groups/{g}/plan`: what a plan supposes."""
+
+    drain: Id | None = None
+    restart: bool = False
 
 
 # -- the one program that a master may run on other nodes: orted, the daemon of mpirun (Open MPI 4) -------------

@@ -28,10 +28,10 @@ from hetrdzv.protocol.errors import (
     StorageError,
     UnknownGroup,
 )
-from hetrdzv.protocol.pages import Event, ReadyReply
-from hetrdzv.protocol.plans import Changes, Plan
+from hetrdzv.protocol.pages import Event, Plan, ReadyReply
 from hetrdzv.protocol.reasons.events import node_refused
 from hetrdzv.protocol.reasons.reason import ReasonCode
+from hetrdzv.protocol.requests import Changes
 from hetrdzv.protocol.rounds import RoundRecord
 from hetrdzv.protocol.texts.who import Nodes
 from hetrdzv.service.clock import BEAT_S, ServedClock

@@ -3,7 +3,7 @@
 from typing import Any
 
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.plans import Plan
+from hetrdzv.protocol.pages import Plan
 from tests.support.served import api, serving, two_nodes
 
 PLAN = "/v1/groups/g/plan"

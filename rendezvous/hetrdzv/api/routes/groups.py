@@ -22,9 +22,8 @@ from hetrdzv.api.workers import get_output
 from hetrdzv.auth.tokens import Role
 from hetrdzv.core.commands import Drain, Put, Restart, Undrain
 from hetrdzv.protocol.bounds import MAX_NUMBER, Id
-from hetrdzv.protocol.pages import EventsReply, GroupReply, GroupsReply, StacksReply
-from hetrdzv.protocol.plans import Changes, Plan
-from hetrdzv.protocol.requests import SpecFields
+from hetrdzv.protocol.pages import EventsReply, GroupReply, GroupsReply, Plan, StacksReply
+from hetrdzv.protocol.requests import Changes, SpecFields
 from hetrdzv.protocol.rounds import RoundsReply
 from hetrdzv.protocol.snapshots import SnapshotsShown, UseSnapshot
 from hetrdzv.protocol.stacks import About

@@ -12,9 +12,8 @@ from hetrdzv.cli.hetctl.calls import call, describe_state, group_if_any, print_r
 from hetrdzv.cli.hetctl.options import DRY_RUN, GROUP, ID, NODE, command, shared
 from hetrdzv.cli.types import Typed
 from hetrdzv.client import Client
-from hetrdzv.protocol.pages import GroupReply
-from hetrdzv.protocol.plans import Changes, describe_plan
-from hetrdzv.protocol.requests import SpecFields
+from hetrdzv.protocol.pages import GroupReply, describe_plan
+from hetrdzv.protocol.requests import Changes, SpecFields
 from hetrdzv.protocol.settings import SETTINGS, GroupSpec, Setting
 from hetrdzv.protocol.snapshots import UseSnapshot
 from hetrdzv.protocol.states import GroupState

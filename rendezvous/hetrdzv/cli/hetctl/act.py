@@ -18,7 +18,6 @@ from hetrdzv.protocol.settings import SETTINGS, GroupSpec, Setting
 from hetrdzv.protocol.snapshots import UseSnapshot
 from hetrdzv.protocol.states import GroupState
 from hetrdzv.protocol.texts import typed
-from hetrdzv.protocol.texts.phrasing import count
 
 NNODES, WORLD_SIZE = Typed("N|MIN:MAX", typed.nodes), Typed("N|MIN:MAX", typed.world_size)
 
@@ -129,15 +128,8 @@ def cancel(group: str) -> None:
     Where the group gives notice (--notice-s), the workers may save first; a second time does not wait for that.
     """
     reply = call(lambda client: client.cancel(group))
-    if reply.state != GroupState.CANCELLED:
-        print_result(
-            reply,
-            f"group '{group}' is going to be cancelled and {describe_state(reply)}; to wait no longer: cancel it again",
-        )
-        return
-    live = reply.counts.nodes
-    stopping = f"; {count(live, 'node')} told to stop" if live else ""
-    print_result(reply, f"group '{group}' is cancelled{stopping}")
+    again = "" if reply.state == GroupState.CANCELLED else "; to wait no longer: cancel it again"
+    print_result(reply, f"group '{group}' {describe_state(reply)}{again}")
 
 
 @command("Forget a group.")

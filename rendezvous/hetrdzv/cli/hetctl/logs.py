@@ -22,8 +22,6 @@ from hetrdzv.protocol.texts.who import Nodes, Ranks
 FEW = 20
 """How many lines of each stream are shown where no rank is named."""
 
-IN_FILES = "agents with -t 3 --log-dir keep everything that workers write, in files"
-
 OVERLAP = 2_000
 """By how many characters the end of a log is found again in a later one."""
 
@@ -53,24 +51,15 @@ def logs(group: str, ranks: tuple[int, ...], tail: int | None, number: int | Non
     if follow:
         call(lambda client: _follow(client, group, ranks, printer), interrupted=0)
         return
-    reply = call(lambda client: _logs(client, group, ranks, number))
+    reply = call(lambda client: client.logs_of(group, rank=ranks, round=number))
     if reply.over and number is None:
         print_warning(f"no round runs now; this is of round {reply.round}, which is over")
     printer.show(reply)
 
 
-async def _logs(client: Client, group: str, ranks: Sequence[int], number: int | None = None) -> StacksReply:
-    try:
-        return await client.logs_of(group, rank=ranks, round=number)
-    except Problem as problem:
-        if problem.code != NoRound.code:
-            raise
-        raise click.ClickException(tables.one_line(f"{problem}; {IN_FILES}")) from None
-
-
 async def _follow(client: Client, group: str, ranks: Sequence[int], printer: "_Printer") -> None:
     """Show what comes, until the job is over and its agents, which send the end of what was written, have left."""
-    printer.show(await _logs(client, group, ranks))
+    printer.show(await client.logs_of(group, rank=ranks))
     while True:
         await asyncio.sleep(EVERY_S)
         found = await retrying(lambda: client.group(group))

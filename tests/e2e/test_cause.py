@@ -32,7 +32,7 @@ LINGERS = (
     "import threading, time\nthreading.Thread(target=time.sleep, args=(600,)).start()\n"
     "raise RuntimeError('bad batch')"
 )
-LINGERS_CAUSE = r"rank 2 on b raised RuntimeError: bad batch \(script.py:3\) and has not ended since\n"
+LINGERS_CAUSE = r"RuntimeError: bad batch \(script.py:3, rank 2 on b, has not ended since\)\n"
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def test_workers() -> None:
         """
 worker_failed: rank 2 on gpu2 exited with code 1: bad data
 worker_failed: ValueError: x (train.py:7, rank 2 on gpu2)
-worker_failed: rank 2 on gpu2 raised ValueError: x (train.py:7) and has not ended since
+worker_failed: ValueError: x (train.py:7, rank 2 on gpu2, has not ended since)
 worker_failed: rank 2 on gpu2 was killed by SIGKILL
 worker_failed: the program of gpu2 exited with code 2
 start_failed: gpu2 could not start its workers: no such file

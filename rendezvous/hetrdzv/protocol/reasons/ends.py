@@ -35,12 +35,13 @@ def worker_failed(node_id: str, failure: Failure, before: EarlierExits | None = 
         others = f" and {count(before.others, 'other worker')}" if before.others else ""
         ended = f"; rank {before.rank} on {before.node_id}{others} had ended with exit code 0 before that"
     who = f"rank {failure.rank} on {node_id}" if failure.rank >= 0 else f"the program of {node_id}"
-    if failure.lingers:
-        message = f"{who} raised {clipped(said)}{f' ({where})' if where else ''} and has not ended since"
-    elif where:
-        message = f"{clipped(said)} ({clipped(where)}, {who})"
+    if where:
+        message = (
+            f"{clipped(said)} ({clipped(where)}, {who}{', has not ended since' if failure.lingers else ''})"
+        )
     else:
         how = f"was killed by {failure.signal}" if failure.signal else f"exited with code {failure.exit_code}"
+        how = "has not ended" if failure.lingers else how
         message = f"{who} {how}{f': {clipped(said)}' if said else ''}"
     return reason(
         ReasonCode.WORKER_FAILED,

@@ -148,16 +148,10 @@ def _heading(group: GroupReply) -> Table:
 
 def _progress(workers: Sequence[WorkerReply]) -> str:
     """How far a round is and how fast: the slowest worker counts, since the others wait for it."""
-    parts = []
-    for text, done, per_s in (("step {}", "step", "steps_per_s"), ("{} collectives", "collectives", "per_s")):
-        least, speed = (
-            min((value for one in workers if (value := getattr(one, name)) is not None), default=None)
-            for name in (done, per_s)
-        )
-        if least is not None:
-            pace = f" ({digits(speed)} a second)" if speed is not None else ""
-            parts.append(f"{text.format(digits(least))}{pace}")
-    return ", ".join(parts)
+    steps = [worker.step for worker in workers if worker.step is not None]
+    speeds = [worker.steps_per_s for worker in workers if worker.steps_per_s is not None]
+    pace = f" ({digits(min(speeds))} a second)" if speeds else ""
+    return f"step {digits(min(steps))}{pace}" if steps else ""
 
 
 def _root_cause(cause: RootCause) -> Iterator[RenderableType]:

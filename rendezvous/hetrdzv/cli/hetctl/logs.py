@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from functools import cache
 
 import click
 from rich.console import RenderableType
@@ -15,7 +16,7 @@ from hetrdzv.cli.hetctl.wait import OUTCOMES
 from hetrdzv.client import Client
 from hetrdzv.protocol.errors import NoRound, Problem
 from hetrdzv.protocol.pages import StacksReply
-from hetrdzv.protocol.stacks import Stack, group_equal_stacks
+from hetrdzv.protocol.stacks import group_equal_stacks
 from hetrdzv.protocol.texts.phrasing import count
 from hetrdzv.protocol.texts.who import Nodes, Ranks
 
@@ -83,7 +84,7 @@ class _Printer:
     def __init__(self, most: int | None, *, alone: bool) -> None:
         self._most, self._alone = most, alone
         self._printed: dict[tuple[int, int, int], str] = {}  # by round, rank and stream
-        self._complaints: set[str] = set()
+        self._complain = cache(print_warning)
 
     def show(self, reply: StacksReply) -> None:
         """Print what is new."""
@@ -94,7 +95,8 @@ class _Printer:
             for stream, text in enumerate((log.text, log.stderr)):
                 for line in self._new_lines((reply.round, log.rank, stream), text):
                     tables.write(f"{'' if self._alone else f'{log.node_id}:{log.rank}  '}{line}")
-            self._complain(log)
+            if log.why:
+                self._complain(f"rank {log.rank}{f' ({log.node_id})' if log.node_id else ''}: {log.why}")
 
     def _new_lines(self, key: tuple[int, int, int], text: str) -> list[str]:
         before = self._printed.get(key)
@@ -102,12 +104,6 @@ class _Printer:
             self._printed[key] = text
         new = [tables.strip_control(line) for line in new_text(before or "", text).splitlines()]
         return new[-self._most :] if before is None and self._most else new
-
-    def _complain(self, log: Stack) -> None:
-        complaint = f"rank {log.rank}{f' ({log.node_id})' if log.node_id else ''}: {log.why}"
-        if log.why and complaint not in self._complaints:
-            self._complaints.add(complaint)
-            print_warning(complaint)
 
 
 def new_text(before: str, now: str) -> str:

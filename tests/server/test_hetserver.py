@@ -278,21 +278,6 @@ def test_nobody_is_lost_because_the_server_stood_still(server: Hetserver) -> Non
 # -- what a client may send --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("chunked", [False, True])
-def test_a_body_over_the_limit_is_refused_while_it_is_sent(shared: Hetserver, chunked: bool) -> None:
-    body = b" " * (3 << 20)
-    with closing(http.client.HTTPConnection("127.0.0.1", shared.port, timeout=WAIT_S)) as connection:
-        headers = {"Content-Type": "application/json"}
-        if chunked:
-            headers["Transfer-Encoding"] = "chunked"
-        content = iter([body[:65_536]] * 48) if chunked else body
-        connection.request("PUT", "/v1/groups/large/nodes/a", content, headers, encode_chunked=chunked)
-        response = connection.getresponse()
-        assert (response.status, json.loads(response.read())["field"]) == (413, "body")
-        connection.request("GET", "/healthz")
-        assert connection.getresponse().status == 200
-
-
 def test_the_token_is_asked_for_and_shown_nowhere(tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text("open-sesame\n")
@@ -414,7 +399,6 @@ def test_a_user_without_a_home_is_told_to_name_files(tmp_path: Path, monkeypatch
     monkeypatch.setattr("os.path.expanduser", lambda path: path)
     says = "no home directory: set HOME, or name files with --store and --token-file"
     assert says in refused("--port", "0", home=Path("relative"))
-    assert says in refused("--port", "0", "--host", "0.0.0.0", "--store", "memory", home=Path("relative"))
 
 
 def test_an_inherited_socket_is_served(tmp_path: Path) -> None:
@@ -445,17 +429,6 @@ def test_beyond_loopback_a_token_is_made_kept_and_shown_the_way(tmp_path: Path) 
             tokens.add(path.read_text().strip())
             assert not any(token in said for token in tokens)
     assert len(tokens) == 1
-
-
-@pytest.mark.parametrize(
-    ("content", "mode", "says"), [("sesame", 0o640, "can be read by other users"), ("", 0o600, "is empty")]
-)
-def test_a_token_that_protects_nothing_is_refused(content: str, mode: int, says: str, tmp_path: Path) -> None:
-    path = tmp_path / "hetrdzv" / "token"
-    path.parent.mkdir()
-    path.write_text(content)
-    path.chmod(mode)
-    assert says in refused("--host", "0.0.0.0", "--port", "0", "--store", "memory", home=tmp_path)
 
 
 def test_insecure_serves_other_machines_without_a_token(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from hetrdzv.auth.tokens import EVERYTHING
-from hetrdzv.core.commands import Cancel, Report
+from hetrdzv.core.commands import Report
 from hetrdzv.dashboard.overview import overview
 from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.pages import RECENT_S
@@ -51,30 +51,6 @@ async def test_failures_of_an_hour_come_first_and_older_ones_are_folded_away() -
         assert "2 failed" in recent, "all are counted"
         assert fold
         assert "open" not in older.partition(">")[0]
-
-
-async def test_old_groups_are_unfolded_where_there_is_nothing_else() -> None:
-    clock = HandClock()
-    async with serving(clock=clock) as (service, _):
-        await fail(service, "failed")
-        clock.pass_by(service, RECENT_S + 10)
-        before, fold, older = shown(service).partition("<details")
-        assert fold
-        assert "open" in older.partition(">")[0]
-        assert "No groups yet" not in before
-
-
-async def test_groups_have_an_age_or_when_they_ended() -> None:
-    clock = HandClock()
-    async with serving(clock=clock) as (service, _):
-        await two_nodes(service, "runs")
-        clock.pass_by(service, 200)
-        assert 'data-label="age">3 min<' in shown(service)
-        await service.execute("runs", Cancel())
-        clock.pass_by(service, 5)
-        page = shown(service)
-        assert 'data-label="ended">5.0 s ago<' in page
-        assert 'data-label="age"' not in page
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from hetrdzv.core.model import Group
 from hetrdzv.dashboard.nodes import ORDINARY, nodes_for_map, paces
 from hetrdzv.dashboard.render import section
 from hetrdzv.protocol.reasons.advice import after_exit
-from hetrdzv.protocol.reasons.reason import message_suffixes
 from hetrdzv.protocol.reasons.snapshots import safe_text
 from hetrdzv.protocol.rounds import RoundRecord, total_time, with_downtimes
 from hetrdzv.protocol.stacks import About
@@ -91,7 +90,6 @@ def group_sections(
             "restarted_by": "; ".join(filter(None, (failed.message, after_exit(failed)))) if failed else "",
             "notes": [*reply.warnings, *unwatched_warnings(group, seen, now)],
             "stack": stall.stack if stall is not None else "",
-            "beside": message_suffixes(reply.reason, now),
             "stack_of": stall.ranks[0] if stall is not None and stall.ranks else None,
             "behind": views.ranks_behind(group),
             "time": total_time(rounds),

@@ -12,7 +12,6 @@ from hetrdzv.cli.hetctl.calls import call, print_json, print_warning, retrying, 
 from hetrdzv.cli.hetctl.options import GROUP, WIDE, command, shared
 from hetrdzv.client import Client
 from hetrdzv.protocol.errors import Problem, UnknownGroup
-from hetrdzv.protocol.pages import EventsReply
 from hetrdzv.protocol.rounds import (
     Downtime,
     Phase,
@@ -39,11 +38,10 @@ def events(group: str, follow: bool, after: int) -> None:
     if follow:
         call(lambda client: _follow(client, group, after), interrupted=0)
     else:
-        show_reply(lambda client: client.events(group, after=after), _events_view)
-
-
-def _events_view(reply: EventsReply) -> Iterator[str]:
-    yield from map(tables.event_line, reply.events)
+        show_reply(
+            lambda client: client.events(group, after=after),
+            lambda reply: map(tables.event_line, reply.events),
+        )
 
 
 async def _follow(client: Client, group: str, last: int) -> None:

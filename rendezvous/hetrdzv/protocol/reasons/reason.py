@@ -237,19 +237,14 @@ def with_message(of: Reason, message: str, **changes: Any) -> Reason:
 
 def full_text(of: Reason, now: float) -> str:
     """Why something is as it is, with what is left of each wait, and with the end of the last round."""
-    return "; ".join([of.message, *message_suffixes(of, now)])
-
-
-def message_suffixes(of: Reason, now: float) -> list[str]:
-    """What is shown after a reason's message: its times, and the end of the last round."""
     times = [f"for {duration_text(max(0.0, now - of.since))}"] if of.since is not None else []
     if of.until is not None:
         left = round(max(0.0, of.until - now))
         times.append(f"at most {duration_text(left) if left >= 60 else f'{left} s'} more")
-    parts = [", ".join(times)] if times else []
+    parts = [of.message, *([", ".join(times)] if times else [])]
     if of.cause is not None and of.cause.round is not None:
         parts.append(f"round {of.cause.round} ended ({of.cause})")
-    return parts
+    return "; ".join(parts)
 
 
 def without_times(of: Reason | None) -> Reason | None:

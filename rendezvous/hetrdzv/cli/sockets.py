@@ -1,6 +1,5 @@
 """The socket that hetserver listens on: a new one, or one inherited from its parent."""
 
-import errno
 import os
 import socket
 from contextlib import suppress
@@ -16,12 +15,6 @@ KEEP_ALIVE = (
     (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 75_000),  # of data on its way, in ms
 )
 """The kernel closes the connection of a host that is silent for 75 s. Leases do not depend on it."""
-
-HINTS = {
-    errno.EADDRINUSE: "choose another --port, or stop what listens there (ss -ltnp)",
-    errno.EADDRNOTAVAIL: "give --host an address of this machine (ip address), or 0.0.0.0",
-    errno.EACCES: "choose a --port of 1024 or above",
-}
 
 
 class CannotServe(HetError, code="cannot_serve"):
@@ -41,9 +34,9 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         listener = socket.create_server(address, family=family, backlog=BACKLOG, dualstack_ipv6=both)
     except OSError as error:
-        hint = HINTS.get(error.errno or 0, "choose another --host or --port")
+        advice = "give --host an address of this machine, and --port a free one of 1024 or above (ss -ltnp)"
         reason = os.strerror(error.errno or 0)
-        raise CannotServe(f"cannot listen on {host} port {port}: {reason}; {hint}") from None
+        raise CannotServe(f"cannot listen on {host} port {port}: {reason}; {advice}") from None
     for option in KEEP_ALIVE:
         with suppress(OSError):  # a system without it
             listener.setsockopt(*option)  # which connections inherit

@@ -261,15 +261,13 @@ def snapshots_table(reply: SnapshotsShown) -> Table:
 def _notes(snapshot: SnapshotShown, reply: SnapshotsShown) -> Iterator[str]:
     if snapshot.stamp.origin is not None:
         yield "of an earlier job"
-    if snapshot.lack or snapshot.undone:
-        pass  # another copy of that step may be whole: on disk, say
+    if snapshot.lack or snapshot.undone:  # another copy of that step may be whole: on disk, say
+        yield "; ".join(
+            filter(None, [snapshot.lack, "undone with restart --from" if snapshot.undone else ""])
+        )
     elif snapshot.stamp == reply.next:
         yield "the next round begins here" + (", as chosen with restart --from" if reply.wanted else "")
         if reply.safe is None:
             yield "or anew if a node is lost"
     elif snapshot.stamp == reply.safe:
         yield "the next round begins here if a node is lost"
-    if snapshot.lack:
-        yield snapshot.lack
-    if snapshot.undone:
-        yield "undone with restart --from"

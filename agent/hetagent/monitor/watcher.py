@@ -93,7 +93,7 @@ class Watcher(RoundHook):
         assert self._watch is not None
         assert self._assignment is not None
         first = self._assignment.start.rank_offset
-        self._output = lambda rank: workers.started.workers[rank - first].output()
+        self._output = lambda rank: workers.started[rank - first].output()
         self._watch.begin(workers.pids, first)
         self._server.set_progress_source(self._sample, self._on_question)
 

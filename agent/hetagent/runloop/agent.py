@@ -179,8 +179,6 @@ class Agent:
         self.health.close()
         self._stop(signal.SIGTERM, 0.0)
         self._clear_workers()
-        if self._local is not None:
-            self._local.cancel_start()  # Ctrl-C in the middle of a start leaves it with what hooks have made
         goodbye, gone_at = self.shutdown.leave_reason(self.outcome), self.shutdown.gone_at
         snapshots = self.parts.snapshots
         is_hurried = lambda: self.shutdown.hurried or bool(self._got_signals)  # noqa: E731
@@ -344,10 +342,10 @@ class Agent:
             self._local.stop(signum, grace_s)
 
     def _clear_workers(self, *, spare_detached: bool = False) -> None:
-        """Clean up what is left of the round's processes."""
-        if self._local is None or not self._local.has_processes:
+        """Clean up what is left of the round, if it is not over here."""
+        if self._local is None or self._local.phase is Phase.GONE:
             return
-        stuck, shown = self._local.kill_remaining(spare_detached=spare_detached, until=self.shutdown.kill_at)
+        stuck, shown = self._local.clear(spare_detached=spare_detached, until=self.shutdown.kill_at)
         self._orphans.note_stuck(stuck)
         if spare_detached:
             self._orphans.spare_detached()
@@ -357,8 +355,7 @@ class Agent:
 
     def _be_ready(self) -> None:
         self._ready_after_stop = False
-        if self._local is not None:
-            self._local.cancel_start()
+        self._clear_workers()
         self._orphans.kill_spared()
         if stuck := self._orphans.describe_stuck():
             # They may hold a GPU, a port or a checkpoint: the next round would fail here again, and again.
@@ -464,7 +461,6 @@ class Agent:
             if not isinstance(error, Exception):  # Ctrl-C, where --signals-to-handle leaves SIGINT out
                 raise
             self._clear_workers()
-            local.cancel_start()
             failure = start_failure(error)  # it fails the round, not the agent
             self.log(f"round {self.round_number}: the workers could not be started: {failure.message}")
             self.server.send(round_report(ReportKind.FAILED, self.round_number, failure=failure))

@@ -36,6 +36,9 @@ LINGER_S = 10.0
 LOOK_S = 2.0
 """How often to look whether an exception has ended the script of a worker that runs (seconds)."""
 
+PATIENCE_S = 1.0
+"""How long to wait for the console before the end of workers is reported (seconds)."""
+
 UNWIND_S = 1.0
 """For how long such a worker is as good as ended (seconds)."""
 
@@ -156,7 +159,7 @@ class LocalRound:
             environ: what every worker of this agent gets beside torchrun's environment.
 
         Raises:
-            Exception: they could not be started; some of them may be running. `cancel_start` follows.
+            Exception: they could not be started; some of them may be running. `clear` follows.
         """
         command = self._launch.begin(self.assignment)
         if command is None:
@@ -177,7 +180,9 @@ class LocalRound:
         standbys = self._parts.standbys
         claim = standbys.claim_standby if standbys is not None else None
         started = self._starter.start(self.assignment, command, environs, claim)
-        self._workers = Workers(started, self._incarnation, self._parts.persistent_sessions)
+        self._workers = Workers(
+            started, self._starter.end_round, self._incarnation, self._parts.persistent_sessions
+        )
         self.phase = Phase.RUNNING
         for hook in self._parts.hooks:
             hook.begin(self._workers)
@@ -192,12 +197,6 @@ class LocalRound:
             made.update(hook.environ(local_rank))
         return {**made, **self._launch.environ(self.assignment, local_rank)}
 
-    def cancel_start(self) -> None:
-        """Start nothing any more: the round is over, or could not be started here."""
-        self._end_hooks()
-        if self.phase is Phase.HELD:
-            self.phase = Phase.GONE
-
     # -- end -------------------------------------------------------------------------------------------------
 
     def take_end(self) -> End | None:
@@ -210,7 +209,8 @@ class LocalRound:
             self._note_end(self._workers, failed or self._lingering(self._workers))
         if self.phase is not Phase.ENDING or self._end is None or time.monotonic() < self._end.due_at:
             return None
-        self._workers.catch_up()  # what it has written may be the reason to give up
+        # What it has written is shown before what is logged next, and may be the reason to give up.
+        self._starter.catch_up(time.monotonic() + PATIENCE_S)
         if self._end.failure is not None and self.abandon_reason():
             return None  # it has failed for that reason, which is no failure of the script
         return self._end
@@ -347,20 +347,16 @@ class LocalRound:
         name, grace_s = signal.Signals(self._stop.signum).name, self._stop.grace_s
         return f"workers are still running {grace_s:g} s after {name}; killing them" if grace_s > 0 else None
 
-    def kill_remaining(
-        self, *, spare_detached: bool = False, until: float | None = None
-    ) -> tuple[list[int], bool]:
-        """Kill and take away what is left of the processes; see `Workers.kill_remaining`."""
-        assert self._workers is not None
-        # If this fails, they are still ours to clear.
-        cleared = self._workers.kill_remaining(spare_detached=spare_detached, until=until)
-        self._end_hooks()
-        self._workers = None
-        self.phase = Phase.GONE
-        return cleared
-
-    def _end_hooks(self) -> None:
+    def clear(self, *, spare_detached: bool = False, until: float | None = None) -> tuple[list[int], bool]:
+        """The round is over here: kill what is left of the processes, if any; see `Workers.kill_remaining`."""
+        cleared: tuple[list[int], bool] = [], True
+        if self._workers is not None:
+            # If this fails, they are still ours to clear.
+            cleared = self._workers.kill_remaining(spare_detached=spare_detached, until=until)
         for hook in self._parts.hooks:
             hook.end()
         if self._folder is not None:
             self._folder.close()
+        self._workers = None
+        self.phase = Phase.GONE
+        return cleared

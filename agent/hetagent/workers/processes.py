@@ -13,30 +13,36 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from hetagent.node.processes import proctree as processes
 from hetagent.workers.failures import ErrorRecord, failure_message, read_record
-from hetagent.workers.starter import Exit, StartedWorkers
+from hetagent.workers.starter import Exit, StartedWorker
 from hetrdzv.protocol.bounds import MAX_SECONDS
 from hetrdzv.protocol.failure import Failure
-
-PATIENCE_S = 1.0
-"""How long to wait for the console before the end of workers is reported (seconds)."""
 
 
 class Workers:
     """The processes that a starter started for one round, marked with this `HET_INCARNATION`.
 
     Those of `kept_sessions` are for later rounds.
+
+    Args:
+        close: reaps those that have ended, waits for their output until the given moment at most (monotonic seconds),
+            and takes down everything that was set up beside them; returns False if the console is blocked.
+
+    Attributes:
+        started: by local rank.
     """
 
     def __init__(
         self,
-        started: StartedWorkers,
+        started: Mapping[int, StartedWorker],
+        close: Callable[[float | None], bool],
         incarnation: str,
         kept_sessions: Callable[[], Collection[int]] = tuple,
     ) -> None:
         self._kept_sessions = kept_sessions
         self.started = started
+        self._close = close
         self._incarnation = incarnation
-        self.pids = {local_rank: worker.pid for local_rank, worker in started.workers.items()}
+        self.pids = {local_rank: worker.pid for local_rank, worker in started.items()}
         self._sids = frozenset(self.pids.values())
         self._running = dict(self.pids)
         self._exits: dict[int, Exit] = {}
@@ -55,10 +61,6 @@ class Workers:
     def exits(self) -> Sequence[Exit]:
         """How the workers that have ended did so, by local rank."""
         return [self._exits[rank] for rank in sorted(self._exits)]
-
-    def catch_up(self) -> None:
-        """Let the console show what the workers have written before what is logged next, unless it is slow."""
-        self.started.catch_up(time.monotonic() + PATIENCE_S)
 
     def take_exits(self) -> list[Exit]:
         """The workers that have ended since the last call."""
@@ -93,7 +95,7 @@ class Workers:
 
     def describe_failure(self, end: Exit, rank: int, secrets: Collection[str] = ()) -> Failure:
         """How a worker of this rank failed, in words without secrets."""
-        worker, record = self.started.workers[end.local_rank], self._record(end.local_rank)
+        worker, record = self.started[end.local_rank], self._record(end.local_rank)
         raised_s = 0.0
         if record.raised_at is not None:
             raised_s = time.time() - record.raised_at - (time.monotonic() - end.seen_at)
@@ -109,7 +111,7 @@ class Workers:
         )
 
     def _record(self, local_rank: int) -> ErrorRecord:
-        return read_record(self.started.workers[local_rank].error_file)
+        return read_record(self.started[local_rank].error_file)
 
     def send(self, signum: int) -> None:
         """Send a signal to the workers; kill those that are stopped and would not act on it.
@@ -142,7 +144,7 @@ class Workers:
         else:
             stuck = processes.kill_all_of(self._incarnation, self._sids, self._kept_sessions)
         self.take_exits()
-        return stuck, self.started.close(until)
+        return stuck, self._close(until)
 
 
 def _send(kill: Callable[[int, int], None], to: int, signum: int) -> None:

@@ -60,22 +60,6 @@ class StartedWorker:
 
 
 @dataclass(frozen=True, slots=True)
-class StartedWorkers:
-    """The worker processes of one round, by local rank.
-
-    Attributes:
-        workers: they are reaped by `close` only.
-        close: reaps the processes that have ended, waits for their output until the given moment at most (monotonic
-            seconds), and takes down everything that was set up beside them; returns False if the console is blocked.
-        catch_up: waits in the same way for what has been written by now.
-    """
-
-    workers: Mapping[int, StartedWorker]
-    close: Callable[[float | None], bool]
-    catch_up: Callable[[float | None], bool] = lambda until: True
-
-
-@dataclass(frozen=True, slots=True)
 class Exit:
     """How one worker ended.
 

@@ -28,7 +28,7 @@ from hetagent.launch.command import WorkerCommand
 from hetagent.torch_compat.flags import changes_the_command, substitute_macros
 from hetagent.workers.collapse import LineMerger
 from hetagent.workers.output import STDERR, STDOUT, OutputCapture, wait_for_log_copies
-from hetagent.workers.starter import Program, StartedWorker, StartedWorkers, Take
+from hetagent.workers.starter import Program, StartedWorker, Take
 from hetagent.workers.store import HetRendezvousHandler
 
 
@@ -54,6 +54,7 @@ class TorchStarter(LocalElasticAgent):
         self._capture = capture
         self._collapse = collapse
         self._begun: dict[int, StartedWorker] = {}  # by a start that is not over, or has failed
+        self._context: SubprocessContext | None = None  # of the round that runs
 
     @property
     def spec(self) -> WorkerSpec:
@@ -86,8 +87,8 @@ class TorchStarter(LocalElasticAgent):
         command: WorkerCommand,
         environs: Sequence[Mapping[str, str | None]],
         take: Take | None = None,
-    ) -> StartedWorkers:
-        """Start the workers of a round, each as a child of this process with a session of its own.
+    ) -> Mapping[int, StartedWorker]:
+        """Start the workers of a round, each as a child of this process with a session of its own; by local rank.
 
         `environs` has changes to torchrun's environment for each local rank; None removes a variable. Where this fails,
         some workers may be running: see `take_failed_start_pids`.
@@ -108,6 +109,7 @@ class TorchStarter(LocalElasticAgent):
             self._store = group.store = None  # the handler has it: other references would keep its port taken
         context, self._pcontext = self._pcontext, None
         assert isinstance(context, SubprocessContext), "commands, not functions, are started"
+        self._context = context
         workers = {
             local_rank: replace(
                 worker,
@@ -118,7 +120,7 @@ class TorchStarter(LocalElasticAgent):
             for local_rank, worker in self._begun.items()
         }
         self._begun = {}
-        return StartedWorkers(workers, partial(self._close, context), self._catch_up)
+        return workers
 
     def take_failed_start_pids(self) -> Collection[int]:
         """Once, the pids of the processes of a start that failed: torch has forgotten them. Each leads a session."""
@@ -146,15 +148,19 @@ class TorchStarter(LocalElasticAgent):
 
     # -- end -------------------------------------------------------------------------------------------------
 
-    def _catch_up(self, until: float | None) -> bool:
+    def catch_up(self, until: float | None) -> bool:
+        """Wait until then (monotonic seconds) for what has been written by now; False: the console is blocked."""
         return self._capture is None or self._capture.catch_up(until)
 
-    def _close(self, context: SubprocessContext, until: float | None) -> bool:
+    def end_round(self, until: float | None) -> bool:
+        """See `close` of `Workers`."""
+        context, self._context = self._context, None
+        assert context is not None
         handlers = context.subprocess_handlers.values()
         for handler in handlers:
             handler.proc.poll()
         shown = wait_for_log_copies([tail.stop for tail in _tails(context)], until)
-        shown = self._catch_up(until) and shown
+        shown = self.catch_up(until) and shown
         if shown:
             files = [file for handler in handlers for file in (handler._stdout, handler._stderr)]
             files += [getattr(context, name, None) for name in ("filtered_stdout", "filtered_stderr")]

@@ -20,7 +20,7 @@ from hetagent.node.processes import proctree as processes
 from hetagent.roundhook import RoundHook
 from hetagent.runloop.local_round import LocalRound, Phase
 from hetagent.runloop.parts import Parts
-from hetagent.workers.starter import Program, StartedWorker, StartedWorkers, Take
+from hetagent.workers.starter import Program, StartedWorker, Take
 from hetrdzv.protocol.snapshots import StartSnapshot
 
 
@@ -36,15 +36,18 @@ class Popens:
         command: WorkerCommand,
         environs: Sequence[Mapping[str, str | None]],
         take: Take | None,
-    ) -> StartedWorkers:
+    ) -> Mapping[int, StartedWorker]:
         environ = {name: value for name, value in environs[0].items() if value is not None}
         program = Program((command.entrypoint, *command.args), os.environ | environ)
         self.process = (take and take(0, program, 1, 2)) or subprocess.Popen(
             program.args, env=program.environ, start_new_session=True
         )
-        return StartedWorkers({0: StartedWorker(self.process.pid)}, close=lambda until: self._reap())
+        return {0: StartedWorker(self.process.pid)}
 
-    def _reap(self) -> bool:
+    def catch_up(self, until: float) -> bool:
+        return True
+
+    def end_round(self, until: float | None) -> bool:
         assert self.process is not None
         self.process.wait(10)
         return True
@@ -137,7 +140,7 @@ def part() -> Iterator[Callable[[str], Part]]:
     yield make
     for one in made:
         if one.round.has_processes:
-            one.round.kill_remaining()
+            one.round.clear()
         assert processes.find_by_incarnation(one.incarnation) == []
 
 
@@ -152,7 +155,7 @@ def test_a_node_without_snapshots_does_not_begin_from_nothing_while_others_load_
         OutOfResourcesError, match=r"snapshot of step 40, and this node keeps none: .*--snapshot-memory"
     ):
         made.begin()
-    made.round.cancel_start()
+    made.round.clear()
     assert made.round.phase is Phase.GONE
 
 
@@ -161,7 +164,7 @@ def test_a_round_that_is_over_before_its_start_never_starts(part: Callable[[str]
     made.launch.waits = True
     made.begin()
     assert (made.round.phase, made.round.has_processes) == (Phase.HELD, False)
-    made.round.cancel_start()
+    made.round.clear()
     assert made.round.phase is Phase.GONE
     assert made.gate.told == ["end"]
 
@@ -196,7 +199,7 @@ def test_workers_are_stopped_once_they_have_saved(part: Callable[[str], Part]) -
     assert not made.round.has_stopped()
     assert made.round.phase is Phase.STOPPING
     soon(made.round.has_stopped)
-    made.round.kill_remaining()
+    made.round.clear()
     assert made.gate.told[-1] == "end"
 
 
@@ -223,7 +226,7 @@ def test_a_failure_that_is_kept_back_is_nobodys_once_the_round_is_over(part: Cal
     soon(lambda: made.round.take_end() is None and made.round.phase is Phase.ENDING, "the failure")
     made.round.stop_for_others(signal.SIGTERM, 5.0)
     assert made.round.has_stopped(), "nobody is waited for"
-    made.round.kill_remaining()
+    made.round.clear()
     assert made.round.take_end() is None
 
 

@@ -4,7 +4,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,7 +27,7 @@ from hetagent.launch.command import WorkerCommand
 from hetagent.torch_compat.flags import SINCE_2_10, numa
 from hetagent.workers import torch_starter
 from hetagent.workers.output import CapturedOutput, TailBuffer
-from hetagent.workers.starter import StartedWorker, StartedWorkers
+from hetagent.workers.starter import StartedWorker
 from hetagent.workers.store import HetRendezvousHandler
 from hetagent.workers.torch_starter import TorchStarter
 
@@ -74,9 +74,9 @@ class Ours:
         self.starter = TorchStarter(
             spec(handler(), command, **more), DefaultLogsSpecs(str(folder / "ours")), prefix
         )
-        self.started: list[StartedWorkers] = []
+        self.started: list[Mapping[int, StartedWorker]] = []
 
-    def start(self, **environ: str | None) -> StartedWorkers:
+    def start(self, **environ: str | None) -> Mapping[int, StartedWorker]:
         marks = {"HET_ROUND": "5", **environ}
         command = WorkerCommand("/bin/sh", ("-c", self._command), is_python=True)
         self.started.append(self.starter.start(assignment(), command, [marks, marks]))
@@ -94,10 +94,10 @@ def ours(tmp_path: Path) -> Iterator[Callable[..., Ours]]:
     yield make
     for one in made:
         for started in one.started:
-            for worker in started.workers.values():
+            for worker in started.values():
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(worker.pid, signal.SIGKILL)
-            started.close(None)
+            one.starter.end_round(None)
 
 
 OPTIONS: dict[str, Any] = {}
@@ -157,7 +157,7 @@ def test_a_variable_that_is_taken_away_is_not_inherited_either(
 ) -> None:
     monkeypatch.setenv("RANK", "of an outer job")
     made = ours(None, f"env > {tmp_path}/env.$LOCAL_RANK")
-    for worker in made.start(RANK=None).workers.values():
+    for worker in made.start(RANK=None).values():
         os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
     assert "\nRANK=" not in (tmp_path / "env.1").read_text()
     assert os.environ["RANK"] == "of an outer job"
@@ -170,7 +170,7 @@ def test_log_specs_of_others_may_have_no_error_files(
     monkeypatch.setattr(
         DefaultLogsSpecs, "reify", lambda specs, envs: replace(reify(specs, envs), error_files={})
     )
-    assert [worker.error_file for worker in ours().start().workers.values()] == ["", ""]
+    assert [worker.error_file for worker in ours().start().values()] == ["", ""]
 
 
 def test_torch_leaves_the_signal_handlers_alone(
@@ -222,7 +222,7 @@ def test_a_watchdog_kills_a_worker_whose_timer_has_expired(
     monkeypatch.setenv("TORCHELASTIC_TIMER_FILE", str(pipe))
     made = ours(None, "exec sleep 100")
     started = made.start()
-    pids = [worker.pid for worker in started.workers.values()]
+    pids = [worker.pid for worker in started.values()]
     with pipe.open("w") as timer:
         request = FileTimerRequest(pids[0], "step", time.time() - 1, signal.SIGKILL)
         timer.write(request.to_json() + "\n")
@@ -231,7 +231,10 @@ def test_a_watchdog_kills_a_worker_whose_timer_has_expired(
     assert end.si_status == signal.SIGKILL
     assert os.waitid(os.P_PID, pids[1], os.WEXITED | os.WNOWAIT | os.WNOHANG) is None
     soon(lambda: pids[0] in killed, "the kill")
-    started.close(None)
+    os.killpg(pids[1], signal.SIGKILL)
+    os.waitid(os.P_PID, pids[1], os.WEXITED | os.WNOWAIT)
+    made.started.clear()
+    made.starter.end_round(None)
     assert not pipe.exists(), "each round has a watchdog of its own"
 
 

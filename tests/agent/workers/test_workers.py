@@ -19,7 +19,7 @@ from tests.support.cluster import wait_for
 from hetagent.node.processes.proctree import INCARNATION, find_stopped, list_processes
 from hetagent.node.processes.signals import capture_signals
 from hetagent.workers.processes import Workers
-from hetagent.workers.starter import Exit, StartedWorker, StartedWorkers
+from hetagent.workers.starter import Exit, StartedWorker
 
 RUN = uuid.uuid4().hex
 
@@ -42,7 +42,7 @@ class Round:
             rank: StartedWorker(process.pid, str(self._folder / f"{rank}.json"))
             for rank, process in enumerate(self.processes)
         }
-        self.workers = Workers(StartedWorkers(workers, close=self._close), RUN)
+        self.workers = Workers(workers, self._close, RUN)
         return self.workers
 
     def _close(self, until: float | None) -> bool:

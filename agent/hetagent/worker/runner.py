@@ -38,9 +38,6 @@ TO_DISK = "HET_SNAPSHOT_TO"
 NOTICE = "HET_NOTICE_FILE"
 """The variable that names the file which is there once the round is about to end."""
 
-MOST_RECORDED = 1 << 18
-"""The longest text in an error file (characters)."""
-
 
 def main() -> None:
     """Remove all traces of this file, then run the script."""
@@ -309,8 +306,8 @@ def _write_record(message: str, stack: str, *, permanent: bool = False) -> None:
     import time
 
     now = time.time()
-    extra = {"py_callstack": _bounded(stack), "timestamp": str(int(now))}
-    record: dict[str, object] = {"message": {"message": _bounded(message), "extraInfo": extra}}
+    extra = {"py_callstack": stack, "timestamp": str(int(now))}
+    record: dict[str, object] = {"message": {"message": message, "extraInfo": extra}}
     record["raised_at"] = now  # torch leaves out the fraction
     if permanent:
         record["permanent"] = True
@@ -323,12 +320,6 @@ def _write_record(message: str, stack: str, *, permanent: bool = False) -> None:
         os.replace(f"{path}.new", path)
     except (OSError, ValueError, TypeError):
         pass
-
-
-def _bounded(text: str) -> str:
-    """A text without its middle, if it is too long for an error file."""
-    half = MOST_RECORDED // 2
-    return text if len(text) <= MOST_RECORDED else f"{text[:half]} … {text[-half:]}"
 
 
 def _is_importable(path: str) -> bool:

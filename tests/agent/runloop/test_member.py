@@ -1,17 +1,13 @@
 """The run loop with a launch whose processes come with a second `start`, and whose ends are kept back."""
 
 import socket
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 
-import pytest
-from tests.agent.rig import Make, OtherNode, Rig, soon
+from tests.agent.rig import Make, OtherNode, soon
 
-from hetagent.errors import CommandError
 from hetagent.launch.base import Assignment, Launch
 from hetagent.launch.command import WorkerCommand
 
-PATIENCE_S = 2.0
 SPEC = {"min_nodes": 2, "max_nodes": 2, "max_restarts": 1, "lease_s": 60.0}
 
 
@@ -29,63 +25,44 @@ class Member(Launch):
     def begin(self, assignment: Assignment) -> WorkerCommand | None:
         words = assignment.start.daemon
         self.begun.append((assignment.round, words is not None))
-        if words is None:
-            return None
-        if words[1] == "refused":
-            raise CommandError("this node does not run that")
-        return WorkerCommand("/bin/sh", ("-c", words[1]), is_python=True)
+        return WorkerCommand("/bin/sh", ("-c", words[1]), is_python=True) if words is not None else None
 
     def environ(self, assignment: Assignment, local_rank: int) -> Mapping[str, str | None]:
         return {"RANK": None}
 
     def failure_report_delay_s(self, assignment: Assignment, *, failed: bool) -> float:
-        return PATIENCE_S
+        return 2.0
 
     def end(self) -> None:
         self.ends += 1
 
 
-class Round(OtherNode):
-    """A rig as the second node of a group, whose master is this object."""
-
-    def __init__(self, made: Rig, launch: Member, listener: socket.socket) -> None:
-        super().__init__(made, "0", listener.getsockname()[1], **SPEC, stop_timeout_s=5.0)
-        self.launch = launch
-        session = made.line._session
-        session.offer = replace(session.offer, wants_daemon=True)
-
-    def daemon(self, script: str, number: int = 1) -> None:
-        soon(lambda: (number, False) in self.launch.begun, f"round {number}")
-        words = ["orted", script]
-        self.ask("POST", "/nodes/a/daemon", master="0", incarnation="m", round=number, words=words)
-
-    def state(self) -> str:
-        nodes = {node["node_id"]: node["state"] for node in self.rig.group()["nodes"]}
-        return str(nodes.get("a"))
-
-
-@pytest.fixture
-def begun(rig: Make) -> Iterator[Round]:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        launch = Member()
-        yield Round(rig("unused", launch=launch, **SPEC), launch, listener)
-
-
-def test_the_second_start_brings_the_processes_and_their_end_is_kept_back(begun: Round) -> None:
+def test_the_second_start_brings_the_processes_and_their_end_is_kept_back(rig: Make) -> None:
+    """The master of the rig's round is another node, which is played here."""
+    launch = Member()
+    made = rig("unused", launch=launch, **SPEC)
+    made.offers(wants_daemon=True)
+    words = ["orted", f'test -z "$RANK" && touch {made.folder}/ran']
     seen: list[str] = []
-    status = begun.rig.run(
-        begun.ready,
-        lambda: soon(lambda: begun.launch.begun == [(1, False)], "the first start"),
-        lambda: begun.reports("started"),
-        lambda: seen.append(begun.state()),
-        lambda: begun.daemon(f'test -z "$RANK" && touch {begun.rig.folder}/ran'),
-        begun.rig.appears("ran"),
-        lambda: soon(lambda: begun.state() == "running", "running"),
-        lambda: seen.append(begun.state()),
-        lambda: soon(lambda: begun.state() == "succeeded", "succeeded"),
-        lambda: begun.reports("succeeded"),
-    )
+
+    def state() -> str:
+        return next((str(node["state"]) for node in made.group()["nodes"] if node["node_id"] == "a"), "")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        master = OtherNode(made, "0", listener.getsockname()[1], **SPEC, stop_timeout_s=5.0)
+        status = made.run(
+            master.ready,
+            lambda: soon(lambda: launch.begun == [(1, False)], "the first start"),
+            lambda: master.reports("started"),
+            lambda: seen.append(state()),
+            lambda: master.ask("POST", "/nodes/a/daemon", master="0", incarnation="m", round=1, words=words),
+            made.appears("ran"),
+            lambda: soon(lambda: state() == "running", "running"),
+            lambda: seen.append(state()),
+            lambda: soon(lambda: state() == "succeeded", "succeeded"),
+            lambda: master.reports("succeeded"),
+        )
     assert status == 0
     assert seen == ["starting", "running"], "its end is not told at once"
-    assert begun.launch.begun == [(1, False), (1, True)]
-    assert begun.launch.ends > 0
+    assert launch.begun == [(1, False), (1, True)]
+    assert launch.ends > 0

@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.agent.rig import Make
 from tests.agent.workers.test_store import start
 
 from hetagent.launch.base import Assignment
@@ -58,16 +57,3 @@ def test_what_a_worker_has_measured_is_there_in_the_next_round_at_its_new_rank(t
     after = begin(shares, tmp_path / "2", assignment(offset=0))
     assert sorted(path.name for path in after.parent.iterdir()) == ["weights", "weights.speed.1"]
     assert Path(f"{after}.speed.1").read_text() == "12345"
-
-
-# -- with a server and workers -------------------------------------------------------------------------------
-
-
-def test_workers_of_the_next_round_know_what_was_measured(rig: Make, tmp_path: Path) -> None:
-    made = rig(
-        "cat $HET_WEIGHTS_FILE.speed.$RANK > speed.$HET_ROUND; echo 5$RANK > $HET_WEIGHTS_FILE.speed.$RANK; "
-        "echo $HET_WEIGHT of $HET_WEIGHT_SUM > own.$HET_ROUND; test $HET_ROUND = 2 || exec sleep 100"
-    )
-    assert made.run(made.appears("own.1"), made.asks("restart")) == 0
-    assert [(tmp_path / f"speed.{number}").read_text() for number in (1, 2)] == ["", "50\n"]
-    assert (tmp_path / "own.1").read_text() == "1 of 1\n"

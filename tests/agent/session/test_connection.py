@@ -233,16 +233,6 @@ def test_without_any_server_the_agent_exits_and_no_goodbye_is_tried(talk: Talk) 
     talk.line.give_up("late")  # harmless
 
 
-def test_a_server_that_never_answered_is_not_waited_for(talk: Talk) -> None:
-    talk.client.fails = Unreachable("no server answers (x: connection refused)")
-    talk.begin()
-    wait_for(lambda: talk.told)
-    before = time.monotonic()
-    talk.line.announce_leave("SIGTERM")
-    talk.line.leave("its agent got SIGTERM", 5.0)
-    assert time.monotonic() - before < 5.0
-
-
 def test_whoever_is_in_a_hurry_does_not_wait_for_one_that_is_away(talk: Talk) -> None:
     """A failover may be under way, so it is waited for long, and said; a second Ctrl-C ends that."""
     talk.begin()

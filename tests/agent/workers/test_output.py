@@ -5,7 +5,6 @@ import fcntl
 import gc
 import os
 import pty
-import resource
 import signal
 import struct
 import subprocess
@@ -154,23 +153,6 @@ def test_what_stays_behind_writes_on_when_the_agent_has_ended(tmp_path: Path, is
         os.close(person)
     else:
         wait_for(lambda: (tmp_path / "err").read_text() == "late\n", "what it wrote")
-
-
-def test_a_disk_that_was_full_for_a_while_gets_what_comes_later(capture: Capture, tmp_path: Path) -> None:
-    with (tmp_path / "err").open("ab", buffering=0) as file:
-        copies = capture(file.fileno())
-        captured = copies.open(STDOUT, file.fileno())
-        before = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))  # Python ignores SIGXFSZ
-        try:
-            os.write(captured.writers[file.fileno()], b"x" * 4000)
-            assert copies.catch_up()
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        os.write(captured.writers[file.fileno()], b"later")
-        assert copies.catch_up()
-        captured.close_writers()
-    assert (tmp_path / "err").read_bytes() == b"x" * 1000 + b"later"
 
 
 @pytest.mark.parametrize(("reports", "message"), [(True, "usage: x"), (False, "")])

@@ -16,13 +16,13 @@ import pytest
 
 from hetrdzv.protocol.errors import StorageError
 from hetrdzv.storage import open_store
-from hetrdzv.storage.base import Batch, NothingWritten, Snapshot, StateStore
+from hetrdzv.storage.base import VERSION, Batch, NothingWritten, Snapshot, StateStore
 from tests.support.disks import small_disk
 
 WRITER = """
 import asyncio, sys
 from hetrdzv.storage import open_store
-from hetrdzv.storage.base import Batch
+from hetrdzv.storage.base import VERSION, Batch
 
 async def main():
     store = open_store(sys.argv[1])
@@ -188,7 +188,7 @@ CORRUPT = "cannot be read .*it is corrupt: restore a backup"
         (lambda content: content[: len(content) // 2], CORRUPT),
         (overwritten, CORRUPT),
         (lambda content: content.replace(b"k00777", b"z00777"), CORRUPT),  # reads by key would miss it
-        ("PRAGMA user_version = 99", "has version 99, but this hetserver reads at most version 4: upgrade"),
+        ("PRAGMA user_version = 99", f"has version 99, but this hetserver reads at most version {VERSION}: upgrade"),
         ("PRAGMA user_version = 0", "is another program's database: name another file"),
     ],
     ids=["no database", "cut", "overwritten", "out of order", "newer", "another program's"],
@@ -205,6 +205,14 @@ async def test_a_file_that_cannot_be_used_stays_as_it_is(
     before = path.read_bytes()
     assert re.search(f"state file {path} {says}", await refusal(path), re.DOTALL)
     assert path.read_bytes() == before
+
+
+async def test_an_older_file_is_read_and_is_one_of_this_version_then(path: Path) -> None:
+    await filled(path)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA user_version = 1")
+        assert (await _content(path)).records
+        assert connection.execute("PRAGMA user_version").fetchone() == (VERSION,)
 
 
 async def _content(path: Path) -> Snapshot:

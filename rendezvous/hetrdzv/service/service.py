@@ -243,8 +243,6 @@ class Service:
         if isinstance(command, Report) and command.age_s:
             served_s = self._clock.age(command.age_s)
             command = replace(command, age_s=served_s, unserved_s=command.age_s - served_s)
-        if isinstance(command, Report):
-            command = self.progress.with_progress_times(group_id, command)
         try:
             if is_heartbeat(head, command):
                 return await self._renewed(head, command, now)

@@ -13,7 +13,7 @@ from math import inf
 from time import perf_counter
 from typing import Any
 
-from hetrdzv.core.commands import Command, NoteStall, NoteTraining, Report
+from hetrdzv.core.commands import Command, NoteStall, NoteTraining
 from hetrdzv.core.hangs import SAME_S
 from hetrdzv.core.model import Group, Round, Stall
 from hetrdzv.core.rounds.timers import STALL_REPORTED_S
@@ -116,16 +116,6 @@ class Progress:
     def workers(self, group: Group) -> Mapping[int, WorkerSample]:
         """The workers of a group's newest round, by global rank, as far as is known."""
         return self.workers_of_round(group.group_id, group.round.number) if group.round is not None else {}
-
-    def with_progress_times(self, group_id: str, report: Report) -> Report:
-        """A report on the end of workers, with when those of other nodes last moved, which its agent does not know."""
-        moved = report.moved
-        if moved is None or moved.idle_s is None or self._running(group_id) is None:
-            return report  # of a round that is over, thousands of nodes may report at once
-        seen = self.workers_of_round(group_id, report.round).values()
-        last_at = max((worker.moved_at for worker in seen if worker.began_at < inf), default=-inf)
-        idle_s = min(moved.idle_s, max(0.0, self._now() - report.age_s - report.unserved_s - last_at))
-        return replace(report, moved=replace(moved, idle_s=idle_s))
 
     def forget(self, group_id: str) -> None:
         """A group was deleted, or its job is over."""

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import pytest
 from tests.test_imports import AGENT, graph
 
 ORDER: Sequence[str] = (
@@ -77,17 +76,3 @@ def test_every_entry_of_the_order_is_there() -> None:
         for each in ORDER
         if not any(rank(name) == ORDER.index(each) for name in known if name != "hetagent")
     ] == []
-
-
-@pytest.mark.parametrize(
-    ("module", "imported", "is_wrong"),
-    [
-        ("hetagent.node.names", "hetagent.launch.base", True),
-        ("hetagent.launch.base", "hetagent.launch.kinds", True),
-        ("hetagent.launch.kinds", "hetagent.launch.base", False),
-        ("hetagent.runloop.agent", "hetagent.monitor", False),
-        ("hetagent.monitor", "hetagent.runloop.agent", True),
-    ],
-)
-def test_an_import_upwards_is_found(module: str, imported: str, is_wrong: bool) -> None:
-    assert bool(complaints(module, imported)) == is_wrong

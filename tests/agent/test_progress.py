@@ -4,12 +4,10 @@ import contextlib
 import os
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
 import pytest
-from tests.support.cluster import wait_for
 from tests.support.disks import fill, small_disk
 
 from hetagent import progress
@@ -75,19 +73,6 @@ def test_a_long_pause_lasts_as_long_as_the_block_and_the_longer_of_two_counts(fi
         raise KeyError
     with progress.long(float("nan")):
         assert read_progress(file) == ProgressReport()
-
-
-def test_a_pause_ends_with_the_last_block_of_all_threads(file: str) -> None:
-    longest = progress.long(6000)
-    threading.Thread(target=longest.__enter__).start()
-    wait_for(lambda: read_progress(file).until, "its pause")
-    with progress.long(600):
-        until = read_progress(file).until
-        longest.__exit__(None, None, None)
-        assert time.monotonic() < read_progress(file).until < until - 5000, (
-            "the other has ended, this one has not"
-        )
-    assert read_progress(file) == ProgressReport()
 
 
 @pytest.mark.parametrize("wrong", [None, "x", 1e400, [], -5, 2**70])

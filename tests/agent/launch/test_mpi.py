@@ -1,9 +1,7 @@
 """`--launch mpi` without mpirun: words, names, networks, and what is refused. With it: tests/mpi/."""
 
 import os
-import socket
 import subprocess
-import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -17,7 +15,6 @@ from hetagent.errors import CommandError
 from hetagent.launch.command import WorkerCommand, worker_command
 from hetagent.launch.mpi import orted
 from hetagent.launch.mpi.mpirun import FOLDER, Mpi, mpirun_words
-from hetagent.launch.mpi.relay import Relay
 from hetagent.node import network
 from hetagent.session.requests import Report
 from hetagent.worker import rsh
@@ -280,35 +277,3 @@ def test_one_node_needs_no_remote_shell_and_ranks_run_the_script_as_python_would
     assert command is not None
     assert "plm_rsh_agent" not in settings(command.args)
     assert command.args[-4:] == ("-u", str(script), "--lr", "1")
-
-
-# -- the relay, and folders --------------------------------------------------------------------------------
-
-
-def test_whatever_is_sent_to_the_relay_it_goes_on(tmp_path: Path) -> None:
-    def ask(host: str, words: Sequence[str]) -> "Future[Any]":
-        done: Future[Any] = Future()
-        done.set_exception(CommandError(f"{host} {len(words)}"))
-        return done
-
-    relay = Relay(tmp_path, ask)
-    try:
-        for sent, got in (
-            (b"", b""),
-            (b"{", b""),
-            (b"[]", b""),
-            (b'{"host": "a"}', b""),
-            (b"x" * 2_000_000, b""),
-            (b'{"host": "a", "words": ["b", "c"]}', b'{"refusal": "a 2"}'),
-        ):
-            with socket.socket(socket.AF_UNIX) as peer:
-                peer.connect(str(tmp_path / "agent"))
-                try:
-                    peer.sendall(sent)
-                    peer.shutdown(socket.SHUT_WR)
-                    assert peer.recv(1000) == got
-                except (BrokenPipeError, ConnectionResetError):
-                    assert len(sent) > 1_000_000
-    finally:
-        relay.close()
-    assert not [one for one in threading.enumerate() if one.name == "hetagent-relay"]

@@ -1,9 +1,7 @@
 """Restarts with standbys, end to end."""
 
 import contextlib
-import json
 import os
-import signal
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -94,46 +92,6 @@ def test_kills_in_a_row(job: Cluster, tmp_path: Path) -> None:
     job.end_well("a")
     assert leftovers("a") == []
     assert list((tmp_path / "tmp").iterdir()) == []
-
-
-IMPORTS = """
-import json, os, sys, time
-before = [name for name in ("decimal", "prometheus_client", "own") if name in sys.modules]
-import prometheus_client, own
-path = f"{sys.argv[1]}/{os.environ['HET_ROUND']}.{os.environ['RANK']}"
-with open(f"{path}~", "w") as file:
-    json.dump([os.getpid(), before], file)
-os.rename(f"{path}~", path)
-time.sleep(300)
-"""
-"""Imports a module that is installed and one of its own, and says which of them were there before."""
-
-
-@pytest.mark.long
-def test_what_the_script_imports_is_imported_ahead_if_it_is_installed(job: Cluster, tmp_path: Path) -> None:
-    """Once the workers have imported nothing for a while, their standbys import it as well."""
-    (tmp_path / "script.py").write_text(IMPORTS)
-    (tmp_path / "own.py").touch()
-    agent = job.agent(
-        "a", 2, "--preload", f"{MODULE},auto", script=str(tmp_path / "script.py"), args=[str(tmp_path)]
-    )
-
-    def said(number: int) -> list[tuple[int, list[str]]]:
-        found = list(tmp_path.glob(f"{number}.[01]"))
-        return [json.loads(one.read_text()) for one in found] if len(found) == 2 else []
-
-    number, ahead = 1, False
-    while not ahead:
-        lines = job.wait_for(lambda of=number: said(of), f"round {number}")
-        ahead = [modules for _, modules in lines] == [[MODULE, "prometheus_client"]] * 2
-        ready, number = two_standbys(agent), number + 1
-        os.kill(lines[0][0], 9)
-    assert number > 2, "nobody could know in the first round"
-    lines = job.wait_for(lambda: said(number), "the last round")
-    assert {pid for pid, _ in lines} == set(ready)
-    agent.send(signal.SIGTERM)
-    agent.wait()
-    assert leftovers("a") == []
 
 
 def test_a_killed_agent_leaves_no_standby(job: Cluster) -> None:

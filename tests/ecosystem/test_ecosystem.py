@@ -53,7 +53,6 @@ class Program:
 
 
 PROGRAMS = {
-    "lightning fabric": Program("fabric_train.py", "TorchElasticEnvironment", ("a", 1)),
     "lightning trainer": Program("lightning_train.py", "TorchElasticEnvironment", ("b", 0)),
     "accelerate": Program("accelerate_train.py", "MULTI_CPU", ("b", 0)),
     "transformers": Program("trainer_train.py", "MULTI_CPU", ("a", 0)),
@@ -188,7 +187,7 @@ def test_processes_of_a_framework_that_run_alone(
 
 
 def test_a_framework_under_torchrun_with_our_rendezvous(tmp_path: Path) -> None:
-    program = PROGRAMS["lightning fabric"]
+    program = PROGRAMS["lightning trainer"]
     saved = tmp_path / "saved"
     saved.mkdir()
     with cluster(tmp_path) as job:

@@ -56,7 +56,9 @@ def test_no_step_is_lost_whatever_slurm_says(slurm: Slurm, server: Hetserver, tm
     assert "got SIGTERM again" not in job.said
     job.log.finish()
     assert job.until("COMPLETED")["ExitCode"] == "0:0"
-    assert job.group(server)["restarts"] == 0
+    group = job.group(server)
+    assert (group["state"], group["restarts"], group["spec"]["min_nodes"]) == ("succeeded", 0, 2)
+    assert "guardian died" not in job.said
     assert TOKEN not in job.said
 
 

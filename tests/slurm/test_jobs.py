@@ -13,11 +13,9 @@ import pytest
 from tests.e2e.test_launch_docs import SLURM, rows
 from tests.slurm.cluster import SCRIPTS, TOKEN, Slurm, needs_slurm
 from tests.support.servers import ROOT, Hetserver
-from tests.support.workload.worklog import CHECKPOINT, World
+from tests.support.workload.worklog import World
 
 pytestmark = [pytest.mark.long, pytest.mark.needs("slurm"), pytest.mark.slow, pytest.mark.timeout(300)]
-
-SAVING = Path(__file__).parent / "saving.py"
 
 
 @pytest.fixture(scope="module")
@@ -51,30 +49,6 @@ def test_a_job_with_its_own_server_on_uneven_nodes(slurm: Slurm, tmp_path: Path)
     assert facts["ExitCode"] == "0:0"
     assert not (tmp_path / "job" / ".hetrdzv" / job.id).exists()
     assert token not in job.said
-
-
-def test_a_requeued_job_is_the_same_group(slurm: Slurm, server: Hetserver, tmp_path: Path) -> None:
-    """Warned by its signal it saves, leaves and requeues itself (test_announced.py: all else that Slurm says)."""
-    work = (SAVING, "--checkpoint-every", "10")
-    job = slurm.train(tmp_path, "requeue.sbatch", server=server, work=work)
-    first = job.world()
-    folder = job.log.folder
-    job.wait_for((folder / CHECKPOINT).exists, "a checkpoint")
-    slurm.call("scancel", "--signal=USR1", job.id)
-    second = job.world(round_above=first.round)
-    saved = sorted(path.name for path in folder.glob("saved.*"))
-    assert saved == [f"saved.{rank}.{first.round}" for rank in range(3)]
-    assert "got SIGUSR1: passed on to the workers, which have 60 s to stop" in job.said
-    assert f"from Slurm's job step {job.id}.0: group {job.id}, node id n2" in job.said
-    assert "guardian died" not in job.said
-    assert job.facts()["Restarts"] == "1"
-    assert (ranks(second), second.restart) == (ranks(first), 0)
-    assert second.resumed_from >= 10
-    job.log.finish()
-    assert job.until("COMPLETED")["ExitCode"] == "0:0"
-    group = job.group(server)
-    assert (group["state"], group["restarts"], group["spec"]["min_nodes"]) == ("succeeded", 0, 2)
-    assert TOKEN not in job.said
 
 
 def test_a_job_that_is_cancelled_does_not_come_back(slurm: Slurm, server: Hetserver, tmp_path: Path) -> None:

@@ -473,7 +473,7 @@ def everything() -> frozenset[str]:
     return frozenset(path.relative_to(ROOT).as_posix() for path in paths)
 
 
-@pytest.mark.parametrize("name", ["docs/design.md", "docs/torch.md", "docs/launch.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize("name", ["docs/design.md", "docs/launch.md", "CONTRIBUTING.md"])
 def test_the_paths_that_a_page_names_exist(name: str) -> None:
     assert check_paths(page(name), everything()) == []
 

@@ -131,22 +131,7 @@ def test_what_a_round_began_from_is_copied_where_it_lives_once() -> None:
         assert [part.rank for part in copy.source.ranks] == [lone[member]]
 
 
-def test_who_alone_has_what_ranks_have_alike_is_copied_altogether() -> None:
-    """That lies in the parts of all ranks of a node together, so others may have each of them and yet not that."""
-    job = begun("a", "b", "c", min_nodes=3, max_nodes=3)
-    declare(job, "a", 0, 1, 2, whole=True)
-    declare(job, "c", 2)
-    held = {name: job.node(name).snapshots for name in "ac"}
-    for name in "abc":
-        job.join(name, snapshots=held.get(name, job.holds()))
-    assert job.began is not None
-    assert keepers(job.group)["a"] == "b"
-    copy = copy_for(job.group, job.node("b"))
-    assert copy is not None
-    assert [part.rank for part in copy.source.ranks] == [0, 1, 2]
-
-
-def test_what_a_node_that_has_left_alone_has_is_shared_out_among_the_members() -> None:
+def test_what_a_node_that_has_left_alone_has_two_members_copy() -> None:
     job = begun("a", "b", "c", min_nodes=2, max_nodes=3)
     for rank, name in enumerate("abc"):
         declare(job, name, rank, whole=True)
@@ -159,7 +144,7 @@ def test_what_a_node_that_has_left_alone_has_is_shared_out_among_the_members() -
     assert {source.node_id for source in job.began.sources} == {"a", "b", "c"}
     copies = {name: copy_for(job.group, job.node(name)) for name in "ab"}
     of_c = {name: copy for name, copy in copies.items() if copy is not None and copy.source.node_id == "c"}
-    assert {name: copy.source.ranks[0].rank for name, copy in of_c.items()} == {"a": 2}
+    assert {name: copy.source.ranks[0].rank for name, copy in of_c.items()} == {"a": 2, "b": 2}
     safe = SnapshotId(round=1, step=8)
     assert [copy_for(job.group, job.node(name), safe) for name in "ab"] == [None, None]
 

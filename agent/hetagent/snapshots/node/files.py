@@ -7,7 +7,7 @@ Workers read `start.json` (from where to begin) and `control.json` (what to do w
 import contextlib
 import json
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -80,14 +80,11 @@ class SnapshotDir(SnapshotFiles):
 
     # -- from the workers --------------------------------------------------------------------------------------
 
-    def list_held(self, dropped: Collection[SnapshotId] = ()) -> tuple[HeldSnapshot, ...]:
-        """What this node holds, the newest first, without what was dropped."""
-        found = []
-        for stamp, slot in sorted(self.slots().items(), reverse=True):
-            indexes = slot.read_indexes(_read_index)
-            if indexes and stamp not in dropped:
-                found.append(_held(slot, indexes))
-        return tuple(found[:MOST_HELD])
+    def list_held(self) -> tuple[HeldSnapshot, ...]:
+        """What this node holds, the newest first."""
+        slots = [slot for _, slot in sorted(self.slots().items(), reverse=True)]
+        held = (_held(slot, indexes) for slot in slots if (indexes := slot.read_indexes(_read_index)))
+        return tuple(held)[:MOST_HELD]
 
     def last_step(self) -> int:
         """The newest step that a worker of this node has ended."""

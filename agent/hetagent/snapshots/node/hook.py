@@ -20,7 +20,7 @@ from hetagent.options.model import SnapshotOptions
 from hetagent.roundhook import RoundHook
 from hetagent.session.connection import ServerConnection
 from hetagent.session.requests import Report, ReportRoute
-from hetagent.snapshots.folder import FOLDER, AgentControl, SnapshotId
+from hetagent.snapshots.folder import FOLDER, AgentControl
 from hetagent.snapshots.node.catalog import DiskCatalog
 from hetagent.snapshots.node.disk import DiskWriter
 from hetagent.snapshots.node.files import SnapshotDir, request_save
@@ -86,8 +86,7 @@ class SnapshotHook(RoundHook):
         self._answer: Future[SnapshotsReply] | None = None
         self._control: AgentControl | None = None  # what workers were told last
         self._refused: list[ServerStamp] = []
-        self._dropped: set[SnapshotId] = set()  # copies of this node's that cannot be loaded
-        self._failed: set[ServerStamp] = set()  # others' copies that could not be loaded once
+        self._failed: set[ServerStamp] = set()  # copies on nodes that could not be loaded once
         if self._disk is not None:
             self._disk.catalog.begin(self._dir.origin)
         self._reached = self._dir.last_step()
@@ -179,7 +178,7 @@ class SnapshotHook(RoundHook):
             if self._dir.save_error(rank) is None:
                 self._log(f"rank {rank} has not saved before it was stopped")
         self._saving.clear()
-        self._forget_bad()
+        self._refuse_bad()
         self._workers = None
         if self._disk is not None:
             self._disk.catalog.refresh()
@@ -187,18 +186,16 @@ class SnapshotHook(RoundHook):
         self._reached = max([self._dir.last_step(), *steps])
         self._refresh()
 
-    def _forget_bad(self) -> None:
-        """A copy could not be loaded: do without it if it is this node's, and refuse it if it is another's again."""
+    def _refuse_bad(self) -> None:
+        """Refuse what workers could load no copy of, twice if a node has one, which perhaps was not reached."""
         if (bad := self._dir.bad_copy()) is None:
             return
         chosen = self._start.snapshot if self._start is not None else None
         is_foreign = chosen is not None and chosen.on_disk and chosen.origin != self._dir.origin
         origin = chosen.origin if chosen is not None and is_foreign else None
         stamp = ServerStamp(round=bad.stamp.round, step=bad.stamp.step, origin=origin)
-        if bad.node_id == self._node_id:
-            self._dropped.add(bad.stamp)
-        elif bad.node_id and stamp not in self._failed:
-            self._failed.add(stamp)  # perhaps that node was not reached
+        if bad.node_id and stamp not in self._failed:
+            self._failed.add(stamp)
         elif stamp not in self._refused:
             self._refused = [*self._refused, stamp][-MOST_REFUSED:]
 
@@ -353,7 +350,7 @@ class SnapshotHook(RoundHook):
 
     def _refresh(self) -> Holdings:
         """See what this node has by now, which the next join tells the server, and serve it."""
-        held = self._dir.list_held(self._dropped)
+        held = self._dir.list_held()
         if held:  # also where no other node is yet: what nobody serves is of no use to one that comes
             self._server.start()
         holdings = Holdings(

@@ -1,7 +1,7 @@
 """Who copies what lives once: the parts that ranks have of a sharded snapshot.
 
 Each member has a keeper: the next one in the order of ranks that is in another unit, since a unit fails together; or
-the next one at all. Of what only nodes have that have left, the members share out the parts.
+the next one at all. Two members copy what a node has that has left.
 """
 
 from collections import Counter, defaultdict
@@ -74,8 +74,8 @@ def _began(current: Round) -> StartSnapshot | None:
 def _lone(group: Group) -> Mapping[str, Sequence[tuple[str, Container[int]]]]:
     """From whom each member is to copy which parts of what the round began from: first from who is not in it.
 
-    Those are the parts of which fewer than `COPIES` members had one then. What ranks have alike lies in the parts of
-    all ranks of a node together, so who alone has that is copied altogether.
+    Those are the parts of which fewer than `COPIES` members had one then; two members copy those of a node that is not
+    in it.
     """
     current = group.active_round
     began = _began(current) if current is not None else None
@@ -84,29 +84,15 @@ def _lone(group: Group) -> Mapping[str, Sequence[tuple[str, Container[int]]]]:
     names, keepers = [member.node_id for member in current.members], _keepers(group)
     inside = frozenset(names)
     copies = Counter(part.rank for one in began.sources if one.node_id in inside for part in one.ranks)
-    alone = _alone_whole(began.sources, inside)
     lone: defaultdict[str, list[tuple[str, Container[int]]]] = defaultdict(list)
-    for source in sorted(began.sources, key=lambda source: source.node_id in inside):
-        holder, enough = source.node_id, COPIES if source.node_id in inside else 1
-        ranks = {part.rank for part in source.ranks if holder == alone or copies[part.rank] < enough}
-        if holder in inside:
-            shares = {keepers[holder]: ranks} if holder in keepers else {}
-        elif holder == alone:
-            shares = dict.fromkeys(names[:COPIES], ranks)
-        else:
-            shares = {}
-            for rank in ranks:
-                shares.setdefault(names[rank % len(names)], set()).add(rank)
-        for keeper, some in shares.items():
-            lone[keeper].append((holder, some))
+    for place, source in enumerate(sorted(began.sources, key=lambda source: source.node_id in inside)):
+        ranks = {part.rank for part in source.ranks if copies[part.rank] < COPIES}
+        turn = place % len(names)
+        outside = (names[turn:] + names[:turn])[:COPIES]
+        keeper = [keepers[source.node_id]] if source.node_id in keepers else []
+        for name in keeper if source.node_id in inside else outside:
+            lone[name].append((source.node_id, ranks))
     return lone
-
-
-def _alone_whole(sources: Sequence[Source], inside: Container[str]) -> str | None:
-    """The node that alone has all that ranks have alike, a member if one has it; None: more members have."""
-    whole = [source.node_id for source in sources if source.whole]
-    members = [name for name in whole if name in inside]
-    return next(iter(members or whole), None) if len(members) < COPIES else None
 
 
 @cached_by_fields("spec", "round")

@@ -326,31 +326,20 @@ def test_workers_find_from_where_to_begin(node: Node) -> None:
     assert node.hook.static_env({}) == {"HET_SNAPSHOTS": str(node.path)}
 
 
-def test_the_own_copy_that_cannot_be_loaded_ends_the_round_and_is_dropped(node: Node) -> None:
-    node.enters(number=3)
-    node.part((3, 120))
-    node.part((3, 60), slot=1)
-    node.hook.end()
-    node.enters(chosen=chosen())
-    assert node.hook.abandon_reason() == ""
-    put(node.path / "bad" / "3-120", '{"node": "a", "why": "model.w has another digest"}')
-    assert "of step 120: the copy on node 'a' is of no use (model.w has another" in node.hook.abandon_reason()
-    node.hook.end()
-    assert node.offer.refused == (), "others may have a good copy"
-    assert [held.step for held in node.offer.held] == [60]
-    assert node.hook.abandon_reason() == ""
-
-
-def test_what_cannot_be_had_from_another_node_twice_is_refused_but_the_own_part_kept(node: Node) -> None:
+@pytest.mark.parametrize("whose", ["a", "b"])
+def test_what_cannot_be_loaded_ends_the_round_and_is_refused_once_it_fails_again(
+    node: Node, whose: str
+) -> None:
     node.enters(number=3)
     node.part((3, 120))
     node.hook.end()
-    node.enters(chosen=chosen(node_id="b"))
-    put(node.path / "bad" / "3-120", '{"node": "b", "why": "it is short"}')
-    assert "the copy on node 'b' is of no use (it is short)" in node.hook.abandon_reason()
+    node.enters(chosen=chosen(node_id=whose))
+    assert node.hook.abandon_reason() == ""
+    put(node.path / "bad" / "3-120", f'{{"node": "{whose}", "why": "it is short"}}')
+    assert f"of step 120: the copy on node '{whose}' is of no use (it is short)" in node.hook.abandon_reason()
     node.hook.end()
-    assert node.offer.refused == (), "perhaps it was not reached"
-    node.enters(chosen=chosen(node_id="b"))
+    assert (node.offer.refused, node.hook.abandon_reason()) == ((), ""), "perhaps it was not reached"
+    node.enters(chosen=chosen(node_id=whose))
     put(node.path / "bad" / "3-120", '{"node": "", "why": "nobody has it"}')
     assert "no copy is of use (nobody has it)" in node.hook.abandon_reason()
     node.hook.end()

@@ -278,15 +278,6 @@ def test_a_round_does_not_go_on_where_workers_cannot_be_told_where_to_begin(
     assert node.said[-1] == "no snapshots in this round: [Errno 28] No space left on device"
 
 
-def test_a_node_that_has_nothing_asks_for_what_to_copy_of_shards_before_its_workers_open_anything(
-    node: Node,
-) -> None:
-    node.enters(chosen=replace(chosen(node_id="b"), sharded=True), nnodes=2)
-    assert node.hook.due_at() is not None
-    node.hook.on_wakeup()
-    assert [request.round for request, _ in node.line.asked] == [4]
-
-
 def test_the_next_agent_declares_what_is_left_and_how_far_killed_workers_had_come(
     nodes: Callable[..., Node],
 ) -> None:
@@ -299,7 +290,8 @@ def test_the_next_agent_declares_what_is_left_and_how_far_killed_workers_had_com
     second = nodes(serves=True)
     assert second.offer.held == first.offer.held != ()
     assert (second.offer.origin, second.offer.reached) == ("job1", 131)
-    assert second.offer.port > 0
+    assert (second.offer.port, second.offer.key) == (second.server.port, second.server.key)
+    assert second.offer.port > 0, "also for those that may come"
 
 
 # -- what it tells the workers ---------------------------------------------------------------------------------
@@ -344,22 +336,6 @@ def test_what_cannot_be_loaded_ends_the_round_and_is_refused_once_it_fails_again
     assert "no copy is of use (nobody has it)" in node.hook.abandon_reason()
     node.hook.end()
     assert (node.offer.refused, len(node.offer.held)) == ((SnapshotId(round=3, step=120),), 1)
-
-
-# -- others fetch it -------------------------------------------------------------------------------------------
-
-
-def test_a_node_serves_what_it_has_also_to_those_that_may_come(nodes: Callable[..., Node]) -> None:
-    node = nodes(serves=True)
-    node.enters()
-    os.close(node.opens())
-    node.hook.on_wakeup()
-    assert node.server.port == 0
-    node.part((4, 120))
-    node.hook.on_wakeup()
-    [(request, _)] = node.line.asked
-    assert (request.holdings.port, request.holdings.key) == (node.server.port, node.server.key)
-    assert node.offer.port == node.server.port > 0
 
 
 # -- before the end --------------------------------------------------------------------------------------------

@@ -40,9 +40,8 @@ from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.settings import OnJoin
 from hetrdzv.protocol.states import DirectiveKind, EndKind, ReportKind, StallKind
 from tests.core.leases import deadline, step
-from tests.support.every_set import Case, best_of_all, not_best
+from tests.support.every_set import Case, best_of_all, left_behind, not_best
 from tests.support.hangs import of_kind
-from tests.support.units import left_behind
 
 NODE_IDS = ("n1", "n2", "n10", "n20")
 NODES = st.sampled_from(NODE_IDS)

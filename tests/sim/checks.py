@@ -30,8 +30,7 @@ from tests.sim.snapshots import BeginsFromTheNewest, SafeOutlivesANode
 from tests.sim.store import Disk
 from tests.sim.timeline import Timeline
 from tests.sim.workers import Workers
-from tests.support.every_set import not_best
-from tests.support.units import left_behind
+from tests.support.every_set import left_behind, not_best
 
 NEWS = ("round_formed", "stalled", "notice")
 """What a member is told in a round that runs: that it hangs, that it goes on, that it is about to end."""

@@ -97,3 +97,12 @@ def not_best(old: Group, new: Group) -> str:
     if known and sum(new.nodes[name].slots for name in known) == formed.world_size:
         return ""
     return f"round {formed.number} has {names}, but {expected} is best"
+
+
+def left_behind(group: Group) -> list[str]:
+    """The nodes that are ready, but not in the round, though another node of their unit is."""
+    label, current = group.spec.unit, group.round
+    if label is None or current is None:
+        return []
+    taken = {group.nodes[member.node_id].labels.get(label) for member in current.members} - {None}
+    return [node.node_id for node in ready_nodes(group) if node.labels.get(label) in taken]

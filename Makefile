@@ -134,7 +134,7 @@ $(GPU)/.installed: pyproject.toml constraints.txt
 	@PIP_INDEX_URL= $(GPU)/bin/python -m pip install -q --disable-pip-version-check -c $(GPU)/constraints.txt -e '.[agent]' pytest pytest-asyncio pytest-timeout
 	@touch $@
 
-test-gpu: $(GPU)/.installed  ## check on a node with GPUs all that is said about them, and print a table (ten minutes; TORCH=2.15.0 for another release)
+test-gpu: $(GPU)/.installed  ## check on a node with GPUs all that is said about them (ten minutes; TORCH=2.15.0 for another release)
 	HET_TEST_ALL=1 $(GPU)/bin/python -m pytest tests/gpu tests/agent/snapshots/test_accelerator.py
 
 CUDA := .cache/cuda/$(TORCH)

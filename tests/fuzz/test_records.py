@@ -1,13 +1,13 @@
 """Records: what the core makes survives a round trip; old versions are read; damaged records are named."""
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.stateful import invariant
 
 from hetrdzv.api import views
 from hetrdzv.core.commands import Tick
@@ -17,8 +17,8 @@ from hetrdzv.core.model import Group
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import Refused, StorageError
 from tests.core.leases import step
-from tests.core.test_machine import GroupMachine
-from tests.fuzz.settings import BIG, COMMON, examples
+from tests.core.test_records import Trained, acts
+from tests.fuzz.settings import BIG, examples
 from tests.fuzz.stored import STORIES, fixture, records_of, told
 from tests.storage.test_records import NOW, Kept, as_restored, full
 from tests.support.restored import encoded, restore
@@ -30,30 +30,16 @@ WRITTEN: dict[str, Any] = {f"today/{make.__name__}": fixture(make()) for make in
 """What today's code writes, and what each release wrote: none yet."""
 
 
-class StoredMachine(GroupMachine):
-    """The random histories of the core's own test, with a store that takes every change."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.kept = Kept()
-        self.stored: Group | None = None
-
-    @invariant()
-    def the_store_has_it(self) -> None:
-        self.kept.take(self.stored, self.group)
-        self.stored = self.group
-        restored = self.kept.restored(self.group.group_id)
-        assert restored == as_restored(self.group)
-        assert told(restored, NOW) == told(as_restored(self.group), self.now)
-
-    def teardown(self) -> None:
-        """That jobs come to an end is the other test's business."""
-
-
-TestStoredMachine = StoredMachine.TestCase
-TestStoredMachine.settings = settings(
-    max_examples=1_000 if BIG else 50, stateful_step_count=30, derandomize=not BIG, **COMMON
-)
+@pytest.mark.parametrize("seed", range(1_000 if BIG else 50))
+def test_whatever_happens_the_store_has_it(seed: int) -> None:
+    kept, stored = Kept(), None
+    story = Trained(min_nodes=2, max_nodes=2, max_restarts=2, last_call_s=1.0, lease_s=5.0, notice_s=4.0)
+    for _ in acts(story, random.Random(seed)):
+        kept.take(stored, story.group)
+        stored = story.group
+        restored = kept.restored(story.group.group_id)
+        assert restored == as_restored(story.group)
+        assert told(restored, NOW) == told(as_restored(story.group), story.now)
 
 
 # -- what former versions wrote ------------------------------------------------------------------------------

@@ -18,7 +18,8 @@ from hetrdzv.core.directive import directive
 from hetrdzv.core.group import Transition, step
 from hetrdzv.core.invariants import violations
 from hetrdzv.core.model import Group, Round
-from hetrdzv.core.rounds.timers import STOP_GRACE_S, Lapsed
+from hetrdzv.core.rounds.settle import deadline
+from hetrdzv.core.rounds.timers import STOP_GRACE_S, Lapsed, nobody_lapsed
 from hetrdzv.core.why import why
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import Refused
@@ -121,6 +122,12 @@ class Checks:
             raise
         if transition.group is not group:
             self._stepped(group, command, transition, now, lapsed)
+            if (
+                settles
+                and not isinstance(command, commands.Renew)
+                and (wrong := _wrong_time(transition.group, now))
+            ):
+                self.violate("nothing before the deadline, something past it", wrong)
         return transition
 
     def _stepped(
@@ -393,6 +400,24 @@ class Checks:
 
     def workers_succeeded(self, workers: Workers) -> None:
         self._succeeded.add((workers.node_id, workers.incarnation, workers.round))
+
+
+def _wrong_time(group: Group, now: float) -> str:
+    """What time alone does to a group that was settled, other than its deadline says; empty: nothing."""
+
+    def after(seconds: float) -> Group:
+        return step(group, commands.Tick(), now + seconds, nobody_lapsed).group
+
+    at = deadline(group, now)
+    if after(0.0) != group:
+        return "settling left something to do"
+    if at is None:
+        return "" if after(1e6) == group else "something happened by itself, although nothing was due"
+    late = after(at - now + 0.002)
+    again = deadline(late, at + 0.002)
+    if after((at - now) / 2) != group:
+        return "something happened before the deadline"
+    return "" if late != group and (again is None or again > at) else "a tick past the deadline did nothing"
 
 
 def _gone_or_open(group: Group, ended: Round, overdue: bool, done: Collection[str]) -> Iterator[str]:

@@ -410,7 +410,7 @@ def test_places_are_bounded_by_what_workers_report(
         for rank in range(400)
     ]
     assert find_hang(workers, 400, eights) is not None
-    assert len(places) <= (32 + hangs.MOST_WIDE) * len(workers)
+    assert len(places) <= (32 + hangs.MOST_ABSENT) * len(workers)
 
 
 def eights(rank: int) -> str:

@@ -52,29 +52,6 @@ def test_stalls(case: str) -> None:
     play(CASES[case].replace("{}", "running a b max_nodes=2"))
 
 
-def test_what_a_person_ends_is_said_to_have_hung() -> None:
-    story = job(notice_s=0.0)
-    story.stalled()
-    story.wait(5)
-    story.restart()
-    (ended,) = story.said("round_ended")
-    assert ended.cause == ends.restart_requested(), "nobody was told of a hang"
-    story.join("a", 2)
-    story.join("b", 2)
-    story.started("a", "b")
-    story.do(NoteStall(2, Stall(hang=behind(2, "b"), since=story.now)))
-    story.wait(20)
-    hang = replace(behind(2, "b"), for_s=20.0)
-    story.restart()
-    assert story.said("round_ended")[-1].cause == ends.restart_requested(hang=hang)
-    story = job()
-    story.stalled()
-    story.wait(20)
-    story.cancel()
-    assert story.reason == ends.cancelled(hang=hang)
-    assert story.said("group_cancelled") == [ends.cancelled(hang=hang)]
-
-
 def test_the_stack_of_a_worker_is_kept_while_it_is_waited_for_since_then_or_longer() -> None:
     story = job(hang_timeout_s=6.0, max_restarts=0)
     story.stalled(for_s=1, stack="in load")

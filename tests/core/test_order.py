@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import combinations, permutations
 
-from hetrdzv.core.model import Node
+from hetrdzv.core.model import Group, Node
 from hetrdzv.core.selection.order import (
     ReplacementKey,
-    RoundHistory,
     assign_ranks,
     match_replacements,
     may_be_master,
@@ -18,6 +17,7 @@ from hetrdzv.core.selection.order import (
 from hetrdzv.core.selection.select import Selection, Shortfall, ShortfallKind, select
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.texts.ids import natural_key
+from tests.support.every_set import group_of
 from tests.support.needs import ALL
 
 IDS = ("n1", "n2", "n10", "n20", "a", "b3", "b12")
@@ -36,7 +36,7 @@ def node(node_id: str, slots: int = 1, weight: float = 1.0, **labels: str) -> No
     )
 
 
-World = tuple[list[Node], RoundHistory]
+World = tuple[list[Node], Group]
 """Ready nodes, and a last round, some nodes of which are gone."""
 
 
@@ -64,7 +64,8 @@ def world(dice: random.Random, *, alike: bool = False) -> World:
         found[node_id] = node(node_id, slots, weight, **kept)
     ready = dice.sample(IDS, dice.randint(1, len(IDS)))
     seats = dice.sample(IDS, dice.randint(0, len(IDS)))
-    past = RoundHistory({one: found[one].slots for one in seats if dice.random() < 0.5}, found, seats)
+    last = {one: found[one].slots for one in seats if dice.random() < 0.5}
+    past = group_of(GroupSpec(), last, nodes=found, seats=seats)
     return [found[node_id] for node_id in ready], past
 
 
@@ -76,11 +77,12 @@ def ids(nodes: Sequence[Node]) -> list[str]:
 
 
 def test_of_several_spares_the_like_of_the_gap_is_taken() -> None:
-    past = RoundHistory({"a": 8, "b": 4}, {"b": node("b", 4, rack="2")}, ("a", "b"))
+    past = group_of(GroupSpec(), {"a": 8, "b": 4}, nodes={"b": node("b", 4, rack="2")}, seats="ab")
     spares = [node("c", 8), node("d", 4, rack="1"), node("e", 4, rack="2")]
 
     def taken(*ready: Node, order: str = "sticky") -> list[str]:
-        answer = select(GroupSpec(max_nodes=2, rank_order=order), [node("a", 8), *ready], past)
+        group = replace(past, spec=GroupSpec(max_nodes=2, rank_order=order))
+        answer = select(group, [node("a", 8), *ready])
         assert isinstance(answer, Selection)
         return ids(answer.nodes)[1:]
 
@@ -141,12 +143,12 @@ def stands_before(order: str, one: Node, other: Node) -> bool:
 def test_every_two_nodes_stand_as_the_rule_says(dice: random.Random) -> None:
     nodes, past = world(dice)
     order, master = dice.choice(ORDERS), dice.choice(nodes)
-    spec = GroupSpec(rank_order=order)
-    ordered, places = order_nodes(spec, nodes, past)
+    past = replace(past, spec=GroupSpec(rank_order=order))
+    ordered, places = order_nodes(past, nodes)
     assert sorted(ids(ordered)) == sorted(ids(nodes))
     assert all(stands_before(order, one, other) for one, other in combinations(ordered, 2))
-    assert order_nodes(spec, reversed(nodes), past) == (ordered, places), "the order of joins counts"
-    forced, _ = order_nodes(spec, nodes, past, master.node_id)
+    assert order_nodes(past, reversed(nodes)) == (ordered, places), "the order of joins counts"
+    forced, _ = order_nodes(past, nodes, master.node_id)
     assert forced[0] is master
 
 
@@ -154,9 +156,9 @@ def test_every_two_nodes_stand_as_the_rule_says(dice: random.Random) -> None:
 def test_a_master_takes_its_rack_with_it(dice: random.Random) -> None:
     """Zones and racks stay whole, those of the master come first, and the others keep their order."""
     nodes, past = world(dice)
-    spec, master = GroupSpec(rank_order="topology:zone,rack"), dice.choice(nodes)
-    ordered, _ = order_nodes(spec, nodes, past, master.node_id)
-    free, _ = order_nodes(spec, nodes, past)
+    past, master = replace(past, spec=GroupSpec(rank_order="topology:zone,rack")), dice.choice(nodes)
+    ordered, _ = order_nodes(past, nodes, master.node_id)
+    free, _ = order_nodes(past, nodes)
     zone, rack = (master.labels.get(name) for name in ("zone", "rack"))
     by_zone = [each for each in free if each.labels.get("zone") == zone]
     by_rack = [each for each in by_zone if each.labels.get("rack") == rack]
@@ -179,23 +181,24 @@ def test_only_who_may_be_master_is(dice: random.Random) -> None:
     most, pairs = dice.randint(1, 7), list(permutations(IDS, 2))
     cut = frozenset(dice.sample(pairs, dice.choice((0, 3, 20))))
     spec = GroupSpec(rank_order=order, master=master, max_nodes=most)
-    answer = select(spec, nodes, replace(past, unreachable=cut))
+    group = replace(past, spec=spec)
+    answer = select(replace(group, unreachable=cut), nodes)
     allowed = [each for each in nodes if may_be_master(spec, each)]
     if not allowed:
         assert isinstance(answer, Shortfall)
         assert (answer.kind, answer.final) == (ShortfallKind.ALLOWED_MASTER, False)
         return
     assert isinstance(answer, Selection), "one node alone is enough"
-    members, _ = assign_ranks(spec, answer.nodes, past, answer.master)
+    members, _ = assign_ranks(group, answer.nodes, answer.master)
     assert members[0].node_id in ids(allowed)
     assert all((member.node_id, members[0].node_id) not in cut for member in members)
-    free = select(GroupSpec(rank_order=order, max_nodes=most), nodes, past)
+    free = select(replace(past, spec=GroupSpec(rank_order=order, max_nodes=most)), nodes)
     assert isinstance(free, Selection)
     if not cut:
         assert len(answer.nodes) == len(free.nodes)
         missing = set(ids(free.nodes)) - set(ids(answer.nodes))
         assert len(missing) == (not set(ids(allowed)) & set(ids(free.nodes))), "more than one gave way"
         if not missing:
-            in_free, _ = assign_ranks(spec, free.nodes, past)
+            in_free, _ = assign_ranks(group, free.nodes)
             first = next(member for member in in_free if member.node_id in ids(allowed))
             assert members[0].node_id == first.node_id, "another than the first that may"

@@ -10,7 +10,7 @@ import pytest
 
 from hetrdzv.core.commands import NoteStall, NoteTraining
 from hetrdzv.core.model import Stall
-from hetrdzv.core.rounds.records import ROUNDS_KEPT, rounds_of, with_record
+from hetrdzv.core.rounds.records import ROUNDS_KEPT, rounds_of
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.progress import ProgressTimes
@@ -186,7 +186,7 @@ def test_another_job_keeps_the_records_and_has_a_time_of_its_own() -> None:
 def test_only_the_last_records_are_kept() -> None:
     story = restarted()
     full = replace(story.group, records=story.rounds[:1] * ROUNDS_KEPT)
-    assert len(with_record(full, story.rounds[1])) == ROUNDS_KEPT
+    assert len(rounds_of(full, story.now)) == ROUNDS_KEPT
 
 
 # -- what counts as training ---------------------------------------------------------------------------------
@@ -254,7 +254,7 @@ def acts(story: Trained, rng: random.Random) -> Iterator[None]:
         node_id = rng.choice("abc")
         known = story.group.nodes.get(node_id)
         with contextlib.suppress(HetError, KeyError):  # the group may not know that node
-            match rng.randrange(9):
+            match rng.randrange(11):
                 case 0 | 1 | 2:
                     number += known is None or known.phase in (NodePhase.LEFT, NodePhase.LOST)
                     story.join(node_id, inc=f"{node_id}-{number}" if number else None)
@@ -268,6 +268,12 @@ def acts(story: Trained, rng: random.Random) -> Iterator[None]:
                 case 7 if story.group.round is not None:
                     story.trains()
                 case 8:
+                    rng.choice((story.drain, story.undrain, story.leaving, story.cut, story.unreachable))(
+                        node_id
+                    )
+                case 9 if rng.random() < 0.2:
+                    story.cancel()
+                case _:
                     story.wait(rng.uniform(0, 30), silent=rng.choice(((), ("a",), ("a", "b"))))
         story.now += rng.uniform(0, 2)
         yield

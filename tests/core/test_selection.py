@@ -7,8 +7,7 @@ from itertools import permutations
 import pytest
 
 from hetrdzv.core.model import Node
-from hetrdzv.core.selection import order as ordering
-from hetrdzv.core.selection.order import RoundHistory
+from hetrdzv.core.selection.order import assign_ranks
 from hetrdzv.core.selection.select import Selection, select
 from hetrdzv.protocol.directive import Member
 from hetrdzv.protocol.reasons import waiting, warnings
@@ -17,6 +16,7 @@ from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.texts.who import Nodes
 from tests.core.driver import Story
 from tests.core.script import play
+from tests.support.every_set import group_of
 
 
 def node(node_id: str, slots: int = 1, address: str = "10.0.0.1", role: str = "default") -> Node:
@@ -37,11 +37,11 @@ def place(
     unreachable: AbstractSet[tuple[str, str]] = frozenset(),
 ) -> tuple[Sequence[Member], Sequence[str]]:
     """Select and order the nodes of the next round; one without members where none can form."""
-    past = RoundHistory(dict.fromkeys(last, 1), seats=seats, unreachable=unreachable)
-    answer = select(spec, ready, past)
+    group = group_of(spec, dict.fromkeys(last, 1), seats=seats, unreachable=unreachable)
+    answer = select(group, ready)
     if not isinstance(answer, Selection):
         return (), ()
-    return ordering.assign_ranks(spec, answer.nodes, past, answer.master)
+    return assign_ranks(group, answer.nodes, answer.master)
 
 
 def order(*args: object, min_nodes: int = 1, max_nodes: int | None = None, **kwargs: object) -> list[str]:
@@ -113,9 +113,9 @@ CASES = {
     # -- worlds
     "a spare says which world size it would make": """
         group last_call_s=1 world_size_multiple=4; join a 4; join b 4; join c 3; obey; world = 8
-        left c = world_size c""",
+        left c = world_not_larger c""",
     "or that the world may be no larger": """
-        group last_call_s=1 max_world_size=4; join a 4; join b 4; obey; left b = world_size b""",
+        group last_call_s=1 max_world_size=4; join a 4; join b 4; obey; left b = world_not_larger b""",
     "or that there are enough nodes": """
         group last_call_s=1 world_size_multiple=4 max_nodes=1; join a 4; join b 4; obey; left b = max_nodes b""",
     "a joiner ends a round only where the world grows": """
@@ -219,7 +219,7 @@ UNREACHED = """group min_nodes=2 max_nodes=3 last_call_s=5; joins a b c; started
         (
             CASES["a spare says which world size it would make"],
             "c",
-            lambda spec: waiting.world_size("c", 11, spec),
+            lambda spec: ReasonCode.WORLD_NOT_LARGER.reason("c"),
         ),
     ],
 )

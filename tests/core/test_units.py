@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 
 from hetrdzv.core.model import Node
-from hetrdzv.core.selection.order import RoundHistory, may_be_master
+from hetrdzv.core.selection.order import may_be_master
 from hetrdzv.core.selection.select import Selection, ShortfallKind
 from hetrdzv.protocol.errors import InvalidSpec
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.texts.ids import natural_key
-from tests.support.every_set import Case, best_of_all
+from tests.support.every_set import Case, best_of_all, group_of
 from tests.support.needs import ALL
 
 CASES = 20_000 if os.environ.get(ALL) == "1" else 300
@@ -59,14 +59,14 @@ def test_the_best_set_of_units_is_taken(apart: bool) -> None:
         pairs = [(one.node_id, other.node_id) for one in nodes for other in nodes if one is not other]
         names = [one.node_id for one in nodes]
         case = Case(
-            random_spec(dice),
-            nodes,
-            RoundHistory(
-                seats=tuple(name for name in names if dice.random() < 0.6),
-                slots=dict.fromkeys((name for name in names if dice.random() < 0.5), 1),
-                unreachable=frozenset(dice.sample(pairs, min(len(pairs), 4))) if apart else frozenset(),
-                last_resort_nodes=frozenset(name for name in names if dice.random() < 0.1),
+            group_of(
+                random_spec(dice),
+                seats=[name for name in names if dice.random() < 0.6],
+                last=dict.fromkeys((name for name in names if dice.random() < 0.5), 1),
+                unreachable=dice.sample(pairs, min(len(pairs), 4)) if apart else (),
+                used_last=[name for name in names if dice.random() < 0.1],
             ),
+            nodes,
         )
         answer = case.answer()
         seen["taken" if isinstance(answer, Selection) else answer.kind] += 1
@@ -91,9 +91,10 @@ def test_the_best_set_of_units_is_taken(apart: bool) -> None:
 
 def serving(case: Case, master: Node) -> Case:
     """The same, with this master, and without the units of which a node cannot reach it."""
-    cut_off = {name for name, one in case.past.unreachable if one == master.node_id}
+    cut_off = {name for name, one in case.group.unreachable if one == master.node_id}
     lost = {one.labels.get("rack") for one in case.ready if one.node_id in cut_off} - {None}
     there = [one for one in case.ready if one.node_id not in cut_off and one.labels.get("rack") not in lost]
-    if not may_be_master(case.spec, master) or master not in there:
+    spec = case.group.spec
+    if not may_be_master(spec, master) or master not in there:
         return replace(case, ready=())
-    return replace(case, spec=replace(case.spec, master=master.node_id), ready=there)
+    return replace(case, group=replace(case.group, spec=replace(spec, master=master.node_id)), ready=there)

@@ -9,9 +9,9 @@ import pytest
 from hetrdzv.core.model import Node
 from hetrdzv.core.selection import best_set
 from hetrdzv.core.selection.best_set import WorldSizes
-from hetrdzv.core.selection.order import RoundHistory
 from hetrdzv.core.selection.select import MOST_TRIED, Selection, Shortfall, ShortfallKind, select
 from hetrdzv.protocol.settings import GroupSpec
+from tests.support.every_set import group_of
 
 
 def node(number: int, slots: int, **labels: str) -> Node:
@@ -56,7 +56,7 @@ def test_a_selection_among_many_unlike_nodes_looks_at_few(
     )
     masters = frozenset(one.node_id for one in ready if one.labels.get("public"))
     # so that the first choice has none of them
-    answer = select(spec, ready, RoundHistory(unreachable=pairs, last_resort_nodes=masters))
+    answer = select(group_of(spec, unreachable=pairs, used_last=masters), ready)
     assert len(calls) <= 3 * (1 + MOST_TRIED) ** 2
     assert len(compared) <= len(ready)
     assert isinstance(answer, Selection)
@@ -95,7 +95,7 @@ def test_a_world_is_found_among_many_though_all_around_its_end_are_of_one_size(
     """The larger ones come first: no number of those at the end made up for what was taken before."""
     spec = GroupSpec(min_nodes=2, max_nodes=most, unit=unit, world_size_multiple=48)
     nodes = [node(number, 1 + number % 7, rack=f"r{number // 4}") for number in range(ready)]
-    answer = select(spec, nodes)
+    answer = select(group_of(spec), nodes)
     assert isinstance(answer, Selection)
     assert answer.world_size % 48 == 0
     assert len(answer.nodes) >= (most or ready) * 0.97
@@ -111,7 +111,7 @@ def test_a_world_is_found_far_below_what_fits(
     slots: int, ready: int, most: int, multiple: int, largest: int
 ) -> None:
     spec = GroupSpec(max_nodes=most, world_size_multiple=multiple)
-    answer = select(spec, [node(number, slots) for number in range(ready)])
+    answer = select(group_of(spec), [node(number, slots) for number in range(ready)])
     assert isinstance(answer, Selection)
     assert answer.world_size == largest
 
@@ -120,6 +120,6 @@ def test_a_unit_that_must_be_taken_is_not_larger_than_max_nodes() -> None:
     """Its nodes alone made a round of more nodes than there may be."""
     large = [node(number, 1, rack="a", public="yes") for number in range(4)]
     small = [node(number, 1, rack="b") for number in range(4, 6)]
-    answer = select(GroupSpec(unit="rack", master="public=yes", max_nodes=3), [*large, *small])
+    answer = select(group_of(GroupSpec(unit="rack", master="public=yes", max_nodes=3)), [*large, *small])
     assert isinstance(answer, Shortfall)
     assert answer.kind is ShortfallKind.ALLOWED_MASTER

@@ -8,12 +8,11 @@ import pytest
 
 from hetrdzv.core.model import Node
 from hetrdzv.core.selection import best_set
-from hetrdzv.core.selection.order import RoundHistory
 from hetrdzv.core.selection.select import Selection, Shortfall
 from hetrdzv.protocol.errors import InvalidSpec
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.texts.ids import natural_key
-from tests.support.every_set import Case, best_of_all, fits
+from tests.support.every_set import Case, best_of_all, fits, group_of
 from tests.support.needs import ALL
 
 EVERYTHING = os.environ.get(ALL) == "1"
@@ -58,9 +57,9 @@ def random_case(rng: random.Random) -> Case:
         return random_case(rng)
     seats = [f"n{number}" for number in range(1, 30) if rng.random() < 0.4]
     rng.shuffle(seats)
-    last = tuple(name for name in seats if rng.random() < 0.7)
-    late = frozenset(name for name in names if rng.random() < 0.15)
-    return Case(spec, ready, RoundHistory(dict.fromkeys(last, 1), seats=seats, last_resort_nodes=late))
+    last = dict.fromkeys((name for name in seats if rng.random() < 0.7), 1)
+    late = [name for name in names if rng.random() < 0.15]
+    return Case(group_of(spec, last, seats=seats, used_last=late), ready)
 
 
 def test_the_best_set_is_chosen() -> None:
@@ -90,7 +89,7 @@ def test_of_many_nodes_a_set_within_all_bounds_is_found(most: int, monkeypatch: 
             missed += expected is not None
             continue
         found += 1
-        assert fits(case.spec, answer.nodes), case
+        assert fits(case.group.spec, answer.nodes), case
         assert len(set(chosen(answer) or ())) == len(answer.nodes)
     assert missed <= found // 4
 
@@ -102,19 +101,19 @@ def test_who_reaches_the_master_makes_the_largest_world() -> None:
         names = [one.node_id for one in case.ready]
         often = rng.choice((0.1, 0.5, 0.9))
         pairs = frozenset((a, b) for a in names for b in names if a != b and rng.random() < often)
-        answer = replace(case, past=replace(case.past, unreachable=pairs)).answer()
+        answer = replace(case, group=replace(case.group, unreachable=pairs)).answer()
         largest = 0
         for master in names:
             reach = [one for one in case.ready if (one.node_id, master) not in pairs]
             for mask in range(1 << len(reach)):
                 found = [one for place, one in enumerate(reach) if mask >> place & 1]
-                if any(one.node_id == master for one in found) and fits(case.spec, found):
+                if any(one.node_id == master for one in found) and fits(case.group.spec, found):
                     largest = max(largest, sum(one.slots for one in found))
         if isinstance(answer, Shortfall):
             assert largest == 0, case
             continue
         assert answer.world_size == largest, case
-        assert fits(case.spec, answer.nodes), case
+        assert fits(case.group.spec, answer.nodes), case
         assert not any((one.node_id, answer.master) in pairs for one in answer.nodes)
 
 

@@ -9,7 +9,7 @@ from hetrdzv.core.model import Node
 from hetrdzv.protocol.errors import InvalidSpec
 from hetrdzv.protocol.requests import SpecFields
 from hetrdzv.protocol.settings import GroupSpec, OnJoin
-from tests.support.every_set import Case, best_of_all
+from tests.support.every_set import Case, best_of_all, group_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +153,7 @@ def _worlds(seed: int, made: Scenario) -> dict[str, object]:
         Node(node_id=f"n{number + 1}", incarnation="any", slots=slots, address="any", port=1, labels=labels)
         for number, (slots, labels) in enumerate(zip(made.slots, made.labels, strict=False))
     ]
-    return pause if best_of_all(Case(spec, nodes)) is None else pause | worlds
+    return pause if best_of_all(Case(group_of(spec), nodes)) is None else pause | worlds
 
 
 def _order(rng: random.Random) -> dict[str, Any]:

@@ -1,19 +1,13 @@
 """The best set of nodes, found by trying every set: what the core's selection is held against."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from hetrdzv.core.model import Group, Node
-from hetrdzv.core.selection.candidates import ready_nodes
-from hetrdzv.core.selection.order import (
-    NO_PAST,
-    RoundHistory,
-    may_be_master,
-    rank_replacements,
-    round_history,
-)
-from hetrdzv.core.selection.select import Selection, Shortfall, select
+from hetrdzv.core.model import USED_LAST_AFTER, Group, Node, Round
+from hetrdzv.core.selection.order import may_be_master, rank_replacements
+from hetrdzv.core.selection.select import Selection, Shortfall, ready_nodes, select
+from hetrdzv.protocol.directive import Member
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.texts.ids import natural_key
 
@@ -22,13 +16,37 @@ from hetrdzv.protocol.texts.ids import natural_key
 class Case:
     """What `select` is asked."""
 
-    spec: GroupSpec
+    group: Group
     ready: Sequence[Node]
-    past: RoundHistory = NO_PAST
 
     def answer(self) -> Selection | Shortfall:
         """What it answers."""
-        return select(self.spec, self.ready, self.past)
+        return select(self.group, self.ready)
+
+
+def group_of(
+    spec: GroupSpec,
+    last: Mapping[str, int] = {},
+    *,
+    nodes: Mapping[str, Node] = {},
+    seats: Sequence[str] = (),
+    unreachable: Collection[tuple[str, str]] = (),
+    used_last: Iterable[str] = (),
+) -> Group:
+    """A group whose last round had nodes with so many slots, by node id."""
+    members = tuple(
+        Member(node_id=name, incarnation="", group_rank=rank, rank_offset=0, slots=slots, address="")
+        for rank, (name, slots) in enumerate(last.items())
+    )
+    return Group(
+        group_id="g",
+        spec=spec,
+        nodes=nodes,
+        seats=tuple(seats),
+        unreachable=frozenset(unreachable),
+        failed_rounds=dict.fromkeys(used_last, USED_LAST_AFTER),
+        round=Round(number=1, members=members, restart_count=0, formed_at=0.0) if last else None,
+    )
 
 
 def fits(spec: GroupSpec, found: Sequence[Node]) -> bool:
@@ -48,19 +66,20 @@ def best_of_all(case: Case) -> list[str] | None:
 
     The largest world is best; of equals the set that has the first item in the order of preference, then the second.
     """
+    spec, last, used_last = case.group.spec, case.group.last_places, case.group.last_resort_nodes
     units: dict[str, list[Node]] = {}
     for one in sorted(case.ready, key=lambda one: natural_key(one.node_id)):
-        value = one.labels.get(case.spec.unit) if case.spec.unit is not None else None
+        value = one.labels.get(spec.unit) if spec.unit is not None else None
         units.setdefault(f"node {one.node_id}" if value is None else f"unit {value}", []).append(one)
     by_id = {one.node_id: one for one in case.ready}
-    gaps = rank_replacements(case.spec, by_id, case.past)
+    gaps = rank_replacements(case.group, by_id)
 
     def preference(unit: list[Node]) -> tuple[object, ...]:
         names = [one.node_id for one in unit]
         return (
-            any(name in case.past.last_resort_nodes for name in names),
-            not all(name in case.past.slots for name in names),
-            not all(name in case.past.seats for name in names),
+            any(name in used_last for name in names),
+            not all(name in last for name in names),
+            not all(name in case.group.seats for name in names),
             min(gaps.get(name, len(gaps)) for name in names),
             -sum(one.slots for one in unit) / len(unit),
             natural_key(names[0]),
@@ -70,7 +89,7 @@ def best_of_all(case: Case) -> list[str] | None:
     best: tuple[int, tuple[bool, ...], list[str]] | None = None
     for left_out in product((False, True), repeat=len(items)):
         found = [one for unit, without in zip(items, left_out, strict=True) if not without for one in unit]
-        if not found or not fits(case.spec, found):
+        if not found or not fits(spec, found):
             continue
         key = (-sum(one.slots for one in found), left_out, [one.node_id for one in found])
         if best is None or key < best:
@@ -87,8 +106,7 @@ def not_best(old: Group, new: Group) -> str:
         return ""
     members = [new.nodes[member.node_id] for member in formed.members]
     ready = [*members, *ready_nodes(new)]
-    past = replace(round_history(old), nodes=new.nodes, last_resort_nodes=new.last_resort_nodes)
-    expected = best_of_all(Case(new.spec, ready, past))
+    expected = best_of_all(Case(replace(old, nodes=new.nodes, failed_rounds=new.failed_rounds), ready))
     names = sorted((member.node_id for member in formed.members), key=natural_key)
     if expected == names or (new.unreachable and fits(new.spec, members)):
         return ""

@@ -205,7 +205,7 @@ _OFFER_SHOWN = [field.name for field in fields(NodeReply) if field.name in OFFER
 def ranks_behind(group: Group) -> Sequence[int]:
     """The first few ranks that others are said to wait for."""
     stall = reported_stall(group)
-    return stall.ranks if stall is not None else ()
+    return stall.hang.ranks if stall is not None else ()
 
 
 def _why_out(group: Group, node: Node) -> Reason | None:

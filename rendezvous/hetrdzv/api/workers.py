@@ -22,7 +22,7 @@ def worker_reply(seen: WorkerSample, stall: Stall | None, now: float) -> WorkerR
     """How far a worker has come; `stall`: of which people have been told."""
     sample, worker = seen.sample, seen.worker(now)
     state: str = worker.state
-    if stall is not None and worker.state == "runs" and sample.rank in stall.ranks:
+    if stall is not None and worker.state == "runs" and sample.rank in stall.hang.ranks:
         state = "waited for"
     elif stall is not None and worker.state == "runs" and sample.rank in stall.hang.waiting:
         state = "waits"

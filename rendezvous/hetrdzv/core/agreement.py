@@ -5,9 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from hetrdzv.core.commands import Join
-from hetrdzv.core.memo import cached
 from hetrdzv.core.model import Group, Node
-from hetrdzv.core.rounds.records import newest_record, with_record
+from hetrdzv.core.rounds.records import rounds_of
 from hetrdzv.core.rounds.settle import settle
 from hetrdzv.core.rounds.timers import STOP_GRACE_S, SUSPECT_GRACE_S
 from hetrdzv.core.rounds.transitions import StepContext, begin_job, expire_leases, is_reusable
@@ -45,7 +44,7 @@ def adopt_settings(
         if context.group.by_put or context.group.state.terminal:
             raise _conflict(context, replaced, [])
         # The last round was formed under the old ones, so it is no longer the newest one.
-        records = with_record(context.group, newest_record(context.group, context.now))
+        records = rounds_of(context.group, context.now)
         spec = replace(group.spec, **news)
         restarts = min(context.group.restarts, spec.max_restarts)
         context.change(spec=spec, round=None, records=records, restarts=restarts)
@@ -74,7 +73,6 @@ def require_same_script(context: StepContext, join: Join) -> None:
         raise _conflict(context, [Difference(SCRIPT, other.script, join.script)], [other, *alike])
 
 
-@cached
 def _holders(group: Group) -> list[Node]:
     """The live nodes that rely on the group's settings, not those that joined only to be told to exit."""
     return [
@@ -84,19 +82,13 @@ def _holders(group: Group) -> list[Node]:
     ]
 
 
-def _gone_within_s(group: Group, nodes: Sequence[Node]) -> float:
-    """About as long as nodes that are leaving, or whose connection broke, may take to be gone (seconds)."""
-    if all(node.disconnected_at is not None for node in nodes):
-        return SUSPECT_GRACE_S
-    return group.spec.lease_s + group.spec.stop_timeout_s + STOP_GRACE_S
-
-
 def _conflict(
     context: StepContext, differences: Sequence[Difference], holders: Sequence[Node]
 ) -> SpecConflict:
     group = context.group
-    go = [node for node in holders if node.disconnected_at is not None or node.leaving is not None]
-    soon_gone = bool(go) and len(go) == len(holders) and not group.by_put
+    suspect = all(node.disconnected_at is not None for node in holders)
+    go = all(node.disconnected_at is not None or node.leaving is not None for node in holders)
+    within_s = SUSPECT_GRACE_S if suspect else group.spec.lease_s + group.spec.stop_timeout_s + STOP_GRACE_S
     has = ", ".join(f"{setting.name}={setting.group}" for setting in differences)
     given = ", ".join(f"{setting.name}={setting.given}" for setting in differences)
     end = "wait until its job is over" if holders else f"remove this one: hetctl delete {group.group_id}"
@@ -106,6 +98,6 @@ def _conflict(
             differences=tuple(differences),
             nodes=tuple(node.node_id for node in holders[:NODES_NAMED]),
             by_put=group.by_put,
-            retry_for_s=_gone_within_s(group, holders) if soon_gone else None,
+            retry_for_s=within_s if holders and go and not group.by_put else None,
         ),
     )

@@ -38,14 +38,9 @@ class Disconnect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report(ReportRequest):
-    """A member reports on its workers in a round.
-
-    Attributes:
-        unserved_s: how much longer ago that really was, since the server's clock stops while no server runs (seconds).
-    """
+    """A member reports on its workers in a round."""
 
     node_id: str
-    unserved_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

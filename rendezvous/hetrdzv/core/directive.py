@@ -89,7 +89,8 @@ def directive_head(group: Group, node: Node) -> DirectiveHead:
 
 def acknowledges_stop(group: Group, node: Node, holds: str | None) -> bool:
     """Whether a poll, which names the version that its agent holds, is the first to show that it knows of the end."""
-    return group.needs_stop(node) and holds == directive_head(group, node).version
+    has_ended = group.round is not None and group.round.end is not None and group.is_in_round(node)
+    return has_ended and node.stop_acked_at is None and holds == directive_head(group, node).version
 
 
 def directive(group: Group, node: Node, now: float) -> Directive:

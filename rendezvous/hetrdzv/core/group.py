@@ -28,7 +28,7 @@ from hetrdzv.core.commands import (
     Undrain,
 )
 from hetrdzv.core.directive import acknowledges_stop
-from hetrdzv.core.hangs import note_stall, reported_hang
+from hetrdzv.core.hangs import note_stall
 from hetrdzv.core.model import OFFERED, Cause, Group, Node, Round
 from hetrdzv.core.rounds.settle import settle
 from hetrdzv.core.rounds.timers import Lapsed, in_grace_period
@@ -44,7 +44,6 @@ from hetrdzv.core.rounds.transitions import (
     remove_from_round,
     remove_node,
     require_current_agent,
-    require_node,
     set_leaving,
     stop_with_grace,
 )
@@ -63,6 +62,7 @@ from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.snapshots import UseSnapshot
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase, ReportKind
+from hetrdzv.protocol.texts.who import Nodes
 
 FORMER_KEPT = 8
 """How many past incarnations of a node id are remembered, so that none of them is accepted again."""
@@ -235,12 +235,8 @@ def _renew(context: StepContext, command: Renew) -> bool:
 
 def _disconnect(context: StepContext, command: Disconnect) -> None:
     node = context.group.nodes.get(command.node_id)
-    if (
-        node is not None
-        and node.incarnation == command.incarnation
-        and not node.gone
-        and node.disconnected_at is None
-    ):
+    known = node is not None and node.incarnation == command.incarnation
+    if node is not None and known and not node.gone and node.disconnected_at is None:
         context.change_node(node, disconnected_at=context.now)
 
 
@@ -282,7 +278,7 @@ def _report(context: StepContext, command: Report) -> None:
     if command.kind in (ReportKind.STARTED, ReportKind.SUCCEEDED) and command.met is not None:
         _count_met(context, node, current, command.met)
     if command.kind in (ReportKind.STARTED, ReportKind.SUCCEEDED, ReportKind.FAILED):
-        _note_moved(context, current, command.moved, command.age_s + command.unserved_s)
+        _note_moved(context, current, command.moved, command.age_s)
     match command.kind:
         case ReportKind.STARTED:
             if node.phase is NodePhase.STARTING:
@@ -416,7 +412,7 @@ def _worker_failed(context: StepContext, node: Node, current: Round, command: Re
     # A node's clock may have been set meanwhile.
     since = min(max(raised_at, current.formed_at), failure.at)
     cause = Cause(kind=EndKind.FAILED, reason=why, node_id=node.node_id)
-    end_round(context, cause, before=before, since=since - command.unserved_s)
+    end_round(context, cause, before=before, since=since)
 
 
 def _start_daemon(context: StepContext, command: StartDaemon) -> None:
@@ -450,9 +446,8 @@ def _start_daemon(context: StepContext, command: StartDaemon) -> None:
         raise Refused(
             f"node '{node.node_id}' already runs another daemon in round {number}: a node runs one per round"
         )
-    first = not any(other.daemon for other in group.nodes.values())
     context.change_node(node, daemon=command.words)
-    if first:  # else the history of a large group would contain little else
+    if not any(other.daemon for other in group.nodes.values()):  # a large group needs no such event of each
         program = command.words[0].rpartition("/")[2]
         context.add_event(ReasonCode.DAEMON_STARTED.reason(master.node_id, program=program))
 
@@ -462,7 +457,10 @@ _AT_WORK = (NodePhase.STARTING, NodePhase.RUNNING, NodePhase.SUCCEEDED)
 
 def _drain(context: StepContext, command: Drain) -> None:
     group = context.group
-    node = require_node(group, command.node_id)
+    if (node := group.nodes.get(command.node_id)) is None:
+        raise NotFound(
+            f"group '{group.group_id}' has no node '{command.node_id}'; its nodes: {Nodes.of(group.nodes)}"
+        )
     if command.node_id in group.drained:
         return
     context.change(drained=group.drained | {command.node_id})
@@ -496,7 +494,7 @@ def _restart(context: StepContext, _: Restart) -> None:
     elif group.active_round.notice is not None:
         end_round(context, group.active_round.notice.cause)  # it will not wait any longer
     else:
-        why = ends.restart_requested(reported_hang(group.active_round, context.now))
+        why = ReasonCode.RESTART_REQUESTED.reason()
         stop_with_grace(context, Cause(kind=EndKind.RESTARTED, reason=why))
 
 
@@ -510,7 +508,7 @@ def _cancel(context: StepContext, command: Cancel) -> None:
     if active is not None and active.is_cancelled:  # it will not wait any longer
         finish_cancelled(context)
     else:
-        why = ends.cancelled(command.by, reported_hang(active, context.now))
+        why = ends.cancelled(command.by)
         context.change(cancellation=why)
         stop_with_grace(context, Cause(kind=EndKind.CANCELLED, reason=why))
 

@@ -16,7 +16,7 @@ from math import inf, prod
 from operator import attrgetter
 
 from hetrdzv.core.commands import NoteStall
-from hetrdzv.core.model import Cause, Round
+from hetrdzv.core.model import Cause
 from hetrdzv.core.rounds.timers import is_stall_suspended, stall_ends_round_at, stall_reported_at
 from hetrdzv.core.rounds.transitions import StepContext, end_round
 from hetrdzv.protocol.failure import Failure
@@ -45,11 +45,8 @@ less than the second sleeps."""
 MOST_GROUPS = 4
 """In how many process groups of a worker, of those in which it waits, others are looked for."""
 
-MOST_WIDE = 4
-"""In how many groups as large as the world workers that have not used them yet are looked for."""
-
-MOST_FREE = 64
-"""Up to how many workers that wait nowhere may be the ones that have not used a group yet."""
+MOST_ABSENT = 4
+"""How many places in groups that they have not used yet are looked at, for each worker of the world."""
 
 MIXED = "/nccl"
 """Ends the name of a group whose numbers count collectives or what was sent and received, whichever was last."""
@@ -78,22 +75,17 @@ class WorkerPosition:
     """Where a worker stands in a process group.
 
     Attributes:
-        at: its collectives there; None: none yet.
+        at: its collectives there.
         level: what members are compared by: a wait is for those of the lowest level.
         pending: whether its last collective there is not complete, and the worker does not move.
         waits: whether it waits, for members behind it or because nothing completes.
     """
 
     worker: Worker
-    at: Collectives | None
+    at: Collectives
     level: tuple[int, int, bool]
     pending: bool
     waits: bool = False
-
-    @property
-    def number(self) -> int:
-        """Of the last collective that it has asked for; 0: none."""
-        return self.at.enqueued if self.at is not None else 0
 
 
 @dataclass(slots=True)
@@ -101,6 +93,7 @@ class ProcessGroup:
     """A process group in which somebody waits.
 
     Attributes:
+        size: how many members it has; 0: unknown.
         positions: of its known members, the furthest behind first.
         missing: how many members are not known.
         unit: what its numbers count.
@@ -108,10 +101,14 @@ class ProcessGroup:
     """
 
     name: str
+    size: int
     positions: list[WorkerPosition]
     missing: int = 0
     unit: str = "collective"
     stuck: bool = False
+
+    def __post_init__(self) -> None:
+        self.arrange()
 
     def arrange(self) -> None:
         """Put the members in order, and see which of them wait."""
@@ -127,7 +124,7 @@ class ProcessGroup:
     @property
     def last_collective(self) -> int:
         """The number of the last collective that a member has asked for."""
-        return max(place.number for place in self.positions)
+        return max(place.at.enqueued for place in self.positions)
 
     @property
     def waiting(self) -> list[Worker]:
@@ -178,35 +175,34 @@ def find_hang(workers: Sequence[Worker], world_size: int, node_of: NodeOf) -> Ha
 def _process_groups(workers: Sequence[Worker], world_size: int) -> list[ProcessGroup]:
     """The process groups in which somebody waits, of the world's known workers."""
     moving = sum(map(_moves, workers))
-    groups, wide = [], MOST_WIDE
+    groups = []
     for (name, size), members in _members(workers).items():
         if name.endswith(MIXED) and not _agree([at for _, at in members]):
             continue
         # where all have asked for the same, who has begun less is behind
         same = len(members) == size and len({at.enqueued for _, at in members}) == 1
         places = [_place(worker, at, at.started if same else 0) for worker, at in members]
-        if len(members) < size == world_size and wide:
-            here, wide = {worker.rank for worker, _ in members}, wide - 1
-            places += [_absent(worker) for worker in workers if worker.rank not in here]
         missing = max(0, size - len(places))
         if not size and len(members) < world_size:
             # nobody knows whether these are all: who moves elsewhere may be about to come
             others_move = moving > sum(_moves(worker) for worker, _ in members)
             unknown = len(workers) < world_size or not any(at.completed for _, at in members)
             missing = int(unknown or others_move)
-        group = ProcessGroup(name, places, missing)
-        group.arrange()
-        groups.append(group)
+        groups.append(ProcessGroup(name, size, places, missing))
     waiting = {worker.rank for group in groups for worker in group.waiting}
-    free = [worker for worker in workers if worker.rank not in waiting]
-    if len(workers) == world_size and len(free) <= MOST_FREE:  # these may not have used a group yet
-        for group in groups:
-            here = {place.worker.rank for place in group.positions} if group.missing else set()
+    free = [worker for worker in workers if worker.rank not in waiting]  # these may not have used a group yet
+    room = MOST_ABSENT * len(workers)
+    for group in groups if len(workers) == world_size else [one for one in groups if one.size == world_size]:
+        most = min(group.missing, room)
+        if most and len(free) - len(group.positions) <= most:
+            here = {place.worker.rank for place in group.positions}
             absent = [worker for worker in free if worker.rank not in here]
-            if absent and len(absent) <= group.missing:
-                group.positions += map(_absent, absent)
+            if len(absent) <= most:
+                nothing = Collectives(name=group.name, size=group.size)
+                group.positions += [_place(worker, nothing, 0) for worker in absent]
                 group.missing -= len(absent)
                 group.arrange()
+                room -= len(absent)
     return groups
 
 
@@ -235,18 +231,12 @@ def _steps(workers: Sequence[Worker], world_size: int) -> list[ProcessGroup]:
             places.append(WorkerPosition(worker, at, (worker.step, 0, worker.answers), worker.answers))
     if len(known) < world_size or not places or len(places) < sum(not worker.ended for worker in known):
         return []
-    group = ProcessGroup("0", places, unit="step")
-    group.arrange()
-    return [group]
+    return [ProcessGroup("0", world_size, places, unit="step")]
 
 
 def _place(worker: Worker, at: Collectives, started: int) -> WorkerPosition:
     pending = at.completed < at.enqueued and _is_still(worker)
     return WorkerPosition(worker, at, (at.enqueued, started, worker.answers), pending)
-
-
-def _absent(worker: Worker) -> WorkerPosition:
-    return WorkerPosition(worker, None, (-1, 0, worker.answers), False)
 
 
 def _agree(members: Sequence[Collectives]) -> bool:
@@ -304,7 +294,7 @@ def _behind(groups: Sequence[ProcessGroup], waiting: Iterable[int], node_of: Nod
 def _state(group: ProcessGroup, place: WorkerPosition, culprits: Sequence[Worker]) -> str:
     """What those do that are waited for: `is at collective 5 of 6, and sleeps`."""
     is_, has, s = ("are", "have", "") if len(culprits) > 1 else ("is", "has", "s")
-    state, at = place.worker.state, group.position(place.number) if place.at is not None else ""
+    state, at = place.worker.state, group.position(place.at.enqueued) if place.at.enqueued else ""
     if state in NO_ANSWER:
         what = "stopped by a signal" if state == "stopped" else "stuck in the kernel (state D)"
         return f"{is_} {what}{f', last seen at {at}' if at else ''}"
@@ -315,9 +305,11 @@ def _state(group: ProcessGroup, place: WorkerPosition, culprits: Sequence[Worker
     if len(shares) == len(culprits):
         burns, sleeps = min(shares) > BURNS, max(shares) < SLEEPS
         cpu = f", and burn{s} CPU" if burns else f", and sleep{s}" if sleeps else ""
-    if place.at is None:
+    if not place.at.enqueued:
         return f"{has} asked for no collective{group.named('of')} yet{cpu}"
-    return f"{has} not begun {at}{cpu}" if place.number == group.last_collective else f"{is_} at {at}{cpu}"
+    return (
+        f"{has} not begun {at}{cpu}" if place.at.enqueued == group.last_collective else f"{is_} at {at}{cpu}"
+    )
 
 
 def _first(workers: Iterable[Worker]) -> tuple[int, ...]:
@@ -356,7 +348,7 @@ def _mismatch(groups: Iterable[ProcessGroup], node_of: NodeOf) -> Hang | None:
     for group in groups:
         top, asked = group.last_collective, defaultdict[str, list[Worker]](list)
         for place in group.positions:
-            if place.pending and place.at is not None and place.number == top:
+            if place.pending and place.at.enqueued == top:
                 asked[place.at.op].append(place.worker)
         alike = defaultdict[str, list[Worker]](list)
         for op, workers in asked.items() if len(asked) > 1 else ():  # almost always there is one
@@ -411,11 +403,11 @@ def note_stall(context: StepContext, command: NoteStall) -> None:
         active = replace(active, hung_s=active.hung_s + context.now - old.since)
         old = None
     if new is not None and old is not None and new.since <= old.since + SAME_S:
-        if not new.stack and new.ranks[:1] == old.ranks[:1]:  # it has stood there all the time
+        if not new.stack and new.hang.ranks[:1] == old.hang.ranks[:1]:  # it has stood there all the time
             new = replace(new, stack=old.stack)
         if new.since >= old.since - SAME_S:
-            same = new.kind == old.kind and (
-                new.ranks == old.ranks or not set(new.ranks).isdisjoint(old.ranks)
+            same = new.hang.kind == old.hang.kind and (
+                new.hang.ranks == old.hang.ranks or not set(new.hang.ranks).isdisjoint(old.hang.ranks)
             )
             new = replace(new, since=old.since, reported=old.reported and same)
     if new != active.stall:
@@ -442,15 +434,10 @@ def settle_stall(context: StepContext) -> None:
         context.add_event(hangs.stalled(active.number, stall.hang_at(context.now)))
     if end_at is not None and stall.is_known_at(end_at) and context.is_due(end_at):
         failure, node_id = Failure(local_rank=-1, rank=-1, at=stall.since), None  # of nobody in particular
-        if (member := active.member_with_first_of(stall.ranks)) is not None:
-            rank, node_id = stall.ranks[0], member.node_id
+        first = stall.hang.ranks[0] if stall.hang.ranks else -1
+        if (member := next((one for one in active.members if first in one.ranks), None)) is not None:
+            rank, node_id = first, member.node_id
             failure = replace(failure, rank=rank, local_rank=rank - member.rank_offset, message=stall.stack)
         why = ends.hangs(stall.hang_at(context.now), node_id, failure.rank)
         cause = Cause(kind=EndKind.FAILED, reason=why, node_id=node_id)
         end_round(context, cause, hang=failure, since=stall.since)
-
-
-def reported_hang(active: Round | None, now: float) -> Hang | None:
-    """The hang of a round of which people have been told, so far; None: there is none."""
-    stall = active.reported_stall if active is not None else None
-    return stall.hang_at(now) if stall is not None else None

@@ -4,7 +4,7 @@ Times are seconds on the server's clock (`now` of `step`), durations are seconds
 are not stored: they record when a node was last heard from, and are reset when a server loads the group.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 
@@ -17,7 +17,7 @@ from hetrdzv.protocol.requests import Offer
 from hetrdzv.protocol.rounds import RoundRecord, TimeSpent
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.snapshots import JobSnapshotState, StartSnapshot
-from hetrdzv.protocol.states import EndKind, GroupState, NodePhase, StallKind
+from hetrdzv.protocol.states import EndKind, GroupState, NodePhase
 
 USED_LAST_AFTER = 3
 """A node whose workers were the root cause of so many failed rounds in a row is used last."""
@@ -177,16 +177,6 @@ class Stall:
     reported: bool = False
     known_until: float | None = None
 
-    @property
-    def kind(self) -> StallKind:
-        """What is wrong, in a word."""
-        return self.hang.kind
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """The first few that are waited for, the worst first."""
-        return self.hang.ranks
-
     def hang_at(self, now: float) -> Hang:
         """The hang with its time."""
         return replace(self.hang, for_s=now - self.since)
@@ -269,17 +259,11 @@ class Round:
 
     def member(self, node_id: str) -> Member | None:
         """The place of a node in this round, or None."""
-        return self._places.get(node_id)
-
-    def member_with_first_of(self, ranks: Sequence[int]) -> Member | None:
-        """The member that has the first of some ranks; None if there are none."""
-        first = ranks[0] if ranks else -1
-        return next(
-            (member for member in self.members if 0 <= first - member.rank_offset < member.slots), None
-        )
+        return self.places.get(node_id)
 
     @cached_property
-    def _places(self) -> Mapping[str, Member]:
+    def places(self) -> Mapping[str, Member]:
+        """Its members by node id."""
         return {member.node_id: member for member in self.members}
 
 
@@ -361,6 +345,11 @@ class Group:
         return frozenset(name for name, times in self.failed_rounds.items() if times >= USED_LAST_AFTER)
 
     @property
+    def last_places(self) -> Mapping[str, Member]:
+        """The members of the newest round, by node id."""
+        return self.round.places if self.round is not None else {}
+
+    @property
     def active_round(self) -> Round | None:
         """The round that is starting or running, or None."""
         return self.round if self.round is not None and self.round.end is None else None
@@ -399,24 +388,6 @@ class Group:
         if current is None or not self.is_in_round(node) or node.phase is not NodePhase.SUCCEEDED:
             return False
         return current.master.node_id != node.node_id or self.all_succeeded(current, ignoring=node.node_id)
-
-    def needs_stop(self, node: Node) -> bool:
-        """Whether the node's round has ended, and it is not known that it has got that."""
-        ended = self.round
-        return (
-            ended is not None
-            and ended.end is not None
-            and self.is_in_round(node)
-            and node.stop_acked_at is None
-        )
-
-    @property
-    def is_stopping(self) -> bool:
-        """Whether live nodes of this job have workers of a round that is over."""
-        return any(
-            node.departed_at is None and node.job == self.job and not node.has_no_workers
-            for node in self.nodes.values()
-        )
 
 
 def changed_nodes(old: Group | None, new: Group) -> list[Node]:

@@ -6,7 +6,7 @@ from math import inf
 from typing import Any
 
 from hetrdzv.core.memo import cached
-from hetrdzv.core.model import End, Group, Node, Round, Stall
+from hetrdzv.core.model import End, Group, Node, Round
 from hetrdzv.core.rounds.timers import (
     admits_at,
     forms_at,
@@ -16,14 +16,17 @@ from hetrdzv.core.rounds.timers import (
     stall_ends_round_at,
     unresolved_members,
 )
-from hetrdzv.core.selection.candidates import (
+from hetrdzv.core.selection.select import (
+    Selection,
+    Shortfall,
+    ShortfallKind,
     growth,
+    joiners,
     next_round,
     not_ready_nodes,
     ready_nodes,
     spare_reason,
 )
-from hetrdzv.core.selection.select import Selection, Shortfall, ShortfallKind
 from hetrdzv.protocol.reasons import ends, events, hangs, waiting
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.settings import GroupSpec
@@ -33,25 +36,23 @@ from hetrdzv.protocol.texts.who import Nodes
 
 
 def why(group: Group, now: float) -> Reason:
-    """Why the group stands where it stands at `now`: found once per change and second, since every node gets it."""
-    known, second = _reasons(group), int(now)
-    if second not in known:
-        known.clear()
-        known[second] = _why(group, now)
-    return known[second]
+    """Why the group stands where it stands at `now`."""
+    active = group.active_round
+    stall = active.reported_stall if active is not None and active.notice is None else None
+    if active is None or stall is None or group.state is not GroupState.RUNNING:
+        return _why(group)
+    known = stall.is_known_at(now)
+    until = stall_ends_round_at(group, stall) if known else None
+    return hangs.hang(active.number, stall.hang, stall.since, known=known, until=until)
 
 
 @cached
-def _reasons(group: Group) -> dict[int, Reason]:
-    """The newest reason of a group, by the second that it is of."""
-    return {}
-
-
-def _why(group: Group, now: float) -> Reason:
+def _why(group: Group) -> Reason:
+    """Why it stands there but for a hang: found once per change, since every node gets it."""
     current = group.round
     match group.state:
         case GroupState.WAITING:
-            return _why_waiting(group, now)
+            return _why_waiting(group)
         case GroupState.SUCCEEDED:
             return events.group_succeeded(partially_connected(current) if current is not None else None)
         case GroupState.CANCELLED:
@@ -67,18 +68,9 @@ def _why(group: Group, now: float) -> Reason:
         return waiting.about_to_end(
             current.number, notice.cause.reason, members_not_ready_to_stop(group), notice.until
         )
-    if (stall := current.reported_stall) is not None:
-        return hang(group, current, stall, now)
     return waiting.round_running(
         current.number, len(current.members), current.world_size, partially_connected(current)
     )
-
-
-def hang(group: Group, current: Round, stall: Stall, now: float) -> Reason:
-    """Who is waited for in a round that runs."""
-    known = stall.is_known_at(now)
-    until = stall_ends_round_at(group, stall) if known else None
-    return hangs.hang(current.number, stall.hang, stall.since, known=known, until=until)
 
 
 def partially_connected(current: Round) -> Reason | None:
@@ -91,15 +83,15 @@ def partially_connected(current: Round) -> Reason | None:
 # -- no round runs -------------------------------------------------------------------------------------------
 
 
-def _why_waiting(group: Group, now: float) -> Reason:
+def _why_waiting(group: Group) -> Reason:
     last = group.round
     if last is None or last.end is None:
-        return why_group_waits(group, now)
+        return why_group_waits(group)
     ended = why_ended(last.number, last.end)
     if last.end.is_judged:
-        return replace(why_group_waits(group, now), cause=ended)
+        return replace(why_group_waits(group), cause=ended)
     until = resolved_at(group, last.end)
-    stopping = [node.node_id for node in unresolved_members(group, now)]
+    stopping = [node.node_id for node in unresolved_members(group)]
     stops = ReasonCode.STOPPING.reason(*stopping, until=until if until < inf else None)
     return replace(stops, cause=ended)
 
@@ -109,9 +101,9 @@ def why_ended(number: int, end: End) -> Reason:
     return replace(end.reason, round=number)
 
 
-def why_group_waits(group: Group, now: float) -> Reason:
+def why_group_waits(group: Group) -> Reason:
     """What a group waits for that has no round, or whose round was judged; and which nodes are not ready, and why."""
-    waits, unready = _waits_for(group, now), not_ready_nodes(group)
+    waits, unready = _waits_for(group), not_ready_nodes(group)
     if not unready:
         return waits
     first = min(unready, key=lambda node: natural_key(node.node_id))
@@ -119,7 +111,7 @@ def why_group_waits(group: Group, now: float) -> Reason:
     return waiting.also_not_ready(waits, late)
 
 
-def _waits_for(group: Group, now: float) -> Reason:
+def _waits_for(group: Group) -> Reason:
     there, answer = ready_nodes(group), next_round(group)
     ready, until = ready_of(group.spec, there), gives_up_at(group)
     if isinstance(answer, Shortfall) and answer.kind is ShortfallKind.ALLOWED_MASTER:
@@ -143,7 +135,7 @@ def _waits_for(group: Group, now: float) -> Reason:
         return waiting.no_master(unreachable_masters(group, there), group.spec.master, until)
     if answer.suspects:
         return ReasonCode.RECONNECTING.reason(*(node.node_id for node in answer.suspects), ready=ready)
-    return _last_wait(group, ready, answer, now)
+    return _last_wait(group, ready, answer)
 
 
 def _deserted_since(group: Group) -> float | None:
@@ -152,9 +144,9 @@ def _deserted_since(group: Group) -> float | None:
     return max((at for at in went if at is not None), default=None) if None not in went else None
 
 
-def _last_wait(group: Group, ready: waiting.Ready, answer: Selection | Shortfall, now: float) -> Reason:
+def _last_wait(group: Group, ready: waiting.Ready, answer: Selection | Shortfall) -> Reason:
     until, code, more = forms_at(group, answer), ReasonCode.LAST_CALL, dict[str, Any]()
-    if group.backoff_until is not None and now < group.backoff_until == until:
+    if group.backoff_until is not None and group.backoff_until == until:
         code, more = ReasonCode.RESTART_BACKOFF, {"restart": group.restarts, "quick": group.quick}
     elif not group.last_call:
         code = ReasonCode.REPLACEMENT_WAIT
@@ -198,8 +190,6 @@ def _in_place_of_gone(group: Group, waits: Reason) -> Reason:
 def why_node_waits(group: Group, node: Node, now: float) -> Reason:
     """Why a node that has nothing to do has nothing to do."""
     active = group.active_round
-    if node.wants_command and group.spec.command is None:
-        return ReasonCode.NO_COMMAND.reason(node.node_id, group=group.group_id)
     if active is None or active.notice is not None:
         return why(group, now)
     return waiting.left_out(active.number, node.node_id, why_left_out(group, node))
@@ -213,7 +203,6 @@ def why_left_out(group: Group, node: Node) -> Reason:
         return ReasonCode.NO_COMMAND.reason(node.node_id, group=group.group_id)
     if node.not_ready:
         return waiting.not_ready(Nodes.of([node.node_id]), node.not_ready)
-    larger = growth(group)
-    if node.node_id in larger.joiners:
+    if (larger := growth(group)) is not None and node.node_id in joiners(group):
         return ReasonCode.JOINS_NEXT_ROUND.reason(node.node_id, until=admits_at(group, larger))
     return spare_reason(group, node, active)

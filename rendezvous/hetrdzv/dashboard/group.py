@@ -90,7 +90,7 @@ def group_sections(
             "restarted_by": "; ".join(filter(None, (failed.message, after_exit(failed)))) if failed else "",
             "notes": [*reply.warnings, *unwatched_warnings(group, seen, now)],
             "stack": stall.stack if stall is not None else "",
-            "stack_of": stall.ranks[0] if stall is not None and stall.ranks else None,
+            "stack_of": stall.hang.ranks[0] if stall is not None and stall.hang.ranks else None,
             "behind": views.ranks_behind(group),
             "time": total_time(rounds),
             "bars": bars(rounds),

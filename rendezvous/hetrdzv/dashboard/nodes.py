@@ -79,7 +79,7 @@ def paces(
     seen: Collection[WorkerSample], now: float, *, stall: Stall | None = None, whole: bool = False
 ) -> Paces:
     """The workers with their pace; of many those that others wait for most, unless the `whole` is asked for."""
-    behind = stall.ranks if stall is not None else ()
+    behind = stall.hang.ranks if stall is not None else ()
 
     def attention(worker: WorkerSample) -> tuple[bool, float, int]:
         sample = worker.sample

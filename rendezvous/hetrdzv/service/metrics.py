@@ -131,7 +131,7 @@ class Metrics:
             states[group.state.value] += 1
             phases.update(node.phase.value for node in group.nodes.values())
             if (active := group.active_round) is not None and (stall := active.reported_stall) is not None:
-                stalls[stall.kind] += 1
+                stalls[stall.hang.kind] += 1
             self._count_slots(group, now)
             self._known[group.group_id].counted_at = now
         for gauge, tally in ((self._groups, states), (self._nodes, phases), (self._stalled, stalls)):

@@ -240,9 +240,8 @@ class Service:
             require_room(self._ledger, self._limits)
             head = new_group(group_id, now)
         require_room_for_nodes(head, command, self._limits)
-        if isinstance(command, Report) and command.age_s:
-            served_s = self._clock.age(command.age_s)
-            command = replace(command, age_s=served_s, unserved_s=command.age_s - served_s)
+        if isinstance(command, Report):
+            command = replace(command, age_s=self._clock.age(command.age_s))
         try:
             if is_heartbeat(head, command):
                 return await self._renewed(head, command, now)

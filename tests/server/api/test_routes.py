@@ -141,4 +141,4 @@ async def test_a_spare_that_does_not_fit_says_why() -> None:
             await client.put(f"/v1/groups/g/nodes/{name}", json=body)
         nodes = {node["node_id"]: node for node in (await client.get("/v1/groups/g")).json()["nodes"]}
     assert (nodes["b"]["state"], nodes["a"]["reason"]) == ("spare", None)
-    assert (nodes["b"]["reason"]["code"], nodes["b"]["reason"]["data"]) == ("world_size", {"world_size": 3})
+    assert (nodes["b"]["reason"]["code"], nodes["b"]["reason"]["data"]) == ("world_not_larger", {})

@@ -1,6 +1,7 @@
 """The records of a group's rounds: what each of them came to. All times are on the server's clock."""
 
 from dataclasses import replace
+from typing import Any
 
 from hetrdzv.core.model import Group, Round
 from hetrdzv.protocol.rounds import Phase, RoundRecord, TimeSpent
@@ -36,7 +37,7 @@ def time_until_end(current: Round, at: float, now: float) -> TimeSpent:
     return time
 
 
-def newest_record(group: Group, now: float) -> RoundRecord | None:
+def _newest(group: Group, now: float) -> RoundRecord | None:
     """What the newest round has come to by now; None: there is none, or the job is over."""
     current = group.round
     if current is None or group.state.terminal:
@@ -58,12 +59,7 @@ def newest_record(group: Group, now: float) -> RoundRecord | None:
     )
 
 
-def rounds_of(group: Group, now: float) -> tuple[RoundRecord, ...]:
-    """The records of a group's rounds, with the newest one up to now."""
-    newest = newest_record(group, now)
-    return group.records if newest is None else (*group.records, newest)
-
-
-def with_record(group: Group, record: RoundRecord | None) -> tuple[RoundRecord, ...]:
-    """The records of a group with that of a round to which nothing more is added."""
-    return group.records if record is None else (*group.records, record)[-ROUNDS_KEPT:]
+def rounds_of(group: Group, now: float, **more: Any) -> tuple[RoundRecord, ...]:
+    """The records of a group's rounds, with the newest one up to now; `more`: what that one has besides."""
+    newest = _newest(group, now)
+    return group.records if newest is None else (*group.records, replace(newest, **more))[-ROUNDS_KEPT:]

@@ -12,7 +12,7 @@ from hetrdzv.core import snapshots
 from hetrdzv.core.drift import drift, missing_labels
 from hetrdzv.core.hangs import settle_stall
 from hetrdzv.core.model import USED_LAST_AFTER, Cause, Group, Node, Round
-from hetrdzv.core.rounds.records import newest_record, with_record
+from hetrdzv.core.rounds.records import rounds_of
 from hetrdzv.core.rounds.timers import (
     admits_at,
     forms_at,
@@ -34,15 +34,18 @@ from hetrdzv.core.rounds.transitions import (
     reject,
     stop_with_grace,
 )
-from hetrdzv.core.selection.candidates import (
+from hetrdzv.core.selection.order import assign_ranks
+from hetrdzv.core.selection.select import (
+    Selection,
+    Shortfall,
+    ShortfallKind,
     growth,
-    loopback_only_nodes,
+    joiners,
     next_round,
     not_ready_nodes,
     ready_nodes,
+    select,
 )
-from hetrdzv.core.selection.order import assign_ranks, round_history
-from hetrdzv.core.selection.select import Selection, Shortfall, ShortfallKind, select
 from hetrdzv.core.why import partially_connected, unreachable_masters, why_group_waits
 from hetrdzv.protocol.directive import Weights
 from hetrdzv.protocol.failure import RootCause
@@ -150,7 +153,8 @@ def _judge(context: StepContext) -> None:
         return
     gave_up = {one.node_id for one in failures if one.node_id and one.failure and one.failure.final}
     gave_up -= {node.node_id for node in left}
-    if gave_up and isinstance(select(context.group.spec, left), Shortfall):
+    anywhere = replace(context.group, unreachable=frozenset())
+    if gave_up and isinstance(select(anywhere, left), Shortfall):
         cause = failures[0]
         if end.kind in LOSSES:  # the failures came of that
             cause = RootCause(reason=end.reason, round=ended.number, node_id=end.node_id)
@@ -245,8 +249,7 @@ def _form(context: StepContext) -> None:
         group.round is not None and not (group.round.end and group.round.end.is_judged)
     ):
         return
-    for node in loopback_only_nodes(ready_nodes(group)):
-        reject(context, node)
+    _reject_unreachable(context, [node.address for node in ready_nodes(group)])
     ready, answer = ready_nodes(context.group), next_round(context.group)
     _track_waiting(context, ready, answer)
     if context.group.bounds_since is not None:
@@ -260,7 +263,7 @@ def _form(context: StepContext) -> None:
         why = waiting.no_master(unreachable_masters(context.group, ready), context.group.spec.master)
         finish_failed(context, RootCause(reason=why))
     else:
-        why = why_group_waits(context.group, context.now)
+        why = why_group_waits(context.group)
         never = answer.never and why.code in (ReasonCode.TOO_FEW_NODES, ReasonCode.TOO_FEW_SLOTS)
         why = ends.join_timeout(context.group.spec.join_timeout_s, why, never=never)
         finish_failed(context, RootCause(reason=why))
@@ -270,7 +273,8 @@ def _track_waiting(context: StepContext, ready: Sequence[Node], answer: Selectio
     """Record since when the group has been waiting with a node, and since when its bounds have held."""
     group, now = context.group, context.now
     bounds_hold = isinstance(answer, Selection) or answer.final
-    waits = bool(ready) or bool(not_ready_nodes(group)) or group.is_stopping
+    stopping = any(node.job == group.job and not node.has_no_workers for node in group.live)
+    waits = bool(ready) or bool(not_ready_nodes(group)) or stopping
     context.change(
         waiting_since=(now if group.waiting_since is None else group.waiting_since) if waits else None,
         bounds_since=(now if group.bounds_since is None else group.bounds_since) if bounds_hold else None,
@@ -281,7 +285,7 @@ def _track_waiting(context: StepContext, ready: Sequence[Node], answer: Selectio
 def _start_round(context: StepContext, selection: Selection) -> None:
     group, former, number = context.group, context.group.round, context.group.last_round + 1
     end = former.end if former is not None else None
-    placed, seats = assign_ranks(group.spec, selection.nodes, round_history(group), selection.master)
+    placed, seats = assign_ranks(group, selection.nodes, selection.master)
     members = [
         replace(
             group.nodes[member.node_id],
@@ -324,9 +328,7 @@ def _start_round(context: StepContext, selection: Selection) -> None:
     context.add_event(events.round_formed(number, new.world_size, places, more, after))
     if former is None and not group.spec.bounded:
         context.add_event(ReasonCode.STARTED_UNBOUNDED.reason())
-    cost = snapshots.choose_start(context, group)
-    if (record := newest_record(group, context.now)) is not None:
-        context.change(records=with_record(group, replace(record, cost=cost)))
+    context.change(records=rounds_of(group, context.now, cost=snapshots.choose_start(context, group)))
 
 
 def _weights(members: Sequence[Node]) -> Weights:
@@ -337,6 +339,14 @@ def _weights(members: Sequence[Node]) -> Weights:
     return tuple((sum(node.slots for node in run), weight) for weight, run in runs)
 
 
+def _reject_unreachable(context: StepContext, addresses: Sequence[str]) -> None:
+    """Reject nodes with a loopback address where any of these is none: no other host can reach them."""
+    if not all(map(is_loopback, addresses)):
+        for node in ready_nodes(context.group):
+            if is_loopback(node.address):
+                reject(context, node)
+
+
 # -- a running round takes nodes in --------------------------------------------------------------------------
 
 
@@ -344,19 +354,15 @@ def _admit_joiners(context: StepContext) -> None:
     """End a running round for nodes that make the world larger, in one batch per last call (rule 3c)."""
     active = context.group.active_round
     assert active is not None
-    if not is_loopback(active.master.address):
-        for node in ready_nodes(context.group):
-            if is_loopback(node.address):
-                reject(context, node)
+    _reject_unreachable(context, [active.master.address])
     if active.notice is not None:
         return
-    larger = growth(context.group)
-    if not larger.joiners:
+    larger, who = growth(context.group), sorted(joiners(context.group))
+    if larger is None:
         context.change(joiners_since=None)
         return
     if context.group.joiners_since is None:
         context.change(joiners_since=context.now)
-    if not larger.has_suspects and context.is_due(admits_at(context.group, larger)):
-        who = sorted(larger.joiners)
+    if not larger.suspects and context.is_due(admits_at(context.group, larger)):
         why = ReasonCode.NODES_JOINED.reason(*who)
         stop_with_grace(context, Cause(kind=EndKind.JOINED, reason=why, node_id=who[0]))

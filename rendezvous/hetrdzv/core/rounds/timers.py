@@ -5,7 +5,6 @@ from math import inf
 
 from hetrdzv.core.memo import cached
 from hetrdzv.core.model import End, Group, Node, Round, Stall
-from hetrdzv.core.selection.candidates import Growth
 from hetrdzv.core.selection.select import Selection, Shortfall
 from hetrdzv.protocol.directive import Member
 from hetrdzv.protocol.states import GroupState, NodePhase
@@ -82,13 +81,8 @@ def _is_ready(group: Group, active: Round, member: Member) -> bool:
 # -- an ended round ------------------------------------------------------------------------------------------
 
 
-def unresolved_members(group: Group, now: float) -> list[Node]:
-    """Members of an ended round that may still have workers, or may turn out to be lost."""
-    return [node for node in _open(group) if now < overdue_at(group, node)]
-
-
 @cached
-def _open(group: Group) -> list[Node]:
+def unresolved_members(group: Group) -> list[Node]:
     """Members of an ended round that have not stopped, or are suspects."""
     ended = group.round
     if ended is None or ended.end is None:
@@ -117,7 +111,7 @@ def resolved_at(group: Group, end: End) -> float:
 
     Infinite while one has yet to be told to stop: it may take as long as its lease.
     """
-    return max((overdue_at(group, node) for node in _open(group)), default=end.at)
+    return max((overdue_at(group, node) for node in unresolved_members(group)), default=end.at)
 
 
 # -- the next round ------------------------------------------------------------------------------------------
@@ -143,7 +137,7 @@ def gives_up_at(group: Group) -> float | None:
     return group.waiting_since + group.spec.join_timeout_s
 
 
-def admits_at(group: Group, larger: Growth) -> float:
+def admits_at(group: Group, larger: Selection) -> float:
     """When a running round ends for its joiners if nothing else happens (seconds)."""
     since, active = group.joiners_since or 0.0, group.active_round
     at = since if larger.full else since + group.spec.last_call_s

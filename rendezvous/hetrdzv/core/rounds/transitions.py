@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import inf
 
 from hetrdzv.core.model import Cause, End, Group, Node, Notice, Round
-from hetrdzv.core.rounds.records import newest_record, time_until_end, with_record
+from hetrdzv.core.rounds.records import rounds_of, time_until_end
 from hetrdzv.core.rounds.timers import Lapsed, notice_until
 from hetrdzv.protocol.errors import GroupFinishing, NotFound, StaleIncarnation
 from hetrdzv.protocol.failure import EarlierExits, Failure, RootCause
@@ -70,16 +70,6 @@ def require_current_agent(group: Group, node_id: str, incarnation: str) -> Node:
         raise StaleIncarnation(
             f"node '{node_id}' of group '{group.group_id}' now belongs to another agent at {node.address}: "
             f"this agent must stop its workers; give it another --node-id to run both"
-        )
-    return node
-
-
-def require_node(group: Group, node_id: str) -> Node:
-    """The node of that name, which a person has given."""
-    node = group.nodes.get(node_id)
-    if node is None:
-        raise NotFound(
-            f"group '{group.group_id}' has no node '{node_id}'; its nodes: {Nodes.of(group.nodes)}"
         )
     return node
 
@@ -156,31 +146,16 @@ def set_leaving(context: StepContext, node: Node, why: Reason, leaves_at: float 
 
     `leaves_at`: its workers run on until then; None: they are being stopped, or nobody knows.
     """
-    by_itself = why.code != ReasonCode.NODE_DRAINED
-    if node.gone:
-        if node.phase is NodePhase.LOST and node.leaving is None and by_itself:
-            context.change_node(node, leaving=why)  # a join that it sent before may yet bring it back
+    if node.leaving is not None or node.phase is NodePhase.LEFT:
         return
-    if node.leaving is not None:
-        notice = context.group.round.notice if context.group.round is not None else None
-        runs_on = context.group.is_in_round(node) and not context.group.can_leave_without_loss(node)
-        if notice is not None and by_itself and runs_on:
-            context.change_node(node, leaving=why)  # it was drained, and ran on
-            _hasten(context, notice, leaves_at)
+    if node.gone:
+        if why.code != ReasonCode.NODE_DRAINED:
+            context.change_node(node, leaving=why)  # a join that it sent before may yet bring it back
         return
     node = context.change_node(node, leaving=why)
     context.add_event(ReasonCode.NODE_LEAVING.reason(node.node_id, why=why))
     if not context.group.can_leave_without_loss(node):
         remove_from_round(context, node, _leaving(node.node_id, why), done=False, leaves_at=leaves_at)
-
-
-def _hasten(context: StepContext, notice: Notice, leaves_at: float | None) -> None:
-    """A member stops its workers then (seconds; None: now), and all others with it."""
-    active = context.group.active_round
-    if active is None or leaves_at is None:
-        end_round(context, notice.cause)
-    elif leaves_at < notice.until:
-        context.change(round=replace(active, notice=replace(notice, until=max(leaves_at, context.now))))
 
 
 def _leaving(node_id: str, why: Reason) -> Cause:
@@ -226,8 +201,7 @@ def end_round(
 ) -> None:
     """End the active round, or the job if that is cancelled; or a loss is the cause of what ended it (rule 5).
 
-    `since`: when what ends it happened, where it was noticed later (in seconds before now: no server may have run
-    then).
+    `since`: when what ends it happened, where it was noticed later (seconds).
     """
     current = context.group.round
     if cause.kind is EndKind.CANCELLED or (current is not None and current.is_cancelled):
@@ -282,8 +256,9 @@ def stop_with_grace(context: StepContext, cause: Cause, leaves_at: float | None 
     if active is not None and active.notice is not None:
         if cause.kind is EndKind.CANCELLED:
             context.change(round=replace(active, notice=replace(active.notice, cause=cause)))
-        elif leaves_at is not None:
-            _hasten(context, active.notice, leaves_at)
+        elif leaves_at is not None and leaves_at < active.notice.until:
+            sooner = replace(active.notice, until=max(leaves_at, context.now))
+            context.change(round=replace(active, notice=sooner))
     elif active is None or until is None:
         end_round(context, cause)
     else:
@@ -314,13 +289,10 @@ def finish(
         if active.is_cancelled and state is not GroupState.CANCELLED:
             finish_cancelled(context)  # a person was told so; scripts may exit with 0 once they have saved
             return
-    record = newest_record(context.group, context.now)
-    if record is not None:
-        why = replace(event if root_cause is None else root_cause.reason, quote="", cause=None)
-        record = replace(record, ended_by=state, reason=why, is_last=True)
+    why = replace(event if root_cause is None else root_cause.reason, quote="", cause=None)
     context.change(
         state=state,
-        records=with_record(context.group, record),
+        records=rounds_of(context.group, context.now, ended_by=state, reason=why, is_last=True),
         root_cause=root_cause,
         cancellation=context.group.cancellation if state is GroupState.CANCELLED else None,
         finished_at=context.now,

@@ -7,55 +7,17 @@ of a round are sorted by labels.
 
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
-from hetrdzv.core.memo import cached
-from hetrdzv.core.model import Group, Node, Round
+from hetrdzv.core.model import Group, Node
 from hetrdzv.protocol.directive import Member
 from hetrdzv.protocol.settings import GroupSpec, allows_master, order_labels
 from hetrdzv.protocol.texts.ids import natural_key
 
-Pairs = AbstractSet[tuple[str, str]]
-"""(node, master) pairs of node ids: the first could not reach the second's port."""
-
-
-@dataclass(frozen=True, slots=True)
-class RoundHistory:
-    """What a group remembers that decides who is taken, and in which order.
-
-    Attributes:
-        slots: the node ids of the last round, with the slots that each had.
-        nodes: the nodes of the group, gone ones included, for the labels of those that left gaps.
-        seats: node ids in rank order, vacant places included.
-        used_last: node ids before which all others are taken.
-    """
-
-    slots: Mapping[str, int] = field(default_factory=dict)
-    nodes: Mapping[str, Node] = field(default_factory=dict)
-    seats: Sequence[str] = ()
-    unreachable: Pairs = frozenset()
-    last_resort_nodes: AbstractSet[str] = frozenset()
-
-
-NO_PAST = RoundHistory()
-
 ReplacementKey = tuple[object, ...]
 """What the node that fills a gap should have in common with the one that left it: its slots, then the values of the
 labels that `rank_order` names, the widest first; if it names none, all labels."""
-
-
-def round_history(group: Group) -> RoundHistory:
-    """What a group remembers."""
-    slots = {} if group.round is None else _slots(group.round)
-    return RoundHistory(slots, group.nodes, group.seats, group.unreachable, group.last_resort_nodes)
-
-
-@cached
-def _slots(current: Round) -> Mapping[str, int]:
-    return {member.node_id: member.slots for member in current.members}
 
 
 def _replacement_key(spec: GroupSpec, slots: int, node: Node | None) -> ReplacementKey:
@@ -88,53 +50,52 @@ def match_replacements(
     return fillers
 
 
-def rank_replacements(spec: GroupSpec, nodes: Mapping[str, Node], past: RoundHistory) -> Mapping[str, int]:
+def rank_replacements(group: Group, nodes: Mapping[str, Node]) -> Mapping[str, int]:
     """The nodes that would fill the gaps of the last round, numbered by how well they fit.
 
     Those that are used last fill no gap that another can fill.
     """
+    last = group.last_resort_nodes
     newcomers = sorted(
-        nodes.keys() - set(past.seats),
-        key=lambda node_id: (node_id in past.last_resort_nodes, natural_key(node_id)),
+        nodes.keys() - set(group.seats), key=lambda node_id: (node_id in last, natural_key(node_id))
     )
-    taken = _fill(spec, nodes, past, newcomers)
+    taken = _fill(group, nodes, newcomers)
     return {node_id: number for number, node_id in enumerate(taken.values())}
 
 
-def _fill(
-    spec: GroupSpec, chosen: Mapping[str, Node], past: RoundHistory, newcomers: Sequence[str]
-) -> Mapping[str, str]:
+def _fill(group: Group, chosen: Mapping[str, Node], newcomers: Sequence[str]) -> Mapping[str, str]:
     """Which newcomer fills which gap, by gap, the best fit first."""
-    gaps = [node_id for node_id in past.seats if node_id in past.slots and node_id not in chosen]
+    spec, last = group.spec, group.last_places
+    gaps = [node_id for node_id in group.seats if node_id in last and node_id not in chosen]
     if not (gaps and newcomers):
         return {}
     return match_replacements(
-        {gap: _replacement_key(spec, past.slots[gap], past.nodes.get(gap)) for gap in gaps},
+        {gap: _replacement_key(spec, last[gap].slots, group.nodes.get(gap)) for gap in gaps},
         {node_id: _replacement_key(spec, chosen[node_id].slots, chosen[node_id]) for node_id in newcomers},
     )
 
 
 def order_nodes(
-    spec: GroupSpec, nodes: Iterable[Node], past: RoundHistory, master: str | None = None
+    group: Group, nodes: Iterable[Node], master: str | None = None
 ) -> tuple[list[Node], tuple[str, ...]]:
     """The nodes of a round in rank order, and the places for the next time, those of absent nodes included.
 
     Newcomers take the places of nodes of the last round that are not in the next one. `master` comes first if given,
     else the first that may be master.
     """
-    labels = order_labels(spec.rank_order)
+    labels = order_labels(group.spec.rank_order)
     chosen = {node.node_id: node for node in nodes}
-    newcomers = sorted(chosen.keys() - set(past.seats), key=natural_key)
-    taken = _fill(spec, chosen, past, newcomers)
+    newcomers = sorted(chosen.keys() - set(group.seats), key=natural_key)
+    taken = _fill(group, chosen, newcomers)
     placed = frozenset(taken.values())
     places = (
-        *(taken.get(node_id, node_id) for node_id in past.seats),
+        *(taken.get(node_id, node_id) for node_id in group.seats),
         *(node_id for node_id in newcomers if node_id not in placed),
     )
     ordered = [chosen[node_id] for node_id in places if node_id in chosen]
     if labels:
         ordered.sort(key=lambda node: _sort_key(labels, node, None))
-    allowed = (node for node in ordered if may_be_master(spec, node))
+    allowed = (node for node in ordered if may_be_master(group.spec, node))
     first = chosen[master] if master is not None else next(allowed, None)
     if first is not None and first is not ordered[0]:
         ordered.sort(key=lambda node: _sort_key(labels, node, first))
@@ -158,10 +119,10 @@ def may_be_master(spec: GroupSpec, node: Node) -> bool:
 
 
 def assign_ranks(
-    spec: GroupSpec, nodes: Iterable[Node], past: RoundHistory, master: str | None = None
+    group: Group, nodes: Iterable[Node], master: str | None = None
 ) -> tuple[tuple[Member, ...], tuple[str, ...]]:
     """The members of a round in order (`order_nodes`) with their ranks, overall and per role; and the next places."""
-    ordered, places = order_nodes(spec, nodes, past, master)
+    ordered, places = order_nodes(group, nodes, master)
     role_sizes: Counter[str] = Counter()
     for node in ordered:
         role_sizes[node.role] += node.slots

@@ -5,19 +5,23 @@ of spares follow from what it answers.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
-from hetrdzv.core.model import Node
+from hetrdzv.core.memo import cached
+from hetrdzv.core.model import USED_LAST_AFTER, Group, Node, Round
 from hetrdzv.core.selection.best_set import Item, WorldSizes, best_set
-from hetrdzv.core.selection.order import NO_PAST, RoundHistory, may_be_master, order_nodes, rank_replacements
-from hetrdzv.protocol.settings import GroupSpec
-from hetrdzv.protocol.texts.ids import natural_key
+from hetrdzv.core.selection.order import may_be_master, order_nodes, rank_replacements
+from hetrdzv.protocol.reasons import waiting
+from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
+from hetrdzv.protocol.settings import GroupSpec, OnJoin
+from hetrdzv.protocol.states import NodePhase
+from hetrdzv.protocol.texts.ids import is_loopback, natural_key
 
-MOST_TRIED = 8
+MOST_TRIED = 12
 """For how many masters the best set is looked for that has it, and whose nodes reach it."""
 
 MASTERS_TRIED = 3
@@ -96,23 +100,19 @@ def in_units(spec: GroupSpec, nodes: Iterable[Node]) -> list[list[Node]]:
     return list(units.values())
 
 
-def select(
-    spec: GroupSpec,
-    ready: Sequence[Node],
-    past: RoundHistory = NO_PAST,
-    failed_masters: int = 0,
-) -> Selection | Shortfall:
+def select(group: Group, ready: Sequence[Node]) -> Selection | Shortfall:
     """Choose the nodes of the next round: the most, or, where world sizes are bounded, those of the largest world.
 
     Preferred are survivors of the last round, then nodes that have a place, then those that best fill its gaps, then
     (where world sizes are bounded) those with more slots, then natural order; those that are used last come after all
     others. One that may be master is always among them. Where no master serves all of those who would be taken, the
-    most that one serves are, if they are enough. `failed_masters`: how many in a row no node could reach.
+    most that one serves are, if they are enough.
     """
+    spec, last, failed_masters = group.spec, group.last_places, group.failed_masters
     if len(ready) < spec.min_nodes:
         return Shortfall(kind=ShortfallKind.NODES, missing=spec.min_nodes - len(ready))
     suspects = tuple(node for node in ready if node.disconnected_at is not None)
-    choice = _Choice(spec, ready, past)
+    choice = _Choice(group, ready)
     allowed = None if spec.master is None else {node.node_id for node in ready if may_be_master(spec, node)}
     chosen = choice.best(allowed)
     if chosen is None:
@@ -122,24 +122,25 @@ def select(
         never = choice.worlds.is_never_possible({node.slots for node in ready})
         return Shortfall(kind=ShortfallKind.WORLD, missing=missing, never=never)
     master = None
-    if past.unreachable:
+    if group.unreachable:
         served = choice.served(chosen) if failed_masters < MASTERS_TRIED else None
         if served is None:
-            final = failed_masters >= MASTERS_TRIED or {node.node_id for node in ready} >= past.slots.keys()
+            final = failed_masters >= MASTERS_TRIED or {node.node_id for node in ready} >= last.keys()
             return Shortfall(kind=ShortfallKind.MASTER, final=final, suspects=suspects)
         chosen, master = served
     size = choice.size(chosen)
     # more of a unit may be on its way, and then another set is the best
     full = spec.unit is None and (size == choice.worlds.largest or len(chosen) == spec.max_nodes)
-    smaller = size < (sum(past.slots.values()) if spec.sized else len(past.slots))
+    smaller = size < (sum(member.slots for member in last.values()) if spec.sized else len(last))
     return Selection(nodes=tuple(chosen), master=master, suspects=suspects, full=full, smaller=smaller)
 
 
 class _Choice:
     """The choice among the nodes that are ready. Where world sizes are not bounded, every node counts as one slot."""
 
-    def __init__(self, spec: GroupSpec, ready: Sequence[Node], past: RoundHistory) -> None:
-        self._spec, self._ready, self._past = spec, ready, past
+    def __init__(self, group: Group, ready: Sequence[Node]) -> None:
+        spec = group.spec
+        self._spec, self._ready, self._group = spec, ready, group
         self.worlds = WorldSizes.of(spec)
         if not spec.sized:
             self.worlds = WorldSizes(1, spec.max_nodes, 1, spec.min_nodes, spec.max_nodes)
@@ -189,14 +190,15 @@ class _Choice:
     def _units(self) -> list[list[Node]]:
         """What is taken as a whole, the preferred first."""
         by_id = {node.node_id: node for node in self._ready}
-        gaps = rank_replacements(self._spec, by_id, self._past)
-        seated = frozenset(self._past.seats)
+        gaps = rank_replacements(self._group, by_id)
+        seated, last = frozenset(self._group.seats), self._group.last_places
+        used_last = self._group.last_resort_nodes
 
         def preference(unit: list[Node]) -> tuple[object, ...]:
             names = [node.node_id for node in unit]
             return (
-                not self._past.last_resort_nodes.isdisjoint(names),
-                any(name not in self._past.slots for name in names),
+                not used_last.isdisjoint(names),
+                any(name not in last for name in names),
                 any(name not in seated for name in names),
                 min(gaps.get(name, len(gaps)) for name in names),
                 -self.size(unit) / len(unit),
@@ -207,29 +209,116 @@ class _Choice:
 
     def served(self, chosen: list[Node]) -> tuple[list[Node], str] | None:
         """A master and the nodes that can reach it: all that were chosen, or the most that one serves."""
-        ordered, _ = order_nodes(self._spec, chosen, self._past)
+        ordered, _ = order_nodes(self._group, chosen)
         taken = {node.node_id for node in chosen}
-        shunned = {master for node_id, master in self._past.unreachable if node_id in taken}
+        shunned = {master for node_id, master in self._group.unreachable if node_id in taken}
         masters = [node.node_id for node in ordered if may_be_master(self._spec, node)]
         if (master := next((name for name in masters if name not in shunned), None)) is not None:
             return chosen, master
         others = (node for unit in self._units for node in unit if node.node_id not in taken)
         masters += [node.node_id for node in others if may_be_master(self._spec, node)]
-        sizes = {node.node_id: self.size([node]) for node in self._ready}
         cut_off: defaultdict[str, set[str]] = defaultdict(set)
-        for node_id, name in self._past.unreachable:
-            if node_id in sizes:
-                cut_off[name].add(node_id)
-        total = sum(sizes.values())
-        there = {
-            name: self.worlds.largest_up_to(total - sum(sizes[node_id] for node_id in cut_off[name]))
-            for name in masters
-        }
-        masters.sort(key=lambda name: -there[name])  # of equals the earlier one
-        best: tuple[list[Node], str] | None = None
-        largest = 0
-        for name in masters[:MOST_TRIED]:
-            found = self.best({name}, cut_off[name]) if there[name] > largest else None
-            if found is not None and (size := self.size(found)) > largest:
-                best, largest = (found, name), size
-        return best
+        for node_id, name in self._group.unreachable:
+            cut_off[name].add(node_id)
+        served = [
+            (found, name)
+            for name in masters[:MOST_TRIED]
+            if (found := self.best({name}, cut_off[name])) is not None
+        ]
+        return max(served, key=lambda each: self.size(each[0]), default=None)
+
+
+# -- of a group ----------------------------------------------------------------------------------------------
+
+
+@cached
+def ready_nodes(group: Group) -> Sequence[Node]:
+    """The nodes that are ready for the next round. A suspect counts until it is lost, but is waited for."""
+    job, drained, no_command = group.job, group.drained, group.spec.command is None
+    return [
+        node
+        for node in group.nodes.values()
+        if node.phase is NodePhase.READY
+        and node.job == job
+        and node.leaving is None
+        and node.rejected is None
+        and not node.not_ready
+        and not (no_command and node.wants_command)
+        and node.node_id not in drained
+    ]
+
+
+@cached
+def not_ready_nodes(group: Group) -> Sequence[Node]:
+    """The live nodes whose agents say that they cannot take part in a round."""
+    return [
+        node
+        for node in group.nodes.values()
+        if node.not_ready and node.phase is NodePhase.READY and node.job == group.job and node.leaving is None
+    ]
+
+
+@cached
+def next_round(group: Group) -> Selection | Shortfall:
+    """What `select` answers for the ready nodes of a group that runs no round."""
+    return select(group, ready_nodes(group))
+
+
+# -- while a round runs --------------------------------------------------------------------------------------
+
+
+@cached
+def growth(group: Group) -> Selection | None:
+    """The larger round that is worth ending the running one for (rule 3c); None: there is none."""
+    active, spec = group.active_round, group.spec
+    if active is None or _nobody_joins(group) is not None:
+        return None
+    local = is_loopback(active.master.address)
+    spares = [node for node in ready_nodes(group) if is_loopback(node.address) is local]
+    slots = active.world_size + sum(node.slots for node in spares)
+    if not spares or (spec.sized and WorldSizes.of(spec).largest_up_to(slots) <= active.world_size):
+        return None
+    there = [*(group.nodes[member.node_id] for member in active.members), *spares]
+    answer = select(group, there)
+    if isinstance(answer, Shortfall):
+        return None
+    grows = answer.world_size > active.world_size if spec.sized else len(answer.nodes) > len(active.members)
+    return answer if grows else None
+
+
+@cached
+def joiners(group: Group) -> Collection[str]:
+    """The nodes that would be taken into that larger round, by node id."""
+    larger, active = growth(group), group.active_round
+    new = (node.node_id for node in larger.nodes) if larger is not None else ()
+    return frozenset(name for name in new if active is not None and active.member(name) is None)
+
+
+def spare_reason(group: Group, node: Node, active: Round) -> Reason:
+    """Why a ready node that is not a joiner is kept as a spare."""
+    code, most, node_id, master = _nobody_joins(group), group.spec.max_nodes, node.node_id, active.master
+    if code is not None and code is not ReasonCode.MAX_NODES:
+        return code.reason(node_id)
+    loopback = is_loopback(master.address) and not is_loopback(node.address)
+    if code is None and (loopback or (node_id, master.node_id) in group.unreachable):
+        return waiting.out_of_reach(node_id, master.node_id, master.address, loopback=loopback)
+    if most is None or len(active.members) < most:
+        return ReasonCode.WORLD_NOT_LARGER.reason(node_id)
+    if (failures := group.failed_rounds.get(node_id, 0)) >= USED_LAST_AFTER:
+        return ReasonCode.NODE_USED_LAST.reason(node_id, group=group.group_id, failures=failures)
+    return ReasonCode.MAX_NODES.reason(node_id, max_nodes=most)
+
+
+@cached
+def _nobody_joins(group: Group) -> ReasonCode | None:
+    """Why a running round takes in nobody at all; None: it would."""
+    active = group.active_round
+    assert active is not None
+    if group.spec.on_join is not OnJoin.RESTART:
+        return ReasonCode.ON_JOIN_SPARE
+    most = group.spec.max_nodes
+    if most is not None and len(active.members) >= most and not group.spec.sized:
+        return ReasonCode.MAX_NODES
+    if active.finished or any(group.phase_of(member) is NodePhase.SUCCEEDED for member in active.members):
+        return ReasonCode.OTHERS_SUCCEEDED
+    return None

@@ -106,19 +106,10 @@ def workers_stopped(node_id: str, why: str = "") -> Reason:
 # -- people --------------------------------------------------------------------------------------------------
 
 
-def restart_requested(hang: Hang | None = None) -> Reason:
-    """A person asked for a restart; `hang`: of a round that hung."""
-    return reason(ReasonCode.RESTART_REQUESTED, f"a restart was requested{_hung(hang)}")
-
-
-def cancelled(by: str = "", hang: Hang | None = None) -> Reason:
+def cancelled(by: str = "") -> Reason:
     """A person cancels the job."""
-    text = f"the job was cancelled{f' by {by}' if by else ''}{_hung(hang)}"
+    text = f"the job was cancelled{f' by {by}' if by else ''}"
     return reason(ReasonCode.GROUP_CANCELLED, text, by=by or None)
-
-
-def _hung(hang: Hang | None) -> str:
-    return f"; it hung: {hang.message(hang.for_s)}" if hang is not None else ""
 
 
 # -- why a job fails -----------------------------------------------------------------------------------------

@@ -126,7 +126,7 @@ class ReasonCode(StrEnum):
     NODE_LEAVING = "node_leaving", "{nodes} is leaving: {why}"
     NODE_DRAINED = "node_drained", "drained"
     NODES_JOINED = "nodes_joined", "{nodes} joined"
-    RESTART_REQUESTED = "restart_requested"
+    RESTART_REQUESTED = "restart_requested", "a restart was requested"
     MASTER_UNREACHABLE = "master_unreachable", "{nodes} cannot reach the master {master}: {quote}"
     NO_MASTER = "no_master"
     JOIN_TIMEOUT = "join_timeout"
@@ -188,7 +188,6 @@ class ReasonCode(StrEnum):
     WORLD_NOT_LARGER = "world_not_larger", "the world would not be larger with it"
     MAX_NODES = "max_nodes", "max_nodes is {max_nodes}"
     OUT_OF_REACH = "out_of_reach"
-    WORLD_SIZE = "world_size"
     # warnings
     VERSIONS_DIFFER = "versions_differ"
     NO_LABEL = "no_label"

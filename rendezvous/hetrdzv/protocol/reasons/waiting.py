@@ -148,13 +148,6 @@ def out_of_reach(node_id: str, master: str, address: str, *, loopback: bool = Fa
     return reason(ReasonCode.OUT_OF_REACH, text, nodes=[node_id], master=master)
 
 
-def world_size(node_id: str, size: int, spec: GroupSpec, *, alone: bool = True) -> Reason:
-    """With a node, or with its unit, the world size would be one that is not allowed."""
-    whom = "it" if alone else f"its {spec.unit}"
-    text = f"with {whom} the world size would be {size}, but it must be {world_sizes(spec)}"
-    return reason(ReasonCode.WORLD_SIZE, text, nodes=[node_id], world_size=size)
-
-
 def left_out(number: int, node_id: str, why: Reason) -> Reason:
     """A round runs without a node: the reason for that as a whole sentence."""
     return with_message(why, f"round {number} runs without {node_id}: {why}", round=number)

@@ -216,7 +216,7 @@ class Progress:
 
     def _take_stacks(self, group: Group, active: Round, stall: Stall, now: float) -> None:
         """Ask for the stacks of workers once a stall has lasted."""
-        watched, asks = self._watched(group.group_id, active.number), (stall.since, stall.ranks[:1])
+        watched, asks = self._watched(group.group_id, active.number), (stall.since, stall.hang.ranks[:1])
         if watched.is_asking or watched.asked == asks:
             return
         lasts_s = min(STALL_REPORTED_S, (group.spec.hang_timeout_s or inf) / 2)
@@ -231,7 +231,7 @@ class Progress:
         group_id = group.group_id
         others = range(0, active.world_size, -(-active.world_size // MOST_STACKS))
         try:
-            stacks = await self._queries.query_workers(group, active, {*stall.ranks, *others})
+            stacks = await self._queries.query_workers(group, active, {*stall.hang.ranks, *others})
         finally:
             watched.is_asking = False
         if group_id in self._groups():

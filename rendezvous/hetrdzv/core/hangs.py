@@ -17,7 +17,7 @@ from operator import attrgetter
 
 from hetrdzv.core.commands import NoteStall
 from hetrdzv.core.model import Cause
-from hetrdzv.core.rounds.timers import is_stall_suspended, stall_ends_round_at, stall_reported_at
+from hetrdzv.core.rounds.timers import STALL_REPORTED_S, is_stall_suspended, stall_ends_round_at
 from hetrdzv.core.rounds.transitions import StepContext, end_round
 from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.progress import NO_ANSWER, Collectives, Worker
@@ -131,11 +131,6 @@ class ProcessGroup:
         """The members that wait."""
         return [place.worker for place in self.positions if place.waits]
 
-    @property
-    def is_excused(self) -> bool:
-        """Whether a member has announced that nothing need move."""
-        return any(place.worker.long_s > 0 for place in self.positions)
-
     def named(self, preposition: str) -> str:
         """` of process group tp`; empty for the default group."""
         default = self.name.partition("/")[0] in DEFAULT_GROUPS
@@ -156,7 +151,8 @@ def find_hang(workers: Sequence[Worker], world_size: int, node_of: NodeOf) -> Ha
     else:
         groups = _steps(workers, world_size)
     waiting = {worker.rank for group in groups for worker in group.waiting}
-    groups = [group for group in groups if not group.is_excused]
+    # where a member has announced a long pause nothing need move
+    groups = [group for group in groups if not any(place.worker.long_s > 0 for place in group.positions)]
     if not waiting or not groups:
         return None
     quiet = len(known) == world_size and all(
@@ -425,11 +421,8 @@ def settle_stall(context: StepContext) -> None:
     ):
         return
     stall, end_at = active.stall, stall_ends_round_at(context.group, active.stall)
-    if (
-        not stall.reported
-        and stall.is_known_at(at := stall_reported_at(context.group, stall))
-        and context.is_due(at)
-    ):
+    at = min(stall.since + STALL_REPORTED_S, end_at or inf)
+    if not stall.reported and stall.is_known_at(at) and context.is_due(at):
         context.change(round=replace(active, stall=replace(stall, reported=True)))
         context.add_event(hangs.stalled(active.number, stall.hang_at(context.now)))
     if end_at is not None and stall.is_known_at(end_at) and context.is_due(end_at):

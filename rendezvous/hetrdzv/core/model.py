@@ -10,7 +10,6 @@ from functools import cached_property
 
 from hetrdzv.protocol.directive import Member, Shares, Weights
 from hetrdzv.protocol.failure import EarlierExits, Failure, RootCause
-from hetrdzv.protocol.reasons import ends
 from hetrdzv.protocol.reasons.hangs import Hang
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.requests import Offer
@@ -106,7 +105,6 @@ class End:
         cause: what ended it first; once `is_judged`, its cause.
         before: workers that had ended with exit code 0 before the failure that ended it; None: nobody knows of any.
         at: when its members were told to stop (seconds).
-        consequences: whether workers failed before the cause was known.
         departed: failures of members that gave up and were about to leave, or have left since; by node id.
         hang: the failure that ended it, where no member reported one: workers waited for too long.
         stopped_at: when it was judged, since the workers of all members were gone or overdue (seconds); None: not yet.
@@ -117,7 +115,6 @@ class End:
     at: float
     time: TimeSpent = field(default_factory=dict)
     before: EarlierExits | None = None
-    consequences: bool = False
     departed: Mapping[str, Failure] = field(default_factory=dict)
     hang: Failure | None = None
     stopped_at: float | None = None
@@ -134,8 +131,8 @@ class End:
 
     @property
     def reason(self) -> Reason:
-        """What ended it, also that failures elsewhere came of that."""
-        return ends.consequences(self.cause.reason) if self.consequences else self.cause.reason
+        """What ended it."""
+        return self.cause.reason
 
     @property
     def node_id(self) -> str | None:
@@ -357,6 +354,11 @@ class Group:
     def is_in_round(self, node: Node) -> bool:
         """Whether this incarnation of the node is a member of the newest round."""
         return self.round is not None and node.job == self.job and node.member_of == self.round.number
+
+    def may_take_part(self, node: Node) -> bool:
+        """Whether a node of this job is not about to leave, rejected or drained."""
+        stays = node.leaving is None and node.rejected is None
+        return stays and node.job == self.job and node.node_id not in self.drained
 
     def has_given_up(self, node: Node) -> bool:
         """Whether this member of the newest round has failed for good: its agent is on its way out."""

@@ -122,11 +122,13 @@ def _waits_for(group: Group) -> Reason:
         wanting = [node.node_id for node in group.live if node.wants_command and group.spec.command is None]
         if wanting:
             return ReasonCode.NO_COMMAND.reason(*wanting, group=group.group_id)
+        no_world = answer.kind is ShortfallKind.WORLD  # else they are just too few
+        never = sorted({node.slots for node in there}) if answer.never else []
         few = waiting.too_few(
             ready,
             0 if answer.never else answer.missing,
             unit="node" if answer.kind is ShortfallKind.NODES else "slot",
-            world=no_world(group.spec, there, answer),
+            world=waiting.no_world(group.spec, never, too_small=bool(answer.missing)) if no_world else None,
             since=_deserted_since(group),
             until=until,
         )
@@ -158,14 +160,6 @@ def ready_of(spec: GroupSpec, there: Sequence[Node]) -> waiting.Ready:
     enough = spec.sized and len(there) >= spec.min_nodes
     slots = sum(node.slots for node in there) if enough else None
     return waiting.Ready(Nodes.of([node.node_id for node in there]), spec.min_nodes, slots)
-
-
-def no_world(spec: GroupSpec, there: Sequence[Node], answer: Shortfall) -> str | None:
-    """Why these nodes make no world, also whether they ever could; None where they are just too few."""
-    if answer.kind is not ShortfallKind.WORLD:
-        return None
-    never = sorted({node.slots for node in there}) if answer.never else []
-    return waiting.no_world(spec, never, too_small=bool(answer.missing) and not answer.never)
 
 
 def unreachable_masters(group: Group, there: Sequence[Node]) -> dict[str, list[str]]:

@@ -146,14 +146,15 @@ def _judge(context: StepContext) -> None:
         end = replace(end, cause=Cause(kind=end.kind, reason=first.reason, node_id=first.node_id))
     ended = replace(ended, end=end)
     context.change(round=ended)
-    left = _prospects(context.group)
+    group = context.group
+    left = [node for node in group.live if group.may_take_part(node) and not group.has_given_up(node)]
     # Later, a joiner that lacks a module, or a file server that is away, must not end a job that has worked.
     if ended.first and (hopeless := [one for one in failures if one.failure and one.failure.permanent]):
         _fail_at_once(context, hopeless[0], "permanent")
         return
     gave_up = {one.node_id for one in failures if one.node_id and one.failure and one.failure.final}
     gave_up -= {node.node_id for node in left}
-    anywhere = replace(context.group, unreachable=frozenset())
+    anywhere = replace(group, unreachable=frozenset())
     if gave_up and isinstance(select(anywhere, left), Shortfall):
         cause = failures[0]
         if end.kind in LOSSES:  # the failures came of that
@@ -185,19 +186,6 @@ def _failures(group: Group, ended: Round) -> list[RootCause]:
     failure = end.hang if end.node_id is not None else None
     hang = RootCause(reason=end.cause.reason, round=number, node_id=end.node_id, failure=failure)
     return [hang, *failures]
-
-
-def _prospects(group: Group) -> list[Node]:
-    """Nodes that are ready for the next round, or may still become so."""
-    return [
-        node
-        for node in group.live
-        if node.job == group.job
-        and node.leaving is None
-        and node.rejected is None
-        and node.node_id not in group.drained
-        and not group.has_given_up(node)
-    ]
 
 
 def _charge(context: StepContext, ended: Round, first: RootCause) -> None:
@@ -273,8 +261,9 @@ def _track_waiting(context: StepContext, ready: Sequence[Node], answer: Selectio
     """Record since when the group has been waiting with a node, and since when its bounds have held."""
     group, now = context.group, context.now
     bounds_hold = isinstance(answer, Selection) or answer.final
-    stopping = any(node.job == group.job and not node.has_no_workers for node in group.live)
-    waits = bool(ready) or bool(not_ready_nodes(group)) or stopping
+    waits = bool(ready or not_ready_nodes(group)) or any(
+        node.job == group.job and not node.has_no_workers for node in group.live
+    )
     context.change(
         waiting_since=(now if group.waiting_since is None else group.waiting_since) if waits else None,
         bounds_since=(now if group.bounds_since is None else group.bounds_since) if bounds_hold else None,

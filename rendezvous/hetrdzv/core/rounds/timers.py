@@ -147,11 +147,6 @@ def admits_at(group: Group, larger: Selection) -> float:
 # -- a stall -------------------------------------------------------------------------------------------------
 
 
-def stall_reported_at(group: Group, stall: Stall) -> float:
-    """When a stall is told if it is known to last until then (seconds)."""
-    return stall.since + min(STALL_REPORTED_S, group.spec.hang_timeout_s or STALL_REPORTED_S)
-
-
 def stall_ends_round_at(group: Group, stall: Stall) -> float | None:
     """When a stall ends its round if it is known to last until then, or None if it never does (seconds)."""
     timeout_s = group.spec.hang_timeout_s

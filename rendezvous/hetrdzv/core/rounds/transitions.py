@@ -237,11 +237,10 @@ def blame_leaving_node(context: StepContext, ended: Round, end: End) -> End:
 
 
 def _blame(context: StepContext, ended: Round, end: End, cause: Cause) -> End:
-    end = replace(end, cause=cause, consequences=True)
+    why = ends.consequences(cause.reason)
+    end = replace(end, cause=replace(cause, reason=why))
     context.change(round=replace(ended, end=end))
-    context.add_event(
-        ReasonCode.ROUND_JUDGED.reason(round=ended.number, cause=ends.consequences(cause.reason))
-    )
+    context.add_event(ReasonCode.ROUND_JUDGED.reason(round=ended.number, cause=why))
     return end
 
 

@@ -7,7 +7,6 @@ of a round are sorted by labels.
 
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import product
 from typing import Any
 
 from hetrdzv.core.model import Group, Node
@@ -15,15 +14,15 @@ from hetrdzv.protocol.directive import Member
 from hetrdzv.protocol.settings import GroupSpec, allows_master, order_labels
 from hetrdzv.protocol.texts.ids import natural_key
 
-ReplacementKey = tuple[object, ...]
-"""What the node that fills a gap should have in common with the one that left it: its slots, then the values of the
-labels that `rank_order` names, the widest first; if it names none, all labels."""
+ReplacementKey = tuple[int, object]
+"""What the node that fills a gap should have in common with the one that left it: its slots, and the values of the
+labels that `rank_order` names; if it names none, all labels."""
 
 
 def _replacement_key(spec: GroupSpec, slots: int, node: Node | None) -> ReplacementKey:
     known = node.labels if node is not None else {}
     names = order_labels(spec.rank_order)
-    return slots, *(map(known.get, names) if names else [frozenset(known.items())])
+    return slots, tuple(map(known.get, names)) if names else frozenset(known.items())
 
 
 def match_replacements(
@@ -31,15 +30,11 @@ def match_replacements(
 ) -> dict[str, str]:
     """Which newcomer fills which gap, by gap: the best fit first, and of equals the first that came.
 
-    That is one with the slots and labels of the node that left the gap, then with its slots and some of its labels, the
-    widest the longest, then with other slots, in the same way.
+    That is one with the slots and labels of the node that left the gap, else with its slots, else with its labels.
     """
     fillers: dict[str, str] = {}
-    length = max(map(len, newcomers.values()), default=0)
-    for start, end in product((0, 1), range(length, 0, -1)):
-        if len(fillers) == min(len(gaps), len(newcomers)):
-            break
-        free: dict[ReplacementKey, deque[str]] = {}
+    for start, end in ((0, 2), (0, 1), (1, 2), (2, 2)):
+        free: dict[tuple[object, ...], deque[str]] = {}
         taken = set(fillers.values())
         for node_id, kind in newcomers.items():
             if node_id not in taken:

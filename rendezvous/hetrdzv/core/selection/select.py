@@ -140,14 +140,14 @@ class _Choice:
 
     def __init__(self, group: Group, ready: Sequence[Node]) -> None:
         spec = group.spec
-        self._spec, self._ready, self._group = spec, ready, group
+        self._spec, self._ready, self._group, self._sized = spec, ready, group, spec.sized
         self.worlds = WorldSizes.of(spec)
-        if not spec.sized:
+        if not self._sized:
             self.worlds = WorldSizes(1, spec.max_nodes, 1, spec.min_nodes, spec.max_nodes)
 
     def size(self, nodes: Iterable[Node]) -> int:
         """How many slots nodes have, or how many nodes there are."""
-        return sum(node.slots if self._spec.sized else 1 for node in nodes)
+        return sum(node.slots for node in nodes) if self._sized else sum(1 for _ in nodes)
 
     def best(
         self, masters: AbstractSet[str] | None, without: AbstractSet[str] = frozenset()
@@ -234,17 +234,14 @@ class _Choice:
 @cached
 def ready_nodes(group: Group) -> Sequence[Node]:
     """The nodes that are ready for the next round. A suspect counts until it is lost, but is waited for."""
-    job, drained, no_command = group.job, group.drained, group.spec.command is None
+    no_command = group.spec.command is None
     return [
         node
         for node in group.nodes.values()
         if node.phase is NodePhase.READY
-        and node.job == job
-        and node.leaving is None
-        and node.rejected is None
         and not node.not_ready
         and not (no_command and node.wants_command)
-        and node.node_id not in drained
+        and group.may_take_part(node)
     ]
 
 
@@ -254,7 +251,7 @@ def not_ready_nodes(group: Group) -> Sequence[Node]:
     return [
         node
         for node in group.nodes.values()
-        if node.not_ready and node.phase is NodePhase.READY and node.job == group.job and node.leaving is None
+        if node.not_ready and node.phase is NodePhase.READY and group.may_take_part(node)
     ]
 
 

@@ -183,7 +183,7 @@ def _round(
 def node_reply(group: Group, node: Node, heard_at: float, now: float) -> NodeReply:
     """A node of a group."""
     active = group.active_round
-    member = active.member(node.node_id) if active is not None and group.is_in_round(node) else None
+    member = active.places.get(node.node_id) if active is not None and group.is_in_round(node) else None
     return NodeReply(
         node_id=node.node_id,
         state=node_state(group, node),

@@ -79,9 +79,8 @@ def directive_head(group: Group, node: Node) -> DirectiveHead:
     if group.is_in_round(node) and not node.has_no_workers and group.round is not None:
         if group.round.end is not None:
             return tell(DirectiveKind.STOP, "round_ended", group.round.number)
-        if group.round.member(node.node_id) is not None:
-            news = "daemon" if node.daemon else "stalled" if group.round.reported_stall else "round_formed"
-            return tell(DirectiveKind.START, news, group.round.number)
+        news = "daemon" if node.daemon else "stalled" if group.round.reported_stall else "round_formed"
+        return tell(DirectiveKind.START, news, group.round.number)
     if not node.has_no_workers:
         return tell(DirectiveKind.STOP, "round_over", node.member_of)
     return tell(DirectiveKind.WAIT, "not_ready" if node.not_ready else "waiting")
@@ -200,11 +199,8 @@ def _exit_code(outcome: GroupState, root_cause: RootCause | None) -> int:
             return failure.exit_code or EXIT_FAILED
 
 
-def _start(group: Group, current: Round, node: Node) -> Start | None:
-    member = current.member(node.node_id)
-    if member is None:
-        return None
-    restarted_by = current.restarted_by
+def _start(group: Group, current: Round, node: Node) -> Start:
+    member, restarted_by = current.places[node.node_id], current.restarted_by
     return Start(
         group_rank=member.group_rank,
         rank_offset=member.rank_offset,

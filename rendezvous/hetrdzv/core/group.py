@@ -429,7 +429,7 @@ def _start_daemon(context: StepContext, command: StartDaemon) -> None:
             f"node '{master.node_id}' is not the master of round {number} of group '{name}', which is "
             f"'{current.master.node_id}': only the master may have another node run a daemon"
         )
-    member = current.member(command.node_id)
+    member = current.places.get(command.node_id)
     node = group.current_node(member) if member is not None else None
     if node is None or node.gone or node.node_id == master.node_id:
         raise NotFound(f"'{command.node_id}' is not another member of round {number} of group '{name}'")

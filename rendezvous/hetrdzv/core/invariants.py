@@ -57,7 +57,7 @@ def _node_violations(group: Group) -> Iterator[str]:
             yield f"{node_id} is a member of round {node.member_of}, but the last round is {group.last_round}"
         if gone != (node.departed_at is not None):
             yield f"{node_id} is {phase}, but departed_at is {node.departed_at}"
-        if group.round is not None and group.is_in_round(node) and group.round.member(node_id) is None:
+        if group.round is not None and group.is_in_round(node) and node_id not in group.round.places:
             yield f"{node_id} claims to be a member of the newest round, which does not name it"
         if phase in _WORKING and node.has_no_workers:
             yield f"{node_id} is {phase}, but has no workers"
@@ -88,7 +88,7 @@ def _round_violations(group: Group, current: Round) -> Iterator[str]:
             yield f"round {current.number} is about to end, but its workers have no time for it"
     if current.end is not None and current.stall is not None:
         yield f"round {current.number} has ended, but is said to stall"
-    if any(current.member(node_id) is None for node_id in current.finished):
+    if not current.finished <= current.places.keys():
         yield f"round {current.number} has finished nodes that are no members: {sorted(current.finished)}"
 
 

@@ -254,10 +254,6 @@ class Round:
         """Whether the job is about to end with it, since a person wants that."""
         return self.notice is not None and self.notice.cause.kind is EndKind.CANCELLED
 
-    def member(self, node_id: str) -> Member | None:
-        """The place of a node in this round, or None."""
-        return self.places.get(node_id)
-
     @cached_property
     def places(self) -> Mapping[str, Member]:
         """Its members by node id."""

@@ -11,7 +11,6 @@ from hetrdzv.core.model import OFFERED, Group, Node
 from hetrdzv.core.rounds.settle import deadline
 from hetrdzv.core.rounds.timers import nobody_lapsed
 from hetrdzv.core.why import why
-from hetrdzv.protocol.directive import Member
 from hetrdzv.protocol.pages import Plan
 from hetrdzv.protocol.requests import Changes
 from hetrdzv.protocol.states import DirectiveKind, NodePhase, ReportKind
@@ -94,7 +93,8 @@ def _compared(before: Group, after: Group, then: float, now: float) -> Plan:
     """What differs between a group and what became of it."""
     was, round_ = before.round if after.job == before.job else None, after.active_round
     members = round_.members if round_ is not None else ()
-    at_work = [member.node_id for member in was.members if _works(before, member)] if was is not None else []
+    nodes = [before.current_node(member) for member in was.members] if was is not None else []
+    at_work = [node.node_id for node in nodes if node and not node.gone and not node.has_no_workers]
     goes_on = was is not None and round_ is not None and was.number == round_.number
     in_round = {member.node_id for member in members}
     spares = [node.node_id for node in after.live if node.node_id not in in_round]
@@ -112,9 +112,3 @@ def _compared(before: Group, after: Group, then: float, now: float) -> Plan:
         stops=tuple(node_id for node_id in at_work if node_id not in in_round),
         restarted=() if goes_on else tuple(node_id for node_id in at_work if node_id in in_round),
     )
-
-
-def _works(group: Group, member: Member) -> bool:
-    """Whether a member of the newest round has workers."""
-    node = group.current_node(member)
-    return node is not None and not node.gone and not node.has_no_workers

@@ -217,7 +217,7 @@ def _note_blame(context: StepContext, ended: Round, node_id: str) -> None:
     known = {
         name: times
         for name, times in context.group.failed_rounds.items()
-        if name in context.group.nodes and (name == node_id or ended.member(name) is None)
+        if name in context.group.nodes and (name == node_id or name not in ended.places)
     }
     times = known.get(node_id, 0) + 1
     context.change(failed_rounds={**known, node_id: times})

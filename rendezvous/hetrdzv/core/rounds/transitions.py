@@ -167,15 +167,8 @@ def _leaving(node_id: str, why: Reason) -> Cause:
 def reject(context: StepContext, node: Node) -> None:
     """Reject a node that no other host can reach; its agent is told to exit."""
     why = ReasonCode.BAD_ADDRESS.reason(node.node_id, address=node.address)
-    context.change_node(
-        node,
-        rejected=why,
-        phase=NodePhase.LEFT,
-        departed_at=context.now,
-        departure_reason=why,
-        disconnected_at=None,
-    )
     context.add_event(why)
+    remove_node(context, context.change_node(node, rejected=why), NodePhase.LEFT, why)
 
 
 def prune_gone_nodes(nodes: Mapping[str, Node], keep: AbstractSet[str] = frozenset()) -> Mapping[str, Node]:

@@ -288,7 +288,7 @@ def joiners(group: Group) -> Collection[str]:
     """The nodes that would be taken into that larger round, by node id."""
     larger, active = growth(group), group.active_round
     new = (node.node_id for node in larger.nodes) if larger is not None else ()
-    return frozenset(name for name in new if active is not None and active.member(name) is None)
+    return frozenset(name for name in new if active is not None and name not in active.places)
 
 
 def spare_reason(group: Group, node: Node, active: Round) -> Reason:

@@ -81,7 +81,7 @@ class Progress:
     def record_progress(self, group_id: str, node_id: str, reported: NodeProgress, poll_s: float) -> None:
         """The accepted agent of a node has reported on its workers, and will again after `poll_s` at the latest."""
         running = self._running(group_id)
-        member = running[1].member(node_id) if running is not None else None
+        member = running[1].places.get(node_id) if running is not None else None
         if running is None or member is None or reported.round != running[1].number:
             return
         active = running[1]

@@ -24,6 +24,8 @@ COSTS = {
         StaleRound: report a failed round=1; restarts = 1""",
     "one that is reported after the acknowledgement is the cause if it was earlier": """
         running a b max_restarts=0; wait 10; failed a; join b; failed b age_s=1.0; join a; cause = worker_failed b""",
+    "of two at the same moment that of the first node is": """
+        running a b max_restarts=0; failed b exit_code=7; failed a; joins a b; cause = worker_failed a""",
     "a loss counts although the node returned before the judgement": """
         running a b c; failed a; lose b; join b after=1; joins a c; restarts = 0; order = a b c""",
     "the judgement waits for a suspect": """
@@ -187,6 +189,11 @@ def test_a_restart_says_what_it_is_for() -> None:
     story.restart()
     story.joins("a", "b")
     assert story.start("a").restarted_by is None, "a person's wish costs no restart"
+    assert [formed.data.get("after") for formed in story.said("round_formed")] == [
+        None,
+        "failed",
+        "restarted",
+    ]
     quick = play("running a max_restarts=5; failed a; join a; started a; failed a; join a")
     assert replace(quick.reason, cause=None) == ReasonCode.RESTART_BACKOFF.reason(
         "a", ready=ready("a", 1), restart=2, quick=2, until=quick.now + 1

@@ -272,4 +272,10 @@ def test_who_cancelled_is_said_to_who_comes_later() -> None:
     assert told.came_late
     story.leave("a")
     story.restart()
-    assert story.group.cancellation is None
+    group = story.group
+    assert (group.group_id, group.created_at, group.spec_fixed, group.cancellation) == (
+        "g",
+        100.0,
+        True,
+        None,
+    )

@@ -14,8 +14,8 @@ from hetagent.snapshots.node.reporter import snapshot_id_of
 from hetagent.snapshots.sources import Source, SourceError, copy_part
 from hetrdzv.protocol.snapshots import CopyOrder
 
-PAUSE_S, MOST_PAUSE_S = 1.0, 60.0
-"""For how long nothing is fetched after a failure, and after many in a row (seconds)."""
+PAUSE_S = 2.0
+"""For how long nothing is fetched after a failure (seconds)."""
 
 
 class Prefetch:
@@ -25,7 +25,7 @@ class Prefetch:
         self._folder = folder
         self._log_once = WarnOnce(log)
         self._thread: threading.Thread | None = None
-        self._failed, self._not_before = 0, 0.0  # how often in a row, and until when nothing is fetched
+        self._not_before = 0.0  # until when nothing is fetched
 
     def start(self, copy: CopyOrder, memory: int | None = None) -> None:
         """Fetch it, unless something is being fetched, or that has failed a moment ago; see `fetch`."""
@@ -39,12 +39,10 @@ class Prefetch:
     def _run(self, copy: CopyOrder, memory: int | None) -> None:
         try:
             fetch(self._folder, copy, memory)
-            self._failed = 0
         except (SnapshotSuperseded, FileNotFoundError):  # its slot was given away
             return
         except (SourceError, OSError) as error:
-            self._failed += 1
-            self._not_before = time.monotonic() + min(MOST_PAUSE_S, PAUSE_S * 2 ** min(self._failed - 1, 9))
+            self._not_before = time.monotonic() + PAUSE_S
             self._log_once(f"no copy of the snapshot's shards of node '{copy.source.node_id}': {error}")
 
 

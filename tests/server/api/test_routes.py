@@ -7,7 +7,7 @@ import httpx
 
 from hetrdzv.api.views import LARGE
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.directive import Directive
+from hetrdzv.protocol.directive import Directive, Shares
 from tests.support.served import api, join, serving, settled, two_nodes
 
 NODES = "/v1/groups/g/nodes"
@@ -27,9 +27,11 @@ async def begun(request: Any) -> "asyncio.Task[httpx.Response]":
 async def test_a_join_that_waits_costs_one_request() -> None:
     async with serving() as (service, _), api(service) as client:
         spec = {"min_nodes": 2, "max_nodes": 2}
-        first = await begun(client.put(f"{NODES}/a?wait=60", json=offer(spec=spec)))
+        first = await begun(client.put(f"{NODES}/a?wait=60", json=offer(spec=spec, weight=1.0)))
         assert not first.done()
-        second = await client.put(f"{NODES}/b?wait=60", json=offer(slots=4))
+        second = await client.put(
+            f"{NODES}/b?wait=60", json=offer(slots=4, speeds=[4.0] * 4)
+        )  # of an older agent
         starts = [codec.read(Directive, r.content, unknown="ignore") for r in (await first, second)]
         assert [(s.kind, s.round) for s in starts] == [("start", 1)] * 2
         places = [s.start for s in starts if s.start is not None]
@@ -38,6 +40,10 @@ async def test_a_join_that_waits_costs_one_request() -> None:
             (1, 2, 4, 6),
         ]
         assert places[0].master == places[1].master
+        assert places[0].shares == places[1].shares == Shares(round=1, weights=((6, 1.0),))
+        found = (await client.get("/v1/groups/g")).json()
+        assert found["current_round"]["shares"] == {"round": 1, "weights": [[6, 1.0]]}
+        assert [one["weight"] for one in found["nodes"]] == [1.0, None]
 
 
 async def test_a_large_group_is_shown_with_and_without_its_nodes() -> None:

@@ -333,12 +333,6 @@ def test_a_port_in_use_is_refused(tmp_path: Path) -> None:
     assert "--port a free one" in said
 
 
-def test_a_state_file_in_use_is_refused_by_the_process_that_uses_it(tmp_path: Path) -> None:
-    with Hetserver(f"sqlite:{tmp_path}/state.db") as server:
-        said = refused("--port", "0", "--store", server.store, home=tmp_path)
-        assert f"in use by another hetserver (pid {server.pid})" in said
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

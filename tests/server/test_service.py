@@ -403,28 +403,6 @@ async def test_after_a_stall_nobody_counts_as_told_to_stop() -> None:
         assert nodes["b"].stop_acked_at is None
 
 
-async def test_who_is_told_to_stop_without_a_command_is_overdue_in_time() -> None:
-    clock = HandClock()
-    async with serving(clock=clock) as (service, store):
-        await service.execute("g", join("a", max_nodes=1, lease_s=60.0, stop_timeout_s=0.0))
-        await service.execute("g", Restart())
-        commits = len(store.commits)
-        assert "g" not in service._timers
-        await service.execute("g", Renew("a", "1", current_directive(service, "g", "a", "1")[1].version))
-        assert "g" in service._timers
-        assert len(store.commits) == commits
-
-
-async def test_the_node_that_brings_the_lease_of_its_group_has_it() -> None:
-    clock = HandClock()
-    async with serving(clock=clock) as (service, _):
-        await service.execute("g", join("a", min_nodes=2, lease_s=60.0))
-        clock.pass_by(service, 59.0)
-        assert not (await service.execute("g", Tick())).nodes["a"].gone
-        clock.pass_by(service, 1.5)
-        assert (await service.execute("g", Tick())).nodes["a"].gone
-
-
 async def test_what_is_in_the_sockets_of_a_late_server_counts_before_anybody_is_judged() -> None:
     """The server was busy past the end of a lease, while the node's poll waited in its socket."""
     clock = HandClock()

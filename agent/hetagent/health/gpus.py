@@ -1,16 +1,38 @@
-"""Whether the driver has given up a GPU of this node."""
+"""Whether the NVIDIA driver answers, and has given up none of this node's GPUs."""
 
 import threading
+import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 
 from hetagent.health.checks import HEALTHY, HealthResult
 from hetagent.node.gpu.discovery import GpuBroken, query_memory
 
+WAIT_S, LOOK_S = 60.0, 0.1
+"""How long the driver may take, and how often to look whether that is still wanted (seconds)."""
+
 
 def check_gpus(uuids: Sequence[str], cancelled: threading.Event) -> HealthResult:
-    """A lost GPU needs a person."""
-    try:
-        query_memory(uuids)
-    except GpuBroken as error:
-        return HealthResult(f"its {error}", fatal=True)
+    """A lost GPU needs a person, and so does a wedged driver, which never answers."""
+    answer: Future[None] = Future()
+
+    def ask() -> None:
+        try:
+            query_memory(uuids)
+            answer.set_result(None)
+        except Exception as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=ask, name="hetagent-nvml", daemon=True).start()
+    until = time.monotonic() + WAIT_S
+    while not cancelled.is_set():
+        if time.monotonic() >= until:
+            return HealthResult(f"its NVIDIA driver has not answered for {WAIT_S:g} s", fatal=True)
+        try:
+            answer.result(timeout=LOOK_S)
+            break
+        except TimeoutError:
+            continue
+        except GpuBroken as error:
+            return HealthResult(f"its {error}", fatal=True)
     return HEALTHY

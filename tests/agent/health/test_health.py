@@ -42,6 +42,15 @@ def test_a_gpu_that_the_driver_has_given_up_takes_the_node_out(monkeypatch: pyte
         gpus.check_gpus(["GPU-1"], NEVER)
 
 
+def test_a_driver_that_does_not_answer_takes_the_node_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    wedged = threading.Event()
+    monkeypatch.setattr(gpus, "WAIT_S", 0.05)
+    monkeypatch.setattr(gpus, "query_memory", lambda uuids: wedged.wait())
+    found = gpus.check_gpus(["GPU-1"], NEVER)
+    wedged.set()
+    assert found == HealthResult("its NVIDIA driver has not answered for 0.05 s", fatal=True)
+
+
 # -- the site's own check ------------------------------------------------------------------------------------
 
 

@@ -4,9 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from hetrdzv.core.commands import Renew
 from hetrdzv.core.rounds.transitions import GONE_NODES_KEPT
-from hetrdzv.protocol.errors import NotFound, StaleIncarnation
 from hetrdzv.protocol.failure import EarlierExits
 from hetrdzv.protocol.reasons import ends, events, waiting
 from hetrdzv.protocol.reasons.reason import ReasonCode
@@ -257,16 +255,6 @@ def test_joiners_without_a_way_to_the_members_end_no_round_that_could_not_grow()
     story.joins("a", "b")
     story.wait(30.0)
     assert (story.group.state, story.ended) == ("running", None)
-
-
-def test_speakers_that_are_not_known() -> None:
-    story = running("a")
-    with pytest.raises(NotFound, match="'x'"):
-        story.do(Renew("x", "x-1"))
-    with pytest.raises(StaleIncarnation, match="--node-id"):
-        story.report("a", "started", incarnation="other")
-    with pytest.raises(NotFound, match="its nodes: a"):
-        story.drain("x")
 
 
 def test_who_is_forgotten_is_no_longer_out_of_reach() -> None:

@@ -1,5 +1,7 @@
 """When a round forms, who is told what, and how it ends well (rules 1, 2, 3, 7, 9)."""
 
+from dataclasses import replace
+
 import pytest
 
 from hetrdzv.core.commands import Renew, Tick
@@ -159,6 +161,15 @@ def test_who_was_sent_the_end_of_its_round_may_not_have_got_it() -> None:
 def test_a_job_whose_workers_never_met_says_how_many_did() -> None:
     story = play("running a b c; report a succeeded met=2; succeeded b c")
     assert story.reason == story.told("c").reason == events.group_succeeded(ends.never_met(2, 3))
+
+
+def test_a_server_that_takes_over_judges_a_round_that_waited_for_a_suspect_only() -> None:
+    """Who was suspect is not stored: after a load nobody is left to wait for, and no command need come."""
+    story = play("running a b max_restarts=1; failed a; join a; cut a; join b; why = stopping a")
+    story.group = story.group.with_node(replace(story.node("a"), heard_at=story.now, disconnected_at=None))
+    assert story.deadline_in == 0
+    story.tick()
+    assert story.group.restarts == 1
 
 
 def test_step_that_changes_nothing_returns_the_same_group() -> None:

@@ -192,25 +192,10 @@ def test_what_an_order_goes_by_and_nodes_lack_is_a_warning(
     )
 
 
-UNREACHED = """group min_nodes=2 max_nodes=3 last_call_s=5; joins a b c; started b; unreachable c; joins a b c
-    started a; unreachable c; joins a b c; unreachable a; unreachable b; joins a b c; started a b"""
-
-
 @pytest.mark.parametrize(
     ("script", "node_id", "why"),
     [
         ("running a b max_nodes=2; join c", "c", lambda spec: ReasonCode.MAX_NODES.reason("c", max_nodes=2)),
-        (
-            CASES["or that there are enough nodes"],
-            "b",
-            lambda spec: ReasonCode.MAX_NODES.reason("b", max_nodes=1),
-        ),
-        (
-            CASES["what is left of a rack is used as well"],
-            "n2",
-            lambda spec: ReasonCode.MAX_NODES.reason("n2", max_nodes=3),
-        ),
-        (UNREACHED, "c", lambda spec: waiting.out_of_reach("c", "a", "10.0.0.1")),
         (
             CASES["a node of another host does not end a local round"],
             "b",

@@ -2,7 +2,6 @@
 
 import os
 import random
-from dataclasses import replace
 
 import pytest
 
@@ -92,29 +91,6 @@ def test_of_many_nodes_a_set_within_all_bounds_is_found(most: int, monkeypatch: 
         assert fits(case.group.spec, answer.nodes), case
         assert len(set(chosen(answer) or ())) == len(answer.nodes)
     assert missed <= found // 4
-
-
-def test_who_reaches_the_master_makes_the_largest_world() -> None:
-    rng = random.Random(17)
-    for _ in range(CASES // 2):
-        case = random_case(rng)
-        names = [one.node_id for one in case.ready]
-        often = rng.choice((0.1, 0.5, 0.9))
-        pairs = frozenset((a, b) for a in names for b in names if a != b and rng.random() < often)
-        answer = replace(case, group=replace(case.group, unreachable=pairs)).answer()
-        largest = 0
-        for master in names:
-            reach = [one for one in case.ready if (one.node_id, master) not in pairs]
-            for mask in range(1 << len(reach)):
-                found = [one for place, one in enumerate(reach) if mask >> place & 1]
-                if any(one.node_id == master for one in found) and fits(case.group.spec, found):
-                    largest = max(largest, sum(one.slots for one in found))
-        if isinstance(answer, Shortfall):
-            assert largest == 0, case
-            continue
-        assert answer.world_size == largest, case
-        assert fits(case.group.spec, answer.nodes), case
-        assert not any((one.node_id, answer.master) in pairs for one in answer.nodes)
 
 
 def test_a_master_is_taken_where_the_best_set_cannot_be_found_for_certain() -> None:

@@ -5,7 +5,7 @@ import pytest
 from hetrdzv.protocol.codec import Malformed, validate
 from hetrdzv.protocol.requests import MAX_CHARACTERS, MAX_WORDS, JoinRequest, SpecFields, daemon_refusal
 from hetrdzv.protocol.settings import DEFAULTS, SETTINGS
-from hetrdzv.protocol.texts.ids import MAX_ID_LENGTH, checked_id, is_id
+from hetrdzv.protocol.texts.ids import MAX_ID_LENGTH, checked_id, is_id, is_loopback
 
 
 @pytest.mark.parametrize("value", ["a", "0", "_", "-", "gpu2.rack-1", ".a", "a.", "..a", "x" * MAX_ID_LENGTH])
@@ -24,6 +24,19 @@ def test_invalid_ids(value: str) -> None:
         checked_id(value)
     with pytest.raises(Malformed, match="incarnation"):
         validate(JoinRequest, JoinRequest(incarnation=value, slots=1, address="x", port=1))
+
+
+@pytest.mark.parametrize(
+    ("addresses", "loopback"),
+    [
+        ("127.0.0.1 127.9.9.9 ::1 0:0:0:0:0:0:0:1 0000:0000:0000:0000:0000:0000:0000:0001 ::0001", True),
+        ("localhost a.localhost", True),
+        ("128.0.0.1 10.127.0.1 1270.0.0.1 fe80::1 fe80::1%eth0 :: ::2", False),
+        ("gpu1 localhosts 127.0.0.1.example.org", False),
+    ],
+)
+def test_which_addresses_are_loopback(addresses: str, loopback: bool) -> None:
+    assert [address for address in addresses.split() if is_loopback(address) is not loopback] == []
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,11 @@
 """Who keeps copies for whom of the parts of a sharded snapshot."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from hetrdzv.core.commands import Drain
-from hetrdzv.core.model import Node
 from hetrdzv.core.snapshots import safe_snapshot
 from hetrdzv.core.snapshots.copies import _keepers as keepers
 from hetrdzv.core.snapshots.copies import copy_for
@@ -71,40 +69,6 @@ def test_a_keeper_is_told_what_it_lacks_once_it_is_there() -> None:
     assert copy.source.ranks == (RankPart(rank=0, digest="d0"),)
     declare(job, "b", 0, 1)
     assert copy_for(job.group, job.node("b")) is None
-
-
-class Watched(dict[str, Node]):
-    """Nodes, and which of them somebody looks at."""
-
-    def __init__(self, nodes: Mapping[str, Node]) -> None:
-        super().__init__(nodes)
-        self.seen: set[str] = set()
-
-    def __getitem__(self, node_id: str) -> Node:
-        self.seen.add(node_id)
-        return super().__getitem__(node_id)
-
-    def get(self, node_id: str, default: Any = None) -> Any:
-        self.seen.add(node_id)
-        return super().get(node_id, default)
-
-    def values(self) -> Any:
-        self.seen |= self.keys()
-        return super().values()
-
-
-def test_after_each_step_only_those_are_looked_at_whose_keeper_a_node_is() -> None:
-    """All members ask then, and each declaration makes another group: looking at all would be quadratic."""
-    names = "abcdefgh"
-    job = begun(*names, min_nodes=8, max_nodes=8)
-    for step in (8, 16):
-        for rank, name in enumerate(names):
-            declare(job, name, rank, step=step)
-        nodes = Watched(job.group.nodes)
-        copy = copy_for(replace(job.group, nodes=nodes), job.node("d"))
-        assert copy is not None
-        assert copy.source.node_id == "c"
-    assert nodes.seen == {"c"}, "the second time"
 
 
 def test_what_a_round_began_from_is_copied_where_it_lives_once() -> None:

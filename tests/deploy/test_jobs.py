@@ -112,22 +112,3 @@ def test_a_pod_that_is_replaced_after_the_end_ends_as_the_job_did(tmp_path: Path
         assert not any(ready(job))
         group = job.ask("GET", "/../digits").json()
         assert (group["state"], group["job"]) == ("succeeded", 1)
-
-
-def test_a_drained_index_comes_back_after_undrain_or_ends_with_the_job(tmp_path: Path) -> None:
-    with cluster(tmp_path) as job:
-        kept, drained, other = (start(job, index) for index in range(3))
-        number = job.world(3)
-        job.post("../digits/nodes/agents-large-1/drain")
-        assert ends(drained) == (statuses.DRAINED, "Ignore"), drained.stderr
-        number = job.world(2, round_above=number)
-        assert ends(start(job, 1)) == (statuses.DRAINED, "Ignore"), "another try, after a while"
-        job.post("../digits/nodes/agents-large-1/undrain")
-        back = start(job, 1)
-        number = job.world(3, round_above=number)
-        job.post("../digits/nodes/agents-large-2/drain")
-        assert ends(other) == (statuses.DRAINED, "Ignore"), other.stderr
-        job.world(2, round_above=number)
-        job.finish()
-        assert [ends(pod) for pod in (kept, back)] == [(0, None)] * 2, job.report()
-        assert ends(start(job, 2)) == (0, None), "or its Job would never be complete"

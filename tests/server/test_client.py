@@ -407,24 +407,20 @@ def test_a_port_that_was_left_out_is_named(given: str, hint: str) -> None:
     assert str(stranger).endswith(f"is not a hetserver (HTTP 404, text/html): check --server{hint}")
 
 
-async def test_a_program_that_does_not_speak_http_answers(net: Net) -> None:
-    fake = await net.serve(b"220 mail ESMTP\r\n\r\n")
-    with pytest.raises(NotHetserver, match="no HTTP"):
-        await (await net.client(fake.url)).group("g")
-
-
 @pytest.mark.parametrize(
-    ("version", "older"),
+    ("reply", "error", "says"),
     [
-        (str(API_VERSION + 1), "this client is older"),
-        (str(API_VERSION - 1), "the server is older"),
-        ("9" * 5_000, "this client is older"),
+        (b"220 mail ESMTP\r\n\r\n", NotHetserver, "no HTTP"),
+        (answer(400, {}, Het_Api_Version=str(API_VERSION + 1)), VersionMismatch, "this client is older"),
+        (answer(400, {}, Het_Api_Version=str(API_VERSION - 1)), VersionMismatch, "the server is older"),
+        (answer(400, {}, Het_Api_Version="9" * 5_000), VersionMismatch, "this client is older"),
     ],
 )
-async def test_another_major_version_says_who_is_older(net: Net, version: str, older: str) -> None:
-    fake = await net.serve(answer(400, {}, Het_Api_Version=version))
-    with pytest.raises(VersionMismatch, match=older):
-        await (await net.client(fake.url)).group("g")
+async def test_a_program_that_speaks_something_else_is_named(
+    net: Net, reply: bytes, error: type[HetError], says: str
+) -> None:
+    with pytest.raises(error, match=says):
+        await (await net.client((await net.serve(reply)).url)).group("g")
 
 
 # -- several servers -----------------------------------------------------------------------------------

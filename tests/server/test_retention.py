@@ -1,4 +1,4 @@
-"""Which groups a server forgets, and when."""
+"""Which groups a server forgets, and when; how many groups and nodes there may be."""
 
 import asyncio
 from contextlib import suppress
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from hetrdzv.core.commands import Cancel, Command, Leave, Put, Restart, Tick
+from hetrdzv.core.commands import Cancel, Command, Drain, Leave, Put, Restart, Tick, Undrain
 from hetrdzv.protocol.errors import Refused, StorageError
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.service.retention import Limits
@@ -147,3 +147,41 @@ async def test_a_group_is_not_forgotten_while_nobody_knows_what_is_stored() -> N
                 await asyncio.sleep(0.01)
         await settled()
         assert service.group("g").job == 2
+
+
+# -- how many ----------------------------------------------------------------------------------------------
+
+
+async def test_groups_are_counted_whoever_makes_them() -> None:
+    async with serving(limits=Limits(max_groups=3)) as (service, _):
+        made = await asyncio.gather(
+            *(service.execute(f"g{n}", Put({}) if n % 2 else join("a")) for n in range(5)),
+            return_exceptions=True,
+        )
+        assert [type(one).__name__ for one in made] == ["Group"] * 3 + ["Refused"] * 2
+        with pytest.raises(Refused, match=r"keeps 3 groups .*hetctl delete.*--keep-finished"):
+            await service.execute("more", join("a"))
+        await service.execute("g0", join("b"))
+        await service.execute("g1", Cancel())
+        await service.delete("g1")
+        await service.execute("more", Put({}))
+
+
+async def test_nodes_are_counted_while_they_live() -> None:
+    async with serving(limits=Limits(max_nodes_per_group=2)) as (service, _):
+        await service.execute("g", join("a", min_nodes=9))
+        await service.execute("g", join("b"))
+        with pytest.raises(Refused, match=r"group 'g' may have 2 nodes .*another group"):
+            await service.execute("g", join("c"))
+        await service.execute("g", join("a"))  # said twice
+        await service.execute("other", join("c"))
+        await service.execute("g", Leave(node_id="a", incarnation="1"))
+        await service.execute("g", join("c"))
+        with pytest.raises(Refused):
+            await service.execute("g", join("a", "2"))
+        for node_id in ("b", "c", "b"):
+            await service.execute("g", Drain(node_id))
+        with pytest.raises(Refused):
+            await service.execute("g", Drain("a"))
+        await service.execute("g", Undrain("b"))
+        await service.execute("g", Drain("a"))

@@ -80,26 +80,15 @@ async def test_nothing_is_seen_before_it_is_committed() -> None:
         assert service.group("g").nodes.keys() == {"a"}
 
 
-async def test_what_many_say_in_one_turn_is_settled_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    settled_with: list[int] = []
-    real = service_module.step
-
-    def step(group: Any, command: Any, now: float, lapsed: Any, **more: Any) -> Any:
-        if more.get("settles", True):
-            settled_with.append(len(group.nodes))
-        return real(group, command, now, lapsed, **more)
-
-    monkeypatch.setattr(service_module, "step", step)
+async def test_what_many_say_in_one_turn_is_settled_and_committed_once() -> None:
     async with serving() as (service, store):
         many = [join(f"n{i}", min_nodes=50, max_nodes=50) for i in range(50)]
         await asyncio.gather(*(service.execute("g", one) for one in many))
-        assert settled_with == [50]
         assert len(store.commits) == 1
         group = service.group("g")
         assert (group.state, group.last_round) == (GroupState.STARTING, 1)
         kinds = [stored.reason.code for stored in service.history("g")[0]]
-        assert kinds[:50] == ["node_joined"] * 50
-        assert kinds[50] == "round_formed"
+        assert kinds[:51] == [*["node_joined"] * 50, "round_formed"]
 
 
 async def test_whoever_acts_on_a_group_finds_it_settled() -> None:

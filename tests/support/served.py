@@ -107,6 +107,24 @@ async def api(service: Service, token: str | None = None, **access: Any) -> Asyn
         yield client
 
 
+async def ask_raw(app: Any, path: str, messages: list[Any], method: str = "PUT") -> list[Any]:
+    """Put the messages as the body of a request, which then waits; returns the messages of the reply."""
+
+    async def receive() -> Any:
+        return messages.pop(0) if messages else await asyncio.get_running_loop().create_future()
+
+    replies: list[Any] = []
+
+    async def send(message: Any) -> None:
+        replies.append(message)
+
+    names = {"host": "localhost", "content-length": "900", "content-type": "application/json"}
+    headers = [(name.encode(), value.encode()) for name, value in names.items()]
+    scope = {"type": "http", "method": method, "path": path, "raw_path": path.encode(), "query_string": b""}
+    await app(scope | {"headers": headers}, receive, send)
+    return replies
+
+
 async def polled(client: httpx.AsyncClient, node_id: str, after: str | None = None) -> dict[str, Any]:
     """What a node of group g is told, once it is not what `after` names."""
     query = {"incarnation": "1"} | ({} if after is None else {"after": after, "wait": "60"})

@@ -23,13 +23,6 @@ def test_it_is_a_fastapi_whose_routes_are_typed_and_say_who_may_use_them() -> No
         assert role_of(route) is not None, route.path
 
 
-def test_the_routes_of_agents_come_first() -> None:
-    paths = [route.path for route in routes().values()]
-    others = next(number for number, path in enumerate(paths) if "{node_id}" not in path)
-    assert all("{node_id}" in path for path in paths[:others])
-    assert "/v1/groups/{group_id}/nodes/{node_id}/directive" in paths[:others]
-
-
 def test_what_clients_ask_is_what_the_application_answers() -> None:
     asked = [route for route in (*vars(clients.Routes).values(), clients.POLL) if isinstance(route, Route)]
     assert len(asked) > 20

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any
 
 import httpx
 import pytest
@@ -16,7 +15,7 @@ from hetrdzv.protocol.errors import HetError, NoLeader, NotLeader, ServerStoppin
 from hetrdzv.protocol.pages import ReadyReply
 from hetrdzv.service.service import Service
 from hetrdzv.storage.base import NothingWritten
-from tests.support.served import FaultyStore, api, serving, settled, two_nodes
+from tests.support.served import FaultyStore, api, ask_raw, serving, settled, two_nodes
 
 LEADER = "http://leader:29400"
 POLL = "/v1/groups/g/nodes/a/directive?incarnation=1&wait=30"
@@ -155,29 +154,14 @@ async def test_an_open_poll_of_a_deposed_leader_is_refused_at_once() -> None:
 
 async def test_a_request_that_a_deposed_and_stopping_server_gives_up_is_answered() -> None:
     """uvicorn cancels what is still running after its grace period."""
-    sent: list[dict[str, Any]] = []
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    async def receive() -> Any:
-        await asyncio.Event().wait()
-
-    scope = {
-        "type": "http",
-        "method": "DELETE",
-        "path": "/v1/groups/g",
-        "query_string": b"",
-        "headers": [(b"host", b"localhost")],
-    }
     async with serving() as (service, store):
         fake = FakeReplica(service)
         await service.execute("g", Put({}))
         store.open.clear()
-        asking = asyncio.ensure_future(create_app(fake)(scope, receive, send))
+        asking = asyncio.ensure_future(ask_raw(create_app(fake), "/v1/groups/g", [], "DELETE"))
         await settled()
         fake.deposed = True
         asking.cancel()
-        await asyncio.wait({asking})
+        sent = await asking
         assert [message.get("status") for message in sent] == [503, None]
         assert b"server_stopping" in sent[1]["body"]

@@ -1,6 +1,5 @@
 """What the API refuses, and its error messages; no sockets."""
 
-import asyncio
 import json
 import logging
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 from hetrdzv.api import middleware
 from hetrdzv.api.app import create_app
 from hetrdzv.protocol.bounds import MAX_BODY_BYTES
-from tests.support.served import api, serving, two_nodes
+from tests.support.served import api, ask_raw, serving, two_nodes
 
 JOIN = {"incarnation": "i", "slots": 1, "address": "10.0.0.1", "port": 4000}
 NODE = "/v1/groups/g/nodes/n"
@@ -236,7 +235,7 @@ async def test_a_body_that_ends_with_its_connection_is_not_taken_for_whole() -> 
     async with serving() as (service, _):
         whole = json.dumps(JOIN).encode()
         messages = [{"type": "http.request", "body": whole, "more_body": True}, {"type": "http.disconnect"}]
-        assert await ask_raw(service, messages) == []
+        assert await ask_raw(create_app(service), NODE, messages) == []
         assert list(service.groups()) == []
 
 
@@ -244,32 +243,9 @@ async def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.M
     monkeypatch.setattr(middleware, "ARRIVAL_S", 0.05)
     async with serving() as (service, _):
         for begun in ([], [{"type": "http.request", "body": b"{", "more_body": True}]):
-            start, body = await ask_raw(service, begun)
+            start, body = await ask_raw(create_app(service), NODE, begun)
             assert (start["status"], json.loads(body["body"])["code"]) == (408, "request_too_slow")
             assert (b"connection", b"close") in start["headers"]
-
-
-async def ask_raw(service: Any, messages: list[dict[str, Any]]) -> list[Any]:
-    """Put the messages as the body of a join; returns the messages of the reply."""
-
-    async def receive() -> dict[str, Any]:
-        return messages.pop(0) if messages else await asyncio.get_running_loop().create_future()
-
-    replies: list[Any] = []
-
-    async def send(message: Any) -> None:
-        replies.append(message)
-
-    scope = {
-        "type": "http",
-        "method": "PUT",
-        "path": NODE,
-        "raw_path": NODE.encode(),
-        "query_string": b"",
-        "headers": [(b"content-length", b"900"), (b"content-type", b"application/json")],
-    }
-    await create_app(service)(scope, receive, send)
-    return replies
 
 
 # -- the server's own failures -----------------------------------------------------------------------------

@@ -4,19 +4,17 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from tests.agent.workers.test_store import start
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from hetagent.node.network import AdvertisedAddress, hold_port
-from hetagent.session.requests import Report
 from hetagent.torchrun.conf import parse_conf
 from hetagent.torchrun.connection import Connection
 from hetagent.torchrun.handler import TorchrunHandler
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.reasons.reason import Reason
-from hetrdzv.protocol.requests import ReportRequest
 from hetrdzv.protocol.states import DirectiveKind
 
 FOR = Reason(code="?", message="for a reason")
@@ -49,11 +47,6 @@ class ScriptedLine:
     def take_directives(self) -> list[Directive]:
         taken, self.news = self.news, []
         return taken
-
-    def send(self, report: Report[Any], since: float | None = None) -> None:
-        """Record a report."""
-        made = cast("ReportRequest", report.body(incarnation="i", age_s=0.0))
-        self.said.append((made.kind, made.round, made.failure))
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         return lambda *words: self.said.append((name, *words))

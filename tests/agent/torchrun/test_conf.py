@@ -67,8 +67,7 @@ def test_nonsense_is_refused(how: dict[str, str], told: str) -> None:
 
 def test_the_address_may_come_from_torchrun() -> None:
     assert parse_conf(params(local_addr="10.0.0.1")).local_addr == "10.0.0.1"
-    assert parse_conf(RendezvousParameters("hetrdzv", "h", "job", 1, 1, "10.0.0.1")).local_addr == "10.0.0.1"
-    both = RendezvousParameters("hetrdzv", "h", "job", 1, 1, "10.0.0.1")
+    both = params(local_addr="10.0.0.1")
     both.config["local_addr"] = "10.0.0.2"
     with pytest.raises(ConfError, match="contradict each other"):
         parse_conf(both)

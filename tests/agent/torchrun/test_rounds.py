@@ -35,12 +35,6 @@ from hetagent.torchrun.store import RoundOverError
 from hetagent.workers import store as stores
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Hetserver]:
-    with Hetserver() as server:
-        yield server
-
-
 class Job:
     """Nodes of one group, each a handler in this process."""
 

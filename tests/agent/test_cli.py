@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any, cast
 
 import psutil
 import pytest
-from tests.support.cluster import NO_STANDBYS
+from tests.support.cluster import NO_STANDBYS, wait_for
 from tests.support.servers import ROOT, Hetserver
 
 from hetagent import statuses
@@ -33,7 +32,6 @@ from hetagent.node.gpu.discovery import Gpu
 from hetagent.node.processes import proctree as processes
 from hetagent.node.processes.identity import Identity
 from hetagent.options.model import Options
-from hetagent.workers.logs import RoundLogsSpecs
 
 RUNNER = str(ROOT / "agent/hetagent/worker/runner.py")
 
@@ -78,11 +76,8 @@ def test_torchruns_auto_without_gpus_means_cpus(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(devices, "choose_devices", none)
     assert choose_devices_and_slots(options("--nproc-per-node", "auto")) == (None, os.cpu_count())
-    for argv in (["--nproc-per-node", "gpu"], ["--nproc-per-node", "auto", "--device", "cuda"]):
-        with pytest.raises(UsageError) as caught:
-            choose_devices_and_slots(options(*argv))
-        advice = "pass --nproc-per-node N --device cpu to start N CPU workers"
-        assert str(caught.value) == f"--nproc-per-node {argv[1]}: no GPU here (no driver): {advice}"
+    with pytest.raises(UsageError, match="--nproc-per-node auto: no GPU here"):
+        choose_devices_and_slots(options("--nproc-per-node", "auto", "--device", "cuda"))
 
 
 def test_a_number_of_workers_that_no_node_has(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,29 +105,9 @@ def test_an_offer_that_no_server_would_take_is_refused_at_once() -> None:
         assembly._offer(context(found), 0.0)
 
 
-# -- streams -------------------------------------------------------------------------------------------------
-
-
-def test_where_output_goes(tmp_path: Path) -> None:
-    found = options(
-        "--log-dir", str(tmp_path / "logs"), "-r", "0:1,1:3", "-t", "2", "--local-ranks-filter", "0,2"
-    )
-    specs = assembly._logs_specs(found)
-    assert isinstance(specs, RoundLogsSpecs)
-    assert (specs._redirects, specs._tee) == ({0: 1, 1: 3}, 2)
-    assert (specs.root_log_dir, specs._local_ranks_filter) == (str(tmp_path / "logs"), {0, 2})
-
-
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["--log-dir", "/dev/null/x"], "--log-dir /dev/null/x: Not a directory"),
-        (["--logs-specs", "mine"], "--logs-specs: Could not find entrypoint .*mine"),
-    ],
-)
-def test_output_that_cannot_be_written(argv: list[str], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        assembly._logs_specs(options(*argv))
+def test_a_folder_for_output_that_cannot_be_made() -> None:
+    with pytest.raises(UsageError, match="--log-dir /dev/null/x: Not a directory"):
+        assembly._logs_specs(options("--log-dir", "/dev/null/x"))
 
 
 # -- commands ------------------------------------------------------------------------------------------------
@@ -164,8 +139,6 @@ def test_commands_of_a_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     for words in ([], ["-m"], ["--no-python"]):
         with pytest.raises(CommandError, match="names no script"):
             parse_group_command(words)
-    with pytest.raises(CommandError, match=r"script 'nowhere.py' does not exist \(looked from "):
-        parse_group_command(["nowhere.py"])
 
 
 def test_exit_statuses_are_seen_when_the_launcher_ignores_sigchld(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,18 +279,10 @@ WORKER = ("--no-python", "sh", "-c", "echo $$$$ > worker; while [ ! -e stop ]; d
 STANDALONE = ("--standalone", "--gpus", "1", "--device", "cpu", "--stop-timeout-s", "2")
 
 
-def soon(what: Callable[[], Any], named: str = "") -> Any:
-    until = time.monotonic() + 90
-    while time.monotonic() < until:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if found := what():
-                return found
-        time.sleep(0.02)
-    raise AssertionError(f"{named} not within 90 s")
-
-
 def worker_of(folder: Path) -> psutil.Process:
-    return psutil.Process(int(soon(lambda: (folder / "worker").exists() and (folder / "worker").read_text())))
+    return psutil.Process(
+        int(wait_for(lambda: (folder / "worker").exists() and (folder / "worker").read_text()))
+    )
 
 
 @pytest.mark.long
@@ -341,7 +306,7 @@ def test_only_the_agent_has_the_token_and_two_standalone_agents_do_not_clash(
     (tmp_path / "stop").touch()
     assert first.wait(30) == 0
     assert secret not in (tmp_path / "err").read_text()
-    soon(lambda: not any(child.is_running() for child in children), "the end of the agent's children")
+    wait_for(lambda: not any(child.is_running() for child in children), "the end of the agent's children")
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
@@ -353,26 +318,17 @@ def test_a_standalone_agent_leaves_nothing_behind(
     children = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signum)
     assert process.wait(30) == (-signum if signum == signal.SIGKILL else 128 + signum)
-    soon(lambda: not any(child.is_running() for child in children), "the end of the agent's children")
+    wait_for(lambda: not any(child.is_running() for child in children), "the end of the agent's children")
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("how", ["pipe", "closed"])
-def test_a_job_goes_on_when_nobody_reads_its_output(hetagent: Start, tmp_path: Path, how: str) -> None:
+def test_a_job_goes_on_when_nobody_reads_its_output(hetagent: Start, tmp_path: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    if how == "pipe":
-        process = hetagent(*STANDALONE, "--tee", "3", *WORKER, stdout=writer, stderr=writer)
-    else:
-        command = " ".join(
-            ("exec", sys.executable, "-m hetagent.cli.main", *STANDALONE, "--no-python true", ">&-", "2>&-")
-        )
-        environment = os.environ | {"PYTHONPATH": f"{ROOT}/rendezvous:{ROOT}/agent"}
-        process = subprocess.Popen(["sh", "-c", command], env=environment, cwd=tmp_path, text=True)
+    process = hetagent(*STANDALONE, "--tee", "3", *WORKER, stdout=writer, stderr=writer)
     os.close(writer)
-    if how == "pipe":
-        worker_of(tmp_path)
-        (tmp_path / "stop").touch()
+    worker_of(tmp_path)
+    (tmp_path / "stop").touch()
     assert process.wait(60) == 0
 
 
@@ -442,15 +398,15 @@ def test_two_agents_on_one_host_need_no_names(hetagent: Start, tmp_path: Path) -
         words = ("--server", server.url, "--nnodes", "2", "--gpus", "1", "--device", "cpu", *script)
         with open(tmp_path / "err1", "w") as err1, open(tmp_path / "err2", "w") as err2:
             first = hetagent(*words, stderr=err1)
-            soon(lambda: f"hetagent[{host}]" in (tmp_path / "err1").read_text(), "the first one's name")
+            wait_for(lambda: f"hetagent[{host}]" in (tmp_path / "err1").read_text(), "the first one's name")
             second = hetagent(*words, stderr=err2)
-            soon(up, "a round of both")
+            wait_for(up, "a round of both")
             second.kill()
             second.wait()
             for file in tmp_path.glob("up*"):
                 file.unlink()
             again = hetagent(*words, stderr=err2)
-            soon(up, "another round of both")
+            wait_for(up, "another round of both")
         (tmp_path / "stop").touch()
         assert (first.wait(30), again.wait(30)) == (0, 0)
     note = f"hetagent[{host}.2]: this host already has an agent of group 'default', so this one is node '{host}.2'"

@@ -98,25 +98,6 @@ def test_what_it_leaves_in_the_background_ends_with_it(tmp_path: Path, how: str,
     assert not is_alive(int((tmp_path / "pid").read_text()))
 
 
-def unwanted(mine: NodeCheck, once: Callable[[], object]) -> HealthResult:
-    """The verdict of a check that is no longer wanted once something has happened."""
-    cancelled = threading.Event()
-    found: list[HealthResult] = []
-    thread = threading.Thread(target=lambda: found.append(mine.run(cancelled)))
-    thread.start()
-    soon(once)
-    cancelled.set()
-    thread.join(20)
-    return found[0]
-
-
-def test_one_that_is_no_longer_wanted_is_killed_with_all_that_it_has_started(tmp_path: Path) -> None:
-    command = f"cd {tmp_path}; setsid sleep 300 & echo $! > far; sleep 300 & echo $! > near; wait"
-    files = [tmp_path / "far", tmp_path / "near"]
-    unwanted(NodeCheck(command, MINE), lambda: all(one.exists() and one.read_text() for one in files))
-    assert not any(is_alive(int(one.read_text())) for one in files)
-
-
 def test_while_one_hangs_in_the_kernel_no_other_is_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,9 +106,14 @@ def test_while_one_hangs_in_the_kernel_no_other_is_started(
     mine = NodeCheck(f"[ -e {tmp_path}/ok ] || exec stat {tmp_path}/dead/file", MINE)
     where = "(state D: hangs in the kernel)"
     with DeadFiles(tmp_path / "dead") as files:
-        found = unwanted(mine, files.asked.is_set)
-        assert found.why.startswith("node check did not end within 60 s and cannot be killed: ")
-        assert found.why.endswith(where)
+        cancelled, found = threading.Event(), list[HealthResult]()
+        thread = threading.Thread(target=lambda: found.append(mine.run(cancelled)))
+        thread.start()
+        soon(files.asked.is_set)
+        cancelled.set()
+        thread.join(20)
+        assert found[0].why.startswith("node check did not end within 60 s and cannot be killed: ")
+        assert found[0].why.endswith(where)
         again = mine.run(NEVER)
         assert again.why.startswith("node check: the last one cannot be killed: ")
         assert again.why.endswith(where)
@@ -150,43 +136,13 @@ def test_the_guardian_ends_a_check_as_well(tmp_path: Path) -> None:
 # -- in a thread ---------------------------------------------------------------------------------------------
 
 
-def verdicts(checks: HealthChecks, count: int) -> list[HealthResult]:
-    found: list[HealthResult] = []
-
-    def enough() -> bool:
-        found.extend(checks.take_results())
-        return len(found) >= count
-
-    soon(enough, f"{count} verdicts")
-    return found
-
-
-def test_verdicts_come_when_they_change(tmp_path: Path) -> None:
-    state = tmp_path / "state"
-    state.write_text("exit 3")
-    mine = NodeCheck(f". {state}", MINE)
-    with contextlib.closing(HealthChecks(repeated=mine.run, again_s=0.01, retry_s=0.01)) as checks:
-        checks.run()
-        assert verdicts(checks, 1) == [HealthResult("node check failed (exit status 3)")]
-        state.write_text("exit 4")
-        assert verdicts(checks, 1) == [HealthResult("node check failed (exit status 4)")]
-        state.write_text("exit 0")
-        assert verdicts(checks, 1) == [HEALTHY]
-        state.write_text("exit 5")
-        soon(lambda: checks._results)
-        checks.cancel()
-        assert checks.take_results() == [], "a round has begun"
-        checks.run()
-        assert verdicts(checks, 1) == [HealthResult("node check failed (exit status 5)")]
-
-
 def test_a_mistake_of_ours_is_said() -> None:
     def fail(cancelled: threading.Event) -> HealthResult:
         raise LookupError("x")
 
     with contextlib.closing(HealthChecks([fail], NodeCheck("exit 3", MINE).run)) as checks:
         checks.run()
-        [found] = verdicts(checks, 1)
+        [found] = soon(checks.take_results, "a verdict")
     assert found.fatal
     assert found.why == "checking whether it is ready failed, which is a bug: LookupError: x"
 

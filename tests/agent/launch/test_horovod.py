@@ -12,6 +12,7 @@ from hetagent.errors import CommandError
 from hetagent.launch.base import Assignment, LaunchOptions
 from hetagent.launch.command import WorkerCommand
 from hetagent.launch.horovod import Horovod, rank_environ
+from hetagent.launch.node.program import PerNode
 from hetagent.node import network
 from hetrdzv.protocol.directive import Member, Start
 
@@ -114,12 +115,12 @@ def test_a_worker_is_told_to_meet_over_gloo_at_the_masters_script_port(
 
 
 def test_only_the_master_gives_its_script_port_away(launch: Horovod) -> None:
-    for node, given in (("a", True), ("b", False)):
+    for node, given, one in (("a", True, launch), ("b", False, launch), ("a", True, PerNode(COMMAND))):
         part = assignment(node, 2, 1)
         with network.hold_port("127.0.0.1", None) as held:
             part.script_port = held
-            assert launch.begin(part) == COMMAND
-            launch.end()
+            assert one.begin(part) == COMMAND
+            one.end()
             assert (part.script_port is None) is given
             assert (held.fileno() == -1) is given
 

@@ -15,7 +15,6 @@ from hetagent.launch.gpu import PerGpu, visible_devices_per_worker
 from hetagent.launch.kinds import make_launch
 from hetagent.launch.node import placeholders
 from hetagent.launch.node.program import InitFile, PerNode
-from hetagent.node import network
 
 
 def assignment(node: str = "b", **changes: Any) -> Assignment:
@@ -128,15 +127,6 @@ def test_the_nodes_process_gets_no_ranks_and_the_scripts_own_port(monkeypatch: p
     assert PerGpu(command("x")).environ(assignment(), 0) == {}
     monkeypatch.setenv("TORCH_DIST_USE_NCCL2", "1")
     assert "TORCH_DIST_USE_NCCL2" not in PerNode(command("x")).environ(assignment(), 0)
-
-
-def test_the_master_gives_its_scripts_port_free_and_no_other_node_does() -> None:
-    for node in "ab":
-        part = assignment(node)
-        with network.hold_port("127.0.0.1", None) as held:
-            part.script_port = held
-            PerNode(command("x")).begin(part)
-            assert ((part.script_port is None), (held.fileno() == -1)) == (part.is_master, part.is_master)
 
 
 def test_the_groups_command_is_filled_in_and_checked_too() -> None:

@@ -1,17 +1,14 @@
 """Stacks: of workers that cannot show them, without what is ours, and as many as a request takes."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from tests.agent.rig import soon
 from tests.support.fuse import DeadFiles
 
-from hetagent.monitor import stacks, worker_probe
+from hetagent.monitor import stacks
 from hetagent.monitor.round_watch import RoundWatch
-from hetagent.monitor.stall_detector import State
 from hetagent.node.processes import proctree
 from hetagent.worker import runner
 
@@ -37,15 +34,6 @@ def test_a_process_that_hangs_in_the_kernel_is_said_to_once_it_has_for_a_while(t
     (stack,) = watch.take_stacks(None, 1.0)
     assert stack.why == "its process has ended"
     watch.close()
-
-
-def test_one_that_is_there_for_a_moment_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    # a shell is, while it starts a child
-    watch = watch_of(os.getpid())
-    monkeypatch.setattr(worker_probe, "process_state", lambda pid: State.BLOCKED)
-    (stack,) = watch.take_stacks(None, 0.5)
-    watch.close()
-    assert stack.why.startswith("it does not run torch's server")
 
 
 def test_dumps_are_shown_without_what_is_ours() -> None:

@@ -4,14 +4,12 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from tests.agent.rig import Make, Rig, soon
-from tests.support.servers import Hetserver
 from torch.distributed.elastic.multiprocessing import Std
 
 from hetagent.monitor.round_watch import PREFIX
@@ -24,21 +22,10 @@ from hetrdzv.protocol.settings import MAX_SLOTS
 from hetrdzv.protocol.stacks import About, Stack, StacksRequest
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Hetserver]:
-    with Hetserver() as made:
-        yield made
-
-
-@pytest.fixture
-def rig(server: Hetserver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+@pytest.fixture(autouse=True)
+def _temporary_files_lie_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
-
-    def make(command: str, **more: Any) -> Rig:
-        return Rig(server.url, tmp_path, command, **more)
-
-    return make
 
 
 SAYS = "printf $((RANK + 17)) > $HET_PROGRESS_FILE; while [ ! -e go ]; do sleep 0.01; done"

@@ -194,22 +194,6 @@ def test_a_guardian_is_small_and_secretive_and_starts_fast(one: Guardian) -> Non
     assert cpu_s < 0.1  # some 0.02; the clock on the wall would count the neighbours' work
 
 
-def test_the_goodbye_is_prepared_a_while_after_there_are_workers(
-    one: Guardian, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = Path(guardian_process.__file__).read_text()
-    sooner = tmp_path / "guardian_process.py"
-    sooner.write_text(source.replace("PREPARE_AFTER_S = 5.0", "PREPARE_AFTER_S = 0.1"))
-    assert sooner.read_text() != source
-    monkeypatch.setattr(guardian_process, "__file__", str(sooner))
-    one.dismiss()
-    one.start()
-    maps = Path(f"/proc/{one.pid}/maps")
-    assert "pydantic_core" not in maps.read_text()
-    one.set_sessions([2**30])
-    wait_for(lambda: "pydantic_core" in maps.read_text())
-
-
 def test_its_death_shows_and_another_one_takes_over() -> None:
     one = make_guardian(["http://127.0.0.1:1"])
     one.start()

@@ -75,18 +75,6 @@ def test_towards_a_server_that_does_not_answer_yet() -> None:
         assert network.local_address_towards("http://[::1]:1") == "::1"
 
 
-def test_of_several_addresses_the_one_that_works_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    resolving(monkeypatch, ("240.0.0.1", 1), ("127.0.0.1", 1))
-    assert network.local_address_towards("http://both:1") in ("127.0.0.1", _own_default())
-
-
-def _own_default() -> str:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        if sock.connect_ex(("240.0.0.1", 1)):
-            return ""
-        return str(sock.getsockname()[0])
-
-
 def test_towards_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NetworkError, match=r"cannot resolve 'a{70}\.example' of the server's URL"):
         network.local_address_towards(f"http://{'a' * 70}.example:1")

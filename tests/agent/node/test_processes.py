@@ -146,16 +146,6 @@ def test_kill_all_of_finds_sessions_and_descendants(family: Family) -> None:
     assert alive(family.pids) == []
 
 
-def test_kill_all_of_finds_the_sessions_it_is_told(family: Family) -> None:
-    child = family.start(
-        "start = subprocess.Popen(SLEEP); tell(start.pid)"
-    )  # as if its mark were overwritten
-    child.kill()
-    child.wait()
-    assert processes.kill_all_of("none", [child.pid, os.getsid(0)]) == []
-    assert alive(family.pids) == []
-
-
 def test_kill_all_of_spares_the_callers_session_and_others_in_a_session_that_a_worker_does_not_lead(
     family: Family,
 ) -> None:

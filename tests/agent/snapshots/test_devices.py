@@ -92,13 +92,3 @@ def test_copies_come_after_the_step_and_a_script_finds_its_own_stream_and_device
     assert said == ["copies waits for own", "now copies", "now own", "device 0"]
     own.is_done = True
     assert device.has_ended()
-
-
-def test_a_cpu_is_never_behind() -> None:
-    cpu, into = Devices([torch.zeros(2)]), torch.zeros(2)
-    cpu.wait()
-    cpu.end_step()
-    assert cpu.has_ended()
-    with cpu.copying():
-        cpu.copy(torch.ones(2), into)
-    assert into.tolist() == [1.0, 1.0]

@@ -3,7 +3,7 @@
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
@@ -11,6 +11,7 @@ from typing import Self
 import pytest
 import torch
 import torch.distributed as dist
+from tests.support.cluster import wait_for
 from tests.support.worlds.jobs import NEEDS_FSDP
 from torch import nn
 from torch.distributed.fsdp import fully_shard
@@ -85,14 +86,6 @@ class Trainer:
     def saved(self) -> set[int]:
         """The steps that its folder has."""
         return {stamp.step for stamp, slot in SnapshotFiles(self.folder).slots().items() if slot.indexes()}
-
-
-def wait_for(true: Callable[[], bool]) -> None:
-    """Wait until something holds."""
-    until = time.monotonic() + 30
-    while not true():
-        assert time.monotonic() < until
-        time.sleep(0.001)
 
 
 @contextmanager

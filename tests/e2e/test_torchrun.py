@@ -1,9 +1,7 @@
 """Plain torchrun with `--rdzv-backend=hetrdzv`: torch's own agent, our server, one kind of trouble per test."""
 
 import contextlib
-import gc
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -12,9 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from torch.distributed.elastic.rendezvous import RendezvousParameters
 
-from hetagent.torchrun import create_handler
 from tests.support.cluster import THREE, WORKLOAD, Agent, Cluster, marked, wait_for
 from tests.support.programs.start import COLD
 from tests.support.servers import free_port
@@ -295,20 +291,6 @@ def test_functions_return_their_values(pair: Torchruns, tmp_path: Path) -> None:
     everyone = ["on a", "on a", "on b"]
     assert said[0].count(str([(0, (0, everyone)), (1, (1, everyone))])) == 2, said[0]
     assert said[1].count(str([(2, (2, everyone))])) == 2, said[1]
-
-
-def test_a_handler_that_is_dropped_leaves(pair: Torchruns) -> None:
-    """After a signal torch does not call shutdown(), and a program may go on."""
-    before = dict(os.environ)
-    params = RendezvousParameters("hetrdzv", pair.server.url, "job", 1, 1, node_id="a")
-    handler = create_handler(params)
-    handler.next_rendezvous()
-    wait_for(lambda: [node["state"] for node in pair.group()["nodes"]] == ["running"], "its start")
-    assert os.environ["HET_NODE_ID"] == "a"
-    del handler
-    gc.collect()
-    wait_for(lambda: [node["state"] for node in pair.group()["nodes"]] == ["left"], "a's leave")
-    assert dict(os.environ) == before
 
 
 def test_bad_input_is_told(pair: Torchruns) -> None:

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import click
 import httpx
 import pytest
 from click.testing import CliRunner
@@ -22,11 +23,12 @@ from click.testing import CliRunner
 from hetrdzv.cli import hetctl
 from hetrdzv.cli.hetctl import tables, wait
 from hetrdzv.cli.hetctl.describe import TRACEBACK_LINES, Description, description_view
+from hetrdzv.cli.hetctl.get import groups_view
 from hetrdzv.cli.hetctl.history import rounds_view
 from hetrdzv.client import Client
 from hetrdzv.protocol.failure import Failure
-from hetrdzv.protocol.pages import GroupReply, WorkerReply
-from hetrdzv.protocol.reasons.reason import ReasonCode
+from hetrdzv.protocol.pages import RECENT_S, GroupReply, GroupsReply, GroupSummary, WorkerReply
+from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.requests import JoinRequest, ReportRequest, SpecFields
 from hetrdzv.protocol.rounds import RoundRecord, RoundsReply
 from hetrdzv.protocol.states import ReportKind
@@ -342,6 +344,33 @@ def test_get_groups(ctl: Callable[..., str], job: Job) -> None:
     gone = rows(ctl("get", job.group, "--wide"), "NODE")[3]
     assert gone[:2] == ["gpu0", "left"]
     assert gone[6:] == ["default", "rack=r1", "torch=2.13.0", "SIGTERM"]
+
+
+def test_groups_come_first_that_need_attention() -> None:
+    old = RECENT_S + 1
+    states: dict[str, tuple[str, float | None]] = {
+        "set-aside": ("quarantined", None),
+        "b": ("failed", 5.0),
+        "a": ("failed", 60.0),
+        "waits": ("waiting", None),
+        "runs-3": ("running", None),
+        "runs-12": ("running", None),
+        "done": ("succeeded", 7.0),
+        "newer": ("pondering", None),
+        "old": ("failed", old),
+        "old-too": ("succeeded", old),
+    }
+    why = Reason(code="?", message="")
+    groups = [
+        GroupSummary(group_id=name, state=state, reason=why, ended_s_ago=ended_s_ago)
+        for name, (state, ended_s_ago) in sorted(states.items())
+    ]
+    with click.Context(click.Command("get")):
+        shown = [
+            (line.split() or [""])[0]
+            for line in tables.lines(*groups_view(GroupsReply(groups=tuple(groups))))
+        ]
+    assert [word for word in shown if word in states] == [*states]
 
 
 def test_describe_shows_why_settings_that_differ_rounds_and_events(ctl: Callable[..., str], job: Job) -> None:

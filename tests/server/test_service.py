@@ -22,10 +22,11 @@ from hetrdzv.service import leases as leases_module
 from hetrdzv.service import ledger
 from hetrdzv.service import service as service_module
 from hetrdzv.service.polls.polls import Polls, current_directive
-from hetrdzv.service.polls.watchers import Caller
+from hetrdzv.service.polls.watchers import Caller, Watchers
 from hetrdzv.service.service import Service
 from hetrdzv.storage import records
 from hetrdzv.storage.base import NothingWritten
+from tests.core.driver import running
 from tests.support.served import FaultyStore, HandClock, join, serving, settled, started, two_nodes
 
 WAIT_S = 20.0
@@ -275,6 +276,20 @@ async def test_a_suspect_that_is_heard_again_lets_the_round_form_for_all() -> No
         assert not waiting.done()
         await service.execute("g", Renew("a", "1"))
         assert await told(waiting) == "start"
+
+
+async def test_a_change_of_a_node_concerns_it_and_those_that_have_left() -> None:
+    """Whether one that has left has to go on serving its snapshots depends on the others."""
+    watchers = Watchers()
+    story = running("a", "b", "c")
+    story.leave("b")
+    before = story.group
+    waiting = {name: asyncio.ensure_future(watchers.wait("g", name, 60.0, Caller())) for name in "abc"}
+    await asyncio.sleep(0)
+    watchers.wake_nodes("g", before, before.with_node(replace(before.nodes["a"], slots=2)))
+    await asyncio.sleep(0.01)
+    assert [name for name, poll in waiting.items() if poll.done()] == ["a", "b"]
+    waiting["c"].cancel()
 
 
 # -- groups come and go ------------------------------------------------------------------------------------

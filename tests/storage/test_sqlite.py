@@ -56,14 +56,19 @@ def puts(**values: bytes) -> Batch:
     return Batch(puts=values, deletes=frozenset(), clock=1.0)
 
 
-async def refusal(path: Path | str) -> str:
-    """The error of a server that cannot load this file."""
+async def content(path: Path) -> Snapshot:
+    """What a server loads from this file."""
     store = open_store(f"sqlite:{path}")
     try:
-        with pytest.raises(StorageError) as caught:
-            await store.load()
+        return await store.load()
     finally:
         await store.close()
+
+
+async def refusal(path: Path) -> str:
+    """The error of a server that cannot load this file."""
+    with pytest.raises(StorageError) as caught:
+        await content(path)
     return str(caught.value)
 
 
@@ -80,6 +85,16 @@ def writer(path: Path, *arguments: str) -> subprocess.Popen[str]:
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     return process
+
+
+def commits(process: subprocess.Popen[str], records: int, *, last: bool = False) -> None:
+    """Wait for so many commits; the last ones end by a kill, with all changes in the write-ahead log."""
+    assert process.stdout is not None
+    for _ in range(records):
+        process.stdout.readline()
+    if last:
+        process.kill()
+        process.communicate()
 
 
 # -- where the file is ---------------------------------------------------------------------------------------
@@ -139,9 +154,7 @@ async def test_what_was_acknowledged_survives_kill_9(path: Path) -> None:
         with process:
             rest = process.stdout.read()  # communicate() would miss what readline() has read ahead
         acknowledged = int(rest.split()[-1]) if rest.split() else killed_at
-        store = open_store(f"sqlite:{path}")
-        found = await store.load()
-        await store.close()
+        found = await content(path)
         number = int(found.records["number"])
         assert number in (acknowledged, acknowledged + 1)  # the last may be down and not yet acknowledged
         assert found.clock == number
@@ -211,30 +224,11 @@ async def test_an_older_file_is_read_and_is_one_of_this_version_then(path: Path)
     await filled(path)
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA user_version = 1")
-        assert (await _content(path)).records
+        assert (await content(path)).records
         assert connection.execute("PRAGMA user_version").fetchone() == (VERSION,)
 
 
-async def _content(path: Path) -> Snapshot:
-    store = open_store(f"sqlite:{path}")
-    try:
-        return await store.load()
-    finally:
-        await store.close()
-
-
 # -- files that were taken away or put in place --------------------------------------------------------------
-
-
-async def crashed(path: Path, records: int = 40) -> Path:
-    """A file whose server was killed, with all changes in its write-ahead log; returns that."""
-    process = writer(path)
-    assert process.stdout is not None
-    for _ in range(records):
-        process.stdout.readline()
-    process.kill()
-    process.communicate()
-    return path.with_name(f"{path.name}-wal")
 
 
 def lock_of(path: Path) -> Path:
@@ -243,7 +237,8 @@ def lock_of(path: Path) -> Path:
 
 @pytest.mark.parametrize("damage", ["removed", "cut to half"])
 async def test_a_write_ahead_log_that_lacks_changes_is_refused(damage: str, path: Path) -> None:
-    wal = await crashed(path)
+    wal = path.with_name(f"{path.name}-wal")
+    commits(writer(path), 40, last=True)
     if damage == "removed":
         wal.unlink()
     else:
@@ -257,7 +252,7 @@ async def test_a_write_ahead_log_that_lacks_changes_is_refused(damage: str, path
     assert int((await store.load()).records.get("number", b"0")) < 40
     await store.commit(puts(a=b"1"))
     await store.close()
-    assert (await _content(path)).records["a"] == b"1"
+    assert (await content(path)).records["a"] == b"1"
 
 
 async def test_a_file_that_is_gone_or_an_older_copy_is_refused(path: Path) -> None:
@@ -270,27 +265,22 @@ async def test_a_file_that_is_gone_or_an_older_copy_is_refused(path: Path) -> No
     path.write_bytes(older)
     assert "holds 1 of 2 commits" in await refusal(path)
     path.with_name("kept").rename(path)
-    assert (await _content(path)).records
+    assert (await content(path)).records
 
 
 async def test_a_backup_is_taken_and_restored_as_documented(path: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy.db"
     process = writer(path)
-    assert process.stdout is not None
-    for _ in range(20):
-        process.stdout.readline()
+    commits(process, 20)
     with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(copy)) as target:
         source.backup(target)
-    for _ in range(20):
-        process.stdout.readline()
-    process.kill()
-    process.communicate()
+    commits(process, 20, last=True)
     copy.replace(path)
     for end in ("-wal", "-shm"):
         path.with_name(f"{path.name}{end}").unlink()
     assert "its newest changes are missing" in await refusal(path)
     lock_of(path).unlink()
-    assert 20 <= int((await _content(path)).records["number"]) <= 39
+    assert 20 <= int((await content(path)).records["number"]) <= 39
 
 
 async def test_a_crash_between_a_commit_and_its_note_is_no_reason_to_refuse(path: Path) -> None:
@@ -298,7 +288,7 @@ async def test_a_crash_between_a_commit_and_its_note_is_no_reason_to_refuse(path
     noted = lock_of(path).read_bytes()
     await filled(path)
     lock_of(path).write_bytes(noted)
-    assert (await _content(path)).records
+    assert (await content(path)).records
     assert lock_of(path).read_bytes().split()[1] == b"%020d" % 2
 
 
@@ -350,4 +340,4 @@ async def test_a_full_disk(tmp_path: Path) -> None:
             await store.commit(puts(after=b"1"))
         finally:
             await store.close()
-        assert (await _content(path)).records.keys() == kept | {"after"}
+        assert (await content(path)).records.keys() == kept | {"after"}

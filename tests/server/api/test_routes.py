@@ -109,19 +109,6 @@ async def test_reports_change_the_group_and_are_answered_with_the_directive() ->
         assert group["nodes"][0]["failure"]["message"] == "Traceback: boom"
 
 
-async def test_leave_drain_and_undrain() -> None:
-    async with serving() as (service, _), api(service) as client:
-        await two_nodes(service)
-        drained = (await client.post(f"{NODES}/b/drain")).json()
-        assert (drained["drained"], drained["state"]) == (["b"], "waiting")
-        assert (await client.post(f"{NODES}/b/undrain")).json()["drained"] == []
-        query = {"incarnation": "1", "reason": "SIGTERM"}
-        assert (await client.delete(f"{NODES}/a", params=query)).status_code == 204
-        nodes = {node["node_id"]: node for node in (await client.get("/v1/groups/g")).json()["nodes"]}
-        assert (nodes["a"]["state"], nodes["a"]["reason"]["message"]) == ("left", "SIGTERM")
-        assert (nodes["a"]["reason"]["code"], nodes["a"]["reason"]["quote"]) == ("agent_left", "SIGTERM")
-
-
 async def test_groups_are_made_listed_restarted_and_forgotten() -> None:
     async with serving() as (service, _), api(service) as client:
         made = (await client.put("/v1/groups/g", json={"min_nodes": 2, "command": ["a", "b"]})).json()

@@ -84,27 +84,12 @@ async def test_members_hear_what_is_complete_and_the_next_round_begins_from_it()
         for name in "ab":
             reply = await declare(client, name, holdings(held(8, **both), origin=origin))
         assert reply.json() == {"complete": {"round": 1, "step": 8}}
-        shown = (await client.get(GROUP)).json()["snapshot"]
-        assert shown == {
-            "safe": {"round": 1, "step": 8, "origin": None},
-            "nodes": {"first": ["a", "b"], "more": 0},
-            "on_disk": None,
-        }
+        assert (await client.get(GROUP)).json()["snapshot"]["safe"] == {"round": 1, "step": 8, "origin": None}
         await fail(client, 1, holdings(held(5), origin=origin, reached=7))
         snapshot = (await told(client, "b"))["snapshot"]
-        assert snapshot == {
-            "round": 1,
-            "step": 5,
-            "world_size": 2,
-            "sharded": False,
-            "on_disk": False,
-            "origin": "",
-            "lost": 2,
-            "sources": [
-                {"node_id": name, "address": "10.0.0.1", "port": 7000, "key": KEY, "whole": True, "ranks": []}
-                for name in "ba"
-            ],
-        }
+        assert (snapshot["round"], snapshot["step"], snapshot["lost"]) == (1, 5, 2)
+        source = {"address": "10.0.0.1", "port": 7000, "key": KEY, "whole": True, "ranks": []}
+        assert snapshot["sources"] == [{"node_id": name, **source} for name in "ba"]
 
 
 async def test_a_deleted_group_leaves_nothing_behind() -> None:
@@ -138,16 +123,8 @@ async def test_people_see_what_there_is_and_choose() -> None:
         assert reply["next"] == {"round": 1, "step": 16, "origin": None}
         shown = [(one["stamp"]["step"], one["lack"]) for one in reply["snapshots"]]
         assert shown == [(24, "no node has all that its ranks have alike"), (16, ""), (8, "")]
-        assert reply["snapshots"][1] == {
-            "stamp": {"round": 1, "step": 16, "origin": None},
-            "world_size": 2,
-            "sharded": False,
-            "lack": "",
-            "nodes": {"first": ["a", "b"], "more": 0},
-            "size": 3_000_000_000,
-            "on_disk": False,
-            "undone": False,
-        }
+        newest = reply["snapshots"][1]
+        assert (newest["nodes"], newest["size"]) == ({"first": ["a", "b"], "more": 0}, 3_000_000_000)
         refused = await client.post(f"{GROUP}/snapshots", json={"step": 24})
         assert (refused.status_code, refused.json()["code"]) == (404, "not_found")
         reply = (await client.post(f"{GROUP}/snapshots", json={"step": 8})).json()

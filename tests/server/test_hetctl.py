@@ -1,6 +1,5 @@
 """hetctl with a real hetserver: output, errors, exit statuses."""
 
-import asyncio
 import json
 import os
 import pty
@@ -9,11 +8,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import click
 import httpx
@@ -25,13 +25,10 @@ from hetrdzv.cli.hetctl import tables, wait
 from hetrdzv.cli.hetctl.describe import TRACEBACK_LINES, Description, description_view
 from hetrdzv.cli.hetctl.get import groups_view
 from hetrdzv.cli.hetctl.history import rounds_view
-from hetrdzv.client import Client
-from hetrdzv.protocol.failure import Failure
+from hetrdzv.protocol import codec
 from hetrdzv.protocol.pages import RECENT_S, GroupReply, GroupsReply, GroupSummary, WorkerReply
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
-from hetrdzv.protocol.requests import JoinRequest, ReportRequest, SpecFields
 from hetrdzv.protocol.rounds import RoundRecord, RoundsReply
-from hetrdzv.protocol.states import ReportKind
 from tests.support.servers import ROOT, Hetserver
 
 LONG = "node003.rack12.cluster.example.com"
@@ -72,34 +69,40 @@ class Job:
 
     def __init__(self, url: str, group: str, **spec: Any) -> None:
         self.url, self.group = url, group
-        self.ask(lambda client: client.put(group, SpecFields(last_call_s=0, lease_s=600, **spec)))
+        self.ask("PUT", "", {"last_call_s": 0, "lease_s": 600, **spec})
 
-    def ask(self, call: Callable[[Client], Coroutine[Any, Any, Any]]) -> Any:
-        async def asked() -> Any:
-            async with Client([self.url]) as client:
-                return await call(client)
+    def ask(self, method: str, path: str, body: Any = None) -> Any:
+        url = f"{self.url}/v1/groups/{self.group}{path}"
+        reply = httpx.request(method, url, json=body, trust_env=False, timeout=30).raise_for_status()
+        return reply.json() if reply.content else None
 
-        return asyncio.run(asked())
+    def join(self, node: str, slots: int, address: str, **more: Any) -> Any:
+        offer = {"incarnation": f"{node}-1", "slots": slots, "address": address, "port": 40_001}
+        return self.ask("PUT", f"/nodes/{node}", offer | more)
 
-    def join(self, node: str, slots: int, address: str, **more: Any) -> None:
-        request = JoinRequest(incarnation=f"{node}-1", slots=slots, address=address, port=40_001, **more)
-        self.ask(lambda client: client.join(self.group, node, request))
-
-    def report(self, node: str, kind: ReportKind, number: int = 1, **more: Any) -> None:
-        request = ReportRequest(incarnation=f"{node}-1", round=number, kind=kind, **more)
-        self.ask(lambda client: client.report(self.group, node, request))
+    def report(self, node: str, kind: str, number: int = 1, **more: Any) -> None:
+        report = {"incarnation": f"{node}-1", "round": number, "kind": kind}
+        self.ask("POST", f"/nodes/{node}/report", report | more)
 
     def leave(self, node: str, reason: str) -> None:
-        self.ask(lambda client: client.leave(self.group, node, incarnation=f"{node}-1", reason=reason))
+        self.ask("DELETE", f"/nodes/{node}?incarnation={node}-1&reason={quote(reason)}")
 
     def until(self, state: str) -> GroupReply:
         for _ in range(200):
-            found = self.ask(lambda client: client.group(self.group))
-            assert isinstance(found, GroupReply)
-            if found.state == state:
-                return found
+            found = self.ask("GET", "")
+            if found["state"] == state:
+                return codec.read(GroupReply, json.dumps(found), unknown="ignore")
             time.sleep(0.02)
-        raise AssertionError(f"the group is {found.state}: {found.why}")
+        raise AssertionError(f"the group is {found['state']}: {found['reason']}")
+
+    def polls(self, node: str, wait_s: float) -> Any:
+        """Poll as an agent does whose workers have made some progress, until it is asked something."""
+        known = self.ask("GET", f"/nodes/{node}/directive?incarnation={node}-1")["version"]
+        body = {"incarnation": f"{node}-1", "wait_s": wait_s, "after": known}
+        workers = [{"rank": 3 if node == "gpu1" else 9}]
+        return self.ask(
+            "POST", f"/nodes/{node}/directive", body | {"progress": {"round": 1, "workers": workers}}
+        )
 
     def run(self) -> None:
         """Two members with 8 and 4 slots run; a spare waits."""
@@ -108,19 +111,16 @@ class Job:
         self.until("starting")
         self.join("spare1", 2, "10.0.0.14")
         for node in ("gpu1", LONG):
-            self.report(node, ReportKind.STARTED)
+            self.report(node, "started")
         self.until("running")
 
     def fail(self) -> None:
         """A worker of gpu1 fails, with no restart left."""
         message = f"{TRACEBACK}\x1b[31mRuntimeError\x1b[0m: [bold]out[/bold] of memory\x1b]0;evil\x07\n"
-        failure = Failure(local_rank=3, rank=3, exit_code=1, message=message)
-        self.report("gpu1", ReportKind.FAILED, failure=failure, age_s=0.1)
-        for node, slots, address in (("gpu1", 8, "10.0.0.11"), (LONG, 4, "192.168.100.103")):
-            request = JoinRequest(
-                incarnation=f"{node}-1", slots=slots, address=address, port=40_001, after_round=1
-            )
-            self.ask(lambda client, n=node, r=request: client.join(self.group, n, r))
+        failure = {"local_rank": 3, "rank": 3, "exit_code": 1, "message": message}
+        self.report("gpu1", "failed", failure=failure, age_s=0.1)
+        self.join("gpu1", 8, "10.0.0.11", after_round=1)
+        self.join(LONG, 4, "192.168.100.103", after_round=1)
         self.until("failed")
 
 
@@ -244,7 +244,7 @@ def test_nothing_is_cut_off_at_any_width(
     ctl: Callable[..., str], job: Job, monkeypatch: pytest.MonkeyPatch, columns: int
 ) -> None:
     job.run()
-    job.ask(lambda client: client.drain(job.group, LONG))
+    job.ask("POST", f"/nodes/{LONG}/drain")
     job.leave("spare1", "its agent got SIGTERM from a scheduler that wanted the machine for something else")
     monkeypatch.setenv("COLUMNS", str(columns))
     text = ctl("get", job.group) + ctl("get")
@@ -299,7 +299,7 @@ def test_a_dry_run_of_create_checks_and_makes_nothing(ctl: Callable[..., str]) -
 
 def test_dry_runs_change_nothing(ctl: Callable[..., str], job: Job) -> None:
     job.run()
-    before = job.ask(lambda client: client.events(job.group)).last
+    before = job.ask("GET", "/events")["last"]
     assert ctl("drain", job.group, "gpu1", "--dry-run").splitlines() == [
         "Workers of gpu1 are stopped for good.",
         f"Workers of {LONG} are stopped and started again.",
@@ -311,14 +311,14 @@ def test_dry_runs_change_nothing(ctl: Callable[..., str], job: Job) -> None:
     said = ctl("restart", job.group, "--dry-run", "--from", "3", status=2)
     assert "--dry-run shows nothing of --from" in said
     assert "has no node 'gpu7'" in ctl("drain", job.group, "gpu7", "--dry-run", status=1)
-    assert job.ask(lambda client: client.events(job.group)).last == before
+    assert job.ask("GET", "/events")["last"] == before
 
 
 def test_what_is_about_to_happen_is_said(ctl: Callable[..., str], server: Hetserver) -> None:
     job = Job(server.url, "noticed", min_nodes=1, max_nodes=1, notice_s=600.0)
     job.join("gpu1", 8, "10.0.0.11", takes_notice=True)
     job.until("starting")
-    job.report("gpu1", ReportKind.STARTED)
+    job.report("gpu1", "started")
     about = (
         "round 1 is about to end (gpu1 is leaving: drained); waiting for gpu1 to save and be ready to stop"
     )
@@ -452,7 +452,7 @@ def test_wait_for_a_group_that_is_not_there_yet_and_then_is_deleted_or_until_ctr
         assert waiting.stderr.readline() == f"hetctl: there is no group '{name}' yet: waiting for it\n"
         doomed = Job(job.url, name)
         time.sleep(4 * wait.EVERY_S)
-        doomed.ask(lambda client: client.delete(name))
+        doomed.ask("DELETE", "")
         assert ended(waiting) == (4, "", f"hetctl: group '{name}' was deleted\n")
     with process("wait", name, "--for", "running") as waiting:
         assert waiting.stderr is not None
@@ -480,32 +480,17 @@ def test_the_dashboard_has_an_address_and_is_opened_where_there_is_a_screen(
 def test_logs_come_from_the_agents(job: Job) -> None:
     job.run()
     for node in ("gpu1", LONG):
-        poll(job, node, wait_s=0.0)
+        job.polls(node, wait_s=0.0)
     with process("logs", job.group, "--rank", "3", "--rank", "9") as running:
         for node, log in (
             ("gpu1", {"rank": 3, "text": "one\n\x1b[31mtwo"}),
             (LONG, {"rank": 9, "why": "no"}),
         ):
-            number = poll(job, node, wait_s=20.0)["logs"]["number"]
+            number = job.polls(node, wait_s=20.0)["logs"]["number"]
             answer = {"incarnation": f"{node}-1", "number": number, "stacks": [log]}
-            of_node(job, "POST", node, "stacks", answer).raise_for_status()
+            job.ask("POST", f"/nodes/{node}/stacks", answer)
         why = f"hetctl: rank 9 ({LONG}): no\n"
         assert ended(running) == (0, "gpu1:3  one\ngpu1:3  two\n", why)
-
-
-def poll(job: Job, node: str, wait_s: float) -> dict[str, Any]:
-    """Polls as an agent does whose workers have made some progress; returns once it is asked something."""
-    workers = [{"rank": 3 if node == "gpu1" else 9}]
-    version = of_node(job, "GET", node, f"directive?incarnation={node}-1").json()["version"]
-    body = {"incarnation": f"{node}-1", "wait_s": wait_s, "progress": {"round": 1, "workers": workers}}
-    found: dict[str, Any] = of_node(job, "POST", node, "directive", body | {"after": version}).json()
-    return found
-
-
-def of_node(job: Job, method: str, node: str, what: str, body: Any = None) -> httpx.Response:
-    url = f"{job.url}/v1/groups/{job.group}/nodes/{node}/{what}"
-    with httpx.Client(trust_env=False, timeout=30) as http:
-        return http.request(method, url, json=body)
 
 
 # -- a process of its own: follow, Ctrl-C, pipes, terminals --------------------------------------------------
@@ -537,9 +522,9 @@ def test_follow_ends_with_the_group(job: Job) -> None:
         assert json.loads(running.stdout.readline())["reason"]["code"] == "group_created"
         job.join("gpu1", 1, "10.0.0.11")
         assert json.loads(running.stdout.readline())["reason"]["nodes"] == ["gpu1"]
-        job.ask(lambda client: client.cancel(job.group))
+        job.ask("POST", "/cancel")
         assert json.loads(running.stdout.readline())["reason"]["code"] == "group_cancelled"
-        job.ask(lambda client: client.delete(job.group))
+        job.ask("DELETE", "")
         gone = f"hetctl: group '{job.group}' was deleted: its history ends here\n"
         assert ended(running) == (0, "", gone)
 
@@ -616,10 +601,8 @@ def test_who_is_not_ready_and_what_differs_is_shown(ctl: Callable[..., str], job
         ("gpu1", "2.13.0", ""),
         ("gpu2", "2.12.1", "node check failed: \x1b[31mXid 79"),
     ):
-        offer = {"incarnation": f"{node}-1", "slots": 1, "address": "10.0.0.1", "port": 1, "not_ready": why}
-        request = JoinRequest(**offer, device={"torch": version})
-        told = job.ask(lambda client, n=node, r=request: client.join(job.group, n, r))
-    assert (told.kind, told.code) == ("wait", "not_ready")
+        told = job.join(node, 1, "10.0.0.1", not_ready=why, device={"torch": version})
+    assert (told["kind"], told["code"]) == ("wait", "not_ready")
     shown = ctl("get", job.group)
     assert re.search(r"^warning +gpu1 has torch 2\.13\.0, gpu2 has 2\.12\.1$", shown, re.MULTILINE)
     assert rows(shown, "NODE")[1][:2] == ["gpu2", "not_ready"]

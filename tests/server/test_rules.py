@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from hetrdzv.dashboard.app import PATHS
+from tests.support.certificates import put_file
 from tests.support.routes import is_open, role_of, routes
 from tests.support.servers import ROOT, Hetserver
 from tests.test_docs import quoted, rows
@@ -215,20 +216,14 @@ def until_status(server: Hetserver, token: str, status: int) -> float:
 
 def test_tokens_change_without_a_restart_and_a_broken_file_changes_nothing() -> None:
     with served("the-first-token-of-all\n") as (server, path):
-
-        def write(text: str) -> None:
-            path.with_suffix(".new").write_text(text)
-            path.with_suffix(".new").chmod(0o600)
-            path.with_suffix(".new").replace(path)
-
         until_status(server, "the-first-token-of-all", 200)
         ask(server, "PUT", "/v1/groups/g", "the-first-token-of-all", {})
-        write("the-first-token-of-all admin\nthe-other-token-of-all admin\n")
+        put_file(path, "the-first-token-of-all admin\nthe-other-token-of-all admin\n")
         assert until_status(server, "the-other-token-of-all", 200) < 3
         assert ask(server, "GET", "/v1/groups", "the-first-token-of-all").status == 200
-        write("the-other-token-of-all admin\n")
+        put_file(path, "the-other-token-of-all admin\n")
         assert until_status(server, "the-first-token-of-all", 401) < 3
-        write("the-other-token-of-all admin\nthe-third-token-of-all admni\n")
+        put_file(path, "the-other-token-of-all admin\nthe-third-token-of-all admni\n")
         server.process.send_signal(1)
         time.sleep(1.5)
         assert ask(server, "GET", "/v1/groups", "the-other-token-of-all").status == 200
@@ -236,7 +231,7 @@ def test_tokens_change_without_a_restart_and_a_broken_file_changes_nothing() -> 
         path.unlink()
         time.sleep(1.5)
         assert ask(server, "GET", "/v1/groups", "the-other-token-of-all").status == 200
-        write("the-third-token-of-all\n")
+        put_file(path, "the-third-token-of-all\n")
         server.process.send_signal(1)
         assert until_status(server, "the-third-token-of-all", 200) < 1
         assert server.stop() == 0

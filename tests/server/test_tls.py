@@ -19,7 +19,7 @@ from hetrdzv.cli import etcd, hetctl, hetserver
 from hetrdzv.client.client import Client
 from hetrdzv.protocol.errors import HetError, Unreachable
 from hetrdzv.protocol.requests import JoinRequest
-from tests.support.certificates import Authority, Tls
+from tests.support.certificates import Authority, Tls, put_file
 from tests.support.cluster import wait_for
 from tests.support.servers import ROOT, Hetserver
 
@@ -189,9 +189,7 @@ def test_a_new_certificate_is_shown_without_a_restart(ours: Authority, tmp_path:
     def put(cert: Path | None, key: Path | None) -> None:
         for source, target in ((cert, live.cert), (key, live.key)):
             if source is not None:
-                target.with_suffix(".new").write_bytes(source.read_bytes())
-                target.with_suffix(".new").chmod(0o600)
-                target.with_suffix(".new").replace(target)
+                put_file(target, source.read_bytes())
 
     def is_shown(cert: Path) -> bool:
         return ssl.PEM_cert_to_DER_cert(cert.read_text()) == ssl.PEM_cert_to_DER_cert(shown(server).decode())

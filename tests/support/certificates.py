@@ -7,6 +7,14 @@ from pathlib import Path
 LOOPBACK = "IP:127.0.0.1,DNS:localhost"
 
 
+def put_file(path: Path, content: str | bytes, mode: int = 0o600) -> Path:
+    """Put another file in a file's place, as those who renew tokens and certificates do."""
+    new = path.with_suffix(".new")
+    new.write_bytes(content.encode() if isinstance(content, str) else content)
+    new.chmod(mode)
+    return new.replace(path)
+
+
 @dataclass(frozen=True, slots=True)
 class Tls:
     """An authority's certificate, and a certificate that it signed with its key."""

@@ -125,6 +125,10 @@ def fact(story: Story, name: str, *args: str) -> str:
             return _words(why_left_out(group, story.node(args[0])))
         case "phase" | "port" | "weight":
             return str(getattr(story.node(args[0]), name))
+        case "shares":  # of a node's start: how many ranks have which weight
+            shares = story.start(args[0]).shares
+            assert shares == story.round.shares
+            return " ".join(f"{ranks}:{weight:g}" for ranks, weight in shares.weights) if shares else "none"
         case "said":  # how often
             return str(len(story.said(args[0])))
     raise ValueError(f"there is no fact '{name}'")

@@ -102,6 +102,13 @@ CASES = {
         restart; join n1 labels={'rack':'3'} weight=2.0; join n2 labels={'rack':'2'}; order = n2 n1; weight n1 = 2.0
         restart; join n1 labels={'rack':'3'}; join n1 labels={'rack':'1'}; join n2 labels={'rack':'2'}
         order = n1 n2""",
+    "the weights of a node are those of its newest join": """
+        running a b; shares a = none; restart; join a weight=2.0; join b; shares a = 1:2 1:1; shares b = 1:2 1:1
+        restart; join a weight=None; join b; shares a = none""",
+    "a weight counts for each slot, and nodes without have 1": """
+        group min_nodes=3 max_nodes=3; join a 2 weight=2.0; join b 3; join c; shares a = 2:2 4:1""",
+    "a node that waits may change its weight, and weight 1 is one": """
+        group min_nodes=2 max_nodes=2; join a weight=4.0; join a weight=1.0; join b; shares a = 2:1""",
     "a group waits for a node that may be master": """
         group min_nodes=2 master='public=yes' join_timeout_s=60; joins n1 n2; wait 20; why = no_allowed_master n1 n2
         until = 40; join n3 labels={'public':'yes'}; why = last_call n1 n2 n3; wait 10; order = n3 n1 n2""",

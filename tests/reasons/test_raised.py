@@ -84,11 +84,9 @@ def test_what_is_no_exception() -> None:
 @pytest.mark.parametrize(
     ("message", "exit_code", "line"),
     [
-        (IN_A_LIBRARY, 1, f"{find_exception(IN_A_LIBRARY).headline} (train.py:7, rank 1 on gpu1)"),  # type: ignore[union-attr]
         (PLAIN, 3, "ValueError: no such label (train.py:4, rank 1 on gpu1)"),
         (f"{PLAIN}giving up", 3, "rank 1 on gpu1 exited with code 3: giving up"),
         (f"{PLAIN}giving up", 1, "ValueError: no such label (train.py:4, rank 1 on gpu1)"),
-        ("", 3, "rank 1 on gpu1 exited with code 3"),
     ],
 )
 def test_a_failure_in_a_line(message: str, exit_code: int, line: str) -> None:

@@ -2,21 +2,26 @@
 
 import asyncio
 import re
+import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import httpx
 import pytest
 
 from hetrdzv.api.app import create_app
+from hetrdzv.auth.token_files import TokenFile
 from hetrdzv.auth.tokens import Grant, Role, Tokens
 from hetrdzv.core.commands import Cancel, NoteStall, Report
 from hetrdzv.core.model import Stall
 from hetrdzv.dashboard.app import FILES
+from hetrdzv.dashboard.sessions import SESSION_S
 from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.stacks import Stack
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.service.progress import queries
 from hetrdzv.service.service import Service
+from tests.support.certificates import put_file
 from tests.support.hangs import behind
 from tests.support.served import join, serving, settled, two_nodes
 
@@ -39,14 +44,17 @@ async def service() -> AsyncIterator[Service]:
         yield running
 
 
-def browser(service: Service, tokens: Tokens | None = None) -> httpx.AsyncClient:
-    transport = httpx.ASGITransport(create_app(service, tokens=tokens))
-    return httpx.AsyncClient(transport=transport, base_url="http://localhost:29400", headers=HTML)
+def browser(service: Service, tokens: Tokens | None = None, *, secure: bool = False) -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(create_app(service, tokens=tokens, secure=secure))
+    url = f"{'https' if secure else 'http'}://localhost:29400"
+    return httpx.AsyncClient(transport=transport, base_url=url, headers=HTML)
 
 
-async def sign_in(client: httpx.AsyncClient, token: str) -> None:
+async def sign_in(client: httpx.AsyncClient, token: str, where: str = "/") -> httpx.Response:
     """Turn a token into a cookie."""
-    assert (await client.post("/sign-in", data={"token": token})).status_code == 303
+    answer = await client.post("/sign-in", data={"token": token, "where": where})
+    assert answer.status_code == 303
+    return answer
 
 
 # -- who sees what -----------------------------------------------------------------------------------------
@@ -278,3 +286,113 @@ async def test_who_lost_the_leadership_shows_nothing(service: Service) -> None:
         for path in ("/", "/groups/g"):
             answer = await client.get(path)
             assert (answer.status_code, "round 1" in answer.text) == (503, False)
+
+
+# -- signing in: a token becomes a cookie that stands for it, ends with it and in time, and is of no use elsewhere --
+
+TOKEN, OTHER = "a-token-for-readers-only", "another-token-of-admins"
+
+
+@pytest.fixture
+def token_file(tmp_path: Path) -> TokenFile:
+    return TokenFile(put_file(tmp_path / "tokens", f"{TOKEN} read\n{OTHER} admin\n"))
+
+
+@pytest.mark.parametrize("secure", [False, True])
+async def test_a_token_signs_a_browser_in(service: Service, token_file: TokenFile, secure: bool) -> None:
+    async with browser(service, token_file, secure=secure) as client:
+        asked = await client.get("/groups/g")
+        assert asked.status_code == 401
+        assert 'name="where" value="/groups/g"' in asked.text
+        assert "round 1" not in asked.text
+        answer = await sign_in(client, f" {TOKEN}\n", "/groups/g")
+        assert (answer.status_code, answer.headers["location"]) == (303, "/groups/g")
+        cookie = answer.headers["set-cookie"].lower()
+        for part in ("httponly", "samesite=strict", f"max-age={SESSION_S}"):
+            assert part in cookie
+        assert ("secure" in cookie) is secure
+        assert TOKEN not in cookie
+        assert "round 1 runs" in (await client.get("/groups/g")).text
+
+
+@pytest.mark.parametrize("token", ["", "nope", f"{TOKEN}x", "\ud800", "ä" * 5_000, "x&" * 50_000])
+async def test_a_wrong_token_signs_nobody_in(
+    service: Service, token_file: TokenFile, token: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with browser(service, token_file) as client:
+        body = b"token=" + token.encode("utf-8", "surrogatepass") + b"&where=/"
+        answer = await client.post("/sign-in", content=body)
+        assert (answer.status_code, "does not accept that token" in answer.text) == (401, True)
+        assert "set-cookie" not in answer.headers
+        assert not token or token not in answer.text + caplog.text
+        assert "refused POST /sign-in" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "where", ["//evil.example", "https://evil.example", "/groups/a/../..", "/\\evil", ""]
+)
+async def test_it_leads_to_no_other_site(service: Service, token_file: TokenFile, where: str) -> None:
+    async with browser(service, token_file) as client:
+        assert (await sign_in(client, TOKEN, where)).headers["location"] == "/"
+
+
+async def test_another_site_signs_nobody_in(service: Service, token_file: TokenFile) -> None:
+    async with browser(service, token_file) as client:
+        for origin in ("http://evil.example", "null", "http://localhost:1"):
+            answer = await client.post("/sign-in", data={"token": TOKEN}, headers={"Origin": origin})
+            assert (answer.status_code, "set-cookie" in answer.headers) == (403, False)
+
+
+async def test_a_cookie_signs_nothing_but_pages(service: Service, token_file: TokenFile) -> None:
+    async with browser(service, token_file) as client:
+        await sign_in(client, OTHER)
+        assert (await client.get("/")).status_code == 200
+        for method, path in (("GET", "/v1/groups"), ("POST", "/v1/groups/g/cancel"), ("GET", "/metrics")):
+            assert (await client.request(method, path)).status_code == 401
+
+
+async def test_a_session_has_an_end(
+    service: Service, token_file: TokenFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with browser(service, token_file) as client:
+        await sign_in(client, TOKEN)
+        now = time.time()
+        for passed_s, status in ((SESSION_S - 5, 200), (SESSION_S + 1, 401)):
+            with monkeypatch.context() as patch:
+                patch.setattr(time, "time", lambda passed_s=passed_s: now + passed_s)
+                assert (await client.get("/")).status_code == status
+
+
+async def test_a_session_has_the_rights_that_its_token_has_now(
+    service: Service, token_file: TokenFile
+) -> None:
+    async with browser(service, token_file) as client:
+        await sign_in(client, TOKEN)
+        assert (await client.get("/groups/g/cancel")).status_code == 403
+        token_file.path.write_text(f"{TOKEN} admin\n")
+        token_file.reload()
+        assert (await client.get("/groups/g/cancel")).status_code == 200
+        token_file.path.write_text(f"{OTHER} admin\n")
+        token_file.reload()
+        assert (await client.get("/")).status_code == 401
+
+
+async def test_a_cookie_of_another_server_or_of_nobody_is_none(
+    service: Service, token_file: TokenFile
+) -> None:
+    async with browser(service, token_file) as client:
+        await sign_in(client, TOKEN)
+        cookie = client.cookies["hetrdzv"]
+    for value in (cookie, cookie[:-1], "x", "a.b.c", ""):
+        async with browser(service, token_file) as other:
+            answer = await other.get("/", headers={"Cookie": f"hetrdzv={value}"})
+            assert answer.status_code == 401
+
+
+async def test_who_signs_out_is_out(service: Service, token_file: TokenFile) -> None:
+    async with browser(service, token_file) as client:
+        await sign_in(client, TOKEN)
+        assert (await client.post("/sign-out")).status_code == 403, "only a page of this server may"
+        answer = await client.post("/sign-out", headers={"HX-Request": "true", **OWN})
+        assert (answer.status_code, answer.headers["hx-redirect"]) == (204, "/sign-in")
+        assert (await client.get("/")).status_code == 401

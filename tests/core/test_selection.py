@@ -1,5 +1,6 @@
 """Which nodes, in which order, with which offsets (rule 4)."""
 
+import re
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import permutations
@@ -12,7 +13,7 @@ from hetrdzv.core.selection.select import Selection, select
 from hetrdzv.protocol.directive import Member
 from hetrdzv.protocol.reasons import waiting, warnings
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
-from hetrdzv.protocol.settings import GroupSpec
+from hetrdzv.protocol.settings import SETTINGS, GroupSpec, allows_master, order_labels
 from hetrdzv.protocol.texts.who import Nodes
 from tests.core.driver import Story
 from tests.core.script import play
@@ -219,3 +220,59 @@ def test_why_a_node_is_a_spare(script: str, node_id: str, why: Callable[[GroupSp
     story = play(script)
     told = story.told(node_id).reason
     assert told == waiting.left_out(story.group.last_round, node_id, why(story.group.spec))
+
+
+# -- what the settings can say -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "means"),
+    [("sticky", ()), ("topology:rack", ("rack",)), ("topology:zone,rack 1", ("zone", "rack 1"))],
+)
+def test_orders(text: str, means: tuple[str, ...]) -> None:
+    assert order_labels(text) == means
+    assert GroupSpec(rank_order=text).rank_order == text
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("stiky", "'stiky': must be sticky or topology:LABEL"),
+        ("", "'': must be sticky"),
+        ("topology:", "'topology:': must be"),
+        ("topology:zone,", "must be sticky"),
+        ("Topology:zone", "must be sticky"),
+        ("topology:zone,zone", "'topology:zone,zone': names a label twice"),
+        ("topology:1,2,3,4,5,6,7,8,9", "names 9 labels, but may name 8"),
+    ],
+)
+def test_orders_that_mean_nothing(text: str, says: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(says)):
+        SETTINGS["rank_order"].read(text)
+
+
+def test_whom_a_master_rule_allows() -> None:
+    for rule, labels, may in (
+        ("public=yes", {"public": "yes"}, True),
+        ("public=yes", {"public": "no"}, False),
+        ("public=yes", {}, False),
+        ("note=a=b", {"note": "a=b"}, True),
+        ("public=", {"public": ""}, True),
+        ("gpu7", {}, True),
+        ("gpu70", {"gpu70": "gpu7"}, False),
+    ):
+        assert SETTINGS["master"].read(rule) == rule
+        assert allows_master(rule, "gpu7", labels) is may
+
+
+@pytest.mark.parametrize("text", ["", "=yes", "gpu 7", "a,b"])
+def test_masters_that_mean_nothing(text: str) -> None:
+    with pytest.raises(ValueError, match="must be LABEL=VALUE or a node id"):
+        SETTINGS["master"].read(text)
+
+
+@pytest.mark.parametrize("text", ["", "rack=1", "zone,rack"])
+def test_units_that_mean_nothing(text: str) -> None:
+    assert GroupSpec(unit="rack").unit == "rack"
+    with pytest.raises(ValueError, match="must be the name of one label"):
+        SETTINGS["unit"].read(text)

@@ -5,8 +5,9 @@ from datetime import UTC, datetime
 
 import pytest
 
+from hetrdzv.cli.hetctl.logs import new_text
 from hetrdzv.core.model import Group
-from hetrdzv.protocol.stacks import EARLIER, LEAST_OF_WORKER, MOST_OF_WORKER, About, Stack
+from hetrdzv.protocol.stacks import EARLIER, LEAST_OF_WORKER, MOST_OF_WORKER, About, Stack, group_equal_stacks
 from hetrdzv.service.progress import post_mortems as module
 from hetrdzv.service.progress.post_mortems import ENTRY, PostMortems
 from tests.core.driver import Story
@@ -94,3 +95,39 @@ def test_the_group_with_the_oldest_news_gives_way(kept: PostMortems, monkeypatch
         add(kept, running(group_id=group), "." * 10)
     add(kept, running(group_id="a", number=2), "")
     assert [bool(kept.rounds(group, About.LOGS)) for group in "abc"] == [True, False, True]
+
+
+# -- what hetctl shows of them -------------------------------------------------------------------------------
+
+
+def stack(rank: int, text: str = "", why: str = "") -> Stack:
+    return Stack(rank=rank, node_id=f"gpu{rank // 2}", text=text, why=why)
+
+
+def test_equal_stacks_are_put_together_and_the_odd_one_comes_first() -> None:
+    waits = "Thread 0x{:x} (most recent call first):\n  all_reduce"
+    stacks = [stack(rank, waits.format(rank + 100)) for rank in range(6)]
+    stacks[3] = stack(3, "Thread 0x1 (most recent call first):\n  load")
+    stacks[5] = stack(5, why="it does not answer")
+    shown = group_equal_stacks(stacks)
+    assert [[stack.rank for stack in equal] for equal in shown] == [[3], [0, 1, 2, 4], [5]]
+    assert shown[2][0].why == "it does not answer"
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "new"),
+    [
+        ("", "a/b", "a/b"),
+        ("a/b/", "a/b/", ""),
+        ("a/b", "a/b", ""),
+        ("a/b", "a/b/c", "c"),
+        ("a/b/c/", "b/c/d/", "b/c/d/"),  # too little is left of what was known
+        ("x/a/b/c/", "x/a/b/c/d/e", "d/e"),
+        ("a/b/10%", "a/b/20%", "20%"),  # a progress bar
+        ("a/b/hal", "a/b/half/c", "half/c"),
+        ("a/b/", "x/y/", "x/y/"),
+        ("10%", "20%", "20%"),
+    ],
+)
+def test_only_lines_that_are_new_are_shown(before: str, now: str, new: str) -> None:
+    assert new_text(before.replace("/", "\n"), now.replace("/", "\n")) == new.replace("/", "\n")

@@ -1,4 +1,4 @@
-"""The routes that clients ask; what answers them is in api/routes. tests/server/api/test_app.py compares the two.
+"""The routes that clients ask; what answers them is in api/routes. tests/server/api/test_bounds.py compares the two.
 
 Requests and replies carry the version of the API. Programs with different versions refuse each other; within a version
 there are additions only: agents' requests and all replies may have fields that the other side does not know, and

@@ -8,11 +8,18 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 import pytest
 from annotated_types import Ge, Le, Lt, MaxLen
+from fastapi import APIRouter, FastAPI
+from fastapi.routing import APIRoute
 from pydantic.fields import FieldInfo
 from typing_extensions import is_typeddict
 
+from hetrdzv.api.app import create_app, require_permissions
+from hetrdzv.protocol import routes as clients
+from hetrdzv.protocol.routes import Route
+from hetrdzv.service.service import Service
+from hetrdzv.storage.memory import MemoryStore
 from tests.server.api.test_requests import JOIN, NODE, problem
-from tests.support.routes import body_of, parameters_of, routes
+from tests.support.routes import body_of, parameters_of, role_of, routes
 from tests.support.served import api, serving
 
 
@@ -107,3 +114,36 @@ async def test_a_body_with_many_mistakes_costs_no_more_than_its_size(
         assert reply.status_code == status
         assert says in reply.json()["detail"]
         assert len(reply.content) < 1_000
+
+
+# -- routes as FastAPI's tutorial has them, each with a permission -------------------------------------------
+
+
+def test_it_is_a_fastapi_whose_routes_are_typed_and_say_who_may_use_them() -> None:
+    app = create_app(Service(MemoryStore()))
+    assert isinstance(app, FastAPI)
+    found = [route for route in app.routes if route.path.startswith("/v1/")]  # type: ignore[attr-defined]
+    assert len(found) > 20
+    for route in found:
+        assert isinstance(route, APIRoute)
+        assert route.response_model is not None or route.status_code == 204, route.path
+        assert role_of(route) is not None, route.path
+
+
+def test_what_clients_ask_is_what_the_application_answers() -> None:
+    asked = [route for route in (*vars(clients.Routes).values(), clients.POLL) if isinstance(route, Route)]
+    assert len(asked) > 20
+    for route in asked:
+        answers = routes()[str(route)]
+        assert answers.response_model is route.reply or answers.status_code == 204, route
+
+
+def test_a_route_without_a_permission_is_refused() -> None:
+    router = APIRouter()
+
+    @router.get("/v1/secrets")
+    async def secrets() -> str:
+        return "all of them"
+
+    with pytest.raises(TypeError, match="/v1/secrets does not say who may use it"):
+        require_permissions(router.routes)

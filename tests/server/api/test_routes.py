@@ -4,11 +4,13 @@ import asyncio
 from typing import Any
 
 import httpx
+import pytest
 
 from hetrdzv.api.views import LARGE
+from hetrdzv.auth.tokens import Grant, Role, Tokens
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import Directive, Shares
-from tests.support.served import api, join, serving, settled, two_nodes
+from tests.support.served import api, join, polled, serving, settled, two_nodes
 
 NODES = "/v1/groups/g/nodes"
 
@@ -135,3 +137,110 @@ async def test_a_spare_that_does_not_fit_says_why() -> None:
         nodes = {node["node_id"]: node for node in (await client.get("/v1/groups/g")).json()["nodes"]}
     assert (nodes["b"]["state"], nodes["a"]["reason"]) == ("spare", None)
     assert (nodes["b"]["reason"]["code"], nodes["b"]["reason"]["data"]) == ("world_not_larger", {})
+
+
+# -- a launcher's daemon on another node ---------------------------------------------------------------------
+
+
+ORTED = ["orted", "-mca", "orte_hnp_uri", "1.0;tcp://10.0.0.1:5000"]
+ASKED = {"master": "a", "incarnation": "1", "round": 1, "words": ORTED}
+
+
+async def two_ready(client: httpx.AsyncClient) -> None:
+    """Round 1 on nodes a, the master, and b."""
+    offer: dict[str, Any] = {"incarnation": "1", "slots": 1, "address": "10.0.0.1", "port": 4000}
+    offer |= {"wants_members": True, "wants_daemon": True, "spec": {"min_nodes": 2, "max_nodes": 2}}
+    for node_id in "ab":
+        assert (await client.put(f"{NODES}/{node_id}", json=offer)).status_code == 200
+
+
+async def test_the_open_poll_of_the_member_is_answered_with_its_daemon() -> None:
+    async with serving() as (service, _), api(service) as client:
+        await two_ready(client)
+        before = {node_id: await polled(client, node_id) for node_id in "ab"}
+        polls = [asyncio.create_task(polled(client, node_id, before[node_id]["version"])) for node_id in "ba"]
+        await settled(50)
+        for _ in range(2):  # its answer may have been lost
+            reply = await client.post(f"{NODES}/b/daemon", json=ASKED)
+            assert (reply.status_code, reply.json() | {"clock": before["a"]["clock"]}) == (200, before["a"])
+        told = await polls[0]
+        assert (told["kind"], told["round"], told["code"]) == ("start", 1, "daemon")
+        assert told["start"] == before["b"]["start"] | {"daemon": ORTED}
+        assert not polls[1].done()
+        polls[1].cancel()
+
+
+@pytest.mark.parametrize(
+    ("node_id", "change", "status", "code"),
+    [
+        ("b", {"round": 2}, 409, "stale_round"),
+        ("x", {}, 404, "not_found"),
+        ("b", {"words": ["sh", "-c", "orted"]}, 409, "refused"),
+        ("b", {"words": ["orted", "x" * 32_769]}, 422, "invalid_request"),
+        ("b", {"words": ["orted"] * 1025}, 422, "invalid_request"),
+    ],
+)
+async def test_a_daemon_that_is_refused(node_id: str, change: dict[str, Any], status: int, code: str) -> None:
+    async with serving() as (service, _), api(service) as client:
+        await two_ready(client)
+        reply = await client.post(f"{NODES}/{node_id}/daemon", json=ASKED | change)
+        assert (reply.status_code, reply.json()["code"]) == (status, code)
+        assert ("directive" in reply.json()) is (code == "stale_round")
+        assert "daemon" not in (await polled(client, "b"))["start"]
+
+
+# -- trying again: what a refusal says in fields, and what a node hears after a cancel -----------------------
+
+
+ADMIN, TEAM, AGENT = "the-token-of-an-admin", "the-token-of-a-team's-admin", "the-token-of-an-agent"
+TOKENS = Tokens({ADMIN: Grant(Role.ADMIN), TEAM: Grant(Role.ADMIN, "g*"), AGENT: Grant(Role.AGENT)})
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+async def join_later(client: httpx.AsyncClient, incarnation: str, token: str = AGENT, **spec: object) -> Any:
+    body = {"incarnation": incarnation, "slots": 1, "address": "10.0.0.1", "port": 1, "spec": spec}
+    return (await client.put("/v1/groups/g/nodes/c", json=body, headers=bearer(token))).json()
+
+
+async def test_a_conflict_has_fields() -> None:
+    async with serving() as (service, _), api(service, tokens=TOKENS) as client:
+        await two_nodes(service)
+        problem = await join_later(client, "1", max_nodes=5, min_nodes=2)
+        assert problem["code"] == "spec_conflict"
+        found = problem["conflict"]
+        assert found == {
+            "differences": [{"name": "max_nodes", "group": "2", "given": "5"}],
+            "nodes": ["a", "b"],
+            "by_put": False,
+        }
+        await join_later(client, "1", max_nodes=5, min_nodes=2)  # its agent tries again
+        events = [event.reason for event in service.history("g")[0]]
+        assert [event.nodes for event in events if event.code == "node_refused"] == [("c",)]
+
+
+@pytest.mark.parametrize(
+    ("access", "who"),
+    [
+        ({"tokens": TOKENS, "token_sent": ADMIN}, "an admin at 127.0.0.1"),
+        ({"tokens": TOKENS, "token_sent": TEAM}, "an admin of g* at 127.0.0.1"),
+        ({"token_sent": ""}, "someone at 127.0.0.1"),
+    ],
+)
+async def test_who_comes_after_a_cancel_hears_who_it_was(access: dict[str, Any], who: str) -> None:
+    headers = bearer(access.pop("token_sent"))
+    async with serving() as (service, _), api(service, **access) as client:
+        await two_nodes(service)
+        cancelled = (await client.post("/v1/groups/g/cancel", headers=headers)).json()
+        assert (cancelled["reason"]["code"], cancelled["reason"]["data"]["by"]) == ("group_cancelled", who)
+        told = await join_later(client, "1")
+        assert (told["kind"], told["outcome"], told["exit_code"]) == ("exit", "cancelled", 3)
+        assert told["came_late"]
+        assert (told["reason"]["code"], told["reason"]["data"]["by"]) == ("came_late", who)
+        history = (await client.get("/v1/groups/g/events", headers=headers)).json()["events"]
+        assert ("group_cancelled", {"by": who}) in [
+            (one["reason"]["code"], one["reason"]["data"]) for one in history
+        ]
+        assert not any(token in one["reason"]["message"] for one in history for token in (ADMIN, TEAM, AGENT))

@@ -241,7 +241,6 @@ class OtherNode:
         self._node_id = node_id
         self._port = port
         self._spec = spec
-        self.device: dict[str, str] = {}
 
     def ask(self, method: str, path: str, **body: Any) -> dict[str, Any]:
         reply = httpx.request(method, f"{self.rig._url}{path}", json=body, trust_env=False)
@@ -251,7 +250,7 @@ class OtherNode:
 
     def ready(self, after: int = 0) -> None:
         """It joins, or joins again."""
-        offer = {"slots": 1, "address": "127.0.0.1", "port": self._port, "device": self.device}
+        offer = {"slots": 1, "address": "127.0.0.1", "port": self._port}
         offer["spec"] = {} if after else self._spec
         self.ask("PUT", f"/nodes/{self._node_id}", incarnation="m", after_round=after, **offer)
 

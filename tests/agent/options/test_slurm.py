@@ -95,23 +95,13 @@ def test_a_step_says_group_node_slots_and_how_many_nodes() -> None:
         {},
         BATCH,
         SALLOC,
-        BATCH | {"SLURM_STEP_ID": "4294967291"},
-        ONE_OF_TWO | {"SLURM_STEP_ID": "4294967290"},
+        BATCH | {"SLURM_STEP_ID": "4294967291"},  # the batch step
+        ONE_OF_TWO | {"SLURM_STEP_ID": "4294967290"},  # an interactive step
+        # a batch script that is submitted, and salloc, in a step
         BATCH | {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_TASKS_PER_NODE": "1"},
         SALLOC | {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_TASKS_PER_NODE": "1"},
-        SALLOC | {"SLURM_STEP_ID": "0"},
+        SALLOC | {"SLURM_STEP_ID": "0"},  # half of it
         {"SLURM_STEP_ID": "0", "SLURM_CONF": "/etc/slurm/slurm.conf"},
-    ],
-    ids=[
-        "nothing",
-        "batch script",
-        "salloc",
-        "batch step",
-        "interactive step",
-        "batch script submitted from a step",
-        "salloc in a step",
-        "half of it",
-        "no job",
     ],
 )
 def test_elsewhere_nothing_is_taken(environ: dict[str, str]) -> None:

@@ -23,7 +23,6 @@ FOR = Reason(code="?", message="for a reason")
 def params(
     endpoint: str = "host:29400", run_id: str = "job", local_addr: str | None = None, **conf: Any
 ) -> Any:
-    """What torchrun passes to a backend."""
     return RendezvousParameters("hetrdzv", endpoint, run_id, 1, 3, local_addr, **conf)
 
 
@@ -36,43 +35,24 @@ def directive(kind: str, round_number: int = 1, **fields: Any) -> Directive:
 
 
 class ScriptedLine:
-    """A line whose directives come from the test; records what it was asked to do, and what was reported."""
+    """A line whose directives come from the test; whatever else it is asked to do it does not."""
 
     handed_at = 0.0
 
-    def __init__(self) -> None:
-        self.news: list[Directive] = []
-        self.said: list[tuple[Any, ...]] = []
+    def __init__(self, *news: Directive) -> None:
+        self.news = [*news]
+        self._read_fd, self._write_fd = os.pipe()
+        os.write(self._write_fd, b"!")
+
+    def fileno(self) -> int:
+        return self._read_fd
 
     def take_directives(self) -> list[Directive]:
         taken, self.news = self.news, []
         return taken
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        return lambda *words: self.said.append((name, *words))
-
-
-class LoudLine(ScriptedLine):
-    """A scripted line that can be polled."""
-
-    def __init__(self, *news: Directive) -> None:
-        super().__init__()
-        self._read_fd, self._write_fd = os.pipe()
-        for one in news:
-            self.hear(one)
-
-    def fileno(self) -> int:
-        return self._read_fd
-
-    def hear(self, one: Directive) -> None:
-        """The server says something."""
-        self.news.append(one)
-        os.write(self._write_fd, b"!")
-
-    def take_directives(self) -> list[Directive]:
-        if self.news:
-            os.read(self._read_fd, len(self.news))
-        return super().take_directives()
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *words: None
 
     def end(self) -> None:
         os.close(self._read_fd)
@@ -80,7 +60,6 @@ class LoudLine(ScriptedLine):
 
 
 def connect(handler: TorchrunHandler, line: ScriptedLine) -> Connection:
-    """Connect a handler to a scripted line."""
     place = AdvertisedAddress("127.0.0.1", None, is_chosen=True)
     handler._connection = Connection(place, line, handler._log)  # type: ignore[arg-type]
     return handler._connection
@@ -93,15 +72,15 @@ def offered_port(handler: TorchrunHandler) -> int:
 
 
 @contextlib.contextmanager
-def port_holder(*news: Directive) -> Iterator[tuple[TorchrunHandler, Any, int]]:
-    """Node a, which may offer one port only; its line; the port."""
+def port_holder(*news: Directive) -> Iterator[tuple[TorchrunHandler, int]]:
+    """Node a, which may offer one port only; the port."""
     with hold_port("127.0.0.1", None) as free:
         port: int = free.getsockname()[1]
     conf = parse_conf(params(node_id="a", local_addr="127.0.0.1", port_range=f"{port}-{port}"))
-    handler, line = TorchrunHandler(conf), LoudLine(*news)
+    handler, line = TorchrunHandler(conf), ScriptedLine(*news)
     connect(handler, line)
     try:
-        yield handler, line, port
+        yield handler, port
     finally:
         handler._connection = None
         handler.shutdown()

@@ -81,6 +81,7 @@ def test_all_agents_stop_their_workers_at_once() -> None:
     line.news = [directive("stop", 2)]
     assert handler.num_nodes_waiting() == 1
     assert time.monotonic() >= line.handed_at + 0.3
+    line.end()
     handler._connection = None
 
 
@@ -91,7 +92,7 @@ def test_torchrun_exits_as_hetagent_would(fields: dict[str, Any], monkeypatch: p
     """torch's launch_agent() cannot handle a graceful exit."""
     monkeypatch.setenv("TORCHELASTIC_SIGNALS_TO_HANDLE", "")  # torchrun sets it; restored afterwards
     words = ["--rdzv-backend", "hetrdzv", "--rdzv-endpoint", "h", "--rdzv-id", "job", "train.py"]
-    with port_holder(directive("exit", **fields)) as (handler, _, _):
+    with port_holder(directive("exit", **fields)) as (handler, _):
         monkeypatch.setattr("hetagent.torchrun.handler.TorchrunHandler", lambda conf: handler)
         with pytest.raises(SystemExit) as end:
             main.__wrapped__(words)  # type: ignore[attr-defined]

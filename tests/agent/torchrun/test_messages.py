@@ -25,7 +25,7 @@ def test_advice_says_what_flags_are_called_here() -> None:
     with pytest.raises(RendezvousConnectionError) as unreachable:
         create_handler(params(endpoint="host.invalid", connect_timeout_s=0)).next_rendezvous()
     with (
-        port_holder() as (handler, _, port),
+        port_holder() as (handler, port),
         hold_port("127.0.0.1", (port, port)),
         pytest.raises(RendezvousConnectionError) as no_port,
     ):

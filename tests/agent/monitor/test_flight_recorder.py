@@ -72,18 +72,11 @@ DONE = [entry(0, "0", number, number, retired=True) for number in (6, 7)]
 @pytest.mark.parametrize(
     ("entries", "enqueued", "completed", "seen"),
     [
-        ([entry(0, "0", 11, 12)], 12, 11, (11, 10)),
-        (DONE, 7, 6, (7, 7)),
-        (DONE, 8, 6, (8, 7)),
-        ([*DONE, entry(0, "0", 8, 8)], 8, 5, (8, 7)),
-        ([entry(0, "0", 6, 6), DONE[1]], 7, 5, (7, 5)),
-    ],
-    ids=[
-        "what was sent to single members is no collective",
-        "the sixth was done after the seventh",
-        "the entry of the eighth is not there yet",
-        "it is, and is not done",
-        "nor is the sixth",
+        ([entry(0, "0", 11, 12)], 12, 11, (11, 10)),  # what was sent to single members is no collective
+        (DONE, 7, 6, (7, 7)),  # the sixth was done after the seventh
+        (DONE, 8, 6, (8, 7)),  # the entry of the eighth is not there yet
+        ([*DONE, entry(0, "0", 8, 8)], 8, 5, (8, 7)),  # it is, and is not done
+        ([entry(0, "0", 6, 6), DONE[1]], 7, 5, (7, 5)),  # nor is the sixth
     ],
 )
 def test_an_operation_is_done_once_its_entry_says_so(

@@ -47,24 +47,6 @@ if rank == 1:
 dist.barrier()
 """
 
-BESIDE = """
-import time
-from pathlib import Path
-import torch, torch.distributed as dist
-
-dist.init_process_group("gloo")
-rank, tensor = dist.get_rank(), torch.ones(10)
-dist.all_reduce(tensor)
-if rank == 0:
-    work = dist.all_reduce(tensor, async_op=True)
-while not (Path(__file__).parent / "go").exists():
-    sum(range(100_000))
-if rank == 0:
-    work.wait()
-else:
-    time.sleep(600)
-"""
-
 
 class Pair:
     """The two workers, and what their agent has told so far.
@@ -73,12 +55,12 @@ class Pair:
         told: what it told the server at once.
     """
 
-    def __init__(self, folder: Path, script: str = SCRIPT) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.told: list[NodeProgress] = []
         self._news = threading.Condition()
         self.watch = RoundWatch(3, 2, self._tell, hang_timeout_s=lambda: 2.0, cpu=True)
-        (folder / "script.py").write_text(script)
+        (folder / "script.py").write_text(SCRIPT)
         with hold_port("127.0.0.1", None) as held:
             port = held.getsockname()[1]
         self.workers = [self._start(rank, port) for rank in range(2)]
@@ -140,8 +122,9 @@ def test_who_is_behind_where_and_in_which_state(pair: Pair) -> None:
     (at,), (behind,) = waits.collectives, sleeps.collectives
     assert (at.name, at.size, at.enqueued, at.completed, at.op) == ("0", 2, 8, 7, "all_reduce [[10]]")
     assert (behind.enqueued, behind.completed) == (7, 7)
-    assert waits.waiting
-    assert sleeps.waiting == 0.0
+    assert waits.waiting is not None
+    assert sleeps.waiting is not None
+    assert sleeps.waiting < waits.waiting, "a busy machine may have been seen in the last collective"
 
     asleep, *others = pair.watch.take_stacks([5], 30.0)
     assert others == []
@@ -216,22 +199,6 @@ def test_an_agent_without_descriptors_knows_nothing_says_so_once_and_goes_on(tmp
     subprocess.run([sys.executable, "-c", OUT_OF_DESCRIPTORS], env=environ, check=True, timeout=100)
 
 
-def test_who_computes_beside_a_collective_does_not_wait(tmp_path: Path) -> None:
-    pair = Pair(tmp_path, BESIDE)
-    try:
-        ahead, _ = pair.await_news(lambda one, other: other.still and bool(one.collectives))
-        assert (ahead.collectives[0].enqueued, ahead.collectives[0].completed) == (2, 1)
-        assert (ahead.still, ahead.waiting) == (False, 0.0), "its main thread goes on"
-        (tmp_path / "go").touch()
-        pair.await_news(lambda one, _: one.still)
-        wait_for(
-            lambda: (found := pair.watch.progress()) and found.workers[0].waiting,
-            "a look that finds it waiting",
-        )
-    finally:
-        pair.close()
-
-
 @pytest.mark.parametrize(
     ("torch", "release", "world_size", "known"),
     [
@@ -241,7 +208,6 @@ def test_who_computes_beside_a_collective_does_not_wait(tmp_path: Path) -> None:
         (True, None, 2, False),
         (False, "2.13.0", 2, False),
     ],
-    ids=["not imported yet", "alone", "too old", "none", "not ours"],
 )
 def test_workers_that_never_answered_have_come_nowhere_or_nobody_knows(
     monkeypatch: pytest.MonkeyPatch,

@@ -172,17 +172,12 @@ def test_what_is_told_at_once(case: str) -> None:
 @pytest.mark.parametrize(
     ("looks", "shares"),
     [
-        (
+        (  # since it last moved
             [(10, 100.0, 9.5), (11, 100.5, 9.5), (14, 101.0, 9.5), (15, 101.0, 14.5), (16.5, 101.0, 14.5)],
             [None, 0.5, 0.25, None, 0.0],
         ),
-        ([(1, 5.0, 0), (1 + CPU_S / 2, 5.0, 0), (3, None, 0), (9, 5.0, 0)], [None] * 4),
-        ([(1, 5.0, 0), (2, 9.0, 0), (3, 4.0, 0)], [None, 1.0, 0.0]),
-    ],
-    ids=[
-        "since it last moved",
-        "of a moment, or of one that is gone",
-        "of several threads, never below zero",
+        ([(1, 5.0, 0), (1 + CPU_S / 2, 5.0, 0), (3, None, 0), (9, 5.0, 0)], [None] * 4),  # of a moment
+        ([(1, 5.0, 0), (2, 9.0, 0), (3, 4.0, 0)], [None, 1.0, 0.0]),  # of several threads
     ],
 )
 def test_the_share_of_a_core(

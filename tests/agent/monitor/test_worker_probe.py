@@ -113,14 +113,6 @@ def make(tmp_path: Path) -> Iterator[Callable[[list[str]], Worker]]:
         (["dump_traceback", "ping"], {}, "its torch has no flight recorder", {}),
         (OF_213, {GLOO: GLOO_ANSWER}, "", {}),
     ],
-    ids=[
-        "nccl",
-        "nccl2",
-        "a default group that nobody sees",
-        "no groups",
-        "no recorder",
-        "nothing asked for",
-    ],
 )
 def test_what_a_worker_is_asked_and_what_is_known_then(
     make: Callable[[list[str]], Worker],
@@ -158,7 +150,6 @@ def test_why_torchs_server_could_not_be_opened_is_said(make: Callable[[list[str]
         ("200 OK", "[" * 100_000, None, "gives an unexpected answer: "),
         ("200 OK", '{"pg_status": {"0": {}}}', None, "gives an unexpected answer: "),
     ],
-    ids=["refused", "truncated", "oversized", "no JSON", "nested", "not ours"],
 )
 def test_a_bad_answer_is_a_reason_and_the_source_is_asked_again(
     make: Callable[[list[str]], Worker],

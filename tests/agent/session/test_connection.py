@@ -120,17 +120,6 @@ def talk() -> Iterator[Talk]:
     assert not [thread for thread in threading.enumerate() if thread.name == "hetagent-server"]
 
 
-def test_directives_come_in_order_and_wake_the_agent(talk: Talk) -> None:
-    talk.begin()
-    assert talk.next().kind == "wait"
-    talk.client.says = start(1)
-    assert talk.next().round == 1
-    talk.client.says = directive("stop", 1)
-    assert talk.next().kind == "stop"
-    assert talk.line.take_directives() == []
-    assert talk.news(0.05) == []
-
-
 def test_what_the_agent_says_arrives(talk: Talk) -> None:
     talk.begin()
     talk.client.says = start(1)
@@ -157,25 +146,6 @@ def test_a_start_waits_until_the_master_is_reached(talk: Talk) -> None:
         assert talk.next().kind == "start"
 
 
-def test_a_master_out_of_reach_is_reported_and_nothing_starts(
-    talk: Talk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def refused(address: str, port: int) -> str:
-        return "connection refused"
-
-    monkeypatch.setattr(preflight, "find_connect_error", refused)
-    talk.begin()
-    talk.next()
-    talk.client.says = start(1, "b", "10.0.0.9", 29500)
-    (report,) = wait_for(lambda: talk.client.heard("report"))
-    what = "connection refused (10.0.0.9:29500)"
-    assert (report.kind, report.round, report.message) == ("master_unreachable", 1, what)
-    assert f"cannot reach the master b: {what}; asking for another one" in talk.told
-    assert talk.news(0.1) == []
-    talk.client.says = directive("stop", 1)
-    assert talk.next().kind == "stop"
-
-
 def test_a_stop_overtakes_a_start_whose_master_does_not_answer(
     talk: Talk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,26 +167,6 @@ def test_a_stop_overtakes_a_start_whose_master_does_not_answer(
     assert talk.next().kind == "stop"
     assert cancelled.wait(5)
     assert not talk.client.heard("report")
-
-
-@pytest.mark.parametrize("where", ["a request", "the session", "the client"])
-def test_a_bug_in_the_thread_is_told_and_makes_the_agent_exit(talk: Talk, where: str) -> None:
-    if where == "a request":
-        talk.client.fails = TypeError("a bug")
-        talk.begin()
-    elif where == "the session":
-        talk.line.start()
-        talk.line.set_ready(None, 1, 0)  # type: ignore[arg-type]
-    else:
-        talk.line._make_client = lambda: (_ for _ in ()).throw(TypeError("a bug"))
-        talk.begin()
-    last = wait_for(lambda: [one for one in talk.news() if one.kind == "exit"])[0]
-    assert (last.code, last.exit_code) == ("broken", 1)
-    assert "the thread that talks to the server broke, which is a bug" in last.why
-    assert ("TypeError: '>'" if where == "the session" else "TypeError: a bug") in last.why
-    assert any("Traceback" in text for text in talk.told)
-    assert talk.line.has_crashed
-    talk.line.leave("x", 5.0)
 
 
 def test_without_any_server_the_agent_exits_and_no_goodbye_is_tried(talk: Talk) -> None:
@@ -242,35 +192,6 @@ def test_whoever_is_in_a_hurry_does_not_wait_for_one_that_is_away(talk: Talk) ->
     talk.line.leave("its agent got SIGINT", 60.0, waits)
     assert talk.told[-1].endswith("for 60 s at most; press again to end")
     talk.client.hangs = False
-
-
-# -- a launcher's daemon -----------------------------------------------------------------------------------
-
-
-def with_daemon(found: Directive, words: tuple[str, ...]) -> Directive:
-    assert found.start is not None
-    head = {"version": f"{found.version}.daemon", "code": "daemon"}
-    return replace(found, start=replace(found.start, daemon=words), **head)
-
-
-def test_a_daemon_that_follows_the_start_is_handed_over_without_another_preflight(
-    talk: Talk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tried: list[int] = []
-
-    async def reachable(address: str, port: int) -> str | None:
-        tried.append(port)
-        return None
-
-    monkeypatch.setattr(preflight, "find_connect_error", reachable)
-    talk.client.says = start(3, master="b", port=7)
-    talk.begin()
-    assert talk.next().kind == "start"
-    talk.client.says = with_daemon(talk.client.says, ("orted",))
-    found = talk.next()
-    assert found.start is not None
-    assert (found.round, found.start.daemon) == (3, ("orted",))
-    assert tried == [7]
 
 
 # -- questions ---------------------------------------------------------------------------------------------

@@ -7,26 +7,6 @@ from hetrdzv.core import commands
 from hetrdzv.protocol.requests import SpecFields
 
 
-def test_a_job_from_join_to_goodbye(bench: Bench) -> None:
-    bench.started()
-    assert bench.kinds == [("start", 1)]
-    assert bench.last.start is not None
-    assert bench.last.start.master.port == 1234
-    assert bench.group.state == "running"
-    bench.run(30)
-    bench.reports("succeeded")
-    bench.pump()
-    assert bench.kinds == [("start", 1), ("exit", 1)]
-    assert bench.last.outcome == "succeeded"
-    bench.session.leave("its agent has finished", bench.now)
-    assert not bench.session.finished
-    bench.pump()
-    assert bench.session.finished
-    assert bench.session.next_wakeup() is None
-    assert bench.group.nodes["a"].phase == "left"
-    assert bench.notices == []
-
-
 def test_a_waiting_node_polls_and_is_told_its_start_once() -> None:
     bench = Bench(spec=SpecFields(min_nodes=2, max_nodes=2))
     bench.ready()

@@ -11,9 +11,7 @@ from tests.support import standbys
 from tests.support.cluster import wait_for
 
 from hetagent.node.processes import proctree as processes
-from hetagent.standby import waiting as standby_main
 from hetagent.standby.process import Standby
-from hetagent.standby.waiting import NAME
 from hetagent.workers.starter import Program
 
 SLOW = """
@@ -52,45 +50,6 @@ def run(standby: Standby, program: Program, folder: Path) -> tuple[int, str]:
     with standbys.outputs(folder) as streams:
         status = standbys.ended(standby.become_worker(standbys.in_round(program), *streams))
     return status, (folder / "stdout").read_text()
-
-
-def comm(pid: int) -> str:
-    return Path(f"/proc/{pid}/comm").read_text().strip()
-
-
-def test_one_that_is_taken_before_it_is_ready_runs_once_it_is(program: Program, tmp_path: Path) -> None:
-    standby = Standby(program, ["slow", "imported"])
-    with standbys.outputs(tmp_path) as streams:
-        worker = standby.become_worker(standbys.in_round(program), *streams)
-    assert worker.poll() is None
-    (tmp_path / "go").touch()
-    assert standbys.ended(worker) == 0
-    assert (tmp_path / "stdout").read_text() == "rank 1 True\n"
-
-
-def test_its_marks_before_and_after(program: Program, tmp_path: Path) -> None:
-    """It is found as its agent's all the time; its name says that it waits."""
-    (tmp_path / "s.py").write_text("import time; time.sleep(300)")
-    incarnation = standbys.MARKS[processes.INCARNATION]
-    standby = standbys.ready(program, ["imported"])
-    pid = standby.process.pid
-    assert processes.find_by_incarnation(incarnation) == [pid]
-    assert comm(pid) == NAME
-    before = processes.environment(pid)
-    assert {name: before[name] for name in (processes.NODE_ID, processes.AGENT_PID, processes.GROUP)} == {
-        name: standbys.MARKS[name] for name in (processes.NODE_ID, processes.AGENT_PID, processes.GROUP)
-    }
-    with standbys.outputs(tmp_path) as streams:
-        worker = standby.become_worker(standbys.in_round(program), *streams)
-    try:
-        # At once, since the agent may have to kill it at once.
-        assert processes.find_by_incarnation(incarnation) == [pid]
-        wait_for(lambda: comm(pid) != NAME, "its own name")
-        assert tuple(Path(f"/proc/{pid}/cmdline").read_text()[:-1].split("\0")) == program.args
-        assert worker.pid == pid == os.getsid(pid)
-    finally:
-        worker.kill()
-        worker.wait()
 
 
 @pytest.mark.parametrize("when", ["importing", "ready"])
@@ -225,14 +184,6 @@ def test_a_module_that_starts_cuda(program: Program, tmp_path: Path) -> None:
     assert not standbys.receive(standby)
     assert standby.left_out == ("torch", "it takes a GPU while it is imported")
     standby.kill()
-
-
-def test_a_gpu_that_is_open_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is none here, so a file stands for it."""
-    monkeypatch.setattr(standby_main, "GPU_FILES", (str(tmp_path / "nvidia"),))
-    assert not standby_main._holds_gpu()
-    with open(tmp_path / "nvidia0", "w"):
-        assert standby_main._holds_gpu()
 
 
 def test_a_module_of_the_script_that_has_the_name_of_one_that_the_standby_needs(

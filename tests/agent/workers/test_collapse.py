@@ -40,14 +40,6 @@ def merged(out: Out, *writes: tuple[int, str], ranks: int) -> LineMerger:
         (2, [(0, "a\n"), (0, "b\n"), (1, "b\n"), (1, "a\n")], ["2/0:a", "2-3/0-1:b", "3/1:a"]),
         (2, [(0, "x="), (1, "x=1\n"), (0, "1\n"), (0, "y")], ["2-3/0-1:x=1", "2/0:y"]),
     ],
-    ids=[
-        "all",
-        "some",
-        "tracebacks that are mixed",
-        "what a rank repeats",
-        "another order",
-        "lines in parts",
-    ],
 )
 def test_equal_lines_of_several_ranks_are_one_line(
     monkeypatch: pytest.MonkeyPatch, ranks: int, writes: list[tuple[int, str]], lines: list[str]

@@ -227,14 +227,6 @@ def test_what_a_person_would_see(written: bytes, seen: str) -> None:
     assert plain_text(written) == seen
 
 
-def test_stderr_speaks_where_no_exception_was_recorded(tmp_path: Path) -> None:
-    said = b"usage: train.py [-h]\ntrain.py: error: unrecognized arguments: --lrr\n"
-    assert failure_message(ErrorRecord(), said) == said.decode().rstrip()
-    long = failure_message(ErrorRecord(), b"line\n" * 20_000)
-    assert len(long) <= MAX_CHARACTERS
-    assert set(long.splitlines()) == {"line"}
-
-
 def test_before_a_crash_the_words_of_the_library_count_more_than_the_list_of_threads() -> None:
     dump = "Fatal Python error: Aborted\n\nCurrent thread 0x1 (most recent call first):\n"
     dump += "".join(f'  File "x.py", line {number} in f\n' for number in range(1000))

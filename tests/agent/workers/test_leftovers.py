@@ -17,7 +17,6 @@ from torch.distributed.elastic.multiprocessing import Std
 from hetagent.node.processes import proctree as processes
 from hetagent.node.processes.proctree import find_by_incarnation
 from hetagent.workers.leftovers import OrphanReaper
-from hetagent.workers.torch_starter import TorchStarter
 
 HELPER = "mkfifo done; setsid sh -c 'echo $$ > helper; read x < done; touch uploaded' &"
 """A detached helper of a worker, such as the upload of a checkpoint."""
@@ -68,16 +67,6 @@ def test_detached_helpers_do_not_outlive_a_round_that_is_not_the_last(rig: Make,
     assert not (made.folder / "uploaded").exists()
 
 
-def test_the_guardian_is_dismissed_last(rig: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever fails before, it ends what is left."""
-    made = rig("true")
-    close, seen = made.agent.handler.shutdown, list[int | None]()
-    monkeypatch.setattr(made.agent.handler, "shutdown", lambda: (seen.append(made.guardian.pid), close()))
-    assert made.run() == 0
-    assert seen[-1] is not None
-    assert made.guardian.pid is None
-
-
 def not_ours_to_kill(
     made: Rig, theirs: Callable[[], int], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[], None]:
@@ -122,37 +111,6 @@ def test_workers_that_do_not_die_are_told_and_the_agent_leaves_in_good_order(
     assert made.guardian.pid is None, "it was dismissed"
     node = made.group()["nodes"][0]
     assert (node["state"], node["reason"]["message"]) == ("left", "its agent got SIGTERM")
-
-
-def test_a_start_that_fails_beside_a_worker_that_does_not_die(
-    rig: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Then only torch knows the workers."""
-    made = rig("exec sleep 100", slots=2, tee=Std.ALL, max_restarts=0)
-    theirs: list[int] = []
-    begin = TorchStarter._open
-
-    def second_fails(self: TorchStarter, *args: Any) -> Any:
-        if theirs:
-            raise OSError(5, "Input/output error")
-        process = begin(self, *args)
-        theirs.append(process.pid)
-        return process
-
-    end = not_ours_to_kill(made, lambda: theirs[0], monkeypatch)
-    monkeypatch.setattr(TorchStarter, "_open", second_fails)
-    monkeypatch.setattr(made.agent, "_be_ready", once_gone(lambda: theirs, made.agent._be_ready))
-    assert made.run(end) == 1
-    soon(lambda: not tails(), "the end of what copies output")
-    assert "Input/output error" in made.group()["root_cause"]["reason"]["message"]
-
-
-def once_gone(pids: Callable[[], list[int]], then: Callable[[], None]) -> Callable[[], None]:
-    def wait() -> None:
-        soon(lambda: not any(map(is_alive, pids())), "their end")
-        then()
-
-    return wait
 
 
 def test_a_process_that_got_the_pid_of_one_that_did_not_die_is_not_taken_for_it(

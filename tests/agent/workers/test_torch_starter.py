@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -184,12 +183,6 @@ def test_torch_leaves_the_signal_handlers_alone(
     made.start()
     assert [signal.getsignal(one) for one in signals] == before
     assert torch_starter.processes_api.signal is signal
-
-
-@pytest.mark.parametrize("several", [True, False], ids=["2.10", "before 2.10"])
-def test_what_copies_to_the_console(several: bool) -> None:
-    tails = {"_tail_logs": [1, 2]} if several else {"_stdout_tail": 1, "_stderr_tail": 2}
-    assert torch_starter._tails(SimpleNamespace(**tails)) == [1, 2]
 
 
 def test_what_nobody_keeps_is_no_silence(tmp_path: Path) -> None:

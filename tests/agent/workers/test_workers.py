@@ -16,7 +16,7 @@ import psutil
 import pytest
 from tests.support.cluster import wait_for
 
-from hetagent.node.processes.proctree import INCARNATION, find_stopped, list_processes
+from hetagent.node.processes.proctree import INCARNATION, find_stopped
 from hetagent.node.processes.signals import capture_signals
 from hetagent.workers.processes import Workers
 from hetagent.workers.starter import Exit, StartedWorker
@@ -187,20 +187,6 @@ def test_a_signal_to_those_who_are_gone_or_not_ours_is_no_error(
 
     monkeypatch.setattr(os, "killpg", refuse)
     made.send(signal.SIGTERM)
-
-
-def test_all_that_a_worker_started_is_killed(round_: Round, tmp_path: Path) -> None:
-    """Also what ignores SIGTERM, outlives its parent, or has a session of its own."""
-    script = tmp_path / "script"
-    script.write_text("trap '' TERM; echo $$ >> pids; while :; do sleep 0.05; done")
-    made = round_.start(f"cd {tmp_path}; sh script & setsid sh script & exit 5", "exec sleep 100")
-    round_.ends(1)
-    wait_for(lambda: (tmp_path / "pids").exists() and len((tmp_path / "pids").read_text().split()) == 2)
-    pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
-    assert made.take_exits() == [], "each end is seen once"
-    assert made.running
-    assert made.kill_remaining() == ([], True)
-    assert not set(pids) & set(list_processes())
 
 
 def test_an_exception_counts_from_when_it_was_raised(round_: Round, tmp_path: Path) -> None:

@@ -281,14 +281,6 @@ def test_a_step_is_written_for_the_ranks_that_this_node_had_in_its_round(node: N
     assert node.said == []
 
 
-def test_whoever_is_in_a_hurry_leaves_it(node: Node) -> None:
-    node.holds(10, 0)
-    said = node.writes_last(0, hurried=True)
-    assert said == "step 10 is not on disk: there was no time; none is there"
-    assert node.said[-1] == "the snapshot of step 10 is not on disk: there was no time"
-    assert node.disk.sessions == []
-
-
 def test_a_disk_that_does_not_answer_keeps_nobody(
     node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

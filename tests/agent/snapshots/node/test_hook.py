@@ -51,13 +51,12 @@ class Told:
 
     def __init__(self) -> None:
         self.offered: list[Holdings] = []
-        self.says = "last"
         self.parted: list[ReportRequest] = []
         self.asked: list[tuple[SnapshotsRequest, Future[SnapshotsReply]]] = []
 
     @property
     def newest_directive(self) -> Directive:
-        return replace(start("a", 4), kind=DirectiveKind.EXIT, code=self.says, start=None)
+        return replace(start("a", 4), kind=DirectiveKind.EXIT, code="last", start=None)
 
     def part(self, report: Report[Directive]) -> None:
         self.parted.append(cast(ReportRequest, report.body(incarnation="i", age_s=0.0)))
@@ -85,12 +84,7 @@ class Ran:
 
 
 def hook(
-    folder: NodeFolder,
-    line: ServerConnection,
-    log: Callable[[str], None],
-    *,
-    serves: bool = False,
-    to: Path | None = None,
+    folder: NodeFolder, line: ServerConnection, log: Callable[[str], None], *, serves: bool = False
 ) -> SnapshotHook:
     context: Any = Namespace(
         identity=Identity("g", "a", "1"),
@@ -100,19 +94,19 @@ def hook(
         address=Namespace(address="127.0.0.1"),
         hold_port=lambda: hold_port("127.0.0.1", None),
     )
-    options: Any = Namespace(memory=1000, every_s=30, to=to, to_every_s=600)
+    options: Any = Namespace(memory=1000, every_s=30, to=None, to_every_s=600)
     return SnapshotHook(context, options, line, folder)
 
 
 class Node:
     """The hook of a node with two workers, ranks 2 and 3 of 4 unless a test says otherwise."""
 
-    def __init__(self, parent: Path, serves: bool = False, to: Path | None = None) -> None:
+    def __init__(self, parent: Path, serves: bool = False) -> None:
         self.line, self.said = Told(), list[str]()
         self.folder = NodeFolder(parent, "g", "a", ())
         self.path = self.folder.path
         line = cast(ServerConnection, self.line)
-        self.hook = hook(self.folder, line, self.said.append, serves=serves, to=to)
+        self.hook = hook(self.folder, line, self.said.append, serves=serves)
         self.server = self.hook._server
 
     def enters(
@@ -133,11 +127,11 @@ class Node:
     def hears(self, kind: DirectiveKind, **more: Any) -> None:
         self.hook.on_directive(replace(start("a", 4), kind=kind, start=None, **more))
 
-    def leaves(self, until: float | None = None) -> str:
+    def leaves(self) -> None:
         """Its agent ends."""
         self.hook.close()
-        self.hook.hand_over("SIGTERM", until, lambda: False)
-        return self.hook.leave(until, lambda: False)
+        self.hook.hand_over("SIGTERM", None, lambda: False)
+        self.hook.leave(None, lambda: False)
 
     def opens(self, rank: int = 2) -> int:
         """A worker opens snapshots; returns the end of its pipe that it reads."""
@@ -184,18 +178,6 @@ def node(nodes: Callable[..., Node]) -> Node:
 # -- what it tells the server ----------------------------------------------------------------------------------
 
 
-def test_without_snapshots_the_server_is_told_nothing_more(node: Node) -> None:
-    node.enters()
-    node.hook.on_wakeup()
-    node.hears(DirectiveKind.STOP)
-    node.hook.end()
-    assert node.line.asked == []
-    assert (node.offer.held, node.offer.origin) == ((), "job1")
-    assert node.said == []
-    node.enters(5)
-    assert node.hook.due_at() is None, "the join has told all"
-
-
 def test_the_server_is_told_what_workers_write(node: Node) -> None:
     node.enters()
     os.close(node.opens())
@@ -234,16 +216,6 @@ def test_the_server_hears_of_a_worker_that_takes_none_while_its_round_runs(node:
 
 def poll(node: Node) -> bool:
     return bool(select.select([node.hook], [], [], 0)[0])
-
-
-def test_an_answer_after_the_end_of_the_round_changes_nothing(node: Node) -> None:
-    node.enters()
-    node.part((4, 120), sharded=True)
-    node.hook.on_wakeup()
-    node.line.asked[0][1].cancel()
-    node.hook.end()
-    node.hook.on_wakeup()
-    assert node.hook.due_at() is None
 
 
 def test_the_next_join_says_what_was_saved_last_and_how_far_workers_had_come(node: Node) -> None:
@@ -367,19 +339,6 @@ def test_those_who_listen_and_run_are_asked_and_waited_for_until_they_answer_or_
         os.close(pipe)
 
 
-def test_a_job_that_is_over_saves_nothing_and_leaves_nothing(node: Node) -> None:
-    node.enters()
-    pipe = node.opens()
-    node.part((4, 120))
-    node.hears(DirectiveKind.EXIT, outcome="succeeded")
-    node.hook.have_workers_save(60.0)
-    assert node.hook.saving_until() is None
-    os.close(pipe)
-    node.hook.end()
-    node.leaves()
-    assert not node.path.exists()
-
-
 @pytest.mark.parametrize(("code", "outcome", "kept"), [("no server", None, True), ("drained", None, False)])
 def test_an_agent_that_leaves_keeps_them_while_the_job_goes_on(
     node: Node, code: str, outcome: str | None, kept: bool
@@ -391,20 +350,6 @@ def test_an_agent_that_leaves_keeps_them_while_the_job_goes_on(
     node.leaves()
     assert node.path.exists() is kept
     assert node.line.parted == [], "nobody could fetch it"
-
-
-@pytest.mark.parametrize("others_stay", [True, False])
-def test_the_last_step_is_written_to_disk_unless_others_go_on(
-    nodes: Callable[..., Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others_stay: bool
-) -> None:
-    node = nodes(to=tmp_path / "disk")
-    node.enters()
-    node.part((4, 120))
-    node.hook.end()
-    node.line.says = "left" if others_stay else "last"
-    monkeypatch.setattr(node.hook._disk, "write_last", lambda *_: "step 120 is on disk")
-    assert node.leaves() == ("" if others_stay else "snapshot step 120 is on disk")
-    assert [(one.round, one.serves_s) for one in node.line.parted] == [(4, 0.0)]
 
 
 # -- in a real agent -------------------------------------------------------------------------------------------

@@ -4,12 +4,10 @@ import os
 import re
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -58,32 +56,6 @@ def test_a_stop_of_a_round_after_which_it_has_joined_changes_nothing(
     assert made.agent.round_number == 2
 
 
-def test_a_start_that_half_succeeds_leaves_nothing_and_is_tried_again(
-    rig: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[Any] = []
-    take = TorchStarter._open
-
-    def limited(self: TorchStarter, *args: Any) -> Any:
-        calls.append(args)
-        if len(calls) == 2:
-            soon((tmp_path / "up.0.0").exists)
-            raise OSError(5, "Input/output error")
-        return take(self, *args)
-
-    monkeypatch.setattr(TorchStarter, "_open", limited)
-    alive = "grep -q 'State:.[SRD]' /proc/$(cat up.0.0)/status"
-    made = rig(
-        "echo $$ > up.$LOCAL_RANK.$TORCHELASTIC_RESTART_COUNT; "
-        f"[ $TORCHELASTIC_RESTART_COUNT = 0 ] && exec sleep 100; {alive} && exit 9; exit 0",
-        slots=2,
-    )
-    assert made.run() == 0, "the second round found a worker of the first"
-    assert "round 1: the workers could not be started: OSError: [Errno 5]" in "\n".join(made.said)
-    group = made.group()
-    assert (group["state"], group["restarts"], group["round"]) == ("succeeded", 1, 2)
-
-
 @pytest.mark.parametrize(
     ("error", "says"),
     [
@@ -108,25 +80,6 @@ def test_a_node_that_lacks_what_it_takes_to_start_workers_leaves(
     assert re.search(f"since it cannot start workers: .*{says}", said)
     group = made.group()
     assert (group["state"], group["restarts"], group["round"]) == ("failed", 0, 1)
-
-
-def test_ctrl_c_in_the_middle_of_a_start_leaves_no_files_of_the_round(
-    rig: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = rig("true")
-    there: list[str] = []
-
-    def start(*_: Any) -> None:
-        there.extend(os.listdir(made.folder / "tmp"))
-        raise KeyboardInterrupt
-
-    (made.folder / "tmp").mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(made.folder / "tmp"))
-    monkeypatch.setattr(TorchStarter, "start", start)
-    with pytest.raises(KeyboardInterrupt):
-        made.run()
-    assert there
-    assert os.listdir(made.folder / "tmp") == []
 
 
 def test_a_job_runs_where_there_are_no_pidfds(rig: Make, monkeypatch: pytest.MonkeyPatch) -> None:

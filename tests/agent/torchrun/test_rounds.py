@@ -32,7 +32,6 @@ from torch.distributed.elastic.utils import store as store_util
 from hetagent.torchrun import connection, create_handler
 from hetagent.torchrun.handler import TorchrunHandler
 from hetagent.torchrun.store import RoundOverError
-from hetagent.workers import store as stores
 
 
 class Job:
@@ -175,20 +174,6 @@ def test_a_server_that_is_gone_when_workers_have_succeeded_is_not_waited_for(
         succeeds(info, within_s=300.0)
     job.end()
     assert time.monotonic() < started + 30
-
-
-def test_a_store_that_cannot_start_fails_its_round_only(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    TCPStore, failures = stores.TCPStore, [RuntimeError("no more threads")]
-
-    def fail_once(**how: Any) -> Any:
-        if failures:
-            raise failures.pop()
-        return TCPStore(**how)
-
-    monkeypatch.setattr(stores, "TCPStore", fail_once)
-    handler = job.node("a")
-    assert job.enters(handler).result(20).world_size == 1
-    assert (handler.start.restart_count, os.environ["HET_ROUND"]) == (1, "2")
 
 
 def test_a_signal_is_no_failure(job: Job) -> None:

@@ -16,7 +16,6 @@ from torch.distributed.elastic.multiprocessing import Std
 
 from hetagent.node.processes import proctree as processes
 from hetagent.node.processes.proctree import find_by_incarnation
-from hetagent.workers.leftovers import OrphanReaper
 
 HELPER = "mkfifo done; setsid sh -c 'echo $$ > helper; read x < done; touch uploaded' &"
 """A detached helper of a worker, such as the upload of a checkpoint."""
@@ -111,23 +110,6 @@ def test_workers_that_do_not_die_are_told_and_the_agent_leaves_in_good_order(
     assert made.guardian.pid is None, "it was dismissed"
     node = made.group()["nodes"][0]
     assert (node["state"], node["reason"]["message"]) == ("left", "its agent got SIGTERM")
-
-
-def test_a_process_that_got_the_pid_of_one_that_did_not_die_is_not_taken_for_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    said: list[str] = []
-    left = OrphanReaper("none", said.append)
-    found = processes.list_processes()[os.getpid()]
-    left.note_stuck([found.pid])
-    assert left.describe_stuck().startswith(f"{found.pid} (state ")
-    monkeypatch.setattr(processes, "list_processes", lambda: {found.pid: replace(found, parent=1)})
-    assert left.describe_stuck(), "its parent has died"
-    monkeypatch.setattr(
-        processes, "list_processes", lambda: {found.pid: replace(found, started=found.started + 1)}
-    )
-    assert left.describe_stuck() == ""
-    assert len(said) == 1
 
 
 def test_a_worker_that_hangs_in_the_kernel_takes_its_node_out_of_the_job(

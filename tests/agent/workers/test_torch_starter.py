@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 from tests.agent.rig import soon
 from tests.agent.workers.test_store import start
-from tests.support.cluster import wait_for
 from torch.distributed import HashStore
 from torch.distributed.elastic.agent.server import local_elastic_agent
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SubprocessContext
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 from torch.distributed.elastic.timer import FileTimerRequest, FileTimerServer
 
@@ -229,26 +228,3 @@ def test_a_watchdog_kills_a_worker_whose_timer_has_expired(
     made.started.clear()
     made.starter.end_round(None)
     assert not pipe.exists(), "each round has a watchdog of its own"
-
-
-def test_a_start_that_fails_leaves_no_watchdog(
-    ours: Callable[..., Ours], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pipe = tmp_path / "timer"
-    monkeypatch.setenv("TORCHELASTIC_ENABLE_FILE_TIMER", "1")
-    monkeypatch.setenv("TORCHELASTIC_TIMER_FILE", str(pipe))
-
-    def is_read() -> bool:
-        with contextlib.suppress(OSError):
-            os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
-            return True
-        return False
-
-    def fail(context: SubprocessContext) -> None:
-        wait_for(is_read, "the watchdog, which fails if the pipe is removed before it is there")
-        raise OSError(12, "Cannot allocate memory")
-
-    monkeypatch.setattr(SubprocessContext, "_start", fail)
-    with pytest.raises(OSError, match="Cannot allocate"):
-        ours().start()
-    assert not pipe.exists()

@@ -175,20 +175,6 @@ def test_what_is_stopped_is_killed_instead_of_waited_for(round_: Round, tmp_path
     assert ended == {0: (None, "SIGKILL"), 1: (7, None), 2: (7, None)}
 
 
-def test_a_signal_to_those_who_are_gone_or_not_ours_is_no_error(
-    round_: Round, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = round_.start("exit 0")
-    round_.ends(1)
-    made.send(signal.SIGTERM)
-
-    def refuse(pid: int, signum: int) -> None:
-        raise PermissionError
-
-    monkeypatch.setattr(os, "killpg", refuse)
-    made.send(signal.SIGTERM)
-
-
 def test_an_exception_counts_from_when_it_was_raised(round_: Round, tmp_path: Path) -> None:
     made = round_.start(f"touch {tmp_path}/0.json; sleep 0.4; exit 1", "sleep 0.4; exit 1", "exit 1")
     (tmp_path / "2.json").symlink_to(

@@ -43,14 +43,6 @@ def test_it_is_asked_beside_the_open_poll_until_a_server_answers(bench: Bench) -
     assert len(answers) == 1
 
 
-def test_of_a_round_that_is_over_or_without_a_server_nothing_is_answered(bench: Bench) -> None:
-    assert ask(bench, round_number=7) == [None]
-    bench.away(problem(409, "stale_incarnation"))
-    answers = [ask(bench), ask(bench)]
-    bench.run(3)
-    assert [*answers, ask(bench)] == [[None]] * 3
-
-
 @pytest.mark.parametrize("error", [REFUSED, problem(404, "no_such_route"), problem(503, "unavailable")])
 def test_what_nobody_waits_for_is_sent_once(bench: Bench, error: HetError) -> None:
     bench.session.send(Report(STACKS, partial(StacksRequest, number=1, stacks=())), bench.now)

@@ -20,15 +20,13 @@ from tests.support.cluster import wait_for
 from hetagent.launch.mpi.mpirun import DAEMON
 from hetagent.session import preflight
 from hetagent.session.connection import ServerConnection
-from hetagent.session.requests import Report, round_report
+from hetagent.session.requests import Report
 from hetagent.session.session import Session
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import HetError, Problem, Unreachable
-from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.progress import PollRequest
 from hetrdzv.protocol.requests import DaemonRequest, JoinRequest
 from hetrdzv.protocol.routes import Route
-from hetrdzv.protocol.states import ReportKind
 
 
 def directive(kind: str, round_number: int = 0) -> Directive:
@@ -118,21 +116,6 @@ def talk() -> Iterator[Talk]:
     made.line.leave("the test is over", 10.0)
     made.line.close()
     assert not [thread for thread in threading.enumerate() if thread.name == "hetagent-server"]
-
-
-def test_what_the_agent_says_arrives(talk: Talk) -> None:
-    talk.begin()
-    talk.client.says = start(1)
-    wait_for(lambda: [one for one in talk.news() if one.kind == "start"])
-    talk.line.send(round_report(ReportKind.STARTED, 1))
-    failure = Failure(local_rank=0, rank=0, exit_code=3)
-    talk.line.send(round_report(ReportKind.FAILED, 1, failure=failure), time.monotonic() - 2)
-    told = wait_for(lambda: len(talk.client.heard("report")) == 2 and talk.client.heard("report"))
-    assert [report.kind for report in told] == ["started", "failed"]
-    assert 2 <= told[1].age_s < 5
-    talk.line.leave("done", 5.0)
-    assert talk.client.heard("leave") == ["done"]
-    talk.line.send(round_report(ReportKind.STARTED, 1))  # harmless afterwards
 
 
 def test_a_start_waits_until_the_master_is_reached(talk: Talk) -> None:

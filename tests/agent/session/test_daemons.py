@@ -1,6 +1,5 @@
 """The daemon that a round's master has another member run (Open MPI's orted)."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -27,13 +26,12 @@ def of_two(bench: Bench, other: str, *, wants_daemon: bool = True) -> Bench:
     return bench
 
 
-def from_master(words: Sequence[str] = ORTED, number: int = 1) -> commands.StartDaemon:
-    return commands.StartDaemon(node_id="b", master="a", incarnation="j", round=number, words=tuple(words))
+FROM_MASTER = commands.StartDaemon(node_id="b", master="a", incarnation="j", round=1, words=ORTED)
 
 
-def ask(bench: Bench, *, round_number: int = 1, target: str = "b", pump: bool = True) -> list[Answer]:
+def ask(bench: Bench, *, target: str = "b", pump: bool = True) -> list[Answer]:
     """The master of a round has another member run a daemon; gets the answers."""
-    body = partial(DaemonRequest, master="a", round=round_number, words=("orted", "1"))
+    body = partial(DaemonRequest, master="a", round=1, words=("orted", "1"))
     answers: list[Answer] = []
     bench.session.send(Report(DAEMON, body, to=target, answered=answers.append), bench.now)
     if pump:
@@ -49,7 +47,7 @@ def member() -> Bench:
 def test_a_running_round_is_told_its_daemon_once(member: Bench) -> None:
     assert member.last.start is not None
     assert member.last.start.daemon is None
-    member.do(from_master())
+    member.do(FROM_MASTER)
     member.run(1)
     assert member.kinds == [("start", 1), ("start", 1)]
     assert member.last.start is not None
@@ -65,7 +63,7 @@ def test_a_running_round_is_told_its_daemon_once(member: Bench) -> None:
 def test_a_daemon_that_comes_after_a_stop_is_not_handed_out(member: Bench) -> None:
     late = next(request for request, _ in member.flight if isinstance(request, Poll))
     member.flight = [one for one in member.flight if one[0] is not late]
-    member.server.do(from_master(), member.now)
+    member.server.do(FROM_MASTER, member.now)
     answer = member.execute(late)
     member.server.do(commands.Restart(), member.now)
     member.reports("started")  # its answer is the stop

@@ -1,16 +1,13 @@
 """Replies that are lost, late, duplicated or out of order: rounds only grow, and nothing is told twice."""
 
-import random
 from dataclasses import replace
 
 import pytest
 from tests.agent.session.driver import REFUSED, SPEC, Bench
 
 from hetagent.session.requests import Join
-from hetagent.session.session import Session
 from hetrdzv.core import commands
 from hetrdzv.protocol.requests import SpecFields
-from hetrdzv.protocol.states import DirectiveKind
 
 
 @pytest.mark.parametrize("join_first", [False, True])
@@ -79,39 +76,6 @@ def test_a_start_while_an_older_round_runs_stops_that_first(bench: Bench) -> Non
     (join,) = bench.send()
     bench.receive(join, start)
     assert bench.kinds[2:] == [("start", 2)]
-
-
-def test_a_server_that_answers_every_poll_at_once_is_not_polled_without_pause(bench: Bench) -> None:
-    bench.ready()
-    bench.flight.clear()
-    bench.session = Session("g", "a", bench.session.offer, random.Random(1))
-    bench.session.set_ready(0, 1, 1, bench.now)
-    until, count = bench.now + 10, 0
-    while bench.now < until:
-        for request in bench.send():
-            count += 1
-            bench.receive(request, bench.execute(request))
-        bench.now = max(bench.now, bench.session.next_wakeup() or until)
-    assert count < 110
-
-
-def test_a_node_that_is_always_held_for_lost_joins_again_with_pauses() -> None:
-    bench = Bench(spec=SpecFields(min_nodes=2))
-    bench.ready()
-    lost = replace(
-        bench.server.told("a", bench.now), kind=DirectiveKind.STOP, code="lost", version="1.stop.0.lost"
-    )
-    bench.flight.clear()
-    bench.session = Session("g", "a", bench.session.offer, random.Random(1))
-    bench.session.set_ready(0, 1, 1, bench.now)
-    until, joins = bench.now + 10, 0
-    while bench.now < until:
-        for request in bench.send():
-            joins += isinstance(request, Join)
-            bench.receive(request, lost)
-        bench.now = max(bench.now, bench.session.next_wakeup() or until)
-    assert 20 < joins < 40
-    assert [one for one in bench.kinds if one[0] != "wait"] == []
 
 
 def test_a_lost_node_whose_workers_do_not_run_is_back_by_itself() -> None:

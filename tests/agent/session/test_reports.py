@@ -1,11 +1,8 @@
 """Reports go out in order, each until it is delivered or no longer matters."""
 
-import itertools
-
 import pytest
 from tests.agent.session.driver import (
     FAILURE,
-    REFUSED,
     Bench,
     on_route,
     problem,
@@ -34,28 +31,6 @@ def test_reports_go_out_in_order_and_their_age_is_that_at_sending(bench: Bench) 
     assert failure is not None
     assert failure.at == pytest.approx(seen_at)
     assert bench.kinds == [("start", 1), ("stop", 1)]
-
-
-def test_pauses_grow_to_two_seconds_with_jitter(bench: Bench) -> None:
-    bench.started()
-    bench.run(3)
-    bench.away()
-    bench.reports("succeeded")
-    moments = []
-    for number in range(12):
-        sent = bench.send() + ([bench.flight[0][0]] if number == 0 else [])
-        assert on_route(sent[:1], REPORT)
-        moments.append(bench.now)
-        for request in sent:
-            bench.receive(request, REFUSED)
-        wakeup = bench.session.next_wakeup()
-        assert wakeup is not None
-        assert wakeup > bench.now
-        bench.now = wakeup
-    pauses = [after - before for before, after in itertools.pairwise(moments)]
-    assert 0.05 <= pauses[0] <= 0.1
-    assert all(1.0 <= pause <= 2.0 for pause in pauses[5:])
-    assert len({round(pause, 6) for pause in pauses[5:]}) > 3
 
 
 def test_a_join_waits_until_the_reports_before_it_are_settled(bench: Bench) -> None:

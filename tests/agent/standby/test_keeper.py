@@ -1,7 +1,5 @@
 """There is a standby for each local rank, in time, and what goes wrong costs no restart."""
 
-import os
-import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -81,17 +79,6 @@ def program(tmp_path: Path) -> Program:
     return standbys.program(str(tmp_path / "s.py"))
 
 
-def test_one_that_dies_is_replaced(keep: Callable[..., Kept], program: Program) -> None:
-    kept = keep("imported")
-    kept.standbys.start_predicted([program])
-    pids = [kept.ready(0)[0]]
-    for _ in range(keeper.ATTEMPTS + 1):  # those that were ready do not count
-        os.kill(pids[-1], signal.SIGKILL)
-        pids.append(wait_for(lambda: {*kept.standbys.pids().values()} - {*pids}, "another one").pop())
-    assert len(set(pids)) == len(pids)
-    assert kept.told == []
-
-
 def test_three_that_die_while_they_import_are_the_last(
     keep: Callable[..., Kept], program: Program, tmp_path: Path
 ) -> None:
@@ -151,18 +138,3 @@ def test_memory_that_is_short_is_said_once_and_waited_for(
     monkeypatch.setattr(keeper, "NEEDED_BYTES", 1)
     kept.ready(0)
     assert len(kept.told) == 1
-
-
-def test_taking_and_dying_at_the_same_time(keep: Callable[..., Kept], program: Program) -> None:
-    """Whatever comes first, there is a worker or there is none, and nobody is left over."""
-    kept = keep("imported")
-    kept.standbys.start_predicted([program])
-    for _ in range(15):
-        pid = kept.ready(0)[0]
-        killer = threading.Thread(target=os.kill, args=(pid, signal.SIGKILL))
-        killer.start()
-        worker = kept.take(0, program)
-        if worker is not None:
-            assert standbys.ended(worker) in (0, -signal.SIGKILL)
-        killer.join()
-    assert all("cannot use the standby of local rank 0" in line for line in kept.told)

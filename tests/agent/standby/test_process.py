@@ -186,21 +186,6 @@ def test_a_module_that_starts_cuda(program: Program, tmp_path: Path) -> None:
     standby.kill()
 
 
-def test_a_module_of_the_script_that_has_the_name_of_one_that_the_standby_needs(
-    program: Program, tmp_path: Path
-) -> None:
-    """As it would break torch in a plain start; the standby dies, the worker starts without it."""
-    (tmp_path / "json.py").write_text("raise RuntimeError('not that json')")
-    try:
-        standby = Standby(program, ["imported"])
-    except OSError:
-        return
-    assert not standbys.receive(standby)
-    wait_for(lambda: standby.process.poll() is not None, "its end")
-    assert "not that json" in standby.last_stderr_line()
-    standby.kill()
-
-
 def test_what_its_imports_have_started_ends_with_it(program: Program, tmp_path: Path) -> None:
     (tmp_path / "starts.py").write_text("import os, subprocess\nsubprocess.Popen(['sleep', '300'])")
     standby = standbys.ready(program, ["starts"])

@@ -333,25 +333,6 @@ def test_a_job_goes_on_when_nobody_reads_its_output(hetagent: Start, tmp_path: P
 
 
 @pytest.mark.long
-def test_a_signal_ends_an_agent_whose_output_nobody_reads(hetagent: Start, tmp_path: Path) -> None:
-    """Less, or a pipe to a program that hangs; both streams go there."""
-    reader, writer = os.pipe()
-    flood = "head -c 300000 /dev/zero | tr '\\0' '\\n'"
-    words = ("--no-python", "sh", "-c", f"{flood}; {flood} >&2; echo $$$$ > worker; exec sleep 100")
-    process = hetagent(*STANDALONE, "--tee", "3", *words, stdout=writer, stderr=writer)
-    os.close(writer)
-    worker = worker_of(tmp_path)
-    try:
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 128 + signal.SIGTERM
-        assert not worker.is_running()
-    finally:
-        process.kill()
-        process.wait()
-        os.close(reader)
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("ends", ["well", "by SIGTERM"])
 def test_an_agent_that_a_script_starts_in_the_background_ignores_sigint(tmp_path: Path, ends: str) -> None:
     """A shell without job control ignores SIGINT and SIGQUIT for `hetagent ... &`, and Python leaves it at that."""

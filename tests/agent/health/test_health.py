@@ -1,6 +1,5 @@
 """Before a node says that it is ready: its GPUs are there, and the site's own check passes."""
 
-import contextlib
 import signal
 import threading
 import uuid
@@ -13,7 +12,7 @@ from tests.agent.rig import Make, OtherNode, is_alive, soon
 from tests.support.fuse import DeadFiles
 
 from hetagent.health import gpus, node_check
-from hetagent.health.checks import HEALTHY, HealthChecks, HealthResult
+from hetagent.health.checks import HEALTHY, HealthResult
 from hetagent.health.node_check import MOST_CHARACTERS, NodeCheck
 from hetagent.node.gpu.discovery import GpuBroken, Usage
 from hetagent.node.processes import proctree as processes
@@ -131,20 +130,6 @@ def test_the_guardian_ends_a_check_as_well(tmp_path: Path) -> None:
     assert processes.kill_all_of("hready-test-guardian") == []
     thread.join(20)
     assert not thread.is_alive()
-
-
-# -- in a thread ---------------------------------------------------------------------------------------------
-
-
-def test_a_mistake_of_ours_is_said() -> None:
-    def fail(cancelled: threading.Event) -> HealthResult:
-        raise LookupError("x")
-
-    with contextlib.closing(HealthChecks([fail], NodeCheck("exit 3", MINE).run)) as checks:
-        checks.run()
-        [found] = soon(checks.take_results, "a verdict")
-    assert found.fatal
-    assert found.why == "checking whether it is ready failed, which is a bug: LookupError: x"
 
 
 # -- under an agent ------------------------------------------------------------------------------------------

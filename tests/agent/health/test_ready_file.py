@@ -54,20 +54,6 @@ def test_a_server_that_is_away_has_the_node_still_and_one_that_forgot_it_has_not
     assert bench.session.is_member == known
 
 
-def test_a_change_that_comes_late_makes_no_file_and_a_disk_that_fails_later_is_told(tmp_path: Path) -> None:
-    said: list[str] = []
-    folder = tmp_path / "gone"
-    folder.mkdir()
-    ready = ReadyFile(folder / "ready", said.append)
-    folder.rmdir()
-    ready.update(True)
-    assert said == [f"--ready-file {folder}/ready: No such file or directory"]
-    folder.mkdir()
-    ready.close()
-    ready.update(True)
-    assert not (folder / "ready").exists()
-
-
 def test_a_file_that_cannot_be_made_is_refused_and_one_that_is_something_else_stays(tmp_path: Path) -> None:
     """Where the value was forgotten, the script is taken for it."""
     script = tmp_path / "train.py"

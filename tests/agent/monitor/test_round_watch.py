@@ -152,53 +152,6 @@ def test_who_is_behind_where_and_in_which_state(pair: Pair) -> None:
     assert time.monotonic() - begun < 30
 
 
-OUT_OF_DESCRIPTORS = """
-import os, resource, subprocess, sys, time
-from hetagent.monitor.round_watch import RoundWatch
-
-said, told = [], []
-watch = RoundWatch(1, 2, lambda: told.append(watch.progress().workers[0]), cpu=True, log=said.append)
-command = 'i=0; while :; do i=$((i+1)); echo $i > "$HET_PROGRESS_FILE"; sleep 0.05; done'
-worker = subprocess.Popen(["sh", "-c", command], env=os.environ | watch.environ(0))
-
-def until(what):
-    end = time.monotonic() + 60
-    while not what(watch.progress().workers[0]):
-        assert time.monotonic() < end, watch.progress()
-        time.sleep(0.01)
-
-watch.begin({0: worker.pid}, 1)  # of rank 0 the server would hear that it moves
-until(lambda one: one.step)
-taken = []
-resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-try:
-    while True:
-        taken.append(os.open(os.devnull, os.O_RDONLY))
-except OSError:
-    pass
-until(lambda one: one.unseen)
-gone = watch.progress().workers[0]
-assert "Too many open files" in gone.unseen, gone
-assert (gone.state, gone.step, gone.still) == ("unknown", None, False), gone
-until(lambda one: len(told) == 1)
-for fd in taken:
-    os.close(fd)
-until(lambda one: one.step)
-until(lambda one: len(told) == 2)
-assert [bool(one.unseen) for one in told] == [True, False], told
-assert len(said) == 1 and "Too many open files" in said[0], said
-worker.kill()
-worker.wait()
-watch.close()
-"""
-
-
-def test_an_agent_without_descriptors_knows_nothing_says_so_once_and_goes_on(tmp_path: Path) -> None:
-    """Its watch ended there, and the last it had seen went on being told; a file that it could not open was empty."""
-    environ = os.environ | {"TMPDIR": str(tmp_path)}
-    subprocess.run([sys.executable, "-c", OUT_OF_DESCRIPTORS], env=environ, check=True, timeout=100)
-
-
 @pytest.mark.parametrize(
     ("torch", "release", "world_size", "known"),
     [

@@ -129,14 +129,6 @@ def test_streams_that_go_into_files_are_shown_apart(rig: Make) -> None:
     assert [(one["text"], one["stderr"]) for one in logs] == [("loss 3", "warning")]
 
 
-def test_workers_that_cannot_be_started_leave_nothing_behind(rig: Make, tmp_path: Path) -> None:
-    made = rig(SAYS, watches=True, max_restarts=0)
-    (tmp_path / "logs").mkdir(exist_ok=True)
-    made.launch.environ = lambda *_: 1 / 0  # type: ignore[method-assign, assignment, return-value]
-    assert made.run() == 1
-    assert list(tmp_path.glob(f"{marked_prefix(PREFIX)}*")) == []
-
-
 def test_logs_are_the_end_in_whole_lines_of_both_streams_without_secrets() -> None:
     written = {
         0: None,

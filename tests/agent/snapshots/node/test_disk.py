@@ -227,20 +227,6 @@ def test_what_workers_took_for_the_disk_is_written_once(node: Node, monkeypatch:
     assert node.disk._due_at > time.monotonic() + 590
 
 
-def test_one_whose_memory_was_taken_is_no_news_and_a_later_one_is_written_at_once(node: Node) -> None:
-    stamp = node.holds(10, 0)
-    slot = node.memory.slots()[stamp]
-    node.disk._begin(slot, [0])
-    assert node.disk.writing == slot.stamp
-    slot.path.unlink()
-    while node.disk.writing is not None:
-        time.sleep(0.01)
-        node.disk._reap()
-    assert node.said == []
-    assert node.disk.not_written is None
-    assert node.disk.wants_next_snapshot
-
-
 # -- the last one ----------------------------------------------------------------------------------------------
 
 

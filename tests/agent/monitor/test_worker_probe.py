@@ -148,6 +148,8 @@ def test_why_torchs_server_could_not_be_opened_is_said(make: Callable[[list[str]
         ("200 OK", "x" * 160_000, None, "cannot be asked: its answer is too long"),
         ("200 OK", "<html>", None, "gives an unexpected answer: "),
         ("200 OK", "[" * 100_000, None, "gives an unexpected answer: "),
+        ("200 OK", "[]", None, "gives an unexpected answer: "),
+        ("200 OK", '{"entries": [{}]}', None, "gives an unexpected answer: "),
         ("200 OK", '{"pg_status": {"0": {}}}', None, "gives an unexpected answer: "),
     ],
 )

@@ -1,5 +1,8 @@
 """A node that is not ready says so, and when it is: once, in any order of messages."""
 
+from dataclasses import replace
+
+import pytest
 from tests.agent.session.driver import Bench
 
 from hetagent.session.requests import Join
@@ -62,3 +65,18 @@ def test_once_a_round_has_begun_with_it_a_verdict_changes_nothing(bench: Bench) 
     bench.run(3)
     assert bench.group.nodes["a"].phase is NodePhase.STARTING
     assert joins(bench) == [""]
+
+
+@pytest.mark.parametrize("late", [WHY, ""])
+def test_a_late_message_that_says_the_reverse_is_corrected(late: str) -> None:
+    bench = Bench(spec=TWO)
+    ready(bench, late)
+    first = next(one for one in bench.sent if isinstance(one, Join))
+    wanted = "" if late else WHY
+    change(bench, wanted)
+    bench.execute(replace(first))
+    assert bench.group.nodes["a"].not_ready == late
+    bench.run(6)
+    assert bench.group.nodes["a"].not_ready == wanted
+    bench.run(60)
+    assert len(joins(bench)) == 3

@@ -199,42 +199,26 @@ def test_nothing_stays_open_when_it_has_ended() -> None:
 # -- what torch copies (--tee) -----------------------------------------------------------------------------------
 
 
-class Pipe:
-    """A console that somebody may read, or not."""
-
-    def __init__(self) -> None:
-        self.reading, writing = os.pipe()
-        self.console = os.fdopen(writing, "w")
-
-    def read(self) -> bytes:
-        return os.read(self.reading, 65_536)
-
-    def close(self) -> None:
-        reader = threading.Thread(target=lambda: deque(iter(self.read, b""), maxlen=0))
+def test_a_reader_that_stalls_keeps_neither_the_next_round_nor_the_end_of_the_agent_waiting(
+    rig: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, writing = os.pipe()
+    console = os.fdopen(writing, "w")
+    monkeypatch.setattr(sys, "stdout", console)
+    monkeypatch.setattr(output, "WAIT_S", 0.5)
+    made = rig("head -c 600000 /dev/zero | tr '\\0' 'x\\n'; touch up.$HET_ROUND; exec sleep 100", tee=Std.OUT)
+    try:
+        made.run(
+            *(made.appears("up.1"), made.asks("restart"), made.appears("up.2")),
+            *(lambda: monkeypatch.setattr(output, "WAIT_S", 1000.0), made.gets(signal.SIGTERM)),
+        )
+    finally:
+        reader = threading.Thread(target=lambda: deque(iter(lambda: os.read(reading, 65_536), b""), maxlen=0))
         reader.start()
         soon(lambda: not tails(), "the end of all copying")
         with contextlib.suppress(OSError):
-            self.console.close()
+            console.close()
         reader.join(10)
-        os.close(self.reading)
-
-
-@pytest.fixture
-def pipe() -> Iterator[Pipe]:
-    made = Pipe()
-    yield made
-    made.close()
-
-
-def test_a_reader_that_stalls_keeps_neither_the_next_round_nor_the_end_of_the_agent_waiting(
-    rig: Make, pipe: Pipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "stdout", pipe.console)
-    monkeypatch.setattr(output, "WAIT_S", 0.5)
-    made = rig("head -c 600000 /dev/zero | tr '\\0' 'x\\n'; touch up.$HET_ROUND; exec sleep 100", tee=Std.OUT)
-    made.run(
-        *(made.appears("up.1"), made.asks("restart"), made.appears("up.2")),
-        *(lambda: monkeypatch.setattr(output, "WAIT_S", 1000.0), made.gets(signal.SIGTERM)),
-    )
+        os.close(reading)
     assert made.said.count("console is blocked; continuing without waiting for the workers' output") == 2
     assert made.agent.shutdown.ended_by == "SIGTERM"

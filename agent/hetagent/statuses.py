@@ -27,7 +27,7 @@ SIGNAL = 128
 """And the number of the signal that the agent got."""
 
 NO_SERVER = ("unreachable", "no server")
-NO_PLACE = ("refused", "rejected", "left", "last")
+NO_PLACE = ("refused", "replaced", "rejected", "left", "last")
 
 
 def status_of(outcome: "Directive | None", *, fixed: bool) -> int:

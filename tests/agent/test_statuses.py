@@ -32,6 +32,7 @@ def failed(kind: str, exit_code: int | None = None) -> dict[str, Any]:
         ({"code": "unreachable", "exit_code": 1}, 69, 69),
         ({"code": "no server", "exit_code": 1}, 69, 69),
         ({"code": "refused", "exit_code": 1}, 71, 71),
+        ({"code": "replaced", "exit_code": 1}, 71, 71),
         ({"code": "rejected", "exit_code": 1}, 71, 71),
         ({"code": "broken", "exit_code": 1}, 1, 1),
     ],

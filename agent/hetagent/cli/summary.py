@@ -10,7 +10,7 @@ from hetrdzv.protocol.texts.phrasing import clipped
 
 RULE = "=" * 72
 
-REFUSALS = ("refused", "rejected")
+REFUSALS = ("refused", "replaced", "rejected")
 """Codes of an `exit` for a node that may not take part."""
 
 

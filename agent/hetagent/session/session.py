@@ -408,7 +408,7 @@ class Session:
         match request, error.code:
             case _, "stale_incarnation":
                 self._answered(sent_at, now)
-                self.give_up(str(error))
+                self.give_up(str(error), "replaced")
             case SendReport(), "stale_round":
                 self._answered(sent_at, now)
                 self._settle(what, None)

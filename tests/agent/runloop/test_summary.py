@@ -32,6 +32,7 @@ def exit_of(**fields: Any) -> Directive:
             ["outcome  the job succeeded", "round    3, restarts spent 1"],
         ),
         ({"code": "refused", "why": "node id in use", "round": 0}, ["refused  node id in use"]),
+        ({"code": "replaced", "why": "another agent", "round": 0}, ["refused  another agent"]),
         ({"code": "unreachable", "why": "no server answers", "round": 0}, ["ended    no server answers"]),
         ({"code": "drained", "why": "gpu7 was drained", "round": 0}, ["ended    gpu7 was drained"]),
     ],

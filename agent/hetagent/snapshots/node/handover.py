@@ -20,8 +20,8 @@ LOOK_S = 0.05
 SERVES = "serves"
 """What the server says while others need this node."""
 
-GO_ON = ("left", "refused")
-"""What it says if others go on: nodes, or another agent of this one."""
+GO_ON = ("left", "replaced")
+"""What is said if others go on: nodes, or another agent of this one."""
 
 
 def serving_time_s(holdings: Holdings, until: float | None, *, alone: bool) -> float:

@@ -7,11 +7,13 @@ from typing import Any, cast
 
 import pytest
 from tests.agent.rig import soon
+from tests.agent.session.driver import Bench, problem
 from tests.agent.workers.test_store import start
 
 from hetagent.session.connection import ServerConnection
 from hetagent.session.requests import Report
 from hetagent.snapshots.node.handover import SERVES_S, hand_over, serving_time_s
+from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.requests import ReportRequest
 from hetrdzv.protocol.snapshots import HeldSnapshot, Holdings
 from hetrdzv.protocol.states import DirectiveKind, ReportKind
@@ -59,9 +61,37 @@ def test_it_says_what_it_serves_and_waits_until_the_others_have_it() -> None:
     assert gone == [True]
 
 
-@pytest.mark.parametrize(("says", "others"), [("left", True), ("refused", True), ("last", False)])
+@pytest.mark.parametrize(("says", "others"), [("left", True), ("last", False)])
 def test_it_stays_for_nobody_who_is_not_there(says: str, others: bool) -> None:
     assert leaves(Line(says)) is others
+
+
+class Talk:
+    """The line of a session that has a server."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+
+    @property
+    def newest_directive(self) -> Directive:
+        return self._bench.session.newest_directive
+
+    def part(self, report: Report[Any]) -> None:
+        self._bench.session.part(report, self._bench.now)
+        self._bench.pump()
+
+
+@pytest.mark.parametrize(
+    ("status", "refusal", "others"), [(401, "unauthorized", False), (409, "stale_incarnation", True)]
+)
+def test_whose_token_is_refused_is_not_replaced(status: int, refusal: str, others: bool) -> None:
+    """All agents of a job may have the old token: then nobody else writes the last step."""
+    bench = Bench()
+    bench.started()
+    bench.away(problem(status, refusal))
+    bench.run(61)
+    assert bench.last.kind == "exit"
+    assert leaves(cast(Any, Talk(bench))) is others
 
 
 def test_it_stays_no_longer_than_it_may() -> None:

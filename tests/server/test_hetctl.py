@@ -22,13 +22,14 @@ from click.testing import CliRunner
 
 from hetrdzv.cli import hetctl
 from hetrdzv.cli.hetctl import tables, wait
-from hetrdzv.cli.hetctl.describe import TRACEBACK_LINES, Description, description_view
+from hetrdzv.cli.hetctl.describe import TRACEBACK_LINES, Description, description_view, snapshots_table
 from hetrdzv.cli.hetctl.get import groups_view
 from hetrdzv.cli.hetctl.history import rounds_view
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.pages import RECENT_S, GroupReply, GroupsReply, GroupSummary, WorkerReply
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.rounds import RoundRecord, RoundsReply
+from hetrdzv.protocol.snapshots import SnapshotId, SnapshotShown, SnapshotsShown
 from tests.support.servers import ROOT, Hetserver
 
 LONG = "node003.rack12.cluster.example.com"
@@ -428,6 +429,50 @@ def test_nothing_in_a_reply_means_anything_to_a_terminal(ctl: Callable[..., str]
         said = ctl(*words)
         assert "10.0.0.11red" in said or "not ready: red" in said
         assert not set("\x1b\x07\x9b\u202e") & set(said)
+
+
+def test_snapshots_are_listed_and_one_is_chosen(ctl: Callable[..., str], server: Hetserver) -> None:
+    job = Job(server.url, "bert", max_nodes=1)
+    start = job.join("gpu1", 1, "127.0.0.1", snapshots={"key": "secret"})["start"]
+    held = [
+        {"round": 1, "step": step, "world_size": 1, "whole": step < 30, "size": 2_500_000_000}
+        for step in (10, 20, 30)
+    ]
+    holdings = {"origin": start["origin"], "port": 7000, "key": "secret", "held": held}
+    job.ask("POST", "/nodes/gpu1/snapshots", {"incarnation": "gpu1-1", "round": 1, "holdings": holdings})
+    described = ctl("describe", "bert")
+    assert (
+        "STEP ROUND SIZE NODES NOTE "
+        "30 1 2.5 GB gpu1 no node has all that its ranks have alike "
+        "20 1 2.5 GB gpu1 the next round begins here 10 1 2.5 GB gpu1 -"
+    ) in " ".join(described.split())
+    refused = "group 'bert' has no complete snapshot of step 30; there are those of step 20, 10"
+    assert refused in ctl("restart", "bert", "--from", "30", status=1)
+    assert "group 'bert' restarts" in ctl("restart", "bert", "--from", "10")
+    described += ctl("describe", "bert")
+    assert "the next round begins here, as chosen with restart --from" in described
+    assert "step 10 is safe (gpu1)" in described
+    as_json = ctl("describe", "bert", "--json")
+    reply = json.loads(as_json)["snapshots"]
+    assert (reply["next"], reply["wanted"]) == ({"round": 1, "step": 10, "origin": None}, True)
+    assert "secret" not in described + as_json
+
+
+def test_what_is_not_copied_yet_is_not_all_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)  # no line is folded
+    newest, older = SnapshotId(round=1, step=20), SnapshotId(round=1, step=10)
+    kept = tuple(SnapshotShown(stamp=stamp, world_size=2, sharded=True) for stamp in (newest, older))
+
+    def notes(safe: SnapshotId | None) -> list[str]:
+        reply = SnapshotsShown(group_id="bert", next=newest, safe=safe, snapshots=kept)
+        return [line.split("nobody")[1].strip() for line in tables.lines(snapshots_table(reply))[1:]]
+
+    here = "the next round begins here"
+    assert notes(newest) == [here, "-"]
+    assert notes(older) == [here, f"{here} if a node is lost"]
+    assert notes(None) == [f"{here}; or anew if a node is lost", "-"]
+    kept = (replace(kept[0], lack="a part is gone"), *kept)  # memory lacks a part that the disk has
+    assert notes(newest)[:2] == ["a part is gone", here]
 
 
 def test_wait_returns_when_the_group_is_there(ctl: Callable[..., str], job: Job) -> None:

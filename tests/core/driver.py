@@ -1,5 +1,6 @@
 """A group driven by hand: commands in, directives and events out, time a number that is added to."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -24,9 +25,12 @@ from hetrdzv.core.invariants import check
 from hetrdzv.core.model import Group, Node, Round, Stall
 from hetrdzv.core.why import why
 from hetrdzv.protocol.directive import Directive, Start
-from hetrdzv.protocol.failure import Failure, RootCause
+from hetrdzv.protocol.failure import EarlierExits, Failure, RootCause
+from hetrdzv.protocol.reasons import ends
 from hetrdzv.protocol.reasons.reason import Reason, full_text
+from hetrdzv.protocol.reasons.waiting import Ready
 from hetrdzv.protocol.states import ReportKind
+from hetrdzv.protocol.texts.who import Nodes
 from tests.core.leases import deadline, step
 from tests.support.hangs import behind
 
@@ -224,3 +228,19 @@ def running(*node_ids: str, **spec: Any) -> Story:
     story.started(*node_ids)
     assert story.group.state == "running", story.why
     return story
+
+
+# -- why a story's group or one of its nodes waits, for tests that compare reasons ---------------------------
+
+
+def ready(node_ids: Iterable[str], want: int, slots: int | None = None) -> Ready:
+    """These nodes are ready, of so many, or with so many slots."""
+    return Ready(Nodes.of(node_ids), want, slots)
+
+
+def failed(
+    node_id: str, rank: int = 0, exit_code: int | None = 1, before: EarlierExits | None = None, **more: Any
+) -> Reason:
+    """Why a round ends of which a worker has failed as `Story.failed` says."""
+    fields = {"local_rank": 0, "message": "Traceback: boom", **more}
+    return ends.worker_failed(node_id, Failure(rank=rank, exit_code=exit_code, **fields), before)

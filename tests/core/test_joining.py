@@ -12,8 +12,7 @@ from hetrdzv.protocol.errors import (
 )
 from hetrdzv.protocol.reasons import ends, events, waiting
 from hetrdzv.protocol.reasons.reason import ReasonCode
-from tests.core.driver import Story, bare, running
-from tests.core.explained import ready
+from tests.core.driver import Story, bare, ready, running
 from tests.core.script import fact, play
 
 CASES = {

@@ -9,8 +9,7 @@ from hetrdzv.protocol.failure import EarlierExits
 from hetrdzv.protocol.reasons import ends, events, waiting
 from hetrdzv.protocol.reasons.reason import ReasonCode
 from hetrdzv.protocol.texts.who import Nodes
-from tests.core.driver import Story, running
-from tests.core.explained import failed, ready
+from tests.core.driver import Story, failed, ready, running
 from tests.core.script import fact, play
 
 COSTS = {

@@ -8,8 +8,7 @@ from hetrdzv.core.commands import Renew, Tick
 from hetrdzv.core.why import why_ended
 from hetrdzv.protocol.reasons import ends, events, waiting
 from hetrdzv.protocol.reasons.reason import ReasonCode
-from tests.core.driver import Story, running
-from tests.core.explained import ready
+from tests.core.driver import Story, ready, running
 from tests.core.leases import step
 from tests.core.script import fact, play
 

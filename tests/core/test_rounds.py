@@ -6,9 +6,8 @@ import pytest
 
 from hetrdzv.core.commands import Renew, Tick
 from hetrdzv.core.why import why_ended
-from hetrdzv.protocol.reasons import ends, events, waiting
-from hetrdzv.protocol.reasons.reason import ReasonCode
-from tests.core.driver import Story, ready, running
+from hetrdzv.protocol.reasons import ends, events
+from tests.core.driver import Story, running
 from tests.core.leases import step
 from tests.core.script import fact, play
 
@@ -17,6 +16,9 @@ CASES = {
         group min_nodes=1 max_nodes=2
         join a; why = last_call a; until = 10
         join b; told b = start round_formed; said started_unbounded = 0""",
+    "the first round waits for the last call": """
+        group min_nodes=2; join a 8; told a = wait waiting; why = too_few_nodes; until = 600; join b 4
+        why a = last_call a b; until = 10; wait 9.99; state = waiting; wait 0.01; order = a b; world = 12""",
     "an unbounded one says so": "group last_call_s=0; join a; said started_unbounded = 1",
     "a suspect is waited for": """
         group min_nodes=1; joins a b; wait 9.5; cut b; wait 0.5
@@ -117,22 +119,6 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_rounds(case: str) -> None:
     play(CASES[case])
-
-
-def test_first_round_waits_for_the_last_call() -> None:
-    story = Story(min_nodes=2)
-    told = story.join("a", 8)
-    assert (told.kind, told.code) == ("wait", "waiting")
-    assert told.reason == waiting.too_few(ready("a", 2), 1, until=story.now + 600)
-    assert story.join("b", 4).reason == ReasonCode.LAST_CALL.reason(
-        "a", "b", ready=ready("ab", 2), until=story.now + 10
-    )
-    story.wait(9.99)
-    assert story.group.state == "waiting"
-    story.wait(0.01)
-    starts = [story.start("a"), story.start("b")]
-    assert [(one.group_rank, one.rank_offset, one.world_size) for one in starts] == [(0, 0, 12), (1, 8, 12)]
-    assert [one.master.node_id for one in starts] == ["a", "a"]
 
 
 @pytest.mark.parametrize(

@@ -326,25 +326,6 @@ async def test_a_deleted_group_leaves_nothing_behind() -> None:
 # -- loading -----------------------------------------------------------------------------------------------
 
 
-async def test_another_service_finds_everything_and_every_node_has_a_full_lease() -> None:
-    clock = HandClock()
-    async with serving(clock=clock) as (service, store):
-        before = await two_nodes(service)
-        clock.pass_by(service, 4.0)
-        snapshot = await store.load()
-    async with serving(FaultyStore(snapshot), clock) as (service, _):
-        after = service.group("g")
-        assert {n: replace(node, heard_at=0.0) for n, node in after.nodes.items()} == {
-            n: replace(node, heard_at=0.0) for n, node in before.nodes.items()
-        }
-        assert all(service.leases.heard_at(after, node) == service.now() for node in after.nodes.values())
-        assert service.history("g")[1] > 0
-        clock.pass_by(service, 4.9)
-        assert not (await service.execute("g", Tick())).nodes["a"].gone
-        clock.pass_by(service, 0.5)
-        assert (await service.execute("g", Tick())).nodes["a"].phase is NodePhase.LOST
-
-
 async def test_a_stop_answers_polls_and_what_is_being_committed() -> None:
     async with serving() as (service, store):
         await two_nodes(service)

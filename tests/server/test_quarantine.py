@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from secrets import token_hex
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from hetrdzv.core.rounds.transitions import StepContext
 from hetrdzv.protocol.errors import GroupQuarantined, ServerFault, StaleRound, UnknownGroup
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.service import service as service_module
+from hetrdzv.storage import base
 from hetrdzv.storage.base import Snapshot
 from tests.support.served import FaultyStore, api, join, serving, settled, started, two_nodes
 
@@ -65,6 +67,20 @@ async def test_a_turn_that_led_to_what_cannot_be_kept_is_refused_in_its_group_al
         await service.execute("g", join("b"))  # it tries again, and the other has gone
         assert service.group("g").nodes.keys() == {"a", "b"}
         await loads_again(store)
+
+
+async def test_a_record_that_no_store_takes_is_refused_in_its_group_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Names of nodes that have nothing in common may make a record of many megabytes."""
+    monkeypatch.setattr(base, "MAX_RECORD", 3_000)
+    async with serving() as (service, _):
+        for _ in range(3):  # its agents try again
+            bad = [service.execute("g", join(token_hex(60), max_nodes=40, last_call_s=0)) for _ in range(40)]
+            good = [service.execute(f"h{n}", join(token_hex(4), min_nodes=2)) for n in range(5)]
+            done = await asyncio.gather(*bad, *good, return_exceptions=True)
+            assert [type(each) for each in done[40:]] == [Group] * 5
+        assert "too large" in str(done[0])
 
 
 async def test_a_group_that_cannot_go_on_is_set_aside_and_deleted(monkeypatch: pytest.MonkeyPatch) -> None:

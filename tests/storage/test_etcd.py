@@ -183,7 +183,7 @@ async def test_a_leader_may_take_over_while_another_takes_over(cluster: EtcdClus
     """The log of a dead leader is applied by the next, which dies on the way, and so on."""
     async with AsyncExitStack() as stack:
         servers = Cluster(cluster, stack)
-        done, _ = await broken(servers, 5, answers=False)  # committed, and one part applied
+        done, _ = await broken(servers, 6, answers=False)  # committed, and one part applied
         assert not done
         for through in range(1, 20):
             wire, _, store = await servers.lead()
@@ -200,13 +200,11 @@ async def test_a_leader_may_take_over_while_another_takes_over(cluster: EtcdClus
         assert await servers.found() == Snapshot({**AFTER.records, "small": b"1"}, 3.0)
 
 
-async def test_long_values_are_compressed_and_one_that_is_too_long_is_refused(servers: Cluster) -> None:
+async def test_long_values_are_compressed(servers: Cluster) -> None:
     wire, _, store = await servers.lead()
     for size in (10 * LARGE_VALUE, LARGE_VALUE, LARGE_VALUE + 1, 4_000_000, 0):
         await store.commit(batch(3.0, value=b"v" * size, beside=b"1"))
         assert (await store.load()).records == {"value": b"v" * size, "beside": b"1"}
-    with pytest.raises(NothingWritten, match="the record value is too large for etcd"):
-        await store.commit(batch(4.0, value=random.Random(1).randbytes(1_500_000)))
     await store.commit(batch(4.0, frozenset({"value", "beside"})))
     start = wire.key("records/")
     assert (await wire.page(start, start + b"\xff", 0, 9, within_s=5.0))[0] == []
@@ -217,7 +215,7 @@ async def test_long_values_are_compressed_and_one_that_is_too_long_is_refused(se
     ("flag", "puts"),
     [
         ("--max-request-bytes=100000", {"a": random.Random(1).randbytes(300_000)}),
-        ("--max-txn-ops=64", {f"k{n}": b"x" for n in range(100)}),
+        ("--max-txn-ops=64", {f"k{n}": b"x" for n in range(300)}),
     ],
 )
 async def test_what_is_too_much_for_this_etcd_is_refused_and_nothing_written(

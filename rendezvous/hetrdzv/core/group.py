@@ -503,7 +503,7 @@ def _cancel(context: StepContext, command: Cancel) -> None:
     if group.state is GroupState.CANCELLED:
         return
     if group.state.terminal:
-        raise Refused(f"group '{group.group_id}' has already {group.state}: there is nothing to cancel")
+        raise Refused(f"group '{group.group_id}' is over ({group.state}): there is nothing to cancel")
     active = group.active_round
     if active is not None and active.is_cancelled:  # it will not wait any longer
         finish_cancelled(context)

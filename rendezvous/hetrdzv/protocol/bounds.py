@@ -15,6 +15,9 @@ from hetrdzv.protocol.texts.ids import ID_PATTERN, MAX_ID_LENGTH
 MAX_BODY_BYTES = 1 << 20
 """The largest body of a request."""
 
+MAX_VALUES = 32_768
+"""How many JSON values the body of a request may have, about; a node with 1,024 workers sends half as many."""
+
 MAX_NUMBER = 2**53
 """The largest integer that every reader of JSON understands as the same number."""
 

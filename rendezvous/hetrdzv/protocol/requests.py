@@ -9,6 +9,7 @@ from typing_extensions import TypedDict
 
 from hetrdzv.protocol.bounds import (
     MAX_NOT_READY,
+    MAX_NUMBER,
     Body,
     Count,
     Duration,
@@ -89,7 +90,7 @@ class JoinRequest(Offer):
     """
 
     incarnation: Id
-    after_round: Count = 0
+    after_round: Annotated[Count, Le(MAX_NUMBER // 2)] = 0
     stopped: Annotated[str, MaxLen(MAX_NOT_READY)] = ""
     spec: SpecFields = field(default_factory=dict)
 

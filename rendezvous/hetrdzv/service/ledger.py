@@ -30,7 +30,7 @@ from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.texts.phrasing import count
 from hetrdzv.service.metrics import Metrics
 from hetrdzv.storage import records
-from hetrdzv.storage.base import Batch, NothingWritten, Snapshot, StateStore
+from hetrdzv.storage.base import Batch, NothingWritten, Snapshot, StateStore, fits
 from hetrdzv.storage.records import Quarantined
 
 logger = logging.getLogger(__name__)
@@ -320,4 +320,7 @@ def checked_changes(old: Group | None, new: Group | None) -> tuple[dict[str, byt
     changed = changed_nodes(old, new) if new is not None else ()
     if new is not None:
         check(new)
-    return records.changes(old, new, changed)
+    puts, deletes = records.changes(old, new, changed)
+    if new is not None and (key := next((key for key in puts if not fits(puts[key])), None)):
+        raise InvariantError(new.group_id, f"the record {key} is too large: give its nodes shorter ids")
+    return puts, deletes

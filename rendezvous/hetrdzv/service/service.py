@@ -73,6 +73,9 @@ SWEEP_MOST = 500
 MOST_DIFFERENCES = 4
 """How many differences of a refused node the history names."""
 
+MOST_REFUSED = 8
+"""How many refused nodes the history names at a time: they are no reason to forget what else has happened."""
+
 MAX_SUSPECT_LEASE_S = 60.0
 """A lost connection makes a node suspect only where the lease of its group is at most this long (seconds)."""
 
@@ -274,10 +277,12 @@ class Service:
         return self.group(head.group_id)
 
     async def record_refusal(self, group_id: str, node_id: str, conflict: Conflict) -> None:
-        """Note in the history of a group, once, that a node was refused for its settings."""
+        """Note in the history of a group, once, that a node was refused for its settings; of many the first."""
+        self.require_ready()
         refusal = node_refused(node_id, conflict.differences[:MOST_DIFFERENCES])
-        head = self._ledger.proposed_group(group_id)
-        if head is not None and all(event.reason != refusal for event in self._ledger.history(group_id)):
+        head, history = self._ledger.proposed_group(group_id), self._ledger.history(group_id)
+        known = [event.reason for event in history if event.reason.code is refusal.code]
+        if head is not None and refusal not in known and len(known) < MOST_REFUSED:
             await self._ledger.propose(group_id, head, [refusal])
 
     async def delete(self, group_id: str) -> None:

@@ -4,6 +4,7 @@ A store knows keys and bytes; records.py knows what they mean. `tests/storage/te
 store.
 """
 
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,6 +17,16 @@ VERSION = 4
 Adding a field with a default needs no new one: older records get the default. Unknown fields are ignored, so removing
 a field needs none either, and an older server can take over. Anything else does.
 """
+
+
+MAX_RECORD = 1_400_000
+"""How large a record may be when compressed (bytes), below the default of etcd's `--max-request-bytes`, 1.5 MiB.
+A round of 16,384 nodes takes 0.8 MB where their names are alike, and twice that with 63 random characters each."""
+
+
+def fits(record: bytes) -> bool:
+    """Whether every store takes such a record."""
+    return len(record) <= MAX_RECORD or len(zlib.compress(record, 1)) < MAX_RECORD
 
 
 class NothingWritten(StorageError):

@@ -77,25 +77,28 @@ WHOLE = json.dumps(JOIN | {"labels": {"x": "X"}, "weight": 7})
 
 
 @pytest.mark.parametrize(
-    ("content", "kind", "field", "says"),
+    ("content", "kind", "status", "field", "says"),
     [
-        ("", "application/json", "body", "it is missing"),
-        ("{", "application/json", "body", "it is not JSON"),
-        ("[]", "application/json", "body", "it must be a JSON object"),
-        ("null", "application/json", "body", "it must be a JSON object"),
-        (WHOLE, "text/plain", "body", "sent with Content-Type: application/json"),
-        (WHOLE.replace("X", "\\ud800"), "application/json", "body", "hex escape"),
-        (WHOLE.replace("7", "NaN"), "application/json", "weight", "less than or equal"),
-        (WHOLE.replace("7", "1e999"), "application/json", "weight", "less than or equal"),
-        (b"\xff\xfe{}", "application/json", "body", "it is not JSON"),
-        ("[" * 100_000, "application/json", "body", "it is not JSON"),
-        ('{"slots": ' + "1" * 5000 + "}", "application/json", "body", ""),
+        ("", "application/json", 422, "body", "it is missing"),
+        ("{", "application/json", 422, "body", "it is not JSON"),
+        ("[]", "application/json", 422, "body", "it must be a JSON object"),
+        ("null", "application/json", 422, "body", "it must be a JSON object"),
+        (WHOLE, "text/plain", 422, "body", "sent with Content-Type: application/json"),
+        (WHOLE.replace("X", "\\ud800"), "application/json", 422, "body", "hex escape"),
+        (WHOLE.replace("7", "NaN"), "application/json", 422, "weight", "less than or equal"),
+        (WHOLE.replace("7", "1e999"), "application/json", 422, "weight", "less than or equal"),
+        (b"\xff\xfe{}", "application/json", 422, "body", "it is not JSON"),
+        ("[" * 100_000, "application/json", 413, "body", "values"),
+        ('{"slots": ' + "1" * 5000 + "}", "application/json", 422, "body", ""),
     ],
 )
-async def test_a_body_that_is_none_is_refused(content: str | bytes, kind: str, field: str, says: str) -> None:
+async def test_a_body_that_is_none_is_refused(
+    content: str | bytes, kind: str, status: int, field: str, says: str
+) -> None:
     async with serving() as (service, _), api(service) as client:
         reply = await client.put(NODE, content=content, headers={"Content-Type": kind})
-        assert says in problem(reply, 422, "invalid_request", field)
+        code = "body_too_large" if status == 413 else "invalid_request"
+        assert says in problem(reply, status, code, field)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from hetrdzv.api.views import LARGE
 from hetrdzv.auth.tokens import Grant, Role, Tokens
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import Directive, Shares
+from hetrdzv.service.service import MOST_REFUSED
 from tests.support.served import api, join, polled, serving, settled, two_nodes
 
 NODES = "/v1/groups/g/nodes"
@@ -219,6 +220,10 @@ async def test_a_conflict_has_fields() -> None:
         await join_later(client, "1", max_nodes=5, min_nodes=2)  # its agent tries again
         events = [event.reason for event in service.history("g")[0]]
         assert [event.nodes for event in events if event.code == "node_refused"] == [("c",)]
+        for number in range(20):  # a job with many nodes is started again with another flag
+            body = offer(spec={"max_nodes": 6})
+            await client.put(f"{NODES}/n{number}", json=body, headers=bearer(AGENT))
+        assert len(service.history("g")[0]) <= len(events) + MOST_REFUSED
 
 
 @pytest.mark.parametrize(

@@ -279,7 +279,7 @@ def choose_snapshot(context: StepContext, command: UseSnapshot) -> None:
     """A person chooses the snapshot from which the next round begins."""
     group = context.group
     if group.state.terminal:
-        raise Refused(f"group '{group.group_id}' has already {group.state}: no round follows")
+        raise Refused(f"group '{group.group_id}' is over ({group.state}): no round follows")
     complete = [one.stamp for one in group_snapshots(group) if not one.missing]
     stamp = next((one for one in complete if one.step == command.step), None)
     if stamp is None or group.snapshots is None:

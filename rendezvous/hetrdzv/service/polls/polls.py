@@ -17,9 +17,9 @@ from hetrdzv.protocol.states import DirectiveKind
 from hetrdzv.service.polls.watchers import Caller
 from hetrdzv.service.service import Service
 
-AT_ONCE = 60
-"""How many requests of agents are executed and committed at once: 60 joins and their events fit into one transaction of
-etcd, and 128 took 1.9 times as many transactions."""
+AT_ONCE = 42
+"""How many requests of agents are executed and committed at once: so many joins, their events, and the oldest events
+that go for them fit into one transaction of etcd."""
 
 GroupAndDirective = tuple[Group, Directive]
 """A group, and what a node of it has to do."""

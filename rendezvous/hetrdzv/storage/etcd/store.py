@@ -47,10 +47,6 @@ MAX_OPERATIONS = 127
 MAX_BYTES = 1 << 20
 """How much we put into one transaction, or into one part of the log (bytes)."""
 
-MAX_VALUE = 1_400_000
-"""How large a single value may be when compressed (bytes), below the default of etcd's `--max-request-bytes`, 1.5 MiB.
-The round of 16,384 nodes takes 0.8 MB."""
-
 LARGE = 1 << 16
 """Longer values are compressed (bytes): the members of a round of thousands are alike."""
 
@@ -174,6 +170,7 @@ class EtcdStore:
             texts = codec.read(dict[str, str | None], zlib.decompress(log))
             return {key: text.encode("latin-1") if text is not None else None for key, text in texts.items()}
         except (zlib.error, codec.Malformed, UnicodeEncodeError):
+            await self._read_meta()  # else our successor has removed it
             raise StorageError(
                 f"the store on etcd ({self._etcd.access}) lacks a part of a batch: "
                 f"restore a backup of it, or name another prefix with --store"
@@ -194,10 +191,12 @@ class EtcdStore:
             raise NothingWritten(str(error)) from error
 
     async def _write(self, changes: Changes, clock: float) -> None:
-        transactions = self._transactions(changes)
+        transactions = await asyncio.to_thread(self._transactions, changes)  # it compresses
         if len(transactions) == 1:
             await self._send(transactions[0], clock)
             return
+        # An etcd that takes fewer operations refuses this, before the log is valid and has to be applied.
+        await self._send([delete(self._log + b"%06d" % number) for number in range(MAX_OPERATIONS)])
         log = await asyncio.to_thread(_packed_log, changes)
         starts = range(0, len(log), MAX_BYTES)
         for number, start in enumerate(starts):
@@ -219,8 +218,6 @@ class EtcdStore:
         for name, value in changes.items():
             key, packed = self._records + name.encode(), _packed(value) if value is not None else None
             more = len(key) + len(packed or b"")
-            if more > MAX_VALUE:
-                raise NothingWritten(f"the record {name} is too large for etcd: {more} bytes")
             if transactions[-1] and (len(transactions[-1]) == MAX_OPERATIONS or size + more > MAX_BYTES):
                 transactions.append([])
                 size = 0

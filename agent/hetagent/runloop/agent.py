@@ -188,10 +188,11 @@ class Agent:
         self.launch.end()
         if snapshots is not None and not is_hurried():
             snapshots.hand_over(goodbye, self.shutdown.stays_until, is_hurried)
-        leave_s = HURRIED_LEAVE_S if self.shutdown.hurried else LEAVE_S
+        leave_s = HURRIED_LEAVE_S if is_hurried() else LEAVE_S
         if gone_at is not None:
             leave_s = min(leave_s, max(HURRIED_LEAVE_S, gone_at - time.monotonic()))
-        self.server.leave(goodbye, leave_s, lambda: bool(self._got_signals))
+        known = len(self._got_signals)  # a goodbye that is lost costs the others more than this wait
+        self.server.leave(goodbye, leave_s, lambda: len(self._got_signals) > known)
         if snapshots is not None:
             self.last_words += filter(None, [snapshots.leave(gone_at, is_hurried)])
         if self._succeeded:  # now that no part has a process any more

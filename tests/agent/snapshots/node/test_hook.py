@@ -24,6 +24,7 @@ from hetagent.node.network import hold_port
 from hetagent.node.processes.identity import Identity
 from hetagent.session.connection import ServerConnection
 from hetagent.session.requests import Report
+from hetagent.session.session import HURRIED_LEAVE_S
 from hetagent.snapshots import save_request
 from hetagent.snapshots.node import files, reporter
 from hetagent.snapshots.node.folder import NodeFolder
@@ -407,6 +408,26 @@ def test_a_second_signal_waits_for_nobody(rig: Make, parent: Path) -> None:
     made.run(made.appears("ready"), made.gets(signal.SIGINT), saves, made.gets(signal.SIGINT))
     assert any("killing the workers" in text for text in made.said)
     assert "rank 0 has not saved before it was stopped" in made.said
+
+
+def test_a_second_signal_ends_the_handover_and_not_the_goodbye(
+    rig: Make, parent: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = rig("touch up; sleep 100")
+    left: list[tuple[float, bool, bool]] = []
+    leave = made.line.leave
+
+    def says_goodbye(why: str, timeout_s: float, is_hurried: Callable[[], bool]) -> None:
+        before = is_hurried()
+        made.agent._got_signals.append(signal.SIGTERM)
+        left.append((timeout_s, before, is_hurried()))
+        leave(why, timeout_s)
+
+    hurries = lambda *_: made.agent._got_signals.append(signal.SIGTERM)  # noqa: E731
+    monkeypatch.setattr(furnished(made, parent), "hand_over", hurries)
+    monkeypatch.setattr(made.line, "leave", says_goodbye)
+    made.run(made.appears("up"), made.gets(signal.SIGTERM))
+    assert left == [(HURRIED_LEAVE_S, False, True)]
 
 
 def test_a_copy_that_cannot_be_loaded_costs_no_restart(rig: Make, parent: Path) -> None:

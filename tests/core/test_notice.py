@@ -52,21 +52,16 @@ def test_workers_are_told_and_the_round_ends_once_all_are_ready(kind: str) -> No
     story.wait(2.0)
     story.report("a", "ready_to_stop")
     assert story.reason.nodes == ("b",)
-    late = deadline_passes(story.group, until)
-    assert over(late) == kind, "at the end of the notice the stop comes all the same"
+    assert step(story.group, Tick(), until - 1e-6).group is story.group
+    late = step(story.group, Tick(), until + 1e-6)
+    assert ReasonCode.NOTICE_EXPIRED.reason("b", notice_s=30.0) in map(bare, late.events)
+    assert over(late.group) == kind, "at the end of the notice the stop comes all the same"
     story.report("b", "ready_to_stop")
     assert over(story.group) == kind
     assert story.said("ready_to_stop") == [ReasonCode.READY_TO_STOP.reason(took_s=2.0)]
     assert story.told("a").kind == ("exit" if kind == "cancelled" else "stop")
     assert story.told("b").kind == ("exit" if kind in ("cancelled", "drained") else "stop")
     assert story.group.restarts == 0
-
-
-def deadline_passes(group: Group, until: float) -> Group:
-    assert step(group, Tick(), until - 1e-6).group is group
-    past = step(group, Tick(), until + 1e-6)
-    assert ReasonCode.NOTICE_EXPIRED.reason("b", notice_s=30.0) in map(bare, past.events)
-    return past.group
 
 
 def over(group: Group) -> str:

@@ -11,7 +11,7 @@ from hetagent.cli.parse import parse
 from hetrdzv.cli import hetctl
 from hetrdzv.client import parse_server_urls
 from tests.support import manifests
-from tests.support.cluster import Agent, Cluster, cluster
+from tests.support.cluster import Agent, cluster
 
 FOLDERS = ("kubernetes", "jobset", "kubeflow")
 POOLS = {pool.name: pool for name in FOLDERS for pool in manifests.pools(name)}
@@ -80,37 +80,26 @@ def test_pools_are_uneven_and_together_what_the_job_wants(name: str) -> None:
 # -- played with real agents ---------------------------------------------------------------------------------
 
 
-NAMES = ("agents-large-0", "agents-large-1", "agents-large-2")
-
-
-def start(job: Cluster, index: int) -> Agent:
-    """Start the pod of an index."""
-    return LARGE.play(job, NAMES[index], create=["--last-call-s=0.5"])
-
-
-def ready(job: Cluster) -> list[bool]:
-    """Whether the probes of the pods pass."""
-    return [manifests.ready_file(job, name).exists() for name in NAMES]
-
-
-def ends(pod: Agent) -> tuple[int, str | None]:
-    """The exit status of its agent, and what its Job does about that."""
-    status = pod.wait()
-    return status, LARGE.action(status) if status else None
-
-
 def test_a_pod_that_is_replaced_after_the_end_ends_as_the_job_did(tmp_path: Path) -> None:
+    names = ("agents-large-0", "agents-large-1")
     with cluster(tmp_path) as job:
-        first = [start(job, 0)]
-        job.wait_for(lambda: ready(job)[0], "a pod that is ready though it waits for another")
-        first += [start(job, 1)]
+
+        def start(name: str) -> Agent:
+            return LARGE.play(job, name, create=["--last-call-s=0.5"])
+
+        def ready() -> list[bool]:
+            return [manifests.ready_file(job, name).exists() for name in names]
+
+        first = [start(names[0])]
+        job.wait_for(lambda: ready()[0], "a pod that is ready though it waits for another")
+        first += [start(names[1])]
         job.world(2)
-        assert ready(job) == [True, True, False]
+        assert ready() == [True, True]
         job.finish()
-        assert [ends(pod) for pod in first] == [(0, None), (0, None)], job.report()
-        late = start(job, 1)  # its machine went down before Kubernetes knew how it had ended
-        assert ends(late) == (0, None), late.stderr
-        assert not any(ready(job))
+        assert [pod.wait() for pod in first] == [0, 0], job.report()
+        late = start(names[1])  # its machine went down before Kubernetes knew how it had ended
+        assert late.wait() == 0, late.stderr
+        assert not any(ready())
         group = job.ask("GET", "/../digits").json()
         assert (group["state"], group["job"]) == ("succeeded", 1)
 

@@ -1,28 +1,10 @@
 """The benchmarks of servers run, at sizes at which their figures mean nothing, and count what goes wrong."""
 
-import importlib
 import resource
-from collections.abc import Iterator
 
 import pytest
+from benchmarks import rendezvous
 from benchmarks.tables import growth
-
-
-@pytest.fixture(autouse=True)
-def _file_limit() -> Iterator[None]:
-    """Put the limit on open files back, which benchmarks raise."""
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    yield
-    resource.setrlimit(resource.RLIMIT_NOFILE, before)
-
-
-def run(name: str, flags: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
-    """What a benchmark prints."""
-    module = importlib.import_module(f"benchmarks.{name}")
-    monkeypatch.setattr("sys.argv", [name, *flags.split()])
-    monkeypatch.setattr(module, "SETTLE_S", 0.1, raising=False)
-    module.main()
-    return capsys.readouterr().out
 
 
 def test_growth_is_the_exponent() -> None:
@@ -31,7 +13,13 @@ def test_growth_is_the_exponent() -> None:
 
 
 def test_rendezvous(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    printed = run("rendezvous", "--nodes 3 --tries 1 --store memory", monkeypatch, capsys)
+    monkeypatch.setattr("sys.argv", ["rendezvous", "--nodes", "3", "--tries", "1", "--store", "memory"])
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        rendezvous.main()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)  # benchmarks raise it
+    printed = capsys.readouterr().out
     for phase in ("rendezvous", "push", "re-form"):
         assert f"| 3 | {phase} |" in printed
     assert "not within" not in printed

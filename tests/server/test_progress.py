@@ -115,21 +115,10 @@ async def test_the_group_shows_how_far_its_workers_have_come() -> None:
         clock.pass_by(service, 10)
         await poll(client, "a", progress(worker(0, 150, step=9, waiting=0.25, idle_s=0.1, pid=4711)))
         shown = (await group(client))["current_round"]["workers"]
-        assert shown == [
-            {
-                "rank": 0,
-                "node_id": "a",
-                "state": "runs",
-                "idle_s": 0.0,
-                "unseen": "",
-                "collectives": 150,
-                "per_s": 5.0,
-                "step": 9,
-                "steps_per_s": 0.5,
-                "waiting": 0.25,
-                "pid": 4711,
-            }
-        ]
+        (one,) = shown
+        assert [one[name] for name in ("rank", "node_id", "state", "idle_s")] == [0, "a", "runs", 0.0]
+        assert [one[name] for name in ("collectives", "per_s", "step", "steps_per_s")] == [150, 5.0, 9, 0.5]
+        assert (one["waiting"], one["pid"]) == (0.25, 4711)
         nobody = (await client.get(GROUP, params={"nodes": "none"})).json()
         assert nobody["current_round"]["workers"] == []
 
@@ -216,7 +205,7 @@ async def test_a_wait_counts_as_far_as_it_was_seen_and_late_news_for_nothing() -
         assert workers[0]["idle_s"] == 2.2
 
 
-async def test_stacks_are_asked_for_in_the_reply_to_an_open_poll() -> None:
+async def test_stacks_and_logs_are_asked_for_in_the_reply_to_a_poll() -> None:
     async with serving() as (service, _), api(service) as client:
         await service.execute("g", join("a", min_nodes=2, max_nodes=2))
         refused = await client.post(f"{GROUP}/stacks")
@@ -228,33 +217,20 @@ async def test_stacks_are_asked_for_in_the_reply_to_an_open_poll() -> None:
         asked = asyncio.create_task(client.post(f"{GROUP}/stacks", params={"rank": 0}))
         question = (await waiting).json()["stacks"]
         assert (question["round"], question["ranks"]) == (1, [0])
-        again = (await poll(client, "a")).json()
-        assert "stacks" not in again, "it is handed out once"
+        assert "stacks" not in (await poll(client, "a")).json(), "it is handed out once"
         await answer(client, "a", question)
-        assert (await asked).json() == {
-            "round": 1,
-            "workers": [{"rank": 0, "node_id": "a", "text": "line 0", "stderr": "", "why": ""}],
-            "over": False,
-            "at": None,
-        }
+        stack = {"rank": 0, "node_id": "a", "text": "line 0", "stderr": "", "why": ""}
+        assert (await asked).json() == {"round": 1, "workers": [stack], "over": False, "at": None}
 
-
-async def test_logs_are_asked_for_as_stacks_are_and_keep_their_end() -> None:
-    async with serving() as (service, _), api(service) as client:
-        await two_nodes(service)
-        await poll(client, "a")
         asked = asyncio.create_task(client.post(f"{GROUP}/logs", params={"rank": 0}))
         await settled()
         told = (await poll(client, "a")).json()
         assert "stacks" not in told, "an agent of an earlier version would answer with stacks"
         assert (told["logs"]["round"], told["logs"]["ranks"]) == (1, [0])
         text = "first" + "x" * 16_370 + "last"
-        assert service.queries.next_query("g", "a") is None
-        answer = {"incarnation": "1", "number": told["logs"]["number"], "stacks": [{"rank": 0, "text": text}]}
-        assert (await client.post(f"{GROUP}/nodes/a/stacks", json=answer)).status_code == 204
-        reply = (await asked).json()
-        logs = [{"rank": 0, "node_id": "a", "text": text, "stderr": "", "why": ""}]
-        assert reply == {"round": 1, "workers": logs, "over": False, "at": None}
+        body = {"incarnation": "1", "number": told["logs"]["number"], "stacks": [{"rank": 0, "text": text}]}
+        assert (await client.post(f"{GROUP}/nodes/a/stacks", json=body)).status_code == 204
+        assert (await asked).json()["workers"] == [stack | {"text": text}]
         silent = (await client.post(f"{GROUP}/logs", params={"rank": 1})).json()["workers"]
         assert silent[0]["why"] == "its agent has not answered within 2 s"
 

@@ -22,9 +22,10 @@ from hetrdzv.protocol.requests import JoinRequest
 from hetrdzv.protocol.states import DirectiveKind
 from hetrdzv.protocol.texts.ids import is_id
 
-AWAY_S = 10.0
+AWAY_S = 120.0
 """For how long no server may answer while a node whose workers have succeeded waits for the others (seconds): longer
-than another server takes to take over."""
+than the only server takes to restart. A node that left before would not be known to have succeeded, but taken for lost,
+and the others' healthy workers stopped. torch's exit barrier waits for 300 s at most."""
 
 LOOK_S = 0.5
 """How often to look whether one does (seconds)."""

@@ -7,11 +7,14 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from math import inf
 from signal import Signals
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
+from tests.agent.torchrun.driver import ScriptedLine, directive
 from tests.support.cluster import wait_for
 from tests.support.servers import Hetserver
 from torch.distributed.elastic.agent.server.api import (
@@ -29,6 +32,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.utils import store as store_util
 
+from hetagent.node.network import AdvertisedAddress
 from hetagent.torchrun import connection, create_handler
 from hetagent.torchrun.handler import TorchrunHandler
 from hetagent.torchrun.store import RoundOverError
@@ -174,6 +178,25 @@ def test_a_server_that_is_gone_when_workers_have_succeeded_is_not_waited_for(
         succeeds(info, within_s=300.0)
     job.end()
     assert time.monotonic() < started + 30
+
+
+@pytest.mark.parametrize("back_at", [100.0, inf])
+def test_a_server_that_restarts_when_workers_have_succeeded_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, back_at: float
+) -> None:
+    clock, line = [0.0], ScriptedLine()
+    line.is_server_away = True  # type: ignore[attr-defined]
+
+    def pass_time(sources: Any, timeout_s: float) -> None:
+        clock[0] += timeout_s
+        line.news = [directive("exit")] if clock[0] >= back_at else []
+
+    monkeypatch.setattr(connection, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(connection, "wait_readable", pass_time)
+    place = AdvertisedAddress("127.0.0.1", None, is_chosen=True)
+    made = connection.Connection(place, line, print)  # type: ignore[arg-type]
+    assert made.wait_until_over(300.0) == (back_at < 120)
+    assert clock[0] == min(back_at, 120)
 
 
 def test_a_signal_is_no_failure(job: Job) -> None:

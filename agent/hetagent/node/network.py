@@ -47,7 +47,7 @@ class AdvertisedAddress:
     """The address that this node offers.
 
     Attributes:
-        interface: the one that has it; None where none of this node has (NAT), or it is a name.
+        interface: the one to bind for it, see `interface_of`; None: there is none.
         is_chosen: whether a person chose it.
     """
 
@@ -138,9 +138,15 @@ def local_address_towards(url: str) -> str:
 
 
 def interface_of(address: str) -> str | None:
-    """The interface that has an IP address; None if none of this node's has it (NAT), or it is a name."""
-    wanted = _ip(address)
-    return next((name for name, ip, _ in _interface_addresses() if ip == wanted), None)
+    """The interface to bind for an IP address; None if none of this node's has it (NAT), or it is a name.
+
+    Nor if it has a loopback address as well (routing on the host puts the node's own on `lo`): bound to that interface,
+    gloo would listen on 127.0.0.1.
+    """
+    wanted, there = _ip(address), list(_interface_addresses())
+    name = next((name for name, ip, _ in there if ip == wanted), None)
+    shared = any(ip.is_loopback for other, ip, _ in there if other == name)
+    return None if wanted is None or (shared and not wanted.is_loopback) else name
 
 
 def address_of(interface: str) -> str:

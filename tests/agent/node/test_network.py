@@ -19,7 +19,7 @@ from hetagent.node.network import (
 )
 
 INTERFACES = {
-    "lo": [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")],
+    "lo": [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"), (socket.AF_INET, "10.9.9.9")],
     "eth0": [
         (psutil.AF_LINK, "02:42:ac:11:00:02"),
         (socket.AF_INET, "10.0.0.3"),
@@ -92,7 +92,8 @@ def test_towards_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("interfaces")
 def test_addresses_and_interfaces() -> None:
     of = {"10.0.0.3": "eth0", "fd00:0::0003": "eth0", "fe80::2%ib0": "ib0", "::1": "lo"}
-    of |= {"10.0.0.4": None, "a-name": None}
+    of |= {"10.0.0.4": None, "a-name": None, "127.0.0.1": "lo"}
+    of |= {"10.9.9.9": None}  # gloo bound to lo would listen on 127.0.0.1
     assert {address: network.interface_of(address) for address in of} == of
     assert network.address_of("eth0") == "10.0.0.3"
     assert network.address_of("ib0") == "fe80::2%ib0"
@@ -170,6 +171,14 @@ def test_gloo_is_bound_to_the_interface_of_the_address_and_nccl_to_one_that_was_
     assert find_address(None, "lo", []).socket_env({})["NCCL_SOCKET_IFNAME"] == "=lo"
     assert find_address("behind NAT", None, []).socket_env({}) == {}
     assert find_address(None, None, []).socket_env({}) == {"GLOO_SOCKET_IFNAME": "eth0"}
+
+
+@pytest.mark.usefixtures("interfaces")
+def test_nothing_is_bound_to_the_loopback_interface_where_the_nodes_own_address_is_on_it() -> None:
+    """With routing on the host; a person may still choose it."""
+    assert find_address("10.9.9.9", None, []).socket_env({}) == {}
+    assert find_address(None, "lo", []).socket_env({})["GLOO_SOCKET_IFNAME"] == "lo"
+    assert find_address("127.0.0.1", None, []).socket_env({})["GLOO_SOCKET_IFNAME"] == "lo"
 
 
 # -- ports ---------------------------------------------------------------------------------------------------

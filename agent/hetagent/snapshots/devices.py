@@ -23,7 +23,6 @@ class Devices:
         self._streams = [torch.Stream(device) for device in self._devices]
         self._ended: Sequence[torch.Event] = ()  # the step that was told last
         self._copies = False  # which have begun
-        self.captured = False  # by a CUDA graph: from then on an optimizer tells nobody
 
     @property
     def needs_pinned_memory(self) -> bool:
@@ -36,13 +35,10 @@ class Devices:
             torch.get_device_module(device).set_device(device.index)
 
     def wait(self) -> None:
-        """Wait until they have done what this thread has told them, and made copies; not within a CUDA graph."""
+        """Wait until they have made copies and done what this thread has told them; see `is_capturing`."""
         self.wait_for_copies()
         for device in self._devices:
-            if _is_capturing(device):
-                self.captured = True
-            else:
-                torch.accelerator.current_stream(device).synchronize()
+            torch.accelerator.current_stream(device).synchronize()
 
     def end_step(self) -> None:
         """The script has told all of a step."""
@@ -85,5 +81,10 @@ class Devices:
             self._copies = False
 
 
-def _is_capturing(device: torch.device) -> bool:
-    return bool(getattr(torch.get_device_module(device), "is_current_stream_capturing", bool)())
+def is_capturing() -> bool:
+    """Whether this thread captures a CUDA graph, within which nothing may be waited for."""
+    if (device := torch.accelerator.current_accelerator()) is None:
+        return False
+    module = torch.get_device_module(device)
+    is_used = getattr(module, "is_initialized", bool)()  # to ask more would take memory there
+    return bool(is_used and getattr(module, "is_current_stream_capturing", bool)())

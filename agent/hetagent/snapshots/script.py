@@ -10,6 +10,7 @@ from collections.abc import Callable
 from hetagent import progress
 from hetagent.snapshots import save_request
 from hetagent.snapshots.copying import Copier, WorkerRank
+from hetagent.snapshots.devices import is_capturing
 from hetagent.snapshots.errors import SnapshotSuperseded
 from hetagent.snapshots.folder import SnapshotFiles, SnapshotId
 from hetagent.snapshots.loading import Loader, find_newest
@@ -62,6 +63,7 @@ class Snapshots:
         self._told = False  # or ever
         self._versions = 0  # of parameters, after the last step
         self._hidden = False  # something else than an optimizer was found to have changed them
+        self._captured = False  # an optimizer's step, by a CUDA graph: from then on it tells nobody
         self._silent = 0  # of how many steps in a row it is not known what has changed parameters
         self._more: int | None = None  # how many steps training may still end; None: any number
         self._free_at = 0.0  # until when it stands still once that is none (monotonic seconds)
@@ -168,12 +170,19 @@ class Snapshots:
 
     def _changes(self) -> None:
         """An optimizer is about to change parameters: not while they are copied, or devices are behind."""
-        if self._keeps and not self._changed:
+        if not self._keeps:
+            return
+        # Asked each time: a graph may be captured before the first step, or in one that was told already.
+        captures = is_capturing()
+        self._captured |= captures
+        if self._changed:
+            return
+        if not captures:
             self._copier.devices.wait()
-            with self._lock:
-                self._stand_still()
-                self._hidden |= self._is_touched()
-                self._changed = True
+        with self._lock:
+            self._stand_still()
+            self._hidden |= self._is_touched()
+            self._changed = True
 
     def _stand_still(self) -> None:
         while self._more == 0:
@@ -192,7 +201,7 @@ class Snapshots:
         self._told = self._told or self._changed
         is_same = self._changed or self._versions == before
         self._hidden |= bool(before) and not is_same
-        is_known = is_same and self._told and not self._copier.devices.captured
+        is_known = is_same and self._told and not self._captured
         self._silent = 0 if is_known else self._silent + 1
         if self._silent == SILENT_STEPS:
             _say(
@@ -255,7 +264,7 @@ class Snapshots:
 
         def finish() -> None:
             # Else devices may have copied what was changed already.
-            if copy.finish(lambda: waits or not (self._is_touched() or self._hidden)):
+            if copy.finish(lambda: waits or not (self._is_touched() or self._hidden or self._captured)):
                 self._saved = stamp
 
         self._closing = self._run("digest", finish)

@@ -1,13 +1,13 @@
 """What is waited for of a device, by streams that only say so; test_accelerator.py asks a real one, if there is any."""
 
 import contextlib
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
-from hetagent.snapshots import devices
-from hetagent.snapshots.devices import Devices
+from hetagent.snapshots.devices import Devices, is_capturing
 
 
 class Stream:
@@ -70,16 +70,25 @@ def test_a_script_waits_for_what_it_has_told_and_for_copies(device: Devices, sai
         device.wait()
         assert said == waits
         said.clear()
-    assert not device.captured
 
 
-def test_a_stream_is_not_waited_for_that_a_cuda_graph_captures(
-    device: Devices, said: list[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("answers", "captures"),
+    [
+        ({"is_initialized": True, "is_current_stream_capturing": True}, True),
+        ({"is_initialized": True, "is_current_stream_capturing": False}, False),
+        ({"is_initialized": False}, False),
+        ({}, False),
+    ],
+    ids=["yes", "no", "not used yet", "without graphs"],
+)
+def test_a_cuda_graph_is_noticed_by_what_the_accelerator_says(
+    monkeypatch: pytest.MonkeyPatch, answers: dict[str, bool], captures: bool
 ) -> None:
-    monkeypatch.setattr(devices, "_is_capturing", lambda device: True)
-    device.wait()
-    assert said == []
-    assert device.captured
+    module = type("module", (), {name: partial(bool, answer) for name, answer in answers.items()})
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
+    assert is_capturing() is captures
 
 
 def test_copies_come_after_the_step_and_a_script_finds_its_own_stream_and_device_again(

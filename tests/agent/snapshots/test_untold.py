@@ -8,6 +8,7 @@ import torch
 from tests.agent.snapshots.test_round_trip import Job, adamw, assert_same, settle
 
 from hetagent import snapshots
+from hetagent.snapshots import script
 from hetagent.snapshots.devices import Devices
 from hetagent.snapshots.folder import SnapshotFiles
 
@@ -141,14 +142,28 @@ def test_a_model_without_an_optimizer_of_torch_has_what_is_due_from_the_start(tm
     assert max(SnapshotFiles(tmp_path).slots()).step == 2
 
 
-def test_once_a_step_is_part_of_a_cuda_graph_nothing_is_saved_between_steps(tmp_path: Path) -> None:
+@pytest.mark.parametrize("warm_up", [0, 1], ids=["at once", "after a step that was told"])
+@pytest.mark.parametrize("before", [0, 3])
+def test_once_a_step_is_part_of_a_cuda_graph_nothing_is_saved_between_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int, warm_up: int
+) -> None:
+    """A replay changes parameters, and neither their versions nor an optimizer's hook tell."""
+    waits: list[bool] = []
+    monkeypatch.setattr(Devices, "wait", lambda _: waits.append(script.is_capturing()))
     job = rare(tmp_path)
-    job.train(0, 3)
+    job.train(0, before)
     job.snaps.save_now()
-    job.snaps._copier.devices.captured = True
-    job.train(3, 5)
+    job.train(before, before + warm_up, saves=False)
+    with monkeypatch.context() as graph:
+        graph.setattr(script, "is_capturing", lambda: True)
+        job.train(before + warm_up, before + warm_up + 1, saves=False)
+    for step in range(before + 1, before + 4):
+        job.model.unused.weight.detach().numpy()[:] += 1
+        job.snaps.step(step)
+        settle(job.snaps)
     job.snaps.save_now()
-    assert Job(tmp_path, adamw).snaps.load() == 3
+    assert Job(tmp_path, adamw).snaps.load() == (before or None)
+    assert not any(waits), "which would end the capture"
 
 
 def test_buffers_are_those_of_the_step_although_the_next_one_has_changed_them(tmp_path: Path) -> None:

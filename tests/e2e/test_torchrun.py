@@ -279,7 +279,7 @@ def run_programs(pair: Torchruns, path: Path, program: str) -> list[str]:
         )
         for name, slots in (("a", 2), ("b", 1))
     ]
-    said = [node.communicate(timeout=60)[0] for node in nodes]
+    said = [node.communicate(timeout=110)[0] for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], said
     return said
 

@@ -22,7 +22,6 @@ class Devices:
         self._devices = sorted(found, key=str)
         self._streams = [torch.Stream(device) for device in self._devices]
         self._ended: Sequence[torch.Event] = ()  # the step that was told last
-        self._copies = False  # which have begun
 
     @property
     def needs_pinned_memory(self) -> bool:
@@ -57,7 +56,6 @@ class Devices:
         device = torch.get_device_module(self._streams[0].device)
         index = device.current_device()
         former = [torch.accelerator.current_stream(stream.device) for stream in self._streams]
-        self._copies = True
         try:
             for stream, ended in zip(self._streams, self._ended, strict=True):
                 stream.wait_event(ended)
@@ -75,10 +73,8 @@ class Devices:
 
     def wait_for_copies(self) -> None:
         """Until they are made."""
-        if self._copies:  # else a CUDA graph that is captured would be disturbed
-            for stream in self._streams:
-                stream.synchronize()
-            self._copies = False
+        for stream in self._streams:
+            stream.synchronize()
 
 
 def is_capturing() -> bool:

@@ -19,7 +19,7 @@ class Stream:
         self.name, self.said, self.is_done = name, said, False
 
     def synchronize(self) -> None:
-        self.said.append(f"script waits for {self.name}")
+        self.said.append(f"waits for {self.name}")
 
     def wait_event(self, event: "Stream") -> None:
         self.said.append(f"{self.name} waits for {event.name}")
@@ -59,17 +59,19 @@ def device(monkeypatch: pytest.MonkeyPatch, said: list[str], own: Stream) -> Dev
 
 def test_a_script_waits_for_what_it_has_told_and_for_copies(device: Devices, said: list[str]) -> None:
     device.wait()
-    assert said == ["script waits for own"]
+    assert said == ["waits for copies", "waits for own"]
+
+
+def test_who_saves_waits_for_its_copies_although_the_script_has_waited_meanwhile(
+    device: Devices, said: list[str]
+) -> None:
+    """The script's hook waits outside the lock, while a thread that was asked to save begins to copy."""
     device.end_step()
     with device.copying():
-        said.clear()
-    for waits in (
-        ["now own", "device 0", "script waits for copies", "script waits for own"],
-        ["script waits for own"],
-    ):
         device.wait()
-        assert said == waits
-        said.clear()
+    said.clear()
+    device.wait_for_copies()
+    assert said == ["waits for copies"]
 
 
 @pytest.mark.parametrize(

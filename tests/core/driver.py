@@ -230,9 +230,6 @@ def running(*node_ids: str, **spec: Any) -> Story:
     return story
 
 
-# -- why a story's group or one of its nodes waits, for tests that compare reasons ---------------------------
-
-
 def ready(node_ids: Iterable[str], want: int, slots: int | None = None) -> Ready:
     """These nodes are ready, of so many, or with so many slots."""
     return Ready(Nodes.of(node_ids), want, slots)

@@ -174,9 +174,6 @@ def test_a_master_takes_its_rack_with_it(dice: random.Random) -> None:
     assert ids(ordered) == ids(expected)
 
 
-# -- who may be master -----------------------------------------------------------------------------------------
-
-
 @many
 def test_only_who_may_be_master_is(dice: random.Random) -> None:
     nodes, past = world(dice)

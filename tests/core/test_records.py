@@ -245,9 +245,6 @@ def test_a_stall_is_a_hang_from_its_beginning_live_and_later() -> None:
     assert (time["training"], time.get("noticing")) == (30.0, None)
 
 
-# -- whatever happens ----------------------------------------------------------------------------------------
-
-
 def acts(story: Trained, rng: random.Random) -> Iterator[None]:
     number = 0
     for _ in range(40):

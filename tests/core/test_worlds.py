@@ -117,9 +117,6 @@ def test_a_master_is_taken_where_the_best_set_cannot_be_found_for_certain() -> N
     assert worlds.allows(sum(item.slots for item in found))
 
 
-# -- whole units ---------------------------------------------------------------------------------------------
-
-
 def random_spec(dice: random.Random) -> GroupSpec:
     try:
         return GroupSpec(

@@ -77,9 +77,6 @@ def test_pools_are_uneven_and_together_what_the_job_wants(name: str) -> None:
         assert "nvidia.com/gpu" in {toleration["key"] for toleration in pool.pod["tolerations"]}
 
 
-# -- played with real agents ---------------------------------------------------------------------------------
-
-
 def test_a_pod_that_is_replaced_after_the_end_ends_as_the_job_did(tmp_path: Path) -> None:
     names = ("agents-large-0", "agents-large-1")
     with cluster(tmp_path) as job:
@@ -102,9 +99,6 @@ def test_a_pod_that_is_replaced_after_the_end_ends_as_the_job_did(tmp_path: Path
         assert not any(ready())
         group = job.ask("GET", "/../digits").json()
         assert (group["state"], group["job"]) == ("succeeded", 1)
-
-
-# -- JobSet, Kueue and Kubeflow Trainer: their schemas, and what no schema says ------------------------------
 
 
 QUEUES = manifests.read(manifests.DEPLOY / "kueue" / "queues.yaml")

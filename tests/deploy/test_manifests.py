@@ -261,9 +261,6 @@ def test_selectors_find_pods_and_broken_ones_may_be_evicted() -> None:
     assert [one["unhealthyPodEvictionPolicy"] for one in budgets] == ["AlwaysAllow"] * 3
 
 
-# -- systemd -------------------------------------------------------------------------------------------------
-
-
 def test_systemd_takes_the_units(tmp_path: Path) -> None:
     analyze = program("systemd-analyze")
     for path in UNITS:  # it looks for the program, too, and ours are elsewhere here
@@ -299,9 +296,6 @@ def test_alerts_and_panels_speak_of_metrics_that_exist(path: Path) -> None:
     assert named <= there, named - there
     states = set(re.findall(r'\b(?:state|outcome)="(\w+)"', rules))
     assert states <= {state.value for state in GroupState}
-
-
-# -- Grafana -------------------------------------------------------------------------------------------------
 
 
 def test_panels_say_what_they_show_and_ask_what_prometheus_takes(tmp_path: Path) -> None:

@@ -42,9 +42,6 @@ def test_whatever_happens_the_store_has_it(seed: int) -> None:
         assert told(restored, NOW) == told(as_restored(story.group), story.now)
 
 
-# -- what former versions wrote ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", WRITTEN)
 def test_what_a_release_wrote_is_read(name: str) -> None:
     wrote = {key: record.encode() for key, record in WRITTEN[name]["records"].items()}

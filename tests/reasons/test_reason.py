@@ -178,7 +178,6 @@ def test_what_is_no_exception() -> None:
 @pytest.mark.parametrize(
     ("message", "exit_code", "line"),
     [
-        (PLAIN, 3, "ValueError: no such label (train.py:4, rank 1 on gpu1)"),
         (f"{PLAIN}giving up", 3, "rank 1 on gpu1 exited with code 3: giving up"),
         (f"{PLAIN}giving up", 1, "ValueError: no such label (train.py:4, rank 1 on gpu1)"),
     ],

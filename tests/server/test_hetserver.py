@@ -277,9 +277,6 @@ def test_nobody_is_lost_because_the_server_stood_still(server: Hetserver) -> Non
         assert "stood still" in server.log
 
 
-# -- what a client may send --------------------------------------------------------------------------------
-
-
 def test_the_token_is_asked_for_and_shown_nowhere(tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text("open-sesame\n")
@@ -342,7 +339,6 @@ def test_a_port_in_use_is_refused(tmp_path: Path) -> None:
         (["--host", "x" * 300], "give --host an address of this machine"),
         (["--host", ""], "unknown host name ''"),
         (["--host", "192.0.2.1"], "Cannot assign requested address; give --host an address of this machine"),
-        (["--store", "etcd"], "unknown store 'etcd'"),
         (["--store", "sqlite:"], "unknown store 'sqlite:'"),
         (["--port", "70000"], "70000"),
         (["--port", "http"], "'http'"),

@@ -59,9 +59,6 @@ def lonely(etcd: EtcdCluster) -> Iterator[Servers]:
         yield servers
 
 
-# -- who answers -------------------------------------------------------------------------------------------
-
-
 async def test_one_leads_and_the_others_point_to_it(servers: Servers) -> None:
     leader = servers.leader()
     for server in servers.others(leader):

@@ -202,9 +202,6 @@ def test_the_list_of_groups_shows_those_of_the_token(filled: Hetserver) -> None:
         assert shown(who) == ({"team-a"} if "team" in who else {"team-a", "team-b"})
 
 
-# -- a file that changes -----------------------------------------------------------------------------------
-
-
 def until_status(server: Hetserver, token: str, status: int) -> float:
     """How long it takes until a token gets a status (seconds)."""
     began = time.monotonic()

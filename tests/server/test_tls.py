@@ -128,9 +128,6 @@ async def test_a_client_certificate_is_asked_for(
     )
 
 
-# -- as without TLS ----------------------------------------------------------------------------------------
-
-
 OFFER = {"incarnation": "1", "slots": 1, "address": "10.0.0.1", "port": 4000}
 
 
@@ -172,9 +169,6 @@ def test_hetctl_and_a_guardian_speak_it(strict: Hetserver, ours: Authority, mine
         assert asyncio.run(group("join")) == "ready"
         agent.send_signal(signal.SIGKILL)
     wait_for(lambda: asyncio.run(group("look")) == "lost", "the guardian said goodbye")
-
-
-# -- new certificates --------------------------------------------------------------------------------------
 
 
 def shown(server: Hetserver) -> bytes:

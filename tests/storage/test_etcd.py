@@ -232,9 +232,6 @@ async def test_what_is_too_much_for_this_etcd_is_refused_and_nothing_written(
             assert await servers.found() == Snapshot({"a": b"1", "b": b"1"}, 3.0)
 
 
-# -- no space ----------------------------------------------------------------------------------------------
-
-
 async def test_a_large_batch_is_all_or_nothing_wherever_space_ends(cluster: EtcdCluster) -> None:
     """A commit says which; it is also what a load finds without space, and a server once there is some."""
     member, left, finished = cluster.members[0], 0, False

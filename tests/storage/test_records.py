@@ -92,9 +92,6 @@ def test_groups_whose_names_begin_alike_are_apart() -> None:
         assert changes(group, None) == ({}, own)
 
 
-# -- events --------------------------------------------------------------------------------------------------
-
-
 def stored_event(number: int) -> Event:
     reason = node_joined(f"gpu{number}", number, "10.0.0.1")
     return Event(number=number, at="2026-11-21T10:00:00.000+00:00", reason=reason)

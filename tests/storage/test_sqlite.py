@@ -307,9 +307,6 @@ async def test_a_change_by_somebody_else_is_read_before_anything_is_written(
     await store.commit(puts(c=b"1"))
 
 
-# -- full disks ----------------------------------------------------------------------------------------------
-
-
 async def until_full(store: StateStore) -> set[str]:
     """Commit two records at a time until the disk is full; returns the keys of what was acknowledged."""
     kept: set[str] = set()

@@ -358,9 +358,6 @@ def test_what_is_not_there_cannot_be_chosen() -> None:
         job.do(UseSnapshot(step=5))
 
 
-# -- what is told ----------------------------------------------------------------------------------------------
-
-
 def test_a_member_is_told_a_few_copies_and_the_parts_of_its_ranks() -> None:
     job = Job(min_nodes=12, max_nodes=12)
     names = [f"n{number:02}" for number in range(12)]
@@ -386,9 +383,6 @@ def test_a_member_is_told_a_few_copies_and_the_parts_of_its_ranks() -> None:
         else []
     )
     assert {("n02", 2), ("n03", 3)} <= set(parts)
-
-
-# -- declaring -------------------------------------------------------------------------------------------------
 
 
 def test_only_members_of_the_running_round_declare() -> None:

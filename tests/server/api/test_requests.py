@@ -251,9 +251,6 @@ async def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.M
             assert (b"connection", b"close") in start["headers"]
 
 
-# -- the server's own failures -----------------------------------------------------------------------------
-
-
 async def test_a_bug_is_a_problem_too_and_says_nothing_of_itself(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -262,9 +259,6 @@ async def test_a_bug_is_a_problem_too_and_says_nothing_of_itself(
         detail = problem(await client.get("/v1/groups"), 500, "error")
         assert detail == "the server failed on this request; its log says more"
         assert "ZeroDivisionError" in caplog.text
-
-
-# -- the documentation -------------------------------------------------------------------------------------
 
 
 async def test_the_docs_need_nothing_from_elsewhere_and_name_every_route() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hetrdzv.core.commands import DeclareSnapshots, Leave
 from hetrdzv.core.invariants import violations
 from hetrdzv.core.rounds.transitions import GONE_NODES_KEPT
-from hetrdzv.core.snapshots import complete_in_memory, snapshot_warnings
+from hetrdzv.core.snapshots import complete_in_memory, is_undone, snapshot_warnings
 from hetrdzv.core.snapshots.complete import group_snapshots, missing_ranks
 from hetrdzv.core.snapshots.sources import MOST_WHOLE, for_member
 from hetrdzv.protocol.errors import NodeIdInUse, NotFound, StaleIncarnation, StaleRound
@@ -338,6 +338,8 @@ def test_a_person_chooses_and_newer_ones_are_undone() -> None:
     assert job.step == 90
     assert job.group.snapshots is not None
     assert job.group.snapshots.wanted is None
+    stamps = [SnapshotId(round=1, step=step) for step in (100, 90)]
+    assert [is_undone(job.group.snapshots, stamp) for stamp in stamps] == [True, False]
     job.again(copies, message="A: 1")
     assert job.step == 90, "the choice holds for later rounds, too"
     job.again(job.holds(held(90), held(100), held(91, of=3)), message="A: 1")

@@ -112,23 +112,6 @@ async def test_reports_change_the_group_and_are_answered_with_the_directive() ->
         assert group["nodes"][0]["failure"]["message"] == "Traceback: boom"
 
 
-async def test_groups_are_made_listed_restarted_and_forgotten() -> None:
-    async with serving() as (service, _), api(service) as client:
-        made = (await client.put("/v1/groups/g", json={"min_nodes": 2, "command": ["a", "b"]})).json()
-        assert (made["state"], made["spec"]["command"]) == ("waiting", ["a", "b"])
-        assert (await client.put("/v1/groups/g", json={"min_nodes": 2})).status_code == 200
-        conflict = await client.put("/v1/groups/g", json={"min_nodes": 3})
-        assert (conflict.status_code, conflict.json()["code"]) == (409, "spec_conflict")
-        assert "min_nodes=3" in conflict.json()["detail"]
-        (line,) = (await client.get("/v1/groups")).json()["groups"]
-        assert (line["group_id"], line["reason"]["data"]["missing"]) == ("g", 2)
-        assert (await client.post("/v1/groups/g/restart")).status_code == 409
-        assert (await client.post("/v1/groups/g/cancel")).json()["state"] == "cancelled"
-        assert (await client.post("/v1/groups/g/restart")).json()["job"] == 2
-        assert (await client.delete("/v1/groups/g")).status_code == 204
-        assert (await client.get("/v1/groups")).json() == {"groups": []}
-
-
 async def test_a_spare_that_does_not_fit_says_why() -> None:
     async with serving() as (service, _), api(service) as client:
         for name, slots in (("a", 2), ("b", 1)):

@@ -113,29 +113,6 @@ async def test_a_deleted_group_leaves_nothing_behind() -> None:
         assert reply.json()["complete"] == {"round": 1, "step": 4}
 
 
-async def test_people_see_what_there_is_and_choose() -> None:
-    async with serving() as (service, _), api(service) as client:
-        origin = await begin(client)
-        both = holdings(held(8), held(16), held(24, whole=False), origin=origin)
-        for name in "ab":
-            await declare(client, name, both)
-        reply = (await client.get(f"{GROUP}/snapshots")).json()
-        assert reply["next"] == {"round": 1, "step": 16, "origin": None}
-        shown = [(one["stamp"]["step"], one["lack"]) for one in reply["snapshots"]]
-        assert shown == [(24, "no node has all that its ranks have alike"), (16, ""), (8, "")]
-        newest = reply["snapshots"][1]
-        assert (newest["nodes"], newest["size"]) == ({"first": ["a", "b"], "more": 0}, 3_000_000_000)
-        refused = await client.post(f"{GROUP}/snapshots", json={"step": 24})
-        assert (refused.status_code, refused.json()["code"]) == (404, "not_found")
-        reply = (await client.post(f"{GROUP}/snapshots", json={"step": 8})).json()
-        assert (reply["next"], reply["wanted"]) == ({"round": 1, "step": 8, "origin": None}, True)
-        await fail(client, 1, both)
-        assert (await told(client, "a"))["snapshot"]["step"] == 8
-        reply = (await client.get(f"{GROUP}/snapshots")).json()
-        assert (reply["next"], reply["wanted"]) == ({"round": 1, "step": 8, "origin": None}, False)
-        assert [one["undone"] for one in reply["snapshots"]] == [True, True, False]
-
-
 async def everything_shown(client: httpx.AsyncClient) -> str:
     """All that people can see of a group."""
     paths = [GROUP, "/v1/groups", f"{GROUP}/events", f"{GROUP}/snapshots", "/metrics"]

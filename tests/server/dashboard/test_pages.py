@@ -14,7 +14,6 @@ from hetrdzv.auth.token_files import TokenFile
 from hetrdzv.auth.tokens import Grant, Role, Tokens
 from hetrdzv.core.commands import Cancel, NoteStall, Report
 from hetrdzv.core.model import Stall
-from hetrdzv.dashboard.app import FILES
 from hetrdzv.dashboard.sessions import SESSION_S
 from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.stacks import Stack
@@ -240,10 +239,6 @@ async def test_pages_load_nothing_from_elsewhere_and_run_only_files(service: Ser
             assert (await client.get(f"/static/{name}")).status_code == 200
         assert (await client.get("/static/nope.js")).status_code == 404
         assert (await client.get("/static/..%2fpages.py")).status_code == 404
-
-
-def test_the_files_of_others_have_their_licences_beside_them() -> None:
-    assert {"htmx-2.0.11.min.js", "page.js", "page.css", "icon.svg"} == FILES.keys()
 
 
 # -- following ---------------------------------------------------------------------------------------------

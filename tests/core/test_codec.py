@@ -58,15 +58,12 @@ def test_a_value_comes_back(value: Outer, nulls: bool) -> None:
     assert read(Outer, write(value, nulls=nulls)) == value
 
 
-def test_fields_without_a_value_are_written_only_where_that_is_asked() -> None:
+def test_what_is_written() -> None:
     assert "why" not in json.loads(write(Outer(node_id="a")))
     assert json.loads(write(Outer(node_id="a"), nulls=True))["why"] is None
     assert "labels" not in json.loads(write(WHOLE, without={"labels"}))
-
-
-def test_only_the_fields_of_the_type_that_was_declared_are_written() -> None:
     value = Outer(node_id="a", several=(Known(count=1),), inner=Known())
-    assert b"secret" not in write(value)
+    assert b"secret" not in write(value), "only the fields of the type that was declared"
     assert b"secret" in write(Known())
 
 
@@ -100,12 +97,6 @@ def test_a_mistake_is_named(news: Mapping[str, Any], where: str, says: str) -> N
     assert says in mistake.text
 
 
-def test_what_was_given_comes_with_the_mistake() -> None:
-    assert refusal({"slots": "two"}).given == "two"
-    assert refusal({"slots": [2]}).given is None
-    assert refusal({"slotss": "a secret, perhaps"}).given is None
-
-
 @pytest.mark.parametrize(
     ("says", "data"),
     [
@@ -120,7 +111,10 @@ def test_what_is_no_json_or_no_object_is_refused(says: str, data: tuple[bytes, .
         assert caught.value.mistakes[0].field == ""
 
 
-def test_many_mistakes_are_counted_only() -> None:
+def test_what_was_given_comes_with_the_mistake_and_many_are_counted_only() -> None:
+    assert refusal({"slots": "two"}).given == "two"
+    assert refusal({"slots": [2]}).given is None
+    assert refusal({"slotss": "a secret, perhaps"}).given is None
     few, many = ({f"x{n}": 1 for n in range(wrong)} for wrong in (MAX_MISTAKES, MAX_MISTAKES + 1))
     assert refusal(few).field == "x0"
     assert refusal(many) == codec.Mistake("", "65 of its fields are unknown, malformed or out of range")

@@ -234,21 +234,26 @@ def test_orders(text: str, means: tuple[str, ...]) -> None:
     assert GroupSpec(rank_order=text).rank_order == text
 
 
+MASTER, UNIT = "must be LABEL=VALUE or a node id", "must be the name of one label"
+
+
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("name", "text", "says"),
     [
-        ("stiky", "'stiky': must be sticky or topology:LABEL"),
-        ("", "'': must be sticky"),
-        ("topology:", "'topology:': must be"),
-        ("topology:zone,", "must be sticky"),
-        ("Topology:zone", "must be sticky"),
-        ("topology:zone,zone", "'topology:zone,zone': names a label twice"),
-        ("topology:1,2,3,4,5,6,7,8,9", "names 9 labels, but may name 8"),
+        ("rank_order", "stiky", "'stiky': must be sticky or topology:LABEL"),
+        ("rank_order", "", "'': must be sticky"),
+        ("rank_order", "topology:", "'topology:': must be"),
+        ("rank_order", "topology:zone,", "must be sticky"),
+        ("rank_order", "Topology:zone", "must be sticky"),
+        ("rank_order", "topology:zone,zone", "'topology:zone,zone': names a label twice"),
+        ("rank_order", "topology:1,2,3,4,5,6,7,8,9", "names 9 labels, but may name 8"),
+        *(("master", text, MASTER) for text in ("", "=yes", "gpu 7", "a,b")),
+        *(("unit", text, UNIT) for text in ("", "rack=1", "zone,rack")),
     ],
 )
-def test_orders_that_mean_nothing(text: str, says: str) -> None:
+def test_settings_that_mean_nothing(name: str, text: str, says: str) -> None:
     with pytest.raises(ValueError, match=re.escape(says)):
-        SETTINGS["rank_order"].read(text)
+        SETTINGS[name].read(text)
 
 
 def test_whom_a_master_rule_allows() -> None:
@@ -263,16 +268,3 @@ def test_whom_a_master_rule_allows() -> None:
     ):
         assert SETTINGS["master"].read(rule) == rule
         assert allows_master(rule, "gpu7", labels) is may
-
-
-@pytest.mark.parametrize("text", ["", "=yes", "gpu 7", "a,b"])
-def test_masters_that_mean_nothing(text: str) -> None:
-    with pytest.raises(ValueError, match="must be LABEL=VALUE or a node id"):
-        SETTINGS["master"].read(text)
-
-
-@pytest.mark.parametrize("text", ["", "rack=1", "zone,rack"])
-def test_units_that_mean_nothing(text: str) -> None:
-    assert GroupSpec(unit="rack").unit == "rack"
-    with pytest.raises(ValueError, match="must be the name of one label"):
-        SETTINGS["unit"].read(text)

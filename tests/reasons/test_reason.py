@@ -25,30 +25,19 @@ NOW = 500.0
 WAITS = reason(ReasonCode.TOO_FEW_NODES, "waiting for 1 more")
 
 
-def test_texts_and_lists_are_bounded() -> None:
+def test_what_every_reason_keeps_to() -> None:
     many = [f"gpu{number}" for number in range(1, 10)]
     found = reason(
         ReasonCode.BEHIND, 400 * "x", nodes=many, ranks=Ranks.of(range(0, 40, 2)), quote=9_000 * "y"
     )
-    assert len(found.message) == MOST_CHARACTERS
-    assert len(found.quote) == MOST_QUOTED
+    assert (len(found.message), len(found.quote)) == (MOST_CHARACTERS, MOST_QUOTED)
     assert (found.nodes, found.more_nodes, len(found.ranks)) == (tuple(many[:5]), 4, 5)
-
-
-def test_a_message_is_one_line_that_harms_no_terminal() -> None:
-    assert reason(ReasonCode.NODE_LEFT, "a\n\x1b[31mb\x07  c\u202e").message == "a b c"
+    assert reason(ReasonCode.NODE_LEFT, "a\n\x1b[31mb\x07  c\u202e").message == "a b c", "harmless, in a line"
     assert ends.workers_stopped("a", "b\nc").message == "a left the round, which b c"
-
-
-def test_data_without_a_value_are_left_out() -> None:
     assert reason(ReasonCode.NODE_LEFT, "x", a=None, b=0, c="").data == {"b": 0, "c": ""}
-
-
-def test_a_cause_has_none_of_its_own() -> None:
-    inner = reason(ReasonCode.NODE_LOST, "x", cause=WAITS)
-    found = reason(ReasonCode.ROUND_ENDED, "y", cause=inner)
+    found = reason(ReasonCode.ROUND_ENDED, "y", cause=reason(ReasonCode.NODE_LOST, "x", cause=WAITS))
     assert found.cause is not None
-    assert (found.cause.code, found.cause.cause) == ("node_lost", None)
+    assert (found.cause.code, found.cause.cause) == ("node_lost", None), "a cause has none of its own"
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,7 @@ class Snapshots:
     def _serve(self, until: float, goodbye: Callable[[], None]) -> None:
         said = self._agent.session.newest_directive
         is_final = said.kind is DirectiveKind.EXIT and said.code != "drained"
+        is_final = is_final or said.code == "lost" or not self._agent.session.may_be_member
         if is_final or self._agent.world.timeline.now >= until:
             goodbye()
         else:

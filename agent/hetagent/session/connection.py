@@ -170,6 +170,11 @@ class ServerConnection:
         self._do(lambda now: self._session.part(report, now))
 
     @property
+    def may_be_member(self) -> bool:
+        """See `Session`."""
+        return self._session.may_be_member
+
+    @property
     def newest_directive(self) -> Directive:
         """See `Session`."""
         return self._session.newest_directive

@@ -72,6 +72,7 @@ class Session:
         sample: says how far the workers have come, which each poll carries; None: unknown, or there are none.
         on_question: gets the server's questions about workers; each is answered with a report.
         is_member: the server has this node, as far as is known; one that is away still has it.
+        may_be_member: it has, or was sent a join that it may have accepted.
         is_leaving: it starts nothing more.
         finished: the server accepted the goodbye, or did not answer it in time.
     """
@@ -108,7 +109,7 @@ class Session:
         self.finished = False
         # what the server knows of this node, as far as this node can tell
         self.is_member = False
-        self._maybe_member = False  # a join was sent that it may have accepted
+        self.may_be_member = False
 
     # -- inputs: from the agent ----------------------------------------------------------------------------
 
@@ -154,7 +155,7 @@ class Session:
             grace_s: for how much longer its workers run (seconds); None: they are being stopped, or there are none.
         """
         self.is_leaving, self._joining.due = True, None
-        if self._maybe_member:
+        if self.may_be_member:
             number = self._directives.newest_round
             self.send(round_report(ReportKind.LEAVING, number, message=why, grace_s=grace_s), now)
 
@@ -162,7 +163,8 @@ class Session:
         """The workers are gone for good, as `report` says; `newest_directive` is what the server says of that."""
         self.is_leaving, self._joining.due = True, None
         self._directives.on_left()
-        self.send(report, now)
+        if self.may_be_member:
+            self.send(report, now)
 
     def leave(self, why: str, now: float, timeout_s: float = LEAVE_S) -> None:
         """The agent exits; its workers are gone."""
@@ -173,7 +175,7 @@ class Session:
         self._last_reports_until = now + LAST_REPORTS_S
         self._directives.on_left()
         self._backoff.retry_at = min(self._backoff.retry_at, now)
-        self.finished = self.finished or not self._maybe_member
+        self.finished = self.finished or not self.may_be_member
 
     # -- inputs: from the server ---------------------------------------------------------------------------
 
@@ -191,7 +193,7 @@ class Session:
         self._answered(sent_at, now)
         match request:
             case Join():
-                self.is_member = self._maybe_member = True
+                self.is_member = self.may_be_member = True
                 self._joining.on_accepted(request.body)
             case SendReport():
                 self._settle(what, answer)
@@ -309,7 +311,7 @@ class Session:
         if what == JOIN:
             assert self._joining.due is not None
             self._joining.on_sent(head["number"], now)
-            self._maybe_member = True
+            self.may_be_member = True
             return Join(**head, body=self._joining.due)
         timing = self._directives.current
         wait_s = 0.0 if self._backoff.away else min(timing.poll_s, timing.max_disconnect_s / 2)
@@ -395,7 +397,7 @@ class Session:
             gone: the server does not have this node, so there is nobody to say goodbye to.
         """
         if gone:
-            self.is_member = self._maybe_member = False
+            self.is_member = self.may_be_member = False
             self.finished = self.finished or self._goodbye is not None
         self.drop_reports()
         self._directives.order_exit(code, why)
@@ -465,7 +467,7 @@ class Session:
         self._answered(sent_at, now)
         if self._directives.is_stale(request.number):
             return
-        self.is_member = self._maybe_member = False
+        self.is_member = self.may_be_member = False
         self.drop_reports()
         if self._goodbye is not None:
             self.finished = True

@@ -20,6 +20,9 @@ LOOK_S = 0.05
 SERVES = "serves"
 """What the server says while others need this node."""
 
+LOST = "lost"
+"""What it says to a node that it has given up: nobody loads anything from that."""
+
 GO_ON = ("left", "replaced")
 """What is said if others go on: nodes, or another agent of this one."""
 
@@ -61,6 +64,8 @@ def hand_over(
         said = line.newest_directive
         if said.kind is DirectiveKind.EXIT and said.code != "drained":  # that was before
             return said.code in GO_ON
+        if said.code == LOST or not line.may_be_member:
+            break
         if time.monotonic() >= began + (serves_s if said.code == SERVES else silent_s):
             break
         time.sleep(LOOK_S)

@@ -217,6 +217,7 @@ class SnapshotHook(RoundHook):
             )
         silent_s = serves_s if self._disk is None else max(ANSWER_S, serves_s / 2)  # the disk needs time, too
         self._others_go_on = hand_over(self._line, self._round, why, holdings, serves_s, silent_s, hurried)
+        self._over = self._line.newest_directive.outcome is not None  # meanwhile
 
     def close(self) -> None:
         """Look no more; `leave` follows."""

@@ -11,8 +11,9 @@ from tests.agent.session.driver import Bench, problem
 from tests.agent.workers.test_store import start
 
 from hetagent.session.connection import ServerConnection
-from hetagent.session.requests import Report
+from hetagent.session.requests import Report, SendReport
 from hetagent.snapshots.node.handover import SERVES_S, hand_over, serving_time_s
+from hetrdzv.core import commands
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.requests import ReportRequest
 from hetrdzv.protocol.snapshots import HeldSnapshot, Holdings
@@ -24,6 +25,7 @@ class Line:
 
     def __init__(self, says: str = "round_formed") -> None:
         self.says = says
+        self.may_be_member = True
         self.reports: list[ReportRequest] = []
 
     @property
@@ -73,6 +75,10 @@ class Talk:
         self._bench = bench
 
     @property
+    def may_be_member(self) -> bool:
+        return self._bench.session.may_be_member
+
+    @property
     def newest_directive(self) -> Directive:
         return self._bench.session.newest_directive
 
@@ -92,6 +98,22 @@ def test_whose_token_is_refused_is_not_replaced(status: int, refusal: str, other
     bench.run(61)
     assert bench.last.kind == "exit"
     assert leaves(cast(Any, Talk(bench))) is others
+
+
+@pytest.mark.parametrize("what", ["lost", "forgotten", "never joined"])
+def test_whom_nobody_knows_any_more_does_not_wait(what: str) -> None:
+    bench, looks = Bench(), [False]
+    if what != "never joined":
+        bench.started()
+    if what == "lost":
+        bench.now += 100
+        bench.server.do(commands.Tick(), bench.now)
+        assert bench.group.nodes["a"].phase == "lost"
+    elif what == "forgotten":
+        bench.server.groups.clear()
+    before = len(bench.sent)
+    assert not leaves(cast(Any, Talk(bench)), hurried=looks.pop)
+    assert any(isinstance(sent, SendReport) for sent in bench.sent[before:]) is (what != "never joined")
 
 
 def test_it_stays_no_longer_than_it_may() -> None:

@@ -5,6 +5,7 @@ import os
 import select
 import signal
 import sys
+import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -52,12 +53,13 @@ class Told:
 
     def __init__(self) -> None:
         self.offered: list[Holdings] = []
+        self.says: dict[str, Any] = {"code": "last"}
         self.parted: list[ReportRequest] = []
         self.asked: list[tuple[SnapshotsRequest, Future[SnapshotsReply]]] = []
 
     @property
     def newest_directive(self) -> Directive:
-        return replace(start("a", 4), kind=DirectiveKind.EXIT, code="last", start=None)
+        return replace(start("a", 4), kind=DirectiveKind.EXIT, start=None, **self.says)
 
     def part(self, report: Report[Directive]) -> None:
         self.parted.append(cast(ReportRequest, report.body(incarnation="i", age_s=0.0)))
@@ -351,6 +353,18 @@ def test_an_agent_that_leaves_keeps_them_while_the_job_goes_on(
     node.leaves()
     assert node.path.exists() is kept
     assert node.line.parted == [], "nobody could fetch it"
+
+
+def test_a_job_that_is_over_while_a_node_leaves_leaves_nothing(nodes: Callable[..., Node]) -> None:
+    node = nodes(serves=True)
+    node.enters()
+    node.part((4, 120))
+    node.hook.end()
+    node.line.says = {"code": "succeeded", "outcome": "succeeded"}
+    node.hook.hand_over("SIGTERM", time.monotonic() + 30, lambda: False)
+    node.leaves()
+    assert len(node.line.parted) == 1
+    assert not node.path.exists()
 
 
 # -- in a real agent -------------------------------------------------------------------------------------------

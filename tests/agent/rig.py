@@ -22,7 +22,7 @@ from hetagent.health.node_check import NodeCheck
 from hetagent.launch.base import Launch
 from hetagent.launch.command import WorkerCommand
 from hetagent.monitor.watcher import Watcher
-from hetagent.node.network import hold_port
+from hetagent.node.network import AdvertisedAddress, hold_port
 from hetagent.node.processes.guardian import Guardian
 from hetagent.node.processes.identity import Identity, ServerAccess
 from hetagent.node.processes.proctree import find_by_incarnation
@@ -139,6 +139,7 @@ class Rig:
         self.launch = launch
         self.agent = Agent(
             identity=self.identity,
+            address=AdvertisedAddress("127.0.0.1", "lo", is_chosen=False),
             server=self.line,
             guardian=self.guardian,
             starter=self.starter,

@@ -162,6 +162,7 @@ def _agent(context: AgentContext, server: ChildServer | None, logs_specs: LogsSp
         server.on_exit(line.give_up)
     return Agent(
         identity=context.identity,
+        address=context.address,
         server=line,
         # a server of its own dies with this process
         guardian=Guardian(context.identity, context.access if server is None else None),

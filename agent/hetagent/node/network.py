@@ -55,6 +55,12 @@ class AdvertisedAddress:
     interface: str | None
     is_chosen: bool
 
+    def loss(self) -> str:
+        """That this node no longer has the address, where its peers would try in vain; empty: not that is known."""
+        if self.interface is None or any(ip == _ip(self.address) for _, ip, _ in _interface_addresses()):
+            return ""
+        return f"it has lost its address {self.address}: start it again"
+
     def socket_env(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Variables that bind gloo, and NCCL if a person chose it, to the interface of the offered address.
 

@@ -14,7 +14,7 @@ from hetagent.errors import AgentError
 from hetagent.health.checks import HealthChecks
 from hetagent.launch.base import Assignment, Launch
 from hetagent.node.console import WarnOnce
-from hetagent.node.network import NetworkError
+from hetagent.node.network import AdvertisedAddress, NetworkError
 from hetagent.node.processes import proctree as processes
 from hetagent.node.processes import signals as process_signals
 from hetagent.node.processes.guardian import Guardian, GuardianError
@@ -44,6 +44,7 @@ class Agent:
     """Runs this node's part of a job, every round of which a hetserver decides.
 
     Attributes:
+        address: what it offers.
         server, guardian: not started yet.
         handler: holds the port of the next round's store from its offer on, and hosts that store on a master.
         hold_script_port: opens a listening socket for a store that the script opens itself.
@@ -59,6 +60,7 @@ class Agent:
     """
 
     identity: Identity
+    address: AdvertisedAddress
     server: ServerConnection
     guardian: Guardian
     starter: "TorchStarter"
@@ -387,6 +389,9 @@ class Agent:
                 self._join()
 
     def _join(self) -> None:
+        if (loss := self.address.loss()) and not self.server.is_server_away:  # else it may come back
+            self._leave_since(loss)
+            return
         self._joined = True
         self.launch.end()
         self.handler.release()

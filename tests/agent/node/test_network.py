@@ -11,6 +11,7 @@ import pytest
 
 from hetagent.node import network
 from hetagent.node.network import (
+    AdvertisedAddress,
     NetworkError,
     ResolverUnavailable,
     find_address,
@@ -179,6 +180,21 @@ def test_nothing_is_bound_to_the_loopback_interface_where_the_nodes_own_address_
     assert find_address("10.9.9.9", None, []).socket_env({}) == {}
     assert find_address(None, "lo", []).socket_env({})["GLOO_SOCKET_IFNAME"] == "lo"
     assert find_address("127.0.0.1", None, []).socket_env({})["GLOO_SOCKET_IFNAME"] == "lo"
+
+
+@pytest.mark.usefixtures("interfaces")
+def test_only_an_address_that_an_interface_had_can_be_lost() -> None:
+    kept = [
+        ("10.0.0.3", "eth0"),
+        ("10.9.9.9", "lo"),
+        ("fe80::2%ib0", "ib0"),
+        ("192.0.2.7", None),
+        ("a-name", None),
+    ]
+    for address, interface in kept:
+        assert AdvertisedAddress(address, interface, is_chosen=False).loss() == ""
+    lost = AdvertisedAddress("10.0.0.4", "eth0", is_chosen=False)
+    assert lost.loss() == "it has lost its address 10.0.0.4: start it again"
 
 
 # -- ports ---------------------------------------------------------------------------------------------------

@@ -15,8 +15,10 @@ from tests.agent.rig import SIGNALS, Make, soon
 from tests.support.servers import free_port
 
 from hetagent.launch.base import Launch
+from hetagent.node.network import AdvertisedAddress
 from hetagent.node.processes import guardian
 from hetagent.runloop import start_check
+from hetagent.session.connection import ServerConnection
 from hetagent.session.session import Session
 from hetagent.workers.logs import RoundLogsSpecs
 from hetagent.workers.torch_starter import TorchStarter
@@ -160,6 +162,21 @@ def test_a_guardian_that_died_is_replaced_and_one_that_cannot_be_is_done_without
         made.touches("stop"),
     )
     assert status == 0
+
+
+@pytest.mark.parametrize(("away", "status"), [(False, None), (True, 0)])
+def test_a_node_that_has_lost_its_address_leaves_unless_its_network_may_be_cut(
+    rig: Make, monkeypatch: pytest.MonkeyPatch, away: bool, status: int | None
+) -> None:
+    made = rig("touch up; until [ -e go ]; do sleep 0.01; done; exit $((TORCHELASTIC_RESTART_COUNT < 1))")
+
+    def lose() -> None:
+        made.agent.address = AdvertisedAddress("192.0.2.7", "eth0", is_chosen=False)
+        monkeypatch.setattr(ServerConnection, "is_server_away", away)
+
+    assert made.run(made.appears("up"), lose, made.touches("go")) == status
+    leaves = "leaving, since it has lost its address 192.0.2.7: start it again; check the node before you use it again"
+    assert (leaves in made.said) == (not away)
 
 
 def test_a_new_job_in_a_group_that_has_been_used_says_why_its_rounds_do_not_begin_with_1(rig: Make) -> None:

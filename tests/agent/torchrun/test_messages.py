@@ -11,7 +11,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
-from hetagent.node.network import hold_port
+from hetagent.node.network import AdvertisedAddress, hold_port
 from hetagent.torchrun import create_handler
 from hetagent.torchrun.messages import exit_error, translate_flags
 from hetrdzv.auth.tls import TlsError
@@ -30,6 +30,12 @@ def test_advice_says_what_flags_are_called_here() -> None:
         pytest.raises(RendezvousConnectionError) as no_port,
     ):
         offered_port(handler)
+    with port_holder() as (handler, _):
+        connection: Any = handler._connection
+        connection.place = AdvertisedAddress("192.0.2.7", "eth0", is_chosen=False)
+        connection.server.is_server_away = False
+        with pytest.raises(RendezvousConnectionError, match=r"lost its address 192\.0\.2\.7: start it again"):
+            offered_port(handler)
     refused = exit_error(directive("exit"))
     for error in (tls.value, unreachable.value, no_port.value, refused):
         assert str(error).endswith(translate_flags("")), error

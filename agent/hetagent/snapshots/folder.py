@@ -321,13 +321,13 @@ def choose_evicted(
 ) -> SnapshotId | None:
     """What makes room for a snapshot: the oldest that is not retained; None: a slot is free. Overtaken: nothing does.
 
-    Another one follows what is `due`: so the one that is being written to disk is spared. The last step of a round
-    needs a slot.
+    Another one follows what is `due`: so the one that is being written to disk, the last in `retained`, is spared.
+    The last step of a round needs a slot.
     """
     count = SLOTS if sharded else REPLICATED_SLOTS
     if len(held) < count:
         return None
-    spared = retained if due and not sharded else retained[: count - 1]
+    spared = retained if due else retained[: count - 1]
     older = [known for known in held if known < stamp and known not in spared]
     if not older:
         raise SnapshotSuperseded(f"newer snapshots than that of step {stamp.step} are here")

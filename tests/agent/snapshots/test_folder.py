@@ -45,7 +45,9 @@ def test_all_workers_of_a_node_get_the_same_slot_for_a_snapshot(tmp_path: Path) 
         ([TWO, THREE], [], FOUR, {}, TWO),
         ([TWO, THREE], [TWO], FOUR, {}, THREE),
         ([ONE, TWO, THREE], [ONE, TWO, THREE], FOUR, {"sharded": True}, THREE),  # the last step needs one
+        ([TWO, THREE, FOUR], [TWO, THREE], SnapshotId(1, 5), {"sharded": True}, FOUR),
         ([ONE, TWO], [TWO, ONE], THREE, {"due": True}, SnapshotSuperseded),  # one is being written to disk
+        ([ONE, TWO, THREE], [ONE, THREE, TWO], FOUR, {"sharded": True, "due": True}, SnapshotSuperseded),
         ([TWO, THREE], [], ONE, {}, SnapshotSuperseded),
         ([TWO, THREE], [], SnapshotId(2, 1), {}, TWO),
         # Living workers may be a step apart when a round ends: two steps fit beside the safe one.

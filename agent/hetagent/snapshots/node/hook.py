@@ -335,7 +335,8 @@ class SnapshotHook(RoundHook):
     def _write_control(self) -> None:
         retained = self._reporter.retained
         if self._disk is not None and self._disk.writing is not None:
-            retained = (*retained[:1], self._disk.writing, *retained[1:])
+            # Last: the disk can begin again, and what others may know to be safe has to be here.
+            retained = tuple(dict.fromkeys((*retained, self._disk.writing)))
         control = AgentControl(
             round=self._round,
             ranks=tuple(self._ranks),

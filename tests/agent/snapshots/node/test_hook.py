@@ -26,7 +26,7 @@ from hetagent.node.processes.identity import Identity
 from hetagent.session.connection import ServerConnection
 from hetagent.session.requests import Report
 from hetagent.session.session import HURRIED_LEAVE_S
-from hetagent.snapshots import save_request
+from hetagent.snapshots import folder, save_request
 from hetagent.snapshots.node import files, reporter
 from hetagent.snapshots.node.folder import NodeFolder
 from hetagent.snapshots.node.hook import SnapshotHook
@@ -87,7 +87,12 @@ class Ran:
 
 
 def hook(
-    folder: NodeFolder, line: ServerConnection, log: Callable[[str], None], *, serves: bool = False
+    folder: NodeFolder,
+    line: ServerConnection,
+    log: Callable[[str], None],
+    *,
+    serves: bool = False,
+    to: Path | None = None,
 ) -> SnapshotHook:
     context: Any = Namespace(
         identity=Identity("g", "a", "1"),
@@ -97,19 +102,19 @@ def hook(
         address=Namespace(address="127.0.0.1"),
         hold_port=lambda: hold_port("127.0.0.1", None),
     )
-    options: Any = Namespace(memory=1000, every_s=30, to=None, to_every_s=600)
+    options: Any = Namespace(memory=1000, every_s=30, to=to, to_every_s=600)
     return SnapshotHook(context, options, line, folder)
 
 
 class Node:
     """The hook of a node with two workers, ranks 2 and 3 of 4 unless a test says otherwise."""
 
-    def __init__(self, parent: Path, serves: bool = False) -> None:
+    def __init__(self, parent: Path, serves: bool = False, to: Path | None = None) -> None:
         self.line, self.said = Told(), list[str]()
         self.folder = NodeFolder(parent, "g", "a", ())
         self.path = self.folder.path
         line = cast(ServerConnection, self.line)
-        self.hook = hook(self.folder, line, self.said.append, serves=serves)
+        self.hook = hook(self.folder, line, self.said.append, serves=serves, to=to)
         self.server = self.hook._server
 
     def enters(
@@ -291,6 +296,24 @@ def test_workers_find_from_where_to_begin(node: Node) -> None:
     unknown = "nobody is left who knows how many steps are lost"
     assert node.said[-1] == f"round 4: begins from the snapshot of step 120; {unknown}"
     assert node.hook.static_env({}) == {"HET_SNAPSHOTS": str(node.path)}
+
+
+def test_what_is_being_written_to_disk_makes_room_before_what_others_may_know_to_be_safe(
+    nodes: Callable[..., Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = nodes(to=tmp_path / "disk")
+    disk: Any = node.hook._disk
+    monkeypatch.setattr(disk, "write_last", lambda *_: "")
+    node.enters(nnodes=2)
+    node.part((4, 120), sharded=True)
+    node.hook.on_wakeup()
+    node.line.asked[0][1].set_result(SnapshotsReply(complete=SnapshotId(round=4, step=120)))
+    node.part((4, 140), slot=1, sharded=True)
+    safe, pending = [4, 120, ""], [4, 140, ""]
+    for step, retained in ((130, [safe, pending, [4, 130, ""]]), (120, [safe, pending])):
+        disk.writing = folder.SnapshotId(4, step)
+        node.hook.on_wakeup()
+        assert node.control()["retained"] == retained
 
 
 @pytest.mark.parametrize("whose", ["a", "b"])

@@ -29,6 +29,10 @@ class SourceError(Exception):
     """A source does not give what it should have; says why."""
 
 
+class CorruptError(SourceError):
+    """A file is not what was written: reading it again is of no use."""
+
+
 class Source:
     """A node or a directory that has parts of a snapshot: an entry of `sources` in `start.json`."""
 
@@ -73,7 +77,7 @@ class Source:
 
             yield fill
             if digest.hexdigest() != expected.digest:
-                raise SourceError(f"{name} {self.where} is corrupt")
+                raise CorruptError(f"{name} {self.where} is corrupt")
 
     def _get(self, name: str) -> IO[bytes]:
         request = urllib.request.Request(self._url + name, headers=self._headers)

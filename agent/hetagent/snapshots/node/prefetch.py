@@ -11,11 +11,11 @@ from hetagent.snapshots.errors import SnapshotSuperseded
 from hetagent.snapshots.folder import SHARED, SnapshotFiles
 from hetagent.snapshots.node.files import source_entry
 from hetagent.snapshots.node.reporter import snapshot_id_of
-from hetagent.snapshots.sources import Source, SourceError, copy_part
+from hetagent.snapshots.sources import CorruptError, Source, SourceError, copy_part
 from hetrdzv.protocol.snapshots import CopyOrder
 
-PAUSE_S = 2.0
-"""For how long nothing is fetched after a failure (seconds)."""
+PAUSE_S, CORRUPT_PAUSE_S = 2.0, 60.0
+"""For how long the same is not fetched again after a failure, and where it is corrupt (seconds)."""
 
 
 class Prefetch:
@@ -25,12 +25,13 @@ class Prefetch:
         self._folder = folder
         self._log_once = WarnOnce(log)
         self._thread: threading.Thread | None = None
-        self._not_before = 0.0  # until when nothing is fetched
+        self._failed: CopyOrder | None = None
+        self._not_before = 0.0  # until when that is not tried again
 
     def start(self, copy: CopyOrder, memory: int | None = None) -> None:
         """Fetch it, unless something is being fetched, or that has failed a moment ago; see `fetch`."""
         is_free = self._thread is None or not self._thread.is_alive()
-        if is_free and time.monotonic() >= self._not_before:
+        if is_free and (copy != self._failed or time.monotonic() >= self._not_before):
             self._thread = threading.Thread(
                 target=self._run, args=(copy, memory), name="hetagent-copy", daemon=True
             )
@@ -42,7 +43,8 @@ class Prefetch:
         except (SnapshotSuperseded, FileNotFoundError):  # its slot was given away
             return
         except (SourceError, OSError) as error:
-            self._not_before = time.monotonic() + PAUSE_S
+            pause_s = CORRUPT_PAUSE_S if isinstance(error, CorruptError) else PAUSE_S
+            self._failed, self._not_before = copy, time.monotonic() + pause_s
             self._log_once(f"no copy of the snapshot's shards of node '{copy.source.node_id}': {error}")
 
 

@@ -3,11 +3,13 @@
 import json
 import os
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.agent.rig import soon
 from tests.agent.snapshots.node.standin import named, part, put
 from xxhash import xxh3_64_hexdigest
 
@@ -16,6 +18,7 @@ from hetagent.snapshots import sources
 from hetagent.snapshots.folder import SnapshotFiles
 from hetagent.snapshots.folder import SnapshotId as Taken
 from hetagent.snapshots.memory import MappedFile
+from hetagent.snapshots.node import prefetch
 from hetagent.snapshots.node.files import SnapshotDir
 from hetagent.snapshots.node.prefetch import fetch
 from hetagent.snapshots.node.server import SnapshotServer
@@ -79,6 +82,30 @@ def test_what_is_corrupt_does_not_count(nodes: Nodes, name: str) -> None:
     with pytest.raises(SourceError, match=rf"{name} on node 'b' is corrupt"):
         fetch(nodes.here, nodes.copy)
     assert not (nodes.here / "0" / "1.json").exists()
+
+
+def test_what_is_corrupt_is_not_fetched_again_and_again_but_what_replaces_it_is(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefetch, "PAUSE_S", 0.0)
+    asked, opened = list[str](), Fetched.open
+    monkeypatch.setattr(Fetched, "open", lambda self, name: (asked.append(name), opened(self, name))[1])
+    copies = prefetch.Prefetch(nodes.here, print)
+
+    def start() -> None:
+        copies.start(nodes.copy)
+        soon(lambda: all(thread.name != "hetagent-copy" for thread in threading.enumerate()), "its end")
+
+    new = b"x" * SIZE
+    (nodes.there / "2" / "1.bin").write_bytes(new)
+    start()
+    start()
+    assert asked.count("1.bin") == 1
+    index = json.loads((nodes.there / "2" / "1.json").read_bytes())
+    index["files"]["1.bin"] = [SIZE, xxh3_64_hexdigest(new)]
+    put(nodes.there / "2" / "1.json", json.dumps(index))
+    start()
+    assert (nodes.here / "0" / "1.bin").read_bytes() == new
 
 
 def alike(nodes: Nodes, content: bytes) -> None:

@@ -1,12 +1,7 @@
 """Reports go out in order, each until it is delivered or no longer matters."""
 
 import pytest
-from tests.agent.session.driver import (
-    FAILURE,
-    Bench,
-    on_route,
-    problem,
-)
+from tests.agent.session.driver import FAILURE, Bench, on_route, problem
 
 from hetagent.session.requests import REPORT, Join
 from hetrdzv.core import commands

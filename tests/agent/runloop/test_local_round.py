@@ -1,7 +1,8 @@
-"""A node that cannot begin from where the others do takes no part; the rest of a round: test_loop, test_hook."""
+"""Whose workers may not begin, and whose end is no failure; the rest of a round: test_loop, test_hook."""
 
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from tests.agent.workers.test_store import start
@@ -9,19 +10,29 @@ from tests.agent.workers.test_store import start
 from hetagent.errors import OutOfResourcesError
 from hetagent.launch.base import Assignment, Launch
 from hetagent.launch.command import WorkerCommand
-from hetagent.runloop.local_round import LocalRound, Phase
+from hetagent.runloop.local_round import End, LocalRound, Phase
 from hetagent.runloop.parts import Parts
 from hetrdzv.protocol.snapshots import StartSnapshot
 
 
-def test_a_node_without_snapshots_does_not_begin_from_nothing_while_others_load_one() -> None:
+def local_round(parts: Parts, **fields: Any) -> LocalRound:
     of = start("a", 1).start
     assert of is not None
-    of = replace(of, slots=1, snapshot=StartSnapshot(round=1, step=40, world_size=2))
-    launch = Launch(WorkerCommand("true", (), is_python=False))
-    starter = cast("Any", None)
-    made = LocalRound(Assignment(group="g", node_id="a", round=1, start=of), launch, starter, "none", Parts())
+    assignment = Assignment(group="g", node_id="a", round=1, start=replace(of, slots=1, **fields))
+    return LocalRound(assignment, Launch(WorkerCommand("true", (), is_python=False)), Mock(), "none", parts)
+
+
+def test_a_node_without_snapshots_does_not_begin_from_nothing_while_others_load_one() -> None:
+    made = local_round(Parts(), snapshot=StartSnapshot(round=1, step=40, world_size=2))
     with pytest.raises(OutOfResourcesError, match="snapshot of step 40, and this node keeps none"):
         made.start({})
     made.clear()
     assert made.phase is Phase.GONE
+
+
+def test_a_failure_for_which_the_node_gives_up_is_none() -> None:
+    """Why is known only once the output of its workers has come."""
+    made = local_round(Parts(snapshots=Mock(abandon_reason=Mock(side_effect=["cannot begin there", ""]))))
+    made._workers, made._end, made.phase = Mock(), End(Mock(), 0.0), Phase.ENDING
+    assert made.take_end() is None
+    assert made.take_end() is made._end

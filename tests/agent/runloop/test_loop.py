@@ -61,10 +61,7 @@ def test_a_stop_of_a_round_after_which_it_has_joined_changes_nothing(
 @pytest.mark.parametrize(
     ("error", "says"),
     [
-        (
-            OSError(24, "Too many open files"),
-            r"raise the limit of open files: ulimit -n",
-        ),
+        (OSError(24, "Too many open files"), r"raise the limit of open files: ulimit -n"),
         (OSError(23, "Too many open files in system"), "raise fs.file-max"),
         (BlockingIOError(11, "Resource temporarily unavailable"), r"ulimit -u, pids.max"),
         (RuntimeError("can't start new thread"), r"ulimit -u, pids.max"),

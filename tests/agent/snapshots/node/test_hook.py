@@ -442,7 +442,10 @@ def test_a_second_signal_waits_for_nobody(rig: Make, parent: Path) -> None:
     made = rig(f"{opens}; while :; do sleep 1; done", stop_timeout_s=60.0)
     furnished(made, parent)
     saves = lambda: soon(lambda: made.agent._local is not None and made.agent._local.phase == "saving")  # noqa: E731
-    made.run(made.appears("ready"), made.gets(signal.SIGINT), saves, made.gets(signal.SIGINT))
+    begun: list[float] = []
+    again = [lambda: begun.append(time.monotonic()), made.gets(signal.SIGINT)]
+    made.run(made.appears("ready"), made.gets(signal.SIGINT), saves, *again)
+    assert time.monotonic() < begun[0] + 5.0, "not for as long as they might save"
     assert any("killing the workers" in text for text in made.said)
     assert "rank 0 has not saved before it was stopped" in made.said
 

@@ -100,10 +100,7 @@ class Rig:
         session = Session(self.group_id, "a", offer, random.Random(), connect_timeout_s=connect_timeout_s)
         handler = HetRendezvousHandler(self.group_id, "a", lambda: hold_port("127.0.0.1", ports))
         self.spec = WorkerSpec(
-            role="default",
-            local_world_size=slots,
-            entrypoint="none yet",
-            rdzv_handler=handler,
+            role="default", local_world_size=slots, entrypoint="none yet", rdzv_handler=handler
         )
         words = ("-c", f"cd {folder}; {command}".replace("$$", "$$$$"))  # torch replaces macros in arguments
         self.line = ServerConnection(session, lambda: Client([url]), self.said.append)
@@ -127,11 +124,7 @@ class Rig:
             self.parts.start_check = StartCheck(self.line, handler.count_workers, say)
         if watches:
             self.parts.monitor = Watcher(
-                self.line,
-                launch,
-                cpu=True,
-                reports_output=report_output,
-                secrets=lambda: ["sesame"],
+                self.line, launch, cpu=True, reports_output=report_output, secrets=lambda: ["sesame"]
             )
         for name, make in parts.items():
             setattr(self.parts, name, make(say))

@@ -90,19 +90,13 @@ def test_a_number_of_workers_that_no_node_has(monkeypatch: pytest.MonkeyPatch) -
             choose_devices_and_slots(options())
 
 
-def context(found: Options) -> AgentContext:
-    """That of a node with one worker."""
-    place = SimpleNamespace(address="127.0.0.1")
+def test_an_offer_that_no_server_would_take_is_refused_at_once() -> None:
+    found, place = replace(options(), labels={"rack": "x" * 300}), SimpleNamespace(address="127.0.0.1")
     made = SimpleNamespace(options=found, slots=1, address=place, launch=Launch(None), versions={})
     made.devices = made.command = None
     made.identity = Identity(found.group, found.node_id, "i1")
-    return cast("AgentContext", made)
-
-
-def test_an_offer_that_no_server_would_take_is_refused_at_once() -> None:
-    found = replace(options(), labels={"rack": "x" * 300})
     with pytest.raises(UsageError, match=r"no server accepts --label 'x+': String should have at most 256"):
-        assembly._offer(context(found), 0.0)
+        assembly._offer(cast("AgentContext", made), 0.0)
 
 
 def test_a_folder_for_output_that_cannot_be_made() -> None:

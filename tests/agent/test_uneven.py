@@ -38,12 +38,7 @@ class World:
     """All ranks of one, without processes: each has a sampler of its own."""
 
     def __init__(
-        self,
-        samples: int,
-        global_batch: int,
-        weights: list[float],
-        memory: Memory,
-        **more: Any,
+        self, samples: int, global_batch: int, weights: list[float], memory: Memory, **more: Any
     ) -> None:
         self.samplers = [
             sampler(samples, global_batch, *weights, rank=rank, memory=memory, **more)

@@ -108,10 +108,7 @@ def test_nccl_counts_collectives_and_says_who_the_members_are(strings: bool) -> 
     )
     assert [
         (one.name, one.size, one.enqueued, one.started, one.completed, one.op) for one in seen.groups
-    ] == [
-        ("0/nccl", 8, 812, 812, 811, ""),
-        ("5/nccl", 2, 96, 96, 96, ""),
-    ]
+    ] == [("0/nccl", 8, 812, 812, 811, ""), ("5/nccl", 2, 96, 96, 96, "")]
     assert (seen.has_groups, seen.has_default_group, seen.unknown_reason) == (True, True, "")
 
 

@@ -163,11 +163,7 @@ def test_who_is_behind_where_and_in_which_state(pair: Pair) -> None:
     ],
 )
 def test_workers_that_never_answered_have_come_nowhere_or_nobody_knows(
-    monkeypatch: pytest.MonkeyPatch,
-    torch: bool,
-    release: str | None,
-    world_size: int,
-    known: bool,
+    monkeypatch: pytest.MonkeyPatch, torch: bool, release: str | None, world_size: int, known: bool
 ) -> None:
     monkeypatch.setattr("hetagent.node.release.installed_torch", lambda: release)
     watch = RoundWatch(1, world_size, lambda: None, cpu=True, torch=torch)

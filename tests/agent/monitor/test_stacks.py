@@ -13,17 +13,12 @@ from hetagent.node.processes import proctree
 from hetagent.worker import runner
 
 
-def watch_of(pid: int) -> RoundWatch:
-    watch = RoundWatch(1, 2, lambda: None)
-    watch.begin({0: pid}, 0)
-    return watch
-
-
 def test_a_process_that_hangs_in_the_kernel_is_said_to_once_it_has_for_a_while(tmp_path: Path) -> None:
     with DeadFiles(tmp_path / "dead") as files:
         look = f"import os; os.stat({str(files.folder / 'file')!r})"
         process = subprocess.Popen([sys.executable, "-c", look], stderr=subprocess.DEVNULL)
-        watch = watch_of(process.pid)
+        watch = RoundWatch(1, 2, lambda: None)
+        watch.begin({0: process.pid}, 0)
         assert files.asked.wait(15)
         process.kill()  # until then it waits as for any file
         soon(lambda: proctree.state(process.pid) == "D", "its hang")

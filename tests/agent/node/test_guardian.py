@@ -171,16 +171,10 @@ def make_guardian(servers: list[str]) -> Guardian:
     return Guardian(Identity("g", "n1", f"i-{RUN}"), ServerAccess(servers=servers, token=TOKEN))
 
 
-@pytest.fixture
-def one(monkeypatch: pytest.MonkeyPatch) -> Iterator[Guardian]:
+def test_a_guardian_is_small_and_secretive_and_starts_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HET_TOKEN", TOKEN)
     one = make_guardian(["http://127.0.0.1:1"])
     one.start()
-    yield one
-    one.dismiss()
-
-
-def test_a_guardian_is_small_and_secretive_and_starts_fast(one: Guardian) -> None:
     proc = Path(f"/proc/{one.pid}")
     public = (proc / "cmdline").read_bytes() + (proc / "environ").read_bytes()
     assert TOKEN.encode() not in public
@@ -192,6 +186,7 @@ def test_a_guardian_is_small_and_secretive_and_starts_fast(one: Guardian) -> Non
     fields = (proc / "stat").read_text().rpartition(")")[2].split()
     cpu_s = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
     assert cpu_s < 0.1  # some 0.02; the clock on the wall would count the neighbours' work
+    one.dismiss()
 
 
 def test_its_death_shows_and_another_one_takes_over() -> None:

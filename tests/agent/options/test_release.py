@@ -52,10 +52,7 @@ def test_an_old_one_is_refused_before_it_is_imported(tmp_path: Path) -> None:
     (tmp_path / "torch" / "__init__.py").write_text("raise AssertionError('imported')")
     program = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nfrom hetagent.cli.main import main; main()"
     ended = subprocess.run(
-        [sys.executable, "-c", program, "--standalone", __file__],
-        capture_output=True,
-        text=True,
-        check=False,
+        [sys.executable, "-c", program, "--standalone", __file__], capture_output=True, text=True, check=False
     )
     assert ended.returncode == 2
     assert ended.stderr.startswith("hetagent: torch 2.5.1 is too old: hetagent needs torch 2.6 or newer")

@@ -74,24 +74,6 @@ def test_workers_save_before_their_machine_is_taken_away(rig: Make) -> None:
     assert (made.group()["state"], made.group()["restarts"]) == ("waiting", 0)
 
 
-def test_a_signal_before_it_counts(rig: Make) -> None:
-    told = Told()
-    script = "trap 'touch got' TERM; touch up; until [ -e go ]; do sleep 0.05; done"
-    made = rig(script, grace_s=25.0, parts={"preemption": watch(told)})
-
-    def is_seen() -> None:
-        asked = told.asked
-        soon(lambda: told.asked > asked, "a look")
-        time.sleep(0.3)
-
-    acts = [made.appears("up"), running(made), made.gets(signal.SIGTERM), made.appears("got")]
-    made.run(*acts, reclaim(told, 100.0), is_seen, made.touches("go"))
-    assert (
-        made.agent.shutdown.exit_status(made.agent.outcome, fixed=False) == statuses.SIGNAL + signal.SIGTERM
-    )
-    assert not any("AWS" in line for line in made.said)
-
-
 @pytest.mark.parametrize(("works", "saves"), [(False, False), (True, False), (True, True)])
 def test_whoever_was_told_in_time_may_stay_as_long_as_that(works: bool, saves: bool) -> None:
     evicted, taken, left = (Shutdown(25.0, {}) for _ in range(3))

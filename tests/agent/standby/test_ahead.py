@@ -1,7 +1,6 @@
 """What a script imports is imported ahead of its next start, and only if that makes no difference to it."""
 
-import subprocess
-from collections.abc import Callable, Iterator
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -132,47 +131,32 @@ def test_a_script_whose_imports_fail_because_of_it_begins_anew(script: Script) -
     assert line.startswith("hetagent: ImportError while the script imports, after --preload auto")
 
 
-@pytest.fixture
-def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[Standbys]:
-    """No rests, and no shortage of memory; nothing may be said."""
+def test_each_rank_has_what_its_own_workers_import(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no standby is replaced for it, which for a while would leave none."""
     for name in ("QUIET_S", "SETTLED_S", "LOOK_S"):
         monkeypatch.setattr(keeper, name, 0.05)
     monkeypatch.setattr(keeper, "NEEDED_BYTES", 1)
     told: list[str] = []
-    made = Standbys(["decimal", AUTO], told.append)
-    yield made
-    made.close()
+    with contextlib.closing(Standbys(["decimal", AUTO], told.append)) as kept:
+
+        def take(local_rank: int) -> tuple[int | None, str]:
+            """Run a round of a rank; the pid of its standby, if there was one, and what the script said."""
+            environ = {**standbys.in_round(script.program).environ, **kept.environ(local_rank)}
+            program = Program(script.program.args, environ)
+            with standbys.outputs(script.folder) as streams:
+                process = kept.claim_standby(local_rank, program, *streams)
+                standby = process and process.pid
+                assert standbys.ended(process or standbys.start(program, *streams)) == 0
+            return standby, (script.folder / "stdout").read_text().strip()
+
+        def two() -> dict[int, int]:
+            return wait_for(lambda: {**pids} if len(pids := kept.pids()) == 2 else None, "two standbys")
+
+        script.write("import plain")
+        kept.start_predicted([script.program, script.program])
+        first = two()
+        assert take(0) == (first[0], "[]")
+        assert two()[1] == first[1]
+        wait_for(lambda: take(0)[1] == "['plain']", "a standby that has imported what the script does")
+        assert take(1) == (first[1], "[]")
     assert told == []
-
-
-@pytest.fixture
-def take(kept: Standbys, script: Script) -> Callable[[int], tuple[int | None, str]]:
-    def taken(local_rank: int) -> tuple[int | None, str]:
-        """Run a round of a rank; the pid of its standby, if there was one, and what the script said."""
-        program = Program(
-            script.program.args, {**standbys.in_round(script.program).environ, **kept.environ(local_rank)}
-        )
-        with standbys.outputs(script.folder) as streams:
-            process = kept.claim_standby(local_rank, program, *streams)
-            standby = process and process.pid
-            process = process or subprocess.Popen(
-                program.args, env=program.environ, stdout=streams[0], start_new_session=True
-            )
-            assert standbys.ended(process) == 0
-        return standby, (script.folder / "stdout").read_text().strip()
-
-    return taken
-
-
-def test_each_rank_has_what_its_own_workers_import(
-    kept: Standbys, script: Script, take: Callable[[int], tuple[int | None, str]]
-) -> None:
-    """And no standby is replaced for it, which for a while would leave none."""
-    script.write("import plain")
-    kept.start_predicted([script.program, script.program])
-    first = wait_for(lambda: pids if len(pids := kept.pids()) == 2 else None, "two standbys")
-    assert take(0) == (first[0], "[]")
-    second = wait_for(lambda: pids if len(pids := kept.pids()) == 2 else None, "two standbys")
-    assert second[1] == first[1]
-    wait_for(lambda: take(0)[1] == "['plain']", "a standby that has imported what the script does")
-    assert take(1) == (first[1], "[]")

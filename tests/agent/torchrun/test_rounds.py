@@ -17,11 +17,7 @@ import pytest
 from tests.agent.torchrun.driver import ScriptedLine, directive
 from tests.support.cluster import wait_for
 from tests.support.servers import Hetserver
-from torch.distributed.elastic.agent.server.api import (
-    _TERMINAL_STATE_SYNC_ID,
-    RunResult,
-    WorkerState,
-)
+from torch.distributed.elastic.agent.server.api import _TERMINAL_STATE_SYNC_ID, RunResult, WorkerState
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import (

@@ -163,10 +163,7 @@ def test_what_is_too_long_still_says_which_exception_it_was(
 def cause(**failure: Any) -> RootCause:
     found = Failure(local_rank=1, rank=5, **failure)
     return RootCause(
-        reason=Reason(code="?", message="rank 5 on gpu3 failed"),
-        round=2,
-        node_id="gpu3",
-        failure=found,
+        reason=Reason(code="?", message="rank 5 on gpu3 failed"), round=2, node_id="gpu3", failure=found
     )
 
 

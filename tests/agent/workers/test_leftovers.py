@@ -66,11 +66,16 @@ def test_detached_helpers_do_not_outlive_a_round_that_is_not_the_last(rig: Make,
     assert not (made.folder / "uploaded").exists()
 
 
-def not_ours_to_kill(
-    made: Rig, theirs: Callable[[], int], monkeypatch: pytest.MonkeyPatch
-) -> Callable[[], None]:
-    """Let the kernel refuse us one worker; an act that ends it once the agent has given it up."""
-    kill = os.kill
+def test_workers_that_do_not_die_are_told_and_the_agent_leaves_in_good_order(
+    rig: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As under `sudo`, a worker belongs to another user."""
+    made = rig(
+        "echo $$ > pid.$RANK; touch up.$RANK; exec sleep 100", slots=2, tee=Std.ALL, stop_timeout_s=0.1
+    )
+
+    def theirs() -> int:
+        return int((made.folder / "pid.0").read_text())
 
     def refusing(pid: int, signum: int) -> None:
         if pid == theirs():
@@ -84,25 +89,10 @@ def not_ours_to_kill(
             kill(theirs(), signal.SIGKILL)
         soon(lambda: not is_alive(theirs()), "its end")
 
-    kill_all = processes.kill_all
+    kill, kill_all = os.kill, processes.kill_all
     monkeypatch.setattr(processes, "kill_all", lambda find, timeout_s=0.2: kill_all(find, 0.2))
     monkeypatch.setattr(os, "kill", refusing)
     monkeypatch.setattr(os, "killpg", refusing)
-    return end
-
-
-def test_workers_that_do_not_die_are_told_and_the_agent_leaves_in_good_order(
-    rig: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As under `sudo`, a worker belongs to another user."""
-    made = rig(
-        "echo $$ > pid.$RANK; touch up.$RANK; exec sleep 100", slots=2, tee=Std.ALL, stop_timeout_s=0.1
-    )
-
-    def theirs() -> int:
-        return int((made.folder / "pid.0").read_text())
-
-    end = not_ours_to_kill(made, theirs, monkeypatch)
     made.run(made.appears("up.0", "up.1"), made.gets(signal.SIGTERM), end)
     stuck = [line for line in made.said if "cannot be killed" in line]
     assert [line.rpartition(" (state ")[0] for line in stuck] == [f"processes cannot be killed: {theirs()}"]

@@ -9,11 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.distributed.elastic.multiprocessing import (
-    DefaultLogsSpecs,
-    LogsSpecs,
-    Std,
-)
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsSpecs, Std
 
 from hetagent.node import scratch
 from hetagent.workers.logs import PREFIX, RoundLogsSpecs
@@ -102,27 +98,6 @@ def test_the_logs_of_a_killed_agent_go_with_the_next_one(
     RoundLogsSpecs().close()
     assert sorted(tmp_path.iterdir()) == sorted([Path(str(living.root_log_dir)), tmp_path / "hetagent_notes"])
     living.close()
-
-
-@pytest.mark.parametrize("moment", ["open", "flock"])
-def test_a_folder_that_was_swept_before_its_lock_is_made_again(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, moment: str
-) -> None:
-    module = {"open": os, "flock": fcntl}[moment]
-    real, swept = getattr(module, moment), []
-
-    def late(*args: Any) -> Any:
-        if not swept:
-            swept.extend(tmp_path.iterdir())
-            os.rmdir(swept[0])
-        return real(*args)
-
-    made: list[scratch.ScratchFolder] = []
-    with monkeypatch.context() as patch:
-        patch.setattr(module, moment, late)
-        made.append(scratch.ScratchFolder("x_", tmp_path))
-    assert list(tmp_path.iterdir()) == [made[0].path] != swept
-    made[0].close()
 
 
 def test_where_there_are_no_locks_nothing_is_swept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import contextlib
 import fcntl
-import gc
 import os
 import pty
 import signal
@@ -21,14 +20,7 @@ from tests.support.cluster import wait_for
 from torch.distributed.elastic.multiprocessing import Std
 
 from hetagent.workers import output
-from hetagent.workers.output import (
-    CHUNK,
-    STDERR,
-    STDOUT,
-    TAIL,
-    CapturedOutput,
-    OutputCapture,
-)
+from hetagent.workers.output import CHUNK, STDERR, STDOUT, TAIL, CapturedOutput, OutputCapture
 
 Capture = Callable[[int], OutputCapture]
 
@@ -181,19 +173,6 @@ def test_what_comes_through_both_is_kept_in_its_order_and_what_goes_into_a_file_
         captured.close_writers()
     assert captured.stderr.read() == captured.both.read() == b"of a rank that is not shown\n"
     assert capfd.readouterr() == ("loss 3\nloss 2\n", "warning\n")
-
-
-def test_nothing_stays_open_when_it_has_ended() -> None:
-    gc.collect()
-    before = set(os.listdir("/proc/self/fd"))
-    copies = OutputCapture()
-    captured = copies.open(STDOUT, STDERR)
-    other = os.dup(captured.writers[STDOUT])  # something that a worker has left behind
-    captured.close_writers()
-    copies.hand_over()
-    copies.hand_over()
-    os.close(other)
-    assert not set(os.listdir("/proc/self/fd")) - before
 
 
 # -- what torch copies (--tee) -----------------------------------------------------------------------------------

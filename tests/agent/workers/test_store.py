@@ -29,9 +29,7 @@ def start(node_id: str, port: int, address: str = "127.0.0.1", **fields: Any) ->
         "reason": ReasonCode.ROUND_FORMED.reason(round=1),
     }
     return codec.validate(
-        Directive,
-        head | timing | {"start": place | size | {"master": master} | fields},
-        unknown="ignore",
+        Directive, head | timing | {"start": place | size | {"master": master} | fields}, unknown="ignore"
     )
 
 

@@ -59,12 +59,7 @@ class Node:
         path.mkdir(parents=True)
         if complete:
             mark = SnapshotMetadata(
-                world_size=2,
-                sharded=False,
-                size=7,
-                ranks={0: "d"},
-                after=after,
-                written_at=at,
+                world_size=2, sharded=False, size=7, ranks={0: "d"}, after=after, written_at=at
             )
             (path / MARK).write_bytes(mark.to_json())
         return path

@@ -64,8 +64,7 @@ def test_what_lives_once_is_asked_for_until_it_is_safe(reporter: SnapshotReporte
 
 
 @pytest.mark.parametrize(
-    ("nnodes", "reports_s", "asks_s"),
-    [(2, 0.2, 0.2), (50, 0.5, 0.5), (500, 1.0, 5.0), (10_000, 1.0, 100.0)],
+    ("nnodes", "reports_s", "asks_s"), [(2, 0.2, 0.2), (50, 0.5, 0.5), (500, 1.0, 5.0), (10_000, 1.0, 100.0)]
 )
 def test_many_nodes_report_and_ask_less_often(nnodes: int, reports_s: float, asks_s: float) -> None:
     reporter = SnapshotReporter()

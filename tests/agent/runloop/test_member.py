@@ -1,6 +1,7 @@
 """The run loop with a launch whose processes come with a second `start`, and whose ends are kept back."""
 
 import socket
+import time
 from collections.abc import Mapping
 
 from tests.agent.rig import Make, OtherNode, soon
@@ -48,10 +49,15 @@ def test_the_second_start_brings_the_processes_and_their_end_is_kept_back(rig: M
     def state() -> str:
         return next((str(node["state"]) for node in made.group()["nodes"] if node["node_id"] == "a"), "")
 
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
         master = OtherNode(made, "0", listener.getsockname()[1], **SPEC, stop_timeout_s=5.0)
         status = made.run(
             master.ready,
+            lambda: soon(lambda: state() == "starting", "a round"),
+            lambda: time.sleep(0.3),
+            lambda: seen.append(f"begun: {launch.begun}"),  # only once the master is reached
+            listener.listen,
             lambda: soon(lambda: launch.begun == [(1, False)], "the first start"),
             lambda: master.reports("started"),
             lambda: seen.append(state()),
@@ -63,6 +69,6 @@ def test_the_second_start_brings_the_processes_and_their_end_is_kept_back(rig: M
             lambda: master.reports("succeeded"),
         )
     assert status == 0
-    assert seen == ["starting", "running"], "its end is not told at once"
+    assert seen == ["begun: []", "starting", "running"], "its end is not told at once"
     assert launch.begun == [(1, False), (1, True)]
     assert launch.ends > 0

@@ -141,9 +141,6 @@ def test_a_group_that_is_finishing_is_waited_for(bench: Bench) -> None:
     assert bench.kinds == [("start", 2)]
 
 
-# -- other settings ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("held", "script", "why"),
     [
@@ -193,9 +190,6 @@ def test_settings_are_given_again_until_the_last_old_node_should_have_gone(goes:
     else:
         bench.run(0.6)
         assert bench.last.code == "refused"
-
-
-# -- a token that is refused ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("code", ["unauthorized", "forbidden"])

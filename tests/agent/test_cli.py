@@ -47,9 +47,6 @@ def options(*argv: str) -> Options:
     return parse(["--server", "http://127.0.0.1:1", *argv, "train.py"], os.environ)
 
 
-# -- workers and devices -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("argv", "kind", "slots"),
     [
@@ -102,9 +99,6 @@ def test_an_offer_that_no_server_would_take_is_refused_at_once() -> None:
 def test_a_folder_for_output_that_cannot_be_made() -> None:
     with pytest.raises(UsageError, match="--log-dir /dev/null/x: Not a directory"):
         assembly._logs_specs(options("--log-dir", "/dev/null/x"))
-
-
-# -- commands ------------------------------------------------------------------------------------------------
 
 
 def test_commands_of_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,9 +186,6 @@ def test_an_agent_that_cannot_run_says_why_and_writes_it_for_whoever_started_it(
     with pytest.raises(SystemExit):
         cli.main()
     assert "cannot write TORCHELASTIC_ERROR_FILE: [Errno 21]" in capfd.readouterr().err
-
-
-# -- what is not installed -----------------------------------------------------------------------------------
 
 
 def test_without_the_extra_agent_it_says_what_to_install() -> None:

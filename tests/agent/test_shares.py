@@ -76,9 +76,6 @@ def test_bad_input_is_refused(global_batch: int, weights: list[float], complaint
         batch_sizes(global_batch, weights)
 
 
-# -- the file of a round -------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file of a round of three ranks, as the agent writes it; this process is rank 2."""
@@ -172,9 +169,6 @@ def test_what_does_not_fit_together_is_refused(path: Path) -> None:
         Shares((1.0, 1.0), rank=3)
     with pytest.raises(ValueError, match="there are 1 sizes for 2 ranks: give one for each"):
         shares.refresh(Shares((1.0, 1.0)), [4], lambda own: [own], 1)
-
-
-# -- by what was measured ------------------------------------------------------------------------------------
 
 
 def refreshed(sizes: list[int], times: list[int], weights: tuple[float, ...] | None = None) -> Shares:

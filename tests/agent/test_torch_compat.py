@@ -35,9 +35,6 @@ def handler() -> HetRendezvousHandler:
     return HetRendezvousHandler("job", "a", lambda: pytest.fail("it is not the master"))
 
 
-# -- flags ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("flag", SINCE_2_10)
 def test_what_torch_cannot_do_is_refused_with_the_release_that_can(
     flag: str, monkeypatch: pytest.MonkeyPatch
@@ -88,9 +85,6 @@ def test_streams_are_torchs() -> None:
     assert torchs.to_torch_std(2) is TorchsStd.ERR
 
 
-# -- the store of a round ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("release", [(2, 6), torchs.RELEASE], ids=["2.7 and before", "installed"])
 def test_a_store_on_a_socket_that_was_held_open(
     release: tuple[int, ...], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -107,9 +101,6 @@ def test_a_store_on_a_socket_that_was_held_open(
     assert capfd.readouterr().err == ""
     made.shutdown()
     assert made.count_workers() is None
-
-
-# -- where torch's private parts are touched -------------------------------------------------------------------
 
 
 PARTS = ("torch_compat/", "workers/torch_starter.py", "worker/torch_server.py")

@@ -24,9 +24,6 @@ def options(*flags: str, server: str = "http://head:29400") -> Options:
     return parse(["--check", "--device", "cpu", "--node-id", "me", "--server", server, *flags], {})
 
 
-# -- this machine --------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(autouse=True)
 def _no_line_is_folded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
@@ -66,9 +63,6 @@ def test_ports_are_tried_all_at_once() -> None:
     found = check.check_ports("127.0.0.1", (port, port), 2)
     assert found.grade is Grade.WRONG
     assert "--port-range" in found.found
-
-
-# -- all of it -----------------------------------------------------------------------------------------------
 
 
 def test_a_group_with_another_node(capsys: pytest.CaptureFixture[str]) -> None:

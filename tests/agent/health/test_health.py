@@ -23,9 +23,6 @@ MINE = f"ready-{uuid.uuid4().hex}"
 """The incarnation of the checks, since another run of the tests may be under way."""
 
 
-# -- GPUs ----------------------------------------------------------------------------------------------------
-
-
 def test_a_gpu_that_the_driver_has_given_up_takes_the_node_out(monkeypatch: pytest.MonkeyPatch) -> None:
     answers: list[Exception | None] = [None, GpuBroken("GPU 3: GPU is lost"), LookupError()]
 
@@ -48,9 +45,6 @@ def test_a_driver_that_does_not_answer_takes_the_node_out(monkeypatch: pytest.Mo
     found = gpus.check_gpus(["GPU-1"], NEVER)
     wedged.set()
     assert found == HealthResult("its NVIDIA driver has not answered for 0.05 s", fatal=True)
-
-
-# -- the site's own check ------------------------------------------------------------------------------------
 
 
 def check(command: str, **more: Any) -> HealthResult:
@@ -130,9 +124,6 @@ def test_the_guardian_ends_a_check_as_well(tmp_path: Path) -> None:
     assert processes.kill_all_of("hready-test-guardian") == []
     thread.join(20)
     assert not thread.is_alive()
-
-
-# -- under an agent ------------------------------------------------------------------------------------------
 
 
 def test_a_node_is_ready_while_its_check_passes_before_each_round(rig: Make) -> None:

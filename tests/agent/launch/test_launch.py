@@ -26,9 +26,6 @@ def command(*args: str) -> WorkerCommand:
     return WorkerCommand("/bin/echo", args, is_python=False)
 
 
-# -- placeholders --------------------------------------------------------------------------------------------
-
-
 def test_every_placeholder_is_filled_in() -> None:
     words = [f"{name}={{{name}}}" for name in placeholders.KNOWN]
     values = placeholders.placeholder_values(assignment())
@@ -114,9 +111,6 @@ def test_a_formula_for_even_nodes_is_refused(args: str, changes: dict[str, int],
     assert "{rank_offset} and {world_size}" in str(caught.value)
 
 
-# -- one process per node ------------------------------------------------------------------------------------
-
-
 def test_the_nodes_process_gets_no_ranks_and_the_scripts_own_port(monkeypatch: pytest.MonkeyPatch) -> None:
     """And an NCCL that takes the GPU of its tensors: nccl2 takes GPU `RANK % GPUs` without LOCAL_RANK."""
     monkeypatch.delenv("TORCH_DIST_USE_NCCL2", raising=False)
@@ -135,9 +129,6 @@ def test_the_groups_command_is_filled_in_and_checked_too() -> None:
     assert filled.args == ("3",)
     with pytest.raises(CommandError, match=r"unknown placeholder \{rank\}"):
         launch.begin(assignment(command=["--no-python", "echo", "{rank}"]))
-
-
-# -- file:// -------------------------------------------------------------------------------------------------
 
 
 def test_all_nodes_of_a_round_get_the_same_new_name(tmp_path: Path) -> None:
@@ -179,9 +170,6 @@ def test_a_name_must_be_a_directory_that_the_command_asks_for(tmp_path: Path) ->
             PerNode(command("--rank", "{rank_offset}"), LaunchOptions(init_file=tmp_path / name))
 
 
-# -- one process per GPU -------------------------------------------------------------------------------------
-
-
 def test_isolated_workers_see_their_own_gpu_and_keep_their_local_rank() -> None:
     launch = PerGpu(command("x"), LaunchOptions(slots=2, visible="4,GPU-ab, 6", isolate_gpus=True))
     assert [launch.environ(assignment(), rank) for rank in range(2)] == [
@@ -194,9 +182,6 @@ def test_isolated_workers_see_their_own_gpu_and_keep_their_local_rank() -> None:
         CommandError, match="3 workers a GPU of its own, but CUDA_VISIBLE_DEVICES=0,1 names 2"
     ):
         visible_devices_per_worker("0,1", 3)
-
-
-# -- choosing ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

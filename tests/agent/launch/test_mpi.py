@@ -44,9 +44,6 @@ RUN = [
 COMMAND = WorkerCommand("/bin/true", ("x",), is_python=False)
 
 
-# -- the daemon's words ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("given", [GIVEN, [*BEFORE, *GIVEN, ")"], PREFIXED], ids=["bash", "sh", "prefix"])
 def test_what_mpirun_gives_its_remote_shell_becomes_orteds_arguments(given: list[str]) -> None:
     words = orted.split_command_line(given)
@@ -92,9 +89,6 @@ def test_hosts_have_names_that_are_nobodys() -> None:
     ]
 
 
-# -- mpirun's words ----------------------------------------------------------------------------------------
-
-
 def settings(words: Sequence[str]) -> dict[str, str]:
     return {words[at + 1]: words[at + 2] for at, word in enumerate(words) if word == "--mca"}
 
@@ -138,9 +132,6 @@ def test_the_networks_are_those_of_the_addresses(monkeypatch: pytest.MonkeyPatch
         "btl_tcp_if_include",
         "oob_tcp_if_include",
     } == {"oob_tcp_if_include"}
-
-
-# -- the launch --------------------------------------------------------------------------------------------
 
 
 def install(folder: Path, says: str, *names: str) -> None:

@@ -236,9 +236,6 @@ def test_discovery_without_a_driver(
         discovery.list_gpus()
 
 
-# -- ROCm ----------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def rocm(monkeypatch: pytest.MonkeyPatch, no_driver: None) -> None:
     """A machine with four of AMD's GPUs and torch for them, which counts those that the environment lists."""

@@ -76,9 +76,6 @@ def nnodes(found: Options) -> tuple[object, object]:
     return found.spec.get("min_nodes"), found.spec.get("max_nodes")
 
 
-# -- what is taken -------------------------------------------------------------------------------------------
-
-
 def test_a_step_says_group_node_slots_and_how_many_nodes() -> None:
     first, second = options(STEP), options(SECOND)
     assert (first.group, first.node_id, first.gpus) == ("17", "n1", "2")
@@ -157,9 +154,6 @@ def test_standalone_takes_no_number_of_nodes() -> None:
     assert (found.group, found.gpus, nnodes(found), len(found.notes)) == ("17", "2", (1, 1), 1)
 
 
-# -- the signal ----------------------------------------------------------------------------------------------
-
-
 def test_the_usual_signals_are_handled_in_a_step_unless_others_are_asked_for() -> None:
     """Slurm does not report `#SBATCH --signal=USR1@60`."""
     assert options(STEP).signals == SIGNALS + CUSTOMARY
@@ -199,8 +193,6 @@ def test_a_malformed_signal(text: str) -> None:
     ):
         options(STEP | {"SLURM_SIGNAL": text})
 
-
-# -- several tasks -------------------------------------------------------------------------------------------
 
 ONE = "srun starts 4 tasks on n1, but hetagent needs one: add {}--ntasks-per-node=1 to srun"
 

@@ -54,9 +54,6 @@ def reclaim(told: Told, left_s: float | None) -> Callable[[], None]:
     return act
 
 
-# -- what the agent does -------------------------------------------------------------------------------------
-
-
 def test_workers_save_before_their_machine_is_taken_away(rig: Make) -> None:
     told = Told()
     made = rig(
@@ -95,9 +92,6 @@ def test_a_signal_after_it_shortens_the_time_and_does_not_kill() -> None:
     step = leaving.begin(signal.SIGTERM, 30.0, 1012.0, works=True, saves=True)
     assert step.stop == (signal.SIGKILL, 0.0)
     assert leaving.exit_status(None, fixed=False) == statuses.SIGNAL + signal.SIGTERM
-
-
-# -- the watch -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -153,9 +147,6 @@ def test_a_node_whose_machine_is_to_go_does_not_join(watches: list[PreemptionWat
     reclaim(told, 60.0)()
     assert watches[1].check(threading.Event()).why == "AWS is about to terminate this instance"
     assert watches[1].take_notice() is not None
-
-
-# -- files and commands --------------------------------------------------------------------------------------
 
 
 def test_a_file_that_appears_says_why(tmp_path: Path) -> None:

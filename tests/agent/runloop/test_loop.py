@@ -25,8 +25,6 @@ from hetagent.workers.torch_starter import TorchStarter
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.states import DirectiveKind
 
-# -- starting ------------------------------------------------------------------------------------------------
-
 
 def test_a_round_from_start_to_end(rig: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGUSR1")
@@ -187,9 +185,6 @@ def test_a_new_job_in_a_group_that_has_been_used_says_why_its_rounds_do_not_begi
     assert second.said.index(told) < next(i for i, line in enumerate(second.said) if "round 2:" in line)
 
 
-# -- ends ----------------------------------------------------------------------------------------------------
-
-
 def test_cancelled_while_workers_are_stopping(
     rig: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,9 +207,6 @@ def test_cancelled_while_workers_are_stopping(
     assert "round 1: workers are still running 2 s after SIGTERM; killing them" in made.said
     assert kill_at[0] == kill_at[1], "a second reason to stop gives no more time"
     assert not (tmp_path / "error.json").exists(), "the job has not failed"
-
-
-# -- signals -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("signum", SIGNALS)
@@ -266,9 +258,6 @@ def test_a_signal_without_any_server_ends_the_agent_at_once(rig: Make) -> None:
     assert (made.agent.shutdown.ended_by, made.agent.outcome) == ("SIGTERM", None)
 
 
-# -- the line ------------------------------------------------------------------------------------------------
-
-
 def test_a_line_that_breaks_stops_the_workers_and_ends_the_agent(
     rig: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -285,9 +274,6 @@ def test_a_line_that_breaks_stops_the_workers_and_ends_the_agent(
     made.guardian._process.stdin.close()  # type: ignore[union-attr]
     soon(lambda: made.group()["nodes"][0]["state"] == "lost", "the guardian's goodbye")
     made.guardian._bury()
-
-
-# -- workers that meet late -------------------------------------------------------------------------------------
 
 
 def test_workers_that_meet_late_are_not_said_to_be_apart_for_ever(

@@ -16,8 +16,6 @@ from torch.distributed.run import main
 from hetagent.torchrun.conf import parse_conf
 from hetagent.torchrun.handler import TorchrunHandler
 
-# -- how torch finds it --------------------------------------------------------------------------------------
-
 
 def test_torch_has_it_in_its_registry() -> None:
     made = registry.create_handler(params())
@@ -65,9 +63,6 @@ def test_other_backends_pay_nothing_for_it() -> None:
     ours = {name for name in said.split() if name.startswith("het")}
     assert ours == {"hetagent", "hetagent.torchrun"}
     assert "torch" not in said.split()
-
-
-# -- what the server says ------------------------------------------------------------------------------------
 
 
 def test_all_agents_stop_their_workers_at_once() -> None:

@@ -119,9 +119,6 @@ def told_to_stop(handler: TorchrunHandler) -> None:
     wait_for(lambda: handler.num_nodes_waiting() == 1, "the end of the round")
 
 
-# -- an agent gives up ---------------------------------------------------------------------------------------
-
-
 def test_the_failure_of_the_only_node_is_shown(job: Job) -> None:
     handler = job.node("a")
     handler.next_rendezvous()
@@ -211,9 +208,6 @@ def test_a_signal_is_no_failure(job: Job) -> None:
     assert job.group()["current_round"]["ended"]["message"] == "a left: its agent got SIGTERM"
 
 
-# -- a handler that was told to exit -------------------------------------------------------------------------
-
-
 def test_who_was_told_to_exit_keeps_no_newcomer_waiting(job: Job) -> None:
     """A program may keep its handler long after its job has ended."""
     a, b = job.pair()
@@ -241,9 +235,6 @@ def test_who_still_has_workers_is_waited_for(job: Job) -> None:
     wait_for(lambda: [node["state"] for node in job.group()["nodes"]] == ["left"], "its goodbye", 10)
     with pytest.raises(RendezvousClosedError, match="the job was cancelled"):
         handler.next_rendezvous()
-
-
-# -- time-outs and closing -----------------------------------------------------------------------------------
 
 
 def test_nodes_that_do_not_come_together_in_time_are_a_time_out(job: Job) -> None:

@@ -157,9 +157,6 @@ def test_what_is_too_long_still_says_which_exception_it_was(
     assert kept[:2] == whole[:2]
 
 
-# -- the agent's own error file ------------------------------------------------------------------------------
-
-
 def cause(**failure: Any) -> RootCause:
     found = Failure(local_rank=1, rank=5, **failure)
     return RootCause(
@@ -203,9 +200,6 @@ def test_an_error_file_that_cannot_be_written_is_said_and_nobody_waits(
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", "")
     write_error("x", "x")
     assert capsys.readouterr().err == ""
-
-
-# -- the end of stderr ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -175,9 +175,6 @@ def test_what_comes_through_both_is_kept_in_its_order_and_what_goes_into_a_file_
     assert capfd.readouterr() == ("loss 3\nloss 2\n", "warning\n")
 
 
-# -- what torch copies (--tee) -----------------------------------------------------------------------------------
-
-
 def test_a_reader_that_stalls_keeps_neither_the_next_round_nor_the_end_of_the_agent_waiting(
     rig: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

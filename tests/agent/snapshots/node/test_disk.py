@@ -68,8 +68,8 @@ class Node:
         self.catalog.refresh(60.0)
         return [(one.origin, one.step) for one in self.catalog.on_disk()]
 
-    def writes_last(self, *ranks: int, within_s: float = 60.0, hurried: bool = False) -> str:
-        return self.disk.write_last(lambda number: ranks, time.monotonic() + within_s, lambda: hurried)
+    def writes_last(self, *ranks: int, within_s: float = 60.0) -> str:
+        return self.disk.write_last(lambda number: ranks, time.monotonic() + within_s, lambda: False)
 
 
 @pytest.fixture
@@ -79,9 +79,6 @@ def node(tmp_path: Path) -> Node:
 
 def chosen(step: int, number: int = 1, job: str = JOB) -> StartSnapshot:
     return StartSnapshot(round=number, step=step, world_size=2, on_disk=True, origin=job)
-
-
-# -- what is there ---------------------------------------------------------------------------------------------
 
 
 def test_the_newest_that_are_complete_are_told(node: Node) -> None:
@@ -198,9 +195,6 @@ def test_the_first_answer_is_waited_for(tmp_path: Path, monkeypatch: pytest.Monk
     assert node.said == [f"waiting until {node.catalog.path} answers, where snapshots may be"]
 
 
-# -- what is due -----------------------------------------------------------------------------------------------
-
-
 def test_what_workers_took_for_the_disk_is_written_once(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[int] = []
     monkeypatch.setattr(node.disk, "_begin", lambda slot, *_: begun.append(slot.stamp.step))
@@ -220,9 +214,6 @@ def test_what_workers_took_for_the_disk_is_written_once(node: Node, monkeypatch:
     assert begun == [30]
     assert not node.disk.wants_next_snapshot
     assert node.disk._due_at > time.monotonic() + 590
-
-
-# -- the last one ----------------------------------------------------------------------------------------------
 
 
 def test_what_cannot_be_written_is_said(node: Node) -> None:

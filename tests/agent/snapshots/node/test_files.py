@@ -103,9 +103,6 @@ def test_only_who_listens_can_be_asked(files: SnapshotDir) -> None:
     assert not request_save(files.path / "ask" / "6")
 
 
-# -- what this node holds --------------------------------------------------------------------------------------
-
-
 def holds(
     there: SnapshotDir, stamp: tuple[int, int] = STAMP, slot: int = 0, rank: int = 0, **more: Any
 ) -> None:

@@ -102,9 +102,6 @@ def test_two_jobs_on_a_host_do_not_meet(tmp_path: Path) -> None:
         folder.close(remove=True)
 
 
-# -- what it may take ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("text", "bytes_"),
     [
@@ -133,9 +130,6 @@ def test_what_is_free_in_a_tmpfs_is_what_it_and_the_machine_have_left(
     (tmp_path / "0" / "shared.bin").write_bytes(bytes(1 << 20))
     stats.f_bavail = 0
     assert hook.free_space(tmp_path) == 1 << 20
-
-
-# -- flags -----------------------------------------------------------------------------------------------------
 
 
 def asked(*flags: str, **environ: str) -> SnapshotOptions:

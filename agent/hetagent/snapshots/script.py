@@ -131,6 +131,7 @@ class Snapshots:
         # Not within the lock: they may wait for a device.
         values = self._copier.values() if not self._why else b""
         with self._lock:
+            self._whole = None  # an interrupt may come before the number is that of what is kept
             if self._has_agent:
                 self._tries(lambda: os.pwrite(self._reached, b"%d" % step, 0))  # steps count up
             is_known = self._knows_changes(step)

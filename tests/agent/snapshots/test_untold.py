@@ -131,6 +131,26 @@ def test_where_nothing_tells_what_is_due_is_taken_within_the_step_and_it_is_said
     assert torch.allclose(lag, torch.full_like(lag, 39 - step))
 
 
+@pytest.mark.parametrize("last", [5, 4], ids=["with the optimizer", "without it"])
+def test_a_step_that_an_interrupt_cuts_short_is_not_saved_as_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: int
+) -> None:
+    job = rare(tmp_path)
+    job.train(0, 3)
+    job.snaps.save_now()
+    job.train(3, 4)
+    job.train(4, last, saves=False)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Devices, "end_step", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        job.snaps.step(5)
+    job.snaps.save_now(ends=True)
+    assert Job(tmp_path, adamw).snaps.load() == 3
+
+
 def test_a_model_without_an_optimizer_of_torch_has_what_is_due_from_the_start(tmp_path: Path) -> None:
     model = torch.nn.Linear(2, 2)
     snaps = snapshots.open({"model": model}, directory=tmp_path)

@@ -46,14 +46,11 @@ def test_what_differs(name: str, versions: list[str], differ: dict[str, list[int
     assert drift(having(name, *versions)) == ((versions_differ(name, known),) if known else ())
 
 
-def test_another_role_may_run_another_script() -> None:
+def test_another_role_may_run_another_script_and_more_versions_are_counted() -> None:
     trainer, critic, other = having("script", "3fa2b1c8", "94d0c2aa", "00ff00ff")
     assert drift([trainer, replace(critic, role="critic")]) == ()
     (found,) = drift([trainer, replace(critic, role="critic"), replace(other, role="critic")])
     assert found.message == ("gpu2 has a script with checksum 94d0c2aa, gpu3 has 00ff00ff")
-
-
-def test_more_versions_are_counted() -> None:
     (found,) = drift(having("torch", "1.0", "2.0", "3.0", "4.0", "5.0", "6.0", "6.0"))
     assert found.message.endswith("gpu4 has 4.0, 2 more versions on other nodes")
 

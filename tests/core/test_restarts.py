@@ -173,11 +173,10 @@ def test_a_spent_budget_fails_the_group_for_everybody_alike() -> None:
     assert story.root_cause.failure is not None
     assert (story.root_cause.node_id, story.root_cause.failure.message) == ("b", "Traceback: boom")
     assert story.said("group_failed") == [events.group_failed(of_b)]
-
-
-def test_who_gave_up_is_named_where_too_few_are_left() -> None:
     story = play("running a b max_restarts=9; failed a final=True; leave a; join b")
-    assert story.said("group_failed") == [events.group_failed(failed("a"), Nodes.of(["a"]))]
+    assert story.said("group_failed") == [events.group_failed(failed("a"), Nodes.of(["a"]))], (
+        "who gave up is named"
+    )
 
 
 def test_a_restart_says_what_it_is_for() -> None:

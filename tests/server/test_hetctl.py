@@ -164,7 +164,7 @@ def test_create_takes_world_sizes(ctl: Callable[..., str]) -> None:
         assert "--world-size" in ctl("create", "none", "--world-size", wrong, status=2)
 
 
-def test_status_of_a_group(ctl: Callable[..., str], job: Job) -> None:
+def test_status_and_events_of_a_group(ctl: Callable[..., str], job: Job) -> None:
     job.run()
     text = ctl("get", job.group)
     heading = dict(line.split("  ", 1) for line in text.split("\n\n")[0].splitlines())
@@ -186,6 +186,11 @@ def test_status_of_a_group(ctl: Callable[..., str], job: Job) -> None:
     ]
     assert all(re.fullmatch(r"0 s|< 0.1 s|\d+\.\d s", row[5]) for row in rows(text, "NODE"))
     assert json.loads(ctl("--json", "get", job.group))["nodes"][0]["node_id"] == "gpu1"
+    lines = ctl("events", job.group).splitlines()
+    assert re.fullmatch(rf"   1  20\d\d-\d\d-\d\d \d\d:\d\d:\d\d  group '{job.group}' was created", lines[0])
+    assert ctl("events", job.group, "--after", "2").splitlines() == lines[2:]
+    assert ctl("events", job.group, "--after", "999") == ""
+    assert len(json.loads(ctl("events", job.group, "--json"))["events"]) == len(lines)
 
 
 def test_of_many_nodes_and_workers_those_are_shown_that_need_attention(job: Job) -> None:
@@ -220,7 +225,10 @@ def test_of_many_nodes_and_workers_those_are_shown_that_need_attention(job: Job)
     assert "and 36 more workers (all: --json)\n" in text
 
 
-def test_a_failed_group_shows_what_to_do_and_the_root_cause(ctl: Callable[..., str], job: Job) -> None:
+def test_a_failed_group_shows_what_to_do_the_root_cause_and_its_history(
+    ctl: Callable[..., str], job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert ctl("history", job.group) == "no round has formed yet\n"
     job.run()
     job.fail()
     for command in ("get", "describe"):
@@ -238,6 +246,21 @@ def test_a_failed_group_shows_what_to_do_and_the_root_cause(ctl: Callable[..., s
         assert len(lines) == 2 + TRACEBACK_LINES
         assert "\x1b" not in text
         assert "rank 3: exit code 1" in text.split("\n\n")[2]
+    text = ctl("history", job.group)
+    (row,) = rows(text, "ROUND")
+    assert (row[0], row[2]) == ("1", "12")
+    assert row[-1] == "RuntimeError: [bold]out[/bold] of memory (m29.py:3, rank 3 on gpu1)"
+    (row,) = rows(ctl("history", job.group, "--wide"), "ROUND")
+    assert row[10] == "failed"
+    assert row[11] == "RuntimeError: [bold]out[/bold] of memory (m29.py:3, rank 3 on gpu1)"
+    assert re.search(r"^1 round; (trained|how much was training)", text, re.MULTILINE)
+    reply = json.loads(ctl("history", job.group, "--json"))
+    assert (reply["rounds"][0]["ended_by"], reply["rounds"][0]["is_last"]) == ("failed", True)
+    monkeypatch.setenv("PYTHONIOENCODING", "latin-1")
+    with process("get", job.group) as running:
+        code, out, err = ended(running)
+    assert (code, err) == (0, "")
+    assert "  ? 12 lines before" in out
 
 
 @pytest.mark.parametrize("columns", [40, 80, 120])
@@ -258,15 +281,6 @@ def test_nothing_is_cut_off_at_any_width(
     assert LONG in first
     if columns >= 80:
         assert max(map(len, text.splitlines())) <= columns
-
-
-def test_events(ctl: Callable[..., str], job: Job) -> None:
-    job.run()
-    lines = ctl("events", job.group).splitlines()
-    assert re.fullmatch(rf"   1  20\d\d-\d\d-\d\d \d\d:\d\d:\d\d  group '{job.group}' was created", lines[0])
-    assert ctl("events", job.group, "--after", "2").splitlines() == lines[2:]
-    assert ctl("events", job.group, "--after", "999") == ""
-    assert len(json.loads(ctl("events", job.group, "--json"))["events"]) == len(lines)
 
 
 def test_restart_drain_undrain_cancel_delete_say_what_happened(ctl: Callable[..., str], job: Job) -> None:
@@ -383,22 +397,6 @@ def test_describe_shows_why_settings_that_differ_rounds_and_events(ctl: Callable
     assert re.search(r"^1 round; ", text, re.MULTILINE)
     assert text.splitlines()[-1].endswith(f"round 1 ended: {LONG} left: SIGTERM")
     assert json.loads(ctl("describe", job.group, "--json"))["group"]["group_id"] == job.group
-
-
-def test_history(ctl: Callable[..., str], job: Job) -> None:
-    assert ctl("history", job.group) == "no round has formed yet\n"
-    job.run()
-    job.fail()
-    text = ctl("history", job.group)
-    (row,) = rows(text, "ROUND")
-    assert (row[0], row[2]) == ("1", "12")
-    assert row[-1] == "RuntimeError: [bold]out[/bold] of memory (m29.py:3, rank 3 on gpu1)"
-    (row,) = rows(ctl("history", job.group, "--wide"), "ROUND")
-    assert row[10] == "failed"
-    assert row[11] == "RuntimeError: [bold]out[/bold] of memory (m29.py:3, rank 3 on gpu1)"
-    assert re.search(r"^1 round; (trained|how much was training)", text, re.MULTILINE)
-    reply = json.loads(ctl("history", job.group, "--json"))
-    assert (reply["rounds"][0]["ended_by"], reply["rounds"][0]["is_last"]) == ("failed", True)
 
 
 def test_a_history_fits_a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -572,18 +570,6 @@ def test_follow_ends_with_the_group(job: Job) -> None:
         job.ask("DELETE", "")
         gone = f"hetctl: group '{job.group}' was deleted: its history ends here\n"
         assert ended(running) == (0, "", gone)
-
-
-def test_a_terminal_that_does_not_speak_utf_8_gets_the_rest(
-    job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTHONIOENCODING", "latin-1")
-    job.run()
-    job.fail()
-    with process("get", job.group) as running:
-        code, out, err = ended(running)
-    assert (code, err) == (0, "")
-    assert "  ? 12 lines before" in out
 
 
 def test_follow_outlives_a_restart_of_the_server_and_ends_quietly_on_ctrl_c(tmp_path: Path) -> None:

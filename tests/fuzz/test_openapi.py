@@ -139,6 +139,7 @@ def ask(server: VirtualServer, case: "Case") -> httpx.Response:
 
 NO_SCHEMA_SAYS = "|".join(
     [
+        r"is \d+, (below min|but max)_",
         ": (raise|lower) (min|max)_",
         "(rank_order|master|unit|command): .*(must be |twice|may name |is empty|characters in all)",
         r"there must be one for each of the \d+ slots",

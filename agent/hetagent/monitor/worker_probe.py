@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from hetagent.monitor import progress_files
-from hetagent.monitor.sources import WorkerSource, make_sources
+from hetagent.monitor.sources import AGAIN_MAX_S, WorkerSource, make_sources
 from hetagent.monitor.stall_detector import State, WorkerTrack, is_waiting
 from hetagent.monitor.torch_client import NoAnswer, Query
 from hetagent.node.processes import proctree as processes
@@ -15,6 +15,10 @@ from hetagent.worker.torch_server import ERROR
 
 TICK_S = 1.0
 """How often files and processes are looked at, at least, and servers at most, about (seconds)."""
+
+PAUSE_PER_COST = 20
+"""How much longer than its last answer took a server is left alone: one about 2,000 operations of nccl2 costs agent and
+worker some 80 ms of a core, which the training would miss."""
 
 ASLEEP = "S"
 """The state of a CPU worker's main thread while it waits for a collective that it has asked for. Otherwise it computes
@@ -140,7 +144,8 @@ class WorkerProbe:
             else:
                 source.dump = source.parser.parse(answer)
                 self._note_dumps(now)
-                source.on_answer(now, TICK_S)
+                cost_s = time.monotonic() - self.query.at
+                source.on_answer(now, min(AGAIN_MAX_S, max(TICK_S, PAUSE_PER_COST * cost_s)))
         except NoAnswer as error:
             source.on_failure(f"cannot be asked: {error}", time.monotonic())
         except (TypeError, ValueError, RecursionError) as error:

@@ -58,6 +58,7 @@ class Worker:
         asked: what was asked, in order.
         answers: status and body by question.
         length: what it says of its answers' length, instead of the truth.
+        answer_s: how long an answer takes (seconds).
     """
 
     def __init__(self, folder: Path, handlers: list[str]) -> None:
@@ -66,6 +67,7 @@ class Worker:
         self.answers = dict.fromkeys((GLOO, NCCL, NCCL2), ("200 OK", EMPTY))
         self.answers[""] = ("200 OK", json.dumps(handlers))
         self.length: int | None = None
+        self.answer_s = 0.0
         self.probe = WorkerProbe(WorkerTrack(0.0, pid=os.getpid()), 8, socket=str(self.path))
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.bind(str(self.path))
@@ -85,6 +87,7 @@ class Worker:
         with connection:
             question = connection.recv(65536).split(b" ")[1].decode().removeprefix("/handler/")
             self.asked.append(question)
+            time.sleep(self.answer_s)
             status, body = self.answers.get(question, ("400 Bad Request", "Invalid parameters"))
             length = len(body) if self.length is None else self.length
             connection.sendall(f"HTTP/1.1 {status}\r\nContent-Length: {length}\r\n\r\n{body}".encode())
@@ -168,9 +171,18 @@ def test_a_bad_answer_is_a_reason_and_the_source_is_asked_again(
     worker.answers[GLOO] = good
     assert worker.look(now) == ""
     worker.answers[GLOO], worker.length = (status, body), length
-    assert (worker.look(now + 2) or "").startswith(f"gloo {why}")
+    assert (worker.look(now + 3) or "").startswith(f"gloo {why}")
     worker.answers[GLOO], worker.length = good, None
-    assert worker.look(now + 4) == ""
+    assert worker.look(now + 5) == ""
+
+
+def test_a_worker_whose_answers_cost_much_is_asked_less_often(make: Callable[[list[str]], Worker]) -> None:
+    worker = make(["fr_trace_json"])
+    worker.answer_s = 0.1
+    now = time.monotonic()
+    for at, asked in ((now, 1), (now + 1.5, 1), (now + 2 * AGAIN_MAX_S, 2)):
+        worker.look(at)
+        assert worker.asked.count(GLOO) == asked
 
 
 def test_a_source_that_does_not_answer_is_asked_again_after_ever_longer_pauses() -> None:

@@ -46,6 +46,7 @@ class DiskWriter:
         self.catalog = catalog
         self.writing: SnapshotId | None = None
         self.not_written: NotWritten | None = None  # the last one, if it could not be
+        self.lacks_last = False  # the last step of all could not be
         self.looks_at = 0.0  # when to `write_due` again (monotonic seconds)
         self._options = options
         self._folder = folder
@@ -101,7 +102,8 @@ class DiskWriter:
             return ""
         _, newest = max(held)
         ranks = ranks_by[newest]
-        if self._write(slots[newest], ranks, until, hurried):
+        self.lacks_last = not self._write(slots[newest], ranks, until, hurried)
+        if not self.lacks_last:
             return f"step {newest.step} is on disk: {self.catalog.path_of(self._id(newest))}"
         lack = self.not_written
         why = lack.why if lack is not None else "another node has given up"

@@ -238,7 +238,9 @@ class SnapshotHook(RoundHook):
         finally:
             if self._disk is not None:
                 self._disk.close()
-            self._folder.close(remove=self._over or self._drained or not self._dir.list_held())
+            is_only_here = self._disk is not None and self._disk.lacks_last  # for the next agent of this node
+            is_of_no_use = self._over or (self._drained and not is_only_here)
+            self._folder.close(remove=is_of_no_use or not self._dir.list_held())
         return f"snapshot {outcome}" if outcome else ""
 
     # -- before workers are stopped ----------------------------------------------------------------------------

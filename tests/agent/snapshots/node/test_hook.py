@@ -102,7 +102,7 @@ def hook(
         address=Namespace(address="127.0.0.1"),
         hold_port=lambda: hold_port("127.0.0.1", None),
     )
-    options: Any = Namespace(memory=1000, every_s=30, to=to, to_every_s=600)
+    options: Any = Namespace(memory=1000, every_s=30, to=to, to_every_s=600, keep=3)
     return SnapshotHook(context, options, line, folder)
 
 
@@ -376,6 +376,26 @@ def test_an_agent_that_leaves_keeps_them_while_the_job_goes_on(
     node.leaves()
     assert node.path.exists() is kept
     assert node.line.parted == [], "nobody could fetch it"
+
+
+@pytest.mark.parametrize(("code", "outcome", "kept"), [("drained", None, True), ("failed", "failed", False)])
+def test_a_last_step_that_cannot_be_written_is_kept_while_the_job_goes_on(
+    nodes: Callable[..., Node],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    code: str,
+    outcome: str | None,
+    kept: bool,
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    node = nodes(to=tmp_path / "disk")
+    node.enters()
+    node.part((4, 120))
+    node.hook.end()
+    node.hears(DirectiveKind.EXIT, code=code, outcome=outcome)
+    node.leaves()
+    assert any("step 120 is not on disk" in text for text in node.said)
+    assert node.path.exists() is kept
 
 
 def test_a_job_that_is_over_while_a_node_leaves_leaves_nothing(nodes: Callable[..., Node]) -> None:

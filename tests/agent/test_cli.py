@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from typing import Any, cast
 import psutil
 import pytest
 from tests.support.cluster import NO_STANDBYS, wait_for
-from tests.support.servers import ROOT, Hetserver
+from tests.support.servers import ROOT
 
 from hetagent import statuses
 from hetagent.cli import assembly
@@ -349,35 +348,6 @@ def test_an_agent_whose_own_server_died_does_not_wait_for_it(hetagent: Start, tm
     assert process.wait(30) == statuses.NOBODY
     assert "the server that --standalone started ended with status -9" in (tmp_path / "err").read_text()
     assert not worker.is_running()
-
-
-@pytest.mark.long
-def test_two_agents_on_one_host_need_no_names(hetagent: Start, tmp_path: Path) -> None:
-    """As with torchrun. Each takes its own name, says so, and gets it back after a restart."""
-    script = ("--no-python", "sh", "-c", "touch up$$HET_NODE_ID; while [ ! -e stop ]; do sleep 0.02; done")
-    host = socket.gethostname()
-
-    def up() -> bool:
-        return all((tmp_path / f"up{name}").exists() for name in (host, f"{host}.2"))
-
-    with Hetserver() as server:
-        words = ("--server", server.url, "--nnodes", "2", "--gpus", "1", "--device", "cpu", *script)
-        with open(tmp_path / "err1", "w") as err1, open(tmp_path / "err2", "w") as err2:
-            first = hetagent(*words, stderr=err1)
-            wait_for(lambda: f"hetagent[{host}]" in (tmp_path / "err1").read_text(), "the first one's name")
-            second = hetagent(*words, stderr=err2)
-            wait_for(up, "a round of both")
-            second.kill()
-            second.wait()
-            for file in tmp_path.glob("up*"):
-                file.unlink()
-            again = hetagent(*words, stderr=err2)
-            wait_for(up, "another round of both")
-        (tmp_path / "stop").touch()
-        assert (first.wait(30), again.wait(30)) == (0, 0)
-    note = f"hetagent[{host}.2]: this host already has an agent of group 'default', so this one is node '{host}.2'"
-    assert (tmp_path / "err2").read_text().count(note) == 2
-    assert note not in (tmp_path / "err1").read_text()
 
 
 @pytest.mark.long

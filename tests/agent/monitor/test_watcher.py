@@ -10,7 +10,6 @@ from typing import Any
 import httpx
 import pytest
 from tests.agent.rig import Make, Rig, soon
-from torch.distributed.elastic.multiprocessing import Std
 
 from hetagent.monitor.round_watch import PREFIX
 from hetagent.monitor.stacks import MAX_WHY
@@ -115,18 +114,6 @@ def test_the_logs_of_earlier_rounds_are_kept(rig: Make) -> None:
     for number, which in ((3, ""), (3, "?round=3"), (2, "?round=2"), (1, "?round=1")):
         assert texts_of(made, which) == [f"round {number}"]
         assert shown_of(made, f"logs{which}")["over"]
-
-
-def test_streams_that_go_into_files_are_shown_apart(rig: Make) -> None:
-    made = rig(f"echo loss 3; echo warning >&2; {SAYS}", watches=True, tee=Std.ALL)
-    logs: list[dict[str, Any]] = []
-
-    def look() -> None:
-        soon(lambda: steps(made) == [17], "the step")
-        logs.extend(shown_of(made, "logs")["workers"])
-
-    assert made.run(look, made.touches("go")) == 0
-    assert [(one["text"], one["stderr"]) for one in logs] == [("loss 3", "warning")]
 
 
 def test_logs_are_the_end_in_whole_lines_of_both_streams_without_secrets() -> None:

@@ -63,9 +63,6 @@ def announce(notices: Notices) -> None:
     notices.on_directive(replace(start("a", 1), notice=notice, notice_s=30.0))
 
 
-# -- the module and the files --------------------------------------------------------------------------------
-
-
 def test_a_script_sees_the_notice_and_says_that_it_is_ready(given: Given) -> None:
     notices, told = given(1)
     assert not progress.stop_requested()
@@ -126,8 +123,6 @@ def test_a_worker_that_the_agent_may_not_signal_has_the_file_all_the_same(
     assert "round 1: the workers are ready to stop" in made.said
 
 
-# -- the run loop --------------------------------------------------------------------------------------------
-
 WAIT = 'while ! test -e "$HET_NOTICE_FILE"; do sleep 0.05; done; '
 SAY = 'echo $$ >> "$HET_NOTICE_FILE.ready"; '
 
@@ -167,8 +162,6 @@ def test_what_becomes_of_workers_that_got_a_notice(rig: Make) -> None:
     assert "all local workers succeeded" not in said.partition("round 4:")[0]
     assert (made.group()["round"], made.group()["restarts"], made.group()["state"]) == (4, 1, "succeeded")
 
-
-# -- this node has to go -------------------------------------------------------------------------------------
 
 ASK = 'touch "$HET_NOTICE_FILE.asked"; '
 

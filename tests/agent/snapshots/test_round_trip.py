@@ -284,9 +284,6 @@ def test_what_a_worker_had_copied_that_died_before_it_had_written_it_is_copied_a
     assert (slot.path / "0.json").stat().st_mtime_ns == written
 
 
-# -- what is not good ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("cut", [False, True], ids=["a bit", "the end"])
 @pytest.mark.parametrize("name", ["shared.bin", "0.small"])
 def test_a_corrupt_copy_is_found_and_the_older_one_is_taken(tmp_path: Path, name: str, cut: bool) -> None:
@@ -378,9 +375,6 @@ def test_no_room_is_said_once_and_training_goes_on(
     assert SnapshotFiles(tmp_path).slots() == {}
     assert not list(tmp_path.glob("*/shared.bin"))
     assert why in json.loads((tmp_path / "ask" / "0.off").read_bytes())["why"]
-
-
-# -- what cannot be saved ------------------------------------------------------------------------------------
 
 
 def test_what_cannot_be_saved_is_refused_by_name(tmp_path: Path) -> None:

@@ -183,9 +183,6 @@ def node(nodes: Callable[..., Node]) -> Node:
     return nodes()
 
 
-# -- what it tells the server ----------------------------------------------------------------------------------
-
-
 def test_the_server_is_told_what_workers_write(node: Node) -> None:
     node.enters()
     os.close(node.opens())
@@ -274,9 +271,6 @@ def test_the_next_agent_declares_what_is_left_and_how_far_killed_workers_had_com
     assert second.offer.port > 0, "also for those that may come"
 
 
-# -- what it tells the workers ---------------------------------------------------------------------------------
-
-
 def chosen(step: int = 120, node_id: str = "a") -> StartSnapshot:
     source = Source(node_id=node_id, address="127.0.0.1", port=7, whole=True)
     return StartSnapshot(round=3, step=step, world_size=4, lost=2, sources=(source,))
@@ -334,9 +328,6 @@ def test_what_cannot_be_loaded_ends_the_round_and_is_refused_once_it_fails_again
     assert "no copy is of use (nobody has it)" in node.hook.abandon_reason()
     node.hook.end()
     assert (node.offer.refused, len(node.offer.held)) == ((SnapshotId(round=3, step=120),), 1)
-
-
-# -- before the end --------------------------------------------------------------------------------------------
 
 
 def test_those_who_listen_and_run_are_asked_and_waited_for_until_they_answer_or_die(node: Node) -> None:
@@ -409,8 +400,6 @@ def test_a_job_that_is_over_while_a_node_leaves_leaves_nothing(nodes: Callable[.
     assert len(node.line.parted) == 1
     assert not node.path.exists()
 
-
-# -- in a real agent -------------------------------------------------------------------------------------------
 
 WORKER = f"exec {sys.executable} -S {standin.__file__}"
 

@@ -155,7 +155,8 @@ class TorchStarter(LocalElasticAgent):
     def end_round(self, until: float | None) -> bool:
         """See `close` of `Workers`."""
         context, self._context = self._context, None
-        assert context is not None
+        if context is None:  # something was raised in it, or after it
+            return True
         handlers = context.subprocess_handlers.values()
         for handler in handlers:
             handler.proc.poll()

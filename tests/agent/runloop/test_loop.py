@@ -20,6 +20,7 @@ from hetagent.node.processes import guardian
 from hetagent.runloop import start_check
 from hetagent.session.connection import ServerConnection
 from hetagent.session.session import Session
+from hetagent.workers import torch_starter
 from hetagent.workers.logs import RoundLogsSpecs
 from hetagent.workers.torch_starter import TorchStarter
 from hetrdzv.protocol.directive import Directive
@@ -77,6 +78,17 @@ def test_a_node_that_lacks_what_it_takes_to_start_workers_leaves(
     assert re.search(f"since it cannot start workers: .*{says}", said)
     group = made.group()
     assert (group["state"], group["restarts"], group["round"]) == ("failed", 0, 1)
+
+
+def test_ctrl_c_while_a_round_is_cleared_away_skips_nothing(
+    rig: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = rig("true")
+    monkeypatch.setattr(torch_starter, "wait_for_log_copies", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        made.run()
+    assert made.group()["nodes"][0]["reason"]["message"] == "its agent failed"
+    assert made.guardian.pid is None
 
 
 def test_a_job_runs_where_there_are_no_pidfds(rig: Make, monkeypatch: pytest.MonkeyPatch) -> None:

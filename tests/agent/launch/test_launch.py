@@ -159,11 +159,15 @@ def test_no_file_of_another_job_is_used(tmp_path: Path) -> None:
     assert second.begin(again) != f"file://{left}", "the same node and ports, another agent"
 
 
-def test_a_name_must_be_a_directory_that_the_command_asks_for(tmp_path: Path) -> None:
+def test_a_name_must_be_a_directory_that_a_url_can_name_and_the_command_asks_for(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
+    (tmp_path / "what?").mkdir()
+    (tmp_path / "#1").mkdir()
     for name, said in (
         ("none", "is not a directory"),
         ("file", "is not a directory"),
+        ("what?", "cannot read a file:// name"),
+        ("#1", "cannot read a file:// name"),
         ("", r"does not have \{init_method\}"),
     ):
         with pytest.raises(CommandError, match=said):

@@ -24,6 +24,10 @@ class InitFile:
         self._mine: Path | None = None  # on the master
         if not self._folder.is_dir():
             raise CommandError(f"--init-file {folder} is not a directory: name one that all nodes share")
+        if set("?#") & set(str(self._folder)):  # the processes would meet in a file of another name
+            raise CommandError(
+                f"--init-file {folder}: torch cannot read a file:// name with '?' or '#' in it"
+            )
 
     def begin(self, assignment: Assignment) -> str:
         """The round's `file://` name."""

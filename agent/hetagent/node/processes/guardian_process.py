@@ -82,7 +82,7 @@ def main() -> int:
         if not watched:
             return 0
         if prepared is None and message["goodbye"]:
-            prepared = threading.Timer(PREPARE_AFTER_S, _unpickle, [message["goodbye"]])
+            prepared = threading.Timer(PREPARE_AFTER_S, _prepare, [message["goodbye"]])
             prepared.daemon = True
             prepared.start()
     if watched["pipes"] and watched["sessions"]:
@@ -137,8 +137,14 @@ def goodbye(pickled: str) -> None:
         )
 
 
+def _prepare(pickled: str) -> None:
+    """Import what the goodbye needs: half a second for which the other nodes would wait."""
+    with contextlib.suppress(Exception):  # reported at the goodbye, if there is one
+        _unpickle(pickled)
+
+
 def _unpickle(pickled: str) -> tuple["Identity", "ServerAccess"]:
-    """Who leaves, and how to say so. Imports what that needs: half a second for which the other nodes would wait."""
+    """Who leaves, and how to say so."""
     import base64
     import pickle
 

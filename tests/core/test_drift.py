@@ -5,12 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from hetrdzv.core.drift import drift
+from hetrdzv.core.drift import PARTS, drift, versions_differ
 from hetrdzv.core.model import Node
 from hetrdzv.protocol.codec import write
 from hetrdzv.protocol.reasons.reason import MOST_CHARACTERS
-from hetrdzv.protocol.reasons.warnings import PARTS, versions_differ
-from hetrdzv.protocol.texts.who import Nodes
 from tests.core.driver import Story
 
 
@@ -42,7 +40,7 @@ def nodes(devices: Mapping[str, Mapping[str, str]]) -> list[Node]:
     ],
 )
 def test_what_differs(name: str, versions: list[str], differ: dict[str, list[int]]) -> None:
-    known = [(version, Nodes.of(f"gpu{one}" for one in ones)) for version, ones in differ.items()]
+    known = {version: [f"gpu{one}" for one in ones] for version, ones in differ.items()}
     assert drift(having(name, *versions)) == ((versions_differ(name, known),) if known else ())
 
 

@@ -7,11 +7,12 @@ from itertools import permutations
 
 import pytest
 
+from hetrdzv.core.drift import no_label
 from hetrdzv.core.model import Node
 from hetrdzv.core.selection.order import assign_ranks
 from hetrdzv.core.selection.select import Selection, select
 from hetrdzv.protocol.directive import Member
-from hetrdzv.protocol.reasons import waiting, warnings
+from hetrdzv.protocol.reasons import waiting
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.settings import SETTINGS, GroupSpec, allows_master, order_labels
 from hetrdzv.protocol.texts.who import Nodes
@@ -191,7 +192,7 @@ def test_what_an_order_goes_by_and_nodes_lack_is_a_warning(
     story.wait(10)
     units = "unit" in spec
     assert story.round.warnings == tuple(
-        warnings.no_label(label, Nodes.of(names), units=units) for label, names in lacking
+        no_label(label, Nodes.of(names), units=units) for label, names in lacking
     )
 
 

@@ -2,9 +2,10 @@
 
 from dataclasses import replace
 
+from hetrdzv.core.drift import no_label, versions_differ
 from hetrdzv.protocol.errors import Difference
 from hetrdzv.protocol.failure import EarlierExits, Failure
-from hetrdzv.protocol.reasons import ends, events, hangs, snapshots, waiting, warnings
+from hetrdzv.protocol.reasons import ends, events, hangs, snapshots, waiting
 from hetrdzv.protocol.reasons.hangs import Hang
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.reasons.waiting import Ready
@@ -265,10 +266,10 @@ goes_on: round 4 goes on, after rank 1 has waited 30 s for rank 0 (gpu2), which 
 def test_warnings_and_snapshots() -> None:
     stamp, earlier = SnapshotId(round=2, step=100), SnapshotId(round=9, step=1200, origin="x")
     found = [
-        warnings.versions_differ("torch", [("2.12.1", B), ("2.13.0", BC)]),
-        warnings.versions_differ("cuda", [("12.8", B), ("12.9", BC)], more=2),
-        warnings.no_label("rack", B),
-        warnings.no_label("rack", BC, units=True),
+        versions_differ("torch", {"2.13.0": ["b", "c"], "2.12.1": ["b"]}),
+        versions_differ("cuda", {f"12.{number}": ["b", "c"][: number - 3] for number in (4, 5, 6, 7, 8, 9)}),
+        no_label("rack", B),
+        no_label("rack", BC, units=True),
         snapshots.not_on_disk(stamp, B, "No space left on device"),
         snapshots.not_taken(BC, "they need 5 MB"),
         snapshots.began_from_snapshot(3, stamp, BC, 7, "of step 107 nobody has the part of rank 1"),
@@ -280,7 +281,7 @@ def test_warnings_and_snapshots() -> None:
         found,
         """
 versions_differ: b has torch 2.12.1, b, c have 2.13.0
-versions_differ: b has CUDA 12.8, b, c have 12.9, 2 more versions on other nodes
+versions_differ: b has CUDA 12.4, b, c have 12.5, b, c have 12.6, b, c have 12.7, 2 more versions on other nodes
 no_label: b has no label rack, by which ranks are ordered: it comes last
 no_label: b, c have no label rack, by which units are formed: each is a unit by itself
 not_on_disk: the snapshot of step 100 of round 2 is not on disk: No space left on device (b)

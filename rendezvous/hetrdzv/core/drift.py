@@ -10,11 +10,22 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from hetrdzv.core.model import Node
-from hetrdzv.protocol.reasons.reason import Reason
-from hetrdzv.protocol.reasons.warnings import PARTS, no_label, versions_differ
+from hetrdzv.protocol.reasons.reason import Reason, ReasonCode, reason
 from hetrdzv.protocol.settings import GroupSpec, order_labels
 from hetrdzv.protocol.texts.ids import natural_key
+from hetrdzv.protocol.texts.phrasing import count, have, singular_or_plural
 from hetrdzv.protocol.texts.who import Nodes
+
+PARTS: Mapping[str, tuple[str, int]] = {
+    "torch": ("torch", 3),
+    "cuda": ("CUDA", 3),
+    "rocm": ("ROCm", 3),
+    "nccl": ("NCCL", 3),
+    "python": ("Python", 2),
+    "driver": ("GPU driver", 1),
+    "script": ("a script with checksum", 0),
+}
+"""What should be the same on all nodes, and how many numbers of its version, by its key in `Offer.device`."""
 
 MOST_VALUES = 4
 """How many versions a warning names; the others are counted."""
@@ -32,7 +43,7 @@ def drift(nodes: Sequence[Node]) -> tuple[Reason, ...]:
             text = node.device.get(name, "")
             if version := _version(text, counts) if counts else text[:MOST_CHARACTERS]:
                 having["" if counts else node.role][version].append(node.node_id)
-        differences += [_differs(name, of_role) for of_role in having.values() if len(of_role) > 1]
+        differences += [versions_differ(name, of_role) for of_role in having.values() if len(of_role) > 1]
     return tuple(differences)
 
 
@@ -56,10 +67,24 @@ def _version(text: str, parts: int) -> str:
     return ".".join(match[0][:64].split(".")[:parts]) if match is not None else ""
 
 
-def _differs(part: str, having: Mapping[str, Sequence[str]]) -> Reason:
-    """Which nodes have which version, the rarest first."""
+def versions_differ(part: str, having: Mapping[str, Sequence[str]]) -> Reason:
+    """Which nodes have which version of something that should be the same, the rarest first."""
     versions = sorted(
-        having, key=lambda version: (len(having[version]), min(map(natural_key, having[version])))
+        having.items(), key=lambda version: (len(version[1]), min(map(natural_key, version[1])))
     )
-    shown = [(version, Nodes.of(having[version])) for version in versions[:MOST_VALUES]]
-    return versions_differ(part, shown, more=len(versions) - len(shown))
+    (first, of_first), *others = [(version, Nodes.of(names)) for version, names in versions[:MOST_VALUES]]
+    shown = [f"{have(of_first)} {PARTS[part][0]} {first}"]
+    shown += [f"{have(nodes)} {version}" for version, nodes in others]
+    if more := len(versions) - len(shown):
+        shown.append(f"{count(more, 'more version')} on other nodes")
+    return reason(ReasonCode.VERSIONS_DIFFER, ", ".join(shown), nodes=of_first, part=part)
+
+
+def no_label(label: str, nodes: Nodes, *, units: bool = False) -> Reason:
+    """Nodes lack a label by which ranks are ordered, or units are formed."""
+    if units:
+        by, so = "units are formed", f"{singular_or_plural(nodes, 'it', 'each')} is a unit by itself"
+    else:
+        by, so = "ranks are ordered", f"{singular_or_plural(nodes, 'it comes', 'they come')} last"
+    text = f"{have(nodes)} no label {label}, by which {by}: {so}"
+    return reason(ReasonCode.NO_LABEL, text, nodes=nodes, label=label)

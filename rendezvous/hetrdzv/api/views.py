@@ -56,10 +56,8 @@ async def group_response(service: Service, group: Group, nodes: str = "all") -> 
     """Everything about a group as a response; `nodes`: `all` or `none` of it."""
 
     def reply() -> GroupReply:
-        now, seen = service.now(), dict(service.progress.workers(group))
-        heard_at = partial(service.leases.heard_at, group)
-        unwatched = unwatched_warnings(group, seen, now)
-        return group_reply(group, now, heard_at, seen, unwatched, nodes=nodes == "all")
+        seen, heard_at = dict(service.progress.workers(group)), partial(service.leases.heard_at, group)
+        return group_reply(group, service.now(), heard_at, seen, nodes=nodes == "all")
 
     return await json_response(len(group.nodes), reply)
 
@@ -123,16 +121,15 @@ def group_reply(
     now: float,
     heard_at: Callable[[Node], float],
     seen: Mapping[int, WorkerSample] = MappingProxyType({}),
-    worker_warnings: Sequence[Reason] = (),
     *,
     nodes: bool = True,
 ) -> GroupReply:
-    """Everything about a group; first nodes in rank order, then those without a rank, then those that are gone."""
+    """Everything about a group; its nodes in rank order, then those without a rank, the gone ones last."""
     members = group.round.members if nodes and group.round is not None else ()
     ranks = {member.node_id: member.group_rank for member in members}
     shown = sorted(
         group.nodes.values() if nodes else (),
-        key=lambda node: (node.gone, ranks.get(node.node_id, len(ranks)), node.node_id),
+        key=lambda node: (ranks.get(node.node_id, len(ranks)), node.gone, node.node_id),
     )
     summary = codec.fields_of(group_summary(group, now))
     return GroupReply(
@@ -142,7 +139,7 @@ def group_reply(
         nodes=tuple(node_reply(group, node, heard_at(node), now) for node in shown),
         drained=tuple(sorted(group.drained)),
         unreachable=tuple(sorted(group.unreachable)),
-        warnings=(*_warnings(group), *worker_warnings),
+        warnings=(*_warnings(group), *unwatched_warnings(group, seen, now)),
         next_step=advice.next_step(
             group.group_id,
             summary["reason"],

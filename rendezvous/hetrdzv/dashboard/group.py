@@ -8,13 +8,12 @@ from functools import partial
 from hetrdzv.api import views
 from hetrdzv.api.workers import reported_stall
 from hetrdzv.core.model import Group
-from hetrdzv.dashboard.nodes import ORDINARY, nodes_for_map, paces
+from hetrdzv.dashboard.nodes import ORDINARY, paces
 from hetrdzv.dashboard.render import section
 from hetrdzv.protocol.reasons.advice import after_exit
 from hetrdzv.protocol.reasons.snapshots import safe_text
 from hetrdzv.protocol.rounds import RoundRecord, total_time, with_downtimes
 from hetrdzv.protocol.stacks import About
-from hetrdzv.service.progress.samples import unwatched_warnings
 from hetrdzv.service.service import Service
 
 ROWS = 15
@@ -72,10 +71,10 @@ def group_sections(
     outputs, stacks = kept(group_id, About.LOGS), kept(group_id, About.STACKS)
 
     def make() -> Mapping[str, str]:
-        reply = views.group_reply(group, now, heard_at)
+        reply = views.group_reply(group, now, heard_at, seen)
         running, current, over = group.active_round, reply.current_round, group.state.terminal
         failed = running.restarted_by if running is not None and not over else None
-        every = nodes_for_map(reply) if len(reply.nodes) > (ALL_ROWS if whole else ROWS) else []
+        every = reply.nodes if len(reply.nodes) > (ALL_ROWS if whole else ROWS) else ()
         unusual = [node for node in every if node.shown_state not in ORDINARY]
         unusual.sort(key=lambda node: node.shown_state == "spare")
         newest = with_downtimes(rounds)[: -MOST_ROUNDS - 1 : -1]
@@ -88,7 +87,6 @@ def group_sections(
             "stacks": stacks,
             "snapshot": safe_text(reply.snapshot),
             "restarted_by": "; ".join(filter(None, (failed.message, after_exit(failed)))) if failed else "",
-            "notes": [*reply.warnings, *unwatched_warnings(group, seen, now)],
             "stack": stall.stack if stall is not None else "",
             "stack_of": stall.hang.ranks[0] if stall is not None and stall.hang.ranks else None,
             "behind": views.ranks_behind(group),
@@ -99,7 +97,7 @@ def group_sections(
             "dots": every,
             "master": current.master.node_id if current is not None and current.ended is None else None,
             "tally": Counter(node.shown_state for node in every).most_common(),
-            "paces": paces(seen.values(), now, stall=stall, whole=whole) if running is not None else None,
+            "paces": paces(current.workers, whole=whole) if current is not None and running else None,
             "newest": newest[:OPEN_ROUNDS],
             "older": newest[OPEN_ROUNDS:],
             "events": events[: -MOST_EVENTS - 1 : -1],

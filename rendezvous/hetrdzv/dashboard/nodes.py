@@ -1,45 +1,18 @@
 """The nodes of a group and their workers, as the page shows them: a few in rows, many nodes as a map. Pure."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
 from statistics import median
 
-from hetrdzv.api.workers import worker_reply
-from hetrdzv.core.model import Stall
 from hetrdzv.protocol.errors import SCRIPT
-from hetrdzv.protocol.pages import GroupReply, NodeReply, WorkerReply
-from hetrdzv.protocol.texts.phrasing import digits, duration_text, percent
-from hetrdzv.service.progress.samples import WorkerSample
+from hetrdzv.protocol.pages import WORKER_COLUMNS, NodeReply, WorkerReply
 
 ORDINARY = {"running", "ready", "succeeded", "starting"}
 """States of nodes that need nobody's attention."""
 
 FEW_WORKERS, OUTLIERS, ALL_WORKERS = 16, 6, 2_000
 """So many workers are all shown with their pace; of more of them those that others wait for most; at most so many."""
-
-IDLE_S = 10.0
-"""It is said of a worker that it has not moved for so long (seconds)."""
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else digits(value)
-
-
-def _state(worker: WorkerReply) -> str:
-    idle = f", idle for {duration_text(worker.idle_s)}" if worker.idle_s >= IDLE_S else ""
-    return f"{worker.state}{idle}"
-
-
-COLUMNS: Sequence[tuple[str, Callable[[WorkerReply], str]]] = (
-    ("state", _state),
-    ("process", lambda worker: str(worker.pid or "")),
-    ("step", lambda worker: "" if worker.step is None else str(worker.step)),
-    ("steps/s", lambda worker: _number(worker.steps_per_s)),
-    ("collectives/s", lambda worker: _number(worker.per_s)),
-    ("waits for others", lambda worker: "" if worker.waiting is None else percent(worker.waiting)),
-)
-"""What is shown of a worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,42 +41,30 @@ def facts_of(node: NodeReply) -> str:
     return " · ".join(filter(None, parts))
 
 
-def nodes_for_map(reply: GroupReply) -> list[NodeReply]:
-    """All nodes: members of the newest round in the order of their ranks, even if they are lost, then the others."""
-    members = reply.current_round.members if reply.current_round is not None else ()
-    places = {member.node_id: place for place, member in enumerate(members)}
-    return sorted(reply.nodes, key=lambda node: places.get(node.node_id, len(places)))
-
-
-def paces(
-    seen: Collection[WorkerSample], now: float, *, stall: Stall | None = None, whole: bool = False
-) -> Paces:
+def paces(seen: Sequence[WorkerReply], *, whole: bool = False) -> Paces:
     """The workers with their pace; of many those that others wait for most, unless the `whole` is asked for."""
-    behind = stall.hang.ranks if stall is not None else ()
-
-    def attention(worker: WorkerSample) -> tuple[bool, float, int]:
-        sample = worker.sample
-        runs = sample.state == "runs" and sample.rank not in behind
-        return runs, sample.waiting if sample.waiting is not None else 1.0, sample.rank
-
     few = ALL_WORKERS if whole or len(seen) <= FEW_WORKERS else OUTLIERS
-    chosen = sorted(nsmallest(few, seen, key=attention), key=lambda worker: worker.sample.rank)
-    workers = [worker_reply(worker, stall, now) for worker in chosen]
+    chosen = nsmallest(few, seen, key=lambda worker: worker.sort_key)
+    workers = sorted(chosen, key=lambda worker: worker.rank)
     usual = WorkerReply(
         rank=-1,
         node_id="",
         state="",
         idle_s=0.0,
-        steps_per_s=_median([worker.steps.per_s for worker in seen]),
-        per_s=_median([worker.collectives.per_s for worker in seen]),
-        waiting=_median([worker.sample.waiting for worker in seen]),
+        steps_per_s=_median([worker.steps_per_s for worker in seen]),
+        per_s=_median([worker.per_s for worker in seen]),
+        waiting=_median([worker.waiting for worker in seen]),
     )
-    used = [column for column in COLUMNS if any(column[1](worker) not in ("", "runs") for worker in workers)]
+    used = {
+        name: show
+        for name, show in WORKER_COLUMNS.items()
+        if any(show(worker) not in ("", "runs") for worker in workers)
+    }
     return Paces(
-        [name for name, _ in used],
-        [(worker, [show(worker) for _, show in used]) for worker in workers],
+        list(used),
+        [(worker, [show(worker) for show in used.values()]) for worker in workers],
         len(seen),
-        [show(usual) for _, show in used] if len(workers) < len(seen) else None,
+        [show(usual) for show in used.values()] if len(workers) < len(seen) else None,
     )
 
 

@@ -1,6 +1,6 @@
 """What the server answers people and tools: groups, rounds, nodes, events and plans as they see them, errors."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from hetrdzv.protocol.snapshots import SafeShown
 from hetrdzv.protocol.stacks import Stack
 from hetrdzv.protocol.states import HANGS, GroupState
 from hetrdzv.protocol.texts.ids import natural_key
+from hetrdzv.protocol.texts.phrasing import digits, duration_text, percent
 from hetrdzv.protocol.texts.who import Nodes
 
 
@@ -33,6 +34,37 @@ class WorkerReply:
     steps_per_s: float | None = None
     waiting: float | None = None
     pid: int = 0
+
+    @property
+    def sort_key(self) -> tuple[bool, float, float, int]:
+        """First whoever does not run, then whoever waits least for others, then whoever has been still longest."""
+        waiting = self.waiting if self.waiting is not None else 2.0
+        return self.state in ("runs", "waits"), waiting, -self.idle_s, self.rank
+
+
+IDLE_S = 10.0
+"""It is said of a worker that it has not moved for so long (seconds)."""
+
+
+def _state(worker: WorkerReply) -> str:
+    idle = f", idle for {duration_text(worker.idle_s)}" if worker.idle_s >= IDLE_S else ""
+    return f"{worker.state}{idle}"
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else digits(value)
+
+
+WORKER_COLUMNS: Mapping[str, Callable[[WorkerReply], str]] = {
+    "state": _state,
+    "process": lambda worker: str(worker.pid or ""),
+    "step": lambda worker: "" if worker.step is None else str(worker.step),
+    "steps/s": lambda worker: _number(worker.steps_per_s),
+    "collectives": lambda worker: _number(worker.collectives),
+    "collectives/s": lambda worker: _number(worker.per_s),
+    "waits for others": lambda worker: "" if worker.waiting is None else percent(worker.waiting),
+}
+"""What people are shown of a worker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

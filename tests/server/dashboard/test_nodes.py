@@ -4,9 +4,10 @@ from dataclasses import replace
 from math import inf
 
 from hetrdzv.api import views
+from hetrdzv.api.workers import worker_reply
 from hetrdzv.core.model import Group, Stall
-from hetrdzv.dashboard.nodes import FEW_WORKERS, OUTLIERS, facts_of, nodes_for_map, paces
-from hetrdzv.protocol.pages import NodeReply
+from hetrdzv.dashboard.nodes import FEW_WORKERS, OUTLIERS, facts_of, paces
+from hetrdzv.protocol.pages import NodeReply, WorkerReply
 from hetrdzv.protocol.progress import Worker
 from hetrdzv.service.progress.samples import WorkerSample
 from tests.core.driver import Story, running
@@ -21,7 +22,7 @@ def fleet() -> Story:
 
 def shown(group: Group | None) -> list[NodeReply]:
     assert group is not None
-    return nodes_for_map(views.group_reply(group, 0.0, lambda node: 0.0))
+    return list(views.group_reply(group, 0.0, lambda node: 0.0).nodes)
 
 
 def test_members_come_in_the_order_of_their_ranks_and_stay_there_when_they_are_lost() -> None:
@@ -49,31 +50,30 @@ def test_a_device_is_named_first_then_versions_script_and_labels() -> None:
     assert facts_of(node) == ""
 
 
-def seen(*workers: Worker) -> list[WorkerSample]:
-    return [
-        WorkerSample.from_report(f"n{rank}", worker, None, 0.0, inf) for rank, worker in enumerate(workers)
-    ]
+def seen(*workers: Worker, stall: Stall | None = None) -> list[WorkerReply]:
+    samples = [WorkerSample.from_report(f"n{one.rank}", one, None, 0.0, inf) for one in workers]
+    return [worker_reply(sample, stall, 1.0) for sample in samples]
 
 
 def test_of_many_workers_those_that_need_a_look_are_shown_beside_the_median() -> None:
     workers = [Worker(rank=rank, waiting=0.4) for rank in range(40)]
     workers[30] = Worker(rank=30, waiting=0.01)
     workers[35] = Worker(rank=35, waiting=0.5, state="stopped")
-    shown = paces(seen(*workers), 1.0)
+    shown = paces(seen(*workers))
     assert [worker.rank for worker, _ in shown.rows] == [0, 1, 2, 3, 30, 35]
     assert (shown.total, shown.columns) == (40, ["state", "waits for others"])
     assert shown.usual == ["", "40 %"]
-    everybody = paces(seen(*workers), 1.0, whole=True)
+    everybody = paces(seen(*workers), whole=True)
     assert (len(everybody.rows), everybody.usual) == (40, None)
-    shown = paces(seen(*workers), 1.0, stall=Stall(hang=behind(7, "a"), since=0.0))
+    shown = paces(seen(*workers, stall=Stall(hang=behind(7, "a"), since=0.0)))
     assert [worker.rank for worker, _ in shown.rows] == [0, 1, 2, 7, 30, 35]
     slow = [Worker(rank=rank, waiting=0.1 if rank < 10 else 0.4) for rank in range(40)]
-    shown = paces(seen(*slow), 1.0)
+    shown = paces(seen(*slow))
     assert [worker.rank for worker, _ in shown.rows] == list(range(OUTLIERS))
 
 
 def test_few_workers_are_all_shown_and_only_columns_in_which_there_is_something() -> None:
     workers = [Worker(rank=rank, step=3) for rank in range(FEW_WORKERS)]
-    shown = paces(seen(*workers), 1.0)
+    shown = paces(seen(*workers))
     assert (len(shown.rows), shown.usual) == (FEW_WORKERS, None)
     assert shown.columns == ["step"]

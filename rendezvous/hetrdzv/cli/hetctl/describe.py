@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
+from operator import attrgetter
 
 from rich.console import RenderableType
 from rich.filesize import decimal
@@ -17,13 +18,13 @@ from hetrdzv.cli.hetctl.options import GROUP, command
 from hetrdzv.client import Client
 from hetrdzv.protocol.codec import fields_of
 from hetrdzv.protocol.failure import RootCause
-from hetrdzv.protocol.pages import Event, GroupReply, NodeReply, RoundReply, WorkerReply
+from hetrdzv.protocol.pages import WORKER_COLUMNS, Event, GroupReply, NodeReply, RoundReply, WorkerReply
 from hetrdzv.protocol.reasons.events import spent_of
 from hetrdzv.protocol.reasons.snapshots import safe_text
 from hetrdzv.protocol.rounds import RoundRecord, RoundsReply
 from hetrdzv.protocol.settings import DEFAULTS, setting_text
 from hetrdzv.protocol.snapshots import SnapshotShown, SnapshotsShown
-from hetrdzv.protocol.texts.phrasing import count, digits, duration_text, percent
+from hetrdzv.protocol.texts.phrasing import count, digits, duration_text
 
 LAST_ROUNDS, LAST_EVENTS, MOST_ROWS = 5, 10, 64
 """How many rounds, events, and nodes and workers are shown."""
@@ -65,7 +66,7 @@ def description_view(reply: Description) -> Iterator[RenderableType]:
     current = reply.group.current_round
     if current is not None and current.workers:
         yield ""
-        yield _workers_table(current, nsmallest(MOST_ROWS, current.workers, key=_holds_up))
+        yield _workers_table(current, nsmallest(MOST_ROWS, current.workers, key=attrgetter("sort_key")))
         yield from _more(len(current.workers) - MOST_ROWS, "worker")
     if reply.snapshots is not None and reply.snapshots.snapshots:
         yield ""
@@ -89,7 +90,7 @@ def _changed(spec: Mapping[str, object]) -> str:
 
 
 def group_view(group: GroupReply, *, wide: bool = False) -> Iterator[RenderableType]:
-    """One group: a heading, the root cause of a failure, its nodes in rank order and those that are gone last.
+    """One group: a heading, the root cause of a failure, its nodes in rank order and those without a rank last.
 
     Of many nodes those are shown that need attention; if `wide`, with roles, labels and devices.
     """
@@ -206,33 +207,18 @@ def _workers_table(current: RoundReply, workers: Iterable[WorkerReply]) -> Table
     columns = [
         *tables.number_columns("RANK"),
         tables.folded_column("NODE", 10),
-        tables.word_column("STATE"),
-        *tables.number_columns("IDLE", "COLLECTIVES", "PER S", "STEP", "PER S", "WAITING", "PID", "WEIGHT"),
+        *tables.number_columns(*map(str.upper, WORKER_COLUMNS), "WEIGHT"),
     ]
     rows = (
         [
             str(worker.rank),
             worker.node_id,
-            worker.state,
-            duration_text(worker.idle_s) if worker.idle_s else "",
-            *map(_number, (worker.collectives, worker.per_s, worker.step, worker.steps_per_s)),
-            "" if worker.waiting is None else percent(worker.waiting),
-            str(worker.pid or ""),
-            _number(weights[worker.rank] if worker.rank < len(weights) else None),
+            *(show(worker) for show in WORKER_COLUMNS.values()),
+            digits(weights[worker.rank]) if worker.rank < len(weights) else "",
         ]
         for worker in workers
     )
     return tables.table(columns, rows)
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else digits(value)
-
-
-def _holds_up(worker: WorkerReply) -> tuple[bool, float, float, int]:
-    """Sorts first whoever does not run, then whoever waits least for others, then whoever has been still longest."""
-    waiting = worker.waiting if worker.waiting is not None else 2.0
-    return (worker.state) in ("runs", "waits"), waiting, -worker.idle_s, worker.rank
 
 
 # -- snapshots ---------------------------------------------------------------------------------------------

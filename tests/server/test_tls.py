@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from hetrdzv.auth.tls import ClientTls, TlsError
-from hetrdzv.cli import etcd, hetctl, hetserver
+from hetrdzv.cli import hetctl, hetserver
 from hetrdzv.client.client import Client
 from hetrdzv.protocol.errors import HetError, Unreachable
 from hetrdzv.protocol.requests import JoinRequest
@@ -282,4 +282,4 @@ def test_a_client_says_which_file_is_wrong(
 )
 def test_what_a_server_with_tls_advertises(given: str | None, advertised: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        assert etcd.advertised(given, listener, tls=True).startswith(advertised)
+        assert hetserver.advertised(given, listener, tls=True).startswith(advertised)

@@ -20,7 +20,6 @@ from hetrdzv.protocol.errors import HetError, Problem, StaleRound, StorageError,
 from hetrdzv.protocol.progress import PollRequest
 from hetrdzv.protocol.requests import JoinRequest, ReportRequest
 from hetrdzv.protocol.routes import Routes
-from hetrdzv.service import snapshots
 from hetrdzv.service.clock import ServedClock
 from hetrdzv.service.leases import STALL_S
 from hetrdzv.service.polls.polls import Polls, current_directive
@@ -76,9 +75,8 @@ class Connection:
         if route is Routes.report:
             return await self._report(group, node, body)
         assert route is Routes.declare_snapshots
-        return await snapshots.declare_holdings(
-            self._service, group, DeclareSnapshots(node_id=node, **codec.fields_of(body))
-        )
+        declared = DeclareSnapshots(node_id=node, **codec.fields_of(body))
+        return await self._service.declare_holdings(group, declared)
 
     async def _report(self, group: str, node: str, request: ReportRequest) -> Directive:
         try:

@@ -19,7 +19,7 @@ from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.pages import GroupReply, ProblemReply
 from hetrdzv.service.metrics import Metrics
-from hetrdzv.service.replica import Replica
+from hetrdzv.service.service import Replica
 from hetrdzv.storage import records
 
 ROUTERS: Sequence[APIRouter] = (agents.router, groups.router, health.router, docs.router)

@@ -24,7 +24,7 @@ from hetrdzv.protocol.errors import (
     VersionMismatch,
 )
 from hetrdzv.service.polls.polls import Polls
-from hetrdzv.service.replica import Replica
+from hetrdzv.service.service import Replica
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from hetrdzv.auth.tls import ServerTls
-from hetrdzv.service.replica import Replica
+from hetrdzv.service.service import Replica
 
 GRACE_S = 1
 """How long open requests may take after a stop was requested (seconds); polls are answered at once."""

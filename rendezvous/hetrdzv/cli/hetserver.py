@@ -18,19 +18,17 @@ import click
 from hetrdzv import __version__
 from hetrdzv.api.app import create_app
 from hetrdzv.api.server import HttpServer
-from hetrdzv.auth.files import warn_if_exposed
+from hetrdzv.auth.files import read_secret, warn_if_exposed
 from hetrdzv.auth.tls import ServerTls
 from hetrdzv.auth.token_files import TokenFile, require_token_file
-from hetrdzv.cli import etcd
 from hetrdzv.cli.logs import logging_to_stderr
 from hetrdzv.cli.sockets import CannotServe, inherited_socket, listen, url_of
 from hetrdzv.cli.types import FILE, Typed, duration
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.texts.ids import DEFAULT_PORT, is_loopback
 from hetrdzv.service.metrics import Metrics
-from hetrdzv.service.replica import Replica
 from hetrdzv.service.retention import Limits
-from hetrdzv.service.service import Service
+from hetrdzv.service.service import Replica, Service
 from hetrdzv.storage import open_store
 from hetrdzv.storage.base import StateStore
 
@@ -155,11 +153,11 @@ def _replica(
         from hetrdzv.storage.etcd.access import access_from
         from hetrdzv.storage.etcd.client import Etcd
 
-        advertise = etcd.advertised(options.advertise, listener, tls=options.tls_cert is not None)
+        advertise = advertised(options.advertise, listener, tls=options.tls_cert is not None)
         access = access_from(
             url,
             user=options.etcd_user,
-            password=etcd.password_of(options.etcd_password_file),
+            password=_etcd_password(options.etcd_password_file),
             ca_cert=options.etcd_ca_cert,
             cert=options.etcd_cert,
             key=options.etcd_key,
@@ -173,6 +171,38 @@ def _replica(
         return make_service(open_store(url))
     except ValueError as error:
         raise CannotServe(str(error)) from None
+
+
+def advertised(given: str | None, listener: socket.socket, *, tls: bool) -> str:
+    """Where agents reach this server: as `--advertise` says, else where it listens."""
+    from hetrdzv.client.urls import normal_url  # a single server needs no client
+
+    if given is None:
+        host, port = listener.getsockname()[:2]
+        if host in ("0.0.0.0", "::"):
+            raise CannotServe(
+                f"agents must be able to reach this server when it leads, and {host} is not an address: "
+                f"give --advertise URL, exactly as in their --server"
+            )
+        given = url_of(host, port, tls=tls)
+    elif "://" not in given and tls:
+        given = f"https://{given}"
+    try:
+        url = normal_url(given)
+    except ValueError as error:
+        raise CannotServe(f"--advertise: {error}") from None
+    if url.startswith("http://") and tls:
+        logger.warning("--advertise %s is not an https URL, but this server speaks TLS", url)
+    return url
+
+
+def _etcd_password(path: Path | None) -> str | None:
+    """The password for etcd: that of a file, else of the environment."""
+    if path is None:
+        return os.environ.get("HET_ETCD_PASSWORD")
+    if not (password := read_secret("password file", path).strip()):
+        raise CannotServe(f"password file {path} is empty")
+    return password
 
 
 def state_home() -> Path:

@@ -25,8 +25,7 @@ from hetrdzv.dashboard.cache import SectionCache
 from hetrdzv.dashboard.render import HEADERS, page
 from hetrdzv.dashboard.sessions import COOKIE, SESSION_S, Sessions, require_own_page
 from hetrdzv.protocol.errors import ForeignHost, HetError, LeaderLost, NotLeader, Unauthorized
-from hetrdzv.service.replica import Replica
-from hetrdzv.service.service import Service
+from hetrdzv.service.service import Replica, Service
 
 Handler = Callable[..., Awaitable[Response]]
 Note = Callable[[HetError, Request], None]

@@ -1,21 +1,22 @@
 """The pages: all groups, and one group; what workers wrote, and where they are."""
 
-from collections.abc import Sequence
+import shlex
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from hetrdzv.api.views import ranks_behind
+from hetrdzv.api import views
 from hetrdzv.api.workers import get_output
 from hetrdzv.auth.tokens import Grant, Role
 from hetrdzv.dashboard.cache import SectionCache, Sections
 from hetrdzv.dashboard.group import LARGE, group_sections
-from hetrdzv.dashboard.overview import overview
-from hetrdzv.dashboard.render import EVERY_S, page
+from hetrdzv.dashboard.render import EVERY_S, page, section
 from hetrdzv.protocol.errors import InvalidRequest, NoRound
-from hetrdzv.protocol.pages import StacksReply
+from hetrdzv.protocol.pages import BY_URGENCY, GroupSummary, StacksReply, is_old, urgency
 from hetrdzv.protocol.stacks import About, Stack, group_equal_stacks
 from hetrdzv.protocol.texts.raised import find_exception
 from hetrdzv.service.service import Service
@@ -39,6 +40,41 @@ async def groups(request: Request, service: Service, grant: Grant) -> Response:
     return _live(request, grant, sections, "groups_page.html")
 
 
+def count_by_state(groups: Sequence[GroupSummary]) -> list[tuple[str, int]]:
+    """How many groups are in each state, in the order of these."""
+    counts = Counter(group.shown_state for group in groups)
+    return [(state, counts[state]) for state in BY_URGENCY if counts[state]]
+
+
+def overview(
+    service: Service, grant: Grant, url: str, token_file: str = ""
+) -> Callable[[], Mapping[str, str]]:
+    """What makes the section of all groups that a grant covers, in a thread if need be."""
+    now = service.now()
+    groups = [group for group in service.groups() if grant.covers(group.group_id)]
+    aside = [(name, why) for name, why in service.quarantined().items() if grant.covers(name)]
+    token = f"--token-file {shlex.quote(token_file)} " if token_file else ""
+
+    def make() -> Mapping[str, str]:
+        shown = [views.group_summary(group, now) for group in groups]
+        shown += [views.quarantined_summary(*each) for each in aside]
+        shown.sort(key=urgency)
+        old = [group for group in shown if is_old(group)]
+        html = section(
+            "groups.html",
+            groups=shown[: len(shown) - len(old)],
+            old=old,
+            tally=count_by_state(shown),
+            tally_of_old=count_by_state(old),
+            ages={group.group_id: max(0.0, now - group.created_at) for group in groups},
+            start=f"hetagent --server {url} {token}--group NAME train.py",
+            token_file=token_file,
+        )
+        return {"groups": html}
+
+    return make
+
+
 async def group(request: Request, service: Service, grant: Grant) -> Response:
     """Everything about a group; `rows=all`: all its nodes and workers in rows, however many."""
     cache, found = _cache(request, service), service.group(request.path_params["group_id"])
@@ -55,7 +91,7 @@ async def group(request: Request, service: Service, grant: Grant) -> Response:
 async def output(request: Request, service: Service, grant: Grant) -> Response:
     """The end of what the workers of a round wrote; without `round` that of the one that others wait for, now."""
     group_id, number = request.path_params["group_id"], _round(request)
-    ranks = None if number is not None else ranks_behind(service.group(group_id))[:1]
+    ranks = None if number is not None else views.ranks_behind(service.group(group_id))[:1]
     try:
         if ranks is not None and not ranks:
             raise NoRound("nobody is waited for any more")

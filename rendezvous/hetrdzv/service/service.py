@@ -10,9 +10,9 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol
 
-from hetrdzv.core.commands import Command, Disconnect, Join, Put, Report, Tick
+from hetrdzv.core.commands import Command, DeclareSnapshots, Disconnect, Join, Put, Report, Tick
 from hetrdzv.core.group import new_group, step
 from hetrdzv.core.model import Group
 from hetrdzv.core.plan import plan
@@ -20,11 +20,14 @@ from hetrdzv.core.rounds.records import rounds_of
 from hetrdzv.core.rounds.settle import deadline
 from hetrdzv.core.rounds.timers import SUSPECT_GRACE_S
 from hetrdzv.core.rounds.transitions import require_current_agent
+from hetrdzv.core.snapshots import complete_in_memory
+from hetrdzv.core.snapshots.copies import copy_for
 from hetrdzv.protocol.errors import (
     Conflict,
     HetError,
     Refused,
     ServerStopping,
+    StaleRound,
     StorageError,
     UnknownGroup,
 )
@@ -33,6 +36,7 @@ from hetrdzv.protocol.reasons.events import node_refused
 from hetrdzv.protocol.reasons.reason import ReasonCode
 from hetrdzv.protocol.requests import Changes
 from hetrdzv.protocol.rounds import RoundRecord
+from hetrdzv.protocol.snapshots import SnapshotsReply
 from hetrdzv.protocol.texts.who import Nodes
 from hetrdzv.service.clock import BEAT_S, ServedClock
 from hetrdzv.service.journal import log_events
@@ -285,6 +289,19 @@ class Service:
         if head is not None and refusal not in known and len(known) < MOST_REFUSED:
             await self._ledger.propose(group_id, head, [refusal])
 
+    async def declare_holdings(self, group_id: str, command: DeclareSnapshots) -> SnapshotsReply:
+        """Keep what a member holds of snapshots; says what all hold together, once that is committed."""
+        await self.execute(group_id, command)
+        # as of this turn: what all hold is looked at once for all who have told in it
+        group = self.group(group_id)
+        node, current = group.nodes.get(command.node_id), group.active_round
+        if (
+            node is None or current is None or current.number != command.round
+        ):  # it has ended in the same turn
+            raise StaleRound(f"round {command.round} of group '{group_id}' has ended")
+        complete = complete_in_memory(group)
+        return SnapshotsReply(complete=complete, copy=copy_for(group, node, complete))
+
     async def delete(self, group_id: str) -> None:
         """Delete a group, unless it has live nodes and its job is not over."""
         head = await self._head(group_id)
@@ -512,3 +529,25 @@ class Service:
 
 def _unknown(group_id: str) -> UnknownGroup:
     return UnknownGroup(f"there is no group '{group_id}'")
+
+
+class Replica(Protocol):
+    """A server: a `Service` alone on its store, or one of several (leadership.py)."""
+
+    def service(self) -> Service:
+        """The service that answers requests about groups; raises NotLeader, NoLeader, ServerStopping."""
+
+    def answers(self, service: Service) -> bool:
+        """Whether a reply of this service may still be sent; ask right before sending it."""
+
+    def status(self) -> ReadyReply:
+        """Its role, if requests are answered or redirected; else raises ServerStopping, StorageError, NoLeader."""
+
+    async def start(self) -> None:
+        """Begin to serve, or to follow; raises StorageError."""
+
+    def begin_stop(self) -> None:
+        """Answer every open poll now, let other servers take over, and refuse new requests."""
+
+    async def close(self) -> None:
+        """Stop, and close the store."""

@@ -11,7 +11,7 @@ from hetrdzv.core.commands import Cancel, Leave, NoteStall, Report, Tick
 from hetrdzv.core.model import Stall
 from hetrdzv.dashboard.cache import LARGEST_SHARE, MOST, SectionCache
 from hetrdzv.dashboard.group import bars, group_sections
-from hetrdzv.dashboard.overview import overview
+from hetrdzv.dashboard.pages import overview
 from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.pages import RECENT_S
 from hetrdzv.protocol.progress import NodeProgress, Worker

@@ -31,7 +31,6 @@ from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.requests import DaemonRequest, JoinRequest, ReportRequest, daemon_refusal
 from hetrdzv.protocol.snapshots import SnapshotsReply, SnapshotsRequest
 from hetrdzv.protocol.stacks import StacksRequest
-from hetrdzv.service import snapshots
 from hetrdzv.service.polls.polls import GroupAndDirective, Polls, current_directive
 from hetrdzv.service.polls.watchers import Caller
 
@@ -213,7 +212,7 @@ async def declare_snapshots(
 ) -> Response:
     """What a member holds has changed while its round runs; answers what all nodes hold together."""
     command = DeclareSnapshots(node_id=node_id, **codec.fields_of(body))
-    return _json(codec.write(await snapshots.declare_holdings(service, group_id, command)))
+    return _json(codec.write(await service.declare_holdings(group_id, command)))
 
 
 @router.delete("", status_code=204, response_class=Response)

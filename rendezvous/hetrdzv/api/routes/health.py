@@ -9,7 +9,7 @@ from hetrdzv.auth.tokens import Role
 from hetrdzv.protocol.errors import NoLeader, NotLeader
 from hetrdzv.protocol.pages import HealthReply, ReadyReply
 from hetrdzv.service.metrics import CONTENT_TYPE, Metrics
-from hetrdzv.service.replica import Replica
+from hetrdzv.service.service import Replica
 
 router = APIRouter(tags=["health"], responses=ERRORS)
 

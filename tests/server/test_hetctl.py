@@ -22,8 +22,13 @@ from click.testing import CliRunner
 
 from hetrdzv.cli import hetctl
 from hetrdzv.cli.hetctl import tables, wait
-from hetrdzv.cli.hetctl.describe import TRACEBACK_LINES, Description, description_view, snapshots_table
-from hetrdzv.cli.hetctl.get import groups_view
+from hetrdzv.cli.hetctl.describe import (
+    TRACEBACK_LINES,
+    Description,
+    description_view,
+    groups_view,
+    snapshots_table,
+)
 from hetrdzv.cli.hetctl.history import rounds_view
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.pages import RECENT_S, GroupReply, GroupsReply, GroupSummary, WorkerReply

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hetrdzv.auth.client_token import client_token, read_token, reread_token
-from hetrdzv.auth.files import AccessError
+from hetrdzv.auth.files import AccessError, client_token, read_token, reread_token
 from hetrdzv.auth.hosts import is_trusted_host
 from hetrdzv.auth.token_files import TokenFile, parse, require_token_file
 from hetrdzv.auth.tokens import EVERYTHING, Grant, Role, Tokens

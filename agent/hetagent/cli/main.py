@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 from hetagent import statuses
 from hetagent.node.console import flush, print_to_stderr
-from hetrdzv.auth.client_token import client_token
-from hetrdzv.auth.files import AccessError
+from hetrdzv.auth.files import AccessError, client_token
 from hetrdzv.auth.tls import ClientTls, TlsError
 
 if TYPE_CHECKING:

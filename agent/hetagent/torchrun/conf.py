@@ -14,7 +14,7 @@ from hetagent.node.network import parse_port_range
 from hetagent.node.processes.identity import ServerAccess
 from hetagent.options.values import absolute
 from hetagent.session.backoff import CONNECT_TIMEOUT_S
-from hetrdzv.auth.client_token import client_token
+from hetrdzv.auth.files import client_token
 from hetrdzv.auth.tls import ClientTls
 from hetrdzv.client import parse_server_urls
 from hetrdzv.protocol import codec

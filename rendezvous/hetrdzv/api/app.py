@@ -12,7 +12,7 @@ from hetrdzv import __version__
 from hetrdzv.api import errors
 from hetrdzv.api.dependencies import Requires
 from hetrdzv.api.middleware import AccessMiddleware
-from hetrdzv.api.routes import agents, docs, groups, health
+from hetrdzv.api.routes import agents, groups, operations
 from hetrdzv.auth.tokens import Tokens
 from hetrdzv.dashboard.app import PATHS, dashboard
 from hetrdzv.protocol import codec
@@ -22,7 +22,7 @@ from hetrdzv.service.metrics import Metrics
 from hetrdzv.service.service import Replica
 from hetrdzv.storage import records
 
-ROUTERS: Sequence[APIRouter] = (agents.router, groups.router, health.router, docs.router)
+ROUTERS: Sequence[APIRouter] = (agents.router, groups.router, operations.health, operations.documents)
 """Those of agents come first, since the first match counts."""
 
 
@@ -35,7 +35,7 @@ class Api(FastAPI):
         """The document, made once; it takes a second, so ask for it in a thread."""
         with self._making:
             if self.openapi_schema is None:
-                docs.correct_openapi(super().openapi())
+                operations.correct_openapi(super().openapi())
             return super().openapi()
 
 

@@ -13,7 +13,6 @@ from starlette.responses import Response
 
 from hetrdzv.api.errors import MEDIA_TYPE, make_invalid_request
 from hetrdzv.auth.tokens import Role
-from hetrdzv.core.commands import Cancel
 from hetrdzv.protocol import bounds, codec
 from hetrdzv.protocol.errors import InvalidRequest
 from hetrdzv.service.service import Service
@@ -40,12 +39,6 @@ class Requires:
     async def __call__(self, request: Request) -> None:
         group_id, asked = request.path_params.get("group_id"), f"{request.method} {request.scope['path']}"
         request.state.grant.check(self.role, group_id, asked, scoped=self.scoped)
-
-
-def cancellation(request: Request) -> Cancel:
-    """That a job is to end, and who says so."""
-    host = request.client.host if request.client is not None else ""
-    return Cancel(by=request.state.grant.bearer(host))
 
 
 # -- bodies --------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import partial
 from types import MappingProxyType
 
@@ -14,12 +14,10 @@ from hetrdzv.core.directive import late_exit_code, stop_notice
 from hetrdzv.core.drift import drift
 from hetrdzv.core.memo import cached
 from hetrdzv.core.model import OFFERED, Group, Node, Round
-from hetrdzv.core.snapshots import is_undone, next_snapshot, on_disk, safe_snapshot
-from hetrdzv.core.snapshots import snapshot_warnings as snapshot_warnings
+from hetrdzv.core.snapshots import is_undone, next_snapshot, on_disk, safe_snapshot, snapshot_warnings
 from hetrdzv.core.snapshots.complete import GroupSnapshot, group_snapshots
 from hetrdzv.core.why import why, why_ended, why_left_out
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.directive import Directive, OutputQuery
 from hetrdzv.protocol.pages import (
     QUARANTINED,
     CountsReply,
@@ -31,19 +29,10 @@ from hetrdzv.protocol.pages import (
 from hetrdzv.protocol.reasons import advice, waiting
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.snapshots import SafeShown, SnapshotShown, SnapshotsShown
-from hetrdzv.protocol.stacks import About
 from hetrdzv.protocol.states import GroupState, NodePhase
 from hetrdzv.protocol.texts.who import Nodes
-from hetrdzv.service.progress.queries import Query
 from hetrdzv.service.progress.samples import WorkerSample, unwatched_warnings
 from hetrdzv.service.service import Service
-
-
-def with_query(directive: Directive, query: Query) -> Directive:
-    """A directive that also asks something."""
-    asked = OutputQuery(number=query.number, round=query.round, about=query.about, ranks=query.ranks)
-    return replace(directive, logs=asked) if query.about is About.LOGS else replace(directive, stacks=asked)
-
 
 MOST_SHOWN = 32
 """How many snapshots are shown: the newest."""

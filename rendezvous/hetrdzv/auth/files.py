@@ -1,9 +1,11 @@
-"""Files that hold secrets: who can read them, and whether they have changed."""
+"""Files that hold secrets: who can read them, and whether they have changed; the one token that a client uses."""
 
 import logging
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from hetrdzv.auth.tokens import is_token
 from hetrdzv.protocol.errors import HetError
 
 logger = logging.getLogger(__name__)
@@ -68,3 +70,41 @@ def _stamp(path: Path) -> tuple[int, ...] | None:
     except OSError:
         return None
     return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
+
+
+# -- the token of an agent or of hetctl --------------------------------------------------------------------
+
+
+def client_token(token_file: Path | None, warn: Callable[[str], None] = lambda text: None) -> str | None:
+    """The token in `--token-file`, else in `HET_TOKEN`; None if there is none. Warns if others can read that file."""
+    if token_file is not None:
+        return read_token(token_file, warn)
+    token = os.environ.get("HET_TOKEN", "").strip()
+    if token and os.path.isfile(path := os.path.expanduser(token)):
+        raise AccessError(
+            f"HET_TOKEN is the name of a file, {path}, and must be a token: "
+            f'give --token-file {path}, or HET_TOKEN="$(cat {path})"'
+        )
+    if token and not is_token(token):
+        raise AccessError("HET_TOKEN must hold one token, a single word of ASCII characters")
+    return token or None
+
+
+def reread_token(token_file: Path | None) -> str | None:
+    """The token in a file that may have changed; None if there is no file, or no token in it."""
+    try:
+        return read_token(token_file) if token_file is not None else None
+    except AccessError:
+        return None
+
+
+def read_token(path: Path, warn: Callable[[str], None] = lambda text: None) -> str:
+    """The only token in a file."""
+    token = read_secret("token file", path, warn).strip()
+    if not is_token(token):
+        what = "holds more than that" if token else "is empty"
+        raise AccessError(
+            f"token file {path} must hold one token, a single word of ASCII characters, but {what}: "
+            f"write a token into it, for example with openssl rand -hex 32"
+        )
+    return token

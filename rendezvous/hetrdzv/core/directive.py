@@ -8,6 +8,7 @@ from hetrdzv.core.memo import cached
 from hetrdzv.core.model import Group, Node, Round
 from hetrdzv.core.rounds.timers import in_grace_period
 from hetrdzv.core.rounds.transitions import is_reusable
+from hetrdzv.core.snapshots.sources import for_member
 from hetrdzv.core.why import why, why_ended, why_node_waits
 from hetrdzv.protocol.directive import Directive, Start, StopNotice
 from hetrdzv.protocol.failure import RootCause
@@ -218,5 +219,6 @@ def _start(group: Group, current: Round, node: Node) -> Start:
         shares=current.shares,
         restarted_by=restarted_by,
         advice=advice.after_exit(restarted_by) if restarted_by is not None else "",
-        **snapshots.start_fields(group, current, member),
+        snapshot=for_member(current.snapshot, member) if current.snapshot is not None else None,
+        origin=group.snapshots.origin if group.snapshots is not None else None,
     )

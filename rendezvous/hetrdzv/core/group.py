@@ -45,6 +45,7 @@ from hetrdzv.core.rounds.transitions import (
     remove_node,
     require_current_agent,
     set_leaving,
+    stale_round,
     stop_with_grace,
 )
 from hetrdzv.core.why import partially_connected
@@ -53,7 +54,6 @@ from hetrdzv.protocol.errors import (
     NotFound,
     Refused,
     StaleIncarnation,
-    StaleRound,
 )
 from hetrdzv.protocol.failure import EarlierExits, Failure, RootCause
 from hetrdzv.protocol.progress import ProgressTimes
@@ -274,7 +274,7 @@ def _report(context: StepContext, command: Report) -> None:
         return
     current = group.round
     if current is None or _is_stale(group, current, node, command):
-        raise _stale(group, command.round, node)
+        raise stale_round(group, command.round, node.node_id)
     if command.kind in (ReportKind.STARTED, ReportKind.SUCCEEDED) and command.met is not None:
         _count_met(context, node, current, command.met)
     if command.kind in (ReportKind.STARTED, ReportKind.SUCCEEDED, ReportKind.FAILED):
@@ -330,10 +330,6 @@ def _is_stale(group: Group, current: Round, node: Node, command: Report) -> bool
         case ReportKind.MASTER_UNREACHABLE if group.current_node(current.master) is None:
             return True  # it is late, and about another agent on that node
     return end.is_judged
-
-
-def _stale(group: Group, number: int, node: Node) -> StaleRound:
-    return StaleRound(f"round {number} of group '{group.group_id}' is over for node '{node.node_id}'")
 
 
 def _note_training(context: StepContext, command: NoteTraining) -> None:
@@ -423,7 +419,7 @@ def _start_daemon(context: StepContext, command: StartDaemon) -> None:
     group, name, number = context.group, context.group.group_id, command.round
     current = group.active_round
     if current is None or group.state.terminal or not group.is_in_round(master) or number != current.number:
-        raise _stale(group, number, master)
+        raise stale_round(group, number, master.node_id)
     if current.master.node_id != master.node_id:
         raise Refused(
             f"node '{master.node_id}' is not the master of round {number} of group '{name}', which is "
@@ -434,7 +430,7 @@ def _start_daemon(context: StepContext, command: StartDaemon) -> None:
     if node is None or node.gone or node.node_id == master.node_id:
         raise NotFound(f"'{command.node_id}' is not another member of round {number} of group '{name}'")
     if node.has_no_workers:
-        raise _stale(group, number, node)
+        raise stale_round(group, number, node.node_id)
     if not node.wants_daemon:
         raise Refused(
             f"the agent of node '{node.node_id}' runs nothing for the master '{master.node_id}', since it was "

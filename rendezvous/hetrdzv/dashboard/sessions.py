@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 from hetrdzv.auth.hosts import is_same_origin
 from hetrdzv.auth.tokens import ANYBODY, Grant, Role, Tokens, digest
-from hetrdzv.protocol.errors import Forbidden, ForeignHost, Unauthorized
+from hetrdzv.protocol.errors import ForeignHost, Unauthorized
 
 SESSION_S = 12 * 3600
 """How long a browser stays signed in at most (seconds)."""
@@ -47,10 +47,7 @@ class Sessions:
     def grant(self, request: Request, role: Role, group_id: str | None) -> Grant:
         """What the browser may do, unless that is not what needs this role, in that group."""
         grant = self._signed_in(request)
-        if grant.role < role:
-            raise Forbidden(f"your {grant}, but this needs the role {role}: sign in with another token")
-        if group_id is not None and not grant.covers(group_id):
-            raise Forbidden(f"your {grant}, but this is about group '{group_id[:128]}'")
+        grant.check(role, group_id, "this page", scoped=True)
         return grant
 
     def _fingerprint(self, of_token: bytes) -> str:

@@ -19,7 +19,7 @@ from hetrdzv.core.plan import plan
 from hetrdzv.core.rounds.records import rounds_of
 from hetrdzv.core.rounds.settle import deadline
 from hetrdzv.core.rounds.timers import SUSPECT_GRACE_S
-from hetrdzv.core.rounds.transitions import require_current_agent
+from hetrdzv.core.rounds.transitions import require_current_agent, stale_round
 from hetrdzv.core.snapshots import complete_in_memory
 from hetrdzv.core.snapshots.copies import copy_for
 from hetrdzv.protocol.errors import (
@@ -27,7 +27,6 @@ from hetrdzv.protocol.errors import (
     HetError,
     Refused,
     ServerStopping,
-    StaleRound,
     StorageError,
     UnknownGroup,
 )
@@ -298,7 +297,7 @@ class Service:
         if (
             node is None or current is None or current.number != command.round
         ):  # it has ended in the same turn
-            raise StaleRound(f"round {command.round} of group '{group_id}' has ended")
+            raise stale_round(group, command.round, command.node_id)
         complete = complete_in_memory(group)
         return SnapshotsReply(complete=complete, copy=copy_for(group, node, complete))
 

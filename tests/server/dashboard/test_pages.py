@@ -92,7 +92,7 @@ async def test_what_the_worker_wrote_that_is_waited_for_is_asked_of_its_agent(se
         await settled()
         question = service.queries.next_query("g", "b")
         assert question is not None
-        service.queries.on_answer("g", "b", question.number, [Stack(rank=1, text=EVIL)])
+        service.queries.on_answer("g", "b", question.asked.number, [Stack(rank=1, text=EVIL)])
         page = (await asked).text
         assert "What rank 1 wrote last" in page
         assert "<script>" not in page

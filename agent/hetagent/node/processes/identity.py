@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hetagent.node.processes import proctree as processes
-from hetrdzv.auth.client_token import reread_token
+from hetrdzv.auth.files import reread_token
 from hetrdzv.auth.tls import ClientTls
 from hetrdzv.client.client import Client
 

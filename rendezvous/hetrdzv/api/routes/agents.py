@@ -1,14 +1,14 @@
 """What agents ask: join, poll for the directive, report, answer questions, leave."""
 
 import asyncio
-from typing import Annotated
+from dataclasses import replace
+from typing import Annotated, Any
 
 from annotated_types import Ge, Le
 from fastapi import APIRouter, Depends, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from hetrdzv.api import views
 from hetrdzv.api.dependencies import (
     AGENTS,
     GROUP_ERRORS,
@@ -117,7 +117,8 @@ async def _answer_poll(
     if query is None:
         return _directive(told)
     query.is_sent = True
-    return _json(codec.write(views.with_query(told[1], query)))
+    also: dict[str, Any] = {str(query.asked.about): query.asked}
+    return _json(codec.write(replace(told[1], **also)))
 
 
 async def _hang_up(request: Request, caller: Caller) -> None:

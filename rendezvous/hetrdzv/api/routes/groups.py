@@ -16,11 +16,10 @@ from hetrdzv.api.dependencies import (
     Ranks,
     Requires,
     RoundNumber,
-    cancellation,
 )
 from hetrdzv.api.workers import get_output
 from hetrdzv.auth.tokens import Role
-from hetrdzv.core.commands import Drain, Put, Restart, Undrain
+from hetrdzv.core.commands import Cancel, Drain, Put, Restart, Undrain
 from hetrdzv.protocol.bounds import MAX_NUMBER, Id
 from hetrdzv.protocol.pages import EventsReply, GroupReply, GroupsReply, Plan, StacksReply
 from hetrdzv.protocol.requests import Changes, SpecFields
@@ -77,7 +76,8 @@ async def restart_group(service: CurrentService, group_id: Id) -> Response:
 @router.post("/{group_id}/cancel", response_model=GroupReply, dependencies=ADMIN)
 async def cancel_group(request: Request, service: CurrentService, group_id: Id) -> Response:
     """Cancel the job: all workers are stopped, agents exit with 3."""
-    return await views.execute_and_respond(service, group_id, cancellation(request))
+    host = request.client.host if request.client is not None else ""
+    return await views.execute_and_respond(service, group_id, Cancel(request.state.grant.bearer(host)))
 
 
 @router.post("/{group_id}/nodes/{node_id}/drain", response_model=GroupReply, dependencies=ADMIN)

@@ -3,10 +3,10 @@
 import io
 import sys
 
-from hetrdzv.cli.hetctl import act, describe, get, history, logs, wait
+from hetrdzv.cli.hetctl import act, describe, history, logs, wait
 from hetrdzv.cli.hetctl.options import cli
 
-__all__ = ["act", "cli", "describe", "get", "history", "logs", "main", "wait"]
+__all__ = ["act", "cli", "describe", "history", "logs", "main", "wait"]
 
 
 def main() -> None:

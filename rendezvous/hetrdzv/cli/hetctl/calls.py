@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import click
 from rich.console import RenderableType
 
-from hetrdzv.auth.client_token import client_token, reread_token
+from hetrdzv.auth.files import client_token, reread_token
 from hetrdzv.auth.tls import ClientTls
 from hetrdzv.cli.hetctl import tables
 from hetrdzv.cli.hetctl.options import shared

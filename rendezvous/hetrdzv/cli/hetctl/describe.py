@@ -1,10 +1,12 @@
-"""The subcommand describe, and how one group is shown: why it stands where it stands, what to do, what it failed of."""
+"""The subcommands get and describe: all groups; one: why it stands where it stands, what to do, what it failed of."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from heapq import nsmallest
 from operator import attrgetter
 
+import click
 from rich.console import RenderableType
 from rich.filesize import decimal
 from rich.padding import Padding
@@ -14,11 +16,21 @@ from rich.text import Text
 from hetrdzv.cli.hetctl import tables
 from hetrdzv.cli.hetctl.calls import show_reply
 from hetrdzv.cli.hetctl.history import rounds_view
-from hetrdzv.cli.hetctl.options import GROUP, command
+from hetrdzv.cli.hetctl.options import GROUP, ID, WIDE, command
 from hetrdzv.client import Client
 from hetrdzv.protocol.codec import fields_of
 from hetrdzv.protocol.failure import RootCause
-from hetrdzv.protocol.pages import WORKER_COLUMNS, Event, GroupReply, NodeReply, RoundReply, WorkerReply
+from hetrdzv.protocol.pages import (
+    WORKER_COLUMNS,
+    Event,
+    GroupReply,
+    GroupsReply,
+    GroupSummary,
+    NodeReply,
+    RoundReply,
+    WorkerReply,
+    urgency,
+)
 from hetrdzv.protocol.reasons.events import spent_of
 from hetrdzv.protocol.reasons.snapshots import safe_text
 from hetrdzv.protocol.rounds import RoundRecord, RoundsReply
@@ -34,6 +46,46 @@ TRACEBACK_LINES = 20
 
 FINE = frozenset({"running", "starting", "ready", "spare", "succeeded"})
 """States of nodes that need no explanation."""
+
+
+NO_GROUPS = "no groups yet; the first agent to join creates one, or: hetctl create GROUP"
+
+
+@command("List groups, or show one with its nodes.")
+@click.argument("group", type=ID, required=False)
+@WIDE
+def get(group: str | None, wide: bool) -> None:
+    """List all groups, those first that need attention; or show GROUP with its nodes."""
+    if group is None:
+        show_reply(lambda client: client.groups(), groups_view)
+    else:
+        show_reply(lambda client: client.group(group), partial(group_view, wide=wide))
+
+
+def groups_view(reply: GroupsReply) -> Iterator[RenderableType]:
+    """Groups, one per row: what needs attention first."""
+    if not reply.groups:
+        yield NO_GROUPS
+        return
+    columns = [
+        tables.folded_column("GROUP", 8),
+        tables.word_column("STATE"),
+        *tables.number_columns("ROUND", "WORLD", "NODES", "RESTARTS"),
+        tables.folded_column("WHY", 20),
+    ]
+    yield tables.table(columns, (_summary_row(group) for group in sorted(reply.groups, key=urgency)))
+
+
+def _summary_row(group: GroupSummary) -> list[str | Text]:
+    return [
+        group.group_id,
+        tables.state_text(group.shown_state),
+        str(group.round or ""),
+        str(group.world_size or ""),
+        str(group.counts.nodes),
+        spent_of(group.restarts, group.max_restarts),
+        group.why,
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

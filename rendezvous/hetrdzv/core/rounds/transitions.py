@@ -8,7 +8,7 @@ from math import inf
 from hetrdzv.core.model import Cause, End, Group, Node, Notice, Round
 from hetrdzv.core.rounds.records import rounds_of, time_until_end
 from hetrdzv.core.rounds.timers import Lapsed, notice_until
-from hetrdzv.protocol.errors import GroupFinishing, NotFound, StaleIncarnation
+from hetrdzv.protocol.errors import GroupFinishing, NotFound, StaleIncarnation, StaleRound
 from hetrdzv.protocol.failure import EarlierExits, Failure, RootCause
 from hetrdzv.protocol.reasons import ends, events
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
@@ -72,6 +72,11 @@ def require_current_agent(group: Group, node_id: str, incarnation: str) -> Node:
             f"this agent must stop its workers; give it another --node-id to run both"
         )
     return node
+
+
+def stale_round(group: Group, number: int, node_id: str) -> StaleRound:
+    """The answer to a node that speaks of a round that is over for it."""
+    return StaleRound(f"round {number} of group '{group.group_id}' is over for node '{node_id}'")
 
 
 def record_contact(context: StepContext, node: Node) -> Node:

@@ -4,15 +4,14 @@ What nodes hold is what they declare; nothing else says that a snapshot exists. 
 and who still serves after leaving (`Group.snapshots`), a round the one that it began from (`Round.snapshot`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import blake2s
-from typing import Any
 
 from hetrdzv.core.commands import DeclareSnapshots, Report
 from hetrdzv.core.memo import cached
 from hetrdzv.core.model import Group, Node, Round
-from hetrdzv.core.rounds.transitions import StepContext, require_current_agent
+from hetrdzv.core.rounds.transitions import StepContext, require_current_agent, stale_round
 from hetrdzv.core.snapshots.complete import (
     GroupSnapshot,
     group_snapshots,
@@ -23,9 +22,8 @@ from hetrdzv.core.snapshots.complete import (
     job_snapshots,
     newer_than,
 )
-from hetrdzv.core.snapshots.sources import chosen_from, for_member
-from hetrdzv.protocol.directive import Member
-from hetrdzv.protocol.errors import NotFound, Refused, StaleRound
+from hetrdzv.core.snapshots.sources import chosen_from
+from hetrdzv.protocol.errors import NotFound, Refused
 from hetrdzv.protocol.reasons import snapshots as reasons
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.snapshots import JobSnapshotState, SnapshotId, UseSnapshot
@@ -72,14 +70,6 @@ def choose_start(context: StepContext, before: Group) -> str:
     for warning in snapshot_warnings(context.group, current):
         context.add_event(warning)
     return reasons.lost_text(lost, newer) if lost != 0 else ""
-
-
-def start_fields(group: Group, current: Round, member: Member) -> Mapping[str, Any]:
-    """Fields of the start that a member of a round is told."""
-    if group.snapshots is None:
-        return {}
-    snapshot = for_member(current.snapshot, member) if current.snapshot is not None else None
-    return {"snapshot": snapshot, "origin": group.snapshots.origin}
 
 
 def record_parting(context: StepContext, node: Node, report: Report) -> None:
@@ -263,9 +253,7 @@ def record_holdings(context: StepContext, command: DeclareSnapshots) -> None:
     group, current = context.group, context.group.active_round
     is_over = current is None or group.state.terminal or not group.is_in_round(node)
     if current is None or is_over or command.round != current.number:
-        raise StaleRound(
-            f"round {command.round} of group '{group.group_id}' is over for node '{node.node_id}'"
-        )
+        raise stale_round(group, command.round, node.node_id)
     if node.snapshots == command.holdings:
         return
     for warning in _warnings([context.change_node(node, snapshots=command.holdings)]):
@@ -283,14 +271,9 @@ def choose_snapshot(context: StepContext, command: UseSnapshot) -> None:
     complete = [one.stamp for one in group_snapshots(group) if not one.missing]
     stamp = next((one for one in complete if one.step == command.step), None)
     if stamp is None or group.snapshots is None:
-        raise NotFound(
-            f"group '{group.group_id}' has no complete snapshot of step {command.step}; {_there_are(complete)}"
-        )
+        steps = ", ".join(str(one.step) for one in complete[:MOST_SHOWN])
+        there = f"there are those of step {steps}" if steps else "there is none"
+        raise NotFound(f"group '{group.group_id}' has no complete snapshot of step {command.step}; {there}")
     if group.snapshots.wanted != stamp:
         context.change(snapshots=replace(group.snapshots, wanted=stamp))
         context.add_event(ReasonCode.SNAPSHOT_WANTED.reason(step=stamp.step, of_round=stamp.round))
-
-
-def _there_are(complete: Sequence[SnapshotId]) -> str:
-    steps = [str(stamp.step) for stamp in complete[:MOST_SHOWN]]
-    return f"there are those of step {', '.join(steps)}" if steps else "there is none"

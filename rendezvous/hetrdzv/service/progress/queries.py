@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 
 from hetrdzv.core.model import Group, Round
+from hetrdzv.protocol.directive import OutputQuery
 from hetrdzv.protocol.stacks import MOST_OF_WORKER, About, Stack
 
 WITHIN_S = 10.0
@@ -20,10 +21,7 @@ MOST_OF_ALL = 16 << 20
 class Query:
     """What a node is asked."""
 
-    number: int
-    about: About
-    round: int
-    ranks: tuple[int, ...]  # whose (global ranks)
+    asked: OutputQuery  # with the global ranks
     most: int  # how much of each worker is kept (characters)
     answer: asyncio.Future[list[Stack]] = field(default_factory=asyncio.Future)
     is_sent: bool = False  # whether a poll was answered with it
@@ -50,8 +48,10 @@ class AgentQueries:
             why = "its node is gone"
             if own and node is not None and not node.gone:
                 why = f"its agent has not answered within {WITHIN_S:g} s"
-                query = Query(next(self._numbers), about, active.number, own, most)
-                queries[member.node_id] = query
+                question = OutputQuery(
+                    number=next(self._numbers), round=active.number, about=about, ranks=own
+                )
+                queries[member.node_id] = query = Query(question, most)
                 self._open.setdefault((group.group_id, member.node_id), []).append(query)
             stacks |= {rank: Stack(rank=rank, node_id=member.node_id, why=why) for rank in own}
         try:
@@ -73,10 +73,10 @@ class AgentQueries:
     def on_answer(self, group_id: str, node_id: str, number: int, stacks: Iterable[Stack]) -> None:
         """A node has answered; nothing happens if nobody waits for it any more."""
         for query in self._open.get((group_id, node_id), ()):
-            if query.number == number and not query.answer.done():
-                wanted = frozenset(query.ranks)
+            if query.asked.number == number and not query.answer.done():
+                wanted = frozenset(query.asked.ranks or ())
                 found = [replace(one, node_id=node_id) for one in stacks if one.rank in wanted]
-                query.answer.set_result([one.shortened(query.about, query.most) for one in found])
+                query.answer.set_result([one.shortened(query.asked.about, query.most) for one in found])
 
     def _close(self, place: tuple[str, str], query: Query) -> None:
         queries = self._open[place]

@@ -1,4 +1,5 @@
-"""`/openapi.json`, and `/docs`: the routes on one plain page, made from that document; works without internet.
+"""Routes about the server: health, readiness, metrics; and its routes on one plain page, `/docs`, which works without
+internet, made from `/openapi.json`.
 
 FastAPI's own page loads Swagger UI from a CDN, so on a cluster without internet it stays blank.
 """
@@ -11,14 +12,49 @@ from typing import Any
 
 from fastapi import APIRouter, Depends
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 
-from hetrdzv.api.dependencies import Requires
+from hetrdzv.api.dependencies import ERRORS, Requires
 from hetrdzv.auth.tokens import Role
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.pages import ProblemReply
+from hetrdzv.protocol.errors import NoLeader, NotLeader
+from hetrdzv.protocol.pages import HealthReply, ProblemReply, ReadyReply
+from hetrdzv.service.metrics import CONTENT_TYPE, Metrics
+from hetrdzv.service.service import Replica
 
-router = APIRouter(include_in_schema=False, dependencies=[Depends(Requires(Role.READ, scoped=True))])
+health = APIRouter(tags=["health"], responses=ERRORS)
+documents = APIRouter(include_in_schema=False, dependencies=[Depends(Requires(Role.READ, scoped=True))])
+
+
+@health.get("/healthz")
+async def healthz() -> HealthReply:
+    """The process is alive."""
+    return HealthReply(status="ok")
+
+
+@health.get("/readyz")
+async def readyz(request: Request) -> ReadyReply:
+    """Requests about groups are answered, or redirected to the leader, and no stop has begun.
+
+    `degraded`: the last change could not be stored, and others may be refused; polls are answered all the same.
+    """
+    replica: Replica = request.app.state.replica
+    return replica.status()
+
+
+@health.get("/metrics", response_class=PlainTextResponse, dependencies=[Depends(Requires(Role.READ))])
+async def metrics(request: Request) -> Response:
+    """Metrics for Prometheus. A server that does not lead knows no groups, and says so."""
+    replica: Replica = request.app.state.replica
+    counted: Metrics = request.app.state.metrics
+    try:
+        body = replica.service().metrics()
+    except (NotLeader, NoLeader):
+        body = counted.render((), now=0.0, open_polls=0, leads=False)
+    return Response(body, media_type=CONTENT_TYPE)
+
+
+# -- the document ------------------------------------------------------------------------------------------
 
 _HEAD = """<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title>
 <style>body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto }}
@@ -27,7 +63,7 @@ summary {{ font: bold 15px monospace; cursor: pointer }}</style><h1>{title}</h1>
 For programs: <a href=/openapi.json>/openapi.json</a>"""
 
 
-@router.get("/docs")
+@documents.get("/docs")
 async def docs(request: Request) -> HTMLResponse:
     """The routes, for people."""
     document = await asyncio.to_thread(request.app.openapi)
@@ -35,7 +71,7 @@ async def docs(request: Request) -> HTMLResponse:
     return HTMLResponse("".join(_page(document)), headers=policy)
 
 
-@router.get("/openapi.json")
+@documents.get("/openapi.json")
 async def openapi(request: Request) -> JSONResponse:
     """The same for programs."""
     return JSONResponse(await asyncio.to_thread(request.app.openapi))

@@ -368,15 +368,10 @@ def test_in_a_healthy_job_nobody_is_blamed(job: Job, length: int, seed: int) -> 
     assert find_hang(run(job, moves), job[0], node_of) is None
 
 
-def test_a_hang_with_its_time_and_what_makes_it_another() -> None:
+def test_a_hang_with_its_time() -> None:
     verdict = find_hang(SLEEPER, 4, node_of)
     assert verdict is not None
     assert verdict.message(40).startswith("ranks 0 to 2 have waited 40 s for rank 3 (gpu2), which is at")
-    later = find_hang([*(worker(rank, at(17_205)) for rank in range(3)), worker(3, done(17_204))], 4, node_of)
-    moved = find_hang([*(worker(rank, at(9)) for rank in (0, 1, 3)), worker(2, done(8))], 4, node_of)
-    assert later is not None
-    assert moved is not None
-    assert verdict.identity == later.identity != moved.identity
 
 
 # -- bounds --------------------------------------------------------------------------------------------------

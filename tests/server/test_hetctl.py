@@ -363,7 +363,7 @@ def test_get_groups(ctl: Callable[..., str], job: Job) -> None:
     assert job.group in [group["group_id"] for group in json.loads(ctl("get", "--json"))["groups"]]
     gone = rows(ctl("get", job.group, "--wide"), "NODE")[3]
     assert gone[:2] == ["gpu0", "left"]
-    assert gone[6:] == ["default", "rack=r1", "torch=2.13.0", "SIGTERM"]
+    assert gone[6:] == ["default", "torch 2.13.0 · rack=r1", "SIGTERM"]
 
 
 def test_groups_come_first_that_need_attention() -> None:

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from starlette.responses import Response
 
-from hetrdzv.api.workers import reported_stall, worker_reply
+from hetrdzv.api.workers import worker_reply
 from hetrdzv.core.commands import Command
 from hetrdzv.core.directive import late_exit_code, stop_notice
 from hetrdzv.core.drift import drift
@@ -151,7 +151,7 @@ def _warnings(group: Group) -> tuple[Reason, ...]:
 def _round(
     group: Group, current: Round, seen: Mapping[int, WorkerSample], now: float, *, nodes: bool
 ) -> RoundReply:
-    stall = reported_stall(group)
+    stall = group.reported_stall
     return RoundReply(
         number=current.number,
         world_size=current.world_size,
@@ -190,7 +190,7 @@ _OFFER_SHOWN = [field.name for field in fields(NodeReply) if field.name in OFFER
 
 def ranks_behind(group: Group) -> Sequence[int]:
     """The first few ranks that others are said to wait for."""
-    stall = reported_stall(group)
+    stall = group.reported_stall
     return stall.hang.ranks if stall is not None else ()
 
 

@@ -13,11 +13,6 @@ from hetrdzv.service.progress.samples import WorkerSample
 from hetrdzv.service.service import Service
 
 
-def reported_stall(group: Group) -> Stall | None:
-    """Who is said to be waited for in the round that runs; None: nobody."""
-    return group.active_round.reported_stall if group.active_round is not None else None
-
-
 def worker_reply(seen: WorkerSample, stall: Stall | None, now: float) -> WorkerReply:
     """How far a worker has come; `stall`: of which people have been told."""
     sample, worker = seen.sample, seen.worker(now)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import wraps
-from operator import is_
 from typing import Any, TypeVar
 
 _V = TypeVar("_V")
@@ -25,24 +24,3 @@ def cached(function: Callable[[_V], _R]) -> Callable[[_V], _R]:
         return result
 
     return answer
-
-
-def cached_by_fields(*fields: str) -> Callable[[Callable[[_V], _R]], Callable[[_V], _R]]:
-    """Keep the answer of a function that reads some fields of a value only, also for the next with the same ones."""
-
-    def keep(function: Callable[[_V], _R]) -> Callable[[_V], _R]:
-        last: tuple[list[object], _R] | None = None
-
-        @cached
-        @wraps(function)
-        def answer(value: _V) -> _R:
-            nonlocal last
-            read: list[object] = [getattr(value, name) for name in fields]
-            known = last  # plans are made in a thread
-            if known is None or not all(map(is_, known[0], read)):
-                known = last = read, function(value)
-            return known[1]
-
-        return answer
-
-    return keep

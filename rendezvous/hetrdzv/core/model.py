@@ -347,6 +347,11 @@ class Group:
         """The round that is starting or running, or None."""
         return self.round if self.round is not None and self.round.end is None else None
 
+    @property
+    def reported_stall(self) -> Stall | None:
+        """Who is said to be waited for in the round that runs; None: nobody."""
+        return self.active_round.reported_stall if self.active_round is not None else None
+
     def is_in_round(self, node: Node) -> bool:
         """Whether this incarnation of the node is a member of the newest round."""
         return self.round is not None and node.job == self.job and node.member_of == self.round.number

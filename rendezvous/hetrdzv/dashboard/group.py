@@ -4,12 +4,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from heapq import nsmallest
+from statistics import median
 
 from hetrdzv.api import views
-from hetrdzv.api.workers import reported_stall
 from hetrdzv.core.model import Group
-from hetrdzv.dashboard.nodes import ORDINARY, paces
 from hetrdzv.dashboard.render import section
+from hetrdzv.protocol.pages import WORKER_COLUMNS, WorkerReply
 from hetrdzv.protocol.reasons.advice import after_exit
 from hetrdzv.protocol.reasons.snapshots import safe_text
 from hetrdzv.protocol.rounds import RoundRecord, total_time, with_downtimes
@@ -27,6 +28,12 @@ LARGE = 64
 
 MOST_ROUNDS, OPEN_ROUNDS, MOST_EVENTS = 40, 5, 100
 """How many are shown; rounds after the first few are folded away."""
+
+ORDINARY = {"running", "ready", "succeeded", "starting"}
+"""States of nodes that need nobody's attention."""
+
+FEW_WORKERS, OUTLIERS, ALL_WORKERS = 16, 6, 2_000
+"""So many workers are all shown with their pace; of more of them those that others wait for most; at most so many."""
 
 SECTIONS = ("now", "cause", "facts", "timeline", "nodes", "pace", "rounds", "history")
 
@@ -66,7 +73,7 @@ def group_sections(
     group_id, now = group.group_id, service.now()
     rounds, (events, _) = service.rounds(group_id), service.history(group_id)
     seen, heard_at = dict(service.progress.workers(group)), partial(service.leases.heard_at, group)
-    stall = reported_stall(group)
+    stall = group.reported_stall
     kept = service.post_mortems.rounds if acts else lambda *_: frozenset()
     outputs, stacks = kept(group_id, About.LOGS), kept(group_id, About.STACKS)
 
@@ -105,3 +112,48 @@ def group_sections(
         return {name: section(f"{name}.html", **values) for name in SECTIONS}
 
     return make
+
+
+# -- the pace of workers -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Paces:
+    """The pace of workers in the order of ranks; `usual`: the medians of all `total` of them, unless all are shown."""
+
+    columns: Sequence[str]
+    rows: Sequence[tuple[WorkerReply, Sequence[str]]]
+    total: int
+    usual: Sequence[str] | None
+
+
+def paces(seen: Sequence[WorkerReply], *, whole: bool = False) -> Paces:
+    """The workers with their pace; of many those that others wait for most, unless the `whole` is asked for."""
+    few = ALL_WORKERS if whole or len(seen) <= FEW_WORKERS else OUTLIERS
+    chosen = nsmallest(few, seen, key=lambda worker: worker.sort_key)
+    workers = sorted(chosen, key=lambda worker: worker.rank)
+    usual = WorkerReply(
+        rank=-1,
+        node_id="",
+        state="",
+        idle_s=0.0,
+        steps_per_s=_median([worker.steps_per_s for worker in seen]),
+        per_s=_median([worker.per_s for worker in seen]),
+        waiting=_median([worker.waiting for worker in seen]),
+    )
+    used = {
+        name: show
+        for name, show in WORKER_COLUMNS.items()
+        if any(show(worker) not in ("", "runs") for worker in workers)
+    }
+    return Paces(
+        list(used),
+        [(worker, [show(worker) for show in used.values()]) for worker in workers],
+        len(seen),
+        [show(usual) for show in used.values()] if len(workers) < len(seen) else None,
+    )
+
+
+def _median(numbers: Sequence[float | None]) -> float | None:
+    known = [number for number in numbers if number is not None]
+    return median(known) if known else None

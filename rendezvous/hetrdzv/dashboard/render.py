@@ -7,7 +7,6 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.responses import HTMLResponse
 
 from hetrdzv import __version__
-from hetrdzv.dashboard.nodes import facts_of
 from hetrdzv.protocol.rounds import Downtime, known_s, share_trained
 from hetrdzv.protocol.texts.phrasing import ago, count, duration_text, percent
 from hetrdzv.protocol.texts.who import Nodes, Ranks
@@ -70,7 +69,6 @@ def _environment() -> Environment:
     made.filters |= {
         "ago": ago,
         "clock": clock,
-        "facts_of": facts_of,
         "known_s": known_s,
         "lasted": duration_text,
         "percent": percent,

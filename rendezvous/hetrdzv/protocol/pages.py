@@ -7,7 +7,7 @@ from typing import Any
 from hetrdzv import __version__
 from hetrdzv.protocol.bounds import Seconds
 from hetrdzv.protocol.directive import Directive, Member, Shares, StopNotice
-from hetrdzv.protocol.errors import Conflict
+from hetrdzv.protocol.errors import SCRIPT, Conflict
 from hetrdzv.protocol.failure import Failure, RootCause
 from hetrdzv.protocol.reasons.hangs import HANG_CODES
 from hetrdzv.protocol.reasons.reason import Reason, full_text
@@ -136,6 +136,22 @@ class NodeReply:
     def why(self) -> str:
         """Why it is in no round, about to go or gone, and how its worker failed; empty: nothing is to be said."""
         return "; ".join(str(one) for one in (self.reason, self.failure) if one is not None)
+
+    @property
+    def facts(self) -> str:
+        """Its device, what it runs and its labels, in a line."""
+        device = dict(self.device)
+        checksum, kind, name = (device.pop(key, "") for key in (SCRIPT, "kind", "name"))
+        memory = device.pop("memory_gib", "")
+        script = f"{self.script} (checksum {checksum})" if self.script and checksum else self.script
+        parts = [
+            name or kind,
+            memory and f"{memory} GiB",
+            *(f"{key} {value}" for key, value in device.items()),
+            script or (checksum and f"script {checksum}"),
+            *(f"{key}={value}" for key, value in sorted(self.labels.items())),
+        ]
+        return " · ".join(filter(None, parts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,10 +25,9 @@ class ServedClock:
     """
 
     def __init__(self, base: float, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self._base = base
         self._monotonic = monotonic
-        self._beat_at = self._began_at = monotonic()
         self._pauses: deque[tuple[float, float]] = deque(maxlen=PAUSES_KEPT)  # by the monotonic clock
+        self.restart(base)
 
     def restart(self, base: float) -> None:
         """Go on from the high-water mark of a store that others have served meanwhile."""

@@ -220,14 +220,12 @@ def sender_of(command: Command) -> tuple[str, str] | None:
             return None
 
 
-def is_heartbeat(group: Group, command: Command) -> bool:
-    """Whether a command renews a lease and changes nothing else.
+def is_heartbeat(group: Group, command: Renew) -> bool:
+    """Whether a poll renews a lease and changes nothing else.
 
     It does change something if the node was suspect, if another seemed to take its place, or if it shows only now that
     it knows of the end of its round.
     """
-    if not isinstance(command, Renew):
-        return False
     node = group.nodes.get(command.node_id)
     return node is None or (
         node.disconnected_at is None and not acknowledges_stop(group, node, command.holds)

@@ -130,7 +130,7 @@ class Metrics:
         for group in groups:
             states[group.state.value] += 1
             phases.update(node.phase.value for node in group.nodes.values())
-            if (active := group.active_round) is not None and (stall := active.reported_stall) is not None:
+            if (stall := group.reported_stall) is not None:
                 stalls[stall.hang.kind] += 1
             self._count_slots(group, now)
             self._known[group.group_id].counted_at = now

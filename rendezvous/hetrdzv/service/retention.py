@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from hetrdzv.core.commands import Command, Drain, Join
 from hetrdzv.core.model import Group
 from hetrdzv.protocol.errors import Refused
-from hetrdzv.service.ledger import Ledger
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,15 +25,6 @@ class Limits:
 
 
 DEFAULT_LIMITS = Limits()
-
-
-def require_room(ledger: Ledger, limits: Limits) -> None:
-    """Check that one more group may be made."""
-    if not ledger.has_room(limits.max_groups):
-        raise Refused(
-            f"this server keeps {limits.max_groups} groups and may keep no more: delete some (hetctl delete GROUP), "
-            f"or start hetserver with a shorter --keep-finished"
-        )
 
 
 def require_room_for_nodes(group: Group, command: Command, limits: Limits) -> None:

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, Protocol
 
-from hetrdzv.core.commands import Command, DeclareSnapshots, Disconnect, Join, Put, Report, Tick
+from hetrdzv.core.commands import Command, DeclareSnapshots, Disconnect, Join, Put, Renew, Report, Tick
 from hetrdzv.core.group import new_group, step
 from hetrdzv.core.model import Group
 from hetrdzv.core.plan import plan
@@ -21,7 +21,7 @@ from hetrdzv.core.rounds.settle import deadline
 from hetrdzv.core.rounds.timers import SUSPECT_GRACE_S
 from hetrdzv.core.rounds.transitions import require_current_agent, stale_round
 from hetrdzv.core.snapshots import complete_in_memory
-from hetrdzv.core.snapshots.copies import copy_for
+from hetrdzv.core.snapshots.sources import copy_for
 from hetrdzv.protocol.errors import (
     Conflict,
     HetError,
@@ -39,7 +39,7 @@ from hetrdzv.protocol.snapshots import SnapshotsReply
 from hetrdzv.protocol.texts.who import Nodes
 from hetrdzv.service.clock import BEAT_S, ServedClock
 from hetrdzv.service.journal import log_events
-from hetrdzv.service.leases import LeaseTable, is_heartbeat, is_sent_by_all, sender_of
+from hetrdzv.service.leases import LeaseTable, is_heartbeat, is_sent_by_all
 from hetrdzv.service.ledger import Change, Ledger, checked_changes, describe_error, quarantined
 from hetrdzv.service.metrics import Metrics
 from hetrdzv.service.polls.watchers import Watchers
@@ -50,7 +50,6 @@ from hetrdzv.service.retention import (
     DEFAULT_LIMITS,
     Limits,
     is_outdated,
-    require_room,
     require_room_for_nodes,
 )
 from hetrdzv.storage.base import NothingWritten, StateStore
@@ -243,13 +242,17 @@ class Service:
             self._require_served(group_id)
             if not isinstance(command, Join | Put):
                 raise _unknown(group_id)
-            require_room(self._ledger, self._limits)
+            if not self._ledger.has_room(self._limits.max_groups):
+                raise Refused(
+                    f"this server keeps {self._limits.max_groups} groups and may keep no more: delete some (hetctl "
+                    f"delete GROUP), or start hetserver with a shorter --keep-finished"
+                )
             head = new_group(group_id, now)
         require_room_for_nodes(head, command, self._limits)
         if isinstance(command, Report):
             command = replace(command, age_s=self._clock.age(command.age_s))
         try:
-            if is_heartbeat(head, command):
+            if isinstance(command, Renew) and is_heartbeat(head, command):
                 return await self._renewed(head, command, now)
             if isinstance(command, Tick):
                 self.leases.has_expired(group_id)
@@ -268,11 +271,9 @@ class Service:
             raise _unknown(group_id)  # it was deleted in the same turn
         return group
 
-    async def _renewed(self, head: Group, command: Command, now: float) -> Group:
+    async def _renewed(self, head: Group, command: Renew, now: float) -> Group:
         """Note a heartbeat, which commits nothing and wakes nobody; what was proposed before is committed first."""
-        speaker = sender_of(command)
-        if speaker is not None:
-            require_current_agent(head, *speaker)
+        require_current_agent(head, command.node_id, command.incarnation)
         self.leases.on_command(head, command, now)
         if self._ledger.is_settled(head.group_id):
             return head

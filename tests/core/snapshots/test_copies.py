@@ -7,8 +7,8 @@ import pytest
 
 from hetrdzv.core.commands import Drain
 from hetrdzv.core.snapshots import safe_snapshot
-from hetrdzv.core.snapshots.copies import _keepers as keepers
-from hetrdzv.core.snapshots.copies import copy_for
+from hetrdzv.core.snapshots.sources import _keepers as keepers
+from hetrdzv.core.snapshots.sources import copy_for
 from hetrdzv.protocol.snapshots import RankPart, SnapshotId
 from tests.core.snapshots.test_snapshots import NOTHING, Job, held
 

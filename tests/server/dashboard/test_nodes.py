@@ -6,7 +6,7 @@ from math import inf
 from hetrdzv.api import views
 from hetrdzv.api.workers import worker_reply
 from hetrdzv.core.model import Group, Stall
-from hetrdzv.dashboard.nodes import FEW_WORKERS, OUTLIERS, facts_of, paces
+from hetrdzv.dashboard.group import FEW_WORKERS, OUTLIERS, paces
 from hetrdzv.protocol.pages import NodeReply, WorkerReply
 from hetrdzv.protocol.progress import Worker
 from hetrdzv.service.progress.samples import WorkerSample
@@ -42,12 +42,12 @@ def test_a_device_is_named_first_then_versions_script_and_labels() -> None:
     node = shown(story.group)[0]
     gpus = {"kind": "cuda", "torch": "2.13.0", "name": "8 x H100", "memory_gib": "80"}
     found = replace(node, device=gpus, script="train.py", labels={"rack": "r1"})
-    assert facts_of(found) == "8 x H100 · 80 GiB · torch 2.13.0 · train.py · rack=r1"
+    assert found.facts == "8 x H100 · 80 GiB · torch 2.13.0 · train.py · rack=r1"
     cpus = {"python": "3.11.7", "kind": "cpu", "script": "dd5745e3"}
-    assert facts_of(replace(node, device=cpus)) == "cpu · python 3.11.7 · script dd5745e3"
+    assert replace(node, device=cpus).facts == "cpu · python 3.11.7 · script dd5745e3"
     own = replace(node, device={"script": "dd5745e3"}, script="train.py")
-    assert facts_of(own) == "train.py (checksum dd5745e3)"
-    assert facts_of(node) == ""
+    assert own.facts == "train.py (checksum dd5745e3)"
+    assert node.facts == ""
 
 
 def seen(*workers: Worker, stall: Stall | None = None) -> list[WorkerReply]:

@@ -107,32 +107,21 @@ async def plan_group(
 
 
 @router.post("/{group_id}/stacks", response_model=StacksReply, dependencies=ADMIN)
-async def get_stacks(
-    service: CurrentService,
-    group_id: Id,
-    rank: Ranks = [],  # noqa: B006 - FastAPI copies it
-    round: RoundNumber = 0,  # noqa: A002
-) -> Response:
-    """The Python stacks of the workers of the running round, now, from their agents. Changes nothing.
-
-    Of a round that is over those that were taken when it hung.
-    """
-    found = await get_output(service, group_id, About.STACKS, rank or None, round or None)
-    return await views.json_response(len(found.workers), lambda: found)
-
-
 @router.post("/{group_id}/logs", response_model=StacksReply, dependencies=ADMIN)
-async def get_logs(
+async def get_stacks_or_logs(
+    request: Request,
     service: CurrentService,
     group_id: Id,
     rank: Ranks = [],  # noqa: B006 - FastAPI copies it
     round: RoundNumber = 0,  # noqa: A002
 ) -> Response:
-    """The end of what the workers of a round have written, from their agents. Changes nothing.
+    """The Python stacks of the workers of a round, or the end of what they have written, from their agents.
 
-    Of a round that is over what agents that are still here have kept, or have sent as they left.
+    Of a round that is over the stacks that were taken when it hung, and what agents that are still here have kept of
+    logs, or have sent as they left. Changes nothing.
     """
-    found = await get_output(service, group_id, About.LOGS, rank or None, round or None)
+    about = About(request.url.path.rpartition("/")[2])
+    found = await get_output(service, group_id, about, rank or None, round or None)
     return await views.json_response(len(found.workers), lambda: found)
 
 

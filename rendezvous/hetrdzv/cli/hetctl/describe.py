@@ -231,7 +231,7 @@ def nodes_table(nodes: Sequence[NodeReply], *, wide: bool) -> Table:
         *tables.number_columns("RANKS", "SLOTS"),
         tables.folded_column("ADDRESS", min(15, max(len(node.address) for node in nodes))),
         *tables.number_columns("HEARD"),
-        *(tables.folded_column(name, 8) for name in ("ROLE", "LABELS", "DEVICE") if wide),
+        *(tables.folded_column(name, 8) for name in ("ROLE", "FACTS") if wide),
         tables.folded_column("WHY", 10),
     ]
     rows = (
@@ -242,16 +242,12 @@ def nodes_table(nodes: Sequence[NodeReply], *, wide: bool) -> Table:
             str(node.slots),
             node.address,
             "" if node.heard_s_ago is None else duration_text(node.heard_s_ago),
-            *((node.role, _facts(node.labels), _facts(node.device)) if wide else ()),
+            *((node.role, node.facts) if wide else ()),
             node.why,
         ]
         for node in nodes
     )
     return tables.table(columns, rows)
-
-
-def _facts(facts: Mapping[str, str]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in facts.items())
 
 
 def _workers_table(current: RoundReply, workers: Iterable[WorkerReply]) -> Table:

@@ -53,11 +53,6 @@ class Hang:
     culprits: tuple[Culprit, ...] = ()
     for_s: float = 0.0
 
-    @property
-    def identity(self) -> object:
-        """What makes it another hang for who reads of it: its kind and who is waited for, else who waits."""
-        return self.kind, self.culprits or self.waiting
-
     def message(self, for_s: float | None = None) -> str:
         """All of it in a clause, with its time (seconds) where that is given."""
         one = len(self.waiting) == 1

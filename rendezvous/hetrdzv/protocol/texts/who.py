@@ -69,15 +69,11 @@ class Ranks:
 
     def __str__(self) -> str:
         """`rank 3`, `ranks 0 to 2 and 4`, `ranks 0, 2, 4, 6, 8 and 37 more`."""
-        return f"{'rank' if len(self) == 1 else 'ranks'} {self.listed}"
-
-    @property
-    def listed(self) -> str:
-        """The numbers alone: `0 to 2 and 4`."""
         parts: list[str] = []
         for first, last in self.ranges:
             parts += [f"{first} to {last}"] if last > first + 1 else sorted({str(first), str(last)}, key=int)
-        return join_words(parts + ([f"{self.more} more"] if self.more else []))
+        listed = join_words(parts + ([f"{self.more} more"] if self.more else []))
+        return f"{'rank' if len(self) == 1 else 'ranks'} {listed}"
 
 
 def join_words(parts: list[str]) -> str:

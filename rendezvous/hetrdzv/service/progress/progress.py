@@ -127,14 +127,11 @@ class Progress:
             watched = self._of[group_id] = _Watched(number)
         return watched
 
-    def workers_of_round(self, group_id: str, number: int) -> Mapping[int, WorkerSample]:
-        """The workers of a round, by global rank, as far as is known."""
-        watched = self._of.get(group_id)
-        return watched.workers if watched is not None and watched.round == number else {}
-
     def workers(self, group: Group) -> Mapping[int, WorkerSample]:
         """The workers of a group's newest round, by global rank, as far as is known."""
-        return self.workers_of_round(group.group_id, group.round.number) if group.round is not None else {}
+        watched, newest = self._of.get(group.group_id), group.round
+        is_known = watched is not None and newest is not None and watched.round == newest.number
+        return watched.workers if watched is not None and is_known else {}
 
     def forget(self, group_id: str) -> None:
         """A group was deleted, or its job is over."""
@@ -168,7 +165,7 @@ class Progress:
             self.schedule_check(group_id)
             return
         active, now = running[1], self._now()
-        seen = list(self.workers_of_round(group_id, active.number).values())
+        seen = list(self.workers(running[0]).values())
         if len(seen) > MANY:
             self._judging.add(group_id)
             self._spawn(self._judge_many(group_id, active, seen, now))

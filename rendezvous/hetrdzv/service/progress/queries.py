@@ -60,7 +60,10 @@ class AgentQueries:
                 await asyncio.wait([query.answer for query in queries.values()], timeout=WITHIN_S)
         finally:
             for node_id, query in queries.items():
-                self._close((group.group_id, node_id), query)
+                place = group.group_id, node_id
+                self._open[place].remove(query)
+                if not self._open[place]:
+                    del self._open[place]
         for query in queries.values():
             if query.answer.done():
                 stacks |= {stack.rank: stack for stack in query.answer.result()}
@@ -77,9 +80,3 @@ class AgentQueries:
                 wanted = frozenset(query.asked.ranks or ())
                 found = [replace(one, node_id=node_id) for one in stacks if one.rank in wanted]
                 query.answer.set_result([one.shortened(query.asked.about, query.most) for one in found])
-
-    def _close(self, place: tuple[str, str], query: Query) -> None:
-        queries = self._open[place]
-        queries.remove(query)
-        if not queries:
-            del self._open[place]

@@ -11,11 +11,10 @@ import pytest
 
 from hetrdzv.protocol.errors import StorageError
 from hetrdzv.storage import open_store
-from hetrdzv.storage.base import Batch, Snapshot, StateStore
+from hetrdzv.storage.base import EMPTY, Batch, MemoryStore, Snapshot, StateStore
 from hetrdzv.storage.etcd.access import access_from
 from hetrdzv.storage.etcd.client import Etcd
 from hetrdzv.storage.etcd.store import EtcdStore
-from hetrdzv.storage.memory import EMPTY, MemoryStore
 from tests.support.etcd import VERSIONS, EtcdCluster
 from tests.support.leading import lead
 

@@ -11,7 +11,7 @@ from hetrdzv.api.dependencies import Requires
 from hetrdzv.api.middleware import OPEN
 from hetrdzv.auth.tokens import Role
 from hetrdzv.service.service import Service
-from hetrdzv.storage.memory import MemoryStore
+from hetrdzv.storage.base import MemoryStore
 
 
 @cache

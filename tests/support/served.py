@@ -16,8 +16,7 @@ from hetrdzv.protocol.states import ReportKind
 from hetrdzv.service import service as service_module
 from hetrdzv.service.clock import BEAT_S, ServedClock
 from hetrdzv.service.service import Service
-from hetrdzv.storage.base import Batch, Snapshot
-from hetrdzv.storage.memory import EMPTY, MemoryStore
+from hetrdzv.storage.base import EMPTY, Batch, MemoryStore, Snapshot
 
 NEVER_S = 3600.0
 """Longer than any test (seconds)."""

@@ -66,8 +66,9 @@ class ElectedReplica:
             raise ServerStopping("the server is stopping; try again in a moment, or try another server")
         if self._service is not None and self.answers(self._service):
             return self._service
-        if (leader := self._other()) is not None:
-            raise NotLeader(f"this server does not lead: ask {leader}", leader)
+        seen_lately = boottime_s() - self._seen_at <= LEASE_S
+        if self._leader is not None and self._leader != self._url and seen_lately:
+            raise NotLeader(f"this server does not lead: ask {self._leader}", self._leader)
         raise NoLeader("no server leads right now; try again in a moment (if this lasts, its log says why)")
 
     def answers(self, service: Service) -> bool:
@@ -79,12 +80,6 @@ class ElectedReplica:
         except NotLeader as error:
             return ReadyReply(status="ready", role="follower", leader=error.leader)
         return replace(alone, role="leader", leader=self._url)
-
-    def _other(self) -> str | None:
-        """The URL of another server that leads, if one was seen lately."""
-        if self._leader is None or boottime_s() - self._seen_at > LEASE_S:
-            return None
-        return self._leader if self._leader != self._url else None
 
     # -- life ------------------------------------------------------------------------------------------------
 

@@ -2,11 +2,8 @@
 
 from pathlib import Path
 
-from hetrdzv.storage.base import StateStore
-from hetrdzv.storage.memory import MemoryStore
+from hetrdzv.storage.base import MemoryStore, StateStore
 from hetrdzv.storage.sqlite import SqliteStore
-
-__all__ = ["open_store"]
 
 
 def open_store(url: str) -> StateStore:

@@ -18,7 +18,7 @@ from hetrdzv.protocol import routes as clients
 from hetrdzv.protocol.bounds import MAX_VALUES
 from hetrdzv.protocol.routes import Route
 from hetrdzv.service.service import Service
-from hetrdzv.storage.memory import MemoryStore
+from hetrdzv.storage.base import MemoryStore
 from tests.server.api.test_requests import JOIN, NODE, problem
 from tests.support.routes import body_of, parameters_of, role_of, routes
 from tests.support.served import api, serving

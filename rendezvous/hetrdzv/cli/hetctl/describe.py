@@ -18,7 +18,6 @@ from hetrdzv.cli.hetctl.calls import show_reply
 from hetrdzv.cli.hetctl.history import rounds_view
 from hetrdzv.cli.hetctl.options import GROUP, ID, WIDE, command
 from hetrdzv.client import Client
-from hetrdzv.protocol.codec import fields_of
 from hetrdzv.protocol.failure import RootCause
 from hetrdzv.protocol.pages import (
     WORKER_COLUMNS,
@@ -133,9 +132,9 @@ def description_view(reply: Description) -> Iterator[RenderableType]:
 
 def _changed(spec: Mapping[str, object]) -> str:
     """The settings that are no defaults."""
-    shown = {name: setting_text(value) for name, value in spec.items()}
-    defaults = {name: setting_text(value) for name, value in fields_of(DEFAULTS).items()}
-    return ", ".join(f"{name}={text}" for name, text in shown.items() if text != defaults.get(name))
+    texts = {name: setting_text(value) for name, value in spec.items()}
+    changed = (name for name, text in texts.items() if text != setting_text(getattr(DEFAULTS, name, None)))
+    return ", ".join(f"{name}={texts[name]}" for name in changed)
 
 
 # -- one group ---------------------------------------------------------------------------------------------

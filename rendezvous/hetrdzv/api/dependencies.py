@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import Depends, Query
 from fastapi.routing import APIRoute
-from pydantic import GetCoreSchemaHandler
+from pydantic import ConfigDict, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 from starlette.requests import Request
 from starlette.responses import Response
@@ -64,7 +64,8 @@ class JsonRoute(APIRoute):
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         if (reply := options.get("response_model")) is not None:
-            codec.defer_validators(reply)  # FastAPI reads it for its document only: routes return responses
+            # FastAPI reads it for its document only, once that is asked for: routes return responses
+            reply.__pydantic_config__ = ConfigDict(defer_build=True)
         super().__init__(path, endpoint, **options)
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:

@@ -34,10 +34,6 @@ class Sections:
         return dict(compress(self.html.items(), changed))
 
 
-def _digest(html: str) -> str:
-    return hashlib.blake2b(html.encode(), digest_size=9).hexdigest()
-
-
 class SectionCache:
     """The newest sections of each page that somebody looks at."""
 
@@ -67,7 +63,8 @@ class SectionCache:
                 html = await asyncio.to_thread(make) if in_thread else make()
                 # the first time its templates may have been compiled
                 pause_s = 0.0 if found is None else (self._clock() - began) / LARGEST_SHARE
-                etag = f'"{".".join(map(_digest, html.values()))}"'
+                parts = (hashlib.blake2b(part.encode(), digest_size=9).hexdigest() for part in html.values())
+                etag = f'"{".".join(parts)}"'
                 found = Sections(html, etag, version, began + pause_s)
             self._pages[key] = found
             if len(self._pages) > MOST:

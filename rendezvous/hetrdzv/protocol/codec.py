@@ -10,7 +10,7 @@ from dataclasses import fields
 from functools import cache
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails, PydanticSerializationError
 
 T = TypeVar("T")
@@ -105,11 +105,6 @@ def build_validators(*kinds: Any) -> None:
         known = adapter(kind)
         known.rebuild()  # if it was deferred
         kind.__pydantic_core_schema__ = known.core_schema
-
-
-def defer_validators(kind: Any) -> None:
-    """Have FastAPI, too, make what reads and writes a dataclass only when it is first needed."""
-    kind.__pydantic_config__ = ConfigDict(defer_build=True)
 
 
 def mistakes(error: ValidationError) -> Iterator[Mistake]:

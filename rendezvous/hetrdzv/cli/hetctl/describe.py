@@ -151,7 +151,10 @@ def group_view(group: GroupReply, *, wide: bool = False) -> Iterator[RenderableT
         yield from _root_cause(group.root_cause)
     if group.nodes:
         yield ""
-        few = {node.node_id for node in nsmallest(MOST_ROWS, group.nodes, key=_is_fine)}
+        few = {
+            node.node_id
+            for node in nsmallest(MOST_ROWS, group.nodes, key=lambda node: node.shown_state in FINE)
+        }
         yield nodes_table([node for node in group.nodes if node.node_id in few], wide=wide)
         yield from _more(len(group.nodes) - MOST_ROWS, "node")
 
@@ -159,10 +162,6 @@ def group_view(group: GroupReply, *, wide: bool = False) -> Iterator[RenderableT
 def _more(more: int, noun: str) -> Iterator[RenderableType]:
     if more > 0:
         yield f"and {count(more, f'more {noun}')} (all: --json)"
-
-
-def _is_fine(node: NodeReply) -> bool:
-    return node.shown_state in FINE
 
 
 def _heading(group: GroupReply) -> Table:

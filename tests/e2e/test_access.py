@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 
 from hetagent import statuses
-from tests.support.certificates import Authority, Tls
+from tests.support.certificates import Authority, Tls, put_file
 from tests.support.cluster import Agent, wait_for
 from tests.support.programs.start import start_program
 from tests.support.servers import Hetserver
@@ -19,14 +19,6 @@ from tests.support.servers import Hetserver
 LEASE_S = 1
 
 OLD, NEW, WATCH = "the-old-token-of-nodes", "the-new-token-of-nodes", "the-token-of-watchers"
-
-
-def write(path: Path, text: str) -> Path:
-    """Put another file in its place."""
-    new = path.with_suffix(".new")
-    new.write_text(text)
-    new.chmod(0o600)
-    return new.replace(path)
 
 
 def start(folder: Path, name: str, program: str, *words: str) -> Agent:
@@ -54,8 +46,8 @@ def client(url: str, tls: Tls) -> httpx.Client:
 def test_a_job_runs_on_over_tls_while_its_token_changes(tmp_path: Path) -> None:
     authority = Authority(tmp_path / "ca")
     head, gpu1 = authority.issue("head"), authority.issue("gpu1", "DNS:gpu1")
-    tokens = write(tmp_path / "tokens", f"{OLD} agent group=team-a-*\n{WATCH} read\n")
-    mine, watcher = write(tmp_path / "mine", OLD), write(tmp_path / "watcher", WATCH)
+    tokens = put_file(tmp_path / "tokens", f"{OLD} agent group=team-a-*\n{WATCH} read\n")
+    mine, watcher = put_file(tmp_path / "mine", OLD), put_file(tmp_path / "watcher", WATCH)
     flags = ("--tls-cert", str(head.cert), "--tls-key", str(head.key), "--tls-client-ca", str(head.ca))
     with Strict("memory", 0, tokens, *flags) as server, client(server.url, gpu1) as http:
         tls = ("--ca-cert", str(head.ca), "--client-cert", str(gpu1.cert), "--client-key", str(gpu1.key))
@@ -81,8 +73,8 @@ def test_a_job_runs_on_over_tls_while_its_token_changes(tmp_path: Path) -> None:
             wait_for(lambda: agent.process.poll() is not None or (tmp_path / "runs").exists(), "the worker")
             assert agent.process.poll() is None, agent.stderr
             assert ask(OLD).status_code == 200
-            write(mine, NEW)
-            write(tokens, f"{NEW} agent group=team-a-*\n{WATCH} read\n")
+            put_file(mine, NEW)
+            put_file(tokens, f"{NEW} agent group=team-a-*\n{WATCH} read\n")
             wait_for(lambda: ask(OLD).status_code == 401, "the end of the old token")
             ended_at = time.monotonic()
             wait_for(lambda: heard_at() > ended_at + 2 * LEASE_S, "the node, heard two leases later")

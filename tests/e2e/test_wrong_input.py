@@ -1,18 +1,12 @@
-"""What a person reads after a mistake (who, what, and what to do next), and the exit status.
-
-Each case runs the real `main()` in a process of its own, forked to save the seconds of `import torch`.
-"""
+"""What a person reads after a mistake (who, what, and what to do next), and the exit status."""
 
 import contextlib
-import gc
 import os
 import shutil
 import socket
 import subprocess
 import sys
 import threading
-import time
-import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,12 +16,11 @@ import httpx
 import pytest
 
 from hetagent import statuses
-from hetagent.cli import main as cli
 from hetagent.node.network import hold_port
 from tests.support.certificates import Authority
+from tests.support.cluster import HETAGENT
+from tests.support.programs.start import start_program
 from tests.support.servers import ROOT, Hetserver, free_port
-
-pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
 FAILED, USAGE, NOBODY, UNFIT = statuses.FAILED, statuses.USAGE, statuses.NOBODY, statuses.UNFIT
 CPU = ("--gpus", "1", "--device", "cpu")
@@ -50,44 +43,18 @@ def server() -> Iterator[Hetserver]:
 
 
 @pytest.fixture
-def hetagent(tmp_path: Path) -> Callable[..., Said]:
+def hetagent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Said]:
     """Runs hetagent in an empty folder with a script `train.py`, and returns how it ended."""
     (tmp_path / "train.py").write_text("raise SystemExit(0)\n")
+    monkeypatch.chdir(tmp_path)
 
     def run(*argv: str, **environ: str) -> Said:
         output = tmp_path / "output"
-        pid = os.fork()
-        if pid == 0:
-            _become_hetagent(argv, environ, tmp_path, output)
-        until = time.monotonic() + 60
-        while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
-            if time.monotonic() > until:
-                os.kill(pid, 9)
-            time.sleep(0.01)
-        return Said(os.waitstatus_to_exitcode(ended[1]), output.read_text())
+        with output.open("wb") as file:
+            process = start_program([*HETAGENT, *argv], env=os.environ | environ, stdout=file, stderr=file)
+        return Said(process.wait(60), output.read_text())
 
     return run
-
-
-def _become_hetagent(argv: tuple[str, ...], environ: dict[str, str], folder: Path, output: Path) -> None:
-    status = 70
-    gc.freeze()  # collecting what gRPC had before the fork crashes
-    try:
-        file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(file, 1)
-        os.dup2(file, 2)
-        sys.stdout = os.fdopen(1, "w", closefd=False)
-        sys.stderr = os.fdopen(2, "w", closefd=False, buffering=1)
-        os.chdir(folder)
-        os.environ.update(environ)
-        sys.argv = ["hetagent", *argv]
-        cli.main()
-    except SystemExit as end:
-        status = end.code if isinstance(end.code, int) else 71
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(status)
 
 
 Run = Callable[..., Said]

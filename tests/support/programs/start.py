@@ -16,7 +16,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 COLD = os.environ.get("HET_TEST_COLD") == "1"
 """Whether all programs are started for real, and all workers use torch (tests/support/workload/worker.py)."""
@@ -35,26 +35,6 @@ PRELOADED = {
 
 AT_IMPORT = ("PYTHON", "LD_", "LANG", "LC_", "LOGLEVEL", "TORCH_")
 """Prefixes of variables that matter at import: programs with different values get different fork servers."""
-
-
-class Process(Protocol):
-    """The part of `subprocess.Popen` that tests use."""
-
-    pid: int
-    returncode: int | None
-    stdin: IO[bytes] | None
-
-    def poll(self) -> int | None:
-        """Its exit status; None while it runs."""
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Its exit status, once it has ended."""
-
-    def send_signal(self, sig: int) -> None:
-        """Send it a signal, unless it has ended."""
-
-    def kill(self) -> None:
-        """Send it SIGKILL."""
 
 
 class ForkServer:
@@ -150,6 +130,9 @@ class Forked:
 
     def __del__(self) -> None:
         os.close(self._pidfd)
+
+
+Process = subprocess.Popen[bytes] | Forked
 
 
 class ForkServers:

@@ -1,6 +1,5 @@
 """README and docs against the code: what a user meets is named there, and nothing that does not exist."""
 
-import ast
 import importlib
 import pkgutil
 import re
@@ -345,28 +344,15 @@ async def test_the_codes_without_a_class_are_what_the_server_answers() -> None:
 # -- environment ---------------------------------------------------------------------------------------------
 
 
+READ = re.compile(
+    r'environ(?:\.\w+)?[\[(]\s*"([A-Z0-9_]+)"|getenv\("([A-Z0-9_]+)"|"([A-Z0-9_]+)" (?:not )?in \w*\.?environ'
+)
+
+
 def variables_in(source: str) -> set[str]:
-    """Environment variables that a module's code reads or sets."""
-    found = set(re.findall(r"\bHET_[A-Z_]+\b", source))
-    for node in ast.walk(ast.parse(source)):
-        match node:
-            case ast.Call(
-                func=ast.Attribute(value=value, attr="get" | "pop" | "setdefault"),
-                args=[ast.Constant(name), *_],
-            ):
-                holder = value
-            case ast.Call(func=ast.Attribute(value=value, attr="getenv"), args=[ast.Constant(name), *_]):
-                found.add(str(name))
-                continue
-            case ast.Subscript(value=value, slice=ast.Constant(name)):
-                holder = value
-            case ast.Compare(left=ast.Constant(name), ops=[ast.In() | ast.NotIn()], comparators=[value]):
-                holder = value
-            case _:
-                continue
-        if ast.unparse(holder).endswith("environ"):
-            found.add(str(name))
-    return {name for name in found if re.fullmatch(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+", name)}
+    """Environment variables that a module's code reads or sets, other than such as HOME."""
+    named = {name for groups in READ.findall(source) for name in groups if "_" in name}
+    return named | set(re.findall(r"\bHET_[A-Z_]+\b", source))
 
 
 def test_every_environment_variable_is_told() -> None:
@@ -422,10 +408,6 @@ def test_links_lead_somewhere(path: Path) -> None:
             aim = (path.parent / file).resolve() if file else path
             assert aim.exists(), target
             assert not anchor or anchor in anchors(aim.read_text(encoding="utf-8")), target
-
-
-def test_readme_is_short() -> None:
-    assert len(page("README.md").splitlines()) < 150
 
 
 # -- the architecture ----------------------------------------------------------------------------------------
@@ -484,26 +466,3 @@ def test_the_architecture_has_every_folder() -> None:
     folders = {f"{file.rpartition('/')[0]}/" for file in files}
     told = set(tree(section(page("docs/design.md"), "Folders")))
     assert (told - files - folders, folders - told) == (set(), set())
-
-
-def test_contributing_is_short() -> None:
-    assert len(page("CONTRIBUTING.md").splitlines()) <= 90
-
-
-# -- the rules that code cites ---------------------------------------------------------------------------------
-
-
-def check_citations(source: str, design: str) -> list[str]:
-    """Every rule that code cites is in docs/design.md, and it cites no page that is not in the repository."""
-    rules = set(re.findall(r"^(\d+)\. \*\*", design, re.MULTILINE))
-    lists = re.findall(r"\brules? (\d+(?:(?:,| and| to) \d+)*)", source)
-    cited = {number for numbers in lists for number in re.findall(r"\d+", numbers)}
-    elsewhere = re.findall(r"\b(?:DESIGN|STYLE|PEERS)\.md\b", source)
-    wrong = [f"docs/design.md has no rule {number}" for number in sorted(cited - rules)]
-    return wrong + [f"cites {name}, which is not here" for name in elsewhere]
-
-
-def test_the_rules_that_code_cites_are_in_the_design() -> None:
-    design = page("docs/design.md")
-    wrong = {path: check_citations(path.read_text(encoding="utf-8"), design) for path in (*SOURCES, *TESTS)}
-    assert {path: found for path, found in wrong.items() if found} == {}

@@ -28,16 +28,6 @@ def test_all_parts_together_are_all_long_tests() -> None:
     assert re.fullmatch(rf"\d+/{PARTS}", turn(ROOT))
 
 
-def test_launch_styles_have_their_turns() -> None:
-    """Open MPI, Slurm, Horovod and the commands of docs/launch.md: nobody ran them, and they rotted."""
-    files = ["mpi/test_mpi.py", "horovod/test_horovod.py", "slurm/test_jobs.py", "slurm/test_announced.py"]
-    for name in files:
-        text = (ROOT / "tests" / name).read_text(encoding="utf-8")
-        assert "\npytestmark = [pytest.mark.long, pytest.mark.needs(" in text, name
-    text = (ROOT / "tests" / "e2e" / "test_launch_docs.py").read_text(encoding="utf-8")
-    assert text.count("\n@pytest.mark.slow") == text.count("\n@pytest.mark.long\n@pytest.mark.slow") == 2
-
-
 def missing(path: Path) -> list[str]:
     """Which of our own names a script imports that are not there; other packages need not be installed."""
     absent = []

@@ -18,15 +18,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(240))
 
 
-@pytest.fixture(scope="session")
-def able() -> None:
-    """Skip the test if this machine cannot make hosts."""
+@pytest.fixture
+def net() -> Iterator[hosts.Hosts]:
+    """Makes hosts and networks, which are removed after the test; skips it if this machine cannot make hosts."""
     if why := missing():
         pytest.skip(why)
-
-
-@pytest.fixture
-def net(able: None) -> Iterator[hosts.Hosts]:
-    """Makes hosts and networks, which are removed after the test."""
     with hosts.Hosts() as made:
         yield made

@@ -150,14 +150,21 @@ def _enter(namespace: int) -> None:
 class Switch(Namespace):
     """A network to which hosts are attached, and which drops packets on command."""
 
-    def __init__(self, name: str, number: int) -> None:
+    def __init__(self, made: "Hosts", name: str, number: int) -> None:
         super().__init__(name)
+        self._made = made
         self._number = number
         self._hosts = 0
         self._drops: set[tuple[str, str]] = set()
         self._loss = 0.0
         self.ip("link", "add", "br0", "type", "bridge", "forward_delay", "0", "mcast_snooping", "0")
         self.ip("link", "set", "br0", "up")
+
+    def host(self, name: str, *, ipv4: bool = True, ipv6: bool = False) -> Host:
+        """Add a host to this network."""
+        host = self._made.add(Host(name))
+        self.attach(host, ipv4=ipv4, ipv6=ipv6)
+        return host
 
     def attach(self, host: Host, interface: str = "eth0", *, ipv4: bool = True, ipv6: bool = False) -> None:
         """Give a host an interface in this network, with an address of each wanted family."""
@@ -216,20 +223,6 @@ class Switch(Namespace):
         self.nft("bridge het", "chain forward { type filter hook forward priority 0;", *rules)
 
 
-class Network:
-    """A switch, and a way to add hosts to it."""
-
-    def __init__(self, hosts: "Hosts", switch: Switch) -> None:
-        self._all = hosts
-        self.switch = switch
-
-    def host(self, name: str, *, ipv4: bool = True, ipv6: bool = False) -> Host:
-        """Add a host to this network."""
-        made = self._all.add(Host(name))
-        self.switch.attach(made, ipv4=ipv4, ipv6=ipv6)
-        return made
-
-
 class Hosts:
     """All that one test makes; removed at the end of the block."""
 
@@ -250,8 +243,8 @@ class Hosts:
         self._made.append(made)
         return made
 
-    def switch(self, name: str) -> Network:
+    def switch(self, name: str) -> Switch:
         """Make a network."""
-        made = Switch(name, 1 + sum(isinstance(one, Switch) for one in self._made))
+        made = Switch(self, name, 1 + sum(isinstance(one, Switch) for one in self._made))
         self._made.append(made)
-        return Network(self, made)
+        return made

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.netns.cluster import Ends, HostCluster
-from tests.netns.hosts import Hosts, Switch
+from tests.netns.hosts import Hosts
 from tests.support.cluster import wait_for
 
 FLAGS = ("--nnodes", "2:3", "--last-call-s", "1", "--stop-timeout-s", "3")
@@ -18,8 +18,7 @@ class Job(HostCluster):
     """Nodes a, b and c in one network, with a worker each."""
 
     def __init__(self, folder: Path, net: Hosts, *flags: str) -> None:
-        lan = net.switch("lan")
-        self.switch: Switch = lan.switch
+        self.switch = lan = net.switch("lan")
         super().__init__(folder, [lan.host(name) for name in ("server", "a", "b", "c")], *FLAGS, *flags)
 
     def start_three(self) -> int:

@@ -39,8 +39,8 @@ def test_a_network_that_is_cut_between_two_workers_is_told_from_a_worker_that_ha
             return len(known) == 3 and min(known) > 20
 
         job.wait_for(steps, "collectives of all workers")
-        lan.switch.cut("b", "c")
+        lan.cut("b", "c")
         (ended,) = job.wait_for(lambda: job.told("round_ended"), "the end of the round")
         assert "which does not complete although nobody is behind" in ended, job.report()
-        lan.switch.heal()
+        lan.heal()
         job.wait_for(lambda: job.group()["round"] > 1 and steps(), "another round")

@@ -43,7 +43,7 @@ def test_a_node_that_reaches_no_other_is_left_out_where_the_bounds_allow(tmp_pat
     lan = net.switch("lan")
     hosts = [lan.host(name) for name in ("server", "a", "b", "c")]
     for other in "ab":
-        lan.switch.cut("c", other)
+        lan.cut("c", other)
     with HostCluster(tmp_path, hosts, "--nnodes", "2:3", "--last-call-s", "60") as job:
         job.light = True
         for name in "abc":
@@ -61,12 +61,12 @@ def test_a_node_that_reaches_no_other_is_left_out_where_the_bounds_allow(tmp_pat
 def test_the_server_is_out_of_reach_for_one_node_at_first(tmp_path: Path, net: Hosts) -> None:
     lan = net.switch("lan")
     hosts = [lan.host(name) for name in ("server", "a", "b")]
-    lan.switch.cut("b", "server")
+    lan.cut("b", "server")
     with HostCluster(tmp_path, hosts, "--nnodes", "1:2", "--last-call-s", "1") as job:
         job.light = True
         job.agent("b", 1)
         first = job.start({"a": 1})
         job.says("b", rf"no server answers \(http://10.77.1.1:29400: {SILENCE}\); trying again")
-        lan.switch.heal()
+        lan.heal()
         job.world(2, round_above=first)
         job.end_well("a", "b")

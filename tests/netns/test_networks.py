@@ -76,8 +76,8 @@ def test_two_networks_of_which_one_joins_the_nodes(
     control, data = net.switch("control"), net.switch("data")
     hosts = [control.host(name) for name in NODES]
     for host in hosts[1:]:
-        data.switch.attach(host, "eth1")
-    control.switch.cut("a", "b")
+        data.attach(host, "eth1")
+    control.cut("a", "b")
     with HostCluster(tmp_path, hosts, "--nnodes", "2") as job:
         job.light = line != INTERFACE
         if line == INTERFACE:
@@ -104,8 +104,8 @@ def test_two_networks_that_both_join_the_nodes(tmp_path: Path, net: Hosts) -> No
     hosts = [Host(name) for name in NODES]
     for host in hosts:
         net.add(host)
-        other.switch.attach(host, "eth0")
-        control.switch.attach(host, "eth1")
+        other.attach(host, "eth0")
+        control.attach(host, "eth1")
     with HostCluster(tmp_path, hosts, "--nnodes", "2") as job:
         job.server.url = f"http://{hosts[0].ipv4['eth1']}:29400"
         start_two(job)

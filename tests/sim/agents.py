@@ -270,13 +270,7 @@ class Agent:
             self._report(ReportKind.FAILED, self.round, failure=failure)
             return
         workers = make_workers(
-            self.node_id,
-            self.incarnation,
-            self.round,
-            self._rng,
-            work_s=scenario.work_s,
-            fails=0.0 if world.calm else scenario.fails,
-            stubborn=scenario.stubborn,
+            self.node_id, self.incarnation, self.round, self._rng, scenario, calm=world.calm
         )
         first = directive.start.rank_offset
         self.ranks = range(first, first + directive.start.slots)

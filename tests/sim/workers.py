@@ -4,6 +4,8 @@ import random
 from dataclasses import dataclass
 from enum import Enum
 
+from tests.sim.scenario import Scenario
+
 
 class Fate(Enum):
     """How workers end that nobody stops."""
@@ -34,18 +36,12 @@ class Workers:
 
 
 def make_workers(
-    node_id: str,
-    incarnation: str,
-    number: int,
-    rng: random.Random,
-    *,
-    work_s: float | None,
-    fails: float,
-    stubborn: float,
+    node_id: str, incarnation: str, number: int, rng: random.Random, scenario: Scenario, *, calm: bool
 ) -> Workers:
-    term_s = None if rng.random() < stubborn else rng.uniform(0.01, 0.6)
-    if rng.random() < fails:
+    term_s = None if rng.random() < scenario.stubborn else rng.uniform(0.01, 0.6)
+    if rng.random() < (0.0 if calm else scenario.fails):
         return Workers(node_id, incarnation, number, Fate.FAIL, rng.uniform(0.1, 12), term_s)
-    if work_s is not None:
-        return Workers(node_id, incarnation, number, Fate.SUCCEED, work_s + rng.uniform(0, 1.5), term_s)
+    if scenario.work_s is not None:
+        after_s = scenario.work_s + rng.uniform(0, 1.5)
+        return Workers(node_id, incarnation, number, Fate.SUCCEED, after_s, term_s)
     return Workers(node_id, incarnation, number, Fate.NONE, 0.0, term_s)

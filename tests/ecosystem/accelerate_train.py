@@ -5,7 +5,7 @@ from accelerate import Accelerator
 from accelerate.utils import set_seed
 from torch import nn
 from torch.utils.data import DataLoader
-from training import data, end_epoch, last_epoch, note_epoch, options, own, say_who
+from training import data, end_epoch, options, own, say_who
 
 
 def main() -> None:
@@ -20,7 +20,8 @@ def main() -> None:
     model, optimizer, loader = accelerator.prepare(
         network, torch.optim.SGD(network.parameters(), lr=0.05), loader
     )
-    done = last_epoch(args.save_dir)
+    latest = args.save_dir / "latest"
+    done = int(latest.read_text()) if latest.exists() else 0
     if done:
         accelerator.load_state(str(args.save_dir / f"epoch_{done}"))
     world_size, local_rank = accelerator.num_processes, accelerator.local_process_index
@@ -36,7 +37,8 @@ def main() -> None:
         accelerator.save_state(str(args.save_dir / f"epoch_{epoch}"))
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
-            note_epoch(args.save_dir, epoch)
+            latest.with_suffix(".new").write_text(str(epoch))
+            latest.with_suffix(".new").replace(latest)
         sums = accelerator.reduce(own(rank, fetched).to(device), reduction="sum")
         end_epoch(rank, epoch, sums, args.hold)
     # torch 2.13 with gloo: DDP that outlives its process group may wait for ever for a thread that wants the GIL

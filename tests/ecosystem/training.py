@@ -34,19 +34,6 @@ def data() -> TensorDataset:
     return TensorDataset(x, x.sum(1, keepdim=True), torch.arange(EXAMPLES))
 
 
-def last_epoch(save_dir: Path) -> int:
-    """The epoch that was saved last, by `note_epoch`; 0: none."""
-    latest = save_dir / "latest"
-    return int(latest.read_text()) if latest.exists() else 0
-
-
-def note_epoch(save_dir: Path, epoch: int) -> None:
-    """Say, on one rank, that all of an epoch is saved."""
-    new = save_dir / "latest.new"
-    new.write_text(str(epoch))
-    new.replace(save_dir / "latest")
-
-
 def say_who(
     rank: int,
     world_size: int,

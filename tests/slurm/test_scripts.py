@@ -103,16 +103,6 @@ def test_requeue_begins_in_time_and_knows_its_signals() -> None:
     assert float(str(options(path).spec["stop_timeout_s"])) <= int(warned[2]) - 30
 
 
-@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
-def test_sbatch_finds_its_lines(path: Path) -> None:
-    """It stops to look at the first line that is neither empty nor a comment."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    assert lines[0] == "#!/bin/bash"
-    head = next(index for index, line in enumerate(lines) if line and not line.startswith("#"))
-    assert all(index < head for index, line in enumerate(lines) if line.startswith("#SBATCH"))
-    assert any(re.match(r"#SBATCH .*--ntasks-per-node=1\b", line) for line in lines)
-
-
 def run(name: str, home: Path, job_id: int, **programs: str) -> subprocess.CompletedProcess[str]:
     """Run a script with our own programs, and with a line of bash for each of Slurm's."""
     for program, line in programs.items():

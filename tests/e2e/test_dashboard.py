@@ -6,9 +6,8 @@ Without them: apt-get install chromium fonts-dejavu-core; pip install playwright
 import http.client
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -89,7 +88,7 @@ def ask(server: Hetserver, method: str, path: str, body: object = None, token: s
 def join(server: Hetserver, group: str, node: str, after: int = 0, **more: Any) -> None:
     offer = {
         "incarnation": "1",
-        "slots": 2,
+        "slots": SLOTS,
         "address": "10.0.0.1",
         "port": 4000,
         "after_round": after,
@@ -103,11 +102,14 @@ def report(server: Hetserver, group: str, node: str, kind: str, **more: object) 
     ask(server, "POST", f"/v1/groups/{group}/nodes/{node}/report", body)
 
 
-def running(server: Hetserver, group: str, **more: Any) -> None:
-    for node in ("gpu1", "gpu2"):
-        join(server, group, node, **more)
-    for node in ("gpu1", "gpu2"):
-        report(server, group, node, "started")
+def running(
+    server: Hetserver, group: str, nodes: Sequence[str] = ("gpu1", "gpu2"), number: int = 1, **more: Any
+) -> None:
+    """Nodes join, and start the workers of a round."""
+    for node in nodes:
+        join(server, group, node, after=number - 1, **more)
+    for node in nodes:
+        report(server, group, node, "started", round=number)
 
 
 def hangs(server: Hetserver, group: str, behind: int, stack: str) -> None:
@@ -141,10 +143,7 @@ def hangs(server: Hetserver, group: str, behind: int, stack: str) -> None:
 def fleet(server: Hetserver, group: str, nodes: int, **said: Any) -> None:
     """Make a group that runs on many nodes, whose workers have told how far they are; rank 5 waits for nobody."""
     names = [f"gpu{number:03}" for number in range(nodes)]
-    for name in names:
-        join(server, group, name, spec={**SPEC, "min_nodes": nodes, "max_nodes": nodes}, slots=SLOTS)
-    for name in names:
-        report(server, group, name, "started")
+    running(server, group, names, spec={**SPEC, "min_nodes": nodes, "max_nodes": nodes})
     for number, name in enumerate(names):
         ranks = range(number * SLOTS, (number + 1) * SLOTS)
         workers = [{"rank": rank, "waiting": 0.0 if rank == 5 else 0.4, **said} for rank in ranks]
@@ -152,9 +151,9 @@ def fleet(server: Hetserver, group: str, nodes: int, **said: Any) -> None:
         ask(server, "POST", f"/v1/groups/{group}/nodes/{name}/directive", told)
 
 
-def opened(chromium: Browser, server: Hetserver, group: str, **options: Any) -> Watched:
+def opened(chromium: Browser, server: Hetserver, group: str, token: str = READ, **options: Any) -> Watched:
     seen = Watched(chromium, server, **options)
-    seen.sign_in(READ, group)
+    seen.sign_in(token, group)
     expect(seen.page.locator("#link")).to_have_text("live")
     return seen
 
@@ -169,10 +168,8 @@ def fits_the_width(page: Page) -> bool:
 
 def test_a_page_shows_what_happens_and_acts(chromium: Browser, server: Hetserver) -> None:
     running(server, "bert", labels={"rack": EVIL})
-    seen = Watched(chromium, server)
-    seen.sign_in(ADMIN, "bert")
+    seen = opened(chromium, server, "bert", ADMIN)
     page = seen.page
-    expect(page.locator("#link")).to_have_text("live")
     expect(page.locator("#now")).to_contain_text("round 1 runs on 2 nodes, world size 4")
     expect(page.locator("#nodes")).to_contain_text(EVIL)
 
@@ -227,8 +224,7 @@ def test_of_a_hang_only_the_rank_that_is_waited_for_is_red(chromium: Browser, se
         behind=3,
         stack='Thread 0x7f (most recent call first):\n  File "/a/train.py", line 12 in load',
     )
-    seen = Watched(chromium, server)
-    seen.sign_in(ADMIN, "red")
+    seen = opened(chromium, server, "red", ADMIN)
     expect(seen.page.locator("#now .why")).to_contain_text(
         "for rank 3 (gpu2), which is at collective 16 of 17"
     )
@@ -252,10 +248,8 @@ def test_of_a_hang_only_the_rank_that_is_waited_for_is_red(chromium: Browser, se
 
 def test_a_reader_sees_and_does_nothing_else(chromium: Browser, server: Hetserver) -> None:
     running(server, "read")
-    seen = Watched(chromium, server, viewport={"width": 400, "height": 800}, color_scheme="dark")
-    seen.sign_in(READ, "read")
+    seen = opened(chromium, server, "read", viewport={"width": 400, "height": 800}, color_scheme="dark")
     page = seen.page
-    expect(page.locator("#link")).to_have_text("live")
     expect(page.get_by_role("button")).to_have_text(["Sign out"])
     assert page.evaluate("document.documentElement.scrollWidth") == 400
     page.get_by_role("link", name="hetrdzv").click()
@@ -272,8 +266,7 @@ def test_a_reader_sees_and_does_nothing_else(chromium: Browser, server: Hetserve
 def test_a_link_on_another_site_is_one_click_away(chromium: Browser, server: Hetserver) -> None:
     """A chat, a wiki, a terminal in the browser: the strict cookie comes only with the next click."""
     running(server, "linked")
-    seen = Watched(chromium, server)
-    seen.sign_in(READ, "linked")
+    seen = opened(chromium, server, "linked")
     link = f"<a href='{server.url}/groups/linked'>go</a>"
     seen.context.route(
         "http://wiki.example/", lambda route: route.fulfill(body=link, content_type="text/html")
@@ -288,9 +281,7 @@ def test_a_link_on_another_site_is_one_click_away(chromium: Browser, server: Het
 
 def test_another_site_can_do_nothing_with_the_cookie(chromium: Browser, server: Hetserver) -> None:
     running(server, "kept")
-    seen = Watched(chromium, server)
-    seen.sign_in(ADMIN, "kept")
-    expect(seen.page.locator("#link")).to_have_text("live")
+    seen = opened(chromium, server, "kept", ADMIN)
     attack = f"<form method=post action='{server.url}/groups/kept/cancel'><button>x</button></form>"
     seen.context.route(
         "http://evil.example/", lambda route: route.fulfill(body=attack, content_type="text/html")
@@ -319,24 +310,6 @@ def test_a_page_goes_on_at_the_server_that_leads(chromium: Browser) -> None:
         seen.page.wait_for_url(f"{other.url}/groups/moved", timeout=30_000)
         expect(seen.page.locator("#link")).to_have_text("live")
         expect(seen.page.locator("#now")).to_contain_text("round 1 runs on 2 nodes")
-        seen.context.close()
-
-
-@pytest.mark.long
-def test_a_lost_connection_is_said_and_comes_back(chromium: Browser, tmp_path: Path) -> None:
-    with Hetserver(f"sqlite:{tmp_path}/state.db") as server:
-        running(server, "lost")
-        seen = Watched(chromium, server)
-        seen.page.goto(f"{server.url}/groups/lost")
-        expect(seen.page.locator("#link")).to_have_text("live")
-        server.kill()
-        expect(seen.page.locator("#link")).to_contain_text("connection lost")
-        server.start()
-        expect(seen.page.locator("#link")).to_have_text("live", timeout=20_000)
-        ask(server, "POST", "/v1/groups/lost/cancel")
-        expect(seen.page.locator("#now")).to_contain_text("cancelled")
-        unknown = [text for text in seen.complaints if "ERR_" not in text and not text.startswith("htmx:")]
-        assert unknown == [], "but for the browser's own lines, and htmx's, about the connection"
         seen.context.close()
 
 
@@ -412,10 +385,7 @@ def test_what_a_person_unfolds_stays_so(chromium: Browser, server: Hetserver) ->
     for number in range(1, 8):
         failure = {"local_rank": 0, "rank": 0, "exit_code": 1}
         report(server, "long", "gpu1", "failed", round=number, failure=failure)
-        for node in ("gpu1", "gpu2"):
-            join(server, "long", node, after=number, spec=spec)
-        for node in ("gpu1", "gpu2"):
-            report(server, "long", node, "started", round=number + 1)
+        running(server, "long", number=number + 1, spec=spec)
     seen = opened(chromium, server, "long", **DESKTOP)
     page = seen.page
     expect(page.locator("#rounds tbody tr:visible")).to_have_count(5)

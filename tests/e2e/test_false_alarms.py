@@ -65,7 +65,6 @@ def test_a_pause_that_can_be_told_from_a_hang_is_no_alarm(tmp_path: Path, kind: 
     [
         ("evaluates", r"rank 0 \(a\), which is at collective 20 of 21, and burns CPU"),
         ("loads", r"rank 0 \(a\), which is at collective 20 of 21, and sleeps"),
-        ("is_debugged", r"rank 0 \(a\), which is at collective 20 of 21, and sleeps"),
         ("is_stopped", r"rank 0 \(a\), which is stopped by a signal"),
         # both, unless one is looked at in the moment in which it sends or receives
         (
@@ -81,6 +80,6 @@ def test_a_pause_that_cannot_be_told_ends_the_round_and_why_says_what_the_worker
     assert re.match(who, ended), ended
 
 
-@pytest.mark.parametrize("kind", ["evaluates", "loads", "is_debugged", "is_stopped", "drains_a_pipeline"])
+@pytest.mark.parametrize("kind", ["evaluates", "loads", "is_stopped", "drains_a_pipeline"])
 def test_a_pause_that_is_announced_is_no_alarm(tmp_path: Path, kind: str) -> None:
     no_alarm(run(tmp_path, kind, "announced"))

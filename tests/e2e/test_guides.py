@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.support.pages import ROOT, Desk, commands, desk
+from tests.support.pages import ROOT, Desk, commands
 from tests.support.servers import free_port
 
 pytestmark = pytest.mark.timeout(400)
@@ -43,7 +43,7 @@ def test_what_readme_installs_exists() -> None:
 @pytest.mark.long
 def test_readmes_first_run(tmp_path: Path) -> None:
     first, again, *_ = commands("README.md", "First run")
-    with desk(tmp_path) as here:
+    with Desk(tmp_path) as here:
         said = here.run(first)
         assert re.search(FIRST, said), said
         assert re.search(r"epoch 10 of 10: 9\d\.\d% right", said), said
@@ -58,7 +58,7 @@ def test_readmes_first_run(tmp_path: Path) -> None:
 def test_readmes_two_nodes_on_one_machine(tmp_path: Path) -> None:
     _, _, server, two, one, status, of_group, restart, events = commands("README.md", "First run")
     port = free_port()
-    with desk(tmp_path, {"127.0.0.1:29400": f"127.0.0.1:{port}"}) as here:
+    with Desk(tmp_path, {"127.0.0.1:29400": f"127.0.0.1:{port}"}) as here:
         here.type(on_port(server, port)).says("listening|http://")
         big = here.type(two)
         big.says("joining group")  # the first of two on a host has the host's name, and so rank 0
@@ -81,7 +81,7 @@ def test_readmes_three_nodes(tmp_path: Path) -> None:
     port = free_port()
     script = "examples/first/train.py --epochs 1000 --pause 0.1"
     swaps = {"http://head:29400": f"http://127.0.0.1:{port}", "train.py": script}
-    with desk(tmp_path, swaps) as here:
+    with Desk(tmp_path, swaps) as here:
         started = here.type(on_port(server, port))
         started.says(r"/token")
         here.run("cp ~/.local/state/hetrdzv/token token")
@@ -112,7 +112,7 @@ def test_readmes_three_nodes(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_the_commands_of_the_page_on_resuming(tmp_path: Path) -> None:
     slowly, again, remove, kill = commands("docs/snapshots.md", "Try it")
-    with desk(tmp_path) as here:
+    with Desk(tmp_path) as here:
         agent = here.type(slowly)
         agent.says(r"epoch +1 of 10")
         assert agent.ctrl_c() == 130, agent.output
@@ -188,7 +188,7 @@ def test_the_commands_of_the_page_on_upgrades(tmp_path: Path) -> None:
 
         return halt
 
-    with desk(tmp_path, swaps) as here:
+    with Desk(tmp_path, swaps) as here:
         halt = serve(here, start)
         here.run("cp ~/.local/state/hetrdzv/token token")
         agent = f"hetagent --device cpu --gpus 1 --server {url} --token-file token --group bert --no-python"

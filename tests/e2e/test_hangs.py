@@ -96,19 +96,12 @@ def test_a_worker_that_is_stopped_is_killed_at_once_and_the_job_comes_back_warm(
         for name, slots in PAIR.items():
             job.agent(name, slots, script=str(script), args=[str(tmp_path)])
         job.wait_for(lambda: len(list(tmp_path.glob("1.[012]"))) == 3, "round 1")
-        ready = job.wait_for(
-            lambda: found if len(found := standbys(job)) == 3 else None, "a standby for each worker"
-        )
+        ready = job.standbys(3)
         (tmp_path / "stop").touch()
         assert {name: agent.wait() for name, agent in job.agents.items()} == {"a": 0, "b": 0}, job.report()
         assert {int((tmp_path / f"2.{rank}").read_text()) for rank in range(3)} == ready, job.report()
         (ended,) = job.told("round_ended")
         assert "for rank 1 (a), which is stopped by a signal" in ended
-
-
-def standbys(job: Cluster) -> set[int]:
-    """The pids of all standbys that are ready."""
-    return {standby.pid for agent in job.agents.values() for standby in agent.standbys()}
 
 
 @pytest.mark.long
@@ -132,8 +125,5 @@ def test_a_hang_that_somebody_ends_is_named_where_its_time_is_accounted_for(
         job.post("cancel")
         for agent in job.agents.values():
             agent.wait()
-            outcome = (
-                r"outcome +the job was cancelled by .*; it hung: ranks 0 and 2 have waited \d+ s for rank 1"
-            )
-            assert re.search(outcome, agent.stderr), job.report()
+            assert re.search(r"outcome +the job was cancelled by", agent.stderr), job.report()
             assert re.search(r"time .*, hanging \d+ s", agent.stderr), job.report()

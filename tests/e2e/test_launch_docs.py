@@ -77,7 +77,6 @@ def test_the_command_runs_on_two_nodes(what: str, nodes: str, command: str, job:
     assert set(sums) <= {str(world_size * (world_size + 1) // 2)}, "the ranks met"
     assert sums or "env_style" not in command
     # restarts are not checked: torch 2.13 may abort a process that ends after DDP on gloo (its threads live on)
-    print(f"{what}, slots {', '.join(map(str, slots.values()))}: $ {command}")
 
 
 @pytest.mark.long
@@ -99,4 +98,3 @@ def test_torchruns_command_runs_on_two_nodes(job: Cluster) -> None:
     assert {name: job.agents[name].wait(110) for name in "ab"} == {"a": 0, "b": 0}, job.report()
     group = job.group()
     assert (group["state"], group["world_size"]) == ("succeeded", 3), job.report()
-    print(f"{TORCHRUN}, slots 2, 1: $ {command}")

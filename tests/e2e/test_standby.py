@@ -29,12 +29,6 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
         yield made
 
 
-def two_standbys(agent: Agent) -> list[int]:
-    """Wait for the standbys of two local ranks; their pids."""
-    ready = wait_for(lambda: found if len(found := agent.standbys()) == 2 else None, "two standbys")
-    return [standby.pid for standby in ready]
-
-
 def descriptors(agent: Agent) -> Counter[str]:
     """How many descriptors of which kind an agent has open; of files only how many, since each round has its own."""
     kinds = []
@@ -60,11 +54,11 @@ def test_each_next_world_is_made_of_standbys(job: Cluster, tmp_path: Path) -> No
     agent = job.agent("a", 2, "--preload", MODULE)
     number = job.world(2)
     for restart in (1, 2):
-        ready = two_standbys(agent)
+        ready = job.standbys(2)
         number = kill_one(job, number)
-        assert pids(job, number) == set(ready), job.report()
+        assert pids(job, number) == ready, job.report()
         assert {line["restart"] for line in job.lines(round=number)} == {restart}
-    for pid in two_standbys(agent):  # that they die costs nothing
+    for pid in job.standbys(2):  # that they die costs nothing
         os.kill(pid, 9)
     job.progress(number)
     number = kill_one(job, number)
@@ -80,13 +74,13 @@ def test_kills_in_a_row(job: Cluster, tmp_path: Path) -> None:
     """Some before the next standbys are ready, some while they import."""
     agent = job.agent("a", 2, "--preload", MODULE)
     number = kill_one(job, job.world(2))
-    two_standbys(agent)
+    job.standbys(2)
     open_before, children = descriptors(agent), len(psutil.Process(agent.pid).children())
     for _ in range(KILLS):
         number = kill_one(job, number)
     assert number == KILLS + 2
     assert job.group()["restarts"] == KILLS + 1
-    two_standbys(agent)
+    job.standbys(2)
     job.wait_for(lambda: not descriptors(agent) - open_before, "no more descriptors than before")
     assert len(psutil.Process(agent.pid).children()) == children
     job.end_well("a")
@@ -97,6 +91,6 @@ def test_kills_in_a_row(job: Cluster, tmp_path: Path) -> None:
 def test_a_killed_agent_leaves_no_standby(job: Cluster) -> None:
     agent = job.agent("a", 2, "--preload", MODULE)
     job.world(2)
-    two_standbys(agent)
+    job.standbys(2)
     agent.process.kill()
     wait_for(lambda: not leftovers("a"), "the end of all")

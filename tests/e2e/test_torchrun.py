@@ -2,8 +2,6 @@
 
 import contextlib
 import json
-import socket
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,15 +54,13 @@ class Torchruns(Cluster):
         *flags: str,
         conf: str = "",
         script: Path = WORKLOAD,
-        endpoint: str | None = None,
         env: dict[str, str] | None = None,
     ) -> Agent:
-        """Start torchrun as a node; its script gets `--into` and the log's folder. A name of this host is not given."""
-        own = "" if name.startswith(socket.gethostname()) else f"node_id={name}"
-        options = ",".join(filter(None, [own, self.conf, conf]))
+        """Start torchrun as a node; its script gets `--into` and the log's folder."""
+        options = ",".join(filter(None, [f"node_id={name}", self.conf, conf]))
         rendezvous = {
             "--rdzv-backend": "hetrdzv",
-            "--rdzv-endpoint": self.server.url if endpoint is None else endpoint,
+            "--rdzv-endpoint": self.server.url,
             "--rdzv-id": "job",
             "--rdzv-conf": options,
             "--nproc-per-node": str(slots),
@@ -176,12 +172,10 @@ def test_the_server_may_be_away(pair: Torchruns) -> None:
 
 
 STORES = """
-import argparse, json, os
+import json, os, sys
 import torch, torch.distributed as dist
 
-parser = argparse.ArgumentParser()
-parser.add_argument("--into")
-into = parser.parse_args().into
+_, _, into = sys.argv  # --into FOLDER
 dist.init_process_group("gloo")
 store = dist.distributed_c10d._get_default_store()
 seen = {"port": os.environ["MASTER_PORT"], "agents_store": os.environ["TORCHELASTIC_USE_AGENT_STORE"],
@@ -214,14 +208,11 @@ def test_every_round_has_a_fresh_store_and_no_token(pair: Torchruns, tmp_path: P
 
 
 LATE = """
-import argparse, os, time
+import os, sys, time
 from pathlib import Path
 
-parser = argparse.ArgumentParser()
-parser.add_argument("--into", type=Path)
-into = parser.parse_args().into
 if os.environ["HET_NODE_ID"] == "b" and os.environ["HET_ROUND"] == "1":
-    while not (into / "fail").exists():
+    while not Path(sys.argv[2], "fail").exists():
         time.sleep(0.05)
     raise SystemExit(9)
 """
@@ -267,30 +258,17 @@ if __name__ == "__main__":
 """
 
 
-def run_programs(pair: Torchruns, path: Path, program: str) -> list[str]:
-    """Run a program on nodes a and b with 2 and 1 workers; what each said."""
-    path.write_text(program)
-    nodes = [
-        subprocess.Popen(
-            [sys.executable, str(path), pair.server.url, name, str(slots)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for name, slots in (("a", 2), ("b", 1))
-    ]
-    said = [node.communicate(timeout=110)[0] for node in nodes]
-    assert [node.returncode for node in nodes] == [0, 0], said
-    return said
-
-
 @pytest.mark.long
 def test_functions_return_their_values(pair: Torchruns, tmp_path: Path) -> None:
     """Two jobs one after the other in one program, whose handler has to be gone between them."""
-    said = run_programs(pair, tmp_path / "launch.py", LAUNCH)
+    (tmp_path / "launch.py").write_text(LAUNCH)
+    for name, slots in (("a", "2"), ("b", "1")):
+        pair.run(name, [sys.executable, str(tmp_path / "launch.py"), pair.server.url, name, slots])
+    assert [pair.agents[name].wait(110) for name in "ab"] == [0, 0], pair.report()
     everyone = ["on a", "on a", "on b"]
-    assert said[0].count(str([(0, (0, everyone)), (1, (1, everyone))])) == 2, said[0]
-    assert said[1].count(str([(2, (2, everyone))])) == 2, said[1]
+    first = str([(0, (0, everyone)), (1, (1, everyone))])
+    assert pair.agents["a"].stderr.count(first) == 2, pair.report()
+    assert pair.agents["b"].stderr.count(str([(2, (2, everyone))])) == 2, pair.report()
 
 
 def test_bad_input_is_told(pair: Torchruns) -> None:

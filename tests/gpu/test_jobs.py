@@ -47,23 +47,12 @@ class Job:
 
         return self.cluster.wait_for(there, f"a world after round {after}", START_S)
 
-    def standbys(self) -> list[int]:
-        """The pids of the standbys, once there is one for each worker."""
-
-        def ready() -> list[int]:
-            found = [one.pid for agent in self.cluster.agents.values() for one in agent.standbys()]
-            return found if len(found) == WORLD else []
-
-        return self.cluster.wait_for(ready, "standbys", START_S)
-
     def why(self, number: int) -> str:
         """Why a round has ended."""
 
         def ended() -> list[str]:
-            reasons = [one["reason"] for one in self.cluster.events()]
-            return [
-                one["message"] for one in reasons if (one["code"], one["round"]) == ("round_ended", number)
-            ]
+            told = self.cluster.told("round_ended")
+            return [text for text in told if text.startswith(f"round {number} ended")]
 
         return self.cluster.wait_for(ended, f"the end of round {number}", START_S)[0]
 
@@ -116,7 +105,7 @@ def test_a_killed_worker_is_named_and_the_job_goes_on(
         for victim in range(WORLD):
             before = {one["pid"] for one in job.ranks(number).values()}
             if preload == "default":
-                standbys = job.standbys()
+                standbys = job.cluster.standbys(WORLD, START_S)
                 assert [gpu_files(pid) for pid in standbys] == [[]] * WORLD
                 assert not in_use() & {*standbys, *(agent.pid for agent in job.cluster.agents.values())}
             at = time.monotonic()
@@ -144,7 +133,7 @@ def test_preload_auto_leaves_out_a_module_that_takes_a_gpu(machine: Machine, tmp
         if not machine.harness:
             told = "standbys do without takes_gpu: it takes a GPU"
             job.cluster.wait_for(lambda: told in job.output(), "takes_gpu to be left out", START_S)
-        assert [gpu_files(pid) for pid in job.standbys()] == [[]] * WORLD
+        assert [gpu_files(pid) for pid in job.cluster.standbys(WORLD, START_S)] == [[]] * WORLD
         os.kill(job.ranks(number)[0]["pid"], signal.SIGKILL)
         job.world(number)
         job.finish()

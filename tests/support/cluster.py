@@ -144,7 +144,6 @@ class Cluster:
         script: str | None = None,
         args: Sequence[str] = (),
         do: str = "",
-        steps: int = 0,
         checkpoint_every: int = 0,
     ) -> Agent:
         """Start an agent with CPU workers that run the workload, or `script`."""
@@ -155,8 +154,6 @@ class Cluster:
             words += ["--notice"]
         if do:
             words += ["--do", do]
-        if steps:
-            words += ["--steps", str(steps)]
         if checkpoint_every:
             words += ["--checkpoint-every", str(checkpoint_every)]
         own = f"--gpus {gpus} --device cpu --server {self.server.url} --group job --node-id {name}".split()
@@ -217,6 +214,15 @@ class Cluster:
         """The pids of the workers of some agents; of all if none is named."""
         agents = [self.agents[name] for name in names or self.agents]
         return {worker.pid for agent in agents for worker in agent.workers()}
+
+    def standbys(self, count: int, timeout_s: float = WAIT_S) -> set[int]:
+        """Wait until so many standbys of all agents are ready; returns their pids."""
+
+        def found() -> set[int]:
+            pids = {standby.pid for agent in self.agents.values() for standby in agent.standbys()}
+            return pids if len(pids) == count else set()
+
+        return self.wait_for(found, f"{count} standbys", timeout_s)
 
     def lines(self, **where: object) -> list[dict[str, Any]]:
         """The workers' log lines that have these values."""
@@ -280,14 +286,9 @@ def standalone(*words: str) -> str:
 
 
 def alone(*words: str) -> "subprocess.CompletedProcess[str]":
-    """Run `hetagent --standalone` on CPUs as node a to its end."""
-    return run_to_end(*HETAGENT, "--standalone", "--device", "cpu", "--node-id", "a", *words)
-
-
-def run_to_end(*command: str) -> "subprocess.CompletedProcess[str]":
-    """Run a command as an agent of these tests is run; stderr is in stdout."""
+    """Run `hetagent --standalone` on CPUs as node a to its end; stderr is in stdout."""
     return subprocess.run(
-        command,
+        [*HETAGENT, "--standalone", "--device", "cpu", "--node-id", "a", *words],
         env=NO_STANDBYS | os.environ | {"HETRDZV_TEST_RUN": RUN},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -5,9 +5,9 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Self
 
 from tests.support.cluster import NO_STANDBYS, RUN, T, wait_for
 
@@ -114,7 +114,10 @@ class Desk:
         assert typed.ends() == 0, f"$ {typed.line}\n{typed.output}"
         return typed.output
 
-    def leave(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         """End whatever still runs."""
         for typed in self._typed:
             if typed.process.poll() is None:
@@ -125,13 +128,3 @@ class Desk:
             except subprocess.TimeoutExpired:
                 os.killpg(typed.process.pid, signal.SIGKILL)
                 typed.process.wait()
-
-
-@contextmanager
-def desk(folder: Path, swaps: Mapping[str, str] = {}) -> Iterator[Desk]:
-    """A desk for the length of a block."""
-    made = Desk(folder, swaps)
-    try:
-        yield made
-    finally:
-        made.leave()

@@ -11,7 +11,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 from urllib.error import URLError
 from urllib.request import HTTPSHandler, ProxyHandler, build_opener
@@ -76,9 +75,7 @@ class Hetserver:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property

@@ -10,7 +10,7 @@ import os
 import socket
 import struct
 import time
-from typing import Protocol, Self
+from typing import Self
 
 NUMBER = struct.Struct("=d")
 LENGTH = struct.Struct("=Q")
@@ -25,16 +25,6 @@ MAGIC = struct.pack("=BI", VALIDATE, 0x3C85F7CE)
 GONE_S = 0.5
 """How long the others keep running after a rank is gone (seconds). torch takes about as long to unwind, so the rank
 that failed first is also the first to have exited."""
-
-
-class Collective(Protocol):
-    """What the workload needs of gloo or its stand-in."""
-
-    def all_reduce(self, values: list[float]) -> list[float]:
-        """The sums over all ranks; fails if a rank is gone."""
-
-    def close(self) -> None:
-        """Disconnect from the others."""
 
 
 class Store:

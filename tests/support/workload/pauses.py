@@ -24,33 +24,19 @@ from hetagent import progress
 DATA = torch.ones(10)
 
 
-class Checkpoints:
-    """A checkpoint that a thread saves in a second process group, as by torch.distributed.checkpoint.async_save.
+def save_aside(write_s: float) -> threading.Thread:
+    """A thread that saves in a second process group, as torch.distributed.checkpoint.async_save; rank 0 for so long."""
+    group = dist.new_group(backend="gloo")
+    dist.barrier(group=group)
 
-    Args:
-        write_s: for how long rank 0 writes (seconds).
-    """
-
-    def __init__(self, write_s: float) -> None:
-        self._write_s = write_s
-        self._group = dist.new_group(backend="gloo")
-        dist.barrier(group=self._group)
-        self._thread = threading.Thread(target=self._save, daemon=True)
-        self._thread.start()
-
-    @property
-    def done(self) -> bool:
-        """Whether all ranks have written theirs."""
-        return not self._thread.is_alive()
-
-    def finish(self) -> None:
-        """Wait until they have."""
-        self._thread.join()
-
-    def _save(self) -> None:
+    def save() -> None:
         if dist.get_rank() == 0:
-            time.sleep(self._write_s)
-        dist.barrier(group=self._group)
+            time.sleep(write_s)
+        dist.barrier(group=group)
+
+    thread = threading.Thread(target=save, daemon=True)
+    thread.start()
+    return thread
 
 
 class Pause:
@@ -113,20 +99,20 @@ def evaluates_with_progress(pause: Pause) -> None:
 def saves_beside_training(pause: Pause) -> None:
     """An asynchronous checkpoint in a side group, while all train in the default group."""
     pause.begin()
-    checkpoints = Checkpoints(pause.seconds)
+    saving = save_aside(pause.seconds)
     missing = torch.ones(1)
     while missing:  # as many steps on all ranks
         pause.compute(0.05)
-        missing = torch.tensor([0.0 if checkpoints.done else 1.0])
+        missing = torch.tensor([float(saving.is_alive())])
         dist.all_reduce(missing)
 
 
 def saves_while_it_accumulates(pause: Pause) -> None:
     """An asynchronous checkpoint in a side group, while nobody has a collective in the default group."""
     pause.begin()
-    checkpoints = Checkpoints(pause.seconds)
+    saving = save_aside(pause.seconds)
     pause.compute()
-    checkpoints.finish()
+    saving.join()
 
 
 def accumulates(pause: Pause) -> None:
@@ -210,17 +196,6 @@ def loads(pause: Pause) -> None:
     if pause.rank == 0:
         with pause.announced():
             time.sleep(pause.seconds)
-
-
-def is_debugged(pause: Pause) -> None:
-    """A rank is at a breakpoint, until somebody types `continue`."""
-    pause.begin()
-    if pause.rank == 0:
-        reader, writer = os.pipe()
-        os.dup2(reader, 0)
-        threading.Timer(pause.seconds, os.write, [writer, b"continue\n"]).start()
-        with pause.announced():
-            breakpoint()  # noqa: T100
 
 
 def is_stopped(pause: Pause) -> None:

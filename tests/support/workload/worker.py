@@ -22,7 +22,7 @@ from pathlib import Path
 
 STARTED = time.monotonic()
 
-from collective import Collective, Star  # noqa: E402
+from collective import Star  # noqa: E402
 from worklog import CHECKPOINT, LOG, STOP, StepCounter  # noqa: E402
 
 ACTS = ("raise", "ignore-term", "grandchild", "loader", "load", "deadlock", "checkpoint")
@@ -84,7 +84,7 @@ def main() -> None:
         acts = restart == 0 and rank >= world - 2
     handle_sigterm(what, acts, args.into)
 
-    collective: Collective
+    collective: Star | Gloo
     if args.light and (what not in NEED_TORCH or restart):
         imported, collective = time.monotonic(), Star.from_environment()
     else:

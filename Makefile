@@ -29,7 +29,7 @@ unpacked = @PATH=/usr/local/bin:/usr/bin command -v $(1) >/dev/null || test -x $
 	echo '$(2) could not be unpacked: $(3) are skipped' >&2
 
 .DEFAULT_GOAL := help
-.PHONY: help venv dist demo tools compiled test open-mpi test-mpi slurm test-slurm horovod test-horovod test-ecosystem test-launch test-long test-torch test-gpu test-cuda test-all ci fuzz compose-test lint session bench site clean distclean
+.PHONY: help venv dist demo tools compiled test open-mpi test-mpi slurm test-slurm horovod test-horovod test-ecosystem test-launch test-long test-torch test-gpu test-cuda test-all ci fuzz compose-test lint mutants session bench site clean distclean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -168,6 +168,10 @@ lint: $(STAMP)  ## check format, style and types
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
+
+mutants: $(STAMP)  ## show which small changes of a module of the core no test notices: MODULE=selection/best_set (minutes; TESTS=... for some tests only)
+	$(BIN)/$(PIP) -c constraints.txt --group mutants
+	$(BIN)/python -m tests.mutants $(MODULE) $(TESTS)
 
 session: $(DEMO)  ## record docs/session.svg, the picture in README (a minute, on an idle machine)
 	$(BIN)/python docs/session.py

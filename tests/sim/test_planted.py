@@ -1,6 +1,7 @@
 """Faults that are planted on purpose: for each, some story ends with a check that fails, or that check is no use.
 
-Parts are replaced by what they are called, so a line may look as it likes.
+Parts are replaced by what they are called, so a line may look as it likes. Which lines of the core no test looks at
+tells `make mutants`.
 """
 
 from collections.abc import Callable

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from itertools import compress
 from time import monotonic
 
-MOST = 100
-"""Of how many pages the sections are held; beyond that the one that was asked for longest ago goes."""
+MOST = 16
+"""Of how many pages the sections are held, with their groups, which may be gone by now; beyond that the one that was
+asked for longest ago goes."""
 
 LARGEST_SHARE = 0.2
 """A page that takes long to make is made again more rarely: a core is busy with it for this share at most."""

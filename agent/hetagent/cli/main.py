@@ -32,9 +32,8 @@ def main() -> None:
     except KeyboardInterrupt:  # before the agent handles signals, or after
         status = statuses.SIGNAL + signal.SIGINT
     flush()
-    os._exit(
-        status
-    )  # the interpreter would wait for threads, in a look-up or before a console that nobody reads
+    # The interpreter would wait for threads, in a look-up or before a console that nobody reads.
+    os._exit(status)
 
 
 def _run() -> int:

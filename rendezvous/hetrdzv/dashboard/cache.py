@@ -10,8 +10,7 @@ from itertools import compress
 from time import monotonic
 
 MOST = 16
-"""Of how many pages the sections are held, with their groups, which may be gone by now; beyond that the one that was
-asked for longest ago goes."""
+"""Of how many pages, the last that were asked for, sections are held; and their groups, which may be gone by now."""
 
 LARGEST_SHARE = 0.2
 """A page that takes long to make is made again more rarely: a core is busy with it for this share at most."""

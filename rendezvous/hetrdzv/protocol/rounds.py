@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import zip_longest
+from typing import NamedTuple
 
 from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.texts.phrasing import LEAST_S, duration_text, percent
@@ -100,8 +101,13 @@ def share_trained(time: TimeSpent) -> float | None:
     return min(1.0, time.get(Phase.TRAINING, 0.0) / known) if known > 0 else None
 
 
-Downtime = tuple[float, float, float, float]
-"""How long nobody trained after a round: noticing, stopping, waiting, and starting up of the next one (seconds)."""
+class Downtime(NamedTuple):
+    """How long nobody trained after a round, until the next one had started up (seconds)."""
+
+    noticing: float
+    stopping: float
+    waiting: float
+    starting_up: float
 
 
 def downtime_after(ended: RoundRecord, following: RoundRecord | None) -> Downtime | None:
@@ -112,9 +118,9 @@ def downtime_after(ended: RoundRecord, following: RoundRecord | None) -> Downtim
         ended.time.get(phase, 0.0) for phase in (Phase.NOTICING, Phase.STOPPING, Phase.WAITING)
     )
     if ended.is_last:
-        return (noticing, stopping, waiting, 0.0) if noticing + stopping + waiting else None
+        return Downtime(noticing, stopping, waiting, 0.0) if noticing + stopping + waiting else None
     starting = following.time.get(Phase.STARTING_UP, 0.0) if following is not None else 0.0
-    return noticing, stopping, waiting, starting
+    return Downtime(noticing, stopping, waiting, starting)
 
 
 def with_downtimes(rounds: Sequence[RoundRecord]) -> list[tuple[RoundRecord, Downtime | None]]:

@@ -20,8 +20,7 @@ a field needs none either, and an older server can take over. Anything else does
 
 
 MAX_RECORD = 1_400_000
-"""How large a record may be when compressed (bytes), below the default of etcd's `--max-request-bytes`, 1.5 MiB.
-A round of 16,384 nodes takes 0.8 MB where their names are alike, and twice that with 63 random characters each."""
+"""How large a record may be when compressed (bytes), below etcd's default, 1.5 MiB. A round of 16,384 takes 0.8 MB."""
 
 
 def fits(record: bytes) -> bool:

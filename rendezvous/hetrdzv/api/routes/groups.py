@@ -117,8 +117,7 @@ async def get_stacks_or_logs(
 ) -> Response:
     """The Python stacks of the workers of a round, or the end of what they have written, from their agents.
 
-    Of a round that is over the stacks that were taken when it hung, and what agents that are still here have kept of
-    logs, or have sent as they left. Changes nothing.
+    Of a round that is over: the stacks of its hang, and the logs that agents have kept, or sent as they left.
     """
     about = About(request.url.path.rpartition("/")[2])
     found = await get_output(service, group_id, about, rank or None, round or None)

@@ -18,8 +18,7 @@ from hetrdzv.service.polls.watchers import Caller
 from hetrdzv.service.service import Service
 
 AT_ONCE = 128
-"""How many requests of agents are executed and committed at once. On etcd 42 joins fit into one transaction, but SQLite
-then takes a fifth longer for a thousand."""
+"""How many requests of agents are executed and committed at once: with fewer a thousand joins take longer on SQLite."""
 
 GroupAndDirective = tuple[Group, Directive]
 """A group, and what a node of it has to do."""

@@ -69,9 +69,8 @@ class AdvertisedAddress:
         if self.interface is None:
             return {}
         wanted = {"GLOO_SOCKET_IFNAME": self.interface}
-        if (
-            self.is_chosen
-        ):  # NCCL takes a bare name for a prefix (`eth1` would mean `eth10` as well), hence the `=`
+        if self.is_chosen:
+            # NCCL takes a bare name for a prefix (`eth1` would mean `eth10` as well), hence the `=`.
             wanted["NCCL_SOCKET_IFNAME"] = f"={self.interface}"
         return {name: value for name, value in wanted.items() if not environ.get(name)}
 

@@ -178,9 +178,8 @@ class TorchrunHandler(HetRendezvousHandler):
     def _offered_port(self, connection: Connection) -> int:
         """Hold a port on this node's current address."""
         super().shutdown()  # peers may wait at a socket that was held for a round which did not come about
-        if (
-            loss := connection.place.loss()
-        ) and not connection.server.is_server_away:  # else it may come back
+        loss = connection.place.loss()
+        if loss and not connection.server.is_server_away:  # else it may come back
             raise RendezvousConnectionError(f"node '{self._node_id}' leaves: {loss}")
         try:
             return self.offer()

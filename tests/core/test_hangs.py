@@ -9,7 +9,6 @@ from hetrdzv.core.commands import NoteStall
 from hetrdzv.core.model import Stall
 from hetrdzv.protocol.errors import StaleRound
 from hetrdzv.protocol.reasons import ends, events, hangs
-from hetrdzv.protocol.reasons.hangs import culprits_of
 from hetrdzv.protocol.reasons.reason import ReasonCode
 from hetrdzv.protocol.states import StallKind
 from hetrdzv.storage.records import changes
@@ -65,7 +64,7 @@ def test_the_stack_of_a_worker_is_kept_while_it_is_waited_for_since_then_or_long
 def test_more_who_are_behind_are_no_news_but_another_is() -> None:
     story = job()
     story.stalled(for_s=60)
-    story.stalled(for_s=60, hang=replace(behind(2, "b"), culprits=culprits_of([("b", 2), ("b", 3)])))
+    story.stalled(for_s=60, hang=replace(behind(2, "b"), ranks=(2, 3)))
     assert len(story.said("stalled")) == 1
     assert story.reason.ranks == ((2, 3),)
     story.stalled(for_s=60, hang=behind(0, "a", waiting=[1]))

@@ -12,6 +12,7 @@ from hetrdzv.protocol.errors import (
 )
 from hetrdzv.protocol.reasons import ends, events, waiting
 from hetrdzv.protocol.reasons.reason import ReasonCode
+from hetrdzv.protocol.settings import SETTINGS
 from tests.core.driver import Story, bare, ready, running
 from tests.core.script import fact, play
 
@@ -259,9 +260,5 @@ def test_who_cancelled_is_said_to_who_comes_later() -> None:
     story.leave("a")
     story.restart()
     group = story.group
-    assert (group.group_id, group.created_at, group.spec_fixed, group.cancellation) == (
-        "g",
-        100.0,
-        True,
-        None,
-    )
+    assert (group.group_id, group.created_at, group.cancellation) == ("g", 100.0, None)
+    assert group.fixed_settings == SETTINGS.keys()

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from hetrdzv.protocol.reasons.hangs import Hang, culprits_of
+from hetrdzv.protocol.reasons.hangs import Hang
 from hetrdzv.protocol.states import StallKind
 from hetrdzv.protocol.texts.who import Ranks
 
@@ -23,7 +23,7 @@ def behind(
         waiting=Ranks.of(waiting),
         wait_for=f"rank {rank} ({node_id}), which {'is stopped by a signal' if stopped else where}",
         ranks=(rank,),
-        culprits=culprits_of([(node_id, rank)]),
+        nodes=(node_id,),
         for_s=for_s,
     )
 

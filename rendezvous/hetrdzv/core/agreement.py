@@ -31,7 +31,7 @@ def adopt_settings(
     news: dict[str, Any] = {
         name: value for name, value in given.items() if value != getattr(group.spec, name)
     }
-    replaced = differences(group.spec, news, SETTINGS.keys() if group.spec_fixed else group.given)
+    replaced = differences(group.spec, news, group.fixed_settings)
     if replaced:
         expire_leases(context)
         if holders := _holders(context.group):
@@ -51,8 +51,7 @@ def adopt_settings(
         context.add_event(settings_changed(node_id, replaced))
     elif news:
         context.change(spec=replace(group.spec, **news))
-    if news or not group.spec_fixed:
-        context.change(given=group.given.union(given), spec_fixed=group.spec_fixed or final)
+    context.change(fixed_settings=group.fixed_settings.union(SETTINGS if final else given))
 
 
 def require_same_script(context: StepContext, join: Join) -> None:

@@ -82,7 +82,7 @@ class Transition:
 
 def new_group(group_id: str, now: float) -> Group:
     """A group that nothing has happened to yet."""
-    return Group(group_id=group_id, spec=GroupSpec(), spec_fixed=False, created_at=now)
+    return Group(group_id=group_id, spec=GroupSpec(), fixed_settings=frozenset(), created_at=now)
 
 
 def step(group: Group, command: Command, now: float, lapsed: Lapsed, *, settles: bool = True) -> Transition:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from math import inf, prod
 from operator import attrgetter
+from typing import Any
 
 from hetrdzv.core.commands import NoteStall
 from hetrdzv.core.model import Cause
@@ -22,7 +23,7 @@ from hetrdzv.core.rounds.transitions import StepContext, end_round
 from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.progress import NO_ANSWER, Collectives, Worker
 from hetrdzv.protocol.reasons import ends, hangs
-from hetrdzv.protocol.reasons.hangs import MOST_RANKS, MOST_SHOWN, Culprit, Hang, culprits_of, culprits_text
+from hetrdzv.protocol.reasons.hangs import Hang
 from hetrdzv.protocol.states import EndKind, StallKind
 from hetrdzv.protocol.texts.who import Ranks, join_words
 
@@ -47,6 +48,12 @@ MOST_GROUPS = 4
 
 MOST_ABSENT = 4
 """How many places in groups that they have not used yet are looked at, for each worker of the world."""
+
+MOST_SHOWN = 3
+"""How many nodes, process groups or operations a hang names; the others are counted."""
+
+MOST_RANKS = 8
+"""How many of the ranks that are waited for are named one by one."""
 
 MIXED = "/nccl"
 """Ends the name of a group whose numbers count collectives or what was sent and received, whichever was last."""
@@ -108,9 +115,6 @@ class ProcessGroup:
     stuck: bool = False
 
     def __post_init__(self) -> None:
-        self.arrange()
-
-    def arrange(self) -> None:
         """Put the members in order, and see which of them wait."""
         places = self.positions
         places.sort(key=attrgetter("level"))
@@ -188,16 +192,15 @@ def _process_groups(workers: Sequence[Worker], world_size: int) -> list[ProcessG
     waiting = {worker.rank for group in groups for worker in group.waiting}
     free = [worker for worker in workers if worker.rank not in waiting]  # these may not have used a group yet
     room = MOST_ABSENT * len(workers)
-    for group in groups if len(workers) == world_size else [one for one in groups if one.size == world_size]:
-        most = min(group.missing, room)
+    for index, group in enumerate(groups):
+        most = min(group.missing, room) if world_size in (len(workers), group.size) else 0
         if most and len(free) - len(group.positions) <= most:
             here = {place.worker.rank for place in group.positions}
             absent = [worker for worker in free if worker.rank not in here]
             if len(absent) <= most:
                 nothing = Collectives(name=group.name, size=group.size)
-                group.positions += [_place(worker, nothing, 0) for worker in absent]
-                group.missing -= len(absent)
-                group.arrange()
+                places = [*group.positions, *(_place(worker, nothing, 0) for worker in absent)]
+                groups[index] = ProcessGroup(group.name, group.size, places, group.missing - len(absent))
                 room -= len(absent)
     return groups
 
@@ -274,16 +277,15 @@ def _behind(groups: Sequence[ProcessGroup], waiting: Iterable[int], node_of: Nod
     culprits = [place.worker for _, place in worst]
     group, place, first = *worst[0], culprits[0]
     alike = all(other is group and one.level == place.level for other, one in worst)
-    by_node = _by_node(culprits, node_of)
+    who, named = _name_culprits(culprits, node_of)
     which = "which" if alike else f"of which rank {first.rank}"
     state = _state(group, place, culprits if alike else [first])
     return Hang(
         kind=StallKind.BEHIND if first.answers else StallKind.NO_ANSWER,
         waiting=Ranks.of(waiting),
-        wait_for=f"{culprits_text(by_node)}, {which} {state}",
-        ranks=_first(culprits),
-        culprits=by_node[:MOST_SHOWN],
+        wait_for=f"{who}, {which} {state}",
         for_s=for_s,
+        **named,
     )
 
 
@@ -308,16 +310,16 @@ def _state(group: ProcessGroup, place: WorkerPosition, culprits: Sequence[Worker
     )
 
 
-def _first(workers: Iterable[Worker]) -> tuple[int, ...]:
-    return tuple(worker.rank for worker in islice(workers, MOST_RANKS))
-
-
-def _by_node(workers: Iterable[Worker], node_of: NodeOf) -> tuple[Culprit, ...]:
-    return culprits_of((node_of(worker.rank), worker.rank) for worker in workers)
-
-
-def _ranks(workers: Iterable[Worker]) -> Ranks:
-    return Ranks.of(worker.rank for worker in workers)
+def _name_culprits(culprits: Sequence[Worker], node_of: NodeOf) -> tuple[str, Mapping[str, Any]]:
+    """`rank 3 (gpu2) and rank 5 (gpu3)`, of many the first few and how many more; and who is named in the hang."""
+    by_node = defaultdict[str, list[int]](list)
+    for worker in culprits:
+        by_node[node_of(worker.rank)].append(worker.rank)
+    nodes = tuple(by_node)[:MOST_SHOWN]
+    more = len(culprits) - sum(len(by_node[node_id]) for node_id in nodes)
+    who = [f"{Ranks.of(by_node[node_id])} ({node_id})" for node_id in nodes]
+    ranks = tuple(worker.rank for worker in culprits[:MOST_RANKS])
+    return join_words(who + ([f"{more} more"] if more else [])), {"ranks": ranks, "nodes": nodes}
 
 
 # -- nobody is -----------------------------------------------------------------------------------------------
@@ -356,18 +358,20 @@ def _mismatch(groups: Iterable[ProcessGroup], node_of: NodeOf) -> Hang | None:
         most, second = sides[0][1], sides[1][1]
         wrong = sorted((worker for _, side in sides[1:] for worker in side), key=attrgetter("rank"))
         is_clear = len(most) > len(second) + group.missing  # those may have asked for the same as the others
-        by_node = _by_node(wrong, node_of) if is_clear else ()
-        ops = ", ".join(f"{_ranks(side)} asked for {op}" for op, side in sides[:MOST_SHOWN])
-        whom = culprits_text(by_node) if is_clear else "each other"
+        who, named = _name_culprits(wrong, node_of) if is_clear else ("each other", {})
+        ops = ", ".join(f"{_ranks_of(side)} asked for {op}" for op, side in sides[:MOST_SHOWN])
         return Hang(
             kind=StallKind.MISMATCH,
-            waiting=_ranks(most if is_clear else [*most, *wrong]),
-            wait_for=f"{whom}: as {group.position(top)}, {ops}",
-            ranks=_first(wrong) if is_clear else (),
-            culprits=by_node[:MOST_SHOWN],
+            waiting=_ranks_of(most if is_clear else [*most, *wrong]),
+            wait_for=f"{who}: as {group.position(top)}, {ops}",
             for_s=min(worker.idle_s for worker in [*most, *wrong]),
+            **named,
         )
     return None
+
+
+def _ranks_of(workers: Iterable[Worker]) -> Ranks:
+    return Ranks.of(worker.rank for worker in workers)
 
 
 def _comparable(op: str) -> str:

@@ -14,7 +14,7 @@ from hetrdzv.protocol.reasons.hangs import Hang
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.requests import Offer
 from hetrdzv.protocol.rounds import RoundRecord, TimeSpent
-from hetrdzv.protocol.settings import GroupSpec
+from hetrdzv.protocol.settings import SETTINGS, GroupSpec
 from hetrdzv.protocol.snapshots import JobSnapshotState, StartSnapshot
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase
 
@@ -266,9 +266,8 @@ class Group:
 
     Attributes:
         spec: fixed by whoever named the group first.
-        given: the settings that somebody has given while `spec_fixed` is False.
-        spec_fixed: False while only agents without a script have joined, and no round has formed: whoever brings the
-            command fixes the rest.
+        fixed_settings: by name; only those that were given while no agent with a script has joined, and no round has
+            formed: whoever brings the command fixes the rest.
         by_put: created by `PUT`, so it stays finished until somebody restarts it.
         job: counts the jobs that have run under this name, from 1.
         last_round: the highest round number ever used, or claimed by a node of a group that was forgotten.
@@ -295,8 +294,7 @@ class Group:
 
     group_id: str
     spec: GroupSpec
-    given: frozenset[str] = frozenset()
-    spec_fixed: bool = True
+    fixed_settings: frozenset[str] = frozenset(SETTINGS)
     by_put: bool = False
     state: GroupState = GroupState.WAITING
     job: int = 1

@@ -51,6 +51,7 @@ from hetrdzv.protocol.directive import Weights
 from hetrdzv.protocol.failure import RootCause
 from hetrdzv.protocol.reasons import ends, events, waiting
 from hetrdzv.protocol.reasons.reason import ReasonCode
+from hetrdzv.protocol.settings import SETTINGS
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase
 from hetrdzv.protocol.texts.ids import is_loopback
 from hetrdzv.protocol.texts.who import Nodes
@@ -301,7 +302,7 @@ def _start_round(context: StepContext, selection: Selection) -> None:
     )
     context.change(
         state=GroupState.STARTING,
-        spec_fixed=True,  # the round keeps the bounds under which it formed
+        fixed_settings=frozenset(SETTINGS),  # the round keeps the bounds under which it formed
         last_round=number,
         round=new,
         nodes=nodes,

@@ -12,7 +12,7 @@ from hetrdzv.protocol.errors import GroupFinishing, NotFound, StaleIncarnation, 
 from hetrdzv.protocol.failure import EarlierExits, Failure, RootCause
 from hetrdzv.protocol.reasons import ends, events
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
-from hetrdzv.protocol.settings import GroupSpec
+from hetrdzv.protocol.settings import SETTINGS, GroupSpec
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase
 from hetrdzv.protocol.texts.who import Nodes
 
@@ -323,7 +323,7 @@ def begin_job(context: StepContext, spec: GroupSpec | None = None) -> None:
     context.group = Group(
         group_id=group.group_id,
         spec=spec or GroupSpec(),
-        spec_fixed=spec is not None,
+        fixed_settings=frozenset(SETTINGS if spec is not None else ()),
         by_put=group.by_put,
         job=group.job + 1,
         last_round=group.last_round,

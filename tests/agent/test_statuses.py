@@ -6,9 +6,9 @@ import pytest
 from tests.agent.torchrun.driver import directive
 
 from hetagent.statuses import status_of
-from hetrdzv.protocol.failure import Failure, RootCause
 from hetrdzv.protocol.reasons import ends
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
+from hetrdzv.protocol.rounds import Failure, RootCause
 
 
 def failed(kind: str, exit_code: int | None = None) -> dict[str, Any]:

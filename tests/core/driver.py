@@ -25,10 +25,10 @@ from hetrdzv.core.invariants import check
 from hetrdzv.core.model import Group, Node, Round, Stall
 from hetrdzv.core.why import why
 from hetrdzv.protocol.directive import Directive, Start
-from hetrdzv.protocol.failure import EarlierExits, Failure, RootCause
 from hetrdzv.protocol.reasons import ends
 from hetrdzv.protocol.reasons.reason import Reason, full_text
 from hetrdzv.protocol.reasons.waiting import Ready
+from hetrdzv.protocol.rounds import EarlierExits, Failure, RootCause
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.protocol.texts.who import Nodes
 from tests.core.leases import deadline, step

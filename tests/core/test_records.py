@@ -12,11 +12,11 @@ from hetrdzv.core.commands import NoteStall, NoteTraining
 from hetrdzv.core.model import Stall
 from hetrdzv.core.rounds.records import ROUNDS_KEPT, rounds_of
 from hetrdzv.protocol.errors import HetError
-from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.progress import ProgressTimes
 from hetrdzv.protocol.reasons import ends
 from hetrdzv.protocol.reasons.reason import ReasonCode
 from hetrdzv.protocol.rounds import (
+    Failure,
     RoundRecord,
     downtime_after,
     share_trained,

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from hetrdzv.core.rounds.transitions import GONE_NODES_KEPT
-from hetrdzv.protocol.failure import EarlierExits
 from hetrdzv.protocol.reasons import ends, events, waiting
 from hetrdzv.protocol.reasons.reason import ReasonCode
+from hetrdzv.protocol.rounds import EarlierExits
 from hetrdzv.protocol.texts.who import Nodes
 from tests.core.driver import Story, failed, ready, running
 from tests.core.script import fact, play

@@ -1,10 +1,10 @@
 """What a person is told to do next."""
 
-from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.reasons import ends, events, hangs, waiting
 from hetrdzv.protocol.reasons.advice import next_step
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.reasons.waiting import Ready
+from hetrdzv.protocol.rounds import Failure
 from hetrdzv.protocol.texts.who import Nodes
 from tests.support.hangs import behind
 

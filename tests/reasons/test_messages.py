@@ -4,11 +4,11 @@ from dataclasses import replace
 
 from hetrdzv.core.drift import no_label, versions_differ
 from hetrdzv.protocol.errors import Difference
-from hetrdzv.protocol.failure import EarlierExits, Failure
 from hetrdzv.protocol.reasons import ends, events, hangs, snapshots, waiting
 from hetrdzv.protocol.reasons.hangs import Hang
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.reasons.waiting import Ready
+from hetrdzv.protocol.rounds import EarlierExits, Failure
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.snapshots import SnapshotId
 from hetrdzv.protocol.states import StallKind
@@ -247,7 +247,7 @@ def test_hangs() -> None:
             known,
             hangs.hang(4, behind(3, "gpu2"), 460.0, known=False),
             hangs.stalled(4, HANG),
-            hangs.goes_on(4, HANG),
+            hangs.stalled(4, HANG, goes_on=True),
         ],
         """
 behind: round 4: ranks 0 and 1 wait for rank 3 (gpu2), which is at collective 17,203 of 17,204

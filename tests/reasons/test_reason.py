@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.reasons import ends
 from hetrdzv.protocol.reasons.ends import worker_failed
 from hetrdzv.protocol.reasons.reason import (
@@ -17,6 +16,7 @@ from hetrdzv.protocol.reasons.reason import (
     reason,
     without_times,
 )
+from hetrdzv.protocol.rounds import Failure
 from hetrdzv.protocol.texts.phrasing import ago, duration_text
 from hetrdzv.protocol.texts.raised import find_exception
 from hetrdzv.protocol.texts.who import Ranks

@@ -8,7 +8,7 @@ from hetrdzv.core.commands import Command, Disconnect, Leave, Put, Renew, Report
 from hetrdzv.core.group import new_group
 from hetrdzv.core.model import Group, Node
 from hetrdzv.protocol.errors import StorageError
-from hetrdzv.protocol.failure import Failure
+from hetrdzv.protocol.rounds import Failure
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.states import NodePhase, ReportKind
 from hetrdzv.service.clock import BEAT_S, LATE_S, ServedClock

@@ -14,8 +14,8 @@ from hetagent.session.requests import Answer, Request, round_report
 from hetagent.session.session import LEAVE_S, Session
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import HetError, Problem
-from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.requests import JoinRequest
+from hetrdzv.protocol.rounds import Failure
 from hetrdzv.protocol.states import DirectiveKind, ReportKind
 from tests.sim.snapshots import Snapshots
 from tests.sim.store import GROUP

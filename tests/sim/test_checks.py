@@ -12,7 +12,7 @@ from hetrdzv.core import commands
 from hetrdzv.core.model import Stall
 from hetrdzv.core.rounds.timers import STALL_REPORTED_S
 from hetrdzv.protocol.directive import Directive
-from hetrdzv.protocol.failure import Failure
+from hetrdzv.protocol.rounds import Failure
 from hetrdzv.protocol.states import ReportKind, StallKind
 from hetrdzv.storage import records
 from tests.core.driver import Story

@@ -37,7 +37,7 @@ from hetagent.session.backoff import CONNECT_TIMEOUT_S
 from hetagent.snapshots.folder import EVERY_S
 from hetrdzv import __version__
 from hetrdzv.client import parse_server_urls
-from hetrdzv.protocol.settings import SETTINGS, Setting
+from hetrdzv.protocol.settings import SETTINGS, Setting, setting_text
 from hetrdzv.protocol.texts import typed
 from hetrdzv.protocol.texts.ids import checked_id
 
@@ -216,7 +216,7 @@ OF_NODE: Mapping[str, Flag] = {
 
 OF_JOB: Mapping[str, Flag] = {
     f"--{name.replace('_', '-')}": Flag(
-        f"{setting.help.removesuffix('.')} (default: {setting.shown_default}).",
+        f"{setting.help.removesuffix('.')} (default: {setting_text(setting.default)}).",
         setting.read,
         choices=setting.choices or None,
         metavar=None if setting.choices else setting.metavar,

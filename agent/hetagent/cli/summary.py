@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 
 from hetrdzv.protocol.directive import Directive
-from hetrdzv.protocol.failure import RootCause
 from hetrdzv.protocol.reasons.advice import next_step
-from hetrdzv.protocol.rounds import time_text
+from hetrdzv.protocol.rounds import RootCause, time_text
 from hetrdzv.protocol.texts.phrasing import clipped
 
 RULE = "=" * 72

@@ -15,8 +15,8 @@ from hetagent.roundhook import Environ
 from hetagent.runloop.parts import Parts
 from hetagent.workers.processes import Workers
 from hetagent.workers.starter import Exit
-from hetrdzv.protocol.failure import EarlierExits, Failure
 from hetrdzv.protocol.reasons.ends import worker_failed
+from hetrdzv.protocol.rounds import EarlierExits, Failure
 from hetrdzv.protocol.texts.phrasing import count
 
 if TYPE_CHECKING:

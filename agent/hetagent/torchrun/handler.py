@@ -30,7 +30,7 @@ from hetagent.torchrun.store import RoundOverError, RoundStore
 from hetagent.workers.failures import MAX_CHARACTERS
 from hetagent.workers.store import HetRendezvousHandler
 from hetrdzv.protocol.directive import Directive
-from hetrdzv.protocol.failure import Failure
+from hetrdzv.protocol.rounds import Failure
 from hetrdzv.protocol.states import ReportKind
 
 LONGEST_INTERVAL_S = 1.0

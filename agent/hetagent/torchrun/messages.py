@@ -14,7 +14,7 @@ from hetagent.node.processes.signals import signal_name
 from hetagent.torch_compat.callers import find_run_result, torchrun_is_calling
 from hetagent.workers.failures import MAX_CHARACTERS, escape_surrogates, failure_message, read_record
 from hetrdzv.protocol.directive import Directive
-from hetrdzv.protocol.failure import Failure
+from hetrdzv.protocol.rounds import Failure
 
 
 def translate_flags(text: str) -> str:

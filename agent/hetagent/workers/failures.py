@@ -15,7 +15,7 @@ from hetagent.errors import CommandError, OutOfResourcesError, PermanentStartErr
 from hetagent.launch.command import explain_start_error
 from hetagent.node.console import print_to_stderr
 from hetagent.node.processes.signals import signal_number
-from hetrdzv.protocol.failure import Failure, RootCause
+from hetrdzv.protocol.rounds import Failure, RootCause
 from hetrdzv.protocol.stacks import text_tail
 
 MAX_CHARACTERS = 4000

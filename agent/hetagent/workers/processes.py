@@ -15,7 +15,7 @@ from hetagent.node.processes import proctree as processes
 from hetagent.workers.failures import ErrorRecord, failure_message, read_record
 from hetagent.workers.starter import Exit, StartedWorker
 from hetrdzv.protocol.bounds import MAX_SECONDS
-from hetrdzv.protocol.failure import Failure
+from hetrdzv.protocol.rounds import Failure
 
 
 class Workers:

@@ -11,10 +11,9 @@ from hetrdzv.core.rounds.transitions import is_reusable
 from hetrdzv.core.snapshots.sources import for_member
 from hetrdzv.core.why import why, why_ended, why_node_waits
 from hetrdzv.protocol.directive import Directive, Start, StopNotice
-from hetrdzv.protocol.failure import RootCause
 from hetrdzv.protocol.reasons import advice, ends
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode, reason
-from hetrdzv.protocol.rounds import TimeSpent, total_time
+from hetrdzv.protocol.rounds import RootCause, TimeSpent, total_time
 from hetrdzv.protocol.states import (
     EXIT_CANCELLED,
     EXIT_DRAINED,

@@ -55,10 +55,10 @@ from hetrdzv.protocol.errors import (
     Refused,
     StaleIncarnation,
 )
-from hetrdzv.protocol.failure import EarlierExits, Failure, RootCause
 from hetrdzv.protocol.progress import ProgressTimes
 from hetrdzv.protocol.reasons import ends, events
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
+from hetrdzv.protocol.rounds import EarlierExits, Failure, RootCause
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.snapshots import UseSnapshot
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase, ReportKind
@@ -262,9 +262,7 @@ def _report(context: StepContext, command: Report) -> None:
     node = record_contact(context, require_current_agent(context.group, command.node_id, command.incarnation))
     group = context.group
     if command.kind is ReportKind.LEAVING:
-        leaves_at = (
-            None if command.grace_s is None else context.now - max(0.0, command.age_s) + command.grace_s
-        )
+        leaves_at = None if command.grace_s is None else context.now - command.age_s + command.grace_s
         set_leaving(context, node, ends.agent_left(command.message, leaving=True), leaves_at)
         return
     if command.kind is ReportKind.PARTING:
@@ -347,7 +345,7 @@ def _note_training(context: StepContext, command: NoteTraining) -> None:
 
 def _note_moved(context: StepContext, current: Round, moved: ProgressTimes | None, age_s: float) -> None:
     """A member has said of its workers when they moved, really `age_s` seconds ago; None: nobody can tell."""
-    at = context.now - max(0.0, age_s)
+    at = context.now - age_s
     if moved is not None and moved.began_s is not None:
         _note_training(context, NoteTraining(current.number, at - moved.began_s))
     active = context.group.active_round
@@ -397,7 +395,7 @@ def _worker_failed(context: StepContext, node: Node, current: Round, command: Re
     if node.failure is not None or not (current.end is not None or node.phase in _AT_WORK):
         return  # idempotent by (incarnation, round, kind)
     failure = command.failure or Failure(local_rank=-1, rank=-1, message=command.message)
-    failure = replace(failure, at=context.now - max(0.0, command.age_s))
+    failure = replace(failure, at=context.now - command.age_s)
     phase = NodePhase.FAILED if node.phase in _AT_WORK else node.phase
     node = context.change_node(node, phase=phase, failure=failure)
     before = _ended_before(context.group, current, command.ended) if current.end is None else None

@@ -20,10 +20,10 @@ from hetrdzv.core.commands import NoteStall
 from hetrdzv.core.model import Cause
 from hetrdzv.core.rounds.timers import STALL_REPORTED_S, is_stall_suspended, stall_ends_round_at
 from hetrdzv.core.rounds.transitions import StepContext, end_round
-from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.progress import NO_ANSWER, Collectives, Worker
 from hetrdzv.protocol.reasons import ends, hangs
 from hetrdzv.protocol.reasons.hangs import Hang
+from hetrdzv.protocol.rounds import Failure
 from hetrdzv.protocol.states import EndKind, StallKind
 from hetrdzv.protocol.texts.who import Ranks, join_words
 
@@ -399,7 +399,7 @@ def note_stall(context: StepContext, command: NoteStall) -> None:
         return
     old = active.stall
     if old is not None and old.reported and (new is None or new.since > old.since + SAME_S):
-        context.add_event(hangs.goes_on(active.number, old.hang_at(context.now)))
+        context.add_event(hangs.stalled(active.number, old.hang_at(context.now), goes_on=True))
         active = replace(active, hung_s=active.hung_s + context.now - old.since)
         old = None
     if new is not None and old is not None and new.since <= old.since + SAME_S:

@@ -9,11 +9,10 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 
 from hetrdzv.protocol.directive import Member, Shares, Weights
-from hetrdzv.protocol.failure import EarlierExits, Failure, RootCause
 from hetrdzv.protocol.reasons.hangs import Hang
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.requests import Offer
-from hetrdzv.protocol.rounds import RoundRecord, TimeSpent
+from hetrdzv.protocol.rounds import EarlierExits, Failure, RootCause, RoundRecord, TimeSpent
 from hetrdzv.protocol.settings import SETTINGS, GroupSpec
 from hetrdzv.protocol.snapshots import JobSnapshotState, StartSnapshot
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase

@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 
 from hetrdzv.protocol.bounds import Seconds
-from hetrdzv.protocol.failure import RootCause
 from hetrdzv.protocol.reasons.reason import Reason, full_text
-from hetrdzv.protocol.rounds import TimeSpent
+from hetrdzv.protocol.rounds import RootCause, TimeSpent
 from hetrdzv.protocol.snapshots import StartSnapshot
 from hetrdzv.protocol.stacks import About
 from hetrdzv.protocol.states import DirectiveKind

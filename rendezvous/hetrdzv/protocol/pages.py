@@ -8,9 +8,9 @@ from hetrdzv import __version__
 from hetrdzv.protocol.bounds import Seconds
 from hetrdzv.protocol.directive import Directive, Member, Shares, StopNotice
 from hetrdzv.protocol.errors import SCRIPT, Conflict
-from hetrdzv.protocol.failure import Failure, RootCause
 from hetrdzv.protocol.reasons.hangs import HANG_CODES
 from hetrdzv.protocol.reasons.reason import Reason, full_text
+from hetrdzv.protocol.rounds import Failure, RootCause
 from hetrdzv.protocol.snapshots import SafeShown
 from hetrdzv.protocol.stacks import Stack
 from hetrdzv.protocol.states import HANGS, GroupState

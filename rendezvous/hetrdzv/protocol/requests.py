@@ -23,8 +23,8 @@ from hetrdzv.protocol.bounds import (
     Workers,
     at_most,
 )
-from hetrdzv.protocol.failure import EarlierExits, Failure
 from hetrdzv.protocol.progress import ProgressTimes
+from hetrdzv.protocol.rounds import EarlierExits, Failure
 from hetrdzv.protocol.settings import DAY_S, SETTINGS
 from hetrdzv.protocol.snapshots import Holdings
 from hetrdzv.protocol.states import ReportKind

@@ -236,11 +236,6 @@ class Setting:
         """The values of an enum; empty for others."""
         return tuple(one.value for one in OnJoin) if self.kind is OnJoin else ()
 
-    @property
-    def shown_default(self) -> str:
-        """The default as a flag takes it, or `none`."""
-        return setting_text(self.default)
-
     def read(self, text: str) -> object:
         """The value that a person has typed, or a ValueError."""
         given = text.split(",") if isinstance(self.default, tuple) else text

@@ -7,10 +7,10 @@ from tests.agent.torchrun.driver import directive
 
 from hetagent.cli.summary import closing_block
 from hetrdzv.protocol.directive import Directive
-from hetrdzv.protocol.failure import Failure, RootCause
 from hetrdzv.protocol.reasons import ends
 from hetrdzv.protocol.reasons.advice import next_step
 from hetrdzv.protocol.reasons.reason import Reason
+from hetrdzv.protocol.rounds import Failure, RootCause
 
 LINE = "=" * 72
 WORKER = ends.worker_failed("a", Failure(local_rank=0, rank=0, exit_code=1, message="no such dataset"))

@@ -38,9 +38,9 @@ from hetrdzv.protocol.errors import (
     UnknownGroup,
     Unreachable,
 )
-from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.progress import NodeProgress
 from hetrdzv.protocol.requests import JoinRequest, SpecFields
+from hetrdzv.protocol.rounds import Failure
 from hetrdzv.protocol.states import ReportKind
 
 REFUSED = Unreachable("no server answers (http://h:1: connection refused)")

@@ -15,8 +15,8 @@ from hetagent.node.network import AdvertisedAddress, hold_port
 from hetagent.torchrun import create_handler
 from hetagent.torchrun.messages import exit_error, translate_flags
 from hetrdzv.auth.tls import TlsError
-from hetrdzv.protocol.failure import RootCause
 from hetrdzv.protocol.reasons.reason import Reason
+from hetrdzv.protocol.rounds import RootCause
 
 
 def test_advice_says_what_flags_are_called_here() -> None:

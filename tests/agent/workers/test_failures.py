@@ -20,8 +20,8 @@ from hetagent.workers.failures import (
     write_error,
     write_root_cause,
 )
-from hetrdzv.protocol.failure import Failure, RootCause
 from hetrdzv.protocol.reasons.reason import Reason
+from hetrdzv.protocol.rounds import Failure, RootCause
 from hetrdzv.protocol.texts.raised import find_exception
 
 

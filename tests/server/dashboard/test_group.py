@@ -12,10 +12,9 @@ from hetrdzv.core.model import Stall
 from hetrdzv.dashboard.cache import LARGEST_SHARE, MOST, SectionCache
 from hetrdzv.dashboard.group import bars, group_sections
 from hetrdzv.dashboard.pages import overview
-from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.pages import RECENT_S
 from hetrdzv.protocol.progress import NodeProgress, Worker
-from hetrdzv.protocol.rounds import RoundRecord
+from hetrdzv.protocol.rounds import Failure, RoundRecord
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.service.service import Service
 from tests.support.hangs import behind

@@ -15,7 +15,7 @@ from hetrdzv.auth.tokens import Grant, Role, Tokens
 from hetrdzv.core.commands import Cancel, NoteStall, Report
 from hetrdzv.core.model import Stall
 from hetrdzv.dashboard.sessions import SESSION_S
-from hetrdzv.protocol.failure import Failure
+from hetrdzv.protocol.rounds import Failure
 from hetrdzv.protocol.stacks import Stack
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.service.progress import queries

@@ -14,7 +14,7 @@ from hetrdzv.cli.types import Typed
 from hetrdzv.client import Client
 from hetrdzv.protocol.pages import GroupReply, describe_plan
 from hetrdzv.protocol.requests import Changes, SpecFields
-from hetrdzv.protocol.settings import SETTINGS, GroupSpec, Setting
+from hetrdzv.protocol.settings import SETTINGS, GroupSpec, Setting, setting_text
 from hetrdzv.protocol.snapshots import UseSnapshot
 from hetrdzv.protocol.states import GroupState
 from hetrdzv.protocol.texts import typed
@@ -41,7 +41,9 @@ def setting_flags() -> Iterator[click.Option]:
     }
     for name, text in helps.items():
         flag, setting = f"--{name.replace('_', '-')}", SETTINGS[name]
-        yield click.Option([flag], type=flag_type(setting), help=f"{text} (default: {setting.shown_default})")
+        yield click.Option(
+            [flag], type=flag_type(setting), help=f"{text} (default: {setting_text(setting.default)})"
+        )
 
 
 @command("Create a group.", *setting_flags())

@@ -18,7 +18,6 @@ from hetrdzv.cli.hetctl.calls import show_reply
 from hetrdzv.cli.hetctl.history import rounds_view
 from hetrdzv.cli.hetctl.options import GROUP, ID, WIDE, command
 from hetrdzv.client import Client
-from hetrdzv.protocol.failure import RootCause
 from hetrdzv.protocol.pages import (
     WORKER_COLUMNS,
     Event,
@@ -32,7 +31,7 @@ from hetrdzv.protocol.pages import (
 )
 from hetrdzv.protocol.reasons.events import spent_of
 from hetrdzv.protocol.reasons.snapshots import safe_text
-from hetrdzv.protocol.rounds import RoundRecord, RoundsReply
+from hetrdzv.protocol.rounds import RootCause, RoundRecord, RoundsReply
 from hetrdzv.protocol.settings import DEFAULTS, setting_text
 from hetrdzv.protocol.snapshots import SnapshotShown, SnapshotsShown
 from hetrdzv.protocol.texts.phrasing import count, digits, duration_text

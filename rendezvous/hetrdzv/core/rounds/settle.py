@@ -48,9 +48,9 @@ from hetrdzv.core.selection.select import (
 )
 from hetrdzv.core.why import partially_connected, unreachable_masters, why_group_waits
 from hetrdzv.protocol.directive import Weights
-from hetrdzv.protocol.failure import RootCause
 from hetrdzv.protocol.reasons import ends, events, waiting
 from hetrdzv.protocol.reasons.reason import ReasonCode
+from hetrdzv.protocol.rounds import RootCause
 from hetrdzv.protocol.settings import SETTINGS
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase
 from hetrdzv.protocol.texts.ids import is_loopback

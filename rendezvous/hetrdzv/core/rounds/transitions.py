@@ -9,9 +9,9 @@ from hetrdzv.core.model import Cause, End, Group, Node, Notice, Round
 from hetrdzv.core.rounds.records import rounds_of, time_until_end
 from hetrdzv.core.rounds.timers import Lapsed, notice_until
 from hetrdzv.protocol.errors import GroupFinishing, NotFound, StaleIncarnation, StaleRound
-from hetrdzv.protocol.failure import EarlierExits, Failure, RootCause
 from hetrdzv.protocol.reasons import ends, events
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
+from hetrdzv.protocol.rounds import EarlierExits, Failure, RootCause
 from hetrdzv.protocol.settings import SETTINGS, GroupSpec
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase
 from hetrdzv.protocol.texts.who import Nodes

@@ -79,7 +79,7 @@ def record_parting(context: StepContext, node: Node, report: Report) -> None:
         return
     if not report.serves_s or report.snapshots is None or node.gone:
         return
-    until = context.now - max(0.0, report.age_s) + min(report.serves_s, MOST_SERVES_S)
+    until = context.now - report.age_s + min(report.serves_s, MOST_SERVES_S)
     context.change_node(node, snapshots=report.snapshots)
     context.change(snapshots=replace(known, parting={**known.parting, node.incarnation: until}))
 

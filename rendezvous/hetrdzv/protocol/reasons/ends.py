@@ -1,8 +1,8 @@
 """What ends a round, why a node goes, and why a job fails."""
 
-from hetrdzv.protocol.failure import EarlierExits, Failure
 from hetrdzv.protocol.reasons.hangs import Hang
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode, reason, with_message
+from hetrdzv.protocol.rounds import EarlierExits, Failure
 from hetrdzv.protocol.texts.phrasing import clipped, count
 from hetrdzv.protocol.texts.raised import find_exception
 from hetrdzv.protocol.texts.who import Ranks

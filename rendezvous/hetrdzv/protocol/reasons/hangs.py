@@ -5,6 +5,7 @@ from typing import Any
 
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode, reason
 from hetrdzv.protocol.states import StallKind
+from hetrdzv.protocol.texts.phrasing import singular_or_plural
 from hetrdzv.protocol.texts.who import Ranks
 
 
@@ -21,12 +22,10 @@ class Hang:
 
     def message(self, for_s: float | None = None) -> str:
         """All of it in a clause, with its time (seconds) where that is given."""
-        one = len(self.waiting) == 1
-        if not self.waiting:
-            return f"no progress{'' if for_s is None else f' for {for_s:.0f} s'}: {self.wait_for}"
-        if for_s is None:
-            return f"{self.waiting} {'waits' if one else 'wait'} for {self.wait_for}"
-        return f"{self.waiting} {'has' if one else 'have'} waited {for_s:.0f} s for {self.wait_for}"
+        wait = singular_or_plural(self.waiting, "waits", "wait")
+        if for_s is not None:
+            wait = f"{singular_or_plural(self.waiting, 'has', 'have')} waited {for_s:.0f} s"
+        return f"{self.waiting} {wait} for {self.wait_for}"
 
 
 HANG_CODES = frozenset(map(ReasonCode, StallKind))
@@ -40,16 +39,10 @@ def hang(number: int, of: Hang, since: float, *, known: bool = True, until: floa
     return _of(of, ReasonCode(of.kind), text, number, since=since, until=until, unclear=None if known else 1)
 
 
-def stalled(number: int, of: Hang) -> Reason:
-    """Workers have waited long for others."""
-    text = f"round {number} hangs: {of.message(of.for_s)}"
-    return _of(of, ReasonCode.STALLED, text, number, for_s=round(of.for_s, 3))
-
-
-def goes_on(number: int, of: Hang) -> Reason:
-    """They wait no longer."""
-    text = f"round {number} goes on, after {of.message(of.for_s)}"
-    return _of(of, ReasonCode.GOES_ON, text, number, for_s=round(of.for_s, 3))
+def stalled(number: int, of: Hang, *, goes_on: bool = False) -> Reason:
+    """Workers have waited long for others; `goes_on`: and wait no longer."""
+    code, how = (ReasonCode.GOES_ON, "goes on, after") if goes_on else (ReasonCode.STALLED, "hangs:")
+    return _of(of, code, f"round {number} {how} {of.message(of.for_s)}", number, for_s=round(of.for_s, 3))
 
 
 def _of(of: Hang, code: ReasonCode, text: str, number: int, **more: Any) -> Reason:

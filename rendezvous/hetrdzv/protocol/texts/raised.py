@@ -21,29 +21,19 @@ class RaisedException(NamedTuple):
 
 
 def find_exception(text: str) -> RaisedException | None:
-    """The last exception of a text that ends with a traceback; None: it has none."""
+    """The last exception of a text that ends with a traceback; None: it has none.
+
+    It comes from the innermost line of the script's own code in the last traceback, else from the innermost of all.
+    """
     frames = list(_FRAME.finditer(text))
     if not frames:
         return None
     last = frames[-1]
-    margin, at = last["margin"], last.end() + 1
-    while at < len(text):
-        end = text.find("\n", at)
-        end = len(text) if end < 0 else end
-        line = text[at:end]
-        said = line[len(margin) :] if line.startswith(margin) else ""
-        if said and not said[0].isspace():
-            own = _own(text, frames)
-            where = f"{own['path'].rpartition('/')[2]}:{own['line']}"
-            return RaisedException(said.strip(), where, end)
-        at = end + 1
-    return None
-
-
-def _own(text: str, frames: list[re.Match[str]]) -> re.Match[str]:
-    """The innermost line of the script's own code in the last traceback, else the innermost of all."""
-    begins = text.rfind("Traceback (most recent call last):", 0, frames[-1].start())
-    inner = (
-        frame for frame in reversed(frames) if frame.start() > begins and not _LIBRARY.search(frame["path"])
-    )
-    return next(inner, frames[-1])
+    headline = re.compile(rf"^{re.escape(last['margin'])}(\S.*)$", re.MULTILINE).search(text, last.end())
+    if headline is None:
+        return None
+    begins = text.rfind("Traceback (most recent call last):", 0, last.start())
+    of_last = (frame for frame in reversed(frames) if frame.start() > begins)
+    own = next((frame for frame in of_last if not _LIBRARY.search(frame["path"])), last)
+    where = f"{own['path'].rpartition('/')[2]}:{own['line']}"
+    return RaisedException(headline[1].strip(), where, headline.end())

@@ -1,37 +1,30 @@
 """Values as people type them, in flags and settings. What is wrong with a text is told as a ValueError."""
 
-import math
 import re
+from contextlib import suppress
 
-from hetrdzv.protocol.bounds import MAX_WEIGHT, MIN_WEIGHT
+from hetrdzv.protocol.bounds import MAX_SECONDS, MAX_WEIGHT, MIN_WEIGHT
 from hetrdzv.protocol.settings import MAX_NODES, MAX_WORLD_SIZE
 
 LONGEST = 256
 """Characters of the name and of the value of a label."""
 
 
-def _number(text: str) -> float:
-    """A number; nan if it is none."""
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
-
-
 def seconds(text: str) -> float:
     """A duration in seconds, zero or more."""
-    value = _number(text)
-    if not (math.isfinite(value) and value >= 0):
-        raise ValueError(f"{text!r} is not a number of seconds, such as 5 or 0.5, without a unit")
-    return value
+    return _number(text, 0, MAX_SECONDS, "of seconds, such as 5 or 0.5, without a unit")
 
 
 def weight(text: str) -> float:
     """How fast a node is, compared with others."""
-    value = _number(text)
-    if not MIN_WEIGHT <= value <= MAX_WEIGHT:
-        raise ValueError(f"{text!r} is not a number from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}")
-    return value
+    return _number(text, MIN_WEIGHT, MAX_WEIGHT, f"from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}")
+
+
+def _number(text: str, least: float, most: float, which: str) -> float:
+    with suppress(ValueError):
+        if least <= (value := float(text)) <= most:
+            return value
+    raise ValueError(f"{text!r} is not a number {which}")
 
 
 def label(text: str) -> tuple[str, str]:

@@ -1,7 +1,7 @@
 """Who: some of the nodes or ranks that a value speaks of, however many there are."""
 
 import heapq
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hetrdzv.protocol.texts.ids import natural_key
@@ -20,9 +20,7 @@ class Nodes:
     @classmethod
     def of(cls, node_ids: Iterable[str]) -> "Nodes":
         """These nodes."""
-        known: Collection[str] = (
-            node_ids if isinstance(node_ids, list | tuple | frozenset) else list(node_ids)
-        )
+        known = list(node_ids)
         first = heapq.nsmallest(MOST_NAMES, known, key=natural_key)
         return cls(first=tuple(first), more=len(known) - len(first))
 

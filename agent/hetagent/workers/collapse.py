@@ -1,107 +1,109 @@
 """Equal lines of several ranks of a node become one line that names the ranks (`--collapse`)."""
 
 import contextlib
+import itertools
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
 WAIT_S = 0.5
-"""How long a line waits for its like from other ranks (seconds); torch looks for new lines every 0.1 s."""
+"""How long a line waits for its like from other ranks (seconds)."""
 
-MOST_CHARACTERS = 64 << 10
+INTERVAL_S = 0.1
+"""How often to look for new lines (seconds), as torch does."""
+
+MAX_CHARACTERS = 64 << 10
 """The longest line that is not cut."""
 
-MOST_LINES = 1000
+LINES_AT_ONCE = 100
+"""So many lines of a rank are read before those of the next."""
+
+MAX_LINES = 1000
 """How many lines wait at most."""
 
 
 @dataclass(slots=True)
-class _Entry:
-    """A line that waits, who has written it so far, and until when (monotonic seconds)."""
+class _Line:
+    """A line that waits, the ranks that have written it so far, and until when it waits (monotonic seconds)."""
 
-    line: str
+    text: str
     ranks: set[int]
     until: float
 
 
-class LineMerger:
-    """A stream for the lines of several local ranks: equal ones that come within `WAIT_S` are written once.
+class MergedTail:
+    """Copies the log files of several local ranks to a stream, as torch's `TailLog`, but equal lines only once.
 
-    The lines of each rank stay in order; what a rank writes twice is shown twice. `prefix` makes the beginning of a
-    line of the global and the local numbers of its ranks.
+    That is, if they come within `WAIT_S`. The lines of each rank stay in order; what a rank writes twice is shown
+    twice. `prefix` makes the beginning of a line that some local ranks have written.
     """
 
-    def __init__(
-        self, out: TextIO, ranks: Collection[int], offset: int, prefix: Callable[[str, str], str]
-    ) -> None:
+    def __init__(self, files: Mapping[int, str], out: TextIO, prefix: Callable[[Sequence[int]], str]) -> None:
+        self._files = files
         self._out = out
-        self._all = set(ranks)
-        self._offset = offset
         self._prefix = prefix
-        self._waiting: list[_Entry] = []
+        self._waiting: list[_Line] = []
         self._partial: dict[int, str] = {}  # by rank, what has no end of line yet
-        self._changed = threading.Condition()
-        self._closed = False
+        self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="collapse", daemon=True)
+
+    def start(self) -> None:
+        """Copy what is in the files, which are there, and what is added to them."""
         self._thread.start()
 
-    @staticmethod
-    def line_prefix(rank: int) -> str:
-        """What a line has to begin with when it is written here, to say whose it is."""
-        return f"{rank}\0"
-
-    def write(self, text: str) -> int:
-        """A line, or a part of one, behind its mark."""
-        mark, _, line = text.partition("\0")
-        rank = int(mark)
-        with self._changed:
-            line = self._partial.pop(rank, "") + line
-            if line.endswith("\n") or len(line) >= MOST_CHARACTERS:
-                self._add(rank, line)
-            else:
-                self._partial[rank] = line
-            self._changed.notify()
-        return len(text)
-
-    def close(self) -> None:
-        """Pass on all that is left."""
-        with self._changed:
-            for rank, line in sorted(self._partial.items()):
-                self._add(rank, f"{line}\n")
-            self._closed = True
-            self._changed.notify()
+    def stop(self) -> None:
+        """Nothing is added any more: copy the rest."""
+        self._stopped.set()
         self._thread.join()
 
-    def _add(self, rank: int, line: str) -> None:
-        last = max((index for index, entry in enumerate(self._waiting) if rank in entry.ranks), default=-1)
-        entry = next((entry for entry in self._waiting[last + 1 :] if entry.line == line), None)
-        if entry is None:
-            entry = _Entry(line, set(), time.monotonic() + WAIT_S)
-            self._waiting.append(entry)
-        entry.ranks.add(rank)
-
     def _run(self) -> None:
-        with self._changed:
-            while not self._closed or self._waiting:
-                self._pass_on(time.monotonic())
-                if not self._closed:
-                    until = self._waiting[0].until if self._waiting else None
-                    self._changed.wait(None if until is None else max(0.0, until - time.monotonic()))
+        with contextlib.ExitStack() as stack:
+            files = {
+                rank: stack.enter_context(open(self._files[rank], errors="replace")) for rank in self._files
+            }
+            is_last = False
+            while not is_last:
+                is_last = self._stopped.wait(INTERVAL_S)
+                while self._read_lines(files):
+                    self._write_lines()
+                self._write_lines()
+        for rank, text in sorted(self._partial.items()):
+            self._add_line(rank, f"{text}\n")
+        self._write_lines(is_over=True)
 
-    def _pass_on(self, now: float) -> None:
+    def _read_lines(self, files: Mapping[int, TextIO]) -> bool:
+        """Read some lines of each; whether there were any."""
+        has_read = False
+        for rank, file in files.items():
+            for text in itertools.islice(file, LINES_AT_ONCE):
+                has_read = True
+                line = self._partial.pop(rank, "") + text
+                if line.endswith("\n") or len(line) >= MAX_CHARACTERS:
+                    self._add_line(rank, line)
+                else:
+                    self._partial[rank] = line
+        return has_read
+
+    def _add_line(self, rank: int, text: str) -> None:
+        last = max((index for index, line in enumerate(self._waiting) if rank in line.ranks), default=-1)
+        line = next((line for line in self._waiting[last + 1 :] if line.text == text), None)
+        if line is None:
+            line = _Line(text, set(), time.monotonic() + WAIT_S)
+            self._waiting.append(line)
+        line.ranks.add(rank)
+
+    def _write_lines(self, *, is_over: bool = False) -> None:
         """Write the lines at the front that all ranks have written, or that have waited long enough."""
         while self._waiting:
-            entry = self._waiting[0]
-            is_over = self._closed or now >= entry.until or len(self._waiting) > MOST_LINES
-            if entry.ranks != self._all and not is_over:
+            line = self._waiting[0]
+            is_due = is_over or time.monotonic() >= line.until or len(self._waiting) > MAX_LINES
+            if line.ranks != self._files.keys() and not is_due:
                 break
-            numbers = sorted(entry.ranks)
-            begin = self._prefix(ranges([self._offset + rank for rank in numbers]), ranges(numbers))
-            with contextlib.suppress(OSError, ValueError):  # the console has gone, or cannot show it
-                self._out.write(f"{begin}{entry.line}")
             del self._waiting[0]
+            with contextlib.suppress(OSError, ValueError):  # the console has gone, or cannot show it
+                self._out.write(f"{self._prefix(sorted(line.ranks))}{line.text}")
         with contextlib.suppress(OSError, ValueError):
             self._out.flush()
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from string import Template
 from types import SimpleNamespace
-from typing import Any, TextIO, cast
+from typing import Any, TextIO
 
 from torch.distributed.elastic.agent.server.api import Worker, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
@@ -26,7 +26,7 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import Subproc
 from hetagent.launch.base import Assignment, PredictCommand
 from hetagent.launch.command import WorkerCommand
 from hetagent.torch_compat.flags import changes_the_command, substitute_macros
-from hetagent.workers.collapse import LineMerger
+from hetagent.workers.collapse import MergedTail, ranges
 from hetagent.workers.output import STDERR, STDOUT, OutputCapture, wait_for_log_copies
 from hetagent.workers.starter import Program, StartedWorker, Take
 from hetagent.workers.store import HetRendezvousHandler
@@ -236,30 +236,23 @@ class TorchStarter(LocalElasticAgent):
         return _replaced(processes_api, "get_subprocess_handler", Taken)
 
     def _merging(self) -> contextlib.AbstractContextManager[None]:
-        """Have torch copy lines to a `LineMerger` instead of the console."""
+        """Have a `MergedTail` copy to the console what torch's `TailLog` would."""
         if not self._collapse:
             return contextlib.nullcontext()
         assert self._assignment is not None
-        offset, role = self._assignment.start.rank_offset, self.spec.role
+        offset, role, tail_log = self._assignment.start.rank_offset, self.spec.role, processes_api.TailLog
 
-        def prefix(ranks: str, local_ranks: str) -> str:
-            return self._prefix.safe_substitute(role_name=role, rank=ranks, local_rank=local_ranks)
+        def prefix(local_ranks: Sequence[int]) -> str:
+            ranks = ranges([offset + local_rank for local_rank in local_ranks])
+            return self._prefix.safe_substitute(role_name=role, rank=ranks, local_rank=ranges(local_ranks))
 
-        class Merging(processes_api.TailLog):
-            def __init__(self, *args: Any, **kwargs: Any) -> None:
-                super().__init__(*args, **kwargs)
-                self._merger: LineMerger | None = None
-                if self._log_files and self._dst in (sys.stdout, sys.stderr):
-                    self._merger = LineMerger(self._dst, self._log_files, offset, prefix)
-                    self._dst = cast("TextIO", self._merger)
-                    self._log_line_prefixes = {rank: LineMerger.line_prefix(rank) for rank in self._log_files}
+        def make_tail(name: str, files: dict[int, str], out: TextIO, *args: Any, **kwargs: Any) -> Any:
+            is_merged = files and out in (sys.stdout, sys.stderr)
+            return (
+                MergedTail(files, out, prefix) if is_merged else tail_log(name, files, out, *args, **kwargs)
+            )
 
-            def stop(self) -> None:
-                super().stop()
-                if self._merger is not None:
-                    self._merger.close()
-
-        return _replaced(processes_api, "TailLog", Merging)
+        return _replaced(processes_api, "TailLog", make_tail)
 
 
 def _tails(context: Any) -> Sequence[Any]:

@@ -1,62 +1,65 @@
 """Lines that several ranks write alike."""
 
 import io
-import threading
+from pathlib import Path
 
 import pytest
 from tests.agent.rig import Make
+from tests.support.cluster import wait_for
 from torch.distributed.elastic.multiprocessing import Std
 
 from hetagent.workers import collapse
-from hetagent.workers.collapse import LineMerger
+from hetagent.workers.collapse import MergedTail, ranges
 
 
-class Out(io.StringIO):
-    """Says when something has arrived."""
+class Tail:
+    """A tail of the files of some ranks, the first of which is rank 2 of the world."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.arrived = threading.Event()
+    def __init__(self, folder: Path, ranks: int) -> None:
+        self.out = io.StringIO()
+        self.files = {rank: str(folder / str(rank)) for rank in range(ranks)}
+        for rank in self.files:
+            self.write(rank, "")
+        self.tail = MergedTail(
+            self.files, self.out, lambda ranks: f"{ranges([2 + rank for rank in ranks])}/{ranges(ranks)}:"
+        )
 
-    def flush(self) -> None:
-        if self.getvalue():
-            self.arrived.set()
-
-
-def merged(out: Out, *writes: tuple[int, str], ranks: int) -> LineMerger:
-    made = LineMerger(out, range(ranks), 2, lambda ranks, local_ranks: f"{ranks}/{local_ranks}:")
-    for rank, text in writes:
-        made.write(f"{LineMerger.line_prefix(rank)}{text}")
-    return made
+    def write(self, rank: int, text: str) -> None:
+        with open(self.files[rank], "a") as file:
+            file.write(text)
 
 
 @pytest.mark.parametrize(
-    ("ranks", "writes", "lines"),
+    ("written", "lines"),
     [
-        (3, [(0, "a\n"), (1, "a\n"), (2, "a\n")], ["2-4/0-2:a"]),
-        (3, [(2, "a\n"), (0, "a\n"), (1, "b\n")], ["2,4/0,2:a", "3/1:b"]),
-        (2, [(0, "A\n"), (0, "B\n"), (1, "A\n"), (1, "B\n")], ["2-3/0-1:A", "2-3/0-1:B"]),
-        (2, [(0, "a\n"), (0, "a\n"), (1, "a\n")], ["2-3/0-1:a", "2/0:a"]),
-        (2, [(0, "a\n"), (0, "b\n"), (1, "b\n"), (1, "a\n")], ["2/0:a", "2-3/0-1:b", "3/1:a"]),
-        (2, [(0, "x="), (1, "x=1\n"), (0, "1\n"), (0, "y")], ["2-3/0-1:x=1", "2/0:y"]),
+        (["a\n", "a\n", "a\n"], ["2-4/0-2:a"]),
+        (["a\n", "b\n", "a\n"], ["2,4/0,2:a", "3/1:b"]),
+        (["A\nB\n", "A\nB\n"], ["2-3/0-1:A", "2-3/0-1:B"]),
+        (["a\na\n", "a\n"], ["2-3/0-1:a", "2/0:a"]),
+        (["a\nb\n", "b\na\n"], ["2/0:a", "2-3/0-1:b", "3/1:a"]),
+        (["x=1\ny", "x=1\n"], ["2-3/0-1:x=1", "2/0:y"]),
     ],
 )
 def test_equal_lines_of_several_ranks_are_one_line(
-    monkeypatch: pytest.MonkeyPatch, ranks: int, writes: list[tuple[int, str]], lines: list[str]
+    tmp_path: Path, written: list[str], lines: list[str]
 ) -> None:
-    monkeypatch.setattr(collapse, "WAIT_S", 600.0)
-    out = Out()
-    merged(out, *writes, ranks=ranks).close()
-    assert out.getvalue().splitlines() == lines
+    made = Tail(tmp_path, len(written))
+    for rank, text in enumerate(written):
+        made.write(rank, text)
+    made.tail.start()
+    made.tail.stop()
+    assert made.out.getvalue().splitlines() == lines
 
 
-def test_a_line_waits_for_the_others_but_not_for_long() -> None:
-    out = Out()
-    made = merged(out, (1, "a\n"), ranks=2)
-    assert out.arrived.wait(30.0)
-    made.write(f"{LineMerger.line_prefix(0)}a")
-    made.close()
-    assert out.getvalue() == "3/1:a\n2/0:a\n"
+def test_a_line_waits_for_the_others_but_not_for_long(tmp_path: Path) -> None:
+    made = Tail(tmp_path, 2)
+    made.tail.start()
+    made.write(1, "a=")
+    made.write(1, "1\n")
+    wait_for(made.out.getvalue, "the line")
+    made.write(0, "a=1")
+    made.tail.stop()
+    assert made.out.getvalue() == "3/1:a=1\n2/0:a=1\n"
 
 
 def test_all_that_torch_copies_of_several_ranks_arrives_as_one(

@@ -1,9 +1,12 @@
-"""Keeps a standby for each local rank: makes them, replaces those that end, and hands them over."""
+"""Keeps a standby for each local rank: makes them, replaces those that end, and hands them over.
+
+All in the run loop's thread, which looks when one of them says something, and now and then while workers run.
+"""
 
 import contextlib
 import os
+import select
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +18,7 @@ from hetagent.node.console import WarnOnce
 from hetagent.node.memory import free_memory
 from hetagent.node.processes import proctree as processes
 from hetagent.node.processes.signals import signal_name
-from hetagent.node.self_pipe import Readable, SelfPipe, wait_readable
+from hetagent.node.self_pipe import wait_readable
 from hetagent.options.values import AUTO
 from hetagent.roundhook import RoundHook
 from hetagent.standby.process import END_TIMEOUT_S, WAITING, Standby, can_run_program
@@ -46,7 +49,7 @@ NEEDED_BYTES = 1 << 30
 
 
 class Standbys(RoundHook):
-    """The standbys of one agent. A thread makes and watches them; the caller's thread takes them."""
+    """The standbys of one agent."""
 
     def __init__(self, preload: Sequence[str], log: Callable[[str], None]) -> None:
         self._preload = [module for module in preload if module != AUTO] or list(PRELOADED)
@@ -55,22 +58,18 @@ class Standbys(RoundHook):
         self._notes = scratch.ScratchFolder(PREFIX)  # where workers note their imports
         self._left_out: set[str] = set()
         self._log = log
-        self._lock = threading.Lock()
         self._programs: dict[int, Program] = {}
         self._standbys: dict[int, Standby] = {}
         self._not_before = 0.0  # when the next one may be made (monotonic seconds)
+        self._look_at = 0.0
         self._died = 0  # in a row, before they were ready
         self._log_once = WarnOnce(log)
-        self._closed = False
-        self._waker = SelfPipe()
-        self._thread = threading.Thread(target=self._run, name="standbys", daemon=True)
-        self._thread.start()
+        self._poller = select.epoll()  # of the standbys; one that is given up leaves it by itself
 
     def start_predicted(self, programs: Sequence[Program]) -> None:
         """Make standbys for the first round."""
-        with self._lock:
-            self._programs.update(enumerate(programs))
-        self._waker.wake()
+        self._programs.update(enumerate(programs))
+        self._make_due()
 
     def environ(self, local_rank: int) -> Mapping[str, str]:
         """What the worker of a local rank gets, so that it notes what it imports."""
@@ -83,65 +82,50 @@ class Standbys(RoundHook):
 
         The next standby is made for the same program, once the round runs.
         """
-        with self._lock:
-            self._programs[local_rank] = program
-            standby = self._standbys.pop(local_rank, None)
-            process = None
-            if standby is not None and not can_run_program(standby.program, program):
-                standby.kill()
-            elif standby is not None:
-                try:
-                    process = standby.become_worker(program, stdout, stderr)
-                except OSError as error:
-                    self._log(
-                        f"cannot use the standby of local rank {local_rank} ({error}): starting without it"
-                    )
-            self._not_before = max(self._not_before, time.monotonic() + QUIET_S)
-        self._waker.wake()
-        return process
+        self._programs[local_rank] = program
+        self._not_before = max(self._not_before, time.monotonic() + QUIET_S)
+        standby = self._standbys.pop(local_rank, None)
+        if standby is not None and can_run_program(standby.program, program):
+            try:
+                return standby.become_worker(program, stdout, stderr)
+            except OSError as error:
+                self._log(f"cannot use the standby of local rank {local_rank} ({error}): starting without it")
+        elif standby is not None:
+            standby.kill()
+        return None
 
     def close(self) -> None:
         """End all of them, and make no more. Harmless if called again."""
-        with self._lock:
-            self._closed = True
-            pids = [standby.process.pid for standby in self._standbys.values()]
-            if pids:  # also what their imports have detached
-                processes.kill_tree(tuple, pids, END_TIMEOUT_S)
-            for standby in self._standbys.values():
-                standby.kill()
-            self._standbys.clear()
-        self._waker.wake()
-        self._thread.join()
-        self._waker.close()
+        if pids := self.persistent_sessions():  # also what their imports have detached
+            processes.kill_tree(tuple, pids, END_TIMEOUT_S)
+        for standby in self._standbys.values():
+            standby.kill()
+        self._standbys.clear()
+        self._poller.close()
         self._notes.close()
 
     def persistent_sessions(self) -> Sequence[int]:
-        """The pids of all that were not taken."""
-        with self._lock:
-            return [standby.process.pid for standby in self._standbys.values()]
+        """The pids of all that were not taken; from any thread."""
+        return [standby.process.pid for standby in list(self._standbys.values())]
 
     def pids(self) -> Mapping[int, int]:
         """The pids of those that are ready, by local rank."""
-        with self._lock:
-            return {rank: standby.process.pid for rank, standby in self._standbys.items() if standby.ready}
+        return {rank: standby.process.pid for rank, standby in self._standbys.items() if standby.ready}
 
-    # -- the thread ------------------------------------------------------------------------------------------
+    # -- in the run loop ---------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        while True:
-            with self._lock:
-                if self._closed:
-                    return
-                self._make_due()
-                wait_s = min(LOOK_S, max(0.01, self._not_before - time.monotonic()))
-                sources: list[Readable] = [self._waker, *self._standbys.values()]
-            wait_readable(
-                sources, wait_s
-            )  # of one that is taken meanwhile, the descriptor may be another's now
-            self._waker.clear()
-            with self._lock:
-                for rank, standby in list(self._standbys.items()):
-                    self._look(rank, standby)
+    def fileno(self) -> int:
+        return self._poller.fileno()
+
+    def due_at(self) -> float | None:
+        return max(self._look_at, self._not_before)
+
+    def on_wakeup(self) -> None:
+        """Take in what standbys say, replace those that have ended or are out of date, and make those that are due."""
+        self._look_at = time.monotonic() + LOOK_S
+        for rank, standby in list(self._standbys.items()):
+            self._check(rank, standby)
+        self._make_due()
 
     def _make_due(self) -> None:
         """Make the standbys that are due."""
@@ -162,22 +146,25 @@ class Standbys(RoundHook):
     def _make(self, rank: int) -> None:
         notes, left_out = self._file(rank), [*self._left_out]
         try:
-            self._standbys[rank] = Standby(self._programs[rank], self._preload, notes, left_out)
+            standby = Standby(self._programs[rank], self._preload, notes, left_out)
         except OSError as error:
-            self._failed(f"cannot be started: {error}")
+            self._on_failure(f"cannot be started: {error}")
+            return
+        self._standbys[rank] = standby
+        self._poller.register(standby, select.EPOLLIN)
 
-    def _look(self, rank: int, standby: Standby) -> None:
+    def _check(self, rank: int, standby: Standby) -> None:
         """See what has become of a standby."""
         if wait_readable([standby], 0.0):
             if standby.read_messages():
                 self._died = 0
             else:
-                self._lost(rank, standby)
+                self._on_end(rank, standby)
         elif standby.ready and standby.started_at < self._noted_at(rank) <= time.time() - SETTLED_S:
             del self._standbys[rank]  # the script has imported more since: make another one
             standby.kill()
 
-    def _lost(self, rank: int, standby: Standby) -> None:
+    def _on_end(self, rank: int, standby: Standby) -> None:
         """A standby has ended, or must."""
         del self._standbys[rank]
         printed = standby.last_stderr_line()
@@ -187,7 +174,7 @@ class Standbys(RoundHook):
         elif not standby.ready:
             how = f"was killed by {signal_name(-status)}" if status < 0 else f"exited with code {status}"
             what = ", ".join([*self._preload, *(["what the script imports"] if self._auto else [])])
-            self._failed(f"{how} while it imported {what}{f': {printed}' if printed else ''}")
+            self._on_failure(f"{how} while it imported {what}{f': {printed}' if printed else ''}")
         else:
             self._not_before = time.monotonic() + RETRY_S
 
@@ -197,7 +184,7 @@ class Standbys(RoundHook):
             self._left_out.add(module)
             self._log(f"standbys do without {module}: {why}")
 
-    def _failed(self, how: str) -> None:
+    def _on_failure(self, how: str) -> None:
         """A standby failed before it was ready."""
         self._died += 1
         self._not_before = time.monotonic() + RETRY_S

@@ -143,6 +143,7 @@ def test_each_rank_has_what_its_own_workers_import(script: Script, monkeypatch: 
             """Run a round of a rank; the pid of its standby, if there was one, and what the script said."""
             environ = {**standbys.in_round(script.program).environ, **kept.environ(local_rank)}
             program = Program(script.program.args, environ)
+            kept.on_wakeup()
             with standbys.outputs(script.folder) as streams:
                 process = kept.claim_standby(local_rank, program, *streams)
                 standby = process and process.pid
@@ -150,7 +151,11 @@ def test_each_rank_has_what_its_own_workers_import(script: Script, monkeypatch: 
             return standby, (script.folder / "stdout").read_text().strip()
 
         def two() -> dict[int, int]:
-            return wait_for(lambda: {**pids} if len(pids := kept.pids()) == 2 else None, "two standbys")
+            def pids() -> dict[int, int] | None:
+                kept.on_wakeup()
+                return {**found} if len(found := kept.pids()) == 2 else None
+
+            return wait_for(pids, "two standbys")
 
         script.write("import plain")
         kept.start_predicted([script.program, script.program])

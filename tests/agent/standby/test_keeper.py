@@ -1,7 +1,6 @@
 """There is a standby for each local rank, in time, and what goes wrong costs no restart."""
 
 import subprocess
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,10 +27,16 @@ class Kept:
 
     def ready(self, *ranks: int) -> Mapping[int, int]:
         """Wait until those of these ranks are ready; the pids by rank."""
-        return wait_for(
-            lambda: pids if (pids := self.standbys.pids()).keys() == set(ranks) else None,
-            f"standbys of {ranks}",
-        )
+
+        def pids() -> Mapping[int, int] | None:
+            self.standbys.on_wakeup()
+            return found if (found := self.standbys.pids()).keys() == set(ranks) else None
+
+        return wait_for(pids, f"standbys of {ranks}")
+
+    def says(self) -> list[str]:
+        """Wait until something was said."""
+        return wait_for(lambda: self.standbys.on_wakeup() or self.told, "a line")
 
     def take(self, rank: int, program: Program) -> "subprocess.Popen[bytes] | None":
         with standbys.outputs(self.folder) as streams:
@@ -55,7 +60,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def keep(tmp_path: Path) -> Iterator[Callable[..., Kept]]:
     """Makes `Kept`; in the end it is closed, and nothing may be left."""
     made: list[Kept] = []
-    before, threads = standbys.descriptors(), threading.active_count()
+    before = standbys.descriptors()
 
     def make(*preload: str) -> Kept:
         made.append(Kept(tmp_path, preload))
@@ -67,7 +72,6 @@ def keep(tmp_path: Path) -> Iterator[Callable[..., Kept]]:
         one.standbys.close()
     assert living() == []
     assert standbys.descriptors() == before
-    assert threading.active_count() == threads
     assert standbys.zombies() == []
 
 
@@ -85,8 +89,7 @@ def test_three_that_die_while_they_import_are_the_last(
     (tmp_path / "dies.py").write_text("import os, sys\nprint('cannot', file=sys.stderr)\nos._exit(7)")
     kept = keep("dies")
     kept.standbys.start_predicted([program])
-    wait_for(lambda: kept.told, "the end of the attempts")
-    [line] = kept.told
+    [line] = kept.says()
     assert "3 in a row failed; the last one exited with code 7 while it imported dies: cannot" in line
     assert kept.take(0, program) is None
     assert kept.standbys.pids() == {}
@@ -131,7 +134,7 @@ def test_memory_that_is_short_is_said_once_and_waited_for(
     monkeypatch.setattr(keeper, "NEEDED_BYTES", 1 << 60)
     kept = keep("imported")
     kept.standbys.start_predicted([program])
-    wait_for(lambda: kept.told, "the line")
+    kept.says()
     assert kept.take(0, program) is None
     assert len(kept.told) == 1
     assert kept.told[0].startswith("no standbys for now, so a restart imports everything again: ")

@@ -93,7 +93,7 @@ class Watcher(RoundHook):
         assert self._watch is not None
         assert self._assignment is not None
         first = self._assignment.start.rank_offset
-        self._output = lambda rank: workers.started[rank - first].output()
+        self._output = lambda rank: workers.started[rank - first].read_output()
         self._watch.begin(workers.pids, first)
         self._server.set_progress_source(self._sample, self._on_question)
 
@@ -150,7 +150,7 @@ class Watcher(RoundHook):
 
 
 def log_tail(rank: int, output: tuple[bytes, bytes] | None, secrets: Collection[str]) -> Stack:
-    """The end of what a rank has written (see `StartedWorker.output`), as plain text without secrets."""
+    """The end of what a rank has written (see `StartedWorker.read_output`), as plain text without secrets."""
     if output is None:
         return Stack(rank=rank, why=NOT_KEPT)
     text, stderr = (escape_surrogates(redact(plain_text(stream), secrets)).rstrip() for stream in output)

@@ -19,7 +19,7 @@ from hetagent.node.self_pipe import SelfPipe
 
 STDOUT, STDERR = 1, 2
 
-TAIL = 64 << 10
+TAIL_BYTES = 64 << 10
 """How much of the end of a worker's output is kept, in memory (bytes)."""
 
 CHUNK = 64 << 10
@@ -38,33 +38,17 @@ END_S = 0.05
 """How long the end of the agent waits for the thread that copies (seconds)."""
 
 
-class TailBuffer:
-    """The end of what was written; one thread adds, any reads: each step is one of the interpreter's."""
-
-    def __init__(self) -> None:
-        self._end = bytearray()
-
-    def add(self, data: bytes) -> None:
-        """This was written."""
-        self._end += data
-        if len(self._end) > 2 * TAIL:
-            del self._end[:-TAIL]
-
-    def read(self) -> bytes:
-        """The last `TAIL` bytes of it, or a little more."""
-        return bytes(self._end)
-
-
 @dataclass(frozen=True, slots=True)
 class CapturedOutput:
     """The end of one worker's output: of all that is captured, and of what came through stderr.
 
-    The worker gets `writers` in place of our stdout and stderr; one that is missing goes elsewhere.
+    One thread adds to them, any reads. The worker gets `writers` in place of our stdout and stderr; one that is missing
+    goes elsewhere.
     """
 
     writers: Mapping[int, int]
-    both: TailBuffer
-    stderr: TailBuffer
+    both: bytearray
+    stderr: bytearray
 
     def close_writers(self) -> None:
         """The worker has them."""
@@ -72,7 +56,7 @@ class CapturedOutput:
             os.close(writer)
 
 
-Stream = tuple[int | None, Sequence[TailBuffer]]
+Stream = tuple[int | None, Sequence[bytearray]]
 """One worker's stdout or stderr: where it is copied to (None: nowhere), and what remembers its end."""
 
 
@@ -89,7 +73,7 @@ class OutputCapture:
 
     def open(self, stdout: int, stderr: int) -> CapturedOutput:
         """Capture the output of a worker that would have these descriptors as stdout and stderr."""
-        both, own = TailBuffer(), TailBuffer()
+        both, own = bytearray(), bytearray()
         writers = {}
         for console, given, tails in ((STDOUT, stdout, [both]), (STDERR, stderr, [both, own])):
             shown = given == console
@@ -152,7 +136,7 @@ class OutputCapture:
             if passes in (0, PASSES):
                 caught_up.set()
 
-    def _copy(self, reader: int, console: int | None, tails: Sequence[TailBuffer]) -> None:
+    def _copy(self, reader: int, console: int | None, tails: Sequence[bytearray]) -> None:
         data = _read(reader)
         if not data:
             del self._streams[reader]
@@ -161,7 +145,8 @@ class OutputCapture:
         if console is not None and not data.endswith(b"\n") and _readable([reader], LINE_MS):
             data += _read(reader)
         for tail in tails:
-            tail.add(data)
+            tail.extend(data)
+            del tail[:-TAIL_BYTES]
         if console is not None:
             _write(console, data)
 

@@ -105,7 +105,9 @@ class Workers:
             exit_code=end.exit_code,
             signal=end.signal,
             lingers=end.lingers,
-            message=failure_message(record, worker.stderr(), secrets, os.path.dirname(worker.error_file)),
+            message=failure_message(
+                record, worker.read_stderr(), secrets, os.path.dirname(worker.error_file)
+            ),
             raised_s=round(min(max(0.0, raised_s), MAX_SECONDS), 3),
             permanent=record.permanent,
         )

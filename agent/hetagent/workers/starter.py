@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hetagent.node.processes.signals import signal_name
 from hetagent.workers.failures import read_tail
-from hetagent.workers.output import STDERR, STDOUT, CapturedOutput
+from hetagent.workers.output import STDERR, CapturedOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,25 +38,23 @@ class StartedWorker:
     stderr_file: str = ""
     captured: CapturedOutput | None = None
 
-    def stderr(self) -> bytes:
+    def read_stderr(self) -> bytes:
         """The end of what it has written there, if anybody keeps it."""
         if self.captured is None:
             return b""
-        return self.captured.stderr.read() or read_tail(self.stderr_file)
+        return bytes(self.captured.stderr) or read_tail(self.stderr_file)
 
-    def output(self) -> tuple[bytes, bytes] | None:
+    def read_output(self) -> tuple[bytes, bytes] | None:
         """The end of what it has written, wherever that goes; None: nobody keeps it.
 
         That is both streams in one and nothing, or where one goes into a file, stdout and stderr.
         """
-        if self.captured is None:
+        files = self.stdout_file, self.stderr_file
+        if self.captured is None or not (self.captured.writers or any(map(os.path.exists, files))):
             return None
-        writers, both = self.captured.writers, self.captured.both.read()
-        if not writers and not any(map(os.path.exists, (self.stdout_file, self.stderr_file))):
-            return None
-        if STDERR not in writers:
-            return both or read_tail(self.stdout_file), read_tail(self.stderr_file)
-        return (both, b"") if STDOUT in writers else (read_tail(self.stdout_file), both)
+        both = bytes(self.captured.both)
+        stdout, stderr = map(read_tail, files)
+        return (stdout, both) if [*self.captured.writers] == [STDERR] else (both or stdout, stderr)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from tests.support.cluster import wait_for
 from torch.distributed.elastic.multiprocessing import Std
 
 from hetagent.workers import output
-from hetagent.workers.output import CHUNK, STDERR, STDOUT, TAIL, CapturedOutput, OutputCapture
+from hetagent.workers.output import STDERR, STDOUT, TAIL_BYTES, CapturedOutput, OutputCapture
 
 Capture = Callable[[int], OutputCapture]
 
@@ -64,13 +64,14 @@ def test_the_console_gets_every_byte_and_the_end_is_kept(
 ) -> None:
     copies = capture(STDERR)
     process, captured = start(
-        copies, f"e.buffer.write(b'\\x1b[1m\\r\\xff' * {TAIL}); e.write(f'{{e.isatty()}} end'); sys.exit(3)"
+        copies,
+        f"e.buffer.write(b'\\x1b[1m\\r\\xff' * {TAIL_BYTES}); e.write(f'{{e.isatty()}} end'); sys.exit(3)",
     )
     assert process.wait() == 3
     assert copies.catch_up()
-    assert capfdbinary.readouterr().err == b"\x1b[1m\r\xff" * TAIL + b"False end"
-    assert captured.stderr.read().endswith(b"\xffFalse end")
-    assert TAIL <= len(captured.stderr.read()) <= 2 * (TAIL + CHUNK)
+    assert capfdbinary.readouterr().err == b"\x1b[1m\r\xff" * TAIL_BYTES + b"False end"
+    assert captured.stderr.endswith(b"\xffFalse end")
+    assert len(captured.stderr) == TAIL_BYTES
     assert copies.catch_up(), "also when it has ended"
 
 
@@ -92,7 +93,7 @@ def test_one_that_writes_on_holds_nobody_up(capture: Capture) -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     copies = capture(nowhere)
     process, captured = start(copies, "\nwhile True: os.write(2, b'x' * 65536)")
-    wait_for(lambda: len(captured.stderr.read()) >= TAIL, "what it writes")
+    wait_for(lambda: len(captured.stderr) == TAIL_BYTES, "what it writes")
     assert copies.catch_up()
     process.kill()
     process.wait()
@@ -163,15 +164,15 @@ def test_what_comes_through_both_is_kept_in_its_order_and_what_goes_into_a_file_
         os.write(captured.writers[console], text)
         assert copies.catch_up()
     captured.close_writers()
-    assert captured.both.read() == b"loss 3\nwarning\nloss 2\n"
-    assert captured.stderr.read() == b"warning\n"
+    assert captured.both == b"loss 3\nwarning\nloss 2\n"
+    assert captured.stderr == b"warning\n"
     with (tmp_path / "out").open("w") as out, Path(os.devnull).open("w") as nowhere:
         captured = copies.open(out.fileno(), nowhere.fileno())
         assert list(captured.writers) == [STDERR]
         os.write(captured.writers[STDERR], b"of a rank that is not shown\n")
         assert copies.catch_up()
         captured.close_writers()
-    assert captured.stderr.read() == captured.both.read() == b"of a rank that is not shown\n"
+    assert captured.stderr == captured.both == b"of a rank that is not shown\n"
     assert capfd.readouterr() == ("loss 3\nloss 2\n", "warning\n")
 
 

@@ -24,7 +24,7 @@ from hetagent.launch.base import Assignment
 from hetagent.launch.command import WorkerCommand
 from hetagent.torch_compat.flags import SINCE_2_10, numa
 from hetagent.workers import torch_starter
-from hetagent.workers.output import CapturedOutput, TailBuffer
+from hetagent.workers.output import CapturedOutput
 from hetagent.workers.starter import StartedWorker
 from hetagent.workers.store import HetRendezvousHandler
 from hetagent.workers.torch_starter import TorchStarter
@@ -188,8 +188,8 @@ def test_what_nobody_keeps_is_no_silence(tmp_path: Path) -> None:
     file = tmp_path / "stdout.log"
 
     def output(stdout_file: str) -> tuple[bytes, bytes] | None:
-        elsewhere = CapturedOutput({}, TailBuffer(), TailBuffer())
-        return StartedWorker(0, stdout_file=stdout_file, captured=elsewhere).output()
+        elsewhere = CapturedOutput({}, bytearray(), bytearray())
+        return StartedWorker(0, stdout_file=stdout_file, captured=elsewhere).read_output()
 
     assert output("") is None
     assert output(str(file)) is None, "it is gone"

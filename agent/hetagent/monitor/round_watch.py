@@ -3,7 +3,6 @@
 import contextlib
 import os
 import random
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -14,8 +13,8 @@ from pathlib import Path
 from hetagent.monitor import stacks
 from hetagent.monitor.stall_detector import WorkerTrack, node_progress
 from hetagent.monitor.torch_client import Query
-from hetagent.monitor.worker_probe import TICK_S, WorkerProbe
-from hetagent.node import release, scratch
+from hetagent.monitor.worker_probe import SOCKET, TICK_S, WorkerProbe
+from hetagent.node import release
 from hetagent.node.self_pipe import SelfPipe, wait_readable
 from hetagent.progress import FILE
 from hetagent.worker import runner
@@ -25,15 +24,11 @@ from hetrdzv.protocol.stacks import Stack
 SERVER = str(Path(runner.__file__).with_name("torch_server.py"))
 """Opens torch's server in a worker."""
 
-PREFIX, SOCKET = "hetp_", ".sock"
-
-MAX_FOLDER = 90
-"""The longest name of a folder for sockets (bytes): the kernel takes 107 for a socket's."""
+FILE_NAME = "progress.{}"
 
 CLOSE_S = 0.5
 """How long to wait for whoever takes stacks or reads files at the end of a round (seconds)."""
 
-NO_FOLDER = "there is no folder for its torch server's socket"
 NOT_OURS = "it is not a Python script that hetagent starts itself"
 """Why the collectives of a worker cannot be known."""
 
@@ -42,6 +37,7 @@ class RoundWatch:
     """The workers of one round on this node.
 
     Args:
+        folder: the round's.
         push: called when the server has to know at once what `progress` returns, in the watch's thread.
         cpu: the workers have no GPUs.
         torch: they open torch's server: each runs under our runner, by itself.
@@ -52,6 +48,7 @@ class RoundWatch:
         self,
         number: int,
         world_size: int,
+        folder: Path,
         push: Callable[[], None],
         *,
         hang_timeout_s: Callable[[], float | None] = lambda: None,
@@ -66,9 +63,9 @@ class RoundWatch:
         self._hang_timeout_s = hang_timeout_s
         self._cpu = cpu
         self._log = log
-        self._folder = _folder()
+        self._folder = folder
         self._torch = torch
-        self._unseen = (unseen or (NO_FOLDER if self._folder is None else "")) if torch else NOT_OURS
+        self._unseen = unseen if torch else NOT_OURS
         self._torch_tells = release.reports_progress(release.installed_torch())
         self._sample: tuple[NodeProgress, float] | None = None  # and when it was taken
         self._watched_at = 0.0
@@ -82,21 +79,18 @@ class RoundWatch:
     def environ(self, local_rank: int) -> dict[str, str]:
         """What a worker gets."""
         file = self._file(local_rank)
-        return (
-            {} if file is None else {FILE: file, **(torch_server_env(file + SOCKET) if self._torch else {})}
-        )
+        return {FILE: file, **(torch_server_env(file + SOCKET) if self._torch else {})}
 
-    def _file(self, local_rank: int) -> str | None:
-        """The file of a worker; None: there is no folder for it."""
-        return None if self._folder is None else str(self._folder.path / str(local_rank))
+    def _file(self, local_rank: int) -> str:
+        """The file of a worker."""
+        return str(self._folder / FILE_NAME.format(local_rank))
 
     def begin(self, pids: Mapping[int, int], rank_offset: int) -> None:
         """The workers were started, with these pids by local rank."""
         now = self._watched_at = time.monotonic()
         for local_rank, pid in pids.items():
             file, track = self._file(local_rank), WorkerTrack(now, rank_offset + local_rank, pid)
-            socket = None if file is None else file + SOCKET
-            self._probes[track.rank] = WorkerProbe(track, self._world_size, file, socket, self._cpu)
+            self._probes[track.rank] = WorkerProbe(track, self._world_size, file, self._cpu)
         self._sent = [probe.track.urgent_changes(now, None) for probe in self._probes.values()]
         self._publish()
         self._thread.start()
@@ -144,8 +138,6 @@ class RoundWatch:
                 if probe.stack_query is not None:
                     probe.stack_query.close()
             self._taking.release()
-        if self._folder is not None:
-            self._folder.close()
 
     # -- the thread --------------------------------------------------------------------------------------------
 
@@ -211,14 +203,3 @@ class RoundWatch:
 def torch_server_env(socket: str) -> dict[str, str]:
     """What a worker gets in order to open torch's server at this path."""
     return {runner.AFTER: f"{SERVER}{os.pathsep}{socket}"}
-
-
-def _folder() -> scratch.ScratchFolder | None:
-    """A private folder with a short name; None if there is none to be had."""
-    parent = Path(tempfile.gettempdir())
-    for place in (parent, Path("/tmp")):
-        if len(os.fsencode(place)) + len(PREFIX) + 20 <= MAX_FOLDER:
-            with contextlib.suppress(OSError):
-                scratch.sweep(PREFIX, place)
-                return scratch.ScratchFolder(PREFIX, place)
-    return None

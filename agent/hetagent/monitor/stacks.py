@@ -55,7 +55,7 @@ def _answers(probes: Sequence[WorkerProbe], until: float, stacks: dict[int, Stac
     """What the workers' own servers answer in time."""
     waiting = {}
     for probe in probes:
-        if probe.stack_query is None and probe.socket is not None:
+        if probe.stack_query is None:
             with suppress(OSError):
                 probe.stack_query = Query(probe.socket, QUESTION)
         if probe.stack_query is not None:

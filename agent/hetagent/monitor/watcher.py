@@ -77,6 +77,7 @@ class Watcher(RoundHook):
         self._watch = RoundWatch(
             assignment.round,
             assignment.start.world_size,
+            assignment.folder,
             self._server.push_progress,
             hang_timeout_s=self._server.hang_timeout_s,
             cpu=self._cpu,

@@ -13,6 +13,9 @@ from hetagent.monitor.torch_client import NoAnswer, Query
 from hetagent.node.processes import proctree as processes
 from hetagent.worker.torch_server import ERROR
 
+SOCKET = ".sock"
+"""What the name of a worker's socket ends with; before that it is the name of its HET_PROGRESS_FILE."""
+
 TICK_S = 1.0
 """How often files and processes are looked at, at least, and servers at most, about (seconds)."""
 
@@ -47,8 +50,7 @@ class WorkerProbe:
     Attributes:
         track: what follows from the looks.
         world_size: of the round.
-        file: its HET_PROGRESS_FILE; None: it has none.
-        socket: where torch's server listens in it, if there is one; None: there is none.
+        file: its HET_PROGRESS_FILE.
         cpu: it has no GPU, so its main thread does what it has asked for itself.
         query, stack_query: what it has not answered yet.
         sources: what its server is asked; None: it has not answered yet; empty: there is nothing to ask.
@@ -56,8 +58,7 @@ class WorkerProbe:
 
     track: WorkerTrack
     world_size: int
-    file: str | None = None
-    socket: str | None = None
+    file: str
     cpu: bool = False
     query: Query | None = None
     stack_query: Query | None = None
@@ -66,13 +67,17 @@ class WorkerProbe:
         default_factory=lambda: WorkerSource(why="its torch server is not listening yet")
     )
 
+    @property
+    def socket(self) -> str:
+        """Where torch's server listens in it, if there is one."""
+        return self.file + SOCKET
+
     def probe(self, now: float) -> None:
         """Look at the process and its files; ask its server, if it is time for that."""
         state = process_state(self.track.pid)
         self.track.on_process_state(state, now)
         self.track.on_cpu_time(processes.cpu_s(self.track.pid), now)
-        if self.file is not None:
-            self.track.on_report(progress_files.read_progress(self.file), now)
+        self.track.on_report(progress_files.read_progress(self.file), now)
         if state is not State.RUNS:
             self.track.looked_at = now
         elif self.query is None:
@@ -80,7 +85,7 @@ class WorkerProbe:
 
     def _ask(self, now: float) -> None:
         """Ask what is due, if anything is."""
-        if self.socket is None or self.sources == []:
+        if self.sources == []:
             return
         self._source = min(self.sources or [self._source], key=lambda source: source.next_at)
         if now < self._source.next_at - TICK_S / 2:
@@ -114,7 +119,7 @@ class WorkerProbe:
 
     def _has_torch(self) -> bool:
         """Whether torch's server was opened in it, or may have been: its folder is gone."""
-        folder, name = os.path.split(self.socket or "")
+        folder, name = os.path.split(self.socket)
         try:
             return any(entry.startswith(name) for entry in os.listdir(folder))
         except OSError:

@@ -11,6 +11,9 @@ from pathlib import Path
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 """Differs from host to host and from boot to boot: TMPDIR may be shared by hosts that do not share locks."""
 
+MAX_PARENT = 60
+"""The longest name of a folder with folders that have sockets (bytes): the kernel takes 107 for a socket's."""
+
 
 def lock_folder(path: Path) -> int | None:
     """Lock a folder; returns the descriptor that holds the lock, None: another one does, or the path is gone.
@@ -32,6 +35,13 @@ def lock_folder(path: Path) -> int | None:
         raise
     os.close(fd)
     return None
+
+
+def short_parent() -> Path:
+    """TMPDIR, or /tmp if the names of sockets in a folder there would be too long."""
+    parents = Path(tempfile.gettempdir()), Path("/tmp")
+    fits = (each for each in parents if len(os.fsencode(each)) <= MAX_PARENT and os.access(each, os.W_OK))
+    return next(fits, parents[0])
 
 
 class ScratchFolder:

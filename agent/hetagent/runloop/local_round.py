@@ -170,8 +170,9 @@ class LocalRound:
                 f"the round begins from the snapshot of step {chosen.step}, and this node keeps none: it has "
                 "--snapshot-memory off, or its agent has said at its start what is missing"
             )
-        scratch.sweep(PREFIX)
-        self._folder = scratch.ScratchFolder(PREFIX)
+        parent = scratch.short_parent()
+        scratch.sweep(PREFIX, parent)
+        self._folder = scratch.ScratchFolder(PREFIX, parent)
         self.assignment.folder = self._folder.path
         for hook in self._parts.hooks:
             hook.prepare(self.assignment, command)

@@ -59,7 +59,7 @@ class Pair:
         self.folder = folder
         self.told: list[NodeProgress] = []
         self._news = threading.Condition()
-        self.watch = RoundWatch(3, 2, self._tell, hang_timeout_s=lambda: 2.0, cpu=True)
+        self.watch = RoundWatch(3, 2, folder, self._tell, hang_timeout_s=lambda: 2.0, cpu=True)
         (folder / "script.py").write_text(SCRIPT)
         with hold_port("127.0.0.1", None) as held:
             port = held.getsockname()[1]
@@ -111,7 +111,6 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
     made = Pair(tmp_path)
     yield made
     made.close()
-    assert not Path(made.watch.environ(0)[FILE]).parent.exists()
 
 
 def test_who_is_behind_where_and_in_which_state(pair: Pair) -> None:
@@ -163,18 +162,25 @@ def test_who_is_behind_where_and_in_which_state(pair: Pair) -> None:
     ],
 )
 def test_workers_that_never_answered_have_come_nowhere_or_nobody_knows(
-    monkeypatch: pytest.MonkeyPatch, torch: bool, release: str | None, world_size: int, known: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    torch: bool,
+    release: str | None,
+    world_size: int,
+    known: bool,
 ) -> None:
     monkeypatch.setattr("hetagent.node.release.installed_torch", lambda: release)
-    watch = RoundWatch(1, world_size, lambda: None, cpu=True, torch=torch)
+    watch = RoundWatch(1, world_size, tmp_path, lambda: None, cpu=True, torch=torch)
     watch.begin({0: os.getpid()}, 0)
     assert (watch.progress_times() is not None) == known
     watch.close()
 
 
 @pytest.mark.parametrize("left", ["", ".ended", ".error", None], ids=str)
-def test_of_a_worker_that_had_imported_torch_and_never_answered_nobody_knows(left: str | None) -> None:
-    watch = RoundWatch(1, 2, lambda: None, cpu=True)
+def test_of_a_worker_that_had_imported_torch_and_never_answered_nobody_knows(
+    tmp_path: Path, left: str | None
+) -> None:
+    watch = RoundWatch(1, 2, tmp_path, lambda: None, cpu=True)
     file = Path(watch.environ(0)[FILE])
     watch.begin({0: os.getpid()}, 0)
     if left is None:  # nobody knows what had been there

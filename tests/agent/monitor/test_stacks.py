@@ -17,7 +17,7 @@ def test_a_process_that_hangs_in_the_kernel_is_said_to_once_it_has_for_a_while(t
     with DeadFiles(tmp_path / "dead") as files:
         look = f"import os; os.stat({str(files.folder / 'file')!r})"
         process = subprocess.Popen([sys.executable, "-c", look], stderr=subprocess.DEVNULL)
-        watch = RoundWatch(1, 2, lambda: None)
+        watch = RoundWatch(1, 2, tmp_path, lambda: None)
         watch.begin({0: process.pid}, 0)
         assert files.asked.wait(15)
         process.kill()  # until then it waits as for any file

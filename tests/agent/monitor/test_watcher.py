@@ -11,10 +11,10 @@ import httpx
 import pytest
 from tests.agent.rig import Make, Rig, soon
 
-from hetagent.monitor.round_watch import PREFIX
 from hetagent.monitor.stacks import MAX_WHY
 from hetagent.monitor.watcher import MOST, MOST_OF_ALL, NOT_KEPT, NOTHING, OFF, fit_into_limit, log_tail
 from hetagent.node.scratch import marked_prefix
+from hetagent.runloop.local_round import PREFIX
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.bounds import MAX_BODY_BYTES
 from hetrdzv.protocol.settings import MAX_SLOTS
@@ -89,10 +89,10 @@ def test_a_file_system_that_does_not_answer_costs_no_lease(
         (folder,) = short.glob(f"{marked_prefix(PREFIX)}*")
         os.mkfifo(folder / "pipe")
         silent = os.open(folder / "pipe", os.O_RDWR)  # whoever reads it waits
-        os.replace(folder / "pipe", folder / "0")
+        os.replace(folder / "pipe", folder / "progress.0")
         time.sleep(7.0)
         (folder / "file").touch()
-        os.replace(folder / "file", folder / "0")
+        os.replace(folder / "file", folder / "progress.0")
         os.close(silent)
 
     assert made.run(made.exists, stall, made.touches("go")) == 0

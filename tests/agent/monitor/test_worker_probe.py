@@ -62,13 +62,13 @@ class Worker:
     """
 
     def __init__(self, folder: Path, handlers: list[str]) -> None:
-        self.path = folder / "s"
+        self.path = folder / "s.sock"
         self.asked: list[str] = []
         self.answers = dict.fromkeys((GLOO, NCCL, NCCL2), ("200 OK", EMPTY))
         self.answers[""] = ("200 OK", json.dumps(handlers))
         self.length: int | None = None
         self.answer_s = 0.0
-        self.probe = WorkerProbe(WorkerTrack(0.0, pid=os.getpid()), 8, socket=str(self.path))
+        self.probe = WorkerProbe(WorkerTrack(0.0, pid=os.getpid()), 8, str(folder / "s"))
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.bind(str(self.path))
         self._socket.listen()
@@ -228,7 +228,7 @@ dist.destroy_process_group()
 )
 def test_what_is_known_of_a_real_worker(tmp_path: Path, environ: dict[str, str], why: str) -> None:
     (tmp_path / "script.py").write_text(MAKES)
-    path = tmp_path / "s"
+    path = tmp_path / "s.sock"
     worker = subprocess.Popen(
         [sys.executable, runner.__file__, str(tmp_path / "script.py")],
         env={**os.environ, **environ, **torch_server_env(str(path))},
@@ -238,7 +238,7 @@ def test_what_is_known_of_a_real_worker(tmp_path: Path, environ: dict[str, str],
     )
     assert worker.stdin is not None
     assert worker.stdout is not None
-    probe = WorkerProbe(WorkerTrack(time.monotonic(), pid=worker.pid), 1, socket=str(path), cpu=True)
+    probe = WorkerProbe(WorkerTrack(time.monotonic(), pid=worker.pid), 1, str(path.with_suffix("")), cpu=True)
     try:
         assert worker.stdout.readline() == "gloo 2\n"
 

@@ -14,8 +14,9 @@ from hetrdzv.core.model import Group
 from hetrdzv.protocol.pages import Event
 from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.settings import OnJoin
-from hetrdzv.storage.records import changes, event_key, event_record
+from hetrdzv.storage.records import event_key, record_of
 from tests.core.driver import Story, running
+from tests.support.restored import stored_records
 
 GB = {"gpu": "NVIDIA H200", "driver": "590.1"}
 
@@ -99,10 +100,10 @@ STORIES: tuple[Callable[[], Story], ...] = (
 
 def records_of(group: Group, events: list[Reason]) -> dict[str, bytes]:
     """Everything that a store holds of a group."""
-    stored, _ = changes(None, group)
+    stored = stored_records(group)
     for number, event in enumerate(events, 1):
         line = Event(number=number, at="2026-11-21T10:00:00.000+00:00", reason=event)
-        stored[event_key(group.group_id, number)] = event_record(line)
+        stored[event_key(group.group_id, number)] = record_of(line)
     return stored
 
 

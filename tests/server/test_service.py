@@ -197,7 +197,7 @@ async def test_the_clock_is_stored_alone(monkeypatch: pytest.MonkeyPatch) -> Non
     async with serving(clock=hand) as (service, store):
         await service.execute("g", join("a", lease_s=600.0))
         hand.pass_by(service, ledger.CLOCK_STORED_EVERY_S)
-        await until(lambda: store.commits[-1].puts == {})
+        await until(lambda: store.commits[-1] == {})
         assert store.content.clock == service.now()
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from hetrdzv.protocol.errors import StorageError
 from hetrdzv.storage import records
-from hetrdzv.storage.base import Batch, NothingWritten, Snapshot
+from hetrdzv.storage.base import Changes, NothingWritten, Snapshot
 
 GROUP = "g"
 _PREFIX = records.group_prefix(GROUP)
@@ -30,12 +30,14 @@ class Disk:
         self._on_round = on_round
         self._decoded: dict[str, tuple[bytes, dict[str, Any]]] = {}
 
-    def apply(self, batch: Batch) -> None:
-        self.records.update(batch.puts)
-        for key in batch.deletes:
-            self.records.pop(key, None)
-        self.clock = max(self.clock, batch.clock)
-        if f"{_PREFIX}round" in batch.puts:
+    def apply(self, changes: Changes, clock: float) -> None:
+        for key, value in changes.items():
+            if value is None:
+                self.records.pop(key, None)
+            else:
+                self.records[key] = value
+        self.clock = max(self.clock, clock)
+        if changes.get(f"{_PREFIX}round") is not None:
             self._on_round(self.round or {})
 
     @property
@@ -99,7 +101,7 @@ class DiskStore:
             raise StorageError("the disk cannot be read")
         return Snapshot(dict(self._disk.records), self._disk.clock)
 
-    async def commit(self, batch: Batch) -> None:
+    async def commit(self, changes: Changes, clock: float) -> None:
         trouble, chance = self._trouble, self._rng.random()
         first, second = (self._rng.expovariate(1.0) * trouble.latency_s / 2 for _ in range(2))
         before = self._rng.random() < 0.5
@@ -108,7 +110,7 @@ class DiskStore:
             await asyncio.Event().wait()
         if chance < trouble.crashes:
             if not before:
-                self._disk.apply(batch)
+                self._disk.apply(changes, clock)
             self._note(
                 f"server crashed {'before' if before else 'between'} commit{'' if before else ' and reply'}"
             )
@@ -119,7 +121,7 @@ class DiskStore:
             self._note("commit failed")
             raise (NothingWritten if before else StorageError)("the disk is full")
         chance -= trouble.fails
-        self._disk.apply(batch)
+        self._disk.apply(changes, clock)
         await asyncio.sleep(second)
         if 0 <= chance < trouble.fails_but_is_written:
             self._note("commit failed but was written")

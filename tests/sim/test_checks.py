@@ -14,12 +14,12 @@ from hetrdzv.core.rounds.timers import STALL_REPORTED_S
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.rounds import Failure
 from hetrdzv.protocol.states import ReportKind, StallKind
-from hetrdzv.storage import records
 from tests.core.driver import Story
 from tests.sim.checks import Checks, Violation
 from tests.sim.timeline import Timeline
 from tests.sim.workers import Fate, Workers
 from tests.support.hangs import of_kind
+from tests.support.restored import stored_records
 
 
 @pytest.fixture
@@ -41,8 +41,7 @@ def checks(story: Story) -> Checks:
 
 def stored_round(story: Story) -> dict[str, Any]:
     """The record of the newest round."""
-    puts, _ = records.changes(None, story.group)
-    (raw,) = (value for key, value in puts.items() if key.endswith("/round"))
+    (raw,) = (value for key, value in stored_records(story.group).items() if key.endswith("/round"))
     record: dict[str, Any] = json.loads(raw)
     return record
 

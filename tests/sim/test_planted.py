@@ -48,8 +48,7 @@ def _start_elsewhere(real: Callable[..., Any]) -> Callable[..., Any]:
 
 def _without_nodes(real: Callable[..., Any]) -> Callable[..., Any]:
     async def changes(*args: Any) -> Any:
-        puts, deletes = await real(*args)
-        return {key: put for key, put in puts.items() if "/nodes/" not in key}, deletes
+        return {key: record for key, record in (await real(*args)).items() if "/nodes/" not in key}
 
     return changes
 
@@ -104,7 +103,7 @@ PLANTED: dict[str, tuple[Any, str, Any]] = {
     "losses cost restarts": (transitions, "LOSSES", frozenset()),
     "the master is not of the round": (directive, "_start", _start_elsewhere(directive._start)),
     "what is not committed is read": (Service, "group", _ahead(Service.group)),
-    "nodes are not stored": (ledger, "_changes", _without_nodes(ledger._changes)),
+    "nodes are not stored": (ledger, "_make_changes", _without_nodes(ledger._make_changes)),
     "no lease after a load": (LeaseTable, "restore", lambda leases, groups: None),
     "polls renew no lease": (LeaseTable, "record_contact", _deaf_to_polls(LeaseTable.record_contact)),
     "time in which the server stood still counts": (clock.ServedClock, "beat", _beat_on_time),

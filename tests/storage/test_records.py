@@ -12,9 +12,9 @@ from hetrdzv.protocol.errors import StorageError
 from hetrdzv.protocol.pages import Event
 from hetrdzv.protocol.reasons.events import node_joined
 from hetrdzv.protocol.states import NodePhase
-from hetrdzv.storage.records import changes, event_key, event_record, group_prefix
+from hetrdzv.storage.records import event_key, group_changes, group_prefix, record_of
 from tests.support.filled import filled
-from tests.support.restored import encoded, restore
+from tests.support.restored import encoded, restore, stored_records
 
 NOW = 5_000.0
 """The clock of the server that restores (seconds)."""
@@ -27,15 +27,12 @@ class Kept:
         self.records: dict[str, bytes] = {}
 
     def take(self, old: Group | None, new: Group | None) -> None:
-        puts, deletes = changes(old, new)
-        assert deletes <= self.records.keys(), "deletes what is not there"
-        assert not puts.keys() & deletes
-        assert all(self.records.get(key) != value for key, value in puts.items()), (
-            "puts what is there already"
-        )
-        self.records.update(puts)
-        for key in deletes:
-            del self.records[key]
+        for key, value in group_changes(old, new).items():
+            assert self.records.get(key) != value, "puts what is there already, or deletes what is not there"
+            if value is None:
+                del self.records[key]
+            else:
+                self.records[key] = value
 
     def restored(self, group_id: str) -> Group:
         return restore(self.records, NOW).groups[group_id]
@@ -51,7 +48,7 @@ def as_restored(group: Group) -> Group:
     return replace(group, nodes=nodes, round=current)
 
 
-def record_of(stored: Mapping[str, bytes], key: str) -> dict[str, object]:
+def parsed_record(stored: Mapping[str, bytes], key: str) -> dict[str, object]:
     parsed: dict[str, object] = json.loads(stored[key])
     return parsed
 
@@ -70,9 +67,9 @@ def test_every_field_comes_back_but_what_is_in_memory_only() -> None:
     assert kept.restored("g") == group
     ready = group.with_node(replace(node, phase=NodePhase.READY))
     heard = replace(ready.nodes["gpu0"], heard_at=1.0, disconnected_at=2.0, stop_acked_at=1.5)
-    assert changes(ready, ready.with_node(heard)) == ({}, set())
-    stored, _ = changes(None, ready.with_node(heard))
-    assert not set(in_memory) & record_of(stored, "groups/g/nodes/gpu0").keys()
+    assert group_changes(ready, ready.with_node(heard)) == {}
+    stored = stored_records(ready.with_node(heard))
+    assert not set(in_memory) & parsed_record(stored, "groups/g/nodes/gpu0").keys()
     restored = restore(stored, NOW).groups["g"].nodes["gpu0"]
     assert [getattr(restored, name) for name in in_memory] == [NOW, None, None]
     new = replace(group, round=None, nodes={}, job=3)  # the round of a job goes with it
@@ -89,7 +86,7 @@ def test_groups_whose_names_begin_alike_are_apart() -> None:
     assert restore(kept.records, NOW).groups == {group.group_id: group for group in groups}
     for group in groups:
         own = {key for key in kept.records if key.startswith(group_prefix(group.group_id))}
-        assert changes(group, None) == ({}, own)
+        assert group_changes(group, None) == dict.fromkeys(own)
 
 
 def stored_event(number: int) -> Event:
@@ -99,9 +96,9 @@ def stored_event(number: int) -> Event:
 
 def test_events_come_back_in_order_and_those_without_their_group_are_skipped() -> None:
     events = [stored_event(number) for number in (12, 2, 100)]
-    stored, _ = changes(None, full())
-    stored |= {event_key("g", event.number): event_record(event) for event in events}
-    stored |= {event_key("deleted", 1): event_record(stored_event(1))}
+    stored = stored_records(full())
+    stored |= {event_key("g", event.number): record_of(event) for event in events}
+    stored |= {event_key("deleted", 1): record_of(stored_event(1))}
     found = restore(stored, NOW)
     assert found.groups.keys() == {"g"}
     assert found.events == {"g": [events[1], events[0], events[2]]}
@@ -119,8 +116,8 @@ KEYS = [
 
 
 def all_records() -> dict[str, bytes]:
-    stored, _ = changes(None, full())
-    stored[KEYS[3]] = event_record(stored_event(1))
+    stored = stored_records(full())
+    stored[KEYS[3]] = record_of(stored_event(1))
     assert sorted(stored) == sorted(KEYS)
     return stored
 
@@ -128,7 +125,7 @@ def all_records() -> dict[str, bytes]:
 def edited(key: str, **news: object) -> dict[str, bytes]:
     """All records, of which one has these fields set; `...` takes a field out."""
     stored = all_records()
-    record = {**record_of(stored, key), **news}
+    record = {**parsed_record(stored, key), **news}
     return {**stored, key: encoded({k: v for k, v in record.items() if v is not ...})}
 
 

@@ -16,13 +16,12 @@ import pytest
 
 from hetrdzv.protocol.errors import StorageError
 from hetrdzv.storage import open_store
-from hetrdzv.storage.base import VERSION, Batch, NothingWritten, Snapshot, StateStore
+from hetrdzv.storage.base import VERSION, NothingWritten, Snapshot, StateStore
 from tests.support.disks import small_disk
 
 WRITER = """
 import asyncio, sys
 from hetrdzv.storage import open_store
-from hetrdzv.storage.base import VERSION, Batch
 
 async def main():
     store = open_store(sys.argv[1])
@@ -32,8 +31,8 @@ async def main():
         sys.stdin.read()
     while True:
         number += 1
-        puts = {"number": b"%d" % number, f"own/{number}": b"x" * 3000}
-        await store.commit(Batch(puts, frozenset({f"own/{number - 50}"}), float(number)))
+        changes = {"number": b"%d" % number, f"own/{number}": b"x" * 3000, f"own/{number - 50}": None}
+        await store.commit(changes, float(number))
         print(number, flush=True)
 
 asyncio.run(main())
@@ -50,10 +49,6 @@ async def store(path: Path) -> AsyncIterator[StateStore]:
     store = open_store(f"sqlite:{path}")
     yield store
     await store.close()
-
-
-def puts(**values: bytes) -> Batch:
-    return Batch(puts=values, deletes=frozenset(), clock=1.0)
 
 
 async def content(path: Path) -> Snapshot:
@@ -74,7 +69,8 @@ async def refusal(path: Path) -> str:
 
 async def filled(path: Path, records: int = 1) -> None:
     store = open_store(f"sqlite:{path}")
-    await store.commit(puts(**{f"k{n:05d}": b"v" * 500 for n in range(records)}))
+    await store.load()
+    await store.commit({f"k{n:05d}": b"v" * 500 for n in range(records)}, 1.0)
     await store.close()
 
 
@@ -117,7 +113,8 @@ def test_a_path_that_cannot_be_one(path: str) -> None:
 async def test_only_the_owner_may_read_it(store: StateStore, path: Path) -> None:
     before = os.umask(0)
     try:
-        await store.commit(puts(a=b"1"))
+        await store.load()
+        await store.commit({"a": b"1"}, 1.0)
     finally:
         os.umask(before)
     modes = {found.name: stat.S_IMODE(found.stat().st_mode) for found in path.parent.iterdir()}
@@ -171,7 +168,7 @@ async def test_another_program_keeps_it_locked(
     blocker = sqlite3.connect(path, isolation_level=None)
     try:
         blocker.execute("BEGIN IMMEDIATE")
-        commit = asyncio.ensure_future(store.commit(puts(a=b"1")))
+        commit = asyncio.ensure_future(store.commit({"a": b"1"}, 1.0))
         for _ in range(100):
             await asyncio.sleep(0)
         assert not commit.done()
@@ -179,7 +176,7 @@ async def test_another_program_keeps_it_locked(
             await commit
     finally:
         blocker.close()
-    await store.commit(puts(a=b"2"))
+    await store.commit({"a": b"2"}, 1.0)
     assert (await store.load()).records == {"a": b"2"}
 
 
@@ -250,7 +247,7 @@ async def test_a_write_ahead_log_that_lacks_changes_is_refused(damage: str, path
     lock_of(path).unlink()
     store = open_store(f"sqlite:{path}")
     assert int((await store.load()).records.get("number", b"0")) < 40
-    await store.commit(puts(a=b"1"))
+    await store.commit({"a": b"1"}, 1.0)
     await store.close()
     assert (await content(path)).records["a"] == b"1"
 
@@ -295,16 +292,17 @@ async def test_a_crash_between_a_commit_and_its_note_is_no_reason_to_refuse(path
 async def test_a_change_by_somebody_else_is_read_before_anything_is_written(
     store: StateStore, path: Path
 ) -> None:
-    await store.commit(puts(a=b"1"))
+    await store.load()
+    await store.commit({"a": b"1"}, 1.0)
     with sqlite3.connect(path) as connection:
         connection.execute("DELETE FROM records")
         connection.execute("UPDATE meta SET commits = commits + 1")
     connection.close()
     with pytest.raises(StorageError, match="was changed by another program") as caught:
-        await store.commit(puts(b=b"1"))
+        await store.commit({"b": b"1"}, 1.0)
     assert not isinstance(caught.value, NothingWritten)
     assert (await store.load()).records == {}
-    await store.commit(puts(c=b"1"))
+    await store.commit({"c": b"1"}, 1.0)
 
 
 async def until_full(store: StateStore) -> set[str]:
@@ -313,7 +311,7 @@ async def until_full(store: StateStore) -> set[str]:
     while True:
         pair = {f"{half}{len(kept):05d}": b"x" * 4_000 for half in "ab"}
         try:
-            await store.commit(puts(**pair))
+            await store.commit(pair, 1.0)
         except NothingWritten:
             return kept
         kept |= pair.keys()
@@ -332,9 +330,9 @@ async def test_a_full_disk(tmp_path: Path) -> None:
             with pytest.raises(
                 NothingWritten, match=rf"{path} cannot be written .*: the disk is full: make room"
             ):
-                await store.commit(puts(big=b"x" * 400_000))
+                await store.commit({"big": b"x" * 400_000}, 1.0)
             ballast.unlink()
-            await store.commit(puts(after=b"1"))
+            await store.commit({"after": b"1"}, 1.0)
         finally:
             await store.close()
         assert (await content(path)).records.keys() == kept | {"after"}

@@ -1,11 +1,17 @@
-"""Reads records as a server does, and fails where it would set a group aside."""
+"""Writes and reads records as a server does; reading fails where it would set a group aside."""
 
 import json
 from collections.abc import Mapping
 
+from hetrdzv.core.model import Group
 from hetrdzv.protocol.errors import StorageError
 from hetrdzv.storage import records
 from hetrdzv.storage.records import Restored
+
+
+def stored_records(group: Group) -> dict[str, bytes]:
+    """The records of a group, without its events."""
+    return {key: record for key, record in records.group_changes(None, group).items() if record is not None}
 
 
 def restore(stored: Mapping[str, bytes], now: float) -> Restored:

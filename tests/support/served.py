@@ -16,7 +16,7 @@ from hetrdzv.protocol.states import ReportKind
 from hetrdzv.service import service as service_module
 from hetrdzv.service.clock import BEAT_S, ServedClock
 from hetrdzv.service.service import Service
-from hetrdzv.storage.base import EMPTY, Batch, MemoryStore, Snapshot
+from hetrdzv.storage.base import EMPTY, Changes, MemoryStore, Snapshot
 
 NEVER_S = 3600.0
 """Longer than any test (seconds)."""
@@ -32,19 +32,19 @@ class FaultyStore(MemoryStore):
         self.load_failures: list[Exception] = []
         self.open = asyncio.Event()
         self.open.set()
-        self.commits: list[Batch] = []
+        self.commits: list[Changes] = []
 
     async def load(self) -> Snapshot:
         if self.load_failures:
             raise self.load_failures.pop(0)
         return await super().load()
 
-    async def commit(self, batch: Batch) -> None:
+    async def commit(self, changes: Changes, clock: float) -> None:
         await self.open.wait()
         failures, self.failures = self.failures[:1], self.failures[1:]
         if self.is_written or not failures:
-            self.commits.append(batch)
-            await super().commit(batch)
+            self.commits.append(changes)
+            await super().commit(changes, clock)
         for failure in failures:
             raise failure
 

@@ -51,7 +51,7 @@ def create_app(
 
     Without tokens none is required, and it answers to `any_host` or to addresses only; over TLS, cookies are `secure`.
     """
-    records.prepare()
+    records.build_record_validators()
     codec.build_validators(Directive, ProblemReply, GroupReply)
     app = Api(
         title="hetrdzv",

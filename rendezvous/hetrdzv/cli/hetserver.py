@@ -19,7 +19,7 @@ from hetrdzv import __version__
 from hetrdzv.api.app import create_app
 from hetrdzv.api.server import HttpServer
 from hetrdzv.auth.files import read_secret, warn_if_exposed
-from hetrdzv.auth.tls import ServerTls
+from hetrdzv.auth.tls import ClientTls, ServerTls
 from hetrdzv.auth.token_files import TokenFile, require_token_file
 from hetrdzv.cli.logs import logging_to_stderr
 from hetrdzv.cli.sockets import CannotServe, inherited_socket, listen, url_of
@@ -144,33 +144,25 @@ def _serve_on_socket(options: SimpleNamespace) -> None:
     logger.info("stopped; state is in %s", url)
 
 
-def _replica(
+def _make_replica(
     url: str, options: SimpleNamespace, make_service: Callable[[StateStore], Service], listener: socket.socket
 ) -> Replica:
-    """The replica that a store's URL asks for."""
+    """The replica that a store's URL asks for; raises `ValueError` if it names none."""
     if url.startswith("etcd:"):
         from hetrdzv.service import leadership  # a single server needs no client
         from hetrdzv.storage.etcd.access import access_from
         from hetrdzv.storage.etcd.client import Etcd
 
         advertise = advertised(options.advertise, listener, tls=options.tls_cert is not None)
-        access = access_from(
-            url,
-            user=options.etcd_user,
-            password=_etcd_password(options.etcd_password_file),
-            ca_cert=options.etcd_ca_cert,
-            cert=options.etcd_cert,
-            key=options.etcd_key,
-        )
-        return leadership.ElectedReplica(Etcd(access), advertise, make_service=make_service)
+        files = ClientTls(options.etcd_ca_cert, options.etcd_cert, options.etcd_key)
+        tls = files if files != ClientTls() else None
+        access = access_from(url, options.etcd_user, _etcd_password(options.etcd_password_file), tls)
+        return leadership.ElectedReplica(Etcd(access), advertise, make_service)
     for flag in ETCD_FLAGS:
         if getattr(options, flag):
             name = flag.replace("_", "-")
             raise CannotServe(f"--{name} is for several servers on etcd: give --store {ETCD_EXAMPLE}")
-    try:
-        return make_service(open_store(url))
-    except ValueError as error:
-        raise CannotServe(str(error)) from None
+    return make_service(open_store(url))
 
 
 def advertised(given: str | None, listener: socket.socket, *, tls: bool) -> str:
@@ -285,7 +277,10 @@ async def _serve(
 ) -> None:
     metrics = Metrics()
     make_service = partial(Service, metrics=metrics, limits=Limits(keep_finished_s=options.keep_finished))
-    replica = _replica(url, options, make_service, listener)
+    try:
+        replica = _make_replica(url, options, make_service, listener)
+    except ValueError as error:
+        raise CannotServe(str(error)) from None
     app = create_app(
         replica, tokens=tokens, any_host=options.insecure, secure=tls is not None, metrics=metrics
     )

@@ -17,20 +17,19 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 
 from hetrdzv.core.invariants import InvariantError, check
-from hetrdzv.core.model import Group, changed_nodes
+from hetrdzv.core.model import Group
 from hetrdzv.protocol.errors import GroupQuarantined, ServerFault, StorageError
 from hetrdzv.protocol.pages import Event
 from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.texts.phrasing import count
 from hetrdzv.service.metrics import Metrics
 from hetrdzv.storage import records
-from hetrdzv.storage.base import Batch, NothingWritten, Snapshot, StateStore, fits
+from hetrdzv.storage.base import Changes, NothingWritten, Snapshot, StateStore, fits
 from hetrdzv.storage.records import Quarantined
 
 logger = logging.getLogger(__name__)
@@ -173,40 +172,40 @@ class Ledger:
         """
         self._has_work.clear()
         self._in_flight, self._pending = self._pending, {}
-        puts: dict[str, bytes] = {}
-        deletes: set[str] = set()
+        changes: dict[str, bytes | None] = {}
         refused = dict(failed)
         for group_id, turn in self._in_flight.items():
             if group_id not in refused:
                 try:
-                    put, delete = await _changes(self.groups.get(group_id), turn.head)
+                    changes |= await _make_changes(self.groups.get(group_id), turn.head)
                 except Exception as error:
                     refused[group_id] = error
-                else:
-                    puts.update(put)
-                    deletes.update(delete)
         for group_id, why in refused.items():
             self._refuse_turn(group_id, why)
         news = {group_id: self._numbered(group_id, turn) for group_id, turn in self._in_flight.items()}
         for group_id, events in news.items():
             if self._in_flight[group_id].head is None:
-                deletes.update(records.event_key(group_id, event.number) for event in self.history(group_id))
-                deletes.update(self.quarantined[group_id].keys if group_id in self.quarantined else ())
+                changes |= dict.fromkeys(
+                    records.event_key(group_id, event.number) for event in self.history(group_id)
+                )
+                changes |= dict.fromkeys(
+                    self.quarantined[group_id].keys if group_id in self.quarantined else ()
+                )
             for event in events:
-                puts[records.event_key(group_id, event.number)] = records.event_record(event)
+                changes[records.event_key(group_id, event.number)] = records.record_of(event)
                 if event.number > EVENTS_KEPT:
-                    deletes.add(records.event_key(group_id, event.number - EVENTS_KEPT))
-        if puts or deletes or self._clock_is_due(now):
+                    changes[records.event_key(group_id, event.number - EVENTS_KEPT)] = None
+        if changes or self._clock_is_due(now):
             began = time.perf_counter()
             self._clock_stored = now  # if this fails, the next attempt can wait as long
-            await self._store.commit(Batch(puts=puts, deletes=frozenset(deletes), clock=now))
+            await self._store.commit(changes, now)
             self._metrics.commits.observe(time.perf_counter() - began)
             self.is_failing = False
         turns, self._in_flight = self._in_flight, {}
-        changes = [self._publish(group_id, turn.head, news[group_id]) for group_id, turn in turns.items()]
+        published = [self._publish(group_id, turn.head, news[group_id]) for group_id, turn in turns.items()]
         for turn in turns.values():
             turn.done.set_result(turn.head)
-        return changes, list(refused)
+        return published, list(refused)
 
     def _numbered(self, group_id: str, turn: _Turn) -> list[Event]:
         at = self._wall().isoformat(timespec="milliseconds")
@@ -242,7 +241,7 @@ class Ledger:
 
     def quarantine(self, group_id: str, why: str) -> None:
         """Set a group aside that cannot be served, and refuse what was proposed; what is stored of it stays."""
-        stored, _ = records.changes(None, self.groups.pop(group_id))
+        stored = records.group_changes(None, self.groups.pop(group_id))
         events = (records.event_key(group_id, event.number) for event in self._events.pop(group_id, ()))
         self.quarantined[group_id] = Quarantined(why, frozenset({*stored, *events}))
         self._refuse_all(group_id, quarantined(group_id, why))
@@ -256,7 +255,7 @@ class Ledger:
         """Store the clock and close the store."""
         try:
             if self.is_loaded:
-                await self._store.commit(Batch(puts={}, deletes=frozenset(), clock=now))
+                await self._store.commit({}, now)
         except StorageError as error:
             logger.debug("the clock is stored no more: %s", error)  # a deposed leader, or said before
         finally:
@@ -308,19 +307,19 @@ def describe_error(error: Exception) -> str:
     return error.wrong if isinstance(error, InvariantError) else f"{type(error).__name__}: {error}"[:400]
 
 
-async def _changes(old: Group | None, new: Group | None) -> tuple[dict[str, bytes], AbstractSet[str]]:
-    """As `checked_changes`; both groups are frozen, so a thread can look at them."""
+async def _make_changes(old: Group | None, new: Group | None) -> Changes:
+    """As `make_checked_changes`; both groups are frozen, so a thread can look at them."""
     if max(len(group.nodes) if group is not None else 0 for group in (old, new)) > LARGE_GROUP:
-        return await asyncio.to_thread(checked_changes, old, new)
-    return checked_changes(old, new)
+        return await asyncio.to_thread(make_checked_changes, old, new)
+    return make_checked_changes(old, new)
 
 
-def checked_changes(old: Group | None, new: Group | None) -> tuple[dict[str, bytes], AbstractSet[str]]:
-    """As `records.changes`, of a group that can be loaded again; else raises `InvariantError`, or what went wrong."""
-    changed = changed_nodes(old, new) if new is not None else ()
+def make_checked_changes(old: Group | None, new: Group | None) -> Changes:
+    """What to store of a group that can be loaded again; else raises `InvariantError`, or what went wrong."""
     if new is not None:
         check(new)
-    puts, deletes = records.changes(old, new, changed)
-    if new is not None and (key := next((key for key in puts if not fits(puts[key])), None)):
-        raise InvariantError(new.group_id, f"the record {key} is too large: give its nodes shorter ids")
-    return puts, deletes
+    changes = records.group_changes(old, new)
+    for key, record in changes.items():
+        if new is not None and record is not None and not fits(record):
+            raise InvariantError(new.group_id, f"the record {key} is too large: give its nodes shorter ids")
+    return changes

@@ -40,7 +40,7 @@ from hetrdzv.protocol.texts.who import Nodes
 from hetrdzv.service.clock import BEAT_S, ServedClock
 from hetrdzv.service.journal import log_events
 from hetrdzv.service.leases import LeaseTable, is_heartbeat, is_sent_by_all
-from hetrdzv.service.ledger import Change, Ledger, checked_changes, describe_error, quarantined
+from hetrdzv.service.ledger import Change, Ledger, describe_error, make_checked_changes, quarantined
 from hetrdzv.service.metrics import Metrics
 from hetrdzv.service.polls.watchers import Watchers
 from hetrdzv.service.progress.post_mortems import PostMortems
@@ -391,7 +391,7 @@ class Service:
         if base is None:
             return
         try:
-            checked_changes(base, step(base, Tick(), now, self.leases.expired_nodes).group)
+            make_checked_changes(base, step(base, Tick(), now, self.leases.expired_nodes).group)
         except Exception as error:
             logger.error("group '%s' is quarantined: it cannot go on", group_id, exc_info=error)
             self._ledger.quarantine(group_id, describe_error(error))

@@ -31,23 +31,12 @@ def fits(record: bytes) -> bool:
 class NothingWritten(StorageError):
     """A commit failed and the store is as before: there is no need to load it again.
 
-    Should the batch be written after all, by an attempt that hung somewhere, the next commit fails with another error.
+    Should it be written after all, by an attempt that hung somewhere, the next commit fails with another error.
     """
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Changes that are committed together.
-
-    Attributes:
-        puts: new values by key.
-        deletes: keys to remove after the puts, so a key in both is removed. Missing keys are not an error.
-        clock: how long this store has been served (seconds).
-    """
-
-    puts: Mapping[str, bytes]
-    deletes: frozenset[str]
-    clock: float
+Changes = Mapping[str, bytes | None]
+"""What a commit changes: new values by key; None: the key is deleted, if there is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,27 +53,27 @@ class Snapshot:
 
 
 class StateStore(Protocol):
-    """Keeps records. Methods may be called concurrently; commits take effect in the order in which they are called."""
+    """Keeps records. Its owner makes one call at a time."""
 
     async def load(self) -> Snapshot:
-        """Read everything, at the start and again after a commit whose outcome is not known.
+        """Read everything: before the first commit, and again after one whose outcome is not known.
 
         Raises:
-            StorageError: the store cannot be read, is in use by another server, or is closed.
+            StorageError: the store cannot be read, or is in use by another server.
         """
 
-    async def commit(self, batch: Batch) -> None:
-        """Write all of a batch or nothing; it is durable when this returns. The clock never goes backwards.
+    async def commit(self, changes: Changes, clock: float) -> None:
+        """Write all changes or nothing; they are durable when this returns. The clock never goes backwards.
 
-        After another error or a cancellation the caller does not know whether the batch was written; `load` tells.
+        After another error or a cancellation the caller does not know whether they were written; `load` tells.
 
         Raises:
-            NothingWritten: the batch was not written.
-            StorageError: the batch could not be written, or the store is closed.
+            NothingWritten: they were not.
+            StorageError: they could not be written.
         """
 
     async def close(self) -> None:
-        """Finish commits in progress and release everything; a second call does nothing."""
+        """Release everything, after a cancelled commit that is still in progress; nothing is called after this."""
 
 
 EMPTY = Snapshot(records={}, clock=0.0)
@@ -96,22 +85,17 @@ class MemoryStore:
     def __init__(self, content: Snapshot = EMPTY) -> None:
         self._records = dict(content.records)
         self._clock = content.clock
-        self._closed = False
 
     async def load(self) -> Snapshot:
-        self._require_open()
         return Snapshot(dict(self._records), self._clock)
 
-    async def commit(self, batch: Batch) -> None:
-        self._require_open()
-        self._records.update(dict(batch.puts))  # nothing, should one of them be torn
-        for key in batch.deletes:
-            self._records.pop(key, None)
-        self._clock = max(self._clock, batch.clock)
+    async def commit(self, changes: Changes, clock: float) -> None:
+        for key, value in changes.items():
+            if value is None:
+                self._records.pop(key, None)
+            else:
+                self._records[key] = value
+        self._clock = max(self._clock, clock)
 
     async def close(self) -> None:
-        self._closed = True
-
-    def _require_open(self) -> None:
-        if self._closed:
-            raise StorageError("the store is closed: the server is shutting down; try again in a moment")
+        pass

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import quote, unquote
 
 from hetrdzv.core.invariants import InvariantError
@@ -26,6 +26,7 @@ from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import InvalidSpec, StorageError
 from hetrdzv.protocol.pages import Event
 from hetrdzv.protocol.rounds import RoundRecord
+from hetrdzv.storage.base import Changes
 
 _NOT_STORED: Mapping[type, AbstractSet[str]] = {
     Group: {"nodes", "round", "records"},  # each has a record of its own
@@ -43,8 +44,6 @@ _STORED = {
     kind: attrgetter(*(f.name for f in fields(kind) if f.name not in without))
     for kind, without in _NOT_STORED.items()
 }
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +63,7 @@ class Restored:
     quarantined: dict[str, Quarantined] = field(default_factory=dict)
 
 
-def prepare() -> None:
+def build_record_validators() -> None:
     """Make what reads and writes records now, so that the first commit need not wait for it."""
     codec.build_validators(*_KINDS.values())
 
@@ -82,34 +81,27 @@ def event_key(group_id: str, number: int) -> str:
     return f"{group_prefix(group_id)}events/{number:012d}"
 
 
-def event_record(event: Event) -> bytes:
-    """The record of an event."""
-    return _record(event)
+def record_of(part: object) -> bytes:
+    """The record of a group, node, round or event, without what is not stored of it."""
+    return codec.write(part, nulls=True, without=_NOT_STORED[type(part)])
 
 
-def changes(
-    old: Group | None, new: Group | None, changed: Iterable[Node] | None = None
-) -> tuple[dict[str, bytes], AbstractSet[str]]:
-    """The writes that turn a stored `old` into a stored `new`: records to put by key, and keys to delete.
-
-    `changed` are the nodes of `new` that `old` has not, or not as the same objects; None: they are looked for. Whoever
-    removes a group also removes its events.
-    """
+def group_changes(old: Group | None, new: Group | None) -> Changes:
+    """What turns a stored `old` into a stored `new`. Whoever removes a group also removes its events."""
     known, present = (group.nodes if group is not None else {} for group in (old, new))
-    if changed is None:
-        changed = changed_nodes(old, new) if new is not None else ()
+    changed = changed_nodes(old, new) if new is not None else ()
     nodes = {node.node_id for node in changed} | (known.keys() - present.keys())
     with_rounds = old is None or new is None or old.records is not new.records
-    before, after = _parts(old, nodes, with_rounds), _parts(new, nodes, with_rounds)
+    before, after = _parts_by_key(old, nodes, with_rounds), _parts_by_key(new, nodes, with_rounds)
     puts = {
-        key: _record(part)
+        key: record_of(part)
         for key, part in after.items()
-        if key not in before or _stored(before[key]) != _stored(part)
+        if key not in before or _stored_fields(before[key]) != _stored_fields(part)
     }
-    return puts, before.keys() - after.keys()
+    return puts | dict.fromkeys(before.keys() - after.keys())
 
 
-def _parts(group: Group | None, node_ids: Iterable[str], with_rounds: bool) -> dict[str, object]:
+def _parts_by_key(group: Group | None, node_ids: Iterable[str], with_rounds: bool) -> dict[str, object]:
     """What has a record of its own in a group, by key: of its nodes these, the rounds that are over if asked for."""
     if group is None:
         return {}
@@ -125,22 +117,11 @@ def _parts(group: Group | None, node_ids: Iterable[str], with_rounds: bool) -> d
     return parts
 
 
-def _stored(part: object) -> object:
+def _stored_fields(part: object) -> object:
     return _STORED[type(part)](part)
 
 
-def _record(part: object) -> bytes:
-    return codec.write(part, nulls=True, without=_NOT_STORED[type(part)])
-
-
 # -- reading ---------------------------------------------------------------------------------------------
-
-
-class _Malformed(Exception):
-    """A record cannot be read; says which and why."""
-
-    def __init__(self, key: str, why: str) -> None:
-        super().__init__(f"record {key} is malformed ({why})")
 
 
 def restore(
@@ -171,8 +152,6 @@ def restore(
             if group is not None:
                 check(group)
                 found.groups[group_id], found.events[group_id] = group, events
-        except _Malformed as error:
-            found.quarantined[group_id] = Quarantined(str(error), frozenset(own))
         except InvariantError as error:
             found.quarantined[group_id] = Quarantined(error.wrong, frozenset(own))
     return found
@@ -181,29 +160,29 @@ def restore(
 def _assemble(group_id: str, records: Mapping[str, bytes], now: float) -> tuple[Group | None, list[Event]]:
     """A group and its events from their records; no group if only events of it are left."""
     found: dict[str, dict[str, Any]] = {part: {} for part in _KINDS}
+
+    def malformed(key: str, why: object) -> InvariantError:
+        return InvariantError(group_id, f"record {key} is malformed ({why})")
+
     for key, record in records.items():
         part, *name = key.split("/")[2:]
         if part not in _KINDS or len(name) != part.endswith("s"):
-            raise _Malformed(key, "this hetserver does not know such a key")
-        found[part][unquote("".join(name))] = _read(_KINDS[part], key, record)
+            raise malformed(key, "this hetserver does not know such a key")
+        try:
+            found[part][unquote("".join(name))] = codec.read(_KINDS[part], record, unknown="ignore")
+        except (codec.Malformed, InvalidSpec) as error:
+            raise malformed(key, error) from error
     by_number = attrgetter("number")
     rounds, events = (sorted(found[part].values(), key=by_number) for part in ("rounds", "events"))
     group: Group | None = found["group"].get("")
+    if group is None and not (found["round"] or found["nodes"] or rounds):
+        return None, events
     if group is None:
-        if not (found["round"] or found["nodes"] or rounds):
-            return None, events
-        raise _Malformed(
+        raise malformed(
             f"{group_prefix(group_id)}group", "it is missing, but other records of the group exist"
         )
     if group.group_id != group_id:
-        raise _Malformed(f"{group_prefix(group_id)}group", f"it is about group '{group.group_id}'")
+        raise malformed(f"{group_prefix(group_id)}group", f"it is about group '{group.group_id}'")
     in_order = sorted(found["nodes"].items(), key=lambda item: (item[1].joined_at, item[0]))
     nodes = {node_id: node if node.gone else replace(node, heard_at=now) for node_id, node in in_order}
     return replace(group, nodes=nodes, round=found["round"].get(""), records=tuple(rounds)), events
-
-
-def _read(kind: type[T], key: str, record: bytes) -> T:
-    try:
-        return codec.read(kind, record, unknown="ignore")
-    except (codec.Malformed, InvalidSpec) as error:
-        raise _Malformed(key, str(error)) from error

@@ -3,18 +3,12 @@
 import re
 import ssl
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from hetrdzv.auth.tls import ClientTls
-from hetrdzv.protocol.errors import HetError
 
 DEFAULT_PORT = 2379
 DEFAULT_PREFIX = "hetrdzv"
 EXAMPLE = "etcd://host1:2379,host2:2379,host3:2379/prefix"
-
-
-class InvalidEtcd(HetError, code="cannot_serve"):
-    """An invalid URL or option for etcd."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +29,18 @@ def parse_url(url: str) -> tuple[tuple[str, ...], str]:
     """The endpoints and the prefix in `etcd://h1:2379,h2:2379/prefix`."""
     match = re.fullmatch(r"etcd://([^/]*)(/.*)?", url)
     if match is None:
-        raise InvalidEtcd(f"the URL of an etcd store looks like {EXAMPLE}")
+        raise ValueError(f"the URL of an etcd store looks like {EXAMPLE}")
     if "@" in match[1]:
-        raise InvalidEtcd(
+        raise ValueError(
             "a store URL must not contain a user name or password, since logs and process lists show it: "
             "use --etcd-user and --etcd-password-file"
         )
     endpoints = tuple(dict.fromkeys(_endpoint(host.strip()) for host in match[1].split(",") if host.strip()))
     if not endpoints:
-        raise InvalidEtcd(f"store '{url}' names no host; example: {EXAMPLE}")
+        raise ValueError(f"store '{url}' names no host; example: {EXAMPLE}")
     prefix = (match[2] or "").strip("/") or DEFAULT_PREFIX
     if not re.fullmatch(r"[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*", prefix):
-        raise InvalidEtcd(
+        raise ValueError(
             f"store '{url}': the prefix '{prefix}' may only have letters, digits, '.', '_' and '-', separated by '/'"
         )
     return endpoints, prefix
@@ -55,21 +49,13 @@ def parse_url(url: str) -> tuple[tuple[str, ...], str]:
 def _endpoint(text: str) -> str:
     match = re.fullmatch(r"([A-Za-z0-9._-]+|\[[0-9a-fA-F:.]+\])(?::([0-9]{1,5}))?", text)
     if match is None or not 0 < (port := int(match[2] or DEFAULT_PORT)) < 65_536:
-        raise InvalidEtcd(f"etcd member '{text}' is not host:port, with a port from 1 to 65535")
+        raise ValueError(f"etcd member '{text}' is not host:port, with a port from 1 to 65535")
     return f"{match[1]}:{port}"
 
 
 def access_from(
-    url: str,
-    *,
-    user: str | None = None,
-    password: str | None = None,
-    ca_cert: Path | None = None,
-    cert: Path | None = None,
-    key: Path | None = None,
+    url: str, user: str | None = None, password: str | None = None, tls: ClientTls | None = None
 ) -> EtcdAccess:
-    """Access as the options say, with TLS if a file is given; raises `InvalidEtcd`, or `TlsError` for a file."""
-    tls, context = ClientTls(ca_cert, cert, key), None
-    if tls != ClientTls():
-        context = tls.context("--etcd-ca-cert", "--etcd-cert", "--etcd-key")
+    """Access as the options say; raises `ValueError`, or `TlsError` for a file."""
+    context = tls.context("--etcd-ca-cert", "--etcd-cert", "--etcd-key") if tls is not None else None
     return EtcdAccess(*parse_url(url), user, password, context)

@@ -7,7 +7,7 @@ import asyncio
 import json
 import ssl
 from base64 import b64decode, b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +24,9 @@ ATTEMPT_S = 1.0
 SIGN_IN_S = 5.0
 """How long a member may take to check a password, which is slow on purpose (seconds)."""
 
+PAGE = 2_000
+"""How many keys are read at a time."""
+
 PAUSE_S = 0.1
 """Pause after no member has answered (seconds)."""
 
@@ -33,7 +36,7 @@ _AWAY = (1, 4, 14)
 _NO_TOKEN = ("invalid auth token", "revision of auth store is old")
 
 Operation = Mapping[str, Any]
-"""A put, delete or get of a transaction, or one of its comparisons, as JSON."""
+"""A put or delete of a transaction, or one of its comparisons, as JSON."""
 
 
 class EtcdUnavailable(StorageError):
@@ -59,38 +62,47 @@ class KeyValue:
     lease: int
 
 
-@dataclass(frozen=True, slots=True)
-class TxnReply:
-    """How a transaction ended: at which revision, and what its gets found."""
-
-    succeeded: bool
-    revision: int
-    found: tuple[KeyValue | None, ...]
-
-
 def put(key: bytes, value: bytes, lease: int = 0) -> Operation:
     """Writes a key."""
-    return {"request_put": {"key": _text(key), "value": _text(value), "lease": lease}}
+    return {"request_put": {"key": _encode_base64(key), "value": _encode_base64(value), "lease": lease}}
 
 
 def delete(key: bytes, end: bytes = b"") -> Operation:
     """Removes a key, or all keys from `key` up to `end`."""
-    return {"request_delete_range": {"key": _text(key), "range_end": _text(end)}}
-
-
-def get(key: bytes) -> Operation:
-    """Reads a key."""
-    return {"request_range": {"key": _text(key)}}
+    return {"request_delete_range": {"key": _encode_base64(key), "range_end": _encode_base64(end)}}
 
 
 def compare_create_revision(key: bytes, revision: int) -> Operation:
     """Compares: the key was made at this revision; 0: there is none."""
-    return {"key": _text(key), "target": "CREATE", "create_revision": revision}
+    return {"key": _encode_base64(key), "target": "CREATE", "create_revision": revision}
 
 
 def compare_mod_revision(key: bytes, revision: int) -> Operation:
     """Compares: the key was last written at this revision; 0: there is none."""
-    return {"key": _text(key), "target": "MOD", "mod_revision": revision}
+    return {"key": _encode_base64(key), "target": "MOD", "mod_revision": revision}
+
+
+class _PasswordAuth(httpx.Auth):
+    """Sends a token with each request; signs in for another when a member does not know it: it forgets in a restart."""
+
+    requires_response_body = True
+
+    def __init__(self, access: EtcdAccess) -> None:
+        self._access = access
+        self._token: str | None = None
+
+    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
+        for _ in range(2):
+            if self._token is None:
+                password = {"name": self._access.user, "password": self._access.password}
+                url, timeout = request.url.copy_with(path="/v3/auth/authenticate"), httpx.Timeout(SIGN_IN_S)
+                sign_in = httpx.Request("POST", url, json=password, extensions={"timeout": timeout.as_dict()})
+                self._token = _read_reply((yield sign_in), self._access)["token"]
+            request.headers["Authorization"] = self._token
+            response = yield request
+            if not any(text in response.text for text in _NO_TOKEN):
+                return
+            self._token = None
 
 
 class Etcd:
@@ -100,14 +112,12 @@ class Etcd:
         self.access = access
         self._scheme = "http" if access.tls is None else "https"
         self._http = httpx.AsyncClient(
+            auth=_PasswordAuth(access) if access.user is not None else None,
             verify=access.tls or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
             trust_env=False,
-            timeout=None,
             limits=httpx.Limits(max_connections=None),
         )
         self._members = list(access.endpoints)
-        self._token: str | None = None
-        self._signing_in = asyncio.Lock()
 
     async def close(self) -> None:
         """Close every connection."""
@@ -117,34 +127,33 @@ class Etcd:
         """The full name of one of our keys."""
         return f"{self.access.prefix}/{name}".encode()
 
-    # -- calls -----------------------------------------------------------------------------------------------
-
     async def get(self, key: bytes, *, within_s: float) -> KeyValue | None:
         """The newest value of a key, or None."""
-        return _first(await self._call("kv/range", {"key": _text(key)}, within_s))
+        return next(
+            iter(_read_pairs(await self._call("kv/range", {"key": _encode_base64(key)}, within_s))), None
+        )
 
-    async def page(
-        self, start: bytes, end: bytes, revision: int, limit: int, *, within_s: float
-    ) -> tuple[list[KeyValue], int, bool]:
-        """Some keys from `start` up to `end` as of a revision (0: the newest), that revision, and if more follow."""
-        body = {"key": _text(start), "range_end": _text(end), "revision": revision, "limit": limit}
-        reply = await self._call("kv/range", body, within_s, within_s)
-        return _pairs(reply), int(reply["header"]["revision"]), reply.get("more", False)
+    async def get_all(self, prefix: bytes, *, within_s: float) -> list[KeyValue]:
+        """All keys below a prefix, which ends with a slash, as of one moment; `within_s` is for each page of them."""
+        pairs: list[KeyValue] = []
+        body = {"key": _encode_base64(prefix), "range_end": _encode_base64(prefix[:-1] + b"0"), "limit": PAGE}
+        while True:
+            reply = await self._call("kv/range", body, within_s, within_s)
+            pairs += _read_pairs(reply)
+            if not reply.get("more", False):
+                return pairs
+            body |= {"key": _encode_base64(pairs[-1].key + b"\0")}
+            body.setdefault("revision", reply["header"]["revision"])
 
     async def txn(
-        self,
-        compare: Sequence[Operation],
-        success: Sequence[Operation],
-        failure: Sequence[Operation] = (),
-        *,
-        within_s: float,
-    ) -> TxnReply:
-        """Run a transaction. It may be sent more than once; its comparisons have to make that harmless."""
-        body = {"compare": compare, "success": success, "failure": failure}
-        reply = await self._call("kv/txn", body, within_s)
-        ranges = [part["response_range"] for part in reply.get("responses", ()) if "response_range" in part]
-        revision = int(reply["header"]["revision"])
-        return TxnReply(reply.get("succeeded", False), revision, tuple(map(_first, ranges)))
+        self, compare: Sequence[Operation], success: Sequence[Operation], *, within_s: float
+    ) -> int | None:
+        """Run a transaction; returns its revision, or None if a comparison failed.
+
+        It may be sent more than once; its comparisons have to make that harmless.
+        """
+        reply = await self._call("kv/txn", {"compare": compare, "success": success}, within_s)
+        return int(reply["header"]["revision"]) if reply.get("succeeded", False) else None
 
     async def grant(self, ttl_s: int, *, within_s: float) -> tuple[int, int]:
         """Make a lease; returns its id and the seconds that etcd granted, which may be more than asked for."""
@@ -161,8 +170,6 @@ class Etcd:
         with suppress(EtcdRefused):
             await self._call("lease/revoke", {"ID": lease}, within_s)
 
-    # -- members ---------------------------------------------------------------------------------------------
-
     async def _call(self, path: str, body: object, within_s: float, attempt_s: float = ATTEMPT_S) -> Any:
         """Try one member after the other, beginning with the one that answered last."""
         loop, content = asyncio.get_running_loop(), json.dumps(body).encode()
@@ -174,64 +181,46 @@ class Etcd:
                 if timeout_s <= 0:
                     why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
                     raise EtcdUnavailable(f"no etcd member answers ({why or 'no time left to ask'})")
+                url = f"{self._scheme}://{member}/v3/{path}"
                 try:
-                    return await self._ask(member, path, content, timeout_s)
-                except (httpx.RequestError, TimeoutError, _MemberAway) as error:
-                    reasons.setdefault(member, _reason(error, timeout_s))  # later it has hardly any time
+                    response = await self._http.post(url, content=content, timeout=timeout_s)
+                    return _read_reply(response, self.access)
+                except (httpx.RequestError, _MemberAway) as error:
+                    reasons.setdefault(
+                        member, _explain_failure(error, timeout_s)
+                    )  # later it has hardly any time
                     self._members.remove(member)  # from now on the next one is asked first
                     self._members.append(member)
             await asyncio.sleep(PAUSE_S)
 
-    async def _ask(self, member: str, path: str, content: bytes, timeout_s: float) -> Any:
-        if self.access.user is not None and self._token is None:
-            await self._sign_in(member, None)
-        token = self._token
-        try:
-            return await self._post(member, path, content, timeout_s, token)
-        except StorageError as error:
-            if token is None or not any(text in str(error.__cause__) for text in _NO_TOKEN):
-                raise
-        await self._sign_in(member, token)  # it expired, or the member was restarted
-        return await self._post(member, path, content, timeout_s, self._token)
 
-    async def _sign_in(self, member: str, former: str | None) -> None:
-        async with self._signing_in:
-            if self._token == former:  # else another call did
-                body = json.dumps({"name": self.access.user, "password": self.access.password}).encode()
-                self._token = (await self._post(member, "auth/authenticate", body, SIGN_IN_S))["token"]
-
-    async def _post(
-        self, member: str, path: str, content: bytes, timeout_s: float, token: str | None = None
-    ) -> Any:
-        headers = {} if token is None else {"Authorization": token}
-        async with asyncio.timeout(timeout_s):
-            url = f"{self._scheme}://{member}/v3/{path}"
-            response = await self._http.post(url, content=content, headers=headers)
-        try:
-            reply = response.json()
-            error = reply.get("error")
-            if response.is_success and error is None and {"header", "result"}.isdisjoint(reply):
-                raise ValueError
-        except (ValueError, AttributeError):
-            hint = "" if self.access.tls else ", does it ask for TLS (--etcd-ca-cert)"
-            raise _MemberAway(
-                f"no answer of etcd's (HTTP {response.status_code}): "
-                f"is its gateway on{hint}, or does another program listen there?"
-            ) from None
-        if response.is_success and error is None:
-            return reply
-        problem = error if isinstance(error, dict) else reply
-        text = str(problem.get("message") or error)
-        if problem.get("code", problem.get("grpc_code")) in _AWAY:
-            raise _MemberAway(text.removeprefix("etcdserver: ")[:200])
-        raise _meaning(text.rpartition("etcdserver: ")[2], self.access) from _MemberAway(text)
+def _read_reply(response: httpx.Response, access: EtcdAccess) -> Any:
+    """What a member replied; raises what its error means."""
+    try:
+        reply = response.json()
+        error = reply.get("error")
+        if response.is_success and error is None and {"header", "result"}.isdisjoint(reply):
+            raise ValueError
+    except (ValueError, AttributeError):
+        hint = "" if access.tls else ", does it ask for TLS (--etcd-ca-cert)"
+        raise _MemberAway(
+            f"no answer of etcd's (HTTP {response.status_code}): "
+            f"is its gateway on{hint}, or does another program listen there?"
+        ) from None
+    if response.is_success and error is None:
+        return reply
+    problem = error if isinstance(error, dict) else reply
+    text = str(problem.get("message") or error)
+    if problem.get("code", problem.get("grpc_code")) in _AWAY:
+        raise _MemberAway(text.removeprefix("etcdserver: ")[:200])
+    raise _explain_error(text.rpartition("etcdserver: ")[2], access)
 
 
-def _text(value: bytes) -> str:
+def _encode_base64(value: bytes) -> str:
     return b64encode(value).decode()
 
 
-def _pairs(reply: Mapping[str, Any]) -> list[KeyValue]:
+def _read_pairs(reply: Mapping[str, Any]) -> list[KeyValue]:
     return [
         KeyValue(
             b64decode(pair["key"]),
@@ -242,15 +231,11 @@ def _pairs(reply: Mapping[str, Any]) -> list[KeyValue]:
     ]
 
 
-def _first(reply: Mapping[str, Any]) -> KeyValue | None:
-    return next(iter(_pairs(reply)), None)
-
-
-def _reason(error: BaseException, timeout_s: float) -> str:
+def _explain_failure(error: BaseException, timeout_s: float) -> str:
     """Why one member did not answer, in a few words."""
     if isinstance(error, _MemberAway):
         return str(error)
-    if isinstance(error, TimeoutError):
+    if isinstance(error, httpx.TimeoutException):
         return f"no answer within {timeout_s:.1f} s"
     for cause in causes(error):
         if isinstance(cause, ssl.SSLCertVerificationError):
@@ -260,7 +245,7 @@ def _reason(error: BaseException, timeout_s: float) -> str:
     return connection_error(error) or "it closes the connection: does it ask for TLS (--etcd-ca-cert)?"
 
 
-def _meaning(text: str, access: EtcdAccess) -> StorageError:
+def _explain_error(text: str, access: EtcdAccess) -> StorageError:
     """What an error of etcd means, and what to do."""
     who = f"user '{access.user}'" if access.user is not None else "a client without a user"
     no_user = "etcd requires a user: give --etcd-user and --etcd-password-file"

@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from hetrdzv.protocol.errors import StorageError
@@ -17,6 +18,7 @@ from hetrdzv.storage.etcd.client import (
     Etcd,
     EtcdUnavailable,
     KeyValue,
+    Operation,
     compare_create_revision,
     put,
 )
@@ -45,34 +47,34 @@ class LeadershipLost(StorageError):
     """Another server leads, or may lead: nothing was written."""
 
 
+@dataclass(eq=False)
 class Term:
     """Our term as the leader: while the leader key is the one that we made at `revision`, bound to an etcd lease.
 
     Attributes:
-        compare: makes a transaction succeed only in this term.
+        renewed_at: when the last renewal that succeeded was sent.
         lost: set as soon as we know that we no longer lead.
     """
 
-    def __init__(self, key: bytes, revision: int, lease: int, ttl_s: float, sent_at: float) -> None:
-        self.key = key
-        self.lease = lease
-        self.ttl_s = ttl_s
-        self.compare = compare_create_revision(key, revision)
-        self.lost = asyncio.Event()
-        self._revision = revision
-        self.renewed(sent_at, ttl_s)
+    key: bytes
+    revision: int
+    lease: int
+    ttl_s: float
+    renewed_at: float
+    lost: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def renewed(self, sent_at: float, ttl_s: float) -> None:
-        """Note that a renewal sent at this time succeeded."""
-        self._until = sent_at + ttl_s * (1.0 - MARGIN)
+    @property
+    def compare(self) -> Operation:
+        """Makes a transaction succeed only in this term."""
+        return compare_create_revision(self.key, self.revision)
 
     def left_s(self) -> float:
         """For how much longer the leader key is certainly ours (seconds)."""
-        return 0.0 if self.lost.is_set() else self._until - boottime_s()
+        return 0.0 if self.lost.is_set() else self.renewed_at + self.ttl_s * (1.0 - MARGIN) - boottime_s()
 
     def require(self, leader: KeyValue | None) -> None:
         """Check that this is our leader key, else raise `LeadershipLost`."""
-        if leader is None or leader.create_revision != self._revision:
+        if leader is None or leader.create_revision != self.revision:
             self.lost.set()
             raise LeadershipLost("etcd refused a write: another server leads, or may lead; ask that one")
 
@@ -103,41 +105,31 @@ async def campaign(etcd: Etcd, url: str, lease_s: int = LEASE_S) -> Term | None:
     key, began = etcd.key("leader"), boottime_s()
     lease, ttl_s = await etcd.grant(lease_s, within_s=CALL_S)
     write = [put(key, url.encode(), lease)]
-    reply = await etcd.txn([compare_create_revision(key, 0)], write, within_s=CALL_S)
-    if not reply.succeeded:
+    revision = await etcd.txn([compare_create_revision(key, 0)], write, within_s=CALL_S)
+    if revision is None:
         await etcd.revoke(lease, within_s=CALL_S)
         return None
-    return Term(key, reply.revision, lease, ttl_s, began)
+    return Term(key, revision, lease, ttl_s, began)
 
 
 async def renew_until_over(etcd: Etcd, term: Term, complain: Callable[[str], None]) -> str:
     """Renew the lease of a term until the term is over, then fence off every write; returns why it is over."""
+    why = "its lease ran out"
     try:
-        return await _renew(etcd, term, complain)
+        while (left_s := term.left_s()) > 0.0:
+            sent_at, pause_s = boottime_s(), PAUSE_S
+            try:
+                ttl_s = await etcd.keep_alive(term.lease, within_s=min(term.ttl_s / 5, left_s))
+            except StorageError as error:
+                why = f"its lease could not be renewed in time: {error}"
+                if not isinstance(error, EtcdUnavailable):
+                    complain(why)
+            else:
+                if ttl_s <= 0:
+                    return "etcd ended its lease"
+                term.renewed_at, term.ttl_s, pause_s = sent_at, ttl_s, ttl_s / RENEWALS
+            with suppress(TimeoutError):
+                await asyncio.wait_for(term.lost.wait(), pause_s)
+        return "etcd refused a write" if term.lost.is_set() else why
     finally:
         term.lost.set()
-
-
-async def _renew(etcd: Etcd, term: Term, complain: Callable[[str], None]) -> str:
-    pause_s, why = 0.0, "its lease ran out"
-    while True:
-        with suppress(TimeoutError):
-            await asyncio.wait_for(term.lost.wait(), pause_s)
-        pause_s = PAUSE_S
-        sent_at, left_s = boottime_s(), term.left_s()
-        if term.lost.is_set():
-            return "etcd refused a write"
-        if left_s <= 0.0:
-            return why
-        try:
-            within_s = min(term.ttl_s / 5, left_s)
-            ttl_s = await etcd.keep_alive(term.lease, within_s=within_s)
-        except StorageError as error:
-            why = f"its lease could not be renewed in time: {error}"
-            if not isinstance(error, EtcdUnavailable):
-                complain(why)
-            continue
-        if ttl_s <= 0:
-            return "etcd ended its lease"
-        term.renewed(sent_at, ttl_s)
-        pause_s = term.ttl_s / RENEWALS

@@ -142,7 +142,18 @@ def _details(group: Group, node: Node, head: DirectiveHead, now: float) -> dict[
         case "round_ended" if current is not None and current.end is not None:
             return {"reason": why_ended(current.number, current.end)}
         case "round_formed" | "daemon" | "stalled" | "notice" if current is not None:
-            return _start_details(group, current, node, head, now)
+            about = why(group, now)
+            if head.code == "round_formed":
+                about = ReasonCode.ROUND_FORMED.reason(round=head.round)
+            elif head.code == "daemon":
+                program = node.daemon[0].rpartition("/")[2]
+                about = ReasonCode.DAEMON_STARTED.reason(current.master.node_id, program=program)
+            return {
+                "reason": about,
+                "start": _start(group, current, node),
+                "notice": stop_notice(group, now) if head.code == "notice" else None,
+                "warnings": current.warnings or None,
+            }
         case "round_over":
             over = f"round {node.member_of} is over"
             return {"reason": reason(ReasonCode.ROUND_ENDED, over, round=node.member_of)}
@@ -153,22 +164,6 @@ def _details(group: Group, node: Node, head: DirectiveHead, now: float) -> dict[
 @cached
 def _time_of_job(group: Group) -> TimeSpent:
     return total_time(record for record in group.records if record.job == group.job)
-
-
-def _start_details(
-    group: Group, current: Round, node: Node, head: DirectiveHead, now: float
-) -> dict[str, Any]:
-    details: dict[str, Any] = {"start": _start(group, current, node), "warnings": current.warnings or None}
-    if head.code == "notice":
-        return {**details, "reason": why(group, now), "notice": stop_notice(group, now)}
-    if node.daemon:
-        program = node.daemon[0].rpartition("/")[2]
-        reason = ReasonCode.DAEMON_STARTED.reason(current.master.node_id, program=program)
-    elif head.code == "stalled":
-        reason = why(group, now)
-    else:
-        reason = ReasonCode.ROUND_FORMED.reason(round=head.round)
-    return {**details, "reason": reason}
 
 
 def _came_late(group: Group, node: Node) -> Reason | None:

@@ -6,11 +6,16 @@ from typing import Any
 import pytest
 
 from hetrdzv.core.commands import Drain
+from hetrdzv.core.model import Group
 from hetrdzv.core.snapshots import safe_snapshot
-from hetrdzv.core.snapshots.sources import _keepers as keepers
-from hetrdzv.core.snapshots.sources import copy_for
+from hetrdzv.core.snapshots.sources import copy_for, kept_members
 from hetrdzv.protocol.snapshots import RankPart, SnapshotId
 from tests.core.snapshots.test_snapshots import NOTHING, Job, held
+
+
+def keepers(group: Group) -> Mapping[str, str]:
+    """The keeper of each member."""
+    return {member.node_id: keeper for keeper, members in kept_members(group).items() for member in members}
 
 
 def begun(*names: str, racks: Mapping[str, str] | None = None, **spec: Any) -> Job:

@@ -118,15 +118,15 @@ def snapshot_warnings(group: Group, current: Round) -> Sequence[Reason]:
 
 
 def _warnings(nodes: Sequence[Node]) -> Sequence[Reason]:
-    lacks = {node.node_id: node.snapshots.not_written for node in nodes if node.snapshots is not None}
-    whys = {node.node_id: node.snapshots.not_taken for node in nodes if node.snapshots is not None}
-    not_written = {node_id: lack for node_id, lack in lacks.items() if lack is not None}
+    held = {node.node_id: node.snapshots for node in nodes if node.snapshots is not None}
+    not_written = {node_id: one.not_written for node_id, one in held.items() if one.not_written is not None}
+    not_taken = {node_id: one.not_taken for node_id, one in held.items() if one.not_taken}
     warnings = []
     if not_written:  # one for all: mostly the directory that they share is full
         newest = max(not_written.values(), key=lambda lack: lack.stamp.sort_key)
         warnings.append(reasons.not_on_disk(newest.stamp, Nodes.of(not_written), newest.why))
-    if without := [node_id for node_id, why in whys.items() if why]:  # mostly no node has enough memory
-        warnings.append(reasons.not_taken(Nodes.of(without), whys[without[0]]))
+    if not_taken:  # mostly no node has enough memory
+        warnings.append(reasons.not_taken(Nodes.of(not_taken), next(iter(not_taken.values()))))
     return tuple(warnings)
 
 
@@ -256,9 +256,9 @@ def record_holdings(context: StepContext, command: DeclareSnapshots) -> None:
         raise stale_round(group, command.round, node.node_id)
     if node.snapshots == command.holdings:
         return
-    for warning in _warnings([context.change_node(node, snapshots=command.holdings)]):
-        members = (each for each in map(group.current_node, current.members) if each is not None)
-        known = (other.code for each in members for other in _warnings([each]))
+    warnings = _warnings([context.change_node(node, snapshots=command.holdings)])
+    known = {warning.code for warning in snapshot_warnings(group, current)} if warnings else set[str]()
+    for warning in warnings:
         if warning.code not in known:  # the first to say so; all are in the warnings
             context.add_event(warning)
 

@@ -96,7 +96,7 @@ def copy_for(group: Group, node: Node, safe: SnapshotId | None = None) -> CopyOr
         wanted += [(stamp_of(began), *lone) for lone in _lone(group).get(node.node_id, ())]
     of_round = [stamp for stamp in has if stamp.round == current.number]
     for stamp in sorted(of_round, key=lambda stamp: stamp.step):
-        wanted += [(stamp, one.node_id, one.ranks) for one in _kept_by(group).get(node.node_id, ())]
+        wanted += [(stamp, one.node_id, one.ranks) for one in kept_members(group).get(node.node_id, ())]
     copies = (
         _copy(group, holder, stamp, ranks, has.get(stamp, ()))
         for stamp, holder, ranks in wanted
@@ -144,7 +144,8 @@ def _lone(group: Group) -> Mapping[str, Sequence[tuple[str, Container[int]]]]:
     began = _began(current) if current is not None else None
     if current is None or began is None:
         return {}
-    names, keepers = [member.node_id for member in current.members], _keepers(group)
+    names = [member.node_id for member in current.members]
+    keepers = {member.node_id: keeper for keeper, kept in kept_members(group).items() for member in kept}
     inside = frozenset(names)
     copies = Counter(part.rank for one in began.sources if one.node_id in inside for part in one.ranks)
     lone: defaultdict[str, list[tuple[str, Container[int]]]] = defaultdict(list)
@@ -159,29 +160,21 @@ def _lone(group: Group) -> Mapping[str, Sequence[tuple[str, Container[int]]]]:
 
 
 @cached
-def _kept_by(group: Group) -> Mapping[str, Sequence[Member]]:
-    """The members whose keeper each node is."""
-    kept: defaultdict[str, list[Member]] = defaultdict(list)
-    keepers = _keepers(group)
-    for member in group.active_round.members if group.active_round is not None else ():
-        if (keeper := keepers.get(member.node_id)) is not None:
-            kept[keeper].append(member)
-    return kept
-
-
-@cached
-def _keepers(group: Group) -> Mapping[str, str]:
-    """The keeper of each member; nobody's where there is only one. A node keeps its labels while its round runs."""
+def kept_members(group: Group) -> Mapping[str, Sequence[Member]]:
+    """The members whose keeper each node is; nobody's where there is only one."""
     members = group.active_round.members if group.active_round is not None else ()
-    names, count = [member.node_id for member in members], len(members)
-    units = [
+    units = [  # a node keeps its labels while its round runs
         unit_of(group.spec, node) if (node := group.nodes.get(member.node_id)) is not None else None
         for member in members
     ]
-    keepers: dict[str, str] = {}
+    kept, keeper, count = defaultdict[str, list[Member]](list), "", len(members)
     alike = None not in units and len(set(units)) == 1
-    for place in reversed(range(2 * count if count > 1 else 0)):
+    for place in reversed(
+        range(2 * count if count > 1 else 0)
+    ):  # twice around, since the last has the keeper of the first
         here, after = place % count, (place + 1) % count
-        is_next = alike or units[here] is None or units[here] != units[after]
-        keepers[names[here]] = names[after] if is_next else keepers.get(names[after], names[after])
-    return keepers
+        if alike or not keeper or units[here] is None or units[here] != units[after]:
+            keeper = members[after].node_id
+        if place < count:
+            kept[keeper].append(members[here])
+    return kept

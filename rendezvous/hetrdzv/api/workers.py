@@ -44,7 +44,7 @@ async def get_output(
     Without a number the round is the running one, else the newest; without ranks all are meant.
     """
     group = service.group(group_id)
-    active = None if group.state.terminal else group.active_round
+    active = group.running_round
     if active is not None and number in (None, active.number):
         _require_ranks(group, active.number, active.world_size, ranks, "has")
         found = await service.queries.query_workers(group, active, ranks, about)

@@ -331,13 +331,8 @@ def _is_stale(group: Group, current: Round, node: Node, command: Report) -> bool
 
 
 def _note_training(context: StepContext, command: NoteTraining) -> None:
-    active = context.group.active_round
-    if (
-        active is not None
-        and active.number == command.round
-        and active.trains_at is None
-        and not context.group.state.terminal
-    ):
+    active = context.group.running_round
+    if active is not None and active.number == command.round and active.trains_at is None:
         trains_at = min(context.now, max(active.formed_at, command.at))
         context.change(round=replace(active, trains_at=trains_at))
         context.add_event(ReasonCode.TRAINING_BEGAN.reason(round=command.round))
@@ -415,8 +410,8 @@ def _start_daemon(context: StepContext, command: StartDaemon) -> None:
         context, require_current_agent(context.group, command.master, command.incarnation)
     )
     group, name, number = context.group, context.group.group_id, command.round
-    current = group.active_round
-    if current is None or group.state.terminal or not group.is_in_round(master) or number != current.number:
+    current = group.running_round
+    if current is None or not group.is_in_round(master) or number != current.number:
         raise stale_round(group, number, master.node_id)
     if current.master.node_id != master.node_id:
         raise Refused(

@@ -394,8 +394,8 @@ def _comparable(op: str) -> str:
 
 def note_stall(context: StepContext, command: NoteStall) -> None:
     """Record who is waited for in the running round; nothing happens if that round is over."""
-    active, new = context.group.active_round, command.stall
-    if active is None or active.number != command.round or context.group.state.terminal:
+    active, new = context.group.running_round, command.stall
+    if active is None or active.number != command.round:
         return
     old = active.stall
     if old is not None and old.reported and (new is None or new.since > old.since + SAME_S):
@@ -406,9 +406,8 @@ def note_stall(context: StepContext, command: NoteStall) -> None:
         if not new.stack and new.hang.ranks[:1] == old.hang.ranks[:1]:  # it has stood there all the time
             new = replace(new, stack=old.stack)
         if new.since >= old.since - SAME_S:
-            same = new.hang.kind == old.hang.kind and (
-                new.hang.ranks == old.hang.ranks or not set(new.hang.ranks).isdisjoint(old.hang.ranks)
-            )
+            ranks, before = set(new.hang.ranks), set(old.hang.ranks)
+            same = new.hang.kind == old.hang.kind and bool(ranks == before or ranks & before)
             new = replace(new, since=old.since, reported=old.reported and same)
     if new != active.stall:
         context.change(round=replace(active, stall=new))
@@ -416,13 +415,8 @@ def note_stall(context: StepContext, command: NoteStall) -> None:
 
 def settle_stall(context: StepContext) -> None:
     """Tell of a stall that has lasted, and end its round where it lasts for too long."""
-    active = context.group.active_round
-    if (
-        active is None
-        or active.stall is None
-        or context.group.state.terminal
-        or is_stall_suspended(context.group)
-    ):
+    active = context.group.running_round
+    if active is None or active.stall is None or is_stall_suspended(context.group):
         return
     stall, end_at = active.stall, stall_ends_round_at(context.group, active.stall)
     at = min(stall.since + STALL_REPORTED_S, end_at or inf)

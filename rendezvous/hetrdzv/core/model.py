@@ -7,6 +7,7 @@ are not stored: they record when a node was last heard from, and are reset when 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from math import inf
 
 from hetrdzv.protocol.directive import Member, Shares, Weights
 from hetrdzv.protocol.reasons.hangs import Hang
@@ -163,15 +164,14 @@ class Stall:
         since: when that began, on the server's clock (seconds).
         stack: the Python stack of the first of its ranks, once its agent has sent it.
         reported: whether it has lasted long enough for an event and the state to say it.
-        known_until: until when that is known (seconds): what follows from it later needs newer evidence; None: nothing
-            is said of that.
+        known_until: until when that is known (seconds): what follows from it later needs newer evidence.
     """
 
     hang: Hang
     since: float
     stack: str = ""
     reported: bool = False
-    known_until: float | None = None
+    known_until: float = inf
 
     def hang_at(self, now: float) -> Hang:
         """The hang with its time."""
@@ -179,7 +179,7 @@ class Stall:
 
     def is_known_at(self, at: float) -> bool:
         """Whether it is known to last at a moment (seconds on the server's clock)."""
-        return self.known_until is None or at <= self.known_until
+        return at <= self.known_until
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -343,6 +343,11 @@ class Group:
     def active_round(self) -> Round | None:
         """The round that is starting or running, or None."""
         return self.round if self.round is not None and self.round.end is None else None
+
+    @property
+    def running_round(self) -> Round | None:
+        """The round that is starting or running, or None; None once the job is over."""
+        return None if self.state.terminal else self.active_round
 
     @property
     def reported_stall(self) -> Stall | None:

@@ -75,7 +75,7 @@ def settle(context: StepContext) -> None:
             _progress(context)
             _stop_in_time(context)
             settle_stall(context)
-    if context.group.active_round is not None and not context.group.state.terminal:
+    if context.group.running_round is not None:
         _admit_joiners(context)
     if context.events and len(context.group.nodes) > GONE_NODES_KEPT:
         current = context.group.round
@@ -118,8 +118,8 @@ def _progress(context: StepContext) -> None:
 
 def _stop_in_time(context: StepContext) -> None:
     """End a round whose workers got a notice, once all are ready for that, or their time is over."""
-    active = context.group.active_round
-    if active is None or (notice := active.notice) is None or context.group.state.terminal:
+    active = context.group.running_round
+    if active is None or (notice := active.notice) is None:
         return
     late = members_not_ready_to_stop(context.group)
     if late and not context.is_due(notice.until):

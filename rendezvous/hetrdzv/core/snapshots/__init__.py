@@ -250,9 +250,8 @@ def safe_snapshot(group: Group) -> GroupSnapshot | None:
 def record_holdings(context: StepContext, command: DeclareSnapshots) -> None:
     """A member says what it holds while its round runs."""
     node = require_current_agent(context.group, command.node_id, command.incarnation)
-    group, current = context.group, context.group.active_round
-    is_over = current is None or group.state.terminal or not group.is_in_round(node)
-    if current is None or is_over or command.round != current.number:
+    group, current = context.group, context.group.running_round
+    if current is None or not group.is_in_round(node) or command.round != current.number:
         raise stale_round(group, command.round, node.node_id)
     if node.snapshots == command.holdings:
         return

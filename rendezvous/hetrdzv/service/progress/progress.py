@@ -154,7 +154,7 @@ class Progress:
 
     def _running(self, group_id: str) -> tuple[Group, Round] | None:
         group = self._groups().get(group_id)
-        active = group.active_round if group is not None and not group.state.terminal else None
+        active = group.running_round if group is not None else None
         return (group, active) if group is not None and active is not None else None
 
     def _judge(self, group_id: str) -> None:
@@ -286,8 +286,7 @@ def is_already_noted(noted: Stall | None, stall: Stall | None, now: float) -> bo
     if noted is None or stall is None:
         return noted is stall
     same = noted.hang == stall.hang and (noted.stack == stall.stack or not stall.stack)
-    until, newer = noted.known_until, stall.known_until
-    known = until is None or newer is None or until >= min(now + RENEW_S, newer)
+    known = noted.known_until >= min(now + RENEW_S, stall.known_until)
     return same and known and abs(noted.since - stall.since) < SAME_S
 
 

@@ -97,13 +97,8 @@ def unwatched_warnings(group: Group, seen: Mapping[int, WorkerSample], now: floa
 
     One that reports its steps is watched by these. One without others has nobody to wait for.
     """
-    active = group.active_round
-    if (
-        active is None
-        or group.state.terminal
-        or now < active.formed_at + UNWATCHED_S
-        or active.world_size == 1
-    ):
+    active = group.running_round
+    if active is None or now < active.formed_at + UNWATCHED_S or active.world_size == 1:
         return []
     by_reason: dict[str, list[int]] = {}
     for rank in range(active.world_size):

@@ -11,6 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import islice
 from math import inf, prod
 from operator import attrgetter
@@ -344,14 +345,10 @@ def _nothing_completes(groups: Sequence[ProcessGroup]) -> Hang | None:
 def _mismatch(groups: Iterable[ProcessGroup], node_of: NodeOf) -> Hang | None:
     """Members of a group have asked for different operations; if most agree, the others are to blame."""
     for group in groups:
-        top, asked = group.last_collective, defaultdict[str, list[Worker]](list)
+        top, alike = group.last_collective, defaultdict[str, list[Worker]](list)
         for place in group.positions:
-            if place.pending and place.at.enqueued == top:
-                asked[place.at.op].append(place.worker)
-        alike = defaultdict[str, list[Worker]](list)
-        for op, workers in asked.items() if len(asked) > 1 else ():  # almost always there is one
-            alike[_comparable(op)] += workers
-        alike.pop("", None)
+            if place.pending and place.at.enqueued == top and (what := _comparable(place.at.op)):
+                alike[what].append(place.worker)
         if len(alike) < 2:
             continue
         sides = sorted(alike.items(), key=lambda side: -len(side[1]))
@@ -374,6 +371,7 @@ def _ranks_of(workers: Iterable[Worker]) -> Ranks:
     return Ranks.of(worker.rank for worker in workers)
 
 
+@lru_cache(maxsize=1024)
 def _comparable(op: str) -> str:
     """What members of a group must agree on; empty: nothing.
 

@@ -113,10 +113,10 @@ def select(group: Group, ready: Sequence[Node]) -> Selection | Shortfall:
         return Shortfall(kind=ShortfallKind.NODES, missing=spec.min_nodes - len(ready))
     suspects = tuple(node for node in ready if node.disconnected_at is not None)
     choice = _Choice(group, ready)
-    allowed = None if spec.master is None else {node.node_id for node in ready if may_be_master(spec, node)}
+    allowed = {node.node_id for node in ready if may_be_master(spec, node)}
     chosen = choice.best(allowed)
     if chosen is None:
-        if allowed is not None and choice.best(None) is not None:
+        if len(allowed) < len(ready) and choice.best({node.node_id for node in ready}) is not None:
             return Shortfall(kind=ShortfallKind.ALLOWED_MASTER, suspects=suspects)
         missing = max(0, choice.worlds.smallest - sum(node.slots for node in ready))
         never = choice.worlds.is_never_possible({node.slots for node in ready})
@@ -142,49 +142,39 @@ class _Choice:
         spec = group.spec
         self._spec, self._ready, self._group, self._sized = spec, ready, group, spec.sized
         self.worlds = WorldSizes.of(spec)
-        if not self._sized:
-            self.worlds = WorldSizes(1, spec.max_nodes, 1, spec.min_nodes, spec.max_nodes)
 
     def size(self, nodes: Iterable[Node]) -> int:
         """How many slots nodes have, or how many nodes there are."""
         return sum(node.slots for node in nodes) if self._sized else sum(1 for _ in nodes)
 
-    def best(
-        self, masters: AbstractSet[str] | None, without: AbstractSet[str] = frozenset()
-    ) -> list[Node] | None:
-        """The best set of nodes, with one of `masters` (None: any will do) and none of `without`."""
+    def best(self, masters: AbstractSet[str], without: AbstractSet[str] = frozenset()) -> list[Node] | None:
+        """The best set of nodes, with one of `masters` and none of `without`."""
         most = self._spec.max_nodes
         fits = self.worlds.allows(self.size(self._ready)) and (most is None or len(self._ready) <= most)
-        if fits and not without and (masters is None or masters):
+        if fits and masters and not without:
             return list(self._ready)
         units = self._units
         if without:
             units = [unit for unit in units if without.isdisjoint(node.node_id for node in unit)]
         items = [Item(unit[0].node_id, self.size(unit), len(unit)) for unit in units]
         found = best_set(items, self.worlds) if items else None
-        if found is not None and masters is not None:
-            able = {
-                unit[0].node_id for unit in units if not masters.isdisjoint(node.node_id for node in unit)
-            }
-            if able.isdisjoint(item.name for item in found):
-                leaders = [item for item in items if item.name in able][:MOST_TRIED]
-                tries = (
-                    best_set([one for one in items if one is not leader], self.worlds, [leader])
-                    for leader in leaders
-                )
-                places = {item.name: place for place, item in enumerate(items)}
-                found = min(
-                    filter(None, tries),
-                    key=lambda some: (
-                        -sum(one.slots for one in some),
-                        sorted(places[one.name] for one in some),
-                    ),
-                    default=None,
-                )
         if found is None:
             return None
+        able = {unit[0].node_id for unit in units if not masters.isdisjoint(node.node_id for node in unit)}
+        if able.isdisjoint(item.name for item in found):
+            leaders = [item for item in items if item.name in able][:MOST_TRIED]
+            tries = (
+                best_set([one for one in items if one is not leader], self.worlds, [leader])
+                for leader in leaders
+            )
+            places = {item.name: place for place, item in enumerate(items)}
+            found = min(
+                filter(None, tries),
+                key=lambda some: (-sum(one.slots for one in some), sorted(places[one.name] for one in some)),
+                default=[],
+            )
         taken = {item.name for item in found}
-        return [node for unit in units if unit[0].node_id in taken for node in unit]
+        return [node for unit in units if unit[0].node_id in taken for node in unit] or None
 
     @cached_property
     def _units(self) -> list[list[Node]]:

@@ -221,7 +221,7 @@ def test_open_group_waits_for_a_command() -> None:
 
 
 @pytest.mark.parametrize(
-    ("going", "retry_for_s"), [("leaving a; cut b", 40.0), ("cut a; cut b", 1.0), ("leaving a", None)]
+    ("going", "retry_for_s"), [("leaving a; cut b", 40.0), ("cut a; cut b", 40.0), ("leaving a", None)]
 )
 def test_nodes_on_their_way_out_are_worth_a_wait(going: str, retry_for_s: float | None) -> None:
     story = play(f"running a b; {going}")

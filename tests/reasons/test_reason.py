@@ -14,7 +14,6 @@ from hetrdzv.protocol.reasons.reason import (
     ReasonCode,
     full_text,
     reason,
-    without_times,
 )
 from hetrdzv.protocol.rounds import Failure
 from hetrdzv.protocol.texts.phrasing import ago, duration_text
@@ -53,7 +52,6 @@ def test_what_every_reason_keeps_to() -> None:
 def test_what_is_left_is_shown_behind(moments: dict[str, float], text: str) -> None:
     found = replace(WAITS, **moments)  # type: ignore[arg-type]
     assert full_text(found, NOW) == text
-    assert without_times(found) == WAITS
 
 
 def test_the_end_of_the_last_round_is_shown_last() -> None:

@@ -2,9 +2,9 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from hetrdzv.protocol.directive import Directive
-from hetrdzv.protocol.reasons.reason import without_times
 from hetrdzv.protocol.states import DirectiveKind
 
 NEWS_S = 5.0
@@ -35,7 +35,8 @@ class WaitLog:
             self._stall = None
 
     def _waits(self, directive: Directive) -> None:
-        what, now = without_times(directive.reason), time.monotonic()
+        now = time.monotonic()
+        what = replace(directive.reason, since=None, until=None)  # moments pass: they are no news
         if what != self._logged[0] and now - self._logged[1] >= NEWS_S:
             self._logged = (what, now)
             self._log(f"waiting: {directive.why}")

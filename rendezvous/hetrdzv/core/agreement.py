@@ -8,7 +8,7 @@ from hetrdzv.core.commands import Join
 from hetrdzv.core.model import Group, Node
 from hetrdzv.core.rounds.records import rounds_of
 from hetrdzv.core.rounds.settle import settle
-from hetrdzv.core.rounds.timers import STOP_GRACE_S, SUSPECT_GRACE_S
+from hetrdzv.core.rounds.timers import STOP_GRACE_S
 from hetrdzv.core.rounds.transitions import StepContext, begin_job, expire_leases, is_reusable
 from hetrdzv.protocol.errors import SCRIPT, Conflict, Difference, SpecConflict
 from hetrdzv.protocol.reasons.events import settings_changed
@@ -85,9 +85,8 @@ def _conflict(
     context: StepContext, differences: Sequence[Difference], holders: Sequence[Node]
 ) -> SpecConflict:
     group = context.group
-    suspect = all(node.disconnected_at is not None for node in holders)
     go = all(node.disconnected_at is not None or node.leaving is not None for node in holders)
-    within_s = SUSPECT_GRACE_S if suspect else group.spec.lease_s + group.spec.stop_timeout_s + STOP_GRACE_S
+    within_s = group.spec.lease_s + group.spec.stop_timeout_s + STOP_GRACE_S
     has = ", ".join(f"{setting.name}={setting.group}" for setting in differences)
     given = ", ".join(f"{setting.name}={setting.given}" for setting in differences)
     end = "wait until its job is over" if holders else f"remove this one: hetctl delete {group.group_id}"

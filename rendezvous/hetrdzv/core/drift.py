@@ -31,7 +31,7 @@ MOST_VALUES = 4
 """How many versions a warning names; the others are counted."""
 
 MOST_CHARACTERS = 16
-"""How much of what is no version is told."""
+"""How much of a version, or of what is none, is told."""
 
 
 def drift(nodes: Sequence[Node]) -> tuple[Reason, ...]:
@@ -40,8 +40,7 @@ def drift(nodes: Sequence[Node]) -> tuple[Reason, ...]:
     for name, (_, counts) in PARTS.items():
         having: defaultdict[str, defaultdict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
         for node in nodes:
-            text = node.device.get(name, "")
-            if version := _version(text, counts) if counts else text[:MOST_CHARACTERS]:
+            if version := _version(node.device.get(name, ""), counts):
                 having["" if counts else node.role][version].append(node.node_id)
         differences += [versions_differ(name, of_role) for of_role in having.values() if len(of_role) > 1]
     return tuple(differences)
@@ -62,9 +61,9 @@ def _without(label: str, nodes: Sequence[Node]) -> Nodes:
 
 @lru_cache(maxsize=256)
 def _version(text: str, parts: int) -> str:
-    """The first numbers of a version, without what follows them (`2.13.0+cu130`); empty if it has none."""
-    match = re.match(r"\d+(?:\.\d+)*", text)
-    return ".".join(match[0][:64].split(".")[:parts]) if match is not None else ""
+    """The first numbers of a version, without what follows them (`2.13.0+cu130`); with no parts, how a text begins."""
+    match = re.match(rf"\d+(?:\.\d+){{0,{parts - 1}}}" if parts else ".*", text)
+    return match[0][:MOST_CHARACTERS] if match is not None else ""
 
 
 def versions_differ(part: str, having: Mapping[str, Sequence[str]]) -> Reason:

@@ -49,12 +49,7 @@ from hetrdzv.core.rounds.transitions import (
     stop_with_grace,
 )
 from hetrdzv.core.why import partially_connected
-from hetrdzv.protocol.errors import (
-    NodeIdInUse,
-    NotFound,
-    Refused,
-    StaleIncarnation,
-)
+from hetrdzv.protocol.errors import NodeIdInUse, NotFound, Refused, StaleIncarnation
 from hetrdzv.protocol.progress import ProgressTimes
 from hetrdzv.protocol.reasons import ends, events
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode

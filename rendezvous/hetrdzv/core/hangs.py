@@ -10,7 +10,7 @@ Where only steps are known, they are compared as the collectives of one group.
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import islice
 from math import inf, prod
@@ -86,14 +86,12 @@ class WorkerPosition:
         at: its collectives there.
         level: what members are compared by: a wait is for those of the lowest level.
         pending: whether its last collective there is not complete, and the worker does not move.
-        waits: whether it waits, for members behind it or because nothing completes.
     """
 
     worker: Worker
     at: Collectives
     level: tuple[int, int, bool]
     pending: bool
-    waits: bool = False
 
 
 @dataclass(slots=True)
@@ -106,6 +104,7 @@ class ProcessGroup:
         missing: how many members are not known.
         unit: what its numbers count.
         stuck: whether all members stand at the same collective, and it completes for none of them.
+        waiting: the members that wait, for those behind them or because nothing completes.
     """
 
     name: str
@@ -113,7 +112,8 @@ class ProcessGroup:
     positions: list[WorkerPosition]
     missing: int = 0
     unit: str = "collective"
-    stuck: bool = False
+    stuck: bool = field(init=False)
+    waiting: list[Worker] = field(init=False)
 
     def __post_init__(self) -> None:
         """Put the members in order, and see which of them wait."""
@@ -123,18 +123,16 @@ class ProcessGroup:
         self.stuck = (
             lowest == places[-1].level and not self.missing and all(place.pending for place in places)
         )
-        for place in places:
-            place.waits = place.pending and (self.stuck or place.level > lowest or self.missing > 0)
+        self.waiting = [
+            place.worker
+            for place in places
+            if place.pending and (self.stuck or place.level > lowest or self.missing > 0)
+        ]
 
     @property
     def last_collective(self) -> int:
         """The number of the last collective that a member has asked for."""
         return max(place.at.enqueued for place in self.positions)
-
-    @property
-    def waiting(self) -> list[Worker]:
-        """The members that wait."""
-        return [place.worker for place in self.positions if place.waits]
 
     def named(self, preposition: str) -> str:
         """` of process group tp`; empty for the default group."""

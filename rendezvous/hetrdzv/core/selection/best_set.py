@@ -56,7 +56,7 @@ class WorldSizes:
 
     def allows(self, size: int) -> bool:
         """Whether a world may have this size."""
-        return size >= self.least and size % self.multiple == 0 and (self.most is None or size <= self.most)
+        return size in self.sizes_down_from(size)
 
     def sizes_down_from(self, size: int) -> range:
         """The allowed world sizes up to a number of slots, from the largest down."""

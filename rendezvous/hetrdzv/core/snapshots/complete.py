@@ -73,8 +73,8 @@ def job_snapshots(
     def newness(one: GroupSnapshot) -> tuple[object, ...]:
         """After those of this job, those of the job that wrote last; of one that is in memory and on disk, memory."""
         own, *within = one.stamp.sort_key
-        job = own, wrote_at.get(one.stamp.origin, 0) if not own else 0
-        return *job, *within, one.on_disk is None, one.world_size, one.sharded
+        wrote_last = wrote_at.get(one.stamp.origin, 0)
+        return own, wrote_last, *within, one.on_disk is None, one.world_size, one.sharded
 
     return sorted(found, key=newness, reverse=True)
 

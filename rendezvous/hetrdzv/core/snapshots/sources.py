@@ -13,7 +13,7 @@ from hetrdzv.core.model import Group, Node, Round
 from hetrdzv.core.selection.select import unit_of
 from hetrdzv.core.snapshots.complete import GroupSnapshot, stamp_of, usable
 from hetrdzv.protocol.directive import Member
-from hetrdzv.protocol.snapshots import CopyOrder, SnapshotId, Source, StartSnapshot
+from hetrdzv.protocol.snapshots import CopyOrder, Holdings, RankPart, SnapshotId, Source, StartSnapshot
 
 MOST_SOURCES = 1024
 """How many nodes are kept that have a snapshot, unless it is sharded: then all are needed."""
@@ -36,19 +36,18 @@ def chosen_from(found: GroupSnapshot, members: Iterable[str], lost: int | None) 
         sharded=found.sharded,
         lost=lost,
         sources=tuple(
-            Source(
-                node_id=node.node_id,
-                address=node.address,
-                port=node.snapshots.port,
-                key=node.snapshots.key,
-                whole=held.whole,
-                ranks=held.ranks,
-            )
+            _source(node, held.ranks, whole=held.whole)
             for node, held in holders[: None if found.sharded else MOST_SOURCES]
-            if node.snapshots is not None
         ),
         on_disk=found.on_disk is not None,
         origin=found.on_disk.origin if found.on_disk is not None else "",
+    )
+
+
+def _source(node: Node, ranks: tuple[RankPart, ...], *, whole: bool = False) -> Source:
+    own = node.snapshots or Holdings()
+    return Source(
+        node_id=node.node_id, address=node.address, port=own.port, key=own.key, whole=whole, ranks=ranks
     )
 
 
@@ -119,12 +118,7 @@ def _copy(
         for part in held.ranks
         if part.rank in wanted and part.rank not in has
     )
-    if not ranks:
-        return None
-    source = Source(
-        node_id=holder, address=node.address, port=node.snapshots.port, key=node.snapshots.key, ranks=ranks
-    )
-    return CopyOrder(stamp=stamp, source=source)
+    return CopyOrder(stamp=stamp, source=_source(node, ranks)) if ranks else None
 
 
 def _began(current: Round) -> StartSnapshot | None:

@@ -246,11 +246,6 @@ def full_text(of: Reason, now: float) -> str:
     return "; ".join(parts)
 
 
-def without_times(of: Reason | None) -> Reason | None:
-    """What makes a reason another one for who reads of it: all but the moments, which pass."""
-    return None if of is None else replace(of, since=None, until=None)
-
-
 def one_line(text: str) -> str:
     """A text on one line, harmless to a terminal, no longer than a message may be."""
     return clipped(

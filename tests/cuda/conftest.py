@@ -85,7 +85,7 @@ def start(release: tuple[int, int], tmp_path_factory: pytest.TempPathFactory) ->
         key = (text, *environ.items())
         if key not in started:
             folder = tmp_path_factory.mktemp("worker")
-            script, path = folder / "script.py", folder / "s"
+            script, path = folder / "script.py", folder / "s.sock"
             script.write_text(f"{text}\nprint('ready', flush=True)\nimport sys\nsys.stdin.read()\n", "utf-8")
             own = {name: value for name, value in os.environ.items() if not name.startswith("TORCH_")}
             worker = subprocess.Popen(

@@ -179,7 +179,7 @@ def test_which_nccl_and_which_gpu_a_script_gets_without_set_device(
 def test_an_agent_sees_a_worker_as_far_as_its_torch_tells(start: Start, release: Release) -> None:
     server = start(GLOO)
     probe = WorkerProbe(
-        WorkerTrack(time.monotonic(), pid=server.worker.pid), 1, socket=str(server.path), cpu=True
+        WorkerTrack(time.monotonic(), pid=server.worker.pid), 1, str(server.path.with_suffix("")), cpu=True
     )
     try:
 

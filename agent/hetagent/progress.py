@@ -19,6 +19,7 @@ file beside it, with .ready at the end of its name. An empty file there with .as
 """
 
 import contextlib
+import functools
 import json
 import mmap
 import os
@@ -51,10 +52,7 @@ _STEP, _TIME = struct.Struct("=q"), struct.Struct("=d")
 _UNTIL_AT, _FIRST_AT, _LAST_AT = 8, 16, 24
 
 _pack, _pack_time = _STEP.pack_into, _TIME.pack_into
-_first: list[float] = []  # when a step was first said, once one was
 _followed = [0]  # what `follow` has written
-_asked: list[bool] = []  # once the script has asked for notices
-_maps: list[mmap.mmap | bytearray] = []  # one, once it is opened
 _pauses: dict[object, float] = {}  # until when (CLOCK_MONOTONIC, seconds), by the block that announced it
 
 
@@ -65,27 +63,23 @@ def progress(step: int) -> None:
         step: at least 0.
     """
     try:
-        if not _first:
-            _begin()
-        _pack(_maps[0], 0, step + 1)
-        _pack_time(_maps[0], _LAST_AT, time.monotonic())
+        memory, now = _open_memory(), time.monotonic()
+        if _TIME.unpack_from(memory, _FIRST_AT) == (0.0,):
+            _pack_time(memory, _FIRST_AT, now)
+        _pack(memory, 0, step + 1)
+        _pack_time(memory, _LAST_AT, now)
     except Exception:
         with contextlib.suppress(Exception):  # it must not be what ends a training
-            _pack(_opened(), 0, int(step) + 1)
+            _pack(_open_memory(), 0, int(step) + 1)
 
 
 def follow(step: int) -> None:
     """As `progress`, for what knows the steps of a script that may say them itself: then that counts."""
     with contextlib.suppress(Exception):
-        (known,) = _STEP.unpack_from(_opened())
+        (known,) = _STEP.unpack_from(_open_memory())
         if known == _followed[0]:
             progress(step)
             _followed[0] = step + 1
-
-
-def _begin() -> None:
-    _first.append(time.monotonic())
-    _pack_time(_opened(), _FIRST_AT, _first[0])
 
 
 @contextlib.contextmanager
@@ -101,16 +95,16 @@ def long(seconds: float) -> Iterator[None]:
     try:
         with contextlib.suppress(Exception):
             _pauses[block] = time.monotonic() + seconds
-            _announce()
+            _announce_pause()
         yield
     finally:
         _pauses.pop(block, None)
         with contextlib.suppress(Exception):
-            _announce()
+            _announce_pause()
 
 
-def _announce() -> None:
-    _pack_time(_opened(), _UNTIL_AT, max([0.0, *_pauses.values()]))
+def _announce_pause() -> None:
+    _pack_time(_open_memory(), _UNTIL_AT, max([0.0, *_pauses.values()]))
 
 
 class Notice(NamedTuple):
@@ -136,11 +130,15 @@ def stop_requested() -> bool:
     path = os.environ.get(NOTICE_FILE)
     if not path:
         return False
-    if not _asked:  # shows the agent that this worker saves, so that it is waited for
-        _asked.append(True)
-        with contextlib.suppress(Exception):
-            open(path + ASKED, "ab").close()
+    _show_interest(path)
     return os.path.exists(path)
+
+
+@functools.cache
+def _show_interest(path: str) -> None:
+    """Show the agent that this worker saves, so that it is waited for."""
+    with contextlib.suppress(Exception):
+        open(path + ASKED, "ab").close()
 
 
 def notice() -> Notice | None:
@@ -170,27 +168,25 @@ def ready_to_stop() -> None:
                 file.write(b"%d\n" % os.getpid())
 
 
-def _opened() -> mmap.mmap | bytearray:
+@functools.cache
+def _open_memory() -> mmap.mmap | bytearray:
     """What is written to, opened at the first call: a process may import this module before its round is known."""
-    if not _maps:
-        opened: mmap.mmap | bytearray = bytearray(LAYOUT.size)
-        if path := os.environ.get(FILE):
+    if path := os.environ.get(FILE):
+        try:
+            descriptor = os.open(path + SUFFIX, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
-                descriptor = os.open(path + SUFFIX, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-                try:
-                    # A write to a map without a block on the disk is SIGBUS when the disk is full.
-                    os.posix_fallocate(descriptor, 0, LAYOUT.size)
-                    opened = mmap.mmap(descriptor, LAYOUT.size)
-                finally:
-                    os.close(descriptor)
-            except (OSError, ValueError) as error:
-                why = getattr(error, "strerror", None) or error
-                with contextlib.suppress(Exception):
-                    print(
-                        f"hetagent.progress: the agent does not see how far this process is: {why}: {path + SUFFIX}; "
-                        "the agent's TMPDIR has to be writable and have room",
-                        file=sys.stderr,
-                        flush=True,
-                    )
-        _maps.append(opened)
-    return _maps[0]
+                # A write to a map without a block on the disk is SIGBUS when the disk is full.
+                os.posix_fallocate(descriptor, 0, LAYOUT.size)
+                return mmap.mmap(descriptor, LAYOUT.size)
+            finally:
+                os.close(descriptor)
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or error
+            with contextlib.suppress(Exception):
+                print(
+                    f"hetagent.progress: the agent does not see how far this process is: {why}: {path + SUFFIX}; "
+                    "the agent's TMPDIR has to be writable and have room",
+                    file=sys.stderr,
+                    flush=True,
+                )
+    return bytearray(LAYOUT.size)

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any, NoReturn, TextIO
 
+    Versions = dict[str, tuple[int, ...] | None]
+
 ORDER = "HET_STANDBY"
 """`fd` of the socket, what to `preload`, the file of `notes` on a worker's imports ("": none), modules `left_out`."""
 
@@ -63,17 +65,18 @@ def wait(started_as: "list[str]") -> "Callable[[str], NoReturn] | None":
     # The marks of processes are for /proc; a module that copies the environment asks for none of them.
     for name in list(filter(belongs_to_round, os.environ)):
         del os.environ[name]
-    own_name, before, path = _renamed(None), dict(os.environ), list(sys.path)
-    started = _code(path)
+    own_name, before = _rename_thread(None), dict(os.environ)
+    script = os.path.abspath(sys.argv[0])
+    code: Versions = {place: _version(place) for place in (script, sys.executable, *sys.path)}
     seen = _notes(order["notes"])
-    problem = _import_all(order["preload"], seen, order["left_out"], before, started, channel)
+    problem = _import_all(order["preload"], seen, order["left_out"], before, code, channel)
     if problem is None:
-        _renamed(NAME)
+        _rename_thread(NAME)
     with contextlib.suppress(OSError):  # the agent has taken this standby before it was ready
         channel.sendall(json.dumps(problem or {}).encode())
-    environ, streams = _receive(channel)
+    environ, streams = _receive_round(channel)
     channel.close()
-    _renamed(own_name)
+    _rename_thread(own_name)
     _take_streams(streams)
 
     def start_over(why: str) -> "NoReturn":
@@ -82,8 +85,7 @@ def wait(started_as: "list[str]") -> "Callable[[str], NoReturn] | None":
 
     if problem is not None:
         os.execvpe(started_as[0], started_as, environ)
-    now = {file: _version(file) for file in started} | _code(path)
-    if changed := [file for file in {**started, **now} if started.get(file) != now.get(file)]:
+    if changed := [file for file, version in code.items() if _version(file) != version]:
         start_over(f"{changed[0]} has changed since a standby imported ahead")
     imported = {name: value for name, value in os.environ.items() if before.get(name) != value}
     removed = before.keys() - os.environ.keys()
@@ -99,16 +101,9 @@ def wait(started_as: "list[str]") -> "Callable[[str], NoReturn] | None":
 # -- whether a plain start would import the same ------------------------------------------------------------------
 
 
-def _code(path: "list[str]") -> "dict[str, object]":
-    """What a plain start goes by, and which version of it is there: the script, Python, `sys.path`, packages."""
-    script = os.path.abspath(sys.argv[0])
-    real = os.path.realpath(script)
-    return {script: (real, _version(real)), **{place: _version(place) for place in (sys.executable, *path)}}
-
-
-def _own_files() -> "dict[str, object]":
+def _own_files() -> "Versions":
     """The files of loaded modules that are part neither of Python nor of what is installed, and their versions."""
-    homes = tuple(f"{home}/" for home in (os.path.dirname(os.__file__), *_sites()))
+    homes = tuple(f"{home}/" for home in (os.path.dirname(os.__file__), *_package_folders()))
     # An attribute may be made when it is asked for.
     files = [getattr(module, "__dict__", {}).get("__file__") for module in list(sys.modules.values())]
     return {
@@ -118,7 +113,7 @@ def _own_files() -> "dict[str, object]":
     }
 
 
-def _sites() -> "list[str]":
+def _package_folders() -> "list[str]":
     return [place for place in sys.path if place.endswith(SITES)]
 
 
@@ -151,11 +146,11 @@ def begin() -> None:
     with contextlib.suppress(OSError):  # the folder is gone: somebody has cleaned up TMPDIR
         file = open(path, "a" if noted else "w", buffering=1, encoding="utf-8", errors="surrogateescape")  # noqa: SIM115
         if not noted:
-            file.write(_head())
+            file.write(_notes_header())
         sys.meta_path.insert(0, _Noting(file, set(noted)))
 
 
-def _head() -> str:
+def _notes_header() -> str:
     """The first line of notes on this script."""
     return f"# {_version(os.path.realpath(sys.argv[0]))}\n"
 
@@ -163,7 +158,7 @@ def _head() -> str:
 def _notes(path: str) -> "list[str]":
     """The notes in a file; none if they are on another version of the script."""
     with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="surrogateescape") as file:
-        if file.readline() == _head():
+        if file.readline() == _notes_header():
             return file.read().split("\n")
     return []
 
@@ -218,7 +213,7 @@ def _is_installed(module: str) -> bool:
     except (ImportError, ValueError):
         return False
     places = [spec.origin or "", *(spec.submodule_search_locations or ())] if spec is not None else []
-    return any(place.startswith(tuple(f"{home}/" for home in _sites())) for place in places)
+    return any(place.startswith(tuple(f"{home}/" for home in _package_folders())) for place in places)
 
 
 def _import_all(
@@ -226,7 +221,7 @@ def _import_all(
     seen: "list[str]",
     left_out: "list[str]",
     before: "Mapping[str, str]",
-    code: "dict[str, object]",
+    code: "Versions",
     channel: socket.socket,
 ) -> "dict[str, str] | None":
     """Import modules until one should not be in a standby; what to tell the agent of that one, or None.
@@ -308,7 +303,7 @@ def _take_streams(streams: "list[int]") -> None:
         os.close(descriptor)
 
 
-def _renamed(name: "str | None") -> str:
+def _rename_thread(name: "str | None") -> str:
     """Give the main thread a name, unless it is None; returns the one it had."""
     with open("/proc/self/comm", "r+", encoding="utf-8", errors="surrogateescape") as file:
         before = file.read().removesuffix("\n")
@@ -317,7 +312,7 @@ def _renamed(name: "str | None") -> str:
     return before
 
 
-def _receive(channel: socket.socket) -> "tuple[dict[str, str], list[int]]":
+def _receive_round(channel: socket.socket) -> "tuple[dict[str, str], list[int]]":
     """The worker's environment and its streams; without an agent the process ends."""
     header, descriptors, _, _ = socket.recv_fds(channel, 4, 2, socket.MSG_WAITALL)
     length = int.from_bytes(header, "big")

@@ -48,7 +48,7 @@ def given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Given]:
         of = replace(of, slots=workers)
         notices.prepare(Assignment(group="g", node_id="a", round=1, start=of, folder=tmp_path), command)
         monkeypatch.setenv(progress.NOTICE_FILE, str(notices.environ(0)[progress.NOTICE_FILE]))
-        monkeypatch.setattr(progress, "_asked", [])
+        progress._show_interest.cache_clear()
         notices.begin(cast("Any", SimpleNamespace(pids={0: 7}, alive={}, exits=[], running=True)))
         made.append(notices)
         return notices, line
@@ -97,7 +97,7 @@ def test_workers_that_share_a_file_are_counted_or_one_speaks_for_all(
 
 
 def test_without_an_agent_nothing_is_asked_for_and_nothing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "_asked", [])
+    progress._show_interest.cache_clear()
     monkeypatch.delenv(progress.NOTICE_FILE, raising=False)
     for path in (None, "", "/nowhere/at/all"):
         if path is not None:

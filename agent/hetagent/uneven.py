@@ -149,7 +149,6 @@ class UnevenBatchSampler(Sampler[list[int]]):
         self._group = group
         self._epoch = self._consumed = 0
         self._timer = WorkTimer()
-        self._is_new = True  # no step was trained on since the sampler was made
         self._untimed = 0  # steps that are not timed from now on
 
     @property
@@ -233,8 +232,9 @@ class UnevenBatchSampler(Sampler[list[int]]):
         """What is left of the epoch: each batch of a loader, with the part that it is.
 
         All ranks have to call it. It compares first whether all of them are about to train on the same batches. Where
-        no person gave the shares, the ranks exchange after some steps how long they needed; if the shares change, the
-        loader begins again where the ranks are. One that cannot (a generator) gets other shares at the next call.
+        no person gave the shares, the ranks begin with the speeds that they have measured before, and exchange after
+        some steps how long they needed; if the shares change, the loader begins again where the ranks are. One that
+        cannot (a generator) gets other shares at the next call.
 
         Args:
             loader: gives this sampler's batches in order, a `DataLoader` or what a framework has made of one.
@@ -243,6 +243,8 @@ class UnevenBatchSampler(Sampler[list[int]]):
             RuntimeError: ranks have other weights, another position or seed, ...; or the loader gives other batches.
         """
         follows = self._compare_ranks() and not self.shares.given
+        if follows and not isinstance(loader, Iterator):
+            self._decide_shares(None)
         self.set_epoch(self.epoch)
         while self._next_step(self._consumed):
             self._timer.pause()
@@ -258,29 +260,27 @@ class UnevenBatchSampler(Sampler[list[int]]):
                 if part.last:
                     self._consumed = part.consumed
                 yield batch, replace(part, timer=self._timer) if is_timed else part
-                if part.last and follows and self._step_done(is_timed=is_timed):
+                if part.last and follows and self._on_step_done(is_timed=is_timed):
                     if not isinstance(loader, Iterator):
                         break
                     follows = False
 
-    def _step_done(self, *, is_timed: bool) -> bool:
-        """Decide the shares anew if enough steps were timed, at first by the round before; whether they are others."""
-        if self._is_new:
-            self._is_new = False
-            return self._decide(None)
+    def _on_step_done(self, *, is_timed: bool) -> bool:
+        """Decide the shares again if enough steps were timed; whether they are others."""
         if not is_timed:
             self._untimed = max(0, self._untimed - 1)
             return False
         self._timer.end_step()
         if self._timer.steps < WARM_UP + TIMED:
             return False
-        is_changed = self._decide(self._timer.median_ns())
+        time_ns = self._timer.median_ns()
+        self._timer.clear()
+        is_changed = self._decide_shares(time_ns)
         self._untimed = 0 if is_changed else PAUSE
         return is_changed
 
-    def _decide(self, time_ns: int | None) -> bool:
-        """Have all ranks decide the shares; whether they are others."""
-        self._timer.clear()
+    def _decide_shares(self, time_ns: int | None) -> bool:
+        """Have all ranks decide the shares, by this time or those of the round before; whether they are others."""
         was = self.shares
         sizes = self._sizes(was, self._global_batch)
         self.shares = refresh(was, sizes, lambda value: gathered(value, self._group), time_ns)

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from hetagent.monitor.round_watch import torch_server_env
 from hetagent.monitor.torch_client import NoAnswer, Query
+from hetagent.monitor.watcher import torch_server_env
 from hetagent.worker import runner
 from tests.support.needs import ALL
 

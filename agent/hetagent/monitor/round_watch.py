@@ -1,119 +1,83 @@
 """Watches the workers of one round, in a thread of its own."""
 
 import contextlib
-import os
 import random
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from hetagent.monitor import stacks
 from hetagent.monitor.stall_detector import WorkerTrack, node_progress
 from hetagent.monitor.torch_client import Query
-from hetagent.monitor.worker_probe import SOCKET, TICK_S, WorkerProbe
+from hetagent.monitor.worker_probe import TICK_S, WorkerProbe
 from hetagent.node import release
 from hetagent.node.self_pipe import SelfPipe, wait_readable
-from hetagent.progress import FILE
-from hetagent.worker import runner
 from hetrdzv.protocol.progress import NodeProgress, ProgressTimes
 from hetrdzv.protocol.stacks import Stack
-
-SERVER = str(Path(runner.__file__).with_name("torch_server.py"))
-"""Opens torch's server in a worker."""
-
-FILE_NAME = "progress.{}"
 
 CLOSE_S = 0.5
 """How long to wait for whoever takes stacks or reads files at the end of a round (seconds)."""
 
-NOT_OURS = "it is not a Python script that hetagent starts itself"
-"""Why the collectives of a worker cannot be known."""
-
 
 class RoundWatch:
-    """The workers of one round on this node.
+    """The workers of one round on this node, from their start on.
 
     Args:
-        folder: the round's.
         push: called when the server has to know at once what `progress` returns, in the watch's thread.
-        cpu: the workers have no GPUs.
-        torch: they open torch's server: each runs under our runner, by itself.
         unseen: why the collectives of all of them cannot be known, whatever torch says; empty: they can.
     """
 
     def __init__(
         self,
         number: int,
-        world_size: int,
-        folder: Path,
+        probes: Sequence[WorkerProbe],
         push: Callable[[], None],
         *,
         hang_timeout_s: Callable[[], float | None] = lambda: None,
-        cpu: bool = False,
-        torch: bool = True,
         unseen: str = "",
         log: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._number = number
-        self._world_size = world_size
+        self._probes = {probe.track.rank: probe for probe in probes}
         self._push = push
         self._hang_timeout_s = hang_timeout_s
-        self._cpu = cpu
+        self._unseen = unseen
         self._log = log
-        self._folder = folder
-        self._torch = torch
-        self._unseen = unseen if torch else NOT_OURS
         self._torch_tells = release.reports_progress(release.installed_torch())
-        self._sample: tuple[NodeProgress, float] | None = None  # and when it was taken
-        self._watched_at = 0.0
-        self._probes: dict[int, WorkerProbe] = {}  # by global rank
         self._taking = threading.Lock()
-        self._sent: list[tuple[object, ...]] = []  # what the server was told at once
+        now = self._watched_at = time.monotonic()
+        # what the server was told at once
+        self._sent = [track.urgent_changes(now, None) for track in self._tracks]
         self._warned = False
+        self._publish()
         self._stop = SelfPipe()  # the thread closes it
         self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
-
-    def environ(self, local_rank: int) -> dict[str, str]:
-        """What a worker gets."""
-        file = self._file(local_rank)
-        return {FILE: file, **(torch_server_env(file + SOCKET) if self._torch else {})}
-
-    def _file(self, local_rank: int) -> str:
-        """The file of a worker."""
-        return str(self._folder / FILE_NAME.format(local_rank))
-
-    def begin(self, pids: Mapping[int, int], rank_offset: int) -> None:
-        """The workers were started, with these pids by local rank."""
-        now = self._watched_at = time.monotonic()
-        for local_rank, pid in pids.items():
-            file, track = self._file(local_rank), WorkerTrack(now, rank_offset + local_rank, pid)
-            self._probes[track.rank] = WorkerProbe(track, self._world_size, file, self._cpu)
-        self._sent = [probe.track.urgent_changes(now, None) for probe in self._probes.values()]
-        self._publish()
         self._thread.start()
 
-    def progress(self) -> NodeProgress | None:
-        """How far the workers have come; None: nothing is known yet. From any thread, which never waits."""
-        if self._sample is None:
-            return None
+    @property
+    def _tracks(self) -> list[WorkerTrack]:
+        return [probe.track for probe in self._probes.values()]
+
+    def progress(self) -> NodeProgress:
+        """How far the workers have come. From any thread, which never waits."""
         sample, taken_at = self._sample
         return replace(sample, age_s=round(sample.age_s + time.monotonic() - taken_at, 3))
 
     def progress_times(self) -> ProgressTimes | None:
         """When the workers first moved and last did, counted from now; None: nobody can tell. Never waits."""
-        now, tracks = time.monotonic(), [probe.track for probe in self._probes.values()]
+        now, tracks = time.monotonic(), self._tracks
         first_at = min((track.first_at for track in tracks if track.first_at is not None), default=None)
         if first_at is not None:
             idle_s = now - max(track.last_at for track in tracks if track.last_at is not None)
             return ProgressTimes(began_s=round(now - first_at, 3), idle_s=round(max(0.0, idle_s), 3))
-        return ProgressTimes() if tracks and all(map(self._is_seen, tracks)) else None
+        return ProgressTimes() if all(map(self._is_seen, self._probes.values())) else None
 
-    def _is_seen(self, track: WorkerTrack) -> bool:
+    def _is_seen(self, probe: WorkerProbe) -> bool:
         """Whether a worker is known to have asked for no collective, if it has not; one alone never does."""
-        if self._unseen or track.lost or self._world_size == 1:
+        track = probe.track
+        if self._unseen or track.lost or probe.world_size == 1:
             return False
         return track.unseen == "" or (track.unseen is None and self._torch_tells)
 
@@ -129,10 +93,7 @@ class RoundWatch:
     def close(self) -> None:
         """Look no more; the workers are gone."""
         self._stop.wake()
-        if self._thread.is_alive():
-            self._thread.join(CLOSE_S)
-        else:
-            self._stop.close()
+        self._thread.join(CLOSE_S)
         if self._taking.acquire(timeout=CLOSE_S):
             for probe in self._probes.values():
                 if probe.stack_query is not None:
@@ -158,12 +119,11 @@ class RoundWatch:
     def _listen(self, until: float) -> bool:
         """Push news, and take in what workers answer, until it is time to look again; False when it is over."""
         while (now := time.monotonic()) < until:
-            tracks = [probe.track for probe in self._probes.values()]
             soon = any(probe.is_answer_pending(now) for probe in self._probes.values())
             news = (
                 self._sent
                 if soon
-                else [track.urgent_changes(now, self._hang_timeout_s()) for track in tracks]
+                else [track.urgent_changes(now, self._hang_timeout_s()) for track in self._tracks]
             )
             self._publish()
             if news != self._sent:
@@ -196,10 +156,5 @@ class RoundWatch:
 
     def _publish(self) -> None:
         """Let other threads see what is known now."""
-        now, tracks = time.monotonic(), [probe.track for probe in self._probes.values()]
-        self._sample = node_progress(self._number, tracks, self._watched_at, now), now
-
-
-def torch_server_env(socket: str) -> dict[str, str]:
-    """What a worker gets in order to open torch's server at this path."""
-    return {runner.AFTER: f"{SERVER}{os.pathsep}{socket}"}
+        now = time.monotonic()
+        self._sample = node_progress(self._number, self._tracks, self._watched_at, now), now

@@ -1,6 +1,8 @@
 """How an agent watches its workers, round after round, and shows their stacks and logs to those who may see them."""
 
+import os
 import threading
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -8,9 +10,13 @@ from functools import partial
 from hetagent.launch.base import Assignment, Launch
 from hetagent.launch.command import WorkerCommand
 from hetagent.monitor.round_watch import RoundWatch
+from hetagent.monitor.stall_detector import WorkerTrack
+from hetagent.monitor.worker_probe import SOCKET, WorkerProbe
+from hetagent.progress import FILE
 from hetagent.roundhook import RoundHook
 from hetagent.session.connection import ServerConnection
 from hetagent.session.requests import Report, ReportRoute
+from hetagent.worker import runner, torch_server
 from hetagent.workers.failures import escape_surrogates, plain_text, redact
 from hetagent.workers.processes import Workers
 from hetrdzv.protocol import codec
@@ -29,8 +35,9 @@ STACKS_S = 5.0
 MOST, MOST_OF_ALL = 16_000, 240_000
 """How much of a worker's stack or log is shown, and of all of a node at once (characters): requests have a limit."""
 
+NOT_OURS = "it is not a Python script that hetagent starts itself"
 NOT_TORCH = "its collectives are not those of torch.distributed"
-"""Why the collectives of Horovod's workers cannot be known."""
+"""Why the collectives of a worker cannot be known: another program, or Horovod's."""
 
 OFF = "this node shows nothing of its workers (--report-output off)"
 NOTHING, NOT_KEPT = "it has written nothing", "nobody keeps what it writes"
@@ -63,6 +70,7 @@ class Watcher(RoundHook):
         self._log = log
         self._output: Callable[[int], tuple[bytes, bytes] | None] = lambda rank: (b"", b"")
         self._assignment: Assignment | None = None
+        self._runs_ours = False  # each worker is our runner, which opens torch's server
         self._watch: RoundWatch | None = None
 
     def static_env(self, given: Mapping[str, str]) -> dict[str, str]:
@@ -74,28 +82,39 @@ class Watcher(RoundHook):
     def prepare(self, assignment: Assignment, command: WorkerCommand) -> None:
         self.end()
         self._assignment = assignment
-        self._watch = RoundWatch(
-            assignment.round,
-            assignment.start.world_size,
-            assignment.folder,
-            self._server.push_progress,
-            hang_timeout_s=self._server.hang_timeout_s,
-            cpu=self._cpu,
-            torch=command.is_python and not self._launch.one_per_node,
-            unseen="" if self._launch.uses_process_groups else NOT_TORCH,
-            log=self._log,
-        )
+        self._runs_ours = command.is_python and not self._launch.one_per_node
 
     def environ(self, local_rank: int) -> dict[str, str]:
-        assert self._watch is not None
-        return self._watch.environ(local_rank)
+        file = self._file(local_rank)
+        return {FILE: file, **(torch_server_env(file + SOCKET) if self._runs_ours else {})}
+
+    def _file(self, local_rank: int) -> str:
+        """The HET_PROGRESS_FILE of a worker."""
+        assert self._assignment is not None
+        return str(self._assignment.folder / f"progress.{local_rank}")
 
     def begin(self, workers: Workers) -> None:
-        assert self._watch is not None
         assert self._assignment is not None
-        first = self._assignment.start.rank_offset
-        self._output = lambda rank: workers.started[rank - first].read_output()
-        self._watch.begin(workers.pids, first)
+        start, now = self._assignment.start, time.monotonic()
+        probes = [
+            WorkerProbe(
+                WorkerTrack(now, start.rank_offset + local_rank, pid),
+                start.world_size,
+                self._file(local_rank),
+                self._cpu,
+            )
+            for local_rank, pid in workers.pids.items()
+        ]
+        of_launch = "" if self._launch.uses_process_groups else NOT_TORCH
+        self._output = lambda rank: workers.started[rank - start.rank_offset].read_output()
+        self._watch = RoundWatch(
+            self._assignment.round,
+            probes,
+            self._server.push_progress,
+            hang_timeout_s=self._server.hang_timeout_s,
+            unseen=of_launch if self._runs_ours else NOT_OURS,
+            log=self._log,
+        )
         self._server.set_progress_source(self._sample, self._on_question)
 
     def progress_times(self) -> ProgressTimes | None:
@@ -148,6 +167,11 @@ class Watcher(RoundHook):
     def _logs(self, ranks: Collection[int]) -> list[Stack]:
         secrets = self._secrets()
         return [log_tail(rank, self._output(rank), secrets) for rank in ranks]
+
+
+def torch_server_env(socket: str) -> dict[str, str]:
+    """What a worker gets in order to open torch's server at this path."""
+    return {runner.AFTER: f"{torch_server.__file__}{os.pathsep}{socket}"}
 
 
 def log_tail(rank: int, output: tuple[bytes, bytes] | None, secrets: Collection[str]) -> Stack:

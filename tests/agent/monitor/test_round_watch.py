@@ -1,7 +1,6 @@
 """Two workers with gloo, one of which does not go on: what their agent sees, and what it shows."""
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +13,9 @@ import pytest
 from tests.support.cluster import wait_for
 
 from hetagent.monitor.round_watch import RoundWatch
+from hetagent.monitor.stall_detector import WorkerTrack
+from hetagent.monitor.watcher import NOT_OURS, torch_server_env
+from hetagent.monitor.worker_probe import SOCKET, WorkerProbe
 from hetagent.node.network import hold_port
 from hetagent.progress import FILE
 from hetagent.worker import runner
@@ -48,6 +50,12 @@ dist.barrier()
 """
 
 
+def probe(pid: int, folder: Path, local_rank: int = 0, world_size: int = 2) -> WorkerProbe:
+    """Of a worker on a node whose first rank is 4."""
+    track = WorkerTrack(time.monotonic(), 4 + local_rank, pid)
+    return WorkerProbe(track, world_size, str(folder / str(local_rank)), cpu=True)
+
+
 class Pair:
     """The two workers, and what their agent has told so far.
 
@@ -59,12 +67,13 @@ class Pair:
         self.folder = folder
         self.told: list[NodeProgress] = []
         self._news = threading.Condition()
-        self.watch = RoundWatch(3, 2, folder, self._tell, hang_timeout_s=lambda: 2.0, cpu=True)
         (folder / "script.py").write_text(SCRIPT)
         with hold_port("127.0.0.1", None) as held:
             port = held.getsockname()[1]
         self.workers = [self._start(rank, port) for rank in range(2)]
-        self.watch.begin({rank: worker.pid for rank, worker in enumerate(self.workers)}, 4)
+        probes = [probe(worker.pid, folder, rank) for rank, worker in enumerate(self.workers)]
+        with self._news:
+            self.watch = RoundWatch(3, probes, self._tell, hang_timeout_s=lambda: 2.0)
 
     def _start(self, rank: int, port: int) -> "subprocess.Popen[bytes]":
         environ = {
@@ -74,16 +83,15 @@ class Pair:
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
             "TORCH_FR_BUFFER_SIZE": "20",
-            **self.watch.environ(rank),
+            FILE: str(self.folder / str(rank)),
+            **torch_server_env(str(self.folder / f"{rank}{SOCKET}")),
         }
         command = [sys.executable, "-u", runner.__file__, str(self.folder / "script.py")]
         return subprocess.Popen(command, env=environ)
 
     def _tell(self) -> None:
         with self._news:
-            fields = self.watch.progress()
-            assert fields is not None
-            self.told.append(fields)
+            self.told.append(self.watch.progress())
             self._news.notify_all()
 
     def await_news(self, what: Callable[[Worker, Worker], bool]) -> tuple[Worker, ...]:
@@ -95,9 +103,7 @@ class Pair:
         with self._news:
             assert self._news.wait_for(found, 60), self.told
         self.told.clear()
-        fields = found() or self.watch.progress()
-        assert fields is not None
-        return tuple(fields.workers)
+        return tuple((found() or self.watch.progress()).workers)
 
     def close(self) -> None:
         for worker in self.workers:
@@ -152,26 +158,25 @@ def test_who_is_behind_where_and_in_which_state(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize(
-    ("torch", "release", "world_size", "known"),
+    ("unseen", "release", "world_size", "known"),
     [
-        (True, "2.13.0+cpu", 2, True),
-        (True, "2.13.0+cpu", 1, False),
-        (True, "2.10.1", 2, False),
-        (True, None, 2, False),
-        (False, "2.13.0", 2, False),
+        ("", "2.13.0+cpu", 2, True),
+        ("", "2.13.0+cpu", 1, False),
+        ("", "2.10.1", 2, False),
+        ("", None, 2, False),
+        (NOT_OURS, "2.13.0", 2, False),
     ],
 )
 def test_workers_that_never_answered_have_come_nowhere_or_nobody_knows(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    torch: bool,
+    unseen: str,
     release: str | None,
     world_size: int,
     known: bool,
 ) -> None:
     monkeypatch.setattr("hetagent.node.release.installed_torch", lambda: release)
-    watch = RoundWatch(1, world_size, tmp_path, lambda: None, cpu=True, torch=torch)
-    watch.begin({0: os.getpid()}, 0)
+    watch = RoundWatch(1, [probe(os.getpid(), tmp_path, world_size=world_size)], lambda: None, unseen=unseen)
     assert (watch.progress_times() is not None) == known
     watch.close()
 
@@ -180,12 +185,12 @@ def test_workers_that_never_answered_have_come_nowhere_or_nobody_knows(
 def test_of_a_worker_that_had_imported_torch_and_never_answered_nobody_knows(
     tmp_path: Path, left: str | None
 ) -> None:
-    watch = RoundWatch(1, 2, tmp_path, lambda: None, cpu=True)
-    file = Path(watch.environ(0)[FILE])
-    watch.begin({0: os.getpid()}, 0)
+    folder = tmp_path / "round"
+    folder.mkdir()
+    watch = RoundWatch(1, [probe(os.getpid(), folder)], lambda: None)
     if left is None:  # nobody knows what had been there
-        shutil.rmtree(file.parent)
+        folder.rmdir()
     else:
-        (file.parent / f"{file.name}.sock{left}").touch()
+        (folder / f"0{SOCKET}{left}").touch()
     wait_for(lambda: watch.progress_times() is None, "a look after that")
     watch.close()

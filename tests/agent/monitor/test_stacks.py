@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from tests.agent.rig import soon
@@ -9,6 +10,8 @@ from tests.support.fuse import DeadFiles
 
 from hetagent.monitor import stacks
 from hetagent.monitor.round_watch import RoundWatch
+from hetagent.monitor.stall_detector import WorkerTrack
+from hetagent.monitor.worker_probe import WorkerProbe
 from hetagent.node.processes import proctree
 from hetagent.worker import runner
 
@@ -17,8 +20,8 @@ def test_a_process_that_hangs_in_the_kernel_is_said_to_once_it_has_for_a_while(t
     with DeadFiles(tmp_path / "dead") as files:
         look = f"import os; os.stat({str(files.folder / 'file')!r})"
         process = subprocess.Popen([sys.executable, "-c", look], stderr=subprocess.DEVNULL)
-        watch = RoundWatch(1, 2, tmp_path, lambda: None)
-        watch.begin({0: process.pid}, 0)
+        probe = WorkerProbe(WorkerTrack(time.monotonic(), pid=process.pid), 2, str(tmp_path / "0"))
+        watch = RoundWatch(1, [probe], lambda: None)
         assert files.asked.wait(15)
         process.kill()  # until then it waits as for any file
         soon(lambda: proctree.state(process.pid) == "D", "its hang")

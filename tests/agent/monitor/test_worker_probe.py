@@ -19,9 +19,9 @@ from tests.agent.monitor.test_flight_recorder import NCCL_ANSWER, answer, entry
 from tests.support.cluster import wait_for
 
 from hetagent.monitor import torch_client
-from hetagent.monitor.round_watch import torch_server_env
 from hetagent.monitor.sources import AGAIN_MAX_S, LATE_S, WorkerSource
 from hetagent.monitor.stall_detector import WorkerTrack
+from hetagent.monitor.watcher import torch_server_env
 from hetagent.monitor.worker_probe import NO_DEFAULT, NO_GROUP, WorkerProbe
 from hetagent.worker import runner
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hetagent.monitor.round_watch import torch_server_env
 from hetagent.monitor.torch_client import Query
+from hetagent.monitor.watcher import torch_server_env
 from hetagent.worker import runner
 
 RUNNER = os.path.abspath(runner.__file__)

@@ -205,7 +205,7 @@ class Rig:
 
     def offers(self, **fields: Any) -> None:
         """Change what the node offers, before it runs."""
-        session = self.line._session
+        session = self.line.session
         session.offer = replace(session.offer, **fields)
 
     def exists(self) -> None:

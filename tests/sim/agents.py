@@ -185,7 +185,7 @@ class Agent:
             }:
                 self._newest_told = max(self._newest_told, number)
         if isinstance(answer, HetError):
-            self.world.checks.say(self.node_id, f"{type(request).__name__.lower()} fails: {answer}")
+            self.world.checks.say(self.node_id, f"{request.route} fails: {answer}")
         self.session.on_response(request, answer, self.now)
 
     def _deliver(self) -> None:
@@ -408,7 +408,7 @@ class Agent:
             return
         if (why := self._checked()) != self._not_ready:
             self._not_ready = why
-            self.session.change_readiness(why, self.now)
+            self.session.set_ready(self._after, self._held, 0, self.now, why)
         self.after(self._check.uniform(0.1, 5), self._check_again, asked)
 
     def give_up(self) -> None:
@@ -425,7 +425,8 @@ class Agent:
         self._signalled = True
         runs = self.workers is not None and self.workers.alive and not self.stopping
         grace_s = self._grace.choice((None, 1.0, 5.0, 20.0)) if runs else None
-        self.session.announce_leave("SIGTERM", self.now, grace_s)
+        leaving = round_report(ReportKind.LEAVING, self.round, message="SIGTERM", grace_s=grace_s)
+        self.session.announce_leave(leaving, self.now)
         if grace_s is None:
             self._stop(self.world.stop_timeout_s)
         else:

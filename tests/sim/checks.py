@@ -11,8 +11,7 @@ from math import inf
 from typing import Any
 from unittest import mock
 
-from hetagent.session import requests
-from hetagent.session.requests import Answer, Join, Leave, Request, SendReport
+from hetagent.session.requests import Answer, Request
 from hetrdzv.core import commands
 from hetrdzv.core.directive import directive
 from hetrdzv.core.group import Transition, step
@@ -23,6 +22,7 @@ from hetrdzv.core.rounds.timers import STOP_GRACE_S, Lapsed, nobody_lapsed
 from hetrdzv.core.why import why
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import Refused
+from hetrdzv.protocol.routes import Routes
 from hetrdzv.protocol.snapshots import SnapshotId
 from hetrdzv.protocol.states import DirectiveKind, EndKind, GroupState, NodePhase, ReportKind
 from hetrdzv.service import leases as leases_module
@@ -263,13 +263,13 @@ class Checks:
             problem = self._told_too_early(answer, disk, request.node_id)
         if not isinstance(answer, Exception):
             match request:
-                case Join(body=body):
+                case Request(route=Routes.join, body=body):
                     self._done.add((request.node_id, body.incarnation, "join", body.after_round, body.port))
                     problem = problem or _join_is_lost(request, disk)
-                case SendReport(route=requests.REPORT, body=report):
+                case Request(route=Routes.report, body=report):
                     self._done.add((request.node_id, report.incarnation, report.kind, report.round))
                     problem = problem or _report_is_lost(request, disk)
-                case Leave(incarnation=incarnation):
+                case Request(route=Routes.leave, query={"incarnation": incarnation}):
                     node = disk.node(request.node_id)
                     if node is None or (node["incarnation"] == incarnation and node["departed_at"] is None):
                         problem = "it left"
@@ -452,7 +452,7 @@ def _will_cancel(disk: Disk) -> bool:
     return notice is not None and notice["cause"]["kind"] == "cancelled"
 
 
-def _join_is_lost(request: Join, disk: Disk) -> str | None:
+def _join_is_lost(request: Request, disk: Disk) -> str | None:
     group, node = disk.group, disk.node(request.node_id)
     if node is None:
         return "the node"
@@ -469,7 +469,7 @@ def _join_is_lost(request: Join, disk: Disk) -> str | None:
     return f"the acknowledgement of round {request.body.after_round}"
 
 
-def _report_is_lost(request: SendReport, disk: Disk) -> str | None:
+def _report_is_lost(request: Request, disk: Disk) -> str | None:
     body, node, current = request.body, disk.node(request.node_id), disk.round
     if node is None or node["incarnation"] != body.incarnation or current is None:
         return None
@@ -507,10 +507,12 @@ def _words(what: commands.Command | Request) -> str:
             return f"{what.node_id}: join after round {what.after_round} ({what.incarnation})"
         case commands.Report():
             return f"{what.node_id}: {what.kind} in round {what.round}, {what.age_s:.2f} s ago"
-        case Join(body=body):
+        case Request(route=Routes.join, body=body):
             return f"join after round {body.after_round}"
-        case SendReport(route=requests.REPORT, body=body):
+        case Request(route=Routes.report, body=body):
             return f"{body.kind} in round {body.round}"
+        case Request():
+            return f"{what.node_id} {what.route}"
     return f"{getattr(what, 'node_id', '')} {type(what).__name__.lower()}".strip()
 
 

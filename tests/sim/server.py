@@ -18,7 +18,7 @@ from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import HetError, Problem, StaleRound, StorageError, Unavailable
 from hetrdzv.protocol.progress import PollRequest
-from hetrdzv.protocol.requests import JoinRequest, ReportRequest
+from hetrdzv.protocol.requests import ReportRequest
 from hetrdzv.protocol.routes import Routes
 from hetrdzv.service.clock import ServedClock
 from hetrdzv.service.leases import STALL_S
@@ -52,10 +52,6 @@ class Connection:
     def hang_up(self) -> None:
         self._caller.hang_up()
 
-    async def join(self, group: str, node: str, request: JoinRequest) -> Directive:
-        """As `PUT /v1/groups/{g}/nodes/{n}`."""
-        return await self._answer(group, Join(node_id=node, **codec.fields_of(request)), None, 0.0)
-
     async def poll(self, group: str, node: str, request: PollRequest) -> Directive:
         """As `POST .../directive`."""
         renew = Renew(node, request.incarnation, request.after)
@@ -70,8 +66,12 @@ class Connection:
             raise _HungUp
         return found[1]
 
-    async def ask(self, route: Any, group: str, node: str, body: Any) -> Any:
+    async def ask(self, route: Any, group: str, node: str, body: Any, **query: str) -> Any:
         """As the client does; no agent of the simulation asks anything else."""
+        if route is Routes.join:
+            return await self._answer(group, Join(node_id=node, **codec.fields_of(body)), None, 0.0)
+        if route is Routes.leave:
+            return await self._leave(group, node, **query)
         if route is Routes.report:
             return await self._report(group, node, body)
         assert route is Routes.declare_snapshots
@@ -86,8 +86,7 @@ class Connection:
             raise as_a_client_sees(error) from None
         return current_directive(self._service, group, node, request.incarnation)[1]
 
-    async def leave(self, group: str, node: str, *, incarnation: str, reason: str, died: int = 0) -> None:
-        """As `DELETE /v1/groups/{g}/nodes/{n}`."""
+    async def _leave(self, group: str, node: str, incarnation: str, reason: str, died: str = "") -> None:
         going = Leave(node_id=node, incarnation=incarnation, why=reason, died=bool(died))
         await self._service.execute(group, going)
 

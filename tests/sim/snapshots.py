@@ -7,7 +7,7 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from hetagent.session.requests import Answer, Report, ReportRoute, round_report
+from hetagent.session.requests import Answer, Report, round_report
 from hetagent.snapshots.errors import SnapshotSuperseded
 from hetagent.snapshots.folder import SLOTS, choose_evicted
 from hetagent.snapshots.folder import SnapshotId as Taken
@@ -35,8 +35,6 @@ from tests.sim.workers import Workers
 if TYPE_CHECKING:
     from tests.sim.agents import Agent
     from tests.sim.checks import Checks
-
-HELD = ReportRoute(route=Routes.declare_snapshots)
 
 LOOKS_S = 0.5
 """How often an agent looks at what it holds (seconds)."""
@@ -89,10 +87,8 @@ class Snapshots:
         agent.world.note("an agent that leaves serves what it holds")
         serves_s = self._rng.choice((0.1, 3, 30))
         fields = {"snapshots": self._holdings(), "serves_s": serves_s}
-        agent.session.part(
-            round_report(ReportKind.PARTING, self._round, message="its agent goes", **fields),
-            agent.world.timeline.now,
-        )
+        report = round_report(ReportKind.PARTING, self._round, message="its agent goes", **fields)
+        agent.session.announce_leave(report, agent.world.timeline.now, workers_gone=True)
         self._serve(agent.world.timeline.now + serves_s, goodbye)
 
     def _serve(self, until: float, goodbye: Callable[[], None]) -> None:
@@ -184,7 +180,9 @@ class Snapshots:
         if self._asked is None and holdings.held and tells_at is not None and tells_at <= now:
             self._reporter.retain(holdings)
             self._reporter.on_report(now, holdings)
-            asked = Report(HELD, partial(SnapshotsRequest, round=workers.round, holdings=holdings))
+            asked = Report(
+                Routes.declare_snapshots, partial(SnapshotsRequest, round=workers.round, holdings=holdings)
+            )
             self._asked, asked.answered = asked, partial(self._answered, asked)
             agent.session.send(asked, now)
         agent.after(LOOKS_S, self._look, workers)

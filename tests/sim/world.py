@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from hetagent.session.requests import Leave
+from hetagent.session.requests import Request
 from hetrdzv.core.commands import Undrain
 from hetrdzv.core.model import Group
+from hetrdzv.protocol.routes import Routes
 from hetrdzv.protocol.states import GroupState, NodePhase
 from tests.sim.agents import Agent
 from tests.sim.checks import Checks, Violation, standing
@@ -300,16 +301,16 @@ class World:
         for workers in list(machine.workers):
             if workers.incarnation == agent.incarnation:
                 self.workers_end(machine, workers, "guardian")
-        who = {"node_id": agent.node_id, "incarnation": agent.incarnation}
-        goodbye = AgentDied(number=0, group=GROUP, **who, reason="its agent died")
+        goodbye = Request(
+            what=Routes.leave,
+            route=Routes.leave,
+            number=0,
+            sent_at=self.timeline.now,
+            group=GROUP,
+            node_id=agent.node_id,
+            query={"incarnation": agent.incarnation, "reason": "its agent died", "died": "1"},
+        )
         self.network.send(Guardian(machine.link), goodbye)
-
-
-class AgentDied(Leave):
-    """What a guardian says."""
-
-    async def send(self, server: Any) -> None:
-        await server.leave(self.group, self.node_id, incarnation=self.incarnation, reason=self.reason, died=1)
 
 
 class Guardian:

@@ -220,7 +220,7 @@ def _furnish(
     parts.shares = ShareFiles(one_per_node=launch.one_per_node)
     if options.ready_file is not None:
         parts.ready_file = ReadyFile(options.ready_file, tell)
-        line.on_membership_change(parts.ready_file.update)
+        line.on_member = parts.ready_file.update
     parts.snapshots = snapshot_hook(context, options.snapshots, line)
     parts.standbys = make_standbys(context)
 

@@ -15,7 +15,7 @@ from hetagent.monitor.worker_probe import SOCKET, WorkerProbe
 from hetagent.progress import FILE
 from hetagent.roundhook import RoundHook
 from hetagent.session.connection import ServerConnection
-from hetagent.session.requests import Report, ReportRoute
+from hetagent.session.requests import Report
 from hetagent.worker import runner, torch_server
 from hetagent.workers.failures import escape_surrogates, plain_text, redact
 from hetagent.workers.processes import Workers
@@ -24,10 +24,6 @@ from hetrdzv.protocol.directive import OutputQuery
 from hetrdzv.protocol.progress import NodeProgress, ProgressTimes
 from hetrdzv.protocol.routes import Routes
 from hetrdzv.protocol.stacks import About, Stack, StacksRequest, max_kept_characters
-
-STACKS = ReportRoute(route=Routes.send_stacks, repeats=False)
-
-LOGS = ReportRoute(route=Routes.send_logs, repeats=False, last=True)
 
 STACKS_S = 5.0
 """How long it may take to answer who wants to see stacks (seconds)."""
@@ -111,11 +107,12 @@ class Watcher(RoundHook):
             self._assignment.round,
             probes,
             self._server.push_progress,
-            hang_timeout_s=self._server.hang_timeout_s,
+            hang_timeout_s=lambda: self._server.session.newest_directive.hang_timeout_s,
             unseen=of_launch if self._runs_ours else NOT_OURS,
             log=self._log,
         )
-        self._server.set_progress_source(self._sample, self._on_question)
+        session = self._server.session
+        session.sample, session.on_question = self._sample, self._on_question
 
     def progress_times(self) -> ProgressTimes | None:
         """When the workers moved in the round, counted from now; None: nobody can tell."""
@@ -130,7 +127,7 @@ class Watcher(RoundHook):
         if ranks and self._reports_output:
             found = fit_into_limit(self._logs(ranks), About.LOGS, max_kept_characters(world_size))
             self._server.send(
-                Report(LOGS, partial(StacksRequest, number=self._assignment.round, stacks=found))
+                Report(Routes.send_logs, partial(StacksRequest, number=self._assignment.round, stacks=found))
             )
         watch.close()
 
@@ -149,7 +146,9 @@ class Watcher(RoundHook):
 
         def answer() -> None:
             shown = fit_into_limit(self._shown(watch, asked), asked.about) if watch is not None else ()
-            self._server.send(Report(STACKS, partial(StacksRequest, number=asked.number, stacks=shown)))
+            self._server.send(
+                Report(Routes.send_stacks, partial(StacksRequest, number=asked.number, stacks=shown))
+            )
 
         threading.Thread(target=answer, name="stacks", daemon=True).start()
 

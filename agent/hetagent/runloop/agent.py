@@ -91,7 +91,6 @@ class Agent:
         self._logged_cause = ""  # what ended the newest round, once logged
         self._orphans = OrphanReaper(self.identity.incarnation, self.log, self.parts.persistent_sessions)
         self._after_round = 0  # the round after which this node joins
-        self._joined = False  # since then
         self._script_port: socket.socket | None = None  # until a round uses it
         self._not_ready = ""  # why this node takes part in no round
 
@@ -190,11 +189,10 @@ class Agent:
         self.launch.end()
         if snapshots is not None and not is_hurried():
             snapshots.hand_over(goodbye, self.shutdown.stays_until, is_hurried)
-        leave_s = HURRIED_LEAVE_S if is_hurried() else LEAVE_S
-        if gone_at is not None:
-            leave_s = min(leave_s, max(HURRIED_LEAVE_S, gone_at - time.monotonic()))
-        known = len(self._got_signals)  # a goodbye that is lost costs the others more than this wait
-        self.server.leave(goodbye, leave_s, lambda: len(self._got_signals) > known)
+        leave_s = (
+            LEAVE_S if gone_at is None else min(LEAVE_S, max(HURRIED_LEAVE_S, gone_at - time.monotonic()))
+        )
+        self.server.leave(goodbye, leave_s, is_hurried)
         if snapshots is not None:
             self.last_words += filter(None, [snapshots.leave(gone_at, is_hurried)])
         if self._succeeded:  # now that no part has a process any more
@@ -222,7 +220,8 @@ class Agent:
         saves = self._works and self.parts.supports_graceful_stop()
         action = self.shutdown.begin(cause, self._stop_s(), time.monotonic(), works=self._works, saves=saves)
         if action.why:
-            self.server.announce_leave(action.why, action.save_s)
+            fields = {"message": action.why, "grace_s": action.save_s}
+            self.server.announce_leave(round_report(ReportKind.LEAVING, self.round_number, **fields))
         self.log(action.text)
         if action.stop is not None:
             self._stop(*action.stop)
@@ -364,7 +363,7 @@ class Agent:
             # They may hold a GPU, a port or a checkpoint: the next round would fail here again, and again.
             self._leave_since(f"its processes cannot be killed: {stuck}")
             return
-        self._after_round, self._joined = self.round_number, False
+        self._after_round = self.round_number
         self.health.run()
         self._on_health()
 
@@ -383,16 +382,12 @@ class Agent:
             elif self._not_ready:
                 self.log("this node is ready")
             self._not_ready = result.why
-            if self._joined:
-                self.server.change_readiness(result.why)
-            else:
-                self._join()
+            self._join()
 
     def _join(self) -> None:
-        if (loss := self.address.loss()) and not self.server.is_server_away:  # else it may come back
+        if (loss := self.address.loss()) and not self.server.session.is_server_away:  # else it may come back
             self._leave_since(loss)
             return
-        self._joined = True
         self.launch.end()
         self.handler.release()
         try:

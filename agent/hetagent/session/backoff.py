@@ -4,7 +4,6 @@ import random
 from math import ceil
 
 from hetagent.session.refusals import CREDENTIALS
-from hetagent.session.requests import Request
 from hetrdzv.protocol.errors import HetError, Problem, Unavailable
 from hetrdzv.protocol.texts.phrasing import duration_text
 
@@ -68,9 +67,9 @@ class Backoff:
         was_away, self.away = self.away, False
         return was_away
 
-    def is_superseded(self, request: Request) -> bool:
-        """Whether a server has answered since the request was sent, so that its failure means nothing."""
-        return request.number < self._fresh_from
+    def is_superseded(self, number: int) -> bool:
+        """Whether a server has answered since that request was sent, so that its failure means nothing."""
+        return number < self._fresh_from
 
     def abandon_reason(self, error: HetError, now: float) -> tuple[str, str] | None:
         """Code and reason to give up after this failure: no first contact in time, or credentials refused for as long,

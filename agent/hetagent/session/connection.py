@@ -15,12 +15,11 @@ from hetagent.node.network import host_port
 from hetagent.node.self_pipe import SelfPipe
 from hetagent.session import preflight
 from hetagent.session.requests import Answer, R, Report, Request, round_report
-from hetagent.session.session import LEAVE_S, Session
+from hetagent.session.session import HURRIED_LEAVE_S, LEAVE_S, Session
 from hetagent.session.waiting import WaitLog
 from hetrdzv.client.client import Client
-from hetrdzv.protocol.directive import Directive, Member, OutputQuery
+from hetrdzv.protocol.directive import Directive, Member
 from hetrdzv.protocol.errors import HetError
-from hetrdzv.protocol.progress import NodeProgress
 from hetrdzv.protocol.states import ReportKind
 
 LOOK_UP_S = 0.5
@@ -44,6 +43,8 @@ class ServerConnection:
         log: shows one line.
 
     Attributes:
+        session: any thread may read its attributes; its methods are for the connection's thread.
+        on_member: called in the connection's thread whenever `Session.is_member` changes.
         handed_at: when the last directive was handed over (monotonic seconds).
     """
 
@@ -53,21 +54,22 @@ class ServerConnection:
         make_client: Callable[[], Client],
         log: Callable[[str], None],
     ) -> None:
-        self._session = session
+        self.session = session
+        self.on_member: Callable[[bool], None] = lambda is_member: None
+        self.handed_at = 0.0
         self._make_client = make_client
         self._log = log
         self._loop = asyncio.new_event_loop()
         self._kick = asyncio.Event()
-        self.handed_at = 0.0
         self._directives: deque[Directive] = deque()  # for the agent
         self._waker = SelfPipe()
-        # of the newest start, if its master is another node
-        self._preflight: asyncio.Task[None] | None = None
+        self._preflight: asyncio.Task[None] | None = (
+            None  # of the newest start, if another node is its master
+        )
         self._reached_round = 0  # the newest round whose master was reached
         self._thread = threading.Thread(target=self._main, name="hetagent-server", daemon=True)
         self._closing = False
         self._error: Exception | None = None  # what broke the thread, or is about to
-        self._on_member: Callable[[bool], None] = lambda is_member: None
         self._was_member = False
         self._waits = WaitLog(log)
 
@@ -89,36 +91,23 @@ class ServerConnection:
         """Whether the thread broke: the server gets no more requests from this node."""
         return self._error is not None
 
-    @property
-    def is_server_away(self) -> bool:
-        """See `Session.is_server_away`."""
-        return self._session.is_server_away
-
-    def hang_timeout_s(self) -> float | None:
-        """The group's setting, as last received (seconds), or None."""
-        return self._session.hang_timeout_s
-
     # -- from the agent --------------------------------------------------------------------------------------
 
     def update_offer(self, **fields: Any) -> None:
         """Change fields of what this node offers, from the next join on."""
 
         def change(now: float) -> None:
-            self._session.offer = replace(self._session.offer, **fields)
+            self.session.offer = replace(self.session.offer, **fields)
 
         self._do(change)
 
     def set_ready(self, after_round: int, port: int, script_port: int, not_ready: str = "") -> None:
         """See `Session.set_ready`."""
-        self._do(lambda now: self._session.set_ready(after_round, port, script_port, now, not_ready))
-
-    def change_readiness(self, not_ready: str) -> None:
-        """See `Session.change_readiness`."""
-        self._do(lambda now: self._session.change_readiness(not_ready, now))
+        self._do(lambda now: self.session.set_ready(after_round, port, script_port, now, not_ready))
 
     def send(self, report: Report[Any], since: float | None = None) -> None:
         """Send a report; `since`: when it became true (monotonic seconds) [now]."""
-        self._do(lambda now: self._session.send(report, now if since is None else since))
+        self._do(lambda now: self.session.send(report, now if since is None else since))
 
     def ask(self, report: Report[R]) -> "Future[R]":
         """Send a report whose reply is wanted.
@@ -139,45 +128,17 @@ class ServerConnection:
             self._waker.wake()
 
         report.answered = answered
-        if not self._do(lambda now: self._session.send(report, now)):
+        if not self._do(lambda now: self.session.send(report, now)):
             future.cancel()
         return future
 
-    def set_progress_source(
-        self, sample: Callable[[], NodeProgress | None], on_question: Callable[[OutputQuery], None]
-    ) -> None:
-        """From now on, report how far the workers have come; see `Session`.
-
-        Args:
-            sample, on_question: called in the connection's thread; must not wait.
-        """
-        self._session.sample, self._session.on_question = sample, on_question
-
     def push_progress(self) -> None:
         """See `Session.push_progress`."""
-        self._do(lambda now: self._session.push_progress())
+        self._do(lambda now: self.session.push_progress())
 
-    def on_membership_change(self, changed: Callable[[bool], None]) -> None:
-        """Call it in the connection's thread whenever `Session.is_member` changes; before `start`."""
-        self._on_member = changed
-
-    def announce_leave(self, why: str, grace_s: float | None = None) -> None:
+    def announce_leave(self, report: Report[Any], *, workers_gone: bool = False) -> None:
         """See `Session.announce_leave`."""
-        self._do(lambda now: self._session.announce_leave(why, now, grace_s))
-
-    def part(self, report: Report[Directive]) -> None:
-        """See `Session.part`."""
-        self._do(lambda now: self._session.part(report, now))
-
-    @property
-    def may_be_member(self) -> bool:
-        """See `Session`."""
-        return self._session.may_be_member
-
-    @property
-    def newest_directive(self) -> Directive:
-        """See `Session`."""
-        return self._session.newest_directive
+        self._do(lambda now: self.session.announce_leave(report, now, workers_gone=workers_gone))
 
     def leave(
         self, why: str, timeout_s: float = LEAVE_S, is_hurried: Callable[[], bool] = lambda: False
@@ -186,18 +147,20 @@ class ServerConnection:
 
         Args:
             timeout_s: how long that may take (seconds).
-            is_hurried: polled meanwhile: whether to stop waiting.
+            is_hurried: polled meanwhile: whether it may take no longer than `HURRIED_LEAVE_S`.
         """
-        self._do(lambda now: self._session.leave(why, now, timeout_s), last=True)
-        notice_at = time.monotonic() + LEAVE_NOTICE_S
-        until = time.monotonic() + timeout_s + LOOK_UP_S
-        while self._thread.is_alive() and (left_s := until - time.monotonic()) > 0 and not is_hurried():
-            self._thread.join(min(LEAVE_LOOK_S, left_s))
-            if time.monotonic() >= notice_at:
-                self._log(
-                    f"telling the server that this node leaves, for {timeout_s:g} s at most; press again to end"
-                )
-                notice_at = until
+        timeout_s = min(timeout_s, HURRIED_LEAVE_S) if is_hurried() else timeout_s
+        self._do(lambda now: self.session.leave(why, now, timeout_s), last=True)
+        began, is_logged = time.monotonic(), False
+        while self._thread.is_alive():
+            self._thread.join(LEAVE_LOOK_S)
+            waited_s = time.monotonic() - began
+            if waited_s >= (min(timeout_s, HURRIED_LEAVE_S) if is_hurried() else timeout_s) + LOOK_UP_S:
+                return
+            if waited_s >= LEAVE_NOTICE_S and not is_logged:
+                is_logged = True
+                what = f"telling the server that this node leaves, for {timeout_s:g} s at most"
+                self._log(f"{what}; press again to end")
 
     def close(self) -> None:
         """Give the descriptor back; only after `leave`."""
@@ -207,7 +170,7 @@ class ServerConnection:
 
     def give_up(self, why: str) -> None:
         """The server is gone for good: have the agent exit."""
-        self._do(lambda now: self._session.give_up(why, "no server"))
+        self._do(lambda now: self.session.give_up(why, "no server"))
 
     def _do(self, what: Callable[[float], None], *, last: bool = False) -> bool:
         """Have the thread do it; returns whether there still is a thread."""
@@ -235,7 +198,7 @@ class ServerConnection:
         except Exception as error:
             self._break(error)
         finally:
-            self._session.drop_reports()
+            self.session.drop_reports()
 
     def _break(self, error: Exception) -> None:
         """Make the agent exit, which would otherwise wait for ever."""
@@ -244,8 +207,8 @@ class ServerConnection:
         self._error = error
         self._log("".join(traceback.format_exception(error)).rstrip())
         what = f"{type(error).__name__}: {error}"
-        self._session.give_up(f"the thread that talks to the server broke, which is a bug: {what}", "broken")
-        for directive in self._session.take_directives():
+        self.session.give_up(f"the thread that talks to the server broke, which is a bug: {what}", "broken")
+        for directive in self.session.take_directives():
             self._hand(directive)
 
     def _hand(self, directive: Directive) -> None:
@@ -258,12 +221,12 @@ class ServerConnection:
             while True:
                 if self._error is not None:
                     raise self._error
-                for request in self._session.requests(time.monotonic()):
+                for request in self.session.requests(time.monotonic()):
                     tasks.create_task(self._send(client, request))
                 self._pass_on(tasks)
-                if self._closing and self._session.finished:
+                if self._closing and self.session.finished:
                     break
-                wakeup = self._session.next_wakeup()
+                wakeup = self.session.next_wakeup()
                 timeout_s = None if wakeup is None else max(0.0, wakeup - time.monotonic())
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._kick.wait(), timeout_s)
@@ -277,25 +240,20 @@ class ServerConnection:
             answer = await request.send(client)
         except HetError as error:
             answer = error
-        self._session.on_response(request, answer, time.monotonic())
-        if isinstance(answer, Directive):
-            self._log_notices()
-            self._waits.update(answer, leaving=self._session.is_leaving)
+        self.session.on_response(request, answer, time.monotonic())
         self._kick.set()
 
-    def _log_notices(self) -> None:
-        for notice in self._session.take_log_lines():
-            self._log(notice)
-
     def _pass_on(self, tasks: asyncio.TaskGroup) -> None:
-        if self._session.is_member != self._was_member:
+        if self.session.is_member != self._was_member:
             self._was_member = not self._was_member
-            self._on_member(self._was_member)
-        self._log_notices()
-        for directive in self._session.take_directives():
+            self.on_member(self._was_member)
+        for line in self.session.take_log_lines():
+            self._log(line)
+        self._waits.update(self.session.newest_directive, leaving=self.session.is_leaving)
+        for directive in self.session.take_directives():
             if self._preflight is not None:
                 self._preflight.cancel()  # this one has overtaken that start
-            start, own_id = directive.start, self._session.node_id
+            start, own_id = directive.start, self.session.node_id
             if start is None or start.master.node_id == own_id or directive.round == self._reached_round:
                 self._hand(directive)
             else:
@@ -311,5 +269,5 @@ class ServerConnection:
         what = f"{reason} ({host_port(master.address, master.port)})"
         self._log(f"cannot reach the master {master.node_id}: {what}; asking for another one")
         report = round_report(ReportKind.MASTER_UNREACHABLE, start.round, message=what)
-        self._session.send(report, time.monotonic())
+        self.session.send(report, time.monotonic())
         self._kick.set()

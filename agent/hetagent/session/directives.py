@@ -77,20 +77,13 @@ class DirectiveFilter:
     # -- from the server ---------------------------------------------------------------------------------------
 
     def on_directive(
-        self,
-        number: int,
-        directive: Directive,
-        *,
-        next_number: int,
-        leaving: bool,
-        out_of_touch: bool,
+        self, number: int, directive: Directive, *, next_number: int, out_of_touch: bool
     ) -> bool:
         """A directive came; hand it out if it is new.
 
         Args:
             number: of the request that it answers.
             next_number: of the next request.
-            leaving: this node is about to leave: it starts nothing.
             out_of_touch: no server has answered for so long that workers, if they ran, would be stopped.
 
         Returns:
@@ -99,51 +92,42 @@ class DirectiveFilter:
         """
         running, kind = self.workers_may_run, directive.kind
         is_newer = directive.round > self.newest_round
+        is_current = running and directive.round == self.newest_round
         if self.exit_sent:
             self.current = self.current if self.is_stale(number) else directive
             return False
         if kind is DirectiveKind.START and is_newer and out_of_touch:
             return False  # it took so long that the server may have given us up: the next poll tells
-        is_newest = (
+        counts_late = (
             kind is DirectiveKind.EXIT
             or (kind is DirectiveKind.START and is_newer)
-            or (
-                kind is DirectiveKind.STOP
-                and (is_newer or (running and directive.round == self.newest_round))
-            )
+            or (kind is DirectiveKind.STOP and (is_newer or is_current))
             or (kind is DirectiveKind.WAIT and not running)
         )
-        if not is_newest and self.is_stale(number):
+        if self.is_stale(number) and not counts_late:
             return False
         self._counts_from, self.current = next_number, directive
         match kind:
             case DirectiveKind.EXIT:
                 self._exit(directive)
-            case DirectiveKind.START if is_newer and running:
-                why = (
-                    f"round {directive.round} has formed, but round {self.newest_round} is still running here"
-                )
-                self.order_stop("forgotten", why)
-            case DirectiveKind.START if is_newer:
-                if not leaving:
-                    self.newest_round, self.stop_sent = directive.round, False
-                    self._hand(directive)
-            case DirectiveKind.STOP if is_newest and running:
+            case DirectiveKind.STOP if running and (is_newer or is_current):
                 if not self.stop_sent:
                     self.stop_sent = True
                     self._hand(directive)
-            case DirectiveKind.STOP if is_newest:
-                self.over_round = self.newest_round = directive.round
-                return True
-            case DirectiveKind.WAIT if not running:
-                if not leaving:
-                    self._hand(directive)
-            case DirectiveKind.START if running and directive.round == self.newest_round:
+            case DirectiveKind.START if is_current:
                 if not self.stop_sent:
                     self._hand(directive)  # what has come since the round's first start
             case _ if running:
                 why = f"the server no longer knows round {self.newest_round} (it says: {directive.why})"
                 self.order_stop("forgotten", why)
+            case DirectiveKind.START if is_newer:
+                self.newest_round, self.stop_sent = directive.round, False
+                self._hand(directive)
+            case DirectiveKind.WAIT:
+                self._hand(directive)
+            case DirectiveKind.STOP if is_newer:
+                self.over_round = self.newest_round = directive.round
+                return True
             case _:
                 return True
         return False

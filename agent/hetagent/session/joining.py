@@ -27,7 +27,7 @@ class JoinSchedule:
 
     Args:
         group: the name of the group.
-        notices: gets what to show.
+        log_lines: gets what to show.
 
     Attributes:
         due: the join to send.
@@ -36,13 +36,13 @@ class JoinSchedule:
         ever: whether the server has ever accepted one.
     """
 
-    def __init__(self, group: str, notices: list[str]) -> None:
+    def __init__(self, group: str, log_lines: list[str]) -> None:
         self.due: JoinRequest | None = None
         self.due_at = 0.0
         self.number = 0
         self.ever = False
         self._group = group
-        self._notices = notices
+        self._log_lines = log_lines
         self._sent_at = -inf
         self._refused_with = ""  # the code that is waited out, and until when
         self._until = inf
@@ -82,7 +82,7 @@ class JoinSchedule:
             notice = f"{text}; trying again until {going} (at most {ceil(left_s)} s more)"
         if self._refused_with != error.code:
             self._refused_with, self._until = error.code, now + patience_s
-            self._notices.append(notice)
+            self._log_lines.append(notice)
         elif now >= self._until:
             return text
         self.due_at = min(now + RETRY_S, self._until)

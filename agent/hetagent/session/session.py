@@ -15,25 +15,15 @@ from hetagent.session.backoff import CONNECT_TIMEOUT_S, Backoff
 from hetagent.session.directives import DirectiveFilter
 from hetagent.session.joining import MAY_PASS, JoinSchedule
 from hetagent.session.refusals import MISSING, STRANGERS, directive_of, is_final, is_server_answer
-from hetagent.session.requests import (
-    PROGRESS,
-    REPORT,
-    Answer,
-    Join,
-    Leave,
-    Poll,
-    Report,
-    ReportRoute,
-    Request,
-    SendReport,
-    round_report,
-)
+from hetagent.session.requests import Answer, Report, Request
+from hetrdzv.protocol import routes
 from hetrdzv.protocol.bounds import MAX_NOT_READY
 from hetrdzv.protocol.directive import Directive, OutputQuery
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.progress import NodeProgress, PollRequest
 from hetrdzv.protocol.requests import JoinRequest
-from hetrdzv.protocol.states import DirectiveKind, ReportKind
+from hetrdzv.protocol.routes import Route, Routes
+from hetrdzv.protocol.states import DirectiveKind
 
 POLL_PAUSE_S = 0.1
 """Polls that bring nothing new are at least this far apart, whatever the server does (seconds)."""
@@ -53,10 +43,7 @@ HURRIED_LEAVE_S = 0.5
 """The same for a server that has never answered, or where somebody is in a hurry (seconds)."""
 
 LAST_REPORTS_S = 1.0
-"""How long it waits for the reports before it (seconds)."""
-
-JOIN, POLL, LEAVE = "join", "poll", "leave"
-"""What can be in flight, one of each at most, beside the first report of each route."""
+"""How long it waits for the reports before it (seconds), but no longer than half of that."""
 
 
 class Session:
@@ -91,18 +78,18 @@ class Session:
         self.incarnation = offer.incarnation
         self.offer = offer
         self._backoff = Backoff(rng, connect_timeout_s)
-        self._notices: list[str] = []
+        self._log_lines: list[str] = []
         self._directives = DirectiveFilter(offer.spec)
         # what is to be sent, and what is on its way
         self._next_number = 1
         self.sample: Callable[[], NodeProgress | None] = lambda: None
         self.on_question: Callable[[OutputQuery], None] = lambda asked: None
         self._reports: list[Report[Any]] = []  # of all routes
-        self._in_flight: dict[object, tuple[Request, float]] = {}  # with the time of sending
+        # a join, a poll or the goodbye, one of each at most, and the first report of each route
+        self._in_flight: dict[Report[Any] | Route[Any], Request] = {}
         self._poll_at = 0.0
-        self._ports = (0, 0)
-        self._not_ready = ""
-        self._joining = JoinSchedule(group, self._notices)
+        self._ready_after: int | None = None  # the round of the last `set_ready`
+        self._joining = JoinSchedule(group, self._log_lines)
         self.is_leaving = False
         self._goodbye: str | None = None
         self._goodbye_until = self._last_reports_until = inf
@@ -118,106 +105,101 @@ class Session:
     ) -> None:
         """Join, or ready for the next round: all workers of `after_round` and before are gone.
 
+        Once more after the same round: `not_ready` may have changed; ignored if a round has begun meanwhile.
+
         Args:
             not_ready: why this node takes part in no round yet; empty: it can.
         """
-        self._ports, self._not_ready = (port, script_port), not_ready
-        self._directives.on_ready(after_round)
-        self._backoff.begin(now)
+        not_ready = not_ready[:MAX_NOT_READY]
+        if after_round != self._ready_after:
+            self._ready_after = after_round
+            self._directives.on_ready(after_round)
+            self._backoff.begin(now)
+        elif self.workers_may_run or not_ready == self.offer.not_ready:
+            return
+        self.offer = replace(self.offer, port=port, script_port=script_port, not_ready=not_ready)
         self._join(now)
-
-    def change_readiness(self, not_ready: str, now: float) -> None:
-        """`not_ready` has changed since `set_ready`; ignored if a round has begun meanwhile."""
-        if not self.workers_may_run and not_ready != self._not_ready:
-            self._not_ready = not_ready
-            self._join(now)
 
     def send(self, report: Report[Any], now: float) -> None:
         """Send a report; `now` is when it became true, which may be a while ago."""
         report.since = now
         self._reports.append(report)
         asks_nobody = report.answered is not None and self._directives.exit_sent
-        if self.finished or asks_nobody or (report.route.last and self._backoff.away):
+        if self.finished or asks_nobody:
             self._settle(report, None)
 
     def push_progress(self) -> None:
         """Send the workers' progress at once, beside the open poll."""
-        if not any(report.route is PROGRESS and report not in self._in_flight for report in self._reports):
-            self.send(Report(PROGRESS, self._progress), 0.0)
+        if not any(report.route is routes.POLL and report not in self._in_flight for report in self._reports):
+            self.send(Report(routes.POLL, self._progress), 0.0)
 
     def _progress(self, incarnation: str) -> PollRequest:
         return PollRequest(incarnation=incarnation, progress=self.sample())
 
-    def announce_leave(self, why: str, now: float, grace_s: float | None = None) -> None:
-        """This node is about to leave and will not join again.
+    def announce_leave(self, report: Report[Any], now: float, *, workers_gone: bool = False) -> None:
+        """This node is about to leave, as `report` says, and will not join again.
 
         Args:
-            grace_s: for how much longer its workers run (seconds); None: they are being stopped, or there are none.
+            workers_gone: all workers are gone; then `newest_directive` is what the server says of that.
         """
-        self.is_leaving, self._joining.due = True, None
-        if self.may_be_member:
-            number = self._directives.newest_round
-            self.send(round_report(ReportKind.LEAVING, number, message=why, grace_s=grace_s), now)
-
-    def part(self, report: Report[Any], now: float) -> None:
-        """The workers are gone for good, as `report` says; `newest_directive` is what the server says of that."""
-        self.is_leaving, self._joining.due = True, None
-        self._directives.on_left()
+        self._stop_joining(workers_gone=workers_gone)
         if self.may_be_member:
             self.send(report, now)
 
     def leave(self, why: str, now: float, timeout_s: float = LEAVE_S) -> None:
         """The agent exits; its workers are gone."""
-        self.is_leaving, self._joining.due = True, None
+        self._stop_joining(workers_gone=True)
         if not self._backoff.has_ever_answered:
             timeout_s = min(timeout_s, HURRIED_LEAVE_S)
         self._goodbye, self._goodbye_until = why[:256], now + timeout_s
-        self._last_reports_until = now + LAST_REPORTS_S
-        self._directives.on_left()
+        self._last_reports_until = now + min(LAST_REPORTS_S, timeout_s / 2)
         self._backoff.retry_at = min(self._backoff.retry_at, now)
         self.finished = self.finished or not self.may_be_member
+
+    def _stop_joining(self, *, workers_gone: bool) -> None:
+        self.is_leaving, self._joining.due = True, None
+        if workers_gone:
+            self._directives.on_left()
 
     # -- inputs: from the server ---------------------------------------------------------------------------
 
     def on_response(self, request: Request, answer: Answer, now: float) -> None:
         """A request was answered, or failed; an answer to none in flight (a duplicate) is ignored."""
-        what = next((key for key, (sent, _) in self._in_flight.items() if sent == request), None)
-        if what is None:
+        what = request.what
+        if self._in_flight.get(what) is not request:
             return
-        _, sent_at = self._in_flight.pop(what)
+        del self._in_flight[what]
         if self.finished:
             return
         if isinstance(answer, HetError):
-            self._failed(what, request, sent_at, answer, now)
+            self._on_failure(request, answer, now)
             return
-        self._answered(sent_at, now)
-        match request:
-            case Join():
+        self._on_answer(request, now)
+        match what:
+            case Report():
+                self._settle(what, answer)
+            case Routes.join:
                 self.is_member = self.may_be_member = True
                 self._joining.on_accepted(request.body)
-            case SendReport():
-                self._settle(what, answer)
-            case Leave():
+            case Routes.leave:
                 self.finished = True
         if isinstance(answer, Directive):
             if (question := answer.stacks or answer.logs) is not None:
                 self.on_question(question)
             before = self._directives.current
-            self._take(request.number, answer, now)
-            if what == POLL:
+            self._on_directive(request.number, answer, now)
+            if what is routes.POLL:
                 is_new = self._directives.current.version != before.version
-                self._poll_at = sent_at + (0.0 if is_new else POLL_PAUSE_S)
+                self._poll_at = request.sent_at + (0.0 if is_new else POLL_PAUSE_S)
 
     # -- outputs -------------------------------------------------------------------------------------------
 
     def requests(self, now: float) -> list[Request]:
         """The requests to send now; each is in flight until `on_response`."""
         self._pass_time(now)
-        sent = []
-        for what, due_at in self._due():
-            if now >= max(due_at, self._backoff.retry_at):
-                sent.append(self._request(what, now))
-                self._in_flight[what] = sent[-1], now
+        due = [what for what, due_at in self._due() if now >= max(due_at, self._backoff.retry_at)]
+        sent = [self._request(what, now) for what in due]
+        self._in_flight |= {request.what: request for request in sent}
         return sent
 
     def next_wakeup(self) -> float | None:
@@ -234,19 +216,14 @@ class Session:
 
     def take_log_lines(self) -> list[str]:
         """Lines to log since the last call."""
-        taken = self._notices[:]
-        self._notices.clear()
+        taken = self._log_lines[:]
+        self._log_lines.clear()
         return taken
 
     @property
     def newest_directive(self) -> Directive:
         """The one that counted last, also if the agent need not know."""
         return self._directives.current
-
-    @property
-    def hang_timeout_s(self) -> float | None:
-        """The group's setting (seconds); None: there is none, or it is not known."""
-        return self._directives.current.hang_timeout_s
 
     @property
     def is_server_away(self) -> bool:
@@ -260,7 +237,7 @@ class Session:
 
     # -- what is to be sent, and when ----------------------------------------------------------------------
 
-    def _due(self) -> Iterator[tuple[object, float]]:
+    def _due(self) -> Iterator[tuple[Report[Any] | Route[Any], float]]:
         """What is not in flight, and when it may be sent.
 
         Reports in order, joins and the goodbye go one at a time, in this order. Polls and other reports go beside them,
@@ -268,61 +245,78 @@ class Session:
         """
         if self.finished:
             return
-        first: dict[ReportRoute[Any], Report[Any]] = {}
+        first: dict[Route[Any], Report[Any]] = {}
         for report in self._reports:
             first.setdefault(report.route, report)
-        in_order = first.pop(REPORT, None)
+        in_order = first.pop(Routes.report, None)
         if not self._is_main_busy:
             if in_order is not None:
                 yield in_order, 0.0
             elif self._goodbye is not None:
-                waits = self.is_member and any(route.last for route in first)
-                yield LEAVE, self._last_reports_until if waits else 0.0
+                waits = self.is_member and first and not self._backoff.away
+                yield Routes.leave, self._last_reports_until if waits else 0.0
             elif self._joining.due is not None:
-                yield JOIN, self._joining.due_at
+                yield Routes.join, self._joining.due_at
         if not self.is_member:
             return
-        if self._goodbye is None:
-            is_joining = self._joining.due is not None or JOIN in self._in_flight
-            if POLL not in self._in_flight and not is_joining:
-                yield POLL, self._poll_at
-        for route, report in first.items():
-            if report not in self._in_flight and (self._goodbye is None or route.last):
+        if self._goodbye is None and routes.POLL not in self._in_flight and not self._is_joining:
+            yield routes.POLL, self._poll_at
+        for report in first.values():
+            if report not in self._in_flight:
                 yield report, report.not_before
 
     @property
     def _is_main_busy(self) -> bool:
         """Whether a report in order, a join or the goodbye is in flight."""
         return any(
-            what in (JOIN, LEAVE) or (isinstance(what, Report) and what.route.ordered)
-            for what in self._in_flight
+            request.route in (Routes.report, Routes.join, Routes.leave)
+            for request in self._in_flight.values()
         )
 
-    def _request(self, what: object, now: float) -> Request:
+    @property
+    def _is_joining(self) -> bool:
+        return self._joining.due is not None or Routes.join in self._in_flight
+
+    def _request(self, what: Report[Any] | Route[Any], now: float) -> Request:
         """What is due, as it is now."""
-        head: Any = {"number": self._next_number, "group": self.group, "node_id": self.node_id}
+        number, node_id = self._next_number, self.node_id
         self._next_number += 1
-        if isinstance(what, Report):
-            head["node_id"] = what.to or self.node_id
-            age = {"age_s": max(0.0, now - what.since)} if what.route.ordered else {}
-            return SendReport(**head, route=what.route, body=what.body(incarnation=self.incarnation, **age))
-        if what == LEAVE:
-            return Leave(**head, incarnation=self.incarnation, reason=self._goodbye or "")
-        if what == JOIN:
-            assert self._joining.due is not None
-            self._joining.on_sent(head["number"], now)
-            self.may_be_member = True
-            return Join(**head, body=self._joining.due)
-        timing = self._directives.current
-        wait_s = 0.0 if self._backoff.away else min(timing.poll_s, timing.max_disconnect_s / 2)
-        body = PollRequest(
-            incarnation=self.incarnation, after=timing.version or None, wait_s=wait_s, progress=self.sample()
+        body: object = None
+        query: dict[str, str] = {}
+        match what:
+            case Report():
+                node_id = what.to or node_id
+                age = {"age_s": max(0.0, now - what.since)} if what.is_ordered else {}
+                body = what.body(incarnation=self.incarnation, **age)
+            case Routes.leave:
+                query = {"incarnation": self.incarnation, "reason": self._goodbye or ""}
+            case Routes.join:
+                body = self._joining.due
+                self._joining.on_sent(number, now)
+                self.may_be_member = True
+            case _:
+                timing = self._directives.current
+                wait_s = 0.0 if self._backoff.away else min(timing.poll_s, timing.max_disconnect_s / 2)
+                body = PollRequest(
+                    incarnation=self.incarnation,
+                    after=timing.version or None,
+                    wait_s=wait_s,
+                    progress=self.sample(),
+                )
+        return Request(
+            what=what,
+            route=what.route if isinstance(what, Report) else what,
+            number=number,
+            sent_at=now,
+            group=self.group,
+            node_id=node_id,
+            body=body,
+            query=query,
         )
-        return Poll(**head, body=body)
 
-    def _settle(self, report: object, answer: Answer) -> None:
+    def _settle(self, report: Report[Any], answer: Answer) -> None:
         """A report was accepted or refused, or no longer matters (None)."""
-        if isinstance(report, Report) and report in self._reports:
+        if report in self._reports:
             self._reports.remove(report)
             if report.answered is not None:
                 report.answered(answer)
@@ -354,25 +348,15 @@ class Session:
         if self.is_leaving or self._directives.exit_sent:
             return
         self._joining.due_at = at
-        self._joining.due = replace(
-            self.offer,
-            port=self._ports[0],
-            script_port=self._ports[1],
-            after_round=self._directives.over_round,
-            not_ready=self._not_ready[:MAX_NOT_READY],
-            stopped=self.offer.stopped[:MAX_NOT_READY],
-        )
+        self._joining.due = replace(self.offer, after_round=self._directives.over_round)
 
     # -- directives ----------------------------------------------------------------------------------------
 
-    def _take(self, number: int, directive: Directive, now: float) -> None:
+    def _on_directive(self, number: int, directive: Directive, now: float) -> None:
         ends_at = self._backoff.workers_stop_at(self._directives.current.max_disconnect_s)
+        out_of_touch = ends_at is not None and now >= ends_at
         needs_join = self._directives.on_directive(
-            number,
-            directive,
-            next_number=self._next_number,
-            leaving=self.is_leaving,
-            out_of_touch=ends_at is not None and now >= ends_at,
+            number, directive, next_number=self._next_number, out_of_touch=out_of_touch
         )
         if self._directives.exit_sent:
             self._joining.due = None
@@ -385,9 +369,8 @@ class Session:
         """Whether the server, which has had our last join, takes this node for ready, and it is not; or the reverse."""
         if directive.kind is not DirectiveKind.WAIT or self.workers_may_run:
             return False
-        is_joining = self._joining.due is not None or JOIN in self._in_flight
-        is_news = number >= self._joining.number and not is_joining
-        return is_news and (directive.code == "not_ready") != bool(self._not_ready)
+        is_news = number >= self._joining.number and not self._is_joining
+        return is_news and (directive.code == "not_ready") != bool(self.offer.not_ready)
 
     def give_up(self, why: str, code: str = "refused", *, gone: bool = True) -> None:
         """This agent cannot continue: it has to stop its workers and exit.
@@ -403,68 +386,61 @@ class Session:
         self._directives.order_exit(code, why)
         self._joining.due = None
 
-    # -- failed requests -----------------------------------------------------------------------------------
+    # -- answers and failures ------------------------------------------------------------------------------
 
-    def _failed(self, what: object, request: Request, sent_at: float, error: HetError, now: float) -> None:
+    def _on_failure(self, request: Request, error: HetError, now: float) -> None:
         """A request was refused, or no server answered."""
-        match request, error.code:
+        match request.what, error.code:
             case _, "stale_incarnation":
-                self._answered(sent_at, now)
+                self._on_answer(request, now)
                 self.give_up(str(error), "replaced")
-            case SendReport(), "stale_round":
-                self._answered(sent_at, now)
-                self._settle(what, None)
+            case Report() as report, "stale_round":
+                self._on_answer(request, now)
+                self._settle(report, None)
                 if (directive := directive_of(error)) is not None:
-                    self._take(request.number, directive, now)
-            case SendReport(route=route), code if not route.ordered:
+                    self._on_directive(request.number, directive, now)
+            case Report(is_ordered=False) as report, code:
                 if is_final(error) and code not in STRANGERS:
-                    self._answered(sent_at, now)
-                    self._settle(what, error)
-                elif route.repeats and isinstance(what, Report):
-                    what.not_before = sent_at + REPEAT_S
+                    self._on_answer(request, now)
+                    self._settle(report, error)
                 else:
-                    self._settle(what, None)
-            case Poll() | SendReport(), code if code in MISSING:
-                self._forgotten(request, sent_at, error, now)
-            case SendReport(), "invalid_request" | "body_too_large":
-                self._answered(sent_at, now)
+                    report.not_before = request.sent_at + REPEAT_S
+            case routes.POLL | Report(), code if code in MISSING:
+                self._on_forgotten(request, error, now)
+            case Report(), "invalid_request" | "body_too_large":
+                self._on_answer(request, now)
                 self.give_up(f"the server rejects a report from this agent: {error}", gone=False)
-            case Leave(), code if is_server_answer(error) and code not in STRANGERS:
+            case Routes.leave, code if is_server_answer(error) and code not in STRANGERS:
                 self.finished = True
-            case Join(), code if code in MAY_PASS:
-                self._answered(sent_at, now)
+            case Routes.join, code if code in MAY_PASS:
+                self._on_answer(request, now)
                 lease_s = self._directives.current.lease_s
                 if (why := self._joining.on_refused(error, lease_s, now)) is not None:
                     self.give_up(why)
-            case Join(), code if not self._joining.ever if code in STRANGERS else is_final(error):
+            case Routes.join, code if not self._joining.ever if code in STRANGERS else is_final(error):
                 self.give_up(str(error))
             case _:
-                self._unanswered(request, error, now)
+                self._on_silence(request, error, now)
 
-    def _answered(self, sent_at: float, now: float) -> None:
+    def _on_answer(self, request: Request, now: float) -> None:
         """A server answered."""
         for_s = self._directives.current.max_disconnect_s
-        if self._backoff.on_answer(sent_at, self._next_number, for_s, now):
-            self._notices.append("the server is back")
+        if self._backoff.on_answer(request.sent_at, self._next_number, for_s, now):
+            self._log_lines.append("the server is back")
 
-    def _unanswered(self, request: Request, error: HetError, now: float) -> None:
+    def _on_silence(self, request: Request, error: HetError, now: float) -> None:
         """No server answered; the request is repeated until one does."""
-        if self._backoff.is_superseded(request):
+        if self._backoff.is_superseded(request.number):
             return
         if (given_up := self._backoff.abandon_reason(error, now)) is not None:
             code, why = given_up
             self.give_up(why, code)
-            return
-        runs = self.workers_may_run and not self._directives.stop_sent
-        workers_until = (
-            self._backoff.workers_stop_at(self._directives.current.max_disconnect_s) if runs else None
-        )
-        if (notice := self._backoff.on_failure(error, workers_until, now)) is not None:
-            self._notices.append(notice)
+        elif (line := self._backoff.on_failure(error, self._disconnects_at(), now)) is not None:
+            self._log_lines.append(line)
 
-    def _forgotten(self, request: Request, sent_at: float, error: HetError, now: float) -> None:
+    def _on_forgotten(self, request: Request, error: HetError, now: float) -> None:
         """The server no longer has this node, nor the round that it may be in."""
-        self._answered(sent_at, now)
+        self._on_answer(request, now)
         if self._directives.is_stale(request.number):
             return
         self.is_member = self.may_be_member = False
@@ -474,5 +450,5 @@ class Session:
         elif self.workers_may_run:
             self._directives.order_stop("forgotten", f"the server has forgotten this node: {error}")
         elif not self.is_leaving and self._joining.due is None:
-            self._notices.append(f"the server has forgotten this node, joining again: {error}")
+            self._log_lines.append(f"the server has forgotten this node, joining again: {error}")
             self._join(self._joining.next_at(now))

@@ -24,8 +24,8 @@ class WaitLog:
         self._stall: object = None  # who was said to be waited for
 
     def update(self, directive: Directive, *, leaving: bool) -> None:
-        """A directive has come."""
-        if directive.kind is DirectiveKind.WAIT and not leaving:
+        """See what the newest directive says; one without a version has not come from a server."""
+        if directive.kind is DirectiveKind.WAIT and directive.version and not leaving:
             self._waits(directive)
         else:
             self._logged = (None, 0.0)

@@ -92,7 +92,7 @@ class Connection:
         while not self.ending_directive and now < until:
             self.wait(min(LOOK_S, until - now))
             now = time.monotonic()
-            if not self.server.is_server_away:
+            if not self.server.session.is_server_away:
                 away_since = now
             elif now >= away_since + AWAY_S:
                 self._log(f"no server has answered for {AWAY_S:g} s: not waiting for the other nodes")

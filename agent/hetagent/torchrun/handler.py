@@ -179,7 +179,7 @@ class TorchrunHandler(HetRendezvousHandler):
         """Hold a port on this node's current address."""
         super().shutdown()  # peers may wait at a socket that was held for a round which did not come about
         loss = connection.place.loss()
-        if loss and not connection.server.is_server_away:  # else it may come back
+        if loss and not connection.server.session.is_server_away:  # else it may come back
             raise RendezvousConnectionError(f"node '{self._node_id}' leaves: {loss}")
         try:
             return self.offer()

@@ -18,7 +18,6 @@ from hetagent.launch.base import Launch
 from hetagent.node.network import AdvertisedAddress
 from hetagent.node.processes import guardian
 from hetagent.runloop import start_check
-from hetagent.session.connection import ServerConnection
 from hetagent.session.session import Session
 from hetagent.workers import torch_starter
 from hetagent.workers.logs import RoundLogsSpecs
@@ -179,7 +178,7 @@ def test_a_node_that_has_lost_its_address_leaves_unless_its_network_may_be_cut(
 
     def lose() -> None:
         made.agent.address = AdvertisedAddress("192.0.2.7", "eth0", is_chosen=False)
-        monkeypatch.setattr(ServerConnection, "is_server_away", away)
+        monkeypatch.setattr(Session, "is_server_away", away)
 
     assert made.run(made.appears("up"), lose, made.touches("go")) == status
     leaves = "leaving, since it has lost its address 192.0.2.7: start it again; check the node before you use it again"

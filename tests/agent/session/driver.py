@@ -8,26 +8,14 @@ from typing import Any
 
 from tests.core.leases import deadline, step
 
-from hetagent.launch.mpi import mpirun
-from hetagent.monitor import watcher
-from hetagent.session import requests
-from hetagent.session.requests import (
-    Answer,
-    Join,
-    Leave,
-    Poll,
-    ReportRoute,
-    Request,
-    SendReport,
-    round_report,
-)
+from hetagent.session.requests import Answer, Report, Request, round_report
 from hetagent.session.session import Session
 from hetrdzv.core import commands
 from hetrdzv.core.directive import directive
 from hetrdzv.core.group import new_group
 from hetrdzv.core.invariants import check
 from hetrdzv.core.model import Group
-from hetrdzv.protocol import codec
+from hetrdzv.protocol import codec, routes
 from hetrdzv.protocol.directive import Directive, OutputQuery
 from hetrdzv.protocol.errors import (
     HetError,
@@ -41,6 +29,7 @@ from hetrdzv.protocol.errors import (
 from hetrdzv.protocol.progress import NodeProgress
 from hetrdzv.protocol.requests import JoinRequest, SpecFields
 from hetrdzv.protocol.rounds import Failure
+from hetrdzv.protocol.routes import Route, Routes
 from hetrdzv.protocol.states import ReportKind
 
 REFUSED = Unreachable("no server answers (http://h:1: connection refused)")
@@ -92,25 +81,25 @@ class Server:
         group_id, node_id = request.group, request.node_id
         try:
             match request:
-                case SendReport(route=watcher.STACKS | watcher.LOGS):
+                case Request(route=Routes.send_stacks | Routes.send_logs):
                     return None
-                case Join(body=body):
+                case Request(route=Routes.join, body=body):
                     self.do(commands.Join(node_id=node_id, **codec.fields_of(body)), now, group_id)
-                case Poll(body=poll) | SendReport(route=requests.PROGRESS, body=poll):
+                case Request(route=routes.POLL, body=poll):
                     self.do(commands.Renew(node_id, poll.incarnation, poll.after), now, group_id)
                     self.progress += [poll.progress] if poll.progress is not None else []
                     return replace(self.told(node_id, now, group_id), stacks=self.asks)
-                case SendReport(route=requests.REPORT, body=report):
+                case Request(route=Routes.report, body=report):
                     failure = (
                         Failure(**codec.fields_of(report.failure)) if report.failure is not None else None
                     )
                     fields = codec.fields_of(report) | {"failure": failure}
                     self.do(commands.Report(node_id=node_id, **fields), now, group_id)
-                case SendReport(route=mpirun.DAEMON, body=daemon):
+                case Request(route=Routes.start_daemon, body=daemon):
                     fields = codec.fields_of(daemon)
                     self.do(commands.StartDaemon(node_id=node_id, **fields), now, group_id)
                     node_id = daemon.master
-                case Leave(incarnation=incarnation, reason=reason):
+                case Request(route=Routes.leave, query={"incarnation": incarnation, "reason": reason}):
                     self.do(
                         commands.Leave(node_id=node_id, incarnation=incarnation, why=reason), now, group_id
                     )
@@ -184,7 +173,7 @@ class Bench:
         raise AssertionError("the session and the server talk without end")
 
     def _due(self, request: Request, sent_at: float) -> bool:
-        if not isinstance(request, Poll) or self.now >= sent_at + request.body.wait_s:
+        if request.what is not routes.POLL or self.now >= sent_at + request.body.wait_s:
             return True
         answer = self.execute(request)
         return not isinstance(answer, Directive) or answer.version != request.body.after
@@ -195,7 +184,7 @@ class Bench:
         self.pump()
         while self.now < until:
             moments = [until, self.session.next_wakeup() or until]
-            moments += [sent_at + r.body.wait_s for r, sent_at in self.flight if isinstance(r, Poll)]
+            moments += [sent_at + r.body.wait_s for r, sent_at in self.flight if r.what is routes.POLL]
             if self.server.answers_instead is None:
                 moments += [deadline(group, self.now) or until for group in self.server.groups.values()]
             self.now = min(until, max(self.now + 1e-3, min(moments)))
@@ -230,7 +219,15 @@ class Bench:
             self.server.come_back(self.now)
         self.server.answers_instead = error
 
-    def reports_on(self, route: ReportRoute[Any]) -> list[SendReport]:
+    def leaves(self) -> None:
+        """Its agent gets SIGTERM, and its workers go on for now."""
+        self.session.announce_leave(round_report(ReportKind.LEAVING, 0, message="SIGTERM"), self.now)
+
+    def count(self, route: Route[Any]) -> int:
+        """How many joins, polls or goodbyes were sent."""
+        return sum(request.what is route for request in self.sent)
+
+    def reports_on(self, route: Route[Any]) -> list[Request]:
         """What was sent on a route."""
         return on_route(self.sent, route)
 
@@ -247,8 +244,8 @@ class Bench:
         return self.server.groups["g"]
 
 
-def on_route(requests: Sequence[Request], route: ReportRoute[Any]) -> list[SendReport]:
-    return [one for one in requests if isinstance(one, SendReport) and one.route == route]
+def on_route(requests: Sequence[Request], route: Route[Any]) -> list[Request]:
+    return [one for one in requests if isinstance(one.what, Report) and one.route is route]
 
 
 def problem(status: int, code: str, text: str = "the server's text") -> Problem:

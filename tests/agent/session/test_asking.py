@@ -8,12 +8,11 @@ import pytest
 from tests.agent.session.driver import FAILURE, REFUSED, Bench, problem
 from tests.agent.session.test_daemons import TWO, ask, of_two
 
-from hetagent.launch.mpi.mpirun import DAEMON
-from hetagent.monitor.watcher import STACKS
-from hetagent.session.requests import PROGRESS, Report, SendReport
+from hetagent.session.requests import Report
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.progress import NodeProgress, Worker
+from hetrdzv.protocol.routes import POLL, Routes
 from hetrdzv.protocol.stacks import StacksRequest
 
 
@@ -34,7 +33,7 @@ def test_it_is_asked_beside_the_open_poll_until_a_server_answers(bench: Bench) -
     bench.away(REFUSED)
     answers = ask(bench)
     bench.run(5)
-    assert 3 <= len(bench.reports_on(DAEMON)) <= 18, "not in a busy loop"
+    assert 3 <= len(bench.reports_on(Routes.start_daemon)) <= 18, "not in a busy loop"
     bench.away(problem(401, "unauthorized"))  # a token is being replaced
     bench.run(5)
     assert answers == []
@@ -43,23 +42,13 @@ def test_it_is_asked_beside_the_open_poll_until_a_server_answers(bench: Bench) -
     assert len(answers) == 1
 
 
-@pytest.mark.parametrize("error", [REFUSED, problem(404, "no_such_route"), problem(503, "unavailable")])
-def test_what_nobody_waits_for_is_sent_once(bench: Bench, error: HetError) -> None:
-    bench.session.send(Report(STACKS, partial(StacksRequest, number=1, stacks=())), bench.now)
-    (request,) = bench.send()
-    bench.receive(request, error)
-    bench.run(5)
-    assert bench.reports_on(STACKS) == [request]
-    assert bench.notices == []
-
-
 def test_a_report_that_cannot_be_written_as_json_ends_the_agent(bench: Bench) -> None:
     class CannotWrite:
         async def ask(self, *_: object) -> None:
             raise UnicodeEncodeError("utf-8", "\udcff", 0, 1, "surrogates not allowed")
 
     bench.reports("failed", failure=FAILURE)
-    (report,) = [one for one in bench.send() if isinstance(one, SendReport)]
+    (report,) = [one for one in bench.send() if isinstance(one.what, Report)]
     bench.receive(report, asyncio.run(report.send(cast(Any, CannotWrite()))))
     assert bench.kinds == [("start", 1), ("exit", 1)]
     assert "rejects a report from this agent: it cannot be written as JSON" in bench.last.why
@@ -70,15 +59,18 @@ def test_a_route_that_is_refused_harms_no_other(bench: Bench, status: int) -> No
     bench.session.sample = lambda: NodeProgress(round=1, workers=(Worker(rank=0, step=17),))
     bench.run(3)
     answers = ask(bench, pump=False)
-    bench.session.send(Report(STACKS, partial(StacksRequest, number=1, stacks=())), bench.now)
+    bench.session.send(Report(Routes.send_stacks, partial(StacksRequest, number=1, stacks=())), bench.now)
     requests = bench.send()
-    assert [one.route for one in requests if isinstance(one, SendReport)] == [DAEMON, STACKS]
+    assert [one.route for one in requests if isinstance(one.what, Report)] == [
+        Routes.start_daemon,
+        Routes.send_stacks,
+    ]
     for request in requests:
         bench.receive(request, problem(status, "refused"))
     assert isinstance(answers[0], HetError)
     bench.session.push_progress()
     assert isinstance(ask(bench)[0], Directive)
-    assert bench.reports_on(PROGRESS), "what is news is told at once"
+    assert bench.reports_on(POLL), "what is news is told at once"
     bench.reports("failed", failure=FAILURE)
     bench.pump()
     assert bench.kinds == [("start", 1), ("stop", 1)]

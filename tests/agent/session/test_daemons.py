@@ -6,11 +6,11 @@ from functools import partial
 import pytest
 from tests.agent.session.driver import Bench
 
-from hetagent.launch.mpi.mpirun import DAEMON
-from hetagent.session.requests import Answer, Poll, Report
+from hetagent.session.requests import Answer, Report
 from hetrdzv.core import commands
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.requests import DaemonRequest, SpecFields
+from hetrdzv.protocol.routes import POLL, Routes
 
 ORTED = ("orted", "-mca", "ess_base_vpid", "1")
 TWO = SpecFields(min_nodes=2, max_nodes=2, lease_s=600.0, max_disconnect_s=60.0)
@@ -33,7 +33,7 @@ def ask(bench: Bench, *, target: str = "b", pump: bool = True) -> list[Answer]:
     """The master of a round has another member run a daemon; gets the answers."""
     body = partial(DaemonRequest, master="a", round=1, words=("orted", "1"))
     answers: list[Answer] = []
-    bench.session.send(Report(DAEMON, body, to=target, answered=answers.append), bench.now)
+    bench.session.send(Report(Routes.start_daemon, body, to=target, answered=answers.append), bench.now)
     if pump:
         bench.pump()
     return answers
@@ -61,7 +61,7 @@ def test_a_running_round_is_told_its_daemon_once(member: Bench) -> None:
 
 
 def test_a_daemon_that_comes_after_a_stop_is_not_handed_out(member: Bench) -> None:
-    late = next(request for request, _ in member.flight if isinstance(request, Poll))
+    late = next(request for request, _ in member.flight if request.what is POLL)
     member.flight = [one for one in member.flight if one[0] is not late]
     member.server.do(FROM_MASTER, member.now)
     answer = member.execute(late)

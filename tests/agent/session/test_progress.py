@@ -5,10 +5,10 @@ from functools import partial
 
 from tests.agent.session.driver import Bench, problem
 
-from hetagent.monitor.watcher import STACKS
-from hetagent.session.requests import PROGRESS, Report
+from hetagent.session.requests import Report
 from hetrdzv.protocol.directive import OutputQuery
 from hetrdzv.protocol.progress import NodeProgress, Worker
+from hetrdzv.protocol.routes import POLL, Routes
 from hetrdzv.protocol.stacks import Stack, StacksRequest
 
 
@@ -24,7 +24,7 @@ def test_what_the_server_has_to_know_is_told_beside_the_open_poll(bench: Bench) 
     ((open_poll, _),) = bench.flight
     bench.session.push_progress()
     bench.pump()
-    assert [told.body.progress for told in bench.reports_on(PROGRESS)] == [sample()]
+    assert [told.body.progress for told in bench.reports_on(POLL)] == [sample()]
     assert [request for request, _ in bench.flight] == [open_poll]
 
 
@@ -38,7 +38,7 @@ def test_progress_that_a_server_did_not_get_is_told_a_little_later(bench: Bench)
     assert bench.session.requests(bench.now) == []
     newer = bench.session.sample = lambda: replace(sample(), age_s=0.5)
     bench.run(2)
-    assert [told.body.progress for told in bench.reports_on(PROGRESS)] == [sample(), newer()]
+    assert [told.body.progress for told in bench.reports_on(POLL)] == [sample(), newer()]
     assert bench.notices == []
     assert bench.kinds == [("start", 1)]
 
@@ -54,6 +54,10 @@ def test_a_question_about_stacks_is_handed_out_once_and_its_answer_sent_once(ben
     bench.run(3)
     assert asked == [OutputQuery(number=4, round=1, ranks=[0])]
     stack = Stack(rank=0, text="line 7 in <module>")
-    bench.session.send(Report(STACKS, partial(StacksRequest, number=4, stacks=(stack,))), bench.now)
+    bench.session.send(
+        Report(Routes.send_stacks, partial(StacksRequest, number=4, stacks=(stack,))), bench.now
+    )
     bench.pump()
-    assert [(one.body.number, one.body.stacks) for one in bench.reports_on(STACKS)] == [(4, (stack,))]
+    assert [(one.body.number, one.body.stacks) for one in bench.reports_on(Routes.send_stacks)] == [
+        (4, (stack,))
+    ]

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 from tests.agent.session.driver import Bench
 
-from hetagent.session.requests import Join
 from hetrdzv.core import commands
 from hetrdzv.protocol.requests import SpecFields
+from hetrdzv.protocol.routes import Routes
 from hetrdzv.protocol.states import GroupState, NodePhase
 
 WHY = "node check failed (exit status 1): no InfiniBand"
@@ -16,7 +16,7 @@ TWO = SpecFields(min_nodes=2, max_nodes=2, lease_s=600.0, max_disconnect_s=60.0)
 
 def joins(bench: Bench) -> list[str]:
     """Why the node was not ready, by each of its joins."""
-    return [one.body.not_ready for one in bench.sent if isinstance(one, Join)]
+    return [one.body.not_ready for one in bench.sent if one.what is Routes.join]
 
 
 def ready(bench: Bench, why: str = "", after_round: int = 0) -> None:
@@ -25,8 +25,7 @@ def ready(bench: Bench, why: str = "", after_round: int = 0) -> None:
 
 
 def change(bench: Bench, why: str) -> None:
-    bench.session.change_readiness(why, bench.now)
-    bench.pump()
+    ready(bench, why)
     bench.collect()
 
 
@@ -71,7 +70,7 @@ def test_once_a_round_has_begun_with_it_a_verdict_changes_nothing(bench: Bench) 
 def test_a_late_message_that_says_the_reverse_is_corrected(late: str) -> None:
     bench = Bench(spec=TWO)
     ready(bench, late)
-    first = next(one for one in bench.sent if isinstance(one, Join))
+    first = next(one for one in bench.sent if one.what is Routes.join)
     wanted = "" if late else WHY
     change(bench, wanted)
     bench.execute(replace(first))

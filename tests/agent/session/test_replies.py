@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 from tests.agent.session.driver import REFUSED, SPEC, Bench
 
-from hetagent.session.requests import Join
 from hetrdzv.core import commands
 from hetrdzv.protocol.requests import SpecFields
+from hetrdzv.protocol.routes import Routes
 
 
 @pytest.mark.parametrize("join_first", [False, True])
@@ -35,7 +35,7 @@ def test_the_stop_of_a_round_that_is_over_is_not_told_after_ready(join_first: bo
         bench.receive(join, bench.execute(join))
     bench.run(1)
     assert bench.kinds == [("wait", 0), ("start", 1), ("stop", 1), ("wait", 0)]
-    assert sum(isinstance(request, Join) for request in bench.sent) == 2
+    assert bench.count(Routes.join) == 2
 
 
 def test_a_round_that_was_over_before_its_start_came_through_is_acknowledged(bench: Bench) -> None:
@@ -47,7 +47,7 @@ def test_a_round_that_was_over_before_its_start_came_through_is_acknowledged(ben
     bench.receive(join, REFUSED)
     bench.run(2)
     assert bench.kinds == [("start", 2)]
-    joins = [request.body.after_round for request in bench.sent if isinstance(request, Join)]
+    joins = [request.body.after_round for request in bench.sent if request.what is Routes.join]
     assert joins == [0, 0, 1]
     bench.receive(join, start)
     assert bench.kinds == [("start", 2)]
@@ -57,9 +57,9 @@ def test_a_start_that_nobody_took_is_over_after_ready(bench: Bench) -> None:
     bench.session.set_ready(0, 1, 1, bench.now)
     (join,) = bench.send()
     bench.session.on_response(join, bench.execute(join), bench.now)
-    bench.session.set_ready(0, 1, 1, bench.now)
+    bench.session.set_ready(1, 1, 1, bench.now)
     assert bench.session.take_directives() == []
-    join = next(request for request in bench.send() if isinstance(request, Join))
+    join = next(request for request in bench.send() if request.what is Routes.join)
     assert join.body.after_round == 1
 
 

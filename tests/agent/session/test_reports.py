@@ -3,9 +3,9 @@
 import pytest
 from tests.agent.session.driver import FAILURE, Bench, on_route, problem
 
-from hetagent.session.requests import REPORT, Join
 from hetrdzv.core import commands
 from hetrdzv.protocol.errors import Problem
+from hetrdzv.protocol.routes import Routes
 
 
 def test_reports_go_out_in_order_and_their_age_is_that_at_sending(bench: Bench) -> None:
@@ -17,10 +17,10 @@ def test_reports_go_out_in_order_and_their_age_is_that_at_sending(bench: Bench) 
     bench.run(4)
     assert bench.kinds == [("start", 1)]
     before, bench.sent = bench.sent, []
-    assert len(on_route(before, REPORT)) > 3  # 0.1, 0.2, 0.4, … s apart
+    assert len(on_route(before, Routes.report)) > 3  # 0.1, 0.2, 0.4, … s apart
     bench.away(None)
     bench.run(2.5)
-    told = [request.body for request in bench.reports_on(REPORT)]
+    told = [request.body for request in bench.reports_on(Routes.report)]
     assert [report.kind.value for report in told][-2:] == ["started", "failed"]
     failure = bench.group.nodes["a"].failure
     assert failure is not None
@@ -34,7 +34,7 @@ def test_a_join_waits_until_the_reports_before_it_are_settled(bench: Bench) -> N
     bench.reports("failed", failure=FAILURE)
     bench.session.set_ready(1, 1, 1, bench.now)
     bench.run(3)
-    assert not any(isinstance(request, Join) for request in bench.sent[3:])
+    assert not any(request.what is Routes.join for request in bench.sent[3:])
     bench.away(None)
     bench.run(3)
     assert bench.group.restarts == 1  # the failure was judged, not lost behind the join
@@ -55,7 +55,7 @@ def test_a_stale_report_is_moot_and_brings_the_directive(bench: Bench) -> None:
     assert bench.kinds == [("start", 1), ("stop", 1)]
     bench.pump()
     assert bench.kinds == [("start", 1), ("stop", 1)]
-    assert len(bench.reports_on(REPORT)) == 2
+    assert len(bench.reports_on(Routes.report)) == 2
 
 
 def test_a_report_that_the_server_cannot_read_ends_the_agent(bench: Bench) -> None:

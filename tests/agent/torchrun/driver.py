@@ -4,6 +4,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 from tests.agent.workers.test_store import start
@@ -41,6 +42,7 @@ class ScriptedLine:
 
     def __init__(self, *news: Directive) -> None:
         self.news = [*news]
+        self.session = SimpleNamespace(is_server_away=True)
         self._read_fd, self._write_fd = os.pipe()
         os.write(self._write_fd, b"!")
 

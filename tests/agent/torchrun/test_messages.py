@@ -33,7 +33,7 @@ def test_advice_says_what_flags_are_called_here() -> None:
     with port_holder() as (handler, _):
         connection: Any = handler._connection
         connection.place = AdvertisedAddress("192.0.2.7", "eth0", is_chosen=False)
-        connection.server.is_server_away = False
+        connection.server.session.is_server_away = False
         with pytest.raises(RendezvousConnectionError, match=r"lost its address 192\.0\.2\.7: start it again"):
             offered_port(handler)
     refused = exit_error(directive("exit"))

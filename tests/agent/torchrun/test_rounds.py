@@ -178,7 +178,7 @@ def test_a_server_that_restarts_when_workers_have_succeeded_is_waited_for(
     monkeypatch: pytest.MonkeyPatch, back_at: float
 ) -> None:
     clock, line = [0.0], ScriptedLine()
-    line.is_server_away = True  # type: ignore[attr-defined]
+    line.session.is_server_away = True
 
     def pass_time(sources: Any, timeout_s: float) -> None:
         clock[0] += timeout_s

@@ -16,12 +16,10 @@ from hetagent.launch.mpi import orted
 from hetagent.launch.mpi.relay import Relay
 from hetagent.node import scratch
 from hetagent.node.processes.shell import CommandFailed, run_command
-from hetagent.session.requests import Report, ReportRoute
+from hetagent.session.requests import Report
 from hetrdzv.protocol.directive import Member
 from hetrdzv.protocol.requests import PROGRAM, DaemonRequest, daemon_refusal
 from hetrdzv.protocol.routes import Routes
-
-DAEMON = ReportRoute(route=Routes.start_daemon)
 
 CHECK_TIMEOUT_S = 20.0
 """How long `mpirun --version` may take (seconds)."""
@@ -195,7 +193,7 @@ def _pass_on(
         refused.set_exception(error)
         return refused
     body = partial(DaemonRequest, master=assignment.node_id, round=assignment.round, words=tuple(daemon))
-    return assignment.ask(Report(DAEMON, body, to=target))
+    return assignment.ask(Report(Routes.start_daemon, body, to=target))
 
 
 def _plain(command: WorkerCommand) -> list[str]:

@@ -58,13 +58,13 @@ def hand_over(
         hurried: whether somebody waits for the end of this agent.
     """
     fields = {"message": why, "snapshots": holdings, "serves_s": serves_s}
-    line.part(round_report(ReportKind.PARTING, number, **fields))
+    line.announce_leave(round_report(ReportKind.PARTING, number, **fields), workers_gone=True)
     began = time.monotonic()
     while not hurried():
-        said = line.newest_directive
+        said = line.session.newest_directive
         if said.kind is DirectiveKind.EXIT and said.code != "drained":  # that was before
             return said.code in GO_ON
-        if said.code == LOST or not line.may_be_member:
+        if said.code == LOST or not line.session.may_be_member:
             break
         if time.monotonic() >= began + (serves_s if said.code == SERVES else silent_s):
             break

@@ -19,7 +19,7 @@ from hetagent.node.memory import free_memory
 from hetagent.options.model import SnapshotOptions
 from hetagent.roundhook import RoundHook
 from hetagent.session.connection import ServerConnection
-from hetagent.session.requests import Report, ReportRoute
+from hetagent.session.requests import Report
 from hetagent.snapshots.folder import FOLDER, AgentControl
 from hetagent.snapshots.node.catalog import DiskCatalog
 from hetagent.snapshots.node.disk import DiskWriter
@@ -43,8 +43,6 @@ from hetrdzv.protocol.snapshots import (
 )
 from hetrdzv.protocol.snapshots import SnapshotId as ServerStamp
 from hetrdzv.protocol.states import DirectiveKind
-
-HELD = ReportRoute(route=Routes.declare_snapshots)
 
 LEFT_S = 0.5
 """How long before it has to be gone this agent stops writing and serving (seconds)."""
@@ -217,7 +215,7 @@ class SnapshotHook(RoundHook):
             )
         silent_s = serves_s if self._disk is None else max(ANSWER_S, serves_s / 2)  # the disk needs time, too
         self._others_go_on = hand_over(self._line, self._round, why, holdings, serves_s, silent_s, hurried)
-        self._over = self._line.newest_directive.outcome is not None  # meanwhile
+        self._over = self._line.session.newest_directive.outcome is not None  # meanwhile
 
     def close(self) -> None:
         """Look no more; `leave` follows."""
@@ -317,7 +315,7 @@ class SnapshotHook(RoundHook):
         if is_due:
             self._reporter.on_report(now, holdings)
             body = partial(SnapshotsRequest, round=self._round, holdings=holdings)
-            self._answer = self._line.ask(Report(HELD, body))
+            self._answer = self._line.ask(Report(Routes.declare_snapshots, body))
 
     def _on_answer(self) -> None:
         if self._answer is None or not self._answer.done():

@@ -9,10 +9,9 @@ import pytest
 from tests.agent.session.driver import Bench, problem
 from tests.agent.workers.test_store import start
 
-from hetagent.session.requests import Report, SendReport
+from hetagent.session.requests import Report
 from hetagent.snapshots.node.handover import SERVES_S, hand_over, serving_time_s
 from hetrdzv.core import commands
-from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.snapshots import HeldSnapshot, Holdings
 from hetrdzv.protocol.states import DirectiveKind
 
@@ -43,7 +42,8 @@ def test_it_stays_for_nobody_who_is_not_there_and_no_longer_than_it_may(
 ) -> None:
     kind = DirectiveKind.WAIT if says in ("serves", "round_formed") else DirectiveKind.EXIT
     directive = replace(start("a", 4), kind=kind, code=says, start=None)
-    line = SimpleNamespace(newest_directive=directive, part=lambda report: None, may_be_member=True)
+    session = SimpleNamespace(newest_directive=directive, may_be_member=True)
+    line = SimpleNamespace(session=session, announce_leave=lambda report, workers_gone: None)
     assert leaves(line, **limits) is others
 
 
@@ -52,17 +52,10 @@ class Talk:
 
     def __init__(self, bench: Bench) -> None:
         self._bench = bench
+        self.session = bench.session
 
-    @property
-    def may_be_member(self) -> bool:
-        return self._bench.session.may_be_member
-
-    @property
-    def newest_directive(self) -> Directive:
-        return self._bench.session.newest_directive
-
-    def part(self, report: Report[Any]) -> None:
-        self._bench.session.part(report, self._bench.now)
+    def announce_leave(self, report: Report[Any], *, workers_gone: bool) -> None:
+        self.session.announce_leave(report, self._bench.now, workers_gone=workers_gone)
         self._bench.pump()
 
 
@@ -92,7 +85,7 @@ def test_whom_nobody_knows_any_more_does_not_wait(what: str) -> None:
         bench.server.groups.clear()
     before = len(bench.sent)
     assert not leaves(Talk(bench), hurried=looks.pop)
-    assert any(isinstance(sent, SendReport) for sent in bench.sent[before:]) is (what != "never joined")
+    assert any(isinstance(sent.what, Report) for sent in bench.sent[before:]) is (what != "never joined")
 
 
 def test_what_others_have_is_not_served() -> None:

@@ -25,7 +25,6 @@ from hetagent.node.network import hold_port
 from hetagent.node.processes.identity import Identity
 from hetagent.session.connection import ServerConnection
 from hetagent.session.requests import Report
-from hetagent.session.session import HURRIED_LEAVE_S
 from hetagent.snapshots import folder, save_request
 from hetagent.snapshots.node import files, reporter
 from hetagent.snapshots.node.folder import NodeFolder
@@ -58,10 +57,12 @@ class Told:
         self.asked: list[tuple[SnapshotsRequest, Future[SnapshotsReply]]] = []
 
     @property
-    def newest_directive(self) -> Directive:
-        return replace(start("a", 4), kind=DirectiveKind.EXIT, start=None, **self.says)
+    def session(self) -> Any:
+        says = replace(start("a", 4), kind=DirectiveKind.EXIT, start=None, **self.says)
+        return Namespace(newest_directive=says, may_be_member=True)
 
-    def part(self, report: Report[Directive]) -> None:
+    def announce_leave(self, report: Report[Directive], *, workers_gone: bool) -> None:
+        assert workers_gone
         self.parted.append(cast(ReportRequest, report.body(incarnation="i", age_s=0.0)))
 
     def update_offer(self, *, snapshots: Holdings) -> None:
@@ -412,7 +413,7 @@ def furnished(made: Rig, parent: Path) -> SnapshotHook:
 
 
 def offered(made: Rig) -> Holdings:
-    found = made.line._session.offer.snapshots
+    found = made.line.session.offer.snapshots
     assert found is not None
     return found
 
@@ -463,20 +464,16 @@ def test_a_second_signal_ends_the_handover_and_not_the_goodbye(
     rig: Make, parent: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = rig("touch up; sleep 100")
-    left: list[tuple[float, bool, bool]] = []
-    leave = made.line.leave
 
-    def says_goodbye(why: str, timeout_s: float, is_hurried: Callable[[], bool]) -> None:
-        before = is_hurried()
-        made.agent._got_signals.append(signal.SIGTERM)
-        left.append((timeout_s, before, is_hurried()))
-        leave(why, timeout_s)
+    def wait(why: str, until: float | None, is_hurried: Callable[[], bool]) -> None:
+        assert not is_hurried()
+        os.kill(os.getpid(), signal.SIGTERM)
+        soon(is_hurried, "the second signal")
 
-    hurries = lambda *_: made.agent._got_signals.append(signal.SIGTERM)  # noqa: E731
-    monkeypatch.setattr(furnished(made, parent), "hand_over", hurries)
-    monkeypatch.setattr(made.line, "leave", says_goodbye)
+    monkeypatch.setattr(furnished(made, parent), "hand_over", wait)
     made.run(made.appears("up"), made.gets(signal.SIGTERM))
-    assert left == [(HURRIED_LEAVE_S, False, True)]
+    [node] = made.group()["nodes"]
+    assert (node["state"], node["reason"]["message"]) == ("left", "its agent got SIGTERM")
 
 
 def test_a_copy_that_cannot_be_loaded_costs_no_restart(rig: Make, parent: Path) -> None:

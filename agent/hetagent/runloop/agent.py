@@ -1,11 +1,11 @@
 """The agent's run loop: does on this node what the server decides."""
 
+import contextlib
 import os
 import signal
 import socket
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -31,7 +31,7 @@ from hetagent.workers.failures import start_failure
 from hetagent.workers.leftovers import OrphanReaper
 from hetagent.workers.starter import Exit
 from hetrdzv.protocol.directive import Directive, Start
-from hetrdzv.protocol.settings import DEFAULTS, UNLIMITED_RESTARTS
+from hetrdzv.protocol.settings import UNLIMITED_RESTARTS
 from hetrdzv.protocol.states import DirectiveKind, ReportKind
 
 if TYPE_CHECKING:
@@ -80,12 +80,9 @@ class Agent:
     round_number: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        self._group_stop_timeout_s = DEFAULTS.stop_timeout_s
         self._log_once = WarnOnce(self.log)
         self._got_signals: list[int] = []
-        self._directives: deque[Directive] = deque()  # not obeyed yet
-        self._woken: socket.socket | None = None  # by a signal, or the end of a child
-        self._local: LocalRound | None = None  # this node's part of the newest round
+        self._local = LocalRound(self.launch, self.starter, self.identity.incarnation, self.parts)
         self._ready_after_stop = False  # join again once the workers are gone
         self._done = False  # the newest round's workers have succeeded, and others still work
         self._logged_cause = ""  # what ended the newest round, once logged
@@ -103,33 +100,31 @@ class Agent:
             AgentError: this node cannot continue.
             GuardianError: the guardian cannot be started.
         """
-        try:
-            self._run()
-            self.shutdown.write_error_file(self.outcome)
-        finally:
-            self.starter.close()
-
-    def _run(self) -> None:
-        with process_signals.capture_signals(self.signals, self._got_signals) as self._woken:
+        capture = process_signals.capture_signals(self.signals, self._got_signals)
+        with contextlib.closing(self.starter), capture as woken:
             try:
                 snapshots = self.parts.snapshots
                 self.guardian.pipes = snapshots.pipe_folder() if snapshots is not None else None
                 self.guardian.start()
                 self.server.start()
-                self._be_ready()
-                self._predict()
+                self._prepare_join()
+                self._predict_standbys()
                 while not self._is_over:
-                    self._turn()
+                    self._handle_events(woken)
             finally:
                 self._shut_down()
+        self.shutdown.write_error_file(self.outcome)
 
-    def _turn(self) -> None:
-        """Wait for an event, then handle every source in turn."""
-        moments = [self._local.due_at() if self._local is not None else None, self.shutdown.stop_at]
-        due_at = min((moment for moment in moments if moment is not None), default=None)
-        ready = self._readable(None if due_at is None else max(0.0, due_at - time.monotonic()))
-        if self._woken in ready:
-            self._woken.recv(4096)
+    def _handle_events(self, woken: socket.socket) -> None:
+        """Wait for an event, then handle every source in turn; `woken`: by a signal, or the end of a child."""
+        moments = [at for at in (self._local.due_at(), self.shutdown.stop_at) if at is not None]
+        timeout_s = max(0.0, min(moments) - time.monotonic()) if moments else None
+        sources: list[Readable] = [woken, self.server, self.health, *self.parts.hooks]
+        sources += [self.parts.preemption] if self.parts.preemption is not None else []
+        sources += [self.guardian] if self.guardian.pid is not None else []
+        ready = wait_readable(sources, timeout_s)
+        if woken in ready:
+            woken.recv(4096)
         if self.guardian in ready:
             self._replace_guardian()
         self._on_signals()
@@ -137,67 +132,47 @@ class Agent:
         self._on_hooks(ready)
         self._on_workers()
         self._on_health()
-        self._directives.extend(self.server.take_directives())
-        while self._directives:
-            self._obey(self._directives.popleft())
+        for directive in self.server.take_directives():
+            self._obey_directive(directive)
         self._on_stopped()
-
-    def _readable(self, timeout_s: float | None) -> list[Readable]:
-        """The sources that are readable within the time (seconds; None: wait for ever)."""
-        sources: list[Readable] = [self.server, self.health, *self.parts.hooks]
-        sources += [source for source in (self._woken, self.parts.preemption) if source is not None]
-        sources += [self.guardian] if self.guardian.pid is not None else []
-        return wait_readable(sources, timeout_s)
 
     @property
     def _is_over(self) -> bool:
         """Whether nothing is left to do: the outcome is known, or this node leaves, and no worker is left."""
-        if self._has_workers or not self._leaves:
+        if self._local.has_processes or not self._is_leaving:
             return False
         waits = self._done and self.shutdown.stop_at is not None  # or it would end the round of the others
         return self.outcome is not None or not waits
 
     @property
-    def _leaves(self) -> bool:
+    def _is_leaving(self) -> bool:
         """Whether this node starts no more rounds."""
         return self.outcome is not None or bool(self.shutdown.ended_by)
-
-    @property
-    def _has_workers(self) -> bool:
-        return self._local is not None and self._local.has_processes
-
-    @property
-    def _works(self) -> bool:
-        """Whether there are workers that nobody stops."""
-        return self._local is not None and self._local.works
-
-    @property
-    def _succeeded(self) -> bool:
-        return self.outcome is not None and self.outcome.outcome == "succeeded"
 
     def _shut_down(self) -> None:
         """Whatever happened: clean up the workers, say goodbye, release everything."""
         self.health.close()
-        self._stop(signal.SIGTERM, 0.0)
+        self._local.stop(signal.SIGTERM, 0.0)
         self._clear_workers()
         goodbye, gone_at = self.shutdown.leave_reason(self.outcome), self.shutdown.gone_at
+        has_succeeded = self.outcome is not None and self.outcome.outcome == "succeeded"
         snapshots = self.parts.snapshots
         is_hurried = lambda: self.shutdown.hurried or bool(self._got_signals)  # noqa: E731
         self.parts.close()
-        if not self._succeeded:
+        if not has_succeeded:
             self._orphans.kill_spared()
         self.launch.end()
         if snapshots is not None and not is_hurried():
-            snapshots.hand_over(goodbye, self.shutdown.stays_until, is_hurried)
-        leave_s = (
-            LEAVE_S if gone_at is None else min(LEAVE_S, max(HURRIED_LEAVE_S, gone_at - time.monotonic()))
-        )
-        self.server.leave(goodbye, leave_s, is_hurried)
+            snapshots.hand_over(goodbye, gone_at, is_hurried)
+        leave_s = LEAVE_S if gone_at is None else max(HURRIED_LEAVE_S, gone_at - time.monotonic())
+        self.server.leave(goodbye, min(LEAVE_S, leave_s), is_hurried)
         if snapshots is not None:
             self.last_words += filter(None, [snapshots.leave(gone_at, is_hurried)])
-        if self._succeeded:  # now that no part has a process any more
+        if has_succeeded:  # now that no part has a process any more
             self._orphans.report_spared()
-        self._close_ports()
+        self.handler.shutdown()
+        if self._script_port is not None:
+            self._script_port.close()
         self.server.close()
         # Last: the guardian ends what is left if anything above fails, and says goodbye if the connection broke.
         if not self.server.has_crashed:
@@ -214,34 +189,35 @@ class Agent:
 
     def _on_signals(self) -> None:
         while self._got_signals:
-            self._leave(signal.Signals(self._got_signals.pop(0)))
+            self._begin_shutdown(signal.Signals(self._got_signals.pop(0)))
 
-    def _leave(self, cause: signal.Signals | PreemptionNotice) -> None:
-        saves = self._works and self.parts.supports_graceful_stop()
-        action = self.shutdown.begin(cause, self._stop_s(), time.monotonic(), works=self._works, saves=saves)
+    def _begin_shutdown(self, cause: signal.Signals | PreemptionNotice) -> None:
+        works = self._local.works
+        saves = works and self.parts.supports_graceful_stop()
+        action = self.shutdown.begin(cause, self._stop_s(), time.monotonic(), works=works, saves=saves)
         if action.why:
             fields = {"message": action.why, "grace_s": action.save_s}
             self.server.announce_leave(round_report(ReportKind.LEAVING, self.round_number, **fields))
         self.log(action.text)
         if action.stop is not None:
-            self._stop(*action.stop)
+            self._local.stop(*action.stop)
 
     def _on_end_of_grace(self) -> None:
         """Stop workers that have not been stopped in time by the end of their round."""
-        if self.shutdown.must_stop_now(time.monotonic()) and self._works:
+        if self.shutdown.must_stop_now(time.monotonic()) and self._local.works:
             self.log("the time to save is over: stopping the workers")
-            self._stop(signal.SIGTERM, self._stop_s())
+            self._local.stop(signal.SIGTERM, self._stop_s())
 
     def _on_hooks(self, ready: Collection[Readable]) -> None:
         """Run the hooks that are due."""
         for hook in self.parts.hooks:
-            due_at = hook.due_at() if self._works else None
+            due_at = hook.due_at() if self._local.works else None
             if hook in ready or (due_at is not None and time.monotonic() >= due_at):
                 hook.on_wakeup()
         notice = self.parts.preemption.take_notice() if self.parts.preemption is not None else None
         if notice is not None and not self.shutdown.ended_by:
-            self._leave(notice)
-        if self._local is not None and (why := self._local.abandon_reason()):
+            self._begin_shutdown(notice)
+        if why := self._local.abandon_reason():
             self.log(f"round {self.round_number} {why}; joining again")
             self.server.update_offer(stopped=why)
             self._ready_after_stop = True
@@ -249,12 +225,11 @@ class Agent:
 
     def _on_workers(self) -> None:
         """Report workers that ended by themselves."""
-        end = self._local.take_end() if self._local is not None else None
-        if self._local is None or end is None:
+        if (end := self._local.take_end()) is None:
             return
         if end.failure is not None:
-            self._report_failure(self._local, end.failure)
-            self._stop(signal.SIGTERM, self._stop_s())
+            self._report_failure(end.failure)
+            self._local.stop(signal.SIGTERM, self._stop_s())
             return
         others = "" if self._local.assignment.start.nnodes == 1 else "; waiting for the other nodes"
         self.log(f"round {self.round_number}: all local workers succeeded{others}")
@@ -265,32 +240,30 @@ class Agent:
         )
         self._clear_workers(spare_detached=True)
 
-    def _report_failure(self, local: LocalRound, end: Exit) -> None:
+    def _report_failure(self, end: Exit) -> None:
         """Report that a worker failed."""
-        failure, text = local.describe_failure(end, self.secrets())
-        ended = local.find_successes_before(end.seen_at)
+        failure, text = self._local.describe_failure(end, self.secrets())
+        ended = self._local.find_successes_before(end.seen_at)
         fields = {"failure": failure, "moved": self.parts.progress_times(), "ended": ended}
         self.server.send(round_report(ReportKind.FAILED, self.round_number, **fields), end.seen_at)
-        self.log(f"round {self.round_number}{self._because(text)}")
+        self.log(f"round {self.round_number}{self._cause_suffix(text)}")
 
-    def _report_before_stop(self, local: LocalRound) -> None:
+    def _report_before_stop(self) -> None:
         """The round is over elsewhere: report what happened here before, which that may have followed from."""
-        if (end := local.find_lingering_failure()) is not None:
-            self._report_failure(local, end)
-        elif (
-            local.phase is Phase.RUNNING
-            and (ended := local.find_successes_before(time.monotonic())) is not None
-        ):
+        if self._local.phase is not Phase.RUNNING:
+            return
+        if (end := self._local.find_lingering_failure()) is not None:
+            self._report_failure(end)
+        elif (ended := self._local.find_successes_before(time.monotonic())) is not None:
             self.server.send(round_report(ReportKind.ENDED, self.round_number, ended=ended))
 
-    def _because(self, cause: str) -> str:
+    def _cause_suffix(self, cause: str) -> str:
         """The suffix that says what ended the round; empty if that was logged last."""
         news = cause != self._logged_cause
         self._logged_cause = cause
         return f": {cause}" if news else ""
 
-    def _obey(self, directive: Directive) -> None:
-        self._group_stop_timeout_s = directive.stop_timeout_s
+    def _obey_directive(self, directive: Directive) -> None:
         match directive.kind:
             case DirectiveKind.START if directive.round > self.round_number and self.shutdown.ended_by:
                 pass
@@ -302,50 +275,47 @@ class Agent:
                 for warning in directive.warnings or ():
                     self._log_once(f"warning: {warning.message}")
                 self._on_start(directive.round, directive.start)
-                self._pass_on(directive)
+                self._notify_hooks(directive)
             case DirectiveKind.STOP if directive.round <= self._after_round:
                 pass  # it came as the workers were ending by themselves, and this node has joined since
             case DirectiveKind.STOP:
-                self.log(f"round {directive.round} is over{self._because(directive.why)}")
+                self.log(f"round {directive.round} is over{self._cause_suffix(directive.why)}")
                 self.round_number = max(self.round_number, directive.round)
                 self._ready_after_stop, self._done = True, False
-                self._pass_on(directive)
-                if self._local is not None:
-                    self._report_before_stop(self._local)
-                    self._local.stop_for_others(signal.SIGTERM, self._stop_s())
+                self._notify_hooks(directive)
+                self._report_before_stop()
+                self._local.stop_for_others(signal.SIGTERM, self._stop_s())
             case DirectiveKind.EXIT:
                 self.outcome = directive
-                self._pass_on(directive)
-                self._stop(signal.SIGTERM, self._stop_s())
+                self._notify_hooks(directive)
+                self._local.stop(signal.SIGTERM, self._stop_s())
 
-    def _pass_on(self, directive: Directive) -> None:
-        if self._works or directive.kind is DirectiveKind.EXIT:
+    def _notify_hooks(self, directive: Directive) -> None:
+        if self._local.works or directive.kind is DirectiveKind.EXIT:
             for hook in self.parts.hooks:
                 hook.on_directive(directive)
 
     def _on_stopped(self) -> None:
         """Clean up once the workers have ended or their grace is over, then join again."""
-        if self._local is not None and self._local.has_stopped():
+        if self._local.has_stopped():
             if (text := self._local.describe_overrun()) is not None:
                 self.log(f"round {self.round_number}: {text}")
             self._clear_workers()
-        if self._ready_after_stop and not self._has_workers and not self._leaves:
-            self._be_ready()
+        if self._ready_after_stop and not self._local.has_processes and not self._is_leaving:
+            self._prepare_join()
 
     # -- between rounds --------------------------------------------------------------------------------------
 
     def _stop_s(self) -> float:
         """How long workers have between SIGTERM and SIGKILL (seconds)."""
-        given_s = self._group_stop_timeout_s if self.stop_timeout_s is None else self.stop_timeout_s
+        given_s = self.stop_timeout_s
+        if given_s is None:
+            given_s = self.server.session.newest_directive.stop_timeout_s
         return self.shutdown.stop_s(given_s, time.monotonic())
-
-    def _stop(self, signum: int, grace_s: float) -> None:
-        if self._local is not None:
-            self._local.stop(signum, grace_s)
 
     def _clear_workers(self, *, spare_detached: bool = False) -> None:
         """Clean up what is left of the round, if it is not over here."""
-        if self._local is None or self._local.phase is Phase.GONE:
+        if self._local.phase is Phase.GONE:
             return
         stuck, shown = self._local.clear(spare_detached=spare_detached, until=self.shutdown.kill_at)
         self._orphans.note_stuck(stuck)
@@ -355,13 +325,14 @@ class Agent:
             self.log("console is blocked; continuing without waiting for the workers' output")
         self.guardian.set_sessions(())
 
-    def _be_ready(self) -> None:
+    def _prepare_join(self) -> None:
+        """Ask whether this node can take part in the next round; its workers are gone."""
         self._ready_after_stop = False
         self._clear_workers()
         self._orphans.kill_spared()
         if stuck := self._orphans.describe_stuck():
             # They may hold a GPU, a port or a checkpoint: the next round would fail here again, and again.
-            self._leave_since(f"its processes cannot be killed: {stuck}")
+            self._leave_for_good(f"its processes cannot be killed: {stuck}")
             return
         self._after_round = self.round_number
         self.health.run()
@@ -375,18 +346,19 @@ class Agent:
         """
         for result in self.health.take_results():
             if result.fatal:
-                self._leave_since(result.why)
+                self._leave_for_good(result.why)
                 return
             if result.why:
                 self.log(f"this node is not ready: {result.why}; checking again until it is")
             elif self._not_ready:
                 self.log("this node is ready")
             self._not_ready = result.why
-            self._join()
+            self._join_group()
 
-    def _join(self) -> None:
+    def _join_group(self) -> None:
+        """Join, or join again: this node is ready after its last round, or `_not_ready` has changed."""
         if (loss := self.address.loss()) and not self.server.session.is_server_away:  # else it may come back
-            self._leave_since(loss)
+            self._leave_for_good(loss)
             return
         self.launch.end()
         self.handler.release()
@@ -398,30 +370,24 @@ class Agent:
             raise AgentError(f"{who} cannot offer a port for the next round: {error}") from None
         self.server.set_ready(self._after_round, port, self._script_port.getsockname()[1], self._not_ready)
 
-    def _close_ports(self) -> None:
-        self.handler.shutdown()
-        if self._script_port is not None:
-            self._script_port.close()
-            self._script_port = None
-
-    def _leave_since(self, why: str) -> None:
+    def _leave_for_good(self, why: str) -> None:
         """Leave: this node cannot take part in another round."""
         self.shutdown.because = why
         self.log(f"leaving, since {why}; check the node before you use it again")
 
     # -- starting a round ------------------------------------------------------------------------------------
 
-    def _predict(self) -> None:
+    def _predict_standbys(self) -> None:
         """Have standbys made for the first round, as far as its workers are known."""
         standbys, predict = self.parts.standbys, self.starter.predict_programs
         if standbys and (programs := predict(self.launch.predict_command, self._environ())):
             standbys.start_predicted(programs)
 
     def _on_start(self, number: int, start: Start) -> None:
-        if self._has_workers or number < self.round_number:
+        if self._local.has_processes or number < self.round_number:
             return
         if number == self.round_number:
-            if self._local is not None and start != self._local.assignment.start:
+            if self._local.phase is Phase.HELD and start != self._local.assignment.start:
                 self._local.assignment.start = start  # it brings what the launch could not do without
                 self._start_workers()
             return
@@ -439,18 +405,17 @@ class Agent:
         if start.restarted_by:
             of = "" if start.max_restarts >= UNLIMITED_RESTARTS else f" of {start.max_restarts}"
             advice = f"; {start.advice}" if start.advice else ""
-            cause = self._because(start.restarted_by.message)
+            cause = self._cause_suffix(start.restarted_by.message)
             self.log(f"restarting ({start.restart_count}{of}){cause}{advice}")
         self._logged_cause = ""
-        incarnation = self.identity.incarnation
-        self._local = LocalRound(assignment, self.launch, self.starter, incarnation, self.parts)
+        self._local.begin(assignment)
         self.log(f"round {number}: {self._local.description}")
         self._start_workers()
 
     def _start_workers(self) -> None:
         """Start the workers of the round, if it is time for that."""
         local = self._local
-        if local is None or local.phase is not Phase.HELD or self._ready_after_stop or self._leaves:
+        if local.phase is not Phase.HELD or self._ready_after_stop or self._is_leaving:
             return
         try:
             local.start(self._environ())
@@ -466,7 +431,7 @@ class Agent:
             self.log(f"round {self.round_number}: the workers could not be started: {failure.message}")
             self.server.send(round_report(ReportKind.FAILED, self.round_number, failure=failure))
             if failure.final:
-                self._leave_since(f"it cannot start workers: {failure.message}")
+                self._leave_for_good(f"it cannot start workers: {failure.message}")
             return
         finally:
             self._script_port = local.assignment.script_port

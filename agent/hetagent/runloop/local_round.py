@@ -77,29 +77,23 @@ class End:
 
 
 class LocalRound:
-    """This node's processes of one round.
+    """This node's processes of the newest round.
 
     Args:
-        assignment: this node's part of the round.
-        launch: turns it into a command and an environment.
+        launch: turns this node's part of a round into a command and an environment.
         starter: makes the processes.
         incarnation: the `HET_INCARNATION` by which they are found.
         parts: the optional ones of this agent.
 
     Attributes:
-        phase: where it is.
+        phase: where the round is here.
+        assignment: this node's part of it; there is none before the first.
     """
 
-    def __init__(
-        self,
-        assignment: Assignment,
-        launch: Launch,
-        starter: "TorchStarter",
-        incarnation: str,
-        parts: Parts,
-    ) -> None:
-        self.assignment = assignment
-        self.phase = Phase.HELD
+    assignment: Assignment
+
+    def __init__(self, launch: Launch, starter: "TorchStarter", incarnation: str, parts: Parts) -> None:
+        self.phase = Phase.GONE
         self._launch = launch
         self._starter = starter
         self._incarnation = incarnation
@@ -109,6 +103,11 @@ class LocalRound:
         self._look_at = 0.0  # for workers that do not end (monotonic seconds)
         self._end: End | None = None  # from ENDING on
         self._stop: Stop | None = None  # under way, or put off while the program has time to end by itself
+
+    def begin(self, assignment: Assignment) -> None:
+        """This node has a part in another round."""
+        self.assignment, self.phase = assignment, Phase.HELD
+        self._look_at, self._end, self._stop = 0.0, None, None
 
     @property
     def has_processes(self) -> bool:
@@ -204,10 +203,12 @@ class LocalRound:
         """How the processes ended by themselves, once that is due to be reported; the caller stops or clears them."""
         if self._workers is None:
             return None
-        ended = self._workers.take_exits()
+        failed = [end for end in self._workers.take_exits() if not end.succeeded]
         if self.phase is Phase.RUNNING:
-            failed = [end for end in ended if not end.succeeded]
-            self._note_end(self._workers, failed or self._lingering(self._workers))
+            if not failed and time.monotonic() >= self._look_at:
+                self._look_at = time.monotonic() + LOOK_S
+                failed = self._find_lingering(self._workers, LINGER_S)
+            self._note_end(self._workers, failed)
         if self.phase is not Phase.ENDING or self._end is None or time.monotonic() < self._end.due_at:
             return None
         # What it has written is shown before what is logged next, and may be the reason to give up.
@@ -216,20 +217,15 @@ class LocalRound:
             return None  # it has failed for that reason, which is no failure of the script
         return self._end
 
-    def _lingering(self, workers: Workers) -> list[Exit]:
-        """The workers that an exception should have ended long ago; asked for now and then."""
-        now = time.monotonic()
-        if now < self._look_at:
-            return []
-        self._look_at = now + LOOK_S
-        return [end for end in workers.find_lingering() if now - end.seen_at >= LINGER_S]
+    def _find_lingering(self, workers: Workers, for_s: float) -> list[Exit]:
+        """The workers that an exception should have ended so many seconds ago."""
+        until = time.monotonic() - for_s
+        return [end for end in workers.find_lingering() if end.seen_at <= until]
 
     def find_lingering_failure(self) -> Exit | None:
         """A worker that an exception should have ended before the round was over elsewhere, and that still runs."""
-        if self._workers is None or self.phase is not Phase.RUNNING:
-            return None
-        until = time.monotonic() - UNWIND_S
-        raised = [end for end in self._workers.find_lingering() if end.seen_at <= until]
+        assert self._workers is not None
+        raised = self._find_lingering(self._workers, UNWIND_S)
         return self._workers.first_failure(raised) if raised else None
 
     def find_successes_before(self, moment: float) -> EarlierExits | None:

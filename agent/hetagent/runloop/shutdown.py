@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Mapping
+from math import inf
 from typing import NamedTuple
 
 from hetagent import statuses
@@ -44,25 +45,23 @@ class Shutdown:
 
     Attributes:
         signum: the first signal that came; None: none has.
+        because: why this node leaves by itself; empty: it does not.
+        is_announced: workers could save, or the machine is taken away.
+        hurried: whether another signal has come.
         stop_at: when the workers are stopped that may save before (monotonic seconds); None: they may not.
         kill_at: when the workers are killed (monotonic seconds).
-        gone_at: when this agent has to be gone (monotonic seconds); None: nobody waits for that.
-        stays_until: how long it may stay at most (monotonic seconds); None: it is to be gone at once, or need not go.
-        hurried: whether another signal has come.
-        because: why this node leaves by itself; empty: it does not.
+        gone_at: when this agent has to be gone (monotonic seconds); None: at once, or it need not go.
     """
 
     def __init__(self, grace_s: float, own_graces_s: Mapping[signal.Signals, float]) -> None:
         self._grace_s = grace_s
         self._own_graces_s = own_graces_s
-        self._announced = ""  # why, if nobody has sent a signal
         self.signum: signal.Signals | None = None
+        self.because = ""
+        self.is_announced = self.hurried = False
         self.stop_at: float | None = None
         self.kill_at: float | None = None
         self.gone_at: float | None = None
-        self.stays_until: float | None = None
-        self.hurried = False
-        self.because = ""
 
     # -- what happens ------------------------------------------------------------------------------------------
 
@@ -84,9 +83,12 @@ class Shutdown:
             saves: whether they save once their round is announced to end.
         """
         if isinstance(cause, PreemptionNotice):
-            self._announced, self.gone_at = cause
+            self.because, self.is_announced = cause.why, True
             why, how, signum = cause.why, cause.why, signal.SIGTERM
-            grace_s = self._grace_s if self.gone_at is None else max(0.0, self.gone_at - now)
+            grace_s = self._grace_s
+            if cause.deadline is not None:
+                grace_s = max(0.0, cause.deadline - now)
+                stop_s = min(stop_s, max(0.0, grace_s - GOODBYE_S))
         elif self.signum is not None:
             self.hurried, self.kill_at = True, now
             return ShutdownAction(f"got {cause.name} again: killing the workers", stop=(signal.SIGKILL, 0.0))
@@ -94,14 +96,17 @@ class Shutdown:
             self.signum = signum = cause
             why, how = cause.name, f"got {cause.name}"
             grace_s = 0.0 if cause in INTERACTIVE else self._own_graces_s.get(cause, self._grace_s)
-        self.stays_until = now + grace_s if grace_s > 0 else None
         again = "; press again to kill them" if self.signum is not None else ""
-        if saves and grace_s > 0:
-            save_s = self._announce(grace_s, now)
+        self.gone_at = min(now + grace_s, self.gone_at or inf) if grace_s > 0 else None
+        if saves and self.gone_at is not None:
+            self.is_announced = True
+            left_s = self.gone_at - now
+            stop_s = min(STOP_S, left_s / 2)
+            self.kill_at = self.gone_at - min(GOODBYE_S, stop_s / 2)
+            self.stop_at = self.gone_at - 0.9 * stop_s  # the server ends the round a moment before
+            save_s = left_s - stop_s
             text = f"{how}: leaving once the workers have saved, in {save_s:.3g} s at the latest{again}"
             return ShutdownAction(text, why, save_s=save_s)
-        if self.gone_at is not None:
-            stop_s = min(stop_s, max(0.0, self.gone_at - now - GOODBYE_S))
         self.kill_at = now + stop_s
         if not works:
             return ShutdownAction(f"{how}: leaving", why)
@@ -109,27 +114,17 @@ class Shutdown:
         text = f"{how}: {passed} to the workers, which have {stop_s:.3g} s to stop{again}"
         return ShutdownAction(text, why, stop=(signum, stop_s))
 
-    def _announce(self, grace_s: float, now: float) -> float:
-        """This node has to be gone after its grace; returns for how much longer the workers run (seconds)."""
-        gone_at = now + grace_s
-        self.gone_at = gone_at if self.gone_at is None else min(self.gone_at, gone_at)
-        left_s = self.gone_at - now
-        stop_s = min(STOP_S, left_s / 2)
-        self.kill_at = self.gone_at - min(GOODBYE_S, stop_s / 2)
-        self.stop_at = self.gone_at - 0.9 * stop_s  # the server ends the round a moment before
-        return left_s - stop_s
-
     # -- what follows ------------------------------------------------------------------------------------------
 
     @property
     def is_planned(self) -> bool:
-        """Whether nothing is wrong: the machine is taken away, or workers could save after a signal."""
-        return (bool(self._announced) or self.gone_at is not None) and not self.hurried
+        """Whether nothing is wrong: the node leaves as announced."""
+        return self.is_announced and not self.hurried
 
     @property
     def ended_by(self) -> str:
         """The name of the signal, or why this node leaves by itself; empty: it does not leave."""
-        return self.signum.name if self.signum is not None else self._announced or self.because
+        return self.signum.name if self.signum is not None else self.because
 
     def stop_s(self, given_s: float, now: float) -> float:
         """How long workers have between SIGTERM and SIGKILL now (seconds), of what they are given otherwise."""
@@ -165,5 +160,5 @@ class Shutdown:
             return
         is_refused = outcome is not None and outcome.outcome is None and outcome.exit_code == statuses.FAILED
         why = outcome.why if outcome is not None and is_refused else self.ended_by
-        if why and self.signum is None and not self._announced:
+        if why and self.signum is None and not self.is_announced:
             failures.write_error(why, why)

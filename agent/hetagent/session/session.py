@@ -381,6 +381,7 @@ class Session:
         """
         if gone:
             self.is_member = self.may_be_member = False
+            self._in_flight.clear()  # what is still answered counts no more
             self.finished = self.finished or self._goodbye is not None
         self.drop_reports()
         self._directives.order_exit(code, why)

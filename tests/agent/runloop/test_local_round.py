@@ -19,7 +19,9 @@ def local_round(parts: Parts, **fields: Any) -> LocalRound:
     of = start("a", 1).start
     assert of is not None
     assignment = Assignment(group="g", node_id="a", round=1, start=replace(of, slots=1, **fields))
-    return LocalRound(assignment, Launch(WorkerCommand("true", (), is_python=False)), Mock(), "none", parts)
+    made = LocalRound(Launch(WorkerCommand("true", (), is_python=False)), Mock(), "none", parts)
+    made.begin(assignment)
+    return made
 
 
 def test_a_node_without_snapshots_does_not_begin_from_nothing_while_others_load_one() -> None:
@@ -33,6 +35,6 @@ def test_a_node_without_snapshots_does_not_begin_from_nothing_while_others_load_
 def test_a_failure_for_which_the_node_gives_up_is_none() -> None:
     """Why is known only once the output of its workers has come."""
     made = local_round(Parts(snapshots=Mock(abandon_reason=Mock(side_effect=["cannot begin there", ""]))))
-    made._workers, made._end, made.phase = Mock(), End(Mock(), 0.0), Phase.ENDING
+    made._workers, made._end, made.phase = Mock(take_exits=list), End(Mock(), 0.0), Phase.ENDING
     assert made.take_end() is None
     assert made.take_end() is made._end

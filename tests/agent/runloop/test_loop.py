@@ -204,7 +204,6 @@ def test_cancelled_while_workers_are_stopping(
     kill_at: list[float] = []
 
     def note() -> None:
-        assert made.agent._local is not None
         assert not made.agent._local.works
         assert made.agent._local._stop is not None
         kill_at.append(made.agent._local._stop.kill_at)

@@ -58,6 +58,25 @@ def test_a_stale_incarnation_has_to_stop_and_exit(bench: Bench) -> None:
     assert bench.session.finished  # the node is the other's
 
 
+def test_who_was_replaced_learns_nothing_else_from_an_answer_that_was_on_its_way(bench: Bench) -> None:
+    """Else its agent would not know that another one writes the last step."""
+    bench.started()
+    bench.run(3)
+    ((poll, _),) = bench.flight
+    bench.flight.clear()
+    late = bench.execute(poll)
+    bench.server.do(commands.Disconnect("a", "i1"), bench.now)
+    bench.now += 0.5
+    bench.server.do(
+        commands.Join(node_id="a", incarnation="i2", slots=2, address="10.0.0.9", port=1), bench.now
+    )
+    bench.reports("succeeded")
+    (report,) = bench.send()
+    bench.receive(report, bench.execute(report))
+    bench.receive(poll, late)
+    assert bench.session.newest_directive.code == "replaced"
+
+
 def test_a_store_that_was_restored_ends_the_round() -> None:
     bench = Bench(spec=SpecFields(max_nodes=1, last_call_s=0))
     bench.started()

@@ -311,6 +311,19 @@ def test_what_is_being_written_to_disk_makes_room_before_what_others_may_know_to
         assert node.control()["retained"] == retained
 
 
+@pytest.mark.parametrize("code", ["left", "replaced", "last"])
+def test_the_last_step_is_written_unless_others_go_on(
+    nodes: Callable[..., Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    node, written = nodes(to=tmp_path / "disk"), list[str]()
+    monkeypatch.setattr(node.hook._disk, "write_last", lambda *_: written.append(code) or "")
+    node.enters(nnodes=2)
+    node.part((4, 120))
+    node.line.says = {"code": code}
+    node.leaves()
+    assert written == ([code] if code == "last" else [])
+
+
 @pytest.mark.parametrize("whose", ["a", "b"])
 def test_what_cannot_be_loaded_ends_the_round_and_is_refused_once_it_fails_again(
     node: Node, whose: str
@@ -451,7 +464,7 @@ def test_a_second_signal_waits_for_nobody(rig: Make, parent: Path) -> None:
     opens = "trap '' TERM INT; P=$HET_SNAPSHOTS/ask/0; mkfifo $P; exec 7<>$P; touch ready"
     made = rig(f"{opens}; while :; do sleep 1; done", stop_timeout_s=60.0)
     furnished(made, parent)
-    saves = lambda: soon(lambda: made.agent._local is not None and made.agent._local.phase == "saving")  # noqa: E731
+    saves = lambda: soon(lambda: made.agent._local.phase == "saving")  # noqa: E731
     begun: list[float] = []
     again = [lambda: begun.append(time.monotonic()), made.gets(signal.SIGINT)]
     made.run(made.appears("ready"), made.gets(signal.SIGINT), saves, *again)

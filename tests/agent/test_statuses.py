@@ -6,7 +6,6 @@ import pytest
 from tests.agent.torchrun.driver import directive
 
 from hetagent.statuses import status_of
-from hetrdzv.protocol.reasons import ends
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.rounds import Failure, RootCause
 
@@ -48,6 +47,7 @@ def test_a_node_that_left_by_itself_is_unfit() -> None:
 
 @pytest.mark.parametrize(("never", "status"), [(True, 2), (False, 69)])
 def test_a_world_that_can_never_be_is_no_reason_to_try_again(never: bool, status: int) -> None:
-    cause = RootCause(reason=ends.join_timeout(4.0, ReasonCode.GROUP_FAILED.reason(), never=never))
+    code = ReasonCode.IMPOSSIBLE_WORLD if never else ReasonCode.JOIN_TIMEOUT
+    cause = RootCause(reason=code.reason(why=ReasonCode.GROUP_FAILED.reason(), timeout_s=4.0))
     said = {"code": "failed", "outcome": "failed", "root_cause": cause, "exit_code": 1}
     assert status_of(directive("exit", 0, **said), fixed=False) == status

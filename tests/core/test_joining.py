@@ -10,7 +10,7 @@ from hetrdzv.protocol.errors import (
     SpecConflict,
     StaleIncarnation,
 )
-from hetrdzv.protocol.reasons import ends, events, waiting
+from hetrdzv.protocol.reasons import events, waiting
 from hetrdzv.protocol.reasons.reason import ReasonCode
 from hetrdzv.protocol.settings import SETTINGS
 from tests.core.driver import Story, bare, ready, running
@@ -249,7 +249,7 @@ def test_settings_that_replace_those_of_a_group_without_nodes() -> None:
 def test_who_cancelled_is_said_to_who_comes_later() -> None:
     story = running("a")
     story.do(Cancel("an admin at 10.0.0.9"))
-    assert story.told("a").reason == ends.cancelled(by="an admin at 10.0.0.9")
+    assert story.told("a").reason == ReasonCode.GROUP_CANCELLED.reason(by="an admin at 10.0.0.9")
     story.leave("a")
     story.wait(60)
     told = story.join("a", inc="a-2")

@@ -15,13 +15,13 @@ from tests.core.leases import step
 from tests.core.script import fact, play
 
 DRAINED = ReasonCode.NODE_LEAVING.reason("b", why=ReasonCode.NODE_DRAINED.reason())
-SIGTERM = ReasonCode.NODE_LEAVING.reason("b", why=ends.agent_left("SIGTERM", leaving=True))
+SIGTERM = ReasonCode.NODE_LEAVING.reason("b", why=ReasonCode.AGENT_LEFT.reason(quote="SIGTERM"))
 
 PLANNED: dict[str, tuple[str, Reason]] = {
     "joined": ("join z; wait 1", ReasonCode.NODES_JOINED.reason("z")),
     "drained": ("drain b", DRAINED),
     "restarted": ("restart", ReasonCode.RESTART_REQUESTED.reason()),
-    "cancelled": ("cancel", ends.cancelled()),
+    "cancelled": ("cancel", ReasonCode.GROUP_CANCELLED.reason(by="somebody")),
     "left": ("leaving b grace_s=30", SIGTERM),
 }
 

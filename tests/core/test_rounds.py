@@ -6,7 +6,8 @@ import pytest
 
 from hetrdzv.core.commands import Renew, Tick
 from hetrdzv.core.why import why_ended
-from hetrdzv.protocol.reasons import ends, events
+from hetrdzv.protocol.reasons import events
+from hetrdzv.protocol.reasons.reason import ReasonCode
 from tests.core.driver import Story, running
 from tests.core.leases import step
 from tests.core.script import fact, play
@@ -145,7 +146,8 @@ def test_who_was_sent_the_end_of_its_round_may_not_have_got_it() -> None:
 
 def test_a_job_whose_workers_never_met_says_how_many_did() -> None:
     story = play("running a b c; report a succeeded met=2; succeeded b c")
-    assert story.reason == story.told("c").reason == events.group_succeeded(ends.never_met(2, 3))
+    apart = ReasonCode.NEVER_MET.reason(met=2, world_size=3)
+    assert story.reason == story.told("c").reason == events.group_succeeded(apart)
 
 
 def test_a_server_that_takes_over_judges_a_round_that_waited_for_a_suspect_only() -> None:

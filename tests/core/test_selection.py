@@ -203,7 +203,7 @@ def test_what_an_order_goes_by_and_nodes_lack_is_a_warning(
         (
             CASES["a node of another host does not end a local round"],
             "b",
-            lambda spec: waiting.out_of_reach("b", "a", "127.0.0.1", loopback=True),
+            lambda spec: ReasonCode.OUT_OF_REACH.reason("b", master="a", address="127.0.0.1"),
         ),
         (
             CASES["a spare says which world size it would make"],

@@ -31,7 +31,7 @@ def test_what_to_do_about_a_group() -> None:
         waiting.in_place_of(waiting.too_few(A, 1), ["b"], ["b"]),
         waiting.too_few(NOBODY, 2, since=300.0),
         ReasonCode.NO_ALLOWED_MASTER.reason(ready=A, master="zone=x"),
-        ends.cancelled(),
+        ReasonCode.GROUP_CANCELLED.reason(by="ada"),
         hangs.hang(4, stuck, 460.0),
         hangs.hang(4, stuck, 460.0, until=600.0),
     ]
@@ -66,8 +66,8 @@ def test_what_to_do_about_a_failure() -> None:
         exited(137, "Killed"),
         exited(None, signal="SIGBUS"),
         ends.hangs(behind(2, "b", for_s=30.0)),
-        ends.join_timeout(12.0, waiting.too_few(A, 1), never=True),
-        ends.join_timeout(12.0, waiting.too_few(A, 1)),
+        ReasonCode.IMPOSSIBLE_WORLD.reason(why=waiting.too_few(A, 1), timeout_s=12.0),
+        ReasonCode.JOIN_TIMEOUT.reason(why=waiting.too_few(A, 1), timeout_s=12.0),
         ReasonCode.NODE_LOST.reason("b", why=ReasonCode.CONNECTION_LOST.reason()),
     ]
     again = "to begin again: start hetagent on each node"

@@ -50,8 +50,6 @@ def test_workers() -> None:
         ends.without_restart(BAD, "used_up", 0),
         ends.without_restart(BAD, "permanent"),
         ends.without_restart(BAD, "no_restart_on"),
-        ends.never_met(1, 3),
-        ends.never_met(0, 9),
     ]
     check(
         found,
@@ -69,10 +67,6 @@ worker_failed: rank 2 on gpu2 exited with code 1: bad data; no restart is left (
 worker_failed: rank 2 on gpu2 exited with code 1: bad data
 worker_failed: rank 2 on gpu2 exited with code 1: bad data; no restart, since it would end the same way
 worker_failed: rank 2 on gpu2 exited with code 1: bad data; no restart, since no_restart_on has exit code 1
-never_met: only 1 of 3 workers met: the others may have trained alone, unless they meet in another way than \
-init_process_group with env://
-never_met: ranks 0 to 8 never met: each may have trained alone, unless they meet in another way than \
-init_process_group with env://
 """,
     )
     assert (BAD.quote, BAD.nodes, BAD.ranks, BAD.data) == ("bad data", ("gpu2",), ((2, 2),), {"exit_code": 1})
@@ -84,18 +78,12 @@ def test_ends() -> None:
         ReasonCode.NODE_LOST.reason("b", why=ReasonCode.CONNECTION_LOST.reason()),
         ReasonCode.NODE_LOST.reason("b", why=ReasonCode.AGENT_REPLACED.reason()),
         ReasonCode.NODE_LOST.reason("b", why=ReasonCode.AGENT_DIED.reason()),
-        ReasonCode.NODE_LEFT.reason("b", why=ends.agent_left()),
-        ReasonCode.NODE_LEFT.reason("b", why=ends.agent_left("SIGTERM")),
-        ReasonCode.NODE_LEAVING.reason("b", why=ends.agent_left(leaving=True)),
+        ReasonCode.NODE_LEFT.reason("b", why=ReasonCode.AGENT_LEFT.reason(quote="SIGTERM")),
         ReasonCode.NODE_LEAVING.reason("b", why=ReasonCode.NODE_DRAINED.reason()),
         ends.node_drained("g", "b"),
         ends.consequences(LOST),
         ends.workers_stopped("b"),
         ends.workers_stopped("b", "runs"),
-        ends.cancelled(),
-        ends.cancelled("an admin"),
-        ends.join_timeout(60.0, waiting.too_few(Ready(B, 3), 2)),
-        ends.join_timeout(60.0, waiting.too_few(Ready(B, 3), 2), never=True),
     ]
     check(
         found,
@@ -104,18 +92,12 @@ node_lost: b lost: no heartbeat for 5 s
 node_lost: b lost: its connection was cut
 node_lost: b lost: its agent was restarted
 node_lost: b lost: its agent died, and its workers were stopped
-node_left: b left: its agent left
 node_left: b left: SIGTERM
-node_leaving: b is leaving: its agent is leaving
 node_leaving: b is leaving: drained
 node_drained: b was drained; to readmit it: hetctl undrain g b
 node_lost: b lost: no heartbeat for 5 s; failures elsewhere were a consequence
 workers_stopped: b stopped its workers on its own
 workers_stopped: b left the round, which runs
-group_cancelled: the job was cancelled
-group_cancelled: the job was cancelled by an admin
-join_timeout: gave up after 60 s: 1 of 3 nodes ready (b); waiting for 2 more
-impossible_world: gave up after 60 s: 1 of 3 nodes ready (b); waiting for 2 more
 """,
     )
 
@@ -219,21 +201,16 @@ too_few_nodes: no node is ready; waiting for 2 more; b, c are not ready; b: no G
 def test_nodes_in_no_round() -> None:
     found = [
         waiting.not_ready(B, "no GPU"),
-        waiting.out_of_reach("b", "a", "10.0.0.1"),
-        waiting.out_of_reach("b", "a", "::1", loopback=True),
         waiting.left_out(4, "b", ReasonCode.MAX_NODES.reason("b", max_nodes=3)),
     ]
     check(
         found,
         """
 node_not_ready: no GPU
-out_of_reach: it could not reach a at 10.0.0.1: check the firewall, --port-range and --interface, then restart its agent
-out_of_reach: a, the master, offers address ::1, which no other host can reach: start hetagent there with --local-addr \
-or --interface
 max_nodes: round 4 runs without b: max_nodes is 3
 """,
     )
-    assert [(one.nodes, one.round) for one in found] == [(("b",), None)] * 3 + [(("b",), 4)]
+    assert [(one.nodes, one.round) for one in found] == [(("b",), None), (("b",), 4)]
 
 
 # -- hangs, warnings, snapshots --------------------------------------------------------------------------------
@@ -270,8 +247,6 @@ def test_warnings_and_snapshots() -> None:
         versions_differ("cuda", {f"12.{number}": ["b", "c"][: number - 3] for number in (4, 5, 6, 7, 8, 9)}),
         no_label("rack", B),
         no_label("rack", BC, units=True),
-        snapshots.not_on_disk(stamp, B, "No space left on device"),
-        snapshots.not_taken(BC, "they need 5 MB"),
         snapshots.began_from_snapshot(3, stamp, BC, 7, "of step 107 nobody has the part of rank 1"),
         snapshots.began_from_snapshot(3, stamp, B, 0),
         snapshots.began_from_snapshot(3, None, NOBODY, None),
@@ -284,8 +259,6 @@ versions_differ: b has torch 2.12.1, b, c have 2.13.0
 versions_differ: b has CUDA 12.4, b, c have 12.5, b, c have 12.6, b, c have 12.7, 2 more versions on other nodes
 no_label: b has no label rack, by which ranks are ordered: it comes last
 no_label: b, c have no label rack, by which units are formed: each is a unit by itself
-not_on_disk: the snapshot of step 100 of round 2 is not on disk: No space left on device (b)
-not_taken: no snapshots are taken on b, c: they need 5 MB
 began_from_snapshot: round 3 begins from the snapshot of step 100 of round 2, which b, c have: 7 steps lost (of step \
 107 nobody has the part of rank 1)
 began_from_snapshot: round 3 begins from the snapshot of step 100 of round 2, which b has: no step lost

@@ -109,7 +109,7 @@ class Restart:
 class Cancel:
     """A person cancels the job; `by`: which role, from where."""
 
-    by: str = ""
+    by: str = "somebody"
 
 
 @dataclass(frozen=True, slots=True)

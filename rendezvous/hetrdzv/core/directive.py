@@ -134,7 +134,7 @@ def _details(group: Group, node: Node, head: DirectiveHead, now: float) -> dict[
             }
         case "left" | "last" | "serves" | "lost":
             code = ReasonCode.NODE_LOST if head.code == "lost" else ReasonCode.NODE_LEFT
-            gone = code.reason(node_id, why=node.departure_reason or ends.agent_left())
+            gone = code.reason(node_id, why=node.departure_reason)
             return {"reason": gone, "exit_code": EXIT_FAILED if head.kind is DirectiveKind.EXIT else None}
         case "drained":
             drained = ends.node_drained(group.group_id, node_id)
@@ -170,8 +170,8 @@ def _came_late(group: Group, node: Node) -> Reason | None:
     """What a node hears that joined after the end of the job; None for a node that was in it."""
     if group.finished_at is None or node.joined_at < group.finished_at:
         return None
-    by = group.cancellation.data.get("by", "") if group.cancellation is not None else ""
-    return ReasonCode.CAME_LATE.reason(group=group.group_id, outcome=group.state, by=by or None)
+    by = group.cancellation.data["by"] if group.cancellation is not None else None
+    return ReasonCode.CAME_LATE.reason(group=group.group_id, outcome=group.state, by=by)
 
 
 def late_exit_code(group: Group) -> int | None:

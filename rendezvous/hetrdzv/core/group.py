@@ -245,8 +245,10 @@ def _leave(context: StepContext, command: Leave) -> None:
 
 
 def _say_goodbye(context: StepContext, node: Node, why: str) -> None:
-    said = ends.agent_left(why)
-    remove_node(context, node, NodePhase.LEFT, said if why else node.leaving or said)
+    said = node.leaving if node.leaving is not None and not why else None
+    remove_node(
+        context, node, NodePhase.LEFT, said or ReasonCode.AGENT_LEFT.reason(quote=why or "its agent left")
+    )
 
 
 def _has_died(node: Node) -> bool:
@@ -258,7 +260,8 @@ def _report(context: StepContext, command: Report) -> None:
     group = context.group
     if command.kind is ReportKind.LEAVING:
         leaves_at = None if command.grace_s is None else context.now - command.age_s + command.grace_s
-        set_leaving(context, node, ends.agent_left(command.message, leaving=True), leaves_at)
+        why = ReasonCode.AGENT_LEFT.reason(quote=command.message or "its agent is leaving")
+        set_leaving(context, node, why, leaves_at)
         return
     if command.kind is ReportKind.PARTING:
         snapshots.record_parting(context, node, command)
@@ -492,7 +495,7 @@ def _cancel(context: StepContext, command: Cancel) -> None:
     if active is not None and active.is_cancelled:  # it will not wait any longer
         finish_cancelled(context)
     else:
-        why = ends.cancelled(command.by)
+        why = ReasonCode.GROUP_CANCELLED.reason(by=command.by)
         context.change(cancellation=why)
         stop_with_grace(context, Cause(kind=EndKind.CANCELLED, reason=why))
 

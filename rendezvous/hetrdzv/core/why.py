@@ -27,7 +27,7 @@ from hetrdzv.core.selection.select import (
     ready_nodes,
     spare_reason,
 )
-from hetrdzv.protocol.reasons import ends, events, hangs, waiting
+from hetrdzv.protocol.reasons import events, hangs, waiting
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.states import GroupState, NodePhase
@@ -56,7 +56,8 @@ def _why(group: Group) -> Reason:
         case GroupState.SUCCEEDED:
             return events.group_succeeded(partially_connected(current) if current is not None else None)
         case GroupState.CANCELLED:
-            return group.cancellation or ends.cancelled()
+            assert group.cancellation is not None
+            return group.cancellation
         case GroupState.FAILED:
             assert group.root_cause is not None
             return group.root_cause.reason
@@ -77,7 +78,7 @@ def partially_connected(current: Round) -> Reason | None:
     """That workers of a round are known not to have met; None: they have, or nobody knows."""
     if current.met is None or current.met >= current.world_size:
         return None
-    return ends.never_met(current.met, current.world_size)
+    return ReasonCode.NEVER_MET.reason(met=current.met, world_size=current.world_size)
 
 
 # -- no round runs -------------------------------------------------------------------------------------------

@@ -304,7 +304,7 @@ def test_workers_that_meet_late_are_not_said_to_be_apart_for_ever(
 
     status = made.run(
         made.says("0 of 2 workers have met by now: unless they are still loading"),
-        why("so far ranks 0 and 1 never met"),
+        why("so far only 0 of 2 workers met"),
         (tmp_path / "loaded").touch,
         made.says("2 of 2 workers have met by now"),
         lambda: soon(lambda: "met" not in made.group()["reason"]["message"], "no word of it any more"),

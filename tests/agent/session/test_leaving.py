@@ -8,7 +8,7 @@ from tests.agent.session.driver import Bench, problem
 from hetagent.session.requests import Report, round_report
 from hetagent.session.session import LAST_REPORTS_S, LEAVE_S
 from hetrdzv.core import commands
-from hetrdzv.protocol.reasons import ends
+from hetrdzv.protocol.reasons.reason import ReasonCode
 from hetrdzv.protocol.routes import POLL, Routes
 from hetrdzv.protocol.stacks import Stack, StacksRequest
 from hetrdzv.protocol.states import ReportKind
@@ -19,7 +19,7 @@ def test_leaving_is_reported_and_no_join_follows(bench: Bench) -> None:
     bench.started()
     bench.leaves()
     bench.pump()
-    assert bench.group.nodes["a"].leaving == ends.agent_left("SIGTERM")
+    assert bench.group.nodes["a"].leaving == ReasonCode.AGENT_LEFT.reason(quote="SIGTERM")
     assert bench.kinds == [("start", 1), ("stop", 1)]
     count = bench.count(Routes.join)
     bench.ready(1)
@@ -29,7 +29,9 @@ def test_leaving_is_reported_and_no_join_follows(bench: Bench) -> None:
     bench.session.leave("its agent got SIGTERM", bench.now)
     bench.pump()
     assert bench.session.finished
-    assert bench.group.nodes["a"].departure_reason == ends.agent_left("its agent got SIGTERM")
+    assert bench.group.nodes["a"].departure_reason == ReasonCode.AGENT_LEFT.reason(
+        quote="its agent got SIGTERM"
+    )
 
 
 def test_a_start_that_comes_while_leaving_does_not_keep_the_node(bench: Bench) -> None:

@@ -12,12 +12,10 @@ from hetrdzv.core.snapshots import complete_in_memory, is_undone, snapshot_warni
 from hetrdzv.core.snapshots.complete import group_snapshots, missing_ranks
 from hetrdzv.core.snapshots.sources import MOST_WHOLE, for_member
 from hetrdzv.protocol.errors import NodeIdInUse, NotFound, StaleIncarnation, StaleRound
-from hetrdzv.protocol.reasons.reason import ReasonCode
+from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.reasons.snapshots import (
     began_from_snapshot,
     lost_text,
-    not_on_disk,
-    not_taken,
 )
 from hetrdzv.protocol.snapshots import (
     DiskSnapshot,
@@ -515,10 +513,10 @@ def test_workers_that_take_none_are_said_once_a_round_and_shown_until_they_do() 
     for node_id in ("a", "b"):
         job.declare(node_id, replace(job.holds(held(90)), not_taken=f"{node_id} needs 5 MB"))
     why = "a needs 5 MB"
-    assert snapshot_warnings(job.group, current) == (not_taken(Nodes.of(["a", "b"]), why),)
+    assert snapshot_warnings(job.group, current) == (ReasonCode.NOT_TAKEN.reason("a", "b", quote=why),)
     job.declare("a", job.holds(held(95)))
     job.declare("a", replace(job.holds(held(100)), not_taken="a needs 5 MB"))
-    assert job.said("not_taken") == [not_taken(Nodes.of(["a"]), why)]
+    assert job.said("not_taken") == [ReasonCode.NOT_TAKEN.reason("a", quote=why)]
     for node_id in ("a", "b"):
         job.declare(node_id, job.holds(held(105)))
     assert snapshot_warnings(job.group, current) == ()
@@ -528,14 +526,18 @@ def test_what_could_not_be_written_is_said_until_one_is() -> None:
     job = Job().begin()
     current = job.round
     lack = NotWritten(stamp=SnapshotId(round=1, step=90), why="No space left on device")
-    said = not_on_disk(lack.stamp, Nodes.of(["a"]), lack.why)
+
+    def not_on_disk(*nodes: str, step: int) -> Reason:
+        return ReasonCode.NOT_ON_DISK.reason(*nodes, step=step, of_round=1, quote=lack.why)
+
+    said = not_on_disk("a", step=90)
     job.declare("a", replace(job.holds(held(90)), not_written=lack))
     assert snapshot_warnings(job.group, current) == (said,)
     later = replace(lack, stamp=SnapshotId(round=1, step=95))
     job.declare("a", replace(job.holds(held(95)), not_written=later))
-    assert snapshot_warnings(job.group, current) == (not_on_disk(later.stamp, Nodes.of(["a"]), lack.why),)
+    assert snapshot_warnings(job.group, current) == (not_on_disk("a", step=95),)
     job.declare("b", replace(job.holds(held(95)), not_written=lack))
-    both = not_on_disk(later.stamp, Nodes.of(["a", "b"]), lack.why)
+    both = not_on_disk("a", "b", step=95)
     assert snapshot_warnings(job.group, current) == (both,)
     assert job.said("not_on_disk") == [said], "the warning tells of each, the history of the first"
     for node_id in ("a", "b"):

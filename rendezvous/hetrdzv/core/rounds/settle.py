@@ -254,8 +254,9 @@ def _form(context: StepContext) -> None:
     else:
         why = why_group_waits(context.group)
         never = answer.never and why.code in (ReasonCode.TOO_FEW_NODES, ReasonCode.TOO_FEW_SLOTS)
-        why = ends.join_timeout(context.group.spec.join_timeout_s, why, never=never)
-        finish_failed(context, RootCause(reason=why))
+        code = ReasonCode.IMPOSSIBLE_WORLD if never else ReasonCode.JOIN_TIMEOUT
+        timeout_s = context.group.spec.join_timeout_s
+        finish_failed(context, RootCause(reason=code.reason(nodes=why.who, why=why, timeout_s=timeout_s)))
 
 
 def _track_waiting(context: StepContext, ready: Sequence[Node], answer: Selection | Shortfall) -> None:

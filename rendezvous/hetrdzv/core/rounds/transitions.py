@@ -273,7 +273,8 @@ def finish_failed(context: StepContext, cause: RootCause, *, gave_up: Nodes | No
 
 def finish_cancelled(context: StepContext) -> None:
     """Finish the job since a person has cancelled it."""
-    finish(context, GroupState.CANCELLED, context.group.cancellation or ends.cancelled())
+    assert context.group.cancellation is not None
+    finish(context, GroupState.CANCELLED, context.group.cancellation)
 
 
 def finish(

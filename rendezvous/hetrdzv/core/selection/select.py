@@ -15,7 +15,6 @@ from hetrdzv.core.memo import cached
 from hetrdzv.core.model import USED_LAST_AFTER, Group, Node, Round
 from hetrdzv.core.selection.best_set import Item, WorldSizes, best_set
 from hetrdzv.core.selection.order import may_be_master, order_nodes, rank_replacements
-from hetrdzv.protocol.reasons import waiting
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.settings import GroupSpec, OnJoin
 from hetrdzv.protocol.states import NodePhase
@@ -288,7 +287,7 @@ def spare_reason(group: Group, node: Node, active: Round) -> Reason:
         return code.reason(node_id)
     loopback = is_loopback(master.address) and not is_loopback(node.address)
     if code is None and (loopback or (node_id, master.node_id) in group.unreachable):
-        return waiting.out_of_reach(node_id, master.node_id, master.address, loopback=loopback)
+        return ReasonCode.OUT_OF_REACH.reason(node_id, master=master.node_id, address=master.address)
     if most is None or len(active.members) < most:
         return ReasonCode.WORLD_NOT_LARGER.reason(node_id)
     if (failures := group.failed_rounds.get(node_id, 0)) >= USED_LAST_AFTER:

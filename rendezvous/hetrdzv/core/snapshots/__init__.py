@@ -124,9 +124,12 @@ def _warnings(nodes: Sequence[Node]) -> Sequence[Reason]:
     warnings = []
     if not_written:  # one for all: mostly the directory that they share is full
         newest = max(not_written.values(), key=lambda lack: lack.stamp.sort_key)
-        warnings.append(reasons.not_on_disk(newest.stamp, Nodes.of(not_written), newest.why))
+        step, of_round = newest.stamp.step, newest.stamp.round
+        warnings.append(
+            ReasonCode.NOT_ON_DISK.reason(*not_written, step=step, of_round=of_round, quote=newest.why)
+        )
     if not_taken:  # mostly no node has enough memory
-        warnings.append(reasons.not_taken(Nodes.of(not_taken), next(iter(not_taken.values()))))
+        warnings.append(ReasonCode.NOT_TAKEN.reason(*not_taken, quote=next(iter(not_taken.values()))))
     return tuple(warnings)
 
 

@@ -69,25 +69,6 @@ def hangs(hang: Hang, node_id: str | None = None, rank: int = -1) -> Reason:
     )
 
 
-def never_met(met: int, world_size: int) -> Reason:
-    """Only so many workers of a round have found each other in its store."""
-    hint = "unless they meet in another way than init_process_group with env://"
-    if met:
-        text = f"only {met} of {world_size} workers met: the others may have trained alone, {hint}"
-    else:
-        text = f"{Ranks.of(range(world_size))} never met: each may have trained alone, {hint}"
-    return reason(ReasonCode.NEVER_MET, text, met=met, world_size=world_size)
-
-
-# -- why a node goes: clauses, to be put after its name ------------------------------------------------------
-
-
-def agent_left(text: str = "", *, leaving: bool = False) -> Reason:
-    """Its agent has said that it goes (`leaving`: is about to go), and maybe why."""
-    unsaid = "its agent is leaving" if leaving else "its agent left"
-    return reason(ReasonCode.AGENT_LEFT, clipped(text) or unsaid, quote=text)
-
-
 # -- members -------------------------------------------------------------------------------------------------
 
 
@@ -101,15 +82,6 @@ def workers_stopped(node_id: str, why: str = "") -> Reason:
     """An agent stopped its workers in a round that would go on (`why`: as it goes on after "the round, which")."""
     how = f"left the round, which {clipped(why)}" if why else "stopped its workers on its own"
     return reason(ReasonCode.WORKERS_STOPPED, f"{node_id} {how}", nodes=[node_id], quote=why)
-
-
-# -- people --------------------------------------------------------------------------------------------------
-
-
-def cancelled(by: str = "") -> Reason:
-    """A person cancels the job."""
-    text = f"the job was cancelled{f' by {by}' if by else ''}"
-    return reason(ReasonCode.GROUP_CANCELLED, text, by=by or None)
 
 
 # -- why a job fails -----------------------------------------------------------------------------------------
@@ -128,9 +100,3 @@ def without_restart(failed: Reason, why: str, max_restarts: int = 0) -> Reason:
 def consequences(of: Reason) -> Reason:
     """A member's departure, after which others failed: before it was known, or since."""
     return with_message(of, f"{of}; failures elsewhere were a consequence")
-
-
-def join_timeout(within_s: float, why: Reason, *, never: bool = False) -> Reason:
-    """What a group has waited for in vain; `never`: no number of such nodes makes a world."""
-    code = ReasonCode.IMPOSSIBLE_WORLD if never else ReasonCode.JOIN_TIMEOUT
-    return reason(code, f"gave up after {within_s:g} s: {why}", nodes=why.who)

@@ -107,7 +107,7 @@ class ReasonCode(StrEnum):
     RESTART_SPENT = "restart_spent"
     GROUP_SUCCEEDED = "group_succeeded"
     GROUP_FAILED = "group_failed"
-    GROUP_CANCELLED = "group_cancelled"
+    GROUP_CANCELLED = "group_cancelled", "the job was cancelled by {by}"
     EARLIER_JOB = "earlier_job", "the job that this node was in is over: {outcome}"
     CAME_LATE = (
         "came_late",
@@ -120,7 +120,13 @@ class ReasonCode(StrEnum):
     # what ends a round, and a job
     WORKER_FAILED = "worker_failed"
     START_FAILED = "start_failed"
-    NEVER_MET = "never_met"
+    NEVER_MET = (
+        "never_met",
+        (
+            "only {met} of {world_size} workers met: each of the others may have trained alone, unless they meet in "
+            "another way than init_process_group with env://"
+        ),
+    )
     NODE_LOST = "node_lost", "{nodes} lost: {why}"
     NODE_LEFT = "node_left", "{nodes} left: {why}"
     NODE_LEAVING = "node_leaving", "{nodes} is leaving: {why}"
@@ -129,13 +135,13 @@ class ReasonCode(StrEnum):
     RESTART_REQUESTED = "restart_requested", "a restart was requested"
     MASTER_UNREACHABLE = "master_unreachable", "{nodes} cannot reach the master {master}: {quote}"
     NO_MASTER = "no_master"
-    JOIN_TIMEOUT = "join_timeout"
-    IMPOSSIBLE_WORLD = "impossible_world"
+    JOIN_TIMEOUT = "join_timeout", "gave up after {timeout_s:g} s: {why}"
+    IMPOSSIBLE_WORLD = "impossible_world", "gave up after {timeout_s:g} s: {why}"
     # why a node goes
     LEASE_EXPIRED = "lease_expired", "no heartbeat for {for_s:g} s"
     CONNECTION_LOST = "connection_lost", "its connection was cut"
     AGENT_REPLACED = "agent_replaced", "its agent was restarted"
-    AGENT_LEFT = "agent_left"
+    AGENT_LEFT = "agent_left", "{quote}"
     AGENT_DIED = "agent_died", "its agent died, and its workers were stopped"
     WORKERS_STOPPED = "workers_stopped"
     BAD_ADDRESS = (
@@ -187,15 +193,21 @@ class ReasonCode(StrEnum):
     OTHERS_SUCCEEDED = "others_succeeded", "workers on other nodes have already succeeded"
     WORLD_NOT_LARGER = "world_not_larger", "the world would not be larger with it"
     MAX_NODES = "max_nodes", "max_nodes is {max_nodes}"
-    OUT_OF_REACH = "out_of_reach"
+    OUT_OF_REACH = (
+        "out_of_reach",
+        "it cannot reach the master {master} at {address}: check the firewall, --port-range and --local-addr",
+    )
     # warnings
     VERSIONS_DIFFER = "versions_differ"
     NO_LABEL = "no_label"
     NOT_WATCHED = "not_watched", "{ranks} cannot be watched: {quote}"
     # snapshots
     BEGAN_FROM_SNAPSHOT = "began_from_snapshot"
-    NOT_ON_DISK = "not_on_disk"
-    NOT_TAKEN = "not_taken"
+    NOT_ON_DISK = (
+        "not_on_disk",
+        "{nodes} could not write the snapshot of step {step} of round {of_round} to disk: {quote}",
+    )
+    NOT_TAKEN = "not_taken", "no snapshots are taken on {nodes}: {quote}"
     SNAPSHOT_WANTED = "snapshot_wanted", "the next round is to begin from step {step} of round {of_round}"
 
 

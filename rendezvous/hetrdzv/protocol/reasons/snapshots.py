@@ -2,7 +2,7 @@
 
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode, reason
 from hetrdzv.protocol.snapshots import SafeShown, SnapshotId
-from hetrdzv.protocol.texts.phrasing import clipped, count, have
+from hetrdzv.protocol.texts.phrasing import count, have
 from hetrdzv.protocol.texts.who import Nodes
 
 
@@ -31,18 +31,6 @@ def lost_text(steps: int | None, newer: str = "") -> str:
 
 def _which(stamp: SnapshotId) -> str:
     return _step(stamp, f" of round {stamp.round}")
-
-
-def not_on_disk(stamp: SnapshotId, nodes: Nodes, why: str) -> Reason:
-    """Nodes could not write a snapshot to disk: the newest of those that one of them could not write."""
-    text = f"the snapshot of {_which(stamp)} is not on disk: {clipped(why)} ({nodes})"
-    return reason(ReasonCode.NOT_ON_DISK, text, nodes=nodes, quote=why, step=stamp.step)
-
-
-def not_taken(nodes: Nodes, why: str) -> Reason:
-    """Workers of some nodes take no more snapshots in this round; why those of the first of them."""
-    text = f"no snapshots are taken on {nodes}: {clipped(why)}"
-    return reason(ReasonCode.NOT_TAKEN, text, nodes=nodes, quote=why)
 
 
 def began_from_snapshot(

@@ -133,21 +133,6 @@ def not_ready(who: Nodes, why: str) -> Reason:
     return reason(ReasonCode.NODE_NOT_READY, clipped(why), nodes=who, quote=why)
 
 
-def out_of_reach(node_id: str, master: str, address: str, *, loopback: bool = False) -> Reason:
-    """A node cannot reach the master, or (`loopback`) nobody on another host can."""
-    if loopback:
-        text = (
-            f"{master}, the master, offers address {address}, which no other host can reach: start hetagent there "
-            "with --local-addr or --interface"
-        )
-    else:
-        text = (
-            f"it could not reach {master} at {address}: check the firewall, --port-range and --interface, then "
-            "restart its agent"
-        )
-    return reason(ReasonCode.OUT_OF_REACH, text, nodes=[node_id], master=master)
-
-
 def left_out(number: int, node_id: str, why: Reason) -> Reason:
     """A round runs without a node: the reason for that as a whole sentence."""
     return with_message(why, f"round {number} runs without {node_id}: {why}", round=number)

@@ -22,7 +22,6 @@ from hetagent.node.self_pipe import wait_readable
 from hetagent.options.values import AUTO
 from hetagent.roundhook import RoundHook
 from hetagent.standby.process import END_TIMEOUT_S, WAITING, Standby, can_run_program
-from hetagent.standby.waiting import IMPORTS_FILE
 from hetagent.torch_compat.flags import PRELOADED
 from hetagent.worker.runner import BEFORE
 from hetagent.workers.starter import Program
@@ -73,7 +72,7 @@ class Standbys(RoundHook):
 
     def environ(self, local_rank: int) -> Mapping[str, str]:
         """What the worker of a local rank gets, so that it notes what it imports."""
-        return {BEFORE: WAITING, IMPORTS_FILE: self._file(local_rank)} if self._auto else {}
+        return {BEFORE: f"{WAITING}{os.pathsep}{self._notes_file(local_rank)}"} if self._auto else {}
 
     def claim_standby(
         self, local_rank: int, program: Program, stdout: int, stderr: int
@@ -144,7 +143,7 @@ class Standbys(RoundHook):
                 self._make(rank)
 
     def _make(self, rank: int) -> None:
-        notes, left_out = self._file(rank), [*self._left_out]
+        notes, left_out = self._notes_file(rank), [*self._left_out]
         try:
             standby = Standby(self._programs[rank], self._preload, notes, left_out)
         except OSError as error:
@@ -194,14 +193,14 @@ class Standbys(RoundHook):
                 f"{how}; --preload torch imports nothing else ahead"
             )
 
-    def _file(self, rank: int) -> str:
+    def _notes_file(self, rank: int) -> str:
         """Where the worker of a local rank notes its imports."""
         return str(self._notes.path / str(rank))
 
     def _noted_at(self, rank: int) -> float:
         """When that worker last noted something (seconds since the epoch); 0 where nothing is noted."""
         with contextlib.suppress(OSError):  # nothing yet, or somebody has cleaned up TMPDIR
-            return os.stat(self._file(rank)).st_mtime
+            return os.stat(self._notes_file(rank)).st_mtime
         return 0.0
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from hetagent.node.processes import proctree as processes
 from hetagent.standby import waiting
-from hetagent.standby.waiting import ORDER, belongs_to_round
+from hetagent.standby.waiting import belongs_to_round
 from hetagent.worker.runner import AHEAD
 from hetagent.workers.starter import Program
 
@@ -59,13 +59,13 @@ class Standby:
         self._held = contextlib.ExitStack()
         self._held.enter_context(self._channel)
         marks = {name: program.environ[name] for name in MARKS if name in program.environ}
-        order = {"fd": theirs.fileno(), "preload": [*preload], "notes": notes, "left_out": [*without]}
+        order = theirs.fileno(), [*preload], notes, [*without]
         try:
             with theirs:
                 self._stderr = self._held.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
                 self.process = subprocess.Popen(
                     program.args,
-                    env={**_static_env(program), **marks, AHEAD: WAITING, ORDER: json.dumps(order)},
+                    env={**_static_env(program), **marks, AHEAD: f"{WAITING}{os.pathsep}{json.dumps(order)}"},
                     stdout=subprocess.DEVNULL,
                     stderr=self._stderr,
                     start_new_session=True,

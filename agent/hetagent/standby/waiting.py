@@ -1,7 +1,7 @@
 """The waiting part of a standby: a worker's process that was started before its round was known.
 
 The runner calls `wait` when it has done all that it can do before the script runs (see worker/runner.py). Here the
-standby imports what `ORDER` says, reports that it is ready, and waits on a socket for what only the round knows. When
+standby imports what its order says, reports that it is ready, and waits on a socket for what only the round knows. When
 `wait` returns, the process is a worker: nothing of the standby is left but the imported modules. `begin` has a worker
 note what it imports. Messages are JSON, those to the standby after their length in four bytes (big-endian):
 
@@ -27,12 +27,6 @@ if TYPE_CHECKING:
 
     Versions = dict[str, tuple[int, ...] | None]
 
-ORDER = "HET_STANDBY"
-"""`fd` of the socket, what to `preload`, the file of `notes` on a worker's imports ("": none), modules `left_out`."""
-
-IMPORTS_FILE = "HET_IMPORTS_FILE"
-"""Where a worker notes what it imports."""
-
 NAME = "het-standby"
 """What `ps -o comm` and `top` show of a standby that is ready."""
 
@@ -53,23 +47,25 @@ def belongs_to_round(name: str) -> bool:
     return name in ROUND_NAMES or name.startswith(ROUND_PREFIXES)
 
 
-def wait(started_as: "list[str]") -> "Callable[[str], NoReturn] | None":
+def wait(order: str, started_as: "list[str]") -> "Callable[[str], NoReturn] | None":
     """Import what the agent says, and return once this process is a worker of a round.
 
+    The order is a JSON list: the socket's descriptor, what to preload, the file of notes on a worker's imports ("":
+    none), and modules that are left out.
     Returns what starts over, by the command line `started_as` and without what was imported, after an exception of that
     kind; None if nothing was imported but what somebody has named.
     """
-    order = json.loads(os.environ.pop(ORDER))
-    channel = socket.socket(fileno=order["fd"])
+    fd, preload, notes, left_out = json.loads(order)
+    channel = socket.socket(fileno=fd)
     os.set_inheritable(channel.fileno(), False)
     # The marks of processes are for /proc; a module that copies the environment asks for none of them.
     for name in list(filter(belongs_to_round, os.environ)):
         del os.environ[name]
     own_name, before = _rename_thread(None), dict(os.environ)
     script = os.path.abspath(sys.argv[0])
-    code: Versions = {place: _version(place) for place in (script, sys.executable, *sys.path)}
-    seen = _notes(order["notes"])
-    problem = _import_all(order["preload"], seen, order["left_out"], before, code, channel)
+    code: Versions = {place: _stat_version(place) for place in (script, sys.executable, *sys.path)}
+    seen = _read_notes(notes)
+    problem = _import_all(preload, seen, left_out, before, code, channel)
     if problem is None:
         _rename_thread(NAME)
     with contextlib.suppress(OSError):  # the agent has taken this standby before it was ready
@@ -85,7 +81,7 @@ def wait(started_as: "list[str]") -> "Callable[[str], NoReturn] | None":
 
     if problem is not None:
         os.execvpe(started_as[0], started_as, environ)
-    if changed := [file for file, version in code.items() if _version(file) != version]:
+    if changed := [file for file, version in code.items() if _stat_version(file) != version]:
         start_over(f"{changed[0]} has changed since a standby imported ahead")
     imported = {name: value for name, value in os.environ.items() if before.get(name) != value}
     removed = before.keys() - os.environ.keys()
@@ -101,13 +97,13 @@ def wait(started_as: "list[str]") -> "Callable[[str], NoReturn] | None":
 # -- whether a plain start would import the same ------------------------------------------------------------------
 
 
-def _own_files() -> "Versions":
+def _list_own_files() -> "Versions":
     """The files of loaded modules that are part neither of Python nor of what is installed, and their versions."""
     homes = tuple(f"{home}/" for home in (os.path.dirname(os.__file__), *_package_folders()))
     # An attribute may be made when it is asked for.
     files = [getattr(module, "__dict__", {}).get("__file__") for module in list(sys.modules.values())]
     return {
-        file: _version(file)
+        file: _stat_version(file)
         for file in files
         if isinstance(file, str) and file.startswith("/") and not file.startswith(homes)
     }
@@ -117,7 +113,7 @@ def _package_folders() -> "list[str]":
     return [place for place in sys.path if place.endswith(SITES)]
 
 
-def _version(path: str) -> "tuple[int, ...] | None":
+def _stat_version(path: str) -> "tuple[int, ...] | None":
     """Which file or folder it is, and of when and how large; None: there is none.
 
     Not when a folder has changed, but for those of packages: scripts write checkpoints and logs beside them.
@@ -134,28 +130,27 @@ def _version(path: str) -> "tuple[int, ...] | None":
 # -- importing ----------------------------------------------------------------------------------------------------
 
 
-def begin() -> None:
-    """From now on, append to a file what is imported, for the next worker in this one's place.
+def begin(path: str) -> None:
+    """From now on, append to this file what is imported, for the next worker in this one's place.
 
     Its first line is the version of the script; if that is another one now, the notes begin anew. The others are in the
     order of events, each there once: the name of a module that was looked for, or `=` and a variable's name if its
     value is not what it was at the start.
     """
-    path = os.environ.pop(IMPORTS_FILE)
-    noted = _notes(path)
+    noted = _read_notes(path)
     with contextlib.suppress(OSError):  # the folder is gone: somebody has cleaned up TMPDIR
         file = open(path, "a" if noted else "w", buffering=1, encoding="utf-8", errors="surrogateescape")  # noqa: SIM115
         if not noted:
             file.write(_notes_header())
-        sys.meta_path.insert(0, _Noting(file, set(noted)))
+        sys.meta_path.insert(0, _ImportRecorder(file, set(noted)))
 
 
 def _notes_header() -> str:
     """The first line of notes on this script."""
-    return f"# {_version(os.path.realpath(sys.argv[0]))}\n"
+    return f"# {_stat_version(os.path.realpath(sys.argv[0]))}\n"
 
 
-def _notes(path: str) -> "list[str]":
+def _read_notes(path: str) -> "list[str]":
     """The notes in a file; none if they are on another version of the script."""
     with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="surrogateescape") as file:
         if file.readline() == _notes_header():
@@ -163,7 +158,7 @@ def _notes(path: str) -> "list[str]":
     return []
 
 
-class _Noting:
+class _ImportRecorder:
     """A finder that finds nothing, and adds to a file of which it knows the lines."""
 
     def __init__(self, file: "TextIO", noted: "set[str]") -> None:
@@ -171,10 +166,10 @@ class _Noting:
         self._noted = noted
         self._pid = os.getpid()
         self._path = list(sys.path)
-        self._environ = self._variables()
+        self._environ = self._read_environ()
 
     @staticmethod
-    def _variables() -> "dict[bytes, bytes]":
+    def _read_environ() -> "dict[bytes, bytes]":
         """The environment, as fast as can be: this is asked for each module."""
         data: dict[bytes, bytes] = getattr(os.environ, "_data", {})
         return dict(data)
@@ -182,22 +177,22 @@ class _Noting:
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         if name in self._noted or os.getpid() != self._pid:
             return
-        now, before = self._variables(), self._environ
+        now, before = self._read_environ(), self._environ
         if now != before:
             self._environ = now
             for variable in now.keys() | before.keys():
                 if now.get(variable) != before.get(variable):
-                    self._note("=" + os.fsdecode(variable))
-        if not self._is_elsewhere(name.partition(".")[0]):
-            self._note(name)
+                    self._write_note("=" + os.fsdecode(variable))
+        if not self._is_in_added_folder(name.partition(".")[0]):
+            self._write_note(name)
 
-    def _is_elsewhere(self, top: str) -> bool:
+    def _is_in_added_folder(self, top: str) -> bool:
         """Whether the script has added a folder to `sys.path` in which a standby would not look for this package."""
         added = [place for place in sys.path if place not in self._path]
         finder = sys.modules["_frozen_importlib_external"].PathFinder
         return bool(added) and finder.find_spec(top, added) is not None
 
-    def _note(self, line: str) -> None:
+    def _write_note(self, line: str) -> None:
         if line not in self._noted:
             self._noted.add(line)
             with contextlib.suppress(
@@ -231,7 +226,7 @@ def _import_all(
     """
     for module in preload:
         _, why = _import(module, set())
-        code.update({**_own_files(), **code})
+        code.update({**_list_own_files(), **code})
         if why is not None:
             return {"left_out": module, "why": why}
     changed: set[str] = set()  # by the script itself, when it imported what comes next
@@ -248,7 +243,7 @@ def _import_all(
             failed, why = _import(line, changed)
             if why is not None and not failed:
                 return {"left_out": line, "why": why}
-    code.update({**_own_files(), **code})
+    code.update({**_list_own_files(), **code})
     return None
 
 

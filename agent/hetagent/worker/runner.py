@@ -7,9 +7,9 @@ The script sees what it would see if started by `python -u [-m] SCRIPT_OR_MODULE
 crash prints a traceback (faulthandler), and an exception that ends the script is recorded in the file that
 TORCHELASTIC_ERROR_FILE names, in the format of torch's ErrorHandler, so that every node can show it.
 
-Three variables name files with more to do. In that of HET_STARTED_AHEAD, `wait` returns once the round of a process is
-known that was started ahead of it; in that of HET_BEFORE_SCRIPT, `begin` is called before the script's first line. That
-of HET_AFTER_TORCH, FILE:ARGUMENT, has a `begin` that gets this argument once the script has imported torch.distributed.
+Three variables, FILE:ARGUMENT each, name files with more to do. In that of HET_STARTED_AHEAD, `wait` returns once the
+round of a process is known that was started ahead of it. In the others `begin` gets the argument: in that of
+HET_BEFORE_SCRIPT before the script's first line, of HET_AFTER_TORCH once the script has imported torch.distributed.
 
 This file is started by its path, and imports nothing that a bare interpreter has not already imported.
 """
@@ -50,33 +50,38 @@ def main() -> None:
         import faulthandler
 
         faulthandler.enable(all_threads=True)
-    run = _prepared()
-    anew = None
-    if AHEAD in os.environ:
-        anew = _loaded(os.environ.pop(AHEAD)).wait(started_as)
-    if BEFORE in os.environ:
-        _loaded(os.environ.pop(BEFORE)).begin()
+    run = _prepare_script()
+    start_over = _call(AHEAD, "wait", started_as)
+    _call(BEFORE, "begin")
     if AFTER in os.environ:
         _after_torch(*os.environ.pop(AFTER).split(os.pathsep, 1))
-    _recorded(run, anew)
+    _run_recorded(run, start_over)
 
 
-def _prepared() -> "Callable[[], None]":
+def _call(variable: str, function: str, *more: object) -> "Any":
+    """Call a function of the file that a variable names, if it is set, with the argument in it; what that returns."""
+    if variable in os.environ:
+        path, argument = os.environ.pop(variable).split(os.pathsep, 1)
+        return getattr(_load_file(path), function)(argument, *more)
+    return None
+
+
+def _prepare_script() -> "Callable[[], None]":
     """Do all that comes before the script's first line; return what runs the script."""
-    fresh = _fresh_main()
+    fresh = _replace_main()
     if sys.argv[0] == "-m":
         module = sys.argv.pop(1)
         _prepend_path(os.getcwd())
-        return lambda: _run_by_runpy(module, alter_argv=True)
+        return lambda: _run_as_module(module, alter_argv=True)
     path = os.path.join(os.getcwd(), sys.argv[0])  # as the interpreter does it, without normalizing it
     if _is_importable(path):
         sys.path.insert(0, path)  # a directory or zip file: even with -P, since it is the program
-        return lambda: _run_by_runpy("__main__", alter_argv=False)
+        return lambda: _run_as_module("__main__", alter_argv=False)
     _prepend_path(os.path.dirname(os.path.realpath(path)))
     return lambda: _run_file(path, fresh)
 
 
-def _loaded(path: str) -> "Any":
+def _load_file(path: str) -> "Any":
     """The module in a file, loaded without a trace in `sys.path` or `sys.modules`."""
     import importlib.util
 
@@ -104,7 +109,7 @@ def _after_torch(path: str, argument: str) -> None:
 
     def begin() -> None:
         try:  # noqa: SIM105 - contextlib would be one module more for the script to see
-            _loaded(path).begin(argument)
+            _load_file(path).begin(argument)
         except Exception:
             pass
 
@@ -114,7 +119,7 @@ def _after_torch(path: str, argument: str) -> None:
         sys.meta_path.insert(0, Finder)
 
 
-def _fresh_main() -> dict[str, object]:
+def _replace_main() -> dict[str, object]:
     """Replace `__main__` by a new module with what the interpreter puts there; return its namespace."""
     module = type(sys)("__main__")
     namespace = module.__dict__
@@ -127,7 +132,7 @@ def _fresh_main() -> dict[str, object]:
     return namespace
 
 
-def _run_by_runpy(name: str, alter_argv: bool) -> None:
+def _run_as_module(name: str, alter_argv: bool) -> None:
     """Do what `python -m NAME` does, or for `__main__` what `python DIRECTORY` does."""
     main = sys.modules["__main__"].__dict__
     main.pop("__file__", None)
@@ -162,31 +167,40 @@ def _run_file(path: str, namespace: dict[str, object]) -> None:
     exec(code, namespace)
 
 
-def _recorded(run: "Callable[[], None]", anew: "Callable[[str], NoReturn] | None") -> None:
-    """Run the script; record the exception that ends it, and let the interpreter handle it, without our frames.
-
-    Where imports fail, `anew` starts over without what was imported ahead, which may have made them fail.
-    """
-    pid = os.getpid()
+def _run_recorded(run: "Callable[[], None]", start_over: "Callable[[str], NoReturn] | None") -> None:
+    """Run the script; record the exception that ends it, and let the interpreter handle it, without our frames."""
+    pid = os.getpid()  # a child that the script forks may end here as well, but it is not the worker
     try:
         run()
     except BaseException as error:
         theirs = error.__traceback__
         while theirs is not None and theirs.tb_frame.f_code.co_filename == __file__:
             theirs = theirs.tb_next
-        # A child that the script forked may get here as well, but it is not the worker.
-        if os.getpid() == pid and not _is_orderly(error):
-            if anew is not None and _is_in_imports(theirs):
-                anew(type(error).__name__)
-            _record(error.with_traceback(theirs), permanent=_is_permanent(error, theirs))
-        elif os.getpid() == pid and (refusal := _refusal(error, theirs)):
-            _write_record(refusal, refusal, permanent=True)
-        if os.getpid() == pid and not _is_done(error):
-            _save_state()  # after the record, whose time is that of the exception
+        if os.getpid() == pid:
+            _record_end(error, theirs, start_over)
         _hide_our_frames(theirs)
         raise
     if os.getpid() == pid and not _is_done(None):
         _save_state()
+
+
+def _record_end(
+    error: BaseException,
+    theirs: "TracebackType | None",
+    start_over: "Callable[[str], NoReturn] | None",
+) -> None:
+    """Record what has ended the script, and have it save its last step.
+
+    Where imports fail, `start_over` does without what was imported ahead, which may have made them fail.
+    """
+    if not _is_orderly(error):
+        if start_over is not None and _is_in_imports(theirs):
+            start_over(type(error).__name__)
+        _record_error(error.with_traceback(theirs), permanent=_is_permanent(error, theirs))
+    elif refusal := _find_refusal(error, theirs):
+        _write_record(refusal, refusal, permanent=True)
+    if not _is_done(error):
+        _save_state()  # after the record, whose time is that of the exception
 
 
 def _save_state() -> None:
@@ -203,10 +217,10 @@ def _is_orderly(error: BaseException) -> bool:
     return isinstance(error, KeyboardInterrupt)
 
 
-def _refusal(error: BaseException, traceback: "TracebackType | None") -> str:
+def _find_refusal(error: BaseException, traceback: "TracebackType | None") -> str:
     """What argparse said as it ended the script, which does not take its arguments; empty: that is not how it ended."""
     try:
-        *_, last = _frames(traceback)
+        *_, last = _list_frames(traceback)
         is_refusal = isinstance(error, SystemExit) and error.code == USAGE
         if is_refusal and last.f_globals.get("__name__") == "argparse":
             return str(last.f_locals.get("message") or "").strip()
@@ -232,17 +246,17 @@ def _is_permanent(error: BaseException, traceback: "TracebackType | None") -> bo
     """
     try:
         if isinstance(error, SystemExit):  # `python -m`: no such module
-            frames = _frames(traceback)
+            frames = _list_frames(traceback)
             return bool(frames) and all(frame.f_globals.get("__name__") == "runpy" for frame in frames)
         if isinstance(error, NameError) and not isinstance(error, UnboundLocalError):
-            *_, last = _frames(traceback)
+            *_, last = _list_frames(traceback)
             return last.f_code.co_name == "<module>" and last.f_globals is sys.modules["__main__"].__dict__
         return isinstance(error, (SyntaxError, ImportError)) and _is_in_imports(traceback)
     except Exception:
         return False
 
 
-def _frames(traceback: "TracebackType | None") -> "list[FrameType]":
+def _list_frames(traceback: "TracebackType | None") -> "list[FrameType]":
     frames = []
     while traceback is not None:
         frames.append(traceback.tb_frame)
@@ -285,7 +299,7 @@ def _hide_our_frames(theirs: "TracebackType | None") -> None:
     sys.excepthook = print_theirs
 
 
-def _record(error: BaseException, *, permanent: bool) -> None:
+def _record_error(error: BaseException, *, permanent: bool) -> None:
     try:
         import traceback
 

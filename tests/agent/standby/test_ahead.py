@@ -11,7 +11,6 @@ from hetagent.options.values import AUTO
 from hetagent.standby import keeper
 from hetagent.standby.keeper import Standbys
 from hetagent.standby.process import WAITING, Standby
-from hetagent.standby.waiting import IMPORTS_FILE
 from hetagent.worker.runner import BEFORE
 from hetagent.workers.starter import Program
 
@@ -45,7 +44,7 @@ class Script:
 
     def round(self, local_rank: int = 0) -> Program:
         notes = self.folder / f"notes{local_rank}"
-        return standbys.in_round(self.program, **{BEFORE: WAITING, IMPORTS_FILE: str(notes)})
+        return standbys.in_round(self.program, **{BEFORE: f"{WAITING}:{notes}"})
 
     def run(self, standby: Standby | None = None) -> str:
         """Run it in a round; what it says."""

@@ -123,10 +123,10 @@ def main():
         "environ": list(os.environ.items()),
         "environ kind": [type(os.environ).__module__, type(os.environ).__qualname__, os.environ == os.environb and 0],
         "environ of a child": subprocess.check_output(["env", "-0"]).decode(errors="surrogateescape"),
-        "environ by os.system": os.system("test $RANK = 1 -a $HET_ROUND = 2 -a -z \"$HET_STANDBY\""),
+        "environ by os.system": os.system("test $RANK = 1 -a $HET_ROUND = 2 -a -z \"$HET_STARTED_AHEAD\""),
         "environ in C": c_environ(),
         "getenv": c_getenv(
-            "RANK", "HET_ROUND", "HET_INCARNATION", "STEADY", "HET_STANDBY", "SET_BY_AN_IMPORT"
+            "RANK", "HET_ROUND", "HET_INCARNATION", "STEADY", "HET_STARTED_AHEAD", "SET_BY_AN_IMPORT"
         ),
         "environ in /proc": read("/proc/self/environ"),
         "environ at import": imported.SEEN,
@@ -225,6 +225,6 @@ def test_a_script_sees_the_same_and_ends_the_same(
     environ = dict(seen["environ"])
     assert environ.items() >= standbys.ROUND.items()
     assert environ["SET_BY_AN_IMPORT"] == "1"
-    assert not {"REMOVED_BY_AN_IMPORT", "HET_STANDBY"} & environ.keys()
+    assert not {"REMOVED_BY_AN_IMPORT", "HET_STARTED_AHEAD"} & environ.keys()
     if "--alone" not in words:
         assert seen["multiprocessing"] == {"fork": 42, "spawn": 42, "forkserver": 42}

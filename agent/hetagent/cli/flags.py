@@ -46,7 +46,7 @@ SPEC_FLAGS: Mapping[str, Setting] = {name: setting for name, setting in SETTINGS
 
 OF_NODE: Mapping[str, Flag] = {
     "--launch": Flag(
-        f"How to start workers: {'; '.join(f'{name}: {kind.help}' for name, kind in LAUNCHES.items())}.",
+        f"How to start workers: {'; '.join(f'{name}: {style.help}' for name, style in LAUNCHES.items())}.",
         default=DEFAULT_LAUNCH,
         choices=LAUNCHES,
     ),

@@ -2,7 +2,7 @@
 
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 from hetagent.errors import CommandError
 from hetagent.launch.command import WorkerCommand, parse_group_command
 from hetagent.session.requests import Report
-from hetrdzv.protocol.directive import Start
+from hetrdzv.protocol.directive import Member, Start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +63,12 @@ class Assignment:
         """Whether this node is the round's master."""
         return self.start.master.node_id == self.node_id
 
+    @property
+    def members(self) -> Sequence[Member]:
+        """All members of the round, in the order of their ranks; for a launch that `wants_members`."""
+        assert self.start.members is not None, "this node joined with wants_members"
+        return self.start.members
+
     def take_script_port(self) -> socket.socket:
         """The socket that holds the script's port; from now on the caller has to use or close it."""
         assert self.script_port is not None, "it can be taken only once"
@@ -84,6 +90,8 @@ class Launch:
         CommandError: the command, or what is installed here, cannot be started this way.
 
     Attributes:
+        help: what `--help-all` says about it.
+        flags: those that only this style, and others that name them, allow.
         one_per_node: a single process stands for all slots of the node, so a failure has no rank.
         wants_members: rounds have to list all their members (`start.members`).
         wants_daemon: the master of a round may have this node run its launcher's daemon (`start.daemon`).
@@ -91,6 +99,8 @@ class Launch:
         watches_child_processes: whether the death of a process that the first one has started counts as a failure.
     """
 
+    help: str
+    flags: frozenset[str] = frozenset()
     one_per_node = False
     wants_members = False
     wants_daemon = False

@@ -11,6 +11,8 @@ from hetagent.node.gpu.devices import VISIBLE
 class PerGpu(Launch):
     """One process per GPU. With --isolate-gpus each sees only its own."""
 
+    help = "a process per GPU, as torchrun does (default)"
+    flags = frozenset({"isolate_gpus", "numa_binding", "require_rendezvous", "virtual_local_rank"})
     uses_process_groups = True
 
     def __init__(self, command: WorkerCommand | None, setup: LaunchOptions = PLAIN) -> None:

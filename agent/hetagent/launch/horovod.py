@@ -26,6 +26,8 @@ class Horovod(PerGpu):
     The server is a new process in every round, so that no old keys are found. It listens on the script's port.
     """
 
+    help = "a process per GPU that calls hvd.init(), without mpirun and ssh"
+    flags = frozenset({"isolate_gpus", "numa_binding"})
     wants_members = True
     uses_process_groups = False
 
@@ -56,7 +58,7 @@ class Horovod(PerGpu):
 
     def environ(self, assignment: Assignment, local_rank: int) -> Mapping[str, str | None]:
         """What horovodrun would set for this worker."""
-        start, members = assignment.start, _members(assignment)
+        start, members = assignment.start, assignment.members
         address = next(member.address for member in members if member.node_id == assignment.node_id)
         interface = os.environ.get("HOROVOD_GLOO_IFACE") or network.interface_of(address)
         return {
@@ -97,11 +99,6 @@ def rank_environ(members: Sequence[Member], node_id: str, local_rank: int) -> di
         "HOROVOD_CROSS_RANK": str(cross.index(node_id)),
         "HOROVOD_CROSS_SIZE": str(len(cross)),
     }
-
-
-def _members(assignment: Assignment) -> Sequence[Member]:
-    assert assignment.start.members is not None, "this node joined with wants_members"
-    return assignment.start.members
 
 
 def _check(interpreter: str) -> None:

@@ -2,7 +2,6 @@
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from hetagent.errors import UsageError
 from hetagent.launch.base import Launch, LaunchOptions
@@ -14,40 +13,7 @@ from hetagent.launch.node.program import PerNode
 from hetagent.node.gpu.devices import VISIBLE, mig_slices
 from hetagent.options.model import Options
 
-
-@dataclass(frozen=True, slots=True)
-class LaunchStyle:
-    """A launch style.
-
-    Attributes:
-        help: what `--help-all` says about it.
-        launch: the class that starts workers in this style.
-        flags: those that only this style, and others that name them, allow.
-    """
-
-    help: str
-    launch: type[Launch]
-    flags: frozenset[str] = frozenset()
-
-
-LAUNCHES: Mapping[str, LaunchStyle] = {
-    "gpu": LaunchStyle(
-        "a process per GPU, as torchrun does (default)",
-        PerGpu,
-        frozenset({"isolate_gpus", "numa_binding", "require_rendezvous", "virtual_local_rank"}),
-    ),
-    "node": LaunchStyle(
-        "a process per node, with {rank_offset}, {world_size}, ... filled in",
-        PerNode,
-        frozenset({"init_file"}),
-    ),
-    "horovod": LaunchStyle(
-        "a process per GPU that calls hvd.init(), without mpirun and ssh",
-        Horovod,
-        frozenset({"isolate_gpus", "numa_binding"}),
-    ),
-    "mpi": LaunchStyle("a process per GPU by mpirun (Open MPI 4), without ssh", Mpi),
-}
+LAUNCHES: Mapping[str, type[Launch]] = {"gpu": PerGpu, "node": PerNode, "horovod": Horovod, "mpi": Mpi}
 """Values of --launch."""
 
 DEFAULT_LAUNCH = "gpu"
@@ -65,12 +31,12 @@ def make_launch(
         init_file=options.init_file,
         port_range=options.port_range,
     )
-    return LAUNCHES[options.launch].launch(command, setup)
+    return LAUNCHES[options.launch](command, setup)
 
 
 def _check_flags(options: Options, slots: int, environ: Mapping[str, str]) -> None:
-    for name in sorted(frozenset().union(*(kind.flags for kind in LAUNCHES.values()))):
-        fitting = [launch for launch, kind in LAUNCHES.items() if name in kind.flags]
+    for name in sorted(frozenset().union(*(style.flags for style in LAUNCHES.values()))):
+        fitting = [launch for launch, style in LAUNCHES.items() if name in style.flags]
         is_given = getattr(options, name, None) or getattr(options.torchrun, name, None)
         if is_given and options.launch not in fitting:
             flag = f"--{name.replace('_', '-')}"

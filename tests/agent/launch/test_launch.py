@@ -14,7 +14,8 @@ from hetagent.launch.command import WorkerCommand
 from hetagent.launch.gpu import PerGpu, visible_devices_per_worker
 from hetagent.launch.kinds import make_launch
 from hetagent.launch.node import placeholders
-from hetagent.launch.node.program import InitFile, PerNode
+from hetagent.launch.node.program import PerNode, init_file
+from hetagent.node import network
 
 
 def assignment(node: str = "b", **changes: Any) -> Assignment:
@@ -132,31 +133,32 @@ def test_the_groups_command_is_filled_in_and_checked_too() -> None:
 
 
 def test_all_nodes_of_a_round_get_the_same_new_name(tmp_path: Path) -> None:
-    master, member = InitFile(tmp_path), InitFile(tmp_path)
-    name = master.begin(assignment("a"))
-    assert member.begin(assignment("b")) == name
+    options = LaunchOptions(init_file=tmp_path)
+    master, member = (PerNode(command("{init_method}"), options) for _ in "ab")
+    held = network.hold_port("127.0.0.1", None)
+    (name,) = master.begin(replace(assignment("a"), script_port=held)).args
+    assert member.begin(assignment("b")).args == (name,)
     path = Path(name.removeprefix("file://"))
     assert path.parent == tmp_path
     assert path.name.startswith("job.round1.")
     assert not path.exists(), "torch makes it"
-    path.touch()  # a worker of the other node is first
-    assert master.begin(assignment("a")) == name
+    path.touch()
+    member.end()
     assert path.exists(), "it is in use"
     master.end()
     assert list(tmp_path.iterdir()) == []
-    member.end()
     master.end()
 
 
 def test_no_file_of_another_job_is_used(tmp_path: Path) -> None:
-    first, second = InitFile(tmp_path), InitFile(tmp_path)
-    left = Path(first.begin(assignment("a")).removeprefix("file://"))
+    left = init_file(tmp_path, assignment("a"))
     left.touch()  # and its agent is killed
-    assert second.begin(assignment("a", master="10.0.0.2")) != f"file://{left}"
+    assert init_file(tmp_path, assignment("b")) == left, "another worker of the round is first"
+    assert init_file(tmp_path, assignment("a", master="10.0.0.2")) != left
     again = assignment("a")
     master = replace(again.start.master, incarnation="2")
     again = replace(again, start=replace(again.start, master=master))
-    assert second.begin(again) != f"file://{left}", "the same node and ports, another agent"
+    assert init_file(tmp_path, again) != left, "the same node and ports, another agent"
 
 
 def test_a_name_must_be_a_directory_that_a_url_can_name_and_the_command_asks_for(tmp_path: Path) -> None:

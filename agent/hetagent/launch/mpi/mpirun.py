@@ -53,6 +53,7 @@ class Mpi(Launch):
     Only the master's command is used. Open MPI keeps to --port-range, too.
     """
 
+    help = "a process per GPU by mpirun (Open MPI 4), without ssh"
     one_per_node = True
     wants_members = True
     wants_daemon = True
@@ -78,12 +79,11 @@ class Mpi(Launch):
             self._make_folder()
             return WorkerCommand(self._orted, tuple(words), is_python=False)
         program = _plain(self.resolve_command(assignment))
-        members = assignment.start.members
-        assert members is not None, "this node joined with wants_members"
+        members = assignment.members
         folder = self._make_folder()
         assignment.take_script_port().close()
         if len(members) > 1:
-            self._relay = Relay(folder, partial(_pass_on, assignment, members))
+            self._relay = Relay(folder, partial(_start_daemon, assignment))
         agent = self._relay.command if self._relay is not None else None
         words = mpirun_words(members, program, agent, self._port_range)
         # Given with its path, it would expect orted at the same path on all nodes.
@@ -175,25 +175,18 @@ def _networks(members: Sequence[Member]) -> str | None:
     )
 
 
-def _pass_on(
-    assignment: Assignment, members: Sequence[Member], host: str, words: Sequence[str]
-) -> "Future[Any]":
-    """Have a member run mpirun's daemon."""
+def _start_daemon(assignment: Assignment, host: str, words: Sequence[str]) -> "Future[Any]":
+    """Have a member run mpirun's daemon. What is wrong with it is found here, so that it shows at this terminal."""
     assert assignment.ask is not None
-    target = next((member.node_id for member in members[1:] if orted.host_name(member) == host), None)
-    try:
-        if target is None:
-            raise CommandError(f"there is no host '{host}' in round {assignment.round}")
-        daemon = orted.split_command_line(words)
-        orted.orted_arguments(daemon)  # checked here, so that an error shows at this terminal
-        if (why := daemon_refusal(daemon)) is not None:
-            raise CommandError(f"{why}; it names all nodes, so give them shorter ids")
-    except CommandError as error:
-        refused: Future[Any] = Future()
-        refused.set_exception(error)
-        return refused
+    others = {orted.host_name(member): member.node_id for member in assignment.members[1:]}
+    if host not in others:
+        raise CommandError(f"there is no host '{host}' in round {assignment.round}")
+    daemon = orted.split_command_line(words)
+    orted.orted_arguments(daemon)
+    if (why := daemon_refusal(daemon)) is not None:
+        raise CommandError(f"{why}; it names all nodes, so give them shorter ids")
     body = partial(DaemonRequest, master=assignment.node_id, round=assignment.round, words=tuple(daemon))
-    return assignment.ask(Report(Routes.start_daemon, body, to=target))
+    return assignment.ask(Report(Routes.start_daemon, body, to=others[host]))
 
 
 def _plain(command: WorkerCommand) -> list[str]:

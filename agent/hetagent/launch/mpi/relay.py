@@ -7,7 +7,6 @@ import socketserver
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
-from concurrent.futures import wait as wait_for
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,7 +19,7 @@ READ_TIMEOUT_S = 10.0
 STOP_CHECK_S = 0.05
 """How often to look whether it is to stop (seconds)."""
 
-Ask = Callable[[str, Sequence[str]], "Future[Any]"]
+StartDaemon = Callable[[str, Sequence[str]], "Future[Any]"]
 """Has a host run a command line; an exception says why it does not."""
 
 
@@ -33,11 +32,10 @@ class Relay(socketserver.ThreadingUnixStreamServer):
 
     daemon_threads = True
     block_on_close = False
-    closed = False
 
-    def __init__(self, folder: Path, ask: Ask) -> None:
+    def __init__(self, folder: Path, start_daemon: StartDaemon) -> None:
         super().__init__(str(folder / "agent"), _Request)
-        self.ask = ask
+        self.start_daemon = start_daemon
         script = folder / "rsh"
         program = shlex.join(
             [python_interpreter(), "-I", "-S", str(Path(rsh.__file__).resolve()), str(folder / "agent")]
@@ -50,8 +48,7 @@ class Relay(socketserver.ThreadingUnixStreamServer):
         self._thread.start()
 
     def close(self) -> None:
-        """Take no more requests, and answer none."""
-        self.closed = True
+        """Take no more requests."""
         self.shutdown()
         self.server_close()
         self._thread.join()
@@ -69,13 +66,9 @@ class _Request(socketserver.StreamRequestHandler):
             host, words = str(request["host"]), [str(word) for word in request["words"]]
         except (ValueError, LookupError, TypeError):
             return
-        relay = cast("Relay", self.server)
-        answer, refusal = relay.ask(host, words), None
-        while not wait_for([answer], STOP_CHECK_S).done:
-            if relay.closed:
-                return
+        refusal = None
         try:
-            answer.result()
+            cast("Relay", self.server).start_daemon(host, words).result()
         except CancelledError:
             refusal = "the round is over, or this agent is shutting down"
         except Exception as error:

@@ -1,7 +1,7 @@
 """The placeholders in a node's command, such as `{rank_offset}`. Pure."""
 
 import string
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from hetagent.errors import CommandError, UnevenRanksError
 from hetagent.launch.base import Assignment
@@ -28,7 +28,7 @@ OPTIONAL = "optional"
 
 def find_placeholders(words: Sequence[str]) -> set[str]:
     """The placeholders that a command uses."""
-    return {name for word in words for name in _names(word)}
+    return {name for word in words for _, name, _ in _parse(word) if name}
 
 
 def substitute(words: Sequence[str], values: Mapping[str, str]) -> list[str]:
@@ -36,24 +36,23 @@ def substitute(words: Sequence[str], values: Mapping[str, str]) -> list[str]:
 
     With a world size of 1, words with `{name:optional}` are left out, each with the option before it.
     """
-    find_placeholders(words)
     filled: list[str] = []
     for word in words:
-        parts = list(string.Formatter().parse(word))
-        if values["world_size"] == "1" and any(style == OPTIONAL for _, _, style, _ in parts):
+        parts = _parse(word)
+        if values["world_size"] == "1" and any(optional for _, _, optional in parts):
             if not word.startswith("-") and filled and filled[-1].startswith("-"):
                 filled.pop()
         else:
-            filled.append("".join(text + (values[name] if name else "") for text, name, _, _ in parts))
+            filled.append("".join(text + (values[name] if name else "") for text, name, _ in parts))
     return filled
 
 
-def placeholder_values(assignment: Assignment, init_method: str | None = None) -> dict[str, str]:
+def placeholder_values(assignment: Assignment) -> dict[str, str]:
     """What the placeholders stand for in a round."""
     start = assignment.start
     address, port = start.master.address, start.master.script_port
     return {
-        "init_method": init_method or f"tcp://{host_port(address, port)}",
+        "init_method": f"tcp://{host_port(address, port)}",
         "master_addr": address,
         "master_port": str(port),
         "world_size": str(start.world_size),
@@ -88,7 +87,8 @@ def require_equal_slots(names: set[str], assignment: Assignment) -> None:
     )
 
 
-def _names(word: str) -> Iterator[str]:
+def _parse(word: str) -> list[tuple[str, str, bool]]:
+    """The texts of a word, each with the placeholder that follows (empty: none) and whether that is optional."""
     advice = (
         f"known are {', '.join(f'{{{name}}}' for name in KNOWN)}; {{name:{OPTIONAL}}} and the option before it are "
         "left out where the world size is 1; a literal brace is written {{ or }}"
@@ -98,9 +98,7 @@ def _names(word: str) -> Iterator[str]:
     except ValueError as error:
         raise CommandError(f"'{word}' in the command cannot be read ({error}): {advice}") from None
     for _, name, style, conversion in parts:
-        if name is None:
-            continue
-        if name not in KNOWN or style not in ("", OPTIONAL) or conversion:
+        if name is not None and (name not in KNOWN or style not in ("", OPTIONAL) or conversion):
             shown = f"{{{name}{f'!{conversion}' if conversion else ''}{f':{style}' if style else ''}}}"
             raise CommandError(f"'{word}' in the command has the unknown placeholder {shown}: {advice}")
-        yield name
+    return [(text, name or "", style == OPTIONAL) for text, name, style, _ in parts]

@@ -12,61 +12,36 @@ from hetagent.launch.command import WorkerCommand
 from hetagent.launch.node import placeholders
 
 
-class InitFile:
-    """A new file name for each round, the same on all its nodes, in a directory that they share.
-
-    The name depends only on the round and its master, never on what a node finds in the directory, so that a file of
-    another job, or from before the server's state was reset, is not mistaken for this round's.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._mine: Path | None = None  # on the master
-        if not self._folder.is_dir():
-            raise CommandError(f"--init-file {folder} is not a directory: name one that all nodes share")
-        if set("?#") & set(str(self._folder)):  # the processes would meet in a file of another name
-            raise CommandError(
-                f"--init-file {folder}: torch cannot read a file:// name with '?' or '#' in it"
-            )
-
-    def begin(self, assignment: Assignment) -> str:
-        """The round's `file://` name."""
-        master = assignment.start.master
-        ports = f"{master.port} {master.script_port}"
-        whose = f"{assignment.group} {master.node_id} {master.incarnation} {master.address} {ports}"
-        digest = hashlib.sha256(whose.encode()).hexdigest()[:12]
-        path = self._folder / f"{assignment.group[:64]}.round{assignment.round}.{digest}"
-        if assignment.is_master:
-            self._mine = path
-        return f"file://{path}"
-
-    def end(self) -> None:
-        """On the master, remove the round's file."""
-        if self._mine is not None:
-            with contextlib.suppress(OSError):
-                self._mine.unlink()
-        self._mine = None
-
-
 class PerNode(Launch):
     """One process per node.
 
     The script hosts its own store on the port that the master's agent holds until just before the start; with
-    --init-file the processes meet in that directory.
+    --init-file the processes meet in a file that is new in each round.
     """
 
+    help = "a process per node, with {rank_offset}, {world_size}, ... filled in"
+    flags = frozenset({"init_file"})
     one_per_node = True
     watches_child_processes = True
 
     def __init__(self, command: WorkerCommand | None, setup: LaunchOptions = PLAIN) -> None:
         super().__init__(command, setup)
-        self._init_file = InitFile(setup.init_file) if setup.init_file is not None else None
+        self._folder = folder = setup.init_file
+        self._init_file: Path | None = None  # on the master
+        if folder is not None and not folder.is_dir():
+            raise CommandError(f"--init-file {folder} is not a directory: name one that all nodes share")
+        if folder is not None and set("?#") & set(
+            str(folder)
+        ):  # the processes would meet in a file of another name
+            raise CommandError(
+                f"--init-file {folder}: torch cannot read a file:// name with '?' or '#' in it"
+            )
         if command is not None:
             self._check(command)
 
     def _check(self, command: WorkerCommand) -> set[str]:
         names = placeholders.find_placeholders(command.args)
-        if self._init_file is not None and "init_method" not in names:
+        if self._folder is not None and "init_method" not in names:
             raise CommandError(
                 "--init-file gives {init_method} a file:// name, but the command does not have {init_method}: "
                 "pass it to the script, for example --distributed-init-method {init_method}"
@@ -77,8 +52,11 @@ class PerNode(Launch):
         """Fill in the command, and free the script's port for it."""
         command = self.resolve_command(assignment)
         placeholders.require_equal_slots(self._check(command), assignment)
-        where = self._init_file.begin(assignment) if self._init_file is not None else None
-        values = placeholders.placeholder_values(assignment, where)
+        values = placeholders.placeholder_values(assignment)
+        if self._folder is not None:
+            path = init_file(self._folder, assignment)
+            values["init_method"] = f"file://{path}"
+            self._init_file = path if assignment.is_master else None
         if assignment.is_master:
             assignment.take_script_port().close()
         return replace(command, args=tuple(placeholders.substitute(command.args, values)))
@@ -88,6 +66,21 @@ class PerNode(Launch):
         return node_environ(assignment)
 
     def end(self) -> None:
-        """Remove the round's files."""
-        if self._init_file is not None:
-            self._init_file.end()
+        """On the master, remove the round's file."""
+        path, self._init_file = self._init_file, None
+        if path is not None:
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def init_file(folder: Path, assignment: Assignment) -> Path:
+    """A new file name for each round, the same on all its nodes, in a directory that they share.
+
+    The name depends only on the round and its master, never on what a node finds in the directory, so that a file of
+    another job, or from before the server's state was reset, is not mistaken for this round's.
+    """
+    master = assignment.start.master
+    ports = f"{master.port} {master.script_port}"
+    whose = f"{assignment.group} {master.node_id} {master.incarnation} {master.address} {ports}"
+    digest = hashlib.sha256(whose.encode()).hexdigest()[:12]
+    return folder / f"{assignment.group[:64]}.round{assignment.round}.{digest}"

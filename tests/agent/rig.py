@@ -143,7 +143,7 @@ class Rig:
             parts=self.parts,
             stop_timeout_s=None,
             shutdown=Shutdown(grace_s, {}),
-            health=HealthChecks(repeated=site_check.run if check else None, again_s=0.05, retry_s=0.05),
+            health=HealthChecks([site_check.run] if check else [], again_s=0.05),
             log=self.said.append,
             signals=SIGNALS,
         )

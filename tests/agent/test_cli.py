@@ -92,7 +92,7 @@ def test_an_offer_that_no_server_would_take_is_refused_at_once() -> None:
     made.devices = made.command = None
     made.identity = Identity(found.group, found.node_id, "i1")
     with pytest.raises(UsageError, match=r"no server accepts --label 'x+': String should have at most 256"):
-        assembly._offer(cast("AgentContext", made), 0.0)
+        assembly._offer(cast("AgentContext", made))
 
 
 def test_a_folder_for_output_that_cannot_be_made() -> None:

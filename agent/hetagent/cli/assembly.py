@@ -4,7 +4,7 @@ import os
 import random
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from string import Template
@@ -36,7 +36,7 @@ from hetagent.node.processes.identity import Identity, ServerAccess
 from hetagent.node.standalone import ChildServer
 from hetagent.options.model import Options
 from hetagent.options.torchrun import format_flag
-from hetagent.preemption.watching import preemption_watch
+from hetagent.preemption.watching import PreemptionWatch, preemption_watch
 from hetagent.runloop.agent import Agent
 from hetagent.runloop.deaths import ProgramDeaths
 from hetagent.runloop.notices import Notices
@@ -46,12 +46,13 @@ from hetagent.runloop.shutdown import Shutdown
 from hetagent.runloop.start_check import StartCheck
 from hetagent.session.connection import ServerConnection
 from hetagent.session.session import Session
+from hetagent.snapshots.node.setup import snapshot_hook
+from hetagent.standby.keeper import make_standbys
 from hetagent.torch_compat import flags as torchs
 from hetagent.workers.logs import RoundLogsSpecs
 from hetagent.workers.output import OutputCapture
 from hetagent.workers.store import HetRendezvousHandler
 from hetagent.workers.torch_starter import TorchStarter
-from hetrdzv.auth.tls import ClientTls
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.requests import JoinRequest, SpecFields
 from hetrdzv.protocol.texts.phrasing import count as counted
@@ -61,35 +62,29 @@ PREFIX = "[${node_id}:${rank}] "
 
 
 def run(
-    options: Options,
-    command: WorkerCommand | None,
-    server: ChildServer | None,
-    token: str | None,
-    tls: ClientTls,
+    options: Options, command: WorkerCommand | None, access: ServerAccess, server: ChildServer | None
 ) -> int:
     """Join the group, follow the server until it says `exit`, and report the outcome at the terminal.
+
+    Args:
+        server: of `--standalone`.
 
     Returns:
         the exit status.
     """
     torchs.check_supported(options.torchrun)
-    servers = options.servers if server is None else (server.url,)
-    token_file = options.token_file if server is None else None
-    access = ServerAccess(servers=servers, token=token, token_file=token_file, tls=tls)
-    known = "node_id" in options.given or server is not None
-    name = (
-        names.NodeIdClaim(options.node_id)
-        if known
-        else names.claim_node_id(options.node_id, options.group, servers)
-    )
-    options = replace(options, node_id=name.node_id)
+    if server is not None:
+        access = replace(access, servers=(server.url,))
+    given = "node_id" in options.given
+    name = names.claim_node_id(options.node_id, options.group, access.servers, given=given)
+    options = replace(options, node_id=name.node_id, notes=(*name.notes, *options.notes))
     tell = partial(console.log, f"hetagent[{name.node_id}]")
-    context = _context(options, command, access, tell, name.notes)
+    context = _context(options, command, access, tell)
     logs_specs = _logs_specs(options)
     agent = _agent(context, server, logs_specs)
     kind = "worker" if context.devices is None else "CPU worker" if context.devices.kind == "cpu" else "GPU"
     what = f"{counted(context.slots, kind)} at {context.address.address}"
-    tell(f"joining group '{options.group}' at {', '.join(servers)} with {what}")
+    tell(f"joining group '{options.group}' at {', '.join(access.servers)} with {what}")
     try:
         agent.run()
     finally:
@@ -110,17 +105,13 @@ def run(
 
 
 def _context(
-    options: Options,
-    command: WorkerCommand | None,
-    access: ServerAccess,
-    tell: Callable[[str], None],
-    notes: Sequence[str],
+    options: Options, command: WorkerCommand | None, access: ServerAccess, tell: Callable[[str], None]
 ) -> AgentContext:
     """Look at this node, and clean up what an earlier agent has left on it."""
-    for note in (*notes, *options.notes):
+    for note in options.notes:
         tell(note)
     chosen, slots = choose_devices_and_slots(options)
-    place = find_address(
+    address = find_address(
         options.local_addr, options.interface, access.servers, options.connect_timeout_s, tell
     )
     hide_other_devices(chosen)
@@ -136,41 +127,36 @@ def _context(
         command=command,
         devices=chosen,
         slots=slots,
-        address=place,
+        address=address,
         launch=launch,
         versions=versions(),
         tell=tell,
     )
 
 
-def _agent(context: AgentContext, server: ChildServer | None, logs_specs: LogsSpecs) -> Agent:
+def _agent(context: AgentContext, child: ChildServer | None, logs_specs: LogsSpecs) -> Agent:
     """All parts of an agent, put together."""
-    options, launch, tell = context.options, context.launch, context.tell
+    options, tell = context.options, context.tell
     handler = HetRendezvousHandler(options.group, options.node_id, context.hold_port)
-    parts = Parts(preemption=preemption_watch(context))
-    health = _health(context, parts)
-    session = Session(
-        options.group,
-        options.node_id,
-        _offer(context, health.within_s),
-        random.Random(),
-        connect_timeout_s=options.connect_timeout_s,
-    )
-    line = ServerConnection(session, context.access.client, tell)
-    _furnish(parts, context, line, handler)
-    if server is not None:
-        server.on_exit(line.give_up)
+    offer, timeout_s = _offer(context), options.connect_timeout_s
+    session = Session(options.group, options.node_id, offer, random.Random(), connect_timeout_s=timeout_s)
+    server = ServerConnection(session, context.access.client, tell)
+    parts = _parts(context, server, handler)
+    if parts.ready_file is not None:
+        server.on_member = parts.ready_file.set_known
+    if child is not None:
+        child.on_exit(server.give_up)
     return Agent(
         identity=context.identity,
         address=context.address,
-        server=line,
+        server=server,
         # a server of its own dies with this process
-        guardian=Guardian(context.identity, context.access if server is None else None),
+        guardian=Guardian(context.identity, context.access if child is None else None),
         starter=_starter(context, handler, logs_specs),
         handler=handler,
         hold_script_port=context.hold_script_port,
-        launch=launch,
-        health=health,
+        launch=context.launch,
+        health=HealthChecks(_health_checks(context, parts.preemption)),
         parts=parts,
         worker_env=context.address.socket_env(os.environ),
         stop_timeout_s=options.shutdown_timeout_s,
@@ -196,36 +182,33 @@ def _starter(context: AgentContext, handler: HetRendezvousHandler, logs_specs: L
     )
 
 
-def _furnish(
-    parts: Parts, context: AgentContext, line: ServerConnection, handler: HetRendezvousHandler
-) -> None:
-    """Make the optional parts."""
-    from hetagent.snapshots.node.setup import snapshot_hook
-    from hetagent.standby.keeper import make_standbys
-
+def _parts(context: AgentContext, server: ServerConnection, handler: HetRendezvousHandler) -> Parts:
+    """The optional parts."""
     options, launch, tell = context.options, context.launch, context.tell
-    parts.notices = Notices(line, tell, options.notice_signal, one_per_node=launch.one_per_node)
-    if launch.uses_process_groups:
-        must_meet = options.require_rendezvous
-        parts.start_check = StartCheck(line, handler.count_workers, tell, must_meet=must_meet)
-    parts.deaths = ProgramDeaths() if launch.watches_child_processes else None
-    parts.monitor = Watcher(
-        line,
-        launch,
-        cpu=devices.is_cpu_job(context.devices),
-        reports_output=options.report_output,
-        secrets=context.access.secrets,
-        log=tell,
+    one_per_node, must_meet = launch.one_per_node, options.require_rendezvous
+    return Parts(
+        notices=Notices(server, tell, options.notice_signal, one_per_node=one_per_node),
+        start_check=StartCheck(server, handler.count_workers, tell, must_meet=must_meet)
+        if launch.uses_process_groups
+        else None,
+        deaths=ProgramDeaths() if launch.watches_child_processes else None,
+        monitor=Watcher(
+            server,
+            launch,
+            cpu=devices.is_cpu_job(context.devices),
+            reports_output=options.report_output,
+            secrets=context.access.secrets,
+            log=tell,
+        ),
+        shares=ShareFiles(one_per_node=one_per_node),
+        snapshots=snapshot_hook(context, options.snapshots, server),
+        standbys=make_standbys(context),
+        preemption=preemption_watch(context),
+        ready_file=ReadyFile(options.ready_file, tell) if options.ready_file is not None else None,
     )
-    parts.shares = ShareFiles(one_per_node=launch.one_per_node)
-    if options.ready_file is not None:
-        parts.ready_file = ReadyFile(options.ready_file, tell)
-        line.on_member = parts.ready_file.update
-    parts.snapshots = snapshot_hook(context, options.snapshots, line)
-    parts.standbys = make_standbys(context)
 
 
-def _offer(context: AgentContext, ready_within_s: float) -> JoinRequest:
+def _offer(context: AgentContext) -> JoinRequest:
     """What this node offers to the group.
 
     Raises:
@@ -251,7 +234,7 @@ def _offer(context: AgentContext, ready_within_s: float) -> JoinRequest:
         wants_daemon=launch.wants_daemon,
         takes_notice=True,
         script=script,
-        ready_within_s=ready_within_s,
+        ready_within_s=node_check.WITHIN_S if options.node_check else 0.0,
         spec=SpecFields(**options.spec),
     )
     try:
@@ -265,24 +248,18 @@ def _offer(context: AgentContext, ready_within_s: float) -> JoinRequest:
     return offer
 
 
-def _health(context: AgentContext, parts: Parts) -> HealthChecks:
+def _health_checks(context: AgentContext, preemption: PreemptionWatch | None) -> Iterator[HealthCheck]:
     """What is asked of this node before each round."""
     options, identity = context.options, context.identity
-    once: list[HealthCheck] = []
-    repeated, within_s = None, 0.0
     if gpus := [gpu.uuid for gpu in devices.visible_gpus(os.environ)]:
-        once.append(partial(check_gpus, gpus))
-    if parts.preemption is not None:
-        once.append(parts.preemption.check)
+        yield partial(check_gpus, gpus)
+    if preemption is not None:
+        yield preemption.check
     if options.node_check:
-        repeated = NodeCheck(
-            options.node_check,
-            identity.incarnation,
-            environ={processes.NODE_ID: identity.node_id},
-            secrets=context.access.secrets,
+        environ = {processes.NODE_ID: identity.node_id}
+        yield NodeCheck(
+            options.node_check, identity.incarnation, environ=environ, secrets=context.access.secrets
         ).run
-        within_s += node_check.WITHIN_S
-    return HealthChecks(once, repeated, within_s=within_s)
 
 
 def _sweep(identity: Identity, tell: Callable[[str], None]) -> None:

@@ -17,6 +17,7 @@ from hetrdzv.auth.files import AccessError, client_token
 from hetrdzv.auth.tls import ClientTls, TlsError
 
 if TYPE_CHECKING:
+    from hetagent.node.processes.identity import ServerAccess
     from hetagent.options.model import Options
 
 NEEDS = ("torch", "psutil")
@@ -50,11 +51,11 @@ def _run() -> int:
 
     try:
         options = parse(sys.argv[1:], os.environ)
-        token, tls = _token(options), _tls(options)
+        access = _server_access(options)
         if options.check:
             from hetagent.health.check import run
 
-            return run(options, token, tls)
+            return run(options, access)
         command, flags = None, options.torchrun
         if options.script is not None:
             how = {"module": flags.module, "no_python": flags.no_python, "run_path": flags.run_path}
@@ -66,7 +67,7 @@ def _run() -> int:
         if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # __main__.py has seen to that
             signal.signal(signal.SIGINT, signal.default_int_handler)
         with run_child_server() if options.standalone else contextlib.nullcontext() as server:
-            return assembly.run(options, command, server, token, tls)
+            return assembly.run(options, command, access, server)
     except (UsageError, CommandError, NetworkError, AccessError, TlsError) as error:
         # torchrun's status for a script that is not there is 1
         status = statuses.FAILED if isinstance(error, ProgramNotFoundError) else statuses.USAGE
@@ -80,19 +81,17 @@ def _run() -> int:
     return status
 
 
-def _token(options: "Options") -> str | None:
-    """The token for the server; neither the workers nor our own server may inherit it."""
+def _server_access(options: "Options") -> "ServerAccess":
+    """How to speak to the servers; our own speaks plain HTTP on loopback. No child inherits the token."""
+    from hetagent.node.processes.identity import ServerAccess
+
     token = client_token(options.token_file, lambda text: print_to_stderr(f"hetagent: {text}"))
     os.environ.pop("HET_TOKEN", None)
-    return None if options.standalone else token
-
-
-def _tls(options: "Options") -> ClientTls:
-    """Which servers to trust and the certificate to show them; our own server speaks plain HTTP on loopback."""
     if options.standalone:
-        return ClientTls()
+        return ServerAccess(servers=())
     files = {"ca_cert": options.ca_cert, "client_cert": options.client_cert, "client_key": options.client_key}
-    return ClientTls.from_flags(files, os.environ)
+    tls = ClientTls.from_flags(files, os.environ)
+    return ServerAccess(servers=options.servers, token=token, token_file=options.token_file, tls=tls)
 
 
 if __name__ == "__main__":

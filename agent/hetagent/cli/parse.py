@@ -49,7 +49,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
     made = {
         "servers": _servers(args),
         "group": args.group or (make_group_id() if args.standalone else "default"),
-        "node_id": args.node_id or _host_name(),
+        "node_id": args.node_id or host_name("--node-id"),
         "labels": dict(args.label),
         "spec": _spec(args),
         "signals": SIGNALS if args.signals_to_handle is None else args.signals_to_handle,
@@ -130,13 +130,6 @@ def _servers(args: Namespace) -> tuple[str, ...]:
             "both come before the script"
         )
     return tuple(args.server)
-
-
-def _host_name() -> str:
-    try:
-        return host_name()
-    except ValueError as error:
-        raise UsageError(f"{error}: give --node-id") from None
 
 
 def _spec(args: Namespace) -> dict[str, object]:

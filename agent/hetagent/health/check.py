@@ -4,7 +4,7 @@ import asyncio
 import os
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from urllib.parse import urlsplit
 
@@ -16,12 +16,11 @@ from hetagent.node import network, release
 from hetagent.node.gpu import devices
 from hetagent.node.gpu.discovery import GpuBroken, Usage, query_memory, versions
 from hetagent.node.network import host_port
+from hetagent.node.processes.identity import ServerAccess
 from hetagent.options.model import Options
 from hetagent.session.preflight import find_connect_error
 from hetrdzv import __version__
-from hetrdzv.auth.tls import ClientTls
 from hetrdzv.cli.hetctl.tables import folded_column, show, table, word_column
-from hetrdzv.client.client import Client
 from hetrdzv.protocol.errors import HetError, UnknownGroup
 from hetrdzv.protocol.pages import NodeReply
 from hetrdzv.protocol.texts.ids import is_loopback
@@ -57,14 +56,14 @@ class Finding:
     advice: str = ""
 
 
-def run(options: Options, token: str | None, tls: ClientTls) -> int:
+def run(options: Options, access: ServerAccess) -> int:
     """Look at this machine, the servers and the other nodes, and print a table; joins nothing.
 
     Returns:
         the exit status: 0 if nothing is wrong, else 1; warnings do not count.
     """
     findings = [check_versions(versions(), release.installed_torch()), *check_devices(options)]
-    findings += asyncio.run(_check_network(options, token, tls))
+    findings += asyncio.run(_check_network(options, access))
     columns = [
         word_column("CHECK"),
         word_column("IS"),
@@ -147,34 +146,36 @@ def check_ports(offered: str, port_range: tuple[int, int] | None, count: int) ->
 # -- servers and other nodes ---------------------------------------------------------------------------------
 
 
-async def _check_network(options: Options, token: str | None, tls: ClientTls) -> list[Finding]:
-    findings = list(await asyncio.gather(*(_check_server(url, tls) for url in options.servers)))
+async def _check_network(options: Options, access: ServerAccess) -> list[Finding]:
+    findings = list(
+        await asyncio.gather(*(_check_server(replace(access, servers=(url,))) for url in access.servers))
+    )
     try:
-        place = network.find_address(options.local_addr, options.interface, options.servers)
+        place = network.find_address(options.local_addr, options.interface, access.servers)
     except network.NetworkError as error:
         findings.append(Finding("address", Grade.WRONG, str(error)))
     else:
         findings.append(check_address(options, place.address, place.interface))
         findings.append(check_ports(place.address, options.port_range, 2 + (options.snapshots.memory != 0)))
-    return findings + await _check_group(options, token, tls)
+    return findings + await _check_group(options, access)
 
 
-async def _check_server(url: str, tls: ClientTls) -> Finding:
+async def _check_server(access: ServerAccess) -> Finding:
     """Whether a server answers, and which one it is."""
-    what = f"server {url}"
+    what = f"server {access.servers[0]}"
     try:
-        async with Client([url], tls=tls) as client:
+        async with access.client() as client:
             health = await client.health()
     except HetError as error:
         return Finding(what, Grade.WRONG, str(error), "is hetserver running there, and reachable from here?")
     return Finding(what, Grade.OK, f"hetserver {health.version}")
 
 
-async def _check_group(options: Options, token: str | None, tls: ClientTls) -> list[Finding]:
+async def _check_group(options: Options, access: ServerAccess) -> list[Finding]:
     """What the group says to this agent's token, and whether its other nodes can be reached."""
     what, nodes = f"group '{options.group}'", []
     try:
-        async with Client(options.servers, token=token, tls=tls) as client:
+        async with access.client() as client:
             reply = await client.group(options.group)
         text = f"{reply.shown_state}: {reply.why}"
         nodes = [node for node in reply.nodes if not node.gone and node.node_id != options.node_id]

@@ -1,7 +1,8 @@
 """Whether this node can take part in the next round: found out in a thread, and again while the node waits."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from hetagent.node.self_pipe import SelfPipe
@@ -33,32 +34,17 @@ HealthCheck = Callable[[threading.Event], HealthResult]
 
 
 class HealthChecks:
-    """The checks of this node between rounds. Readable (`fileno`) while there are results; nothing here blocks.
+    """The checks of this node while it waits for a round. Readable (`fileno`) while there are results.
 
-    Args:
-        once: run in this order before each round.
-        repeated: runs after these, and now and then until a round begins.
-        within_s: how long the first result may take, once a round has ended (seconds).
-        again_s, retry_s: see `AGAIN_S` and `RETRY_S`.
+    Nothing here blocks: a thread runs the checks in their order up to the first that fails, now and then until a round
+    begins.
     """
 
-    def __init__(
-        self,
-        once: Sequence[HealthCheck] = (),
-        repeated: HealthCheck | None = None,
-        *,
-        within_s: float = 0.0,
-        again_s: float = AGAIN_S,
-        retry_s: float = RETRY_S,
-    ) -> None:
-        self.within_s = within_s
-        self._once = once
-        self._repeated = repeated
+    def __init__(self, checks: Iterable[HealthCheck] = (), again_s: float = AGAIN_S) -> None:
+        self._checks = tuple(checks)
         self._again_s = again_s
-        self._retry_s = retry_s
         self._cancelled = threading.Event()  # of the checks that run
-        self._results: list[HealthResult] = []
-        self._lock = threading.Lock()
+        self._results: deque[tuple[threading.Event, HealthResult]] = deque()
         self._thread: threading.Thread | None = None
         self._waker = SelfPipe()
 
@@ -70,28 +56,25 @@ class HealthChecks:
         """Start the checks; the first result is there at once if there are none."""
         self.cancel()
         self._cancelled = cancelled = threading.Event()
-        if not self._once and self._repeated is None:
-            self._results.append(HEALTHY)
+        if not self._checks:
+            self._results.append((cancelled, HEALTHY))
             return
-        former = self._thread
         self._thread = threading.Thread(
-            target=self._main, args=[cancelled, former], name="health", daemon=True
+            target=self._main, args=[cancelled, self._thread], name="health", daemon=True
         )
         self._thread.start()
 
     def cancel(self) -> None:
         """A round begins, or the agent leaves: there are no more results, and a check that runs is killed."""
-        with self._lock:
-            self._cancelled.set()
-            self._results.clear()
-            self._waker.clear()
+        self._cancelled.set()
 
     def take_results(self) -> list[HealthResult]:
         """The results since the last call, in order: the first one, and each one that differs from that before."""
-        with self._lock:
-            self._waker.clear()
-            taken, self._results = self._results, []
-        return taken
+        self._waker.clear()
+        taken = [self._results.popleft() for _ in range(len(self._results))]
+        return [
+            result for cancelled, result in taken if cancelled is self._cancelled and not cancelled.is_set()
+        ]
 
     def close(self, timeout_s: float = 1.0) -> None:
         """Cancel; returns when a check that ran is gone, or after that time (seconds)."""
@@ -106,35 +89,20 @@ class HealthChecks:
     def _main(self, cancelled: threading.Event, former: threading.Thread | None) -> None:
         if former is not None:
             former.join()  # it is killing its check
-        try:
-            self._run(cancelled)
-        except Exception as error:  # else the node would wait for ever, and nobody would know why
-            why = f"checking whether it is ready failed, which is a bug: {type(error).__name__}: {error}"
-            self._add(HealthResult(why, fatal=True), cancelled)
-
-    def _run(self, cancelled: threading.Event) -> None:
-        result, last = HEALTHY, None
-        for check in self._once:
-            result = check(cancelled)
-            if result.why:
-                break
-        if result.why or self._repeated is None:
-            self._add(result, cancelled)
-            return
-        retry_s = self._retry_s
+        last, retry_s = None, RETRY_S
         while not cancelled.is_set():
-            result = self._repeated(cancelled)
+            result = self._check(cancelled)
             if result != last:
-                self._add(result, cancelled)
-            last = result
-            if result.why:
-                pause_s, retry_s = retry_s, min(self._again_s, 2 * retry_s)
-            else:
-                pause_s, retry_s = self._again_s, self._retry_s
+                self._results.append((cancelled, result))
+                self._waker.wake()
+            last, pause_s = result, min(retry_s, self._again_s) if result.why else self._again_s
+            retry_s = 2 * retry_s if result.why else RETRY_S
             cancelled.wait(pause_s)
 
-    def _add(self, result: HealthResult, cancelled: threading.Event) -> None:
-        with self._lock:
-            if not cancelled.is_set():
-                self._results.append(result)
-                self._waker.wake()
+    def _check(self, cancelled: threading.Event) -> HealthResult:
+        try:
+            results = (check(cancelled) for check in self._checks)
+            return next((result for result in results if result.why), HEALTHY)
+        except Exception as error:  # else the node would wait for ever, and nobody would know why
+            why = f"checking whether it is ready failed, which is a bug: {type(error).__name__}: {error}"
+            return HealthResult(why, fatal=True)

@@ -9,6 +9,7 @@ from typing import Any
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from hetagent.cli.flags import SPEC_FLAGS
+from hetagent.errors import UsageError
 from hetagent.node.names import host_name
 from hetagent.node.network import parse_port_range
 from hetagent.node.processes.identity import ServerAccess
@@ -25,10 +26,6 @@ from hetrdzv.protocol.texts.typed import seconds
 
 TORCHS_OWN = frozenset({"timeout"})
 """Options that torch adds to every job for its own backends; ignored."""
-
-
-class ConfError(ValueError):
-    """The settings of a job make no sense; the text says what to change."""
 
 
 WORLD_SIZES = ("min_world_size", "max_world_size")
@@ -77,27 +74,26 @@ def parse_conf(params: RendezvousParameters) -> Conf:
     try:
         group = checked_id(params.run_id)
     except ValueError as error:
-        raise ConfError(f"--rdzv-id {error}: it is the group's id on the server") from None
+        raise UsageError(f"--rdzv-id {error}: it is the group's id on the server") from None
     local_addr = options.get("local_addr", params.local_addr)
     if params.local_addr not in (None, local_addr):
-        raise ConfError("--local-addr and --rdzv-conf local_addr contradict each other: give one of them")
+        raise UsageError("--local-addr and --rdzv-conf local_addr contradict each other: give one of them")
     if local_addr is not None and "interface" in options:
-        raise ConfError("local_addr and interface both choose the address: give one of them")
+        raise UsageError("local_addr and interface both choose the address: give one of them")
     # torch's agents count restarts (--max-restarts): the server sets no limit of its own unless asked to
     spec = {"max_restarts": UNLIMITED_RESTARTS, "min_nodes": params.min_nodes, "max_nodes": params.max_nodes}
     spec |= {name: options[name] for name in ("max_restarts", *WORLD_SIZES, *SPEC_FLAGS) if name in options}
-    tls = {name: options.get(name) for name in ("ca_cert", "client_cert", "client_key")}
     token_file = options.get("token_file")
     access = ServerAccess(
         servers=_servers(params.endpoint),
         token=_take_token(token_file),
         token_file=token_file,
-        tls=ClientTls.from_flags(tls, os.environ),
+        tls=ClientTls.from_flags(options, os.environ),
     )
     return Conf(
         access=access,
         group=group,
-        node_id=options.get("node_id") or _host_name(),
+        node_id=options.get("node_id") or host_name("--rdzv-conf node_id=NAME"),
         node_id_given="node_id" in options,
         local_addr=local_addr,
         interface=options.get("interface"),
@@ -112,31 +108,24 @@ def _options(config: Mapping[str, object]) -> dict[str, Any]:
     known = f"known are {', '.join(sorted(OPTIONS))}"
     unknown = sorted(config.keys() - OPTIONS.keys() - TORCHS_OWN)
     if unknown:
-        raise ConfError(f"--rdzv-conf has no option {', '.join(map(repr, unknown))} with hetrdzv; {known}")
+        raise UsageError(f"--rdzv-conf has no option {', '.join(map(repr, unknown))} with hetrdzv; {known}")
     parsed = {}
     for name, value in config.items():
         if name in OPTIONS and value is not None:
             try:
                 parsed[name] = OPTIONS[name](str(value))
             except ValueError as error:
-                raise ConfError(f"--rdzv-conf {name}={value}: {error}") from None
+                raise UsageError(f"--rdzv-conf {name}={value}: {error}") from None
     return parsed
 
 
 def _servers(endpoint: str) -> tuple[str, ...]:
     if not endpoint.strip():
-        raise ConfError("no server: give --rdzv-endpoint host:29400, where hetserver listens")
+        raise UsageError("no server: give --rdzv-endpoint host:29400, where hetserver listens")
     try:
         return tuple(parse_server_urls(endpoint))
     except ValueError as error:
-        raise ConfError(f"--rdzv-endpoint: {error}") from None
-
-
-def _host_name() -> str:
-    try:
-        return host_name()
-    except ValueError as error:
-        raise ConfError(f"{error}: give --rdzv-conf node_id=NAME") from None
+        raise UsageError(f"--rdzv-endpoint: {error}") from None
 
 
 def _spec(fields: Mapping[str, Any], local_addr: str | None) -> SpecFields:
@@ -152,7 +141,9 @@ def _spec(fields: Mapping[str, Any], local_addr: str | None) -> SpecFields:
         return codec.validate(JoinRequest, join).spec
     except codec.Malformed as error:
         wrong = error.mistakes[0]
-        raise ConfError(f"--rdzv-conf {wrong.field.rpartition('.')[2]}={wrong.given}: {wrong.text}") from None
+        raise UsageError(
+            f"--rdzv-conf {wrong.field.rpartition('.')[2]}={wrong.given}: {wrong.text}"
+        ) from None
 
 
 _taken_token: list[str] = []

@@ -41,11 +41,8 @@ class TorchrunHandler(HetRendezvousHandler):
     """One node's part in a job whose rounds a hetserver decides and whose workers torch's agent runs."""
 
     def __init__(self, conf: Conf) -> None:
-        given = conf.node_id_given
-        self._name = (
-            names.NodeIdClaim(conf.node_id)
-            if given
-            else names.claim_node_id(conf.node_id, conf.group, conf.access.servers)
+        self._name = names.claim_node_id(
+            conf.node_id, conf.group, conf.access.servers, given=conf.node_id_given
         )
         conf = replace(conf, node_id=self._name.node_id)
         super().__init__(conf.group, conf.node_id, self._hold_port)

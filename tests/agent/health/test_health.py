@@ -12,7 +12,7 @@ from tests.agent.rig import Make, OtherNode, is_alive, soon
 from tests.support.fuse import DeadFiles
 
 from hetagent.health import gpus, node_check
-from hetagent.health.checks import HEALTHY, HealthResult
+from hetagent.health.checks import HEALTHY, HealthChecks, HealthResult
 from hetagent.health.node_check import MOST_CHARACTERS, NodeCheck
 from hetagent.node.gpu.discovery import GpuBroken, Usage
 from hetagent.node.processes import proctree as processes
@@ -124,6 +124,21 @@ def test_the_guardian_ends_a_check_as_well(tmp_path: Path) -> None:
     assert processes.kill_all_of("hready-test-guardian") == []
     thread.join(20)
     assert not thread.is_alive()
+
+
+def test_a_gpu_that_is_lost_while_the_node_waits_takes_it_out() -> None:
+    lost = HealthResult("its GPU 3: GPU is lost", fatal=True)
+    answers = [HEALTHY, HEALTHY, lost]
+    checks, found = HealthChecks([lambda cancelled: answers.pop(0) if answers else lost], 0.0), []
+    checks.run()
+
+    def finds() -> bool:
+        found.extend(checks.take_results())
+        return lost in found
+
+    soon(finds, "the loss")
+    checks.close()
+    assert found == [HEALTHY, lost]
 
 
 def test_a_node_is_ready_while_its_check_passes_before_each_round(rig: Make) -> None:

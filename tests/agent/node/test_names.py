@@ -19,20 +19,20 @@ FORKS = f"""
 import os, signal
 from hetagent.node import names
 
-name = names.claim_node_id("gpu7", "{RUN}", {SERVERS})
+name = names.claim_node_id("gpu7", "{RUN}", {SERVERS}, given=False)
 begun, begins = os.pipe()
 if not (child := os.fork()):
     os.write(begins, b"!")
     signal.pause()
 os.read(begun, 1)
 name.release()
-print(names.claim_node_id("gpu7", "{RUN}", {SERVERS}).node_id)
+print(names.claim_node_id("gpu7", "{RUN}", {SERVERS}, given=False).node_id)
 os.kill(child, signal.SIGKILL)
 """
 
 
 def take(group: str = RUN, servers: list[str] = SERVERS) -> names.NodeIdClaim:
-    return names.claim_node_id("gpu7", group, servers)
+    return names.claim_node_id("gpu7", group, servers, given=False)
 
 
 def test_the_lowest_free_name_of_a_group_at_its_servers() -> None:

@@ -10,9 +10,10 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.launcher.api import LaunchConfig
 from torch.distributed.run import config_from_args, parse_args
 
+from hetagent.errors import UsageError
 from hetagent.torchrun import conf as torchrun_conf
 from hetagent.torchrun import create_handler
-from hetagent.torchrun.conf import OPTIONS, ConfError, parse_conf
+from hetagent.torchrun.conf import OPTIONS, parse_conf
 from hetrdzv.auth.files import AccessError
 from hetrdzv.protocol.settings import SETTINGS, UNLIMITED_RESTARTS
 
@@ -60,7 +61,7 @@ def test_what_torch_adds_is_all_that_is_passed_over() -> None:
     ],
 )
 def test_nonsense_is_refused(how: dict[str, str], told: str) -> None:
-    with pytest.raises(ConfError, match=told) as refusal:
+    with pytest.raises(UsageError, match=told) as refusal:
         create_handler(params(**how))
     assert "secret" not in str(refusal.value)
 
@@ -69,7 +70,7 @@ def test_the_address_may_come_from_torchrun() -> None:
     assert parse_conf(params(local_addr="10.0.0.1")).local_addr == "10.0.0.1"
     both = params(local_addr="10.0.0.1")
     both.config["local_addr"] = "10.0.0.2"
-    with pytest.raises(ConfError, match="contradict each other"):
+    with pytest.raises(UsageError, match="contradict each other"):
         parse_conf(both)
 
 

@@ -12,10 +12,13 @@ from hetagent.monitor import stacks
 from hetagent.monitor.stall_detector import WorkerTrack, node_progress
 from hetagent.monitor.torch_client import Query
 from hetagent.monitor.worker_probe import TICK_S, WorkerProbe
-from hetagent.node import release
 from hetagent.node.self_pipe import SelfPipe, wait_readable
+from hetagent.torch_compat.flags import RELEASE
 from hetrdzv.protocol.progress import NodeProgress, ProgressTimes
 from hetrdzv.protocol.stacks import Stack
+
+REPORTS_PROGRESS = (2, 11)
+"""The first release of torch in which a worker's own server tells of the collectives of gloo, too."""
 
 CLOSE_S = 0.5
 """How long to wait for whoever takes stacks or reads files at the end of a round (seconds)."""
@@ -45,7 +48,7 @@ class RoundWatch:
         self._hang_timeout_s = hang_timeout_s
         self._unseen = unseen
         self._log = log
-        self._torch_tells = release.reports_progress(release.installed_torch())
+        self._torch_tells = RELEASE >= REPORTS_PROGRESS
         self._taking = threading.Lock()
         now = self._watched_at = time.monotonic()
         # what the server was told at once

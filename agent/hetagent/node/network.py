@@ -2,6 +2,7 @@
 
 import errno
 import ipaddress
+import os
 import random
 import re
 import socket
@@ -13,6 +14,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from hetagent.node.console import WarnOnce
+from hetrdzv.client.urls import PORTS
 
 CONNECT_TIMEOUT_S = 2.0
 """How long to try to connect to one address of a server (seconds)."""
@@ -20,7 +22,6 @@ CONNECT_TIMEOUT_S = 2.0
 RESOLVE_PAUSE_S = 1.0
 """Pause between two look-ups of a server's name (seconds)."""
 
-DEFAULT_PORTS = {"http": 80, "https": 443}
 MAX_PORT = 65_535
 
 SCRIPT_PORTS = (20_000, 29_999)
@@ -118,7 +119,7 @@ def local_address_towards(url: str) -> str:
     `CONNECT_TIMEOUT_S` per address of the server.
     """
     parts = urlsplit(url)
-    host, port = parts.hostname or "", parts.port or DEFAULT_PORTS[parts.scheme]
+    host, port = parts.hostname or "", parts.port or PORTS[parts.scheme]
     advice = "pass --local-addr or --interface to say which address this node offers"
     try:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -192,31 +193,22 @@ def hold_port(address: str, port_range: tuple[int, int] | None) -> socket.socket
     can try the port, and has SO_REUSEADDR: else the connections of earlier rounds, which the kernel remembers for a
     minute, would use up a small range.
     """
-    if port_range is None:
-        ports = [0]
-    else:
-        ports = list(range(port_range[0], port_range[1] + 1))
-        random.shuffle(ports)
+    first, last = port_range or (0, 0)
     family, host = _bindable(address)
     why = ""
-    for port in ports:
-        sock = socket.socket(family, socket.SOCK_STREAM)
+    for port in random.sample(range(first, last + 1), last + 1 - first):
         try:
-            if family == socket.AF_INET6 and host == WILDCARDS[family]:
-                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind((host, port))
-            sock.listen(socket.SOMAXCONN)
-            return sock
+            return socket.create_server(
+                (host, port), family=family, backlog=socket.SOMAXCONN, dualstack_ipv6=host == "::"
+            )
         except OSError as error:
-            sock.close()
-            why = error.strerror or str(error)
+            why = os.strerror(error.errno) if error.errno else str(error)
             if error.errno not in (errno.EADDRINUSE, errno.EACCES):
                 break
     if port_range is None:
         raise NetworkError(f"cannot bind a port on {host}: {why}")
     raise NetworkError(
-        f"no free port in {port_range[0]}-{port_range[1]} on {host} ({why}): "
+        f"no free port in {first}-{last} on {host} ({why}): "
         "widen --port-range, or stop the programs that use them"
     )
 

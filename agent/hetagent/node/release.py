@@ -12,10 +12,6 @@ TESTED = (2, 15)
 """The newest one with which everything was tested (`make test-torch`)."""
 
 
-TELLS_PROGRESS = (2, 11)
-"""The first release of torch in which a worker's own server tells of the collectives of gloo, too."""
-
-
 def installed_torch() -> str | None:
     """The version of the torch that is installed; None if it was installed by other means than as a package."""
     try:
@@ -37,12 +33,6 @@ def check_torch_release(release: str | None) -> str | None:
         tested = ".".join(map(str, TESTED))
         return f"torch {release} is newer than what this hetagent was tested with ({tested})"
     return None
-
-
-def reports_progress(release: str | None) -> bool:
-    """Whether this torch tells how far its collectives are."""
-    number = _number(release)
-    return number is not None and number >= TELLS_PROGRESS
 
 
 def _number(release: str | None) -> tuple[int, int] | None:

@@ -2,9 +2,9 @@
 
 import contextlib
 import os
-import select
 from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from multiprocessing.connection import wait
+from typing import Any, Protocol, TypeVar
 
 
 class Readable(Protocol):
@@ -18,13 +18,9 @@ Source = TypeVar("Source", bound=Readable)
 
 def wait_readable(sources: Sequence[Source], timeout_s: float | None) -> list[Source]:
     """Those that are readable by then (seconds; None: wait for ever)."""
-    by_number = {source.fileno(): source for source in sources}
-    by_number.pop(-1, None)
-    poller = select.poll()
-    for number in by_number:
-        poller.register(number, select.POLLIN)
-    ready = poller.poll(None if timeout_s is None else 1000 * timeout_s)
-    return [by_number[number] for number, _ in ready]
+    waited: Any = [source for source in sources if source.fileno() >= 0]
+    ready: Any = wait(waited, timeout_s)
+    return list(ready)
 
 
 class SelfPipe:

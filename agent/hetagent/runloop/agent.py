@@ -119,9 +119,8 @@ class Agent:
         """Wait for an event, then handle every source in turn; `woken`: by a signal, or the end of a child."""
         moments = [at for at in (self._local.due_at(), self.shutdown.stop_at) if at is not None]
         timeout_s = max(0.0, min(moments) - time.monotonic()) if moments else None
-        sources: list[Readable] = [woken, self.server, self.health, *self.parts.hooks]
+        sources: list[Readable] = [woken, self.server, self.health, self.guardian, *self.parts.hooks]
         sources += [self.parts.preemption] if self.parts.preemption is not None else []
-        sources += [self.guardian] if self.guardian.pid is not None else []
         ready = wait_readable(sources, timeout_s)
         if woken in ready:
             woken.recv(4096)

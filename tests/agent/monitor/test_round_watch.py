@@ -160,22 +160,21 @@ def test_who_is_behind_where_and_in_which_state(pair: Pair) -> None:
 @pytest.mark.parametrize(
     ("unseen", "release", "world_size", "known"),
     [
-        ("", "2.13.0+cpu", 2, True),
-        ("", "2.13.0+cpu", 1, False),
-        ("", "2.10.1", 2, False),
-        ("", None, 2, False),
-        (NOT_OURS, "2.13.0", 2, False),
+        ("", (2, 13), 2, True),
+        ("", (2, 13), 1, False),
+        ("", (2, 10), 2, False),
+        (NOT_OURS, (2, 13), 2, False),
     ],
 )
 def test_workers_that_never_answered_have_come_nowhere_or_nobody_knows(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     unseen: str,
-    release: str | None,
+    release: tuple[int, int],
     world_size: int,
     known: bool,
 ) -> None:
-    monkeypatch.setattr("hetagent.node.release.installed_torch", lambda: release)
+    monkeypatch.setattr("hetagent.monitor.round_watch.RELEASE", release)
     watch = RoundWatch(1, [probe(os.getpid(), tmp_path, world_size=world_size)], lambda: None, unseen=unseen)
     assert (watch.progress_times() is not None) == known
     watch.close()

@@ -1,6 +1,5 @@
 """Starts the guardian and talks to it over a pipe; `guardian_process.py` is its program."""
 
-import base64
 import contextlib
 import json
 import os
@@ -33,8 +32,7 @@ class GuardianError(AgentError):
 class Guardian:
     """A process that kills an agent's workers and says goodbye to the server if the agent dies.
 
-    Selectors take it for a file that becomes readable when the guardian itself dies. Then `unregister` it, `start` it
-    again and `register` it again.
+    Readable (`fileno`) once the guardian itself has died: then `start` it again.
 
     Args:
         access: how it says goodbye; None: to nobody.
@@ -46,8 +44,7 @@ class Guardian:
     """
 
     def __init__(self, identity: Identity, access: ServerAccess | None) -> None:
-        whom = (identity, access)
-        self.pickled_goodbye = base64.b64encode(pickle.dumps(whom)).decode() if access is not None else ""
+        self.pickled_goodbye = pickle.dumps((identity, access)).hex() if access is not None else ""
         self._incarnation = identity.incarnation
         self._who = f"the guardian of node {identity.node_id!r}"
         self.pipes: Path | None = None
@@ -59,11 +56,8 @@ class Guardian:
         return self._process.pid if self._process is not None else None
 
     def fileno(self) -> int:
-        """A descriptor that becomes readable when the guardian dies; a different one after each `start`."""
-        if self._process is None:
-            raise ValueError("the guardian is not running: start it first")
-        assert self._process.stdout is not None
-        return self._process.stdout.fileno()
+        """A descriptor that becomes readable when the guardian dies; -1: it is not running."""
+        return -1 if self._process is None or self._process.stdout is None else self._process.stdout.fileno()
 
     def start(self) -> None:
         """Start it, or another one if it has died; returns when it is on guard, after some 40 ms."""

@@ -39,8 +39,8 @@ SAVE_CHECK_S = 0.01
 PARENT_CHECK_S = 1.0
 """How often to look for the agent (seconds): a worker that was forked without exec holds its end of the pipe open."""
 
-PREPARE_AFTER_S = 5.0
-"""How long after the first workers what the goodbye needs is imported (seconds): workers that start need the CPU."""
+PREPARE_AFTER_S = 30.0
+"""When what the goodbye needs is imported (seconds): workers that start need the CPU."""
 
 IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that Slurm sends to all processes of a job are meant for the agent, which then leaves properly."""
@@ -69,33 +69,32 @@ def main() -> int:
     lines = lines_of(sys.stdin.fileno(), os.getppid())
     if (first := next(lines, None)) is None:
         return 1  # the agent died before it said whose workers to stop: it had none
-    message = json.loads(first)
-    sys.path[:] = message["sys_path"]
+    agent = json.loads(first)
+    sys.path[:] = agent["sys_path"]
     # Now, not when it is needed: its file may be out of reach later.
     from hetagent.node.processes import proctree as processes
 
     print("ready", flush=True)
+    if agent["goodbye"]:
+        prepared = threading.Timer(PREPARE_AFTER_S, _prepare, [agent["goodbye"]])
+        prepared.daemon = True
+        prepared.start()
     watched: dict[str, Any] = {"sessions": [], "pipes": ""}
-    prepared: threading.Timer | None = None
     for line in lines:
         watched = json.loads(line)
         if not watched:
             return 0
-        if prepared is None and message["goodbye"]:
-            prepared = threading.Timer(PREPARE_AFTER_S, _prepare, [message["goodbye"]])
-            prepared.daemon = True
-            prepared.start()
     if watched["pipes"] and watched["sessions"]:
         have_workers_save(watched["pipes"])
-    stubborn = processes.kill_all_of(message["incarnation"], watched["sessions"])
+    stubborn = processes.kill_all_of(agent["incarnation"], watched["sessions"])
     if stubborn:
         _log(
             f"processes cannot be killed: {processes.describe_stuck(stubborn)}; "
             "check the node (GPU driver, file server) before you use it again"
         )
-    if message["goodbye"]:
+    if agent["goodbye"]:
         signal.alarm(GOODBYE_LIMIT_S)
-        goodbye(message["goodbye"])
+        goodbye(agent["goodbye"])
     return 0
 
 
@@ -129,7 +128,7 @@ def goodbye(pickled: str) -> None:
 
         identity, access = _unpickle(pickled)
         who = f"node {identity.node_id!r}"
-        asyncio.run(_leave(identity, access, GOODBYE_TIMEOUT_S))
+        asyncio.run(_leave(identity, access))
     except Exception as error:
         _log(
             f"could not tell the server that {who} left ({type(error).__name__}: {error}); "
@@ -145,31 +144,24 @@ def _prepare(pickled: str) -> None:
 
 def _unpickle(pickled: str) -> tuple["Identity", "ServerAccess"]:
     """Who leaves, and how to say so."""
-    import base64
     import pickle
 
-    identity, access = pickle.loads(base64.b64decode(pickled))
+    identity, access = pickle.loads(bytes.fromhex(pickled))
     return identity, access
 
 
-async def _leave(identity: "Identity", access: "ServerAccess", within_s: float) -> None:
-    """Tell whichever server is in charge, or soon will be; ask again for so long (seconds)."""
+async def _leave(identity: "Identity", access: "ServerAccess") -> None:
+    """Tell whichever server is in charge, or soon will be."""
     import asyncio
 
     from hetrdzv.protocol.errors import Unreachable
 
-    until = time.monotonic() + within_s
-    async with access.client() as client:
+    until = time.monotonic() + GOODBYE_TIMEOUT_S
+    who = (identity.group, identity.node_id)
+    async with asyncio.timeout(GOODBYE_TIMEOUT_S), access.client() as client:
         while True:
-            leave = client.leave(
-                identity.group,
-                identity.node_id,
-                incarnation=identity.incarnation,
-                reason=REASON,
-                died=1,
-            )
             try:
-                await asyncio.wait_for(leave, max(GOODBYE_PAUSE_S, until - time.monotonic()))
+                await client.leave(*who, incarnation=identity.incarnation, reason=REASON, died=1)
                 return
             except Unreachable:
                 if time.monotonic() + GOODBYE_PAUSE_S >= until:

@@ -19,7 +19,6 @@ class AgentContext:
 
     Attributes:
         command: what the workers run; None: the group's command.
-        devices: those that were chosen; None: nobody has looked at them.
         address: what it offers.
         versions: of torch, the driver and others, by name.
         tell: shows one line to the person at the terminal.
@@ -29,8 +28,7 @@ class AgentContext:
     access: ServerAccess
     identity: Identity
     command: WorkerCommand | None
-    devices: Devices | None
-    slots: int
+    devices: Devices
     address: AdvertisedAddress
     launch: Launch
     versions: Mapping[str, str]

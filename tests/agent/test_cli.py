@@ -25,7 +25,7 @@ from hetagent.context import AgentContext
 from hetagent.errors import AgentError, CommandError, UsageError
 from hetagent.launch.base import Launch
 from hetagent.launch.command import WorkerCommand, parse_group_command, worker_command
-from hetagent.launch.slots import choose_devices_and_slots
+from hetagent.launch.slots import choose_worker_devices
 from hetagent.node.gpu import devices
 from hetagent.node.gpu.discovery import Gpu
 from hetagent.node.processes import proctree as processes
@@ -54,16 +54,16 @@ def options(*argv: str) -> Options:
         ("--gpus 2 --device cpu", "cpu", 2),
         ("--nproc-per-node gpu", "cuda", 4),
         ("--nproc-per-node auto", "cuda", 4),
-        ("--nproc-per-node 6", None, 6),
-        ("--nproc-per-node cpu", None, os.cpu_count()),
+        ("--nproc-per-node 6", "", 6),
+        ("--nproc-per-node cpu", "", os.cpu_count()),
         ("--nproc-per-node 2 --device cpu", "cpu", 2),
         ("--nproc-per-node 2 --device cuda", "cuda", 2),
         ("--nproc-per-node auto --device cpu", "cpu", os.cpu_count()),
     ],
 )
-def test_how_many_workers_on_what(argv: str, kind: str | None, slots: int) -> None:
-    chosen, count = choose_devices_and_slots(options(*argv.split()))
-    assert (chosen.kind if chosen is not None else None, count) == (kind, slots)
+def test_how_many_workers_on_what(argv: str, kind: str, slots: int) -> None:
+    chosen = choose_worker_devices(options(*argv.split()))
+    assert (chosen.kind, chosen.slots) == (kind, slots)
 
 
 def test_torchruns_auto_without_gpus_means_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,25 +71,25 @@ def test_torchruns_auto_without_gpus_means_cpus(monkeypatch: pytest.MonkeyPatch)
         raise devices.NoGpuError("--gpus auto", " (no driver)")
 
     monkeypatch.setattr(devices, "choose_devices", none)
-    assert choose_devices_and_slots(options("--nproc-per-node", "auto")) == (None, os.cpu_count())
+    assert choose_worker_devices(options("--nproc-per-node", "auto")).slots == os.cpu_count()
     with pytest.raises(UsageError, match="--nproc-per-node auto: no GPU here"):
-        choose_devices_and_slots(options("--nproc-per-node", "auto", "--device", "cuda"))
+        choose_worker_devices(options("--nproc-per-node", "auto", "--device", "cuda"))
 
 
 def test_a_number_of_workers_that_no_node_has(monkeypatch: pytest.MonkeyPatch) -> None:
     for count in ("0", "-1", "1025"):
         with pytest.raises(UsageError, match=f"--nproc-per-node {count}: a node has 1 to 1024 workers"):
-            choose_devices_and_slots(options(f"--nproc-per-node={count}"))
+            choose_worker_devices(options(f"--nproc-per-node={count}"))
     for given in ("2.0", "2000"):
         monkeypatch.setenv("PET_NPROC_PER_NODE", given)
         with pytest.raises(UsageError, match=f"^PET_NPROC_PER_NODE={given}: "):
-            choose_devices_and_slots(options())
+            choose_worker_devices(options())
 
 
 def test_an_offer_that_no_server_would_take_is_refused_at_once() -> None:
     found, place = replace(options(), labels={"rack": "x" * 300}), SimpleNamespace(address="127.0.0.1")
-    made = SimpleNamespace(options=found, slots=1, address=place, launch=Launch(None), versions={})
-    made.devices = made.command = None
+    made = SimpleNamespace(options=found, address=place, launch=Launch(None), versions={})
+    made.devices, made.command = devices.Devices(1), None
     made.identity = Identity(found.group, found.node_id, "i1")
     with pytest.raises(UsageError, match=r"no server accepts --label 'x+': String should have at most 256"):
         assembly._offer(cast("AgentContext", made))

@@ -114,7 +114,7 @@ def test_amds_gpus_are_chosen_as_torch_sees_them(machine: Machine) -> None:
     chosen = choose_devices("auto", "cuda", {})
     assert chosen.slots == len(machine.about["gpus"])
     last = {"HIP_VISIBLE_DEVICES": str(chosen.slots - 1)}
-    narrowed = visible_devices_env(Devices(1, (0,)), last)
+    narrowed = visible_devices_env(Devices(1, "cuda", (0,)), last)
     assert torch_sees({**last, **narrowed})["gpus"] == machine.about["gpus"][-1:]
 
 

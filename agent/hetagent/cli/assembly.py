@@ -22,7 +22,7 @@ from hetagent.health.node_check import NodeCheck
 from hetagent.health.ready_file import ReadyFile
 from hetagent.launch.command import WorkerCommand, identify_script
 from hetagent.launch.kinds import make_launch
-from hetagent.launch.slots import choose_devices_and_slots, hide_other_devices
+from hetagent.launch.slots import choose_worker_devices, hide_other_devices
 from hetagent.monitor.watcher import Watcher
 from hetagent.node import console, names
 from hetagent.node.console import print_to_stderr
@@ -55,7 +55,6 @@ from hetagent.workers.store import HetRendezvousHandler
 from hetagent.workers.torch_starter import TorchStarter
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.requests import JoinRequest, SpecFields
-from hetrdzv.protocol.texts.phrasing import count as counted
 
 PREFIX = "[${node_id}:${rank}] "
 """What lines of the workers begin with on the console unless a template was given (pytorch/pytorch#75087)."""
@@ -82,8 +81,7 @@ def run(
     context = _context(options, command, access, tell)
     logs_specs = _logs_specs(options)
     agent = _agent(context, server, logs_specs)
-    kind = "worker" if context.devices is None else "CPU worker" if context.devices.kind == "cpu" else "GPU"
-    what = f"{counted(context.slots, kind)} at {context.address.address}"
+    what = f"{context.devices.description} at {context.address.address}"
     tell(f"joining group '{options.group}' at {', '.join(access.servers)} with {what}")
     try:
         agent.run()
@@ -110,15 +108,15 @@ def _context(
     """Look at this node, and clean up what an earlier agent has left on it."""
     for note in options.notes:
         tell(note)
-    chosen, slots = choose_devices_and_slots(options)
+    chosen = choose_worker_devices(options)
     address = find_address(
         options.local_addr, options.interface, access.servers, options.connect_timeout_s, tell
     )
     hide_other_devices(chosen)
-    launch = make_launch(options, command, slots, os.environ)
+    launch = make_launch(options, command, chosen.slots, os.environ)
     identity = Identity(options.group, options.node_id, uuid.uuid4().hex)
     _sweep(identity, tell)
-    if slots > 1 and "OMP_NUM_THREADS" not in os.environ:
+    if chosen.slots > 1 and "OMP_NUM_THREADS" not in os.environ:
         os.environ["OMP_NUM_THREADS"] = "1"  # as torchrun does, so that workers do not fight for cores
     return AgentContext(
         options=options,
@@ -126,7 +124,6 @@ def _context(
         identity=identity,
         command=command,
         devices=chosen,
-        slots=slots,
         address=address,
         launch=launch,
         versions=versions(),
@@ -174,7 +171,7 @@ def _starter(context: AgentContext, handler: HetRendezvousHandler, logs_specs: L
         "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", PREFIX
     )
     return TorchStarter(
-        torchs.worker_spec(options.torchrun, context.slots, handler),
+        torchs.worker_spec(options.torchrun, context.devices.slots, handler),
         logs_specs,
         Template(prefix).safe_substitute(node_id=options.node_id),
         OutputCapture() if options.report_output else None,
@@ -219,16 +216,12 @@ def _offer(context: AgentContext) -> JoinRequest:
     offer = JoinRequest(
         incarnation=context.identity.incarnation,
         port=1,  # until one is held
-        slots=context.slots,
+        slots=context.devices.slots,
         address=context.address.address,
         role=runs.role,
         labels=options.labels,
         weight=options.weight,
-        device={
-            **context.versions,
-            **(context.devices.facts if context.devices is not None else {}),
-            **({"script": digest} if digest else {}),
-        },
+        device={**context.versions, **context.devices.facts, **({"script": digest} if digest else {})},
         wants_command=context.command is None,
         wants_members=launch.wants_members,
         wants_daemon=launch.wants_daemon,

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from rich.text import Text
 
 from hetagent.errors import UsageError
-from hetagent.launch.slots import choose_devices_and_slots, hide_other_devices
+from hetagent.launch.slots import choose_worker_devices, hide_other_devices
 from hetagent.node import network, release
 from hetagent.node.gpu import devices
 from hetagent.node.gpu.discovery import GpuBroken, Usage, query_memory, versions
@@ -24,7 +24,6 @@ from hetrdzv.cli.hetctl.tables import folded_column, show, table, word_column
 from hetrdzv.protocol.errors import HetError, UnknownGroup
 from hetrdzv.protocol.pages import NodeReply
 from hetrdzv.protocol.texts.ids import is_loopback
-from hetrdzv.protocol.texts.phrasing import count as counted
 
 GIB = 1 << 30
 
@@ -91,15 +90,14 @@ def check_versions(there: Mapping[str, str], torch: str | None) -> Finding:
 def check_devices(options: Options) -> list[Finding]:
     """What the workers would run on. Leaves only the chosen devices visible to this process."""
     try:
-        chosen, slots = choose_devices_and_slots(options)
+        chosen = choose_worker_devices(options)
     except UsageError as error:
         return [Finding("devices", Grade.WRONG, error.finding, error.advice)]
-    if chosen is None:
-        return [Finding("devices", Grade.OK, f"{counted(slots, 'worker')}; the GPUs are not checked")]
-    if chosen.kind == "cpu":
-        return [Finding("devices", Grade.OK, counted(slots, "CPU worker"))]
+    if chosen.kind != "cuda":
+        unchecked = "" if chosen.kind else "; the GPUs are not checked"
+        return [Finding("devices", Grade.OK, f"{chosen.description}{unchecked}")]
     hide_other_devices(chosen)
-    found = Finding("devices", Grade.OK, chosen.facts.get("name") or counted(slots, "GPU"))
+    found = Finding("devices", Grade.OK, chosen.facts.get("name") or chosen.description)
     try:
         usages = query_memory([gpu.uuid for gpu in devices.visible_gpus(os.environ)])
     except GpuBroken as error:

@@ -45,12 +45,10 @@ class NodeCheck:
         """Run it once; if that is no longer wanted, kill it."""
         if self._last is not None:
             self._last.process.poll()  # it may have died after all
-        alive = processes.list_processes()
-        self._stuck = [
-            stuck for stuck in self._stuck if stuck.pid in alive and alive[stuck.pid].started == stuck.started
-        ]
-        if self._stuck:
-            return HealthResult(f"node check: the last one cannot be killed: {self._describe_stuck()}")
+        if stuck := processes.find_survivors(self._stuck):
+            return HealthResult(
+                f"node check: the last one cannot be killed: {processes.describe_stuck(stuck)}"
+            )
         try:
             shell = ShellCommand(self._command, processes.CHECK_FOR, self._incarnation, self._environ)
         except (OSError, ValueError) as error:
@@ -62,23 +60,18 @@ class NodeCheck:
                 break
         self._stuck = shell.kill()  # also what it has left in the background
         status, end = shell.process.returncode, self._end(shell.tail)
+        left = processes.describe_stuck([process.pid for process in self._stuck])
         if not ended or status is None:
             why = f"node check did not end within {TIMEOUT_S:g} s"
-            if self._stuck:
-                why += f" and cannot be killed: {self._describe_stuck()}"
-        elif self._stuck:
-            return HealthResult(
-                f"node check has left processes that cannot be killed: {self._describe_stuck()}"
-            )
+            why += f" and cannot be killed: {left}" if left else ""
+        elif left:
+            return HealthResult(f"node check has left processes that cannot be killed: {left}")
         elif status == 0:
             return HEALTHY
         else:
             how = f"exit status {status}" if status > 0 else f"killed by {signal_name(-status)}"
             why = f"node check failed ({how})"
         return HealthResult(f"{why}: {end}" if end else why)
-
-    def _describe_stuck(self) -> str:
-        return processes.describe_stuck([stuck.pid for stuck in self._stuck])
 
     def _end(self, output: bytes) -> str:
         lines = redact(plain_text(output), self._secrets()).splitlines()

@@ -29,14 +29,8 @@ class OrphanReaper:
 
     def describe_stuck(self) -> str:
         """Which of them are still alive, and why; empty if none is."""
-        alive = processes.list_processes()
-        # Another process may have the pid of one that has died after all; a living one may have lost its parent.
-        same = [
-            process.pid
-            for process in self._stuck
-            if process.pid in alive and alive[process.pid].started == process.started
-        ]
-        return processes.describe_stuck(same) if same else ""
+        stuck = processes.find_survivors(self._stuck)
+        return processes.describe_stuck(stuck) if stuck else ""
 
     def spare_detached(self) -> None:
         """The workers have succeeded here: what they detached may keep running until the job's outcome is known."""

@@ -206,17 +206,17 @@ def test_its_death_shows_and_another_one_takes_over() -> None:
     assert one._process.stdin is not None
     one._process.stdin.close()  # as if this process had died
     assert worker.wait(10) == -signal.SIGKILL  # the second one was told its session, too
-    one._bury()
+    one.dismiss()
 
 
 def test_dismiss_is_harmless_at_any_time() -> None:
     one = make_guardian([])
     one.dismiss()
     assert one.fileno() == -1
-    for signum in (signal.SIGKILL, signal.SIGSTOP):  # the latter one hangs, and is killed
+    for signum in (signal.SIGKILL, signal.SIGSTOP):
         one.start()
         os.kill(one.pid or 0, signum)
-        one.dismiss(timeout_s=0.05)
+        assert one.dismiss() == -signal.SIGKILL
         one.dismiss()
         assert one.pid is None
 

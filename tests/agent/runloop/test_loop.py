@@ -283,7 +283,7 @@ def test_a_line_that_breaks_stops_the_workers_and_ends_the_agent(
     assert "which is a bug: TypeError: a bug" in made.agent.outcome.why
     made.guardian._process.stdin.close()  # type: ignore[union-attr]
     soon(lambda: made.group()["nodes"][0]["state"] == "lost", "the guardian's goodbye")
-    made.guardian._bury()
+    made.guardian.dismiss()
 
 
 def test_workers_that_meet_late_are_not_said_to_be_apart_for_ever(

@@ -1,6 +1,7 @@
 """A round that is about to end: what its workers are told, and what the agent makes of what they say and do."""
 
 import json
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -112,10 +113,14 @@ def test_a_worker_that_the_agent_may_not_signal_has_the_file_all_the_same(
 ) -> None:
     """The worker's own process is sudo, for example, which handles SIGUSR1 but belongs to another user."""
 
-    def refused(pid: int, signum: int) -> None:
-        raise PermissionError(1, "Operation not permitted")
+    kill = os.kill
 
-    monkeypatch.setattr(notice.os, "kill", refused)
+    def refuse(pid: int, signum: int) -> None:
+        if signum == signal.SIGUSR1:
+            raise PermissionError(1, "Operation not permitted")
+        kill(pid, signum)
+
+    monkeypatch.setattr(notice.os, "kill", refuse)
     script = f"trap : USR1; touch up.$HET_ROUND; test $HET_ROUND = 2 || {{ {WAIT} {SAY} sleep 60; }}"
     made = rig(script, notice_s=60.0, notice_signal=signal.SIGUSR1)
     made.offers(takes_notice=True)

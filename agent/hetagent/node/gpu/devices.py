@@ -41,23 +41,25 @@ class Devices:
     """What this node's workers run on.
 
     Attributes:
+        kind: `cuda` (as in torch, this includes AMD's GPUs) or `cpu`; empty: nobody has looked.
         indices: the chosen GPUs, one per worker, numbered among the visible ones as `torch.device("cuda", index)`
-            does before `visible_devices_env`; empty for CPU workers.
+            does before `visible_devices_env`.
     """
 
     slots: int
+    kind: str = "cpu"
     indices: tuple[int, ...] = ()
     gpus: tuple[Gpu, ...] = ()
 
     @property
-    def kind(self) -> str:
-        """`cuda` (as in torch, this includes AMD's GPUs) or `cpu`."""
-        return "cuda" if self.indices else "cpu"
+    def description(self) -> str:
+        """`4 GPUs`, for example."""
+        return counted(self.slots, {"cuda": "GPU", "cpu": "CPU worker", "": "worker"}[self.kind])
 
     @property
     def facts(self) -> dict[str, str]:
         """What the server shows of them."""
-        facts = {"kind": self.kind}
+        facts = {"kind": self.kind} if self.kind else {}
         if self.gpus:
             names = Counter(gpu.name for gpu in self.gpus)
             facts["name"] = ", ".join(f"{count} x {name}" for name, count in names.items())[:256]
@@ -74,14 +76,12 @@ def choose_devices(gpus: str | None, device: str, environ: Mapping[str, str]) ->
     counts all of the machine's), and None is one. Never CPU workers unasked: a node with a broken driver would join a
     GPU job and slow all of it down. Where NVIDIA's driver cannot be asked and torch was built for ROCm, torch counts.
     """
-    if device not in ("auto", "cuda", "cpu"):
-        raise DeviceError(f"--device {device}: must be auto, cuda or cpu")
     wanted = _parse(gpus)
     if device == "cpu":
         return _choose_cpu(wanted, gpus)
     visible, problem = _look(environ)
     indices = _indices(wanted, gpus, device, len(visible), problem)
-    return Devices(len(indices), indices, tuple(visible[index] for index in indices))
+    return Devices(len(indices), "cuda", indices, tuple(visible[index] for index in indices))
 
 
 def visible_devices_env(devices: Devices, environ: Mapping[str, str]) -> Mapping[str, str | None]:
@@ -91,6 +91,8 @@ def visible_devices_env(devices: Devices, environ: Mapping[str, str]) -> Mapping
     torch's `--virtual-local-rank`) has an effect. Numbers mean to CUDA what they meant here, in NVML's order, unless
     the environment says otherwise.
     """
+    if not devices.kind:
+        return {}
     if devices.kind == "cpu":
         # to HIP an empty list is the same as none
         return {VISIBLE: ""} | ({HIP_VISIBLE: "-1"} if is_rocm() else {})
@@ -104,9 +106,9 @@ def visible_devices_env(devices: Devices, environ: Mapping[str, str]) -> Mapping
     return narrowed | ({} if ORDER in environ else {ORDER: BY_BUS})
 
 
-def is_cpu_job(chosen: Devices | None) -> bool:
+def is_cpu_job(chosen: Devices) -> bool:
     """Whether the workers have no GPUs; with --nproc-per-node N, whether this machine has none."""
-    if chosen is not None:
+    if chosen.kind:
         return chosen.kind == "cpu"
     return not any(Path("/dev").glob("nvidia[0-9]*")) and not Path("/dev/kfd").exists()
 

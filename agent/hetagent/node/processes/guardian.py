@@ -19,7 +19,6 @@ from hetagent.node.self_pipe import wait_readable
 WITHOUT = "without it, workers would outlive a killed agent"
 
 START_TIMEOUT_S = 10.0
-DISMISS_TIMEOUT_S = 5.0
 
 ENVIRONMENT = ("LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "SSL_CERT_DIR", "SSL_CERT_FILE", "TZ")
 """What the guardian gets of the agent's environment: no secret, and no mark that makes it look like a worker."""
@@ -61,7 +60,7 @@ class Guardian:
 
     def start(self) -> None:
         """Start it, or another one if it has died; returns when it is on guard, after some 40 ms."""
-        self._bury()
+        self.dismiss()
         command = [sys.executable, "-I", "-S", os.path.abspath(guardian_process.__file__)]
         # In a session of its own, so that neither the terminal's signals nor a kill of the agent's group reach it.
         # Workers do not inherit its pipes, since subprocesses close all other descriptors.
@@ -82,7 +81,7 @@ class Guardian:
         if not wait_readable([self], START_TIMEOUT_S):
             self._process.kill()
         if os.read(self.fileno(), 64) != b"ready\n":
-            status = self._bury()
+            status = self.dismiss()
             raise GuardianError(
                 f"{self._who} did not start (status {status} of {' '.join(command)}): {WITHOUT}; stderr says more"
             )
@@ -97,14 +96,14 @@ class Guardian:
         self._sessions = list(sessions)
         self._send({"sessions": self._sessions, "pipes": str(self.pipes or "")})
 
-    def dismiss(self, timeout_s: float = DISMISS_TIMEOUT_S) -> None:
-        """End it without any action on its part. Harmless if it is not running."""
-        if self._process is None:
-            return
-        self._send({})
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout_s)
-        self._bury()
+    def dismiss(self) -> int | None:
+        """End it without any action on its part; returns its exit status, None: it was not running."""
+        process, self._process = self._process, None
+        if process is None:
+            return None
+        with process:  # which closes its pipes only then, or it would take that for the agent's death
+            process.kill()
+        return process.returncode
 
     def _send(self, message: object) -> None:
         if self._process is None:
@@ -113,19 +112,6 @@ class Guardian:
         # If it has died, `fileno` shows it, and the next one gets the message as well.
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(message).encode() + b"\n")
-
-    def _bury(self) -> int | None:
-        """Clean up the last guardian; returns its exit status."""
-        process, self._process = self._process, None
-        if process is None:
-            return None
-        # Kill it before its pipe is closed, which it would take for the agent's death.
-        process.kill()
-        status = process.wait()
-        for pipe in (process.stdin, process.stdout):
-            assert pipe is not None
-            pipe.close()
-        return status
 
 
 def sys_path() -> list[str]:

@@ -3,8 +3,8 @@
 `guardian.Guardian` starts it as `python -I -S guardian_process.py`. Without site-packages it starts in some 20 ms,
 and it stays small until there are workers. It reads JSON objects from stdin, one a line: first who the agent is, which
 it answers with `ready`; later `{"sessions": PIDS, "pipes": FOLDER}` (the workers' sessions from now on, and where those
-listen that save their state when asked), and `{}`, an orderly end. If the pipe or the agent ends without it, the
-workers belong to nobody. Nothing is passed by arguments or environment, since these are public.
+listen that save their state when asked). If the pipe or the agent ends, the workers belong to nobody; an agent that
+ends in order kills it before. Nothing is passed by arguments or environment, since these are public.
 """
 
 import contextlib
@@ -82,8 +82,6 @@ def main() -> int:
     watched: dict[str, Any] = {"sessions": [], "pipes": ""}
     for line in lines:
         watched = json.loads(line)
-        if not watched:
-            return 0
     if watched["pipes"] and watched["sessions"]:
         have_workers_save(watched["pipes"])
     stubborn = processes.kill_all_of(agent["incarnation"], watched["sessions"])

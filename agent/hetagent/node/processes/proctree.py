@@ -57,6 +57,13 @@ def list_processes() -> dict[int, Process]:
     return {process.pid: process for process in map(_read, _pids()) if process is not None}
 
 
+def find_survivors(processes: Iterable[Process]) -> list[int]:
+    """Pids of those that are still alive. Another process may have the pid of one that has died after all."""
+    alive = list_processes()
+    # Not whole processes: a living one may have lost its parent.
+    return [one.pid for one in processes if one.pid in alive and alive[one.pid].started == one.started]
+
+
 def session_members(sids: Collection[int]) -> list[int]:
     """Pids of the living processes in the sessions `sids`, whether or not the session's leader still lives."""
     return sorted(process.pid for process in list_processes().values() if process.session in sids)

@@ -19,12 +19,11 @@ class CommandFailed(Exception):
     """A command could not be run, failed, or took too long; says how in a few words."""
 
 
-def run_command(words: Sequence[str], timeout_s: float, environ: Mapping[str, str] | None = None) -> str:
+def run_command(words: Sequence[str], timeout_s: float) -> str:
     """What a command prints on stdout."""
     try:
         done = subprocess.run(
             words,
-            env=None if environ is None else dict(environ),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             encoding="utf-8",

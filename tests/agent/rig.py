@@ -8,7 +8,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -205,8 +204,7 @@ class Rig:
 
     def offers(self, **fields: Any) -> None:
         """Change what the node offers, before it runs."""
-        session = self.line.session
-        session.offer = replace(session.offer, **fields)
+        self.line.session.update_offer(**fields)
 
     def exists(self) -> None:
         """Wait until the server has heard of the group."""

@@ -74,7 +74,7 @@ class Snapshots:
             if self._reached and self._rng.random() < self._just_in_time:
                 self._take()
             holdings = self._holdings()
-            self._agent.session.offer = replace(self._agent.session.offer, snapshots=holdings)
+            self._agent.session.update_offer(snapshots=holdings)
 
     def leaves(self, goodbye: Callable[[], None]) -> None:
         """As hand_over: serve what this node holds until nobody needs it, then say goodbye."""

@@ -53,7 +53,6 @@ class PreemptionWatch:
         self._looked: Sequence[threading.Event] = ()  # each of them, once
         self._over = threading.Event()
         self._notice: PreemptionNotice | None = None
-        self._taken = False
         self._waker = SelfPipe()
 
     def start(self) -> None:
@@ -77,15 +76,13 @@ class PreemptionWatch:
         return self._command.sessions() if self._command is not None else ()
 
     def fileno(self) -> int:
-        """Readable when there is a notice to take."""
+        """Readable when there is a notice to read."""
         return self._waker.fileno()
 
-    def take_notice(self) -> PreemptionNotice | None:
-        """That this machine is taken away, once; None: nobody has said so."""
+    def read_notice(self) -> PreemptionNotice | None:
+        """That this machine is taken away; None: nobody has said so."""
         self._waker.clear()
-        notice = None if self._taken else self._notice
-        self._taken = self._taken or notice is not None
-        return notice
+        return self._notice
 
     def close(self) -> None:
         """Watch no more."""

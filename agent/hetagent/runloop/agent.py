@@ -213,7 +213,7 @@ class Agent:
             due_at = hook.due_at() if self._local.works else None
             if hook in ready or (due_at is not None and time.monotonic() >= due_at):
                 hook.on_wakeup()
-        notice = self.parts.preemption.take_notice() if self.parts.preemption is not None else None
+        notice = self.parts.preemption.read_notice() if self.parts.preemption is not None else None
         if notice is not None and not self.shutdown.ended_by:
             self._begin_shutdown(notice)
         if why := self._local.abandon_reason():
@@ -383,10 +383,9 @@ class Agent:
             standbys.start_predicted(programs)
 
     def _on_start(self, number: int, start: Start) -> None:
-        if self._local.has_processes or number < self.round_number:
-            return
         if number == self.round_number:
-            if self._local.phase is Phase.HELD and start != self._local.assignment.start:
+            waits = self._local.phase is Phase.HELD and not self._is_leaving
+            if waits and start != self._local.assignment.start:
                 self._local.assignment.start = start  # it brings what the launch could not do without
                 self._start_workers()
             return
@@ -412,10 +411,8 @@ class Agent:
         self._start_workers()
 
     def _start_workers(self) -> None:
-        """Start the workers of the round, if it is time for that."""
+        """Start the workers of the round, unless the launch waits for another `start`."""
         local = self._local
-        if local.phase is not Phase.HELD or self._ready_after_stop or self._is_leaving:
-            return
         try:
             local.start(self._environ())
         except BaseException as error:

@@ -25,33 +25,36 @@ class Backoff:
         connect_timeout_s: see `CONNECT_TIMEOUT_S`.
 
     Attributes:
-        away: no server has answered lately.
         retry_at: no request is sent before this moment.
         refusal: why servers have refused this agent's credentials since one answered; empty if they have not.
     """
 
     def __init__(self, rng: random.Random, connect_timeout_s: float) -> None:
-        self.away = False
         self.retry_at = 0.0
         self.refusal = ""
         self._rng = rng
         self._connect_timeout_s = connect_timeout_s
         self._failures = 0
-        self._began_at: float | None = None
         self._answered_at: float | None = None
         self._fresh_from = 1  # requests with smaller numbers were sent before the last answer
-        self._refused_since: float | None = None
-        self._away_since = self._noticed_at = 0.0
+        self._give_up_at: float | None = None  # unless a server answers, or accepts the credentials
+        self._away_since: float | None = None
+        self._logged_at = 0.0
+
+    @property
+    def is_away(self) -> bool:
+        """Whether no server has answered lately."""
+        return self._away_since is not None
 
     @property
     def has_ever_answered(self) -> bool:
         """Whether any server has."""
         return self._answered_at is not None
 
-    def begin(self, now: float) -> None:
+    def begin_contact(self, now: float) -> None:
         """The first request is about to be sent: the time for a first contact counts from now."""
-        if self._began_at is None:
-            self._began_at = now
+        if self._answered_at is None and self._give_up_at is None:
+            self._give_up_at = now + self._connect_timeout_s
 
     def on_answer(self, sent_at: float, next_number: int, max_disconnect_s: float, now: float) -> bool:
         """A server answered; returns whether it was away until now.
@@ -60,11 +63,11 @@ class Backoff:
         `max_disconnect_s` after sending, the longest that a poll waits.
         """
         answered_at = min(now, sent_at + max_disconnect_s / 2)
-        self._answered_at = answered_at if self._answered_at is None else max(self._answered_at, answered_at)
+        self._answered_at = max(answered_at, self._answered_at or answered_at)
         self._fresh_from = next_number
         self._failures, self.retry_at = 0, now
-        self._refused_since, self.refusal = None, ""
-        was_away, self.away = self.away, False
+        self._give_up_at, self.refusal = None, ""
+        was_away, self._away_since = self.is_away, None
         return was_away
 
     def is_superseded(self, number: int) -> bool:
@@ -75,15 +78,13 @@ class Backoff:
         """Code and reason to give up after this failure: no first contact in time, or credentials refused for as long,
         which leaves time to replace a token everywhere. None: retry.
         """
-        if error.code in CREDENTIALS:
-            self.refusal = str(error)
-            self._refused_since = now if self._refused_since is None else self._refused_since
-        else:
-            self.refusal, self._refused_since = "", None
-        since = self._deadline_from()
-        if since is None or now < since + self._connect_timeout_s:
+        if self._answered_at is not None:
+            is_refused = error.code in CREDENTIALS
+            self.refusal = str(error) if is_refused else ""
+            self._give_up_at = (self._give_up_at or now + self._connect_timeout_s) if is_refused else None
+        if self._give_up_at is None or now < self._give_up_at:
             return None
-        tried_s = now - since
+        tried_s = now - self._give_up_at + self._connect_timeout_s
         text = f"{error}; gave up after {round(tried_s, 1 if tried_s < 10 else None):g} s"
         if self._answered_at is None:
             return "unreachable", text + _first_contact_hint(error)
@@ -96,44 +97,36 @@ class Backoff:
             workers_until: when the workers that run are stopped (monotonic seconds); None: none run.
 
         Returns:
-            what to show, at first and every `NOTICE_S`.
+            what to log, at first and every `NOTICE_S`.
         """
-        notice = None
-        if not self.away or now >= self._noticed_at + NOTICE_S:
-            notice = self._notice(error, workers_until, now)
-            self._noticed_at = now
+        line = None
+        if self._away_since is None or now >= self._logged_at + NOTICE_S:
+            line, self._logged_at = self._describe_outage(error, workers_until, now), now
+            self._away_since = now if self._away_since is None else self._away_since
         if now >= self.retry_at:
             pause_s = min(RETRY_MAX_S, RETRY_MIN_S * 2.0 ** min(self._failures, 10))
             self._failures += 1
             self.retry_at = now + pause_s * self._rng.uniform(0.5, 1.0)
-            if (since := self._deadline_from()) is not None:
-                self.retry_at = min(self.retry_at, since + self._connect_timeout_s)
-        return notice
+            if self._give_up_at is not None:
+                self.retry_at = min(self.retry_at, self._give_up_at)
+        return line
 
     def workers_stop_at(self, max_disconnect_s: float) -> float | None:
         """When workers are stopped unless a server answers before; None: none has ever answered."""
         return None if self._answered_at is None else self._answered_at + max_disconnect_s
 
-    def _deadline_from(self) -> float | None:
-        return self._began_at if self._answered_at is None else self._refused_since
-
-    def _notice(self, error: HetError, workers_until: float | None, now: float) -> str:
-        text = (
-            f"the server answers with HTTP {error.status}: {error}"
-            if isinstance(error, Problem)
-            else str(error)
-        )
-        if self.away:
+    def _describe_outage(self, error: HetError, workers_until: float | None, now: float) -> str:
+        text = str(error)
+        if isinstance(error, Problem):
+            text = f"the server answers with HTTP {error.status}: {error}"
+        if self._away_since is not None:
             text += f", for {now - self._away_since:.0f} s now"
-        else:
-            self.away, self._away_since = True, now
         text += "; "
         if workers_until is not None:
             text += f"workers continue for {duration_text(max(0.0, workers_until - now))}, "
         text += "trying again"
-        if self._answered_at is None and self._began_at is not None:
-            left_s = max(0.0, self._began_at + self._connect_timeout_s - now)
-            text += f" for {ceil(left_s)} s more{_first_contact_hint(error)}"
+        if self._answered_at is None and self._give_up_at is not None:
+            text += f" for {ceil(max(0.0, self._give_up_at - now))} s more{_first_contact_hint(error)}"
         return text
 
 

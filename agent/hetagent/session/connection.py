@@ -8,7 +8,6 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import replace
 from typing import Any
 
 from hetagent.node.network import host_port
@@ -46,6 +45,7 @@ class ServerConnection:
         session: any thread may read its attributes; its methods are for the connection's thread.
         on_member: called in the connection's thread whenever `Session.is_member` changes.
         handed_at: when the last directive was handed over (monotonic seconds).
+        has_crashed: the thread broke: the server gets no more requests from this node.
     """
 
     def __init__(
@@ -68,8 +68,8 @@ class ServerConnection:
         )
         self._reached_round = 0  # the newest round whose master was reached
         self._thread = threading.Thread(target=self._main, name="hetagent-server", daemon=True)
-        self._closing = False
-        self._error: Exception | None = None  # what broke the thread, or is about to
+        self._calls: deque[Callable[[float], None]] = deque()  # for the thread
+        self.has_crashed = False
         self._was_member = False
         self._waits = WaitLog(log)
 
@@ -86,28 +86,19 @@ class ServerConnection:
         self._waker.clear()
         return [self._directives.popleft() for _ in range(len(self._directives))]
 
-    @property
-    def has_crashed(self) -> bool:
-        """Whether the thread broke: the server gets no more requests from this node."""
-        return self._error is not None
-
     # -- from the agent --------------------------------------------------------------------------------------
 
     def update_offer(self, **fields: Any) -> None:
         """Change fields of what this node offers, from the next join on."""
-
-        def change(now: float) -> None:
-            self.session.offer = replace(self.session.offer, **fields)
-
-        self._do(change)
+        self._call(lambda now: self.session.update_offer(**fields))
 
     def set_ready(self, after_round: int, port: int, script_port: int, not_ready: str = "") -> None:
         """See `Session.set_ready`."""
-        self._do(lambda now: self.session.set_ready(after_round, port, script_port, now, not_ready))
+        self._call(lambda now: self.session.set_ready(after_round, port, script_port, now, not_ready))
 
     def send(self, report: Report[Any], since: float | None = None) -> None:
         """Send a report; `since`: when it became true (monotonic seconds) [now]."""
-        self._do(lambda now: self.session.send(report, now if since is None else since))
+        self._call(lambda now: self.session.send(report, now if since is None else since))
 
     def ask(self, report: Report[R]) -> "Future[R]":
         """Send a report whose reply is wanted.
@@ -128,17 +119,17 @@ class ServerConnection:
             self._waker.wake()
 
         report.answered = answered
-        if not self._do(lambda now: self.session.send(report, now)):
+        if not self._call(lambda now: self.session.send(report, now)):
             future.cancel()
         return future
 
     def push_progress(self) -> None:
         """See `Session.push_progress`."""
-        self._do(lambda now: self.session.push_progress())
+        self._call(lambda now: self.session.push_progress())
 
     def announce_leave(self, report: Report[Any], *, workers_gone: bool = False) -> None:
         """See `Session.announce_leave`."""
-        self._do(lambda now: self.session.announce_leave(report, now, workers_gone=workers_gone))
+        self._call(lambda now: self.session.announce_leave(report, now, workers_gone=workers_gone))
 
     def leave(
         self, why: str, timeout_s: float = LEAVE_S, is_hurried: Callable[[], bool] = lambda: False
@@ -150,7 +141,7 @@ class ServerConnection:
             is_hurried: polled meanwhile: whether it may take no longer than `HURRIED_LEAVE_S`.
         """
         timeout_s = min(timeout_s, HURRIED_LEAVE_S) if is_hurried() else timeout_s
-        self._do(lambda now: self.session.leave(why, now, timeout_s), last=True)
+        self._call(lambda now: self.session.leave(why, now, timeout_s))
         began, is_logged = time.monotonic(), False
         while self._thread.is_alive():
             self._thread.join(LEAVE_LOOK_S)
@@ -170,21 +161,13 @@ class ServerConnection:
 
     def give_up(self, why: str) -> None:
         """The server is gone for good: have the agent exit."""
-        self._do(lambda now: self.session.give_up(why, "no server"))
+        self._call(lambda now: self.session.give_up(why, "no server"))
 
-    def _do(self, what: Callable[[float], None], *, last: bool = False) -> bool:
-        """Have the thread do it; returns whether there still is a thread."""
-
-        def run() -> None:
-            try:
-                what(time.monotonic())
-            except Exception as error:
-                self._error = error
-            self._closing = self._closing or last
-            self._kick.set()
-
+    def _call(self, call: Callable[[float], None]) -> bool:
+        """Have the thread call it with the time; returns whether there still is a thread."""
+        self._calls.append(call)
         try:
-            self._loop.call_soon_threadsafe(run)
+            self._loop.call_soon_threadsafe(self._kick.set)
         except RuntimeError:  # the loop is closed: this agent has left already, or the thread broke
             return False
         return True
@@ -204,7 +187,7 @@ class ServerConnection:
         """Make the agent exit, which would otherwise wait for ever."""
         while isinstance(error, ExceptionGroup):
             error = error.exceptions[0]
-        self._error = error
+        self.has_crashed = True
         self._log("".join(traceback.format_exception(error)).rstrip())
         what = f"{type(error).__name__}: {error}"
         self.session.give_up(f"the thread that talks to the server broke, which is a bug: {what}", "broken")
@@ -219,12 +202,12 @@ class ServerConnection:
     async def _run(self) -> None:
         async with self._make_client() as client, asyncio.TaskGroup() as tasks:
             while True:
-                if self._error is not None:
-                    raise self._error
+                while self._calls:
+                    self._calls.popleft()(time.monotonic())
                 for request in self.session.requests(time.monotonic()):
                     tasks.create_task(self._send(client, request))
                 self._pass_on(tasks)
-                if self._closing and self.session.finished:
+                if self.session.finished:
                     break
                 wakeup = self.session.next_wakeup()
                 timeout_s = None if wakeup is None else max(0.0, wakeup - time.monotonic())

@@ -5,15 +5,12 @@ No clock: `now` is passed (monotonic seconds).
 
 from math import ceil, inf
 
-from hetagent.session.refusals import conflict_of, conflict_text
-from hetrdzv.protocol.errors import HetError
+from hetagent.session.refusals import conflict_text, read_part
+from hetrdzv.protocol.errors import Conflict, HetError
 from hetrdzv.protocol.requests import JoinRequest
 
-RETRY_S = 0.3
-"""Pause before another attempt after a refusal (seconds)."""
-
-REJOIN_PAUSE_S = 0.3
-"""Least pause between joins that the session sends by itself (seconds)."""
+PAUSE_S = 0.3
+"""Least pause before what a server has refused is tried again, and before a join that nobody asked for (seconds)."""
 
 IN_USE_MARGIN_S = 2.0
 """A node id in use is retried for a lease and this much longer: the agent that uses it may be dead (seconds)."""
@@ -47,7 +44,7 @@ class JoinSchedule:
         self._refused_with = ""  # the code that is waited out, and until when
         self._until = inf
 
-    def next_at(self, now: float, pause_s: float = REJOIN_PAUSE_S) -> float:
+    def next_at(self, now: float, pause_s: float = PAUSE_S) -> float:
         """When to send a join that the agent has not asked for: never in a busy loop."""
         return max(now, self._sent_at + pause_s)
 
@@ -72,7 +69,7 @@ class JoinSchedule:
             patience_s = lease_s + IN_USE_MARGIN_S
             notice = f"{error}; trying for {patience_s:g} s, in case that is this node's previous agent and has died"
         elif error.code == "spec_conflict":
-            if (conflict := conflict_of(error)) is None:
+            if (conflict := read_part(error, "conflict", Conflict)) is None:
                 return text
             text = conflict_text(self._group, conflict)
             if (left_s := conflict.retry_for_s) is None:
@@ -85,5 +82,5 @@ class JoinSchedule:
             self._log_lines.append(notice)
         elif now >= self._until:
             return text
-        self.due_at = min(now + RETRY_S, self._until)
+        self.due_at = min(now + PAUSE_S, self._until)
         return None

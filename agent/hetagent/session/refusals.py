@@ -1,9 +1,8 @@
-"""What a server's error means for a node: whether to retry, and which directive came with it."""
+"""What a server's error means for a node: whether to retry, and what came with it."""
 
 from typing import TypeVar
 
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import SCRIPT, Conflict, HetError, Problem
 
 _R = TypeVar("_R")
@@ -25,22 +24,8 @@ def is_final(error: HetError) -> bool:
     return isinstance(error, Problem) and 400 <= error.status < 500 and error.status not in (408, 429)
 
 
-def is_server_answer(error: HetError) -> bool:
-    """Whether a server that works has answered."""
-    return isinstance(error, Problem) and error.status < 500
-
-
-def conflict_of(error: HetError) -> Conflict | None:
-    """The conflict of settings that the error reports, if any."""
-    return _part(error, "conflict", Conflict)
-
-
-def directive_of(error: HetError) -> Directive | None:
-    """The directive that came with the refusal of a stale report, if it can be read."""
-    return _part(error, "directive", Directive)
-
-
-def _part(error: HetError, name: str, kind: type[_R]) -> _R | None:
+def read_part(error: HetError, name: str, kind: type[_R]) -> _R | None:
+    """What came with a refusal, such as `directive`, if it can be read."""
     if not isinstance(error, Problem) or name not in error.body:
         return None
     try:

@@ -13,8 +13,8 @@ from typing import Any
 
 from hetagent.session.backoff import CONNECT_TIMEOUT_S, Backoff
 from hetagent.session.directives import DirectiveFilter
-from hetagent.session.joining import MAY_PASS, JoinSchedule
-from hetagent.session.refusals import MISSING, STRANGERS, directive_of, is_final, is_server_answer
+from hetagent.session.joining import MAY_PASS, PAUSE_S, JoinSchedule
+from hetagent.session.refusals import MISSING, STRANGERS, is_final, read_part
 from hetagent.session.requests import Answer, Report, Request
 from hetrdzv.protocol import routes
 from hetrdzv.protocol.bounds import MAX_NOT_READY
@@ -27,9 +27,6 @@ from hetrdzv.protocol.states import DirectiveKind
 
 POLL_PAUSE_S = 0.1
 """Polls that bring nothing new are at least this far apart, whatever the server does (seconds)."""
-
-REPEAT_S = 0.3
-"""Pause between attempts of a report that is sent beside joins and polls (seconds)."""
 
 CONTRADICTED_S = 5.0
 """How long after a join another is sent if the server does not know whether this node is ready (seconds): a message
@@ -114,11 +111,15 @@ class Session:
         if after_round != self._ready_after:
             self._ready_after = after_round
             self._directives.on_ready(after_round)
-            self._backoff.begin(now)
+            self._backoff.begin_contact(now)
         elif self.workers_may_run or not_ready == self.offer.not_ready:
             return
-        self.offer = replace(self.offer, port=port, script_port=script_port, not_ready=not_ready)
+        self.update_offer(port=port, script_port=script_port, not_ready=not_ready)
         self._join(now)
+
+    def update_offer(self, **fields: Any) -> None:
+        """Change what this node offers, from the next join on."""
+        self.offer = replace(self.offer, **fields)
 
     def send(self, report: Report[Any], now: float) -> None:
         """Send a report; `now` is when it became true, which may be a while ago."""
@@ -228,7 +229,7 @@ class Session:
     @property
     def is_server_away(self) -> bool:
         """Whether no server has answered lately."""
-        return self._backoff.away
+        return self._backoff.is_away
 
     @property
     def workers_may_run(self) -> bool:
@@ -253,7 +254,7 @@ class Session:
             if in_order is not None:
                 yield in_order, 0.0
             elif self._goodbye is not None:
-                waits = self.is_member and first and not self._backoff.away
+                waits = self.is_member and first and not self._backoff.is_away
                 yield Routes.leave, self._last_reports_until if waits else 0.0
             elif self._joining.due is not None:
                 yield Routes.join, self._joining.due_at
@@ -296,7 +297,7 @@ class Session:
                 self.may_be_member = True
             case _:
                 timing = self._directives.current
-                wait_s = 0.0 if self._backoff.away else min(timing.poll_s, timing.max_disconnect_s / 2)
+                wait_s = 0.0 if self._backoff.is_away else min(timing.poll_s, timing.max_disconnect_s / 2)
                 body = PollRequest(
                     incarnation=self.incarnation,
                     after=timing.version or None,
@@ -398,20 +399,20 @@ class Session:
             case Report() as report, "stale_round":
                 self._on_answer(request, now)
                 self._settle(report, None)
-                if (directive := directive_of(error)) is not None:
+                if (directive := read_part(error, "directive", Directive)) is not None:
                     self._on_directive(request.number, directive, now)
             case Report(is_ordered=False) as report, code:
                 if is_final(error) and code not in STRANGERS:
                     self._on_answer(request, now)
                     self._settle(report, error)
                 else:
-                    report.not_before = request.sent_at + REPEAT_S
+                    report.not_before = request.sent_at + PAUSE_S
             case routes.POLL | Report(), code if code in MISSING:
                 self._on_forgotten(request, error, now)
             case Report(), "invalid_request" | "body_too_large":
                 self._on_answer(request, now)
                 self.give_up(f"the server rejects a report from this agent: {error}", gone=False)
-            case Routes.leave, code if is_server_answer(error) and code not in STRANGERS:
+            case Routes.leave, code if is_final(error) and code not in STRANGERS:
                 self.finished = True
             case Routes.join, code if code in MAY_PASS:
                 self._on_answer(request, now)

@@ -110,14 +110,13 @@ def test_what_is_far_off_waits_and_may_be_taken_back(watches: list[PreemptionWat
     told.now = None
     asked = told.asked
     soon(lambda: told.asked > asked + 2, "more looks")
-    assert watches[0].take_notice() is None
+    assert watches[0].read_notice() is None
     reclaim(told, 119.0)()
-    soon(watches[0].take_notice, "an announcement")
-    assert watches[0].take_notice() is None, "once"
+    soon(watches[0].read_notice, "an announcement")
     assert said == ["AWS is about to terminate this instance: leaving 120 s before"]
     watches.append(watch(told, grace_s=600.0)(lambda text: None))
     reclaim(told, 500.0)()
-    soon(watches[1].take_notice, "an announcement of one who has a longer grace")
+    soon(watches[1].read_notice, "an announcement of one who has a longer grace")
 
 
 def test_a_source_that_fails_or_hangs_stops_no_other(watches: list[PreemptionWatch]) -> None:
@@ -132,7 +131,7 @@ def test_a_source_that_fails_or_hangs_stops_no_other(watches: list[PreemptionWat
     try:
         soon(lambda: fails.call_count > 2, "more looks")
         reclaim(told, None)()
-        soon(watches[0].take_notice, "an announcement")
+        soon(watches[0].read_notice, "an announcement")
         assert said == [
             "cannot see whether this machine is taken away: OSError: nothing but trouble; trying again"
         ]
@@ -146,7 +145,7 @@ def test_a_node_whose_machine_is_to_go_does_not_join(watches: list[PreemptionWat
     assert watches[0].check(threading.Event()).why == ""
     reclaim(told, 60.0)()
     assert watches[1].check(threading.Event()).why == "AWS is about to terminate this instance"
-    assert watches[1].take_notice() is not None
+    assert watches[1].read_notice() is not None
 
 
 def test_a_file_that_appears_says_why(tmp_path: Path) -> None:

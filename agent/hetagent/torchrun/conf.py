@@ -75,6 +75,10 @@ def parse_conf(params: RendezvousParameters) -> Conf:
         group = checked_id(params.run_id)
     except ValueError as error:
         raise UsageError(f"--rdzv-id {error}: it is the group's id on the server") from None
+    try:
+        servers = parse_server_urls(params.endpoint)
+    except ValueError as error:
+        raise UsageError(f"--rdzv-endpoint: {error}") from None
     local_addr = options.get("local_addr", params.local_addr)
     if params.local_addr not in (None, local_addr):
         raise UsageError("--local-addr and --rdzv-conf local_addr contradict each other: give one of them")
@@ -85,7 +89,7 @@ def parse_conf(params: RendezvousParameters) -> Conf:
     spec |= {name: options[name] for name in ("max_restarts", *WORLD_SIZES, *SPEC_FLAGS) if name in options}
     token_file = options.get("token_file")
     access = ServerAccess(
-        servers=_servers(params.endpoint),
+        servers=tuple(servers),
         token=_take_token(token_file),
         token_file=token_file,
         tls=ClientTls.from_flags(options, os.environ),
@@ -117,15 +121,6 @@ def _options(config: Mapping[str, object]) -> dict[str, Any]:
             except ValueError as error:
                 raise UsageError(f"--rdzv-conf {name}={value}: {error}") from None
     return parsed
-
-
-def _servers(endpoint: str) -> tuple[str, ...]:
-    if not endpoint.strip():
-        raise UsageError("no server: give --rdzv-endpoint host:29400, where hetserver listens")
-    try:
-        return tuple(parse_server_urls(endpoint))
-    except ValueError as error:
-        raise UsageError(f"--rdzv-endpoint: {error}") from None
 
 
 def _spec(fields: Mapping[str, Any], local_addr: str | None) -> SpecFields:

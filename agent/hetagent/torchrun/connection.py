@@ -27,6 +27,9 @@ AWAY_S = 120.0
 than the only server takes to restart. A node that left before would not be known to have succeeded, but taken for lost,
 and the others' healthy workers stopped. torch's exit barrier waits for 300 s at most."""
 
+LONGEST_INTERVAL_S = 1.0
+"""The longest `monitor_interval` of torch's agents that is waited for when a round ends (seconds)."""
+
 LOOK_S = 0.5
 """How often to look whether one does (seconds)."""
 
@@ -37,6 +40,7 @@ class Connection:
     Attributes:
         place: the address that this node offers.
         server: not started yet.
+        interval_s: after which all of torch's agents have asked for news, which have the same `monitor_interval`.
         round: the round that torch's agent is in, or was in last; 0 before the first.
         in_round: whether it is in that round, or entering it.
         start: a round to enter.
@@ -45,10 +49,15 @@ class Connection:
     """
 
     def __init__(
-        self, place: AdvertisedAddress, server: ServerConnection, log: Callable[[str], None]
+        self,
+        place: AdvertisedAddress,
+        server: ServerConnection,
+        log: Callable[[str], None],
+        interval_s: float = LONGEST_INTERVAL_S,
     ) -> None:
         self.place = place
         self.server = server
+        self.interval_s = interval_s
         self._log = log
         self.round = 0
         self.in_round = False
@@ -131,7 +140,9 @@ def make_connection(conf: Conf, spec: WorkerSpec | None, log: Callable[[str], No
     session = Session(
         conf.group, conf.node_id, offer, random.Random(), connect_timeout_s=conf.connect_timeout_s
     )
-    return Connection(place, ServerConnection(session, conf.access.client, log), log)
+    # twice, since torch's loop does more than to wait
+    interval_s = min(2 * spec.monitor_interval if spec is not None else inf, LONGEST_INTERVAL_S)
+    return Connection(place, ServerConnection(session, conf.access.client, log), log, interval_s)
 
 
 def _role(name: str) -> str:

@@ -33,9 +33,6 @@ from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.rounds import Failure
 from hetrdzv.protocol.states import ReportKind
 
-LONGEST_INTERVAL_S = 1.0
-"""The longest `monitor_interval` of other agents that is waited for when a round ends (seconds)."""
-
 
 class TorchrunHandler(HetRendezvousHandler):
     """One node's part in a job whose rounds a hetserver decides and whose workers torch's agent runs."""
@@ -52,9 +49,6 @@ class TorchrunHandler(HetRendezvousHandler):
         self._closed: str | None = None  # why this handler takes no part any more
         self._succeeded = False  # this node's workers have
         self._round_store: RoundStore | None = None
-        # torch's monitor_interval, as we see it
-        self._asked_at = 0.0
-        self._interval_s = LONGEST_INTERVAL_S  # until it has been seen; a round may end before
 
     # -- what torch's agent calls ----------------------------------------------------------------------------
 
@@ -95,12 +89,9 @@ class TorchrunHandler(HetRendezvousHandler):
         if connection is None:
             return 0
         connection.take_directives()
-        now = time.monotonic()
         if not (connection.in_round and connection.ending_directive):
-            self._interval_s = min(now - self._asked_at, LONGEST_INTERVAL_S)
-            self._asked_at = now
             return 0
-        time.sleep(min(max(0.0, connection.server.handed_at + self._interval_s - now), LONGEST_INTERVAL_S))
+        time.sleep(max(0.0, connection.server.handed_at + connection.interval_s - time.monotonic()))
         return 1
 
     def is_closed(self) -> bool:
@@ -203,7 +194,6 @@ class TorchrunHandler(HetRendezvousHandler):
         self.accept(start)
         connection.round, connection.in_round = directive.round, True
         self._succeeded = False
-        self._asked_at = time.monotonic()
         master = f"{start.master.node_id} ({network.host_port(start.master.address, start.master.port)})"
         self._log(
             f"round {directive.round}: node rank {start.group_rank} of {start.nnodes}, master {master}, "

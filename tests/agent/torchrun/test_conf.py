@@ -44,7 +44,7 @@ def test_what_torch_adds_is_all_that_is_passed_over() -> None:
 @pytest.mark.parametrize(
     ("how", "told"),
     [
-        ({"endpoint": " "}, "no server: give --rdzv-endpoint"),
+        ({"endpoint": " "}, "--rdzv-endpoint: no server was given: name one"),
         (
             {"endpoint": "ftp://host"},
             "--rdzv-endpoint: server URL 'ftp://host': the scheme must be http or https",

@@ -69,8 +69,7 @@ def test_all_agents_stop_their_workers_at_once() -> None:
     """Whichever asks first waits until the others have had time to ask, too."""
     handler, line = TorchrunHandler(parse_conf(params())), ScriptedLine()
     connection = connect(handler, line)
-    connection.round, connection.in_round = 2, True
-    handler._asked_at = time.monotonic() - 0.3  # torch's monitor_interval, as it was seen
+    connection.round, connection.in_round, connection.interval_s = 2, True, 0.3
     assert handler.num_nodes_waiting() == 0
     line.handed_at = time.monotonic()
     line.news = [directive("stop", 2)]

@@ -110,9 +110,9 @@ class Snapshots:
         self._round, self._start, began = directive.round, start, start.snapshot
         self._reached, self._asked = 0, None
         self._due = stamp_of(began) if began is not None and not began.on_disk else None
-        self._reporter.begin(directive.round, start.nnodes, start.snapshot)
-        if (joined := self._agent.session.offer.snapshots) is not None:
-            self._reporter.on_join(replace(joined, origin=start.origin or ""))
+        joined = self._agent.session.offer.snapshots or Holdings()
+        joined = replace(joined, origin=start.origin or "")
+        self._reporter.begin(directive.round, start.nnodes, start.snapshot, joined)
         self._step = start.snapshot.step if start.snapshot is not None else 0
 
     def launched(self, workers: Workers) -> None:
@@ -178,7 +178,7 @@ class Snapshots:
         holdings = self._holdings()
         tells_at = self._reporter.due_at(holdings)
         if self._asked is None and holdings.held and tells_at is not None and tells_at <= now:
-            self._reporter.retain(holdings)
+            self._reporter.protect(holdings)
             self._reporter.on_report(now, holdings)
             asked = Report(
                 Routes.declare_snapshots, partial(SnapshotsRequest, round=workers.round, holdings=holdings)

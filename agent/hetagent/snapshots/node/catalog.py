@@ -121,13 +121,13 @@ class DiskCatalog:
     def source(self, chosen: StartSnapshot) -> dict[str, object]:
         """Where workers read it, if that is still safe: an entry of `sources` in `start.json`."""
         self.refresh(PATIENT_S, again=True)
-        mark = self._found.get(_id(chosen))
+        mark = self._found.get(_snapshot_id(chosen))
         ranks = {str(rank): digest for rank, digest in mark.ranks.items()} if mark is not None else {}
-        return {"node": "", "path": str(self.path_of(_id(chosen))), "ranks": ranks}
+        return {"node": "", "path": str(self.path_of(_snapshot_id(chosen))), "ranks": ranks}
 
     def describe(self, chosen: StartSnapshot) -> str:
         """Of which job it is, how old, and where."""
-        which, mark = _id(chosen), self._found.get(_id(chosen))
+        which, mark = _snapshot_id(chosen), self._found.get(_snapshot_id(chosen))
         at = f", written {ago(max(0.0, time.time() - mark.written_at))}" if mark is not None else ""
         return f"of {self._job(which)}{at}: {self.path_of(which)}"
 
@@ -141,19 +141,21 @@ class DiskCatalog:
     def _job(self, which: SnapshotId) -> str:
         return "this job" if which.origin == self.origin else f"job {which.origin or 'unknown'}"
 
-    def begin(self, origin: str, chosen: StartSnapshot | None = None) -> None:
-        """A round of a job begins, from a snapshot or from none."""
+    def begin(self, origin: str, chosen: StartSnapshot | None = None) -> Mapping[str, object] | None:
+        """A round of a job begins, from a snapshot or from none; returns where workers read it, None: not on disk."""
         origin = origin if origin.isalnum() else ""  # it names directories
         if origin != self.origin:
             self.origin, self.ancestors = origin, ()
-        began = [_id(chosen)] if chosen is not None and chosen.on_disk else []
-        for which in (*began, *(which for which in self.marks if which.origin == origin)):
-            if (mark := self._found.get(which)) is not None:
+        source = self.source(chosen) if chosen is not None and chosen.on_disk else None
+        began = [_snapshot_id(chosen)] if chosen is not None and chosen.on_disk else []
+        for which, mark in self.marks.items():
+            if which in began or which.origin == origin:
                 jobs = dict.fromkeys((*self.ancestors, *mark.after, which.origin))
                 self.ancestors = [job for job in jobs if job != origin][-MOST_JOBS:]
+        return source
 
 
-def _id(chosen: StartSnapshot) -> SnapshotId:
+def _snapshot_id(chosen: StartSnapshot) -> SnapshotId:
     return SnapshotId(chosen.round, chosen.step, chosen.origin)
 
 

@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from hetagent.node.processes import proctree as processes
 from hetagent.node.processes.identity import Identity
@@ -45,28 +45,25 @@ class DiskWriter:
     ) -> None:
         self.catalog = catalog
         self.writing: SnapshotId | None = None
-        self.not_written: NotWritten | None = None  # the last one, if it could not be
-        self.lacks_last = False  # the last step of all could not be
+        self.not_written: NotWritten | None = None  # the newest, if it could not be
         self.looks_at = 0.0  # when to `write_due` again (monotonic seconds)
         self._options = options
         self._folder = folder
         self._log = log
         self._marks = identity.process_env
         self._stderr = folder.path / "to_disk.stderr"
-        self._process: subprocess.Popen[bytes] | None = None
-        self._stuck: list[subprocess.Popen[bytes]] = []  # they wait for a disk, which nothing ends
-        self._begun: set[SnapshotId] = set()
+        self._process: subprocess.Popen[bytes] | None = None  # which has ended unless there is `writing`
         self._due_at = time.monotonic() + options.to_every_s
 
     @property
     def sessions(self) -> Sequence[int]:
         """The session that the child process leads."""
-        return [self._process.pid] if self._process is not None else []
+        return [self._process.pid] if self._process is not None and self.writing is not None else []
 
     @property
     def wants_next_snapshot(self) -> bool:
         """Whether the next snapshot is to be written, too; rank 0 has all ranks know."""
-        return self._process is None and time.monotonic() >= self._due_at
+        return self.writing is None and time.monotonic() >= self._due_at
 
     def write_due(self, number: int, ranks: Sequence[int]) -> None:
         """Write what is due of a round, of this node's ranks."""
@@ -74,13 +71,12 @@ class DiskWriter:
         self._reap()
         if now >= self.looks_at:
             self.catalog.refresh()
-            self.looks_at = now + (RUNNING_S if self._process is not None else LOOK_S)
-        if self._process is not None:
-            return
-        for stamp, slot in self._folder.slots().items():
-            is_wanted = stamp.round == number and (slot.path / TO_DISK).exists()
-            if is_wanted and self._id(stamp) not in self._begun and slot.indexes().keys() >= {*ranks}:
-                self._begin(slot, ranks)
+            self.looks_at = now + (LOOK_S if self.writing is None else RUNNING_S)
+        for stamp, slot in self._folder.slots().items() if self.writing is None else ():
+            wanted = slot.path / TO_DISK
+            if stamp.round == number and wanted.exists() and slot.indexes().keys() >= {*ranks}:
+                wanted.unlink(missing_ok=True)
+                self._start_writer(slot, ranks)
                 self._due_at, self.looks_at = now + self._options.to_every_s, now + RUNNING_S
                 return
 
@@ -91,81 +87,75 @@ class DiskWriter:
 
         Gives up at `until` (monotonic seconds), or once `hurried`.
         """
-        slots = self._folder.slots()
-        ranks_by = {stamp: ranks_of(stamp.round) for stamp in slots}
-        held = [
-            (_is_whole(slot, ranks_by[stamp]), stamp)
-            for stamp, slot in slots.items()
-            if slot.indexes().keys() & {*ranks_by[stamp]}
-        ]
+        held = []
+        for stamp, slot in self._folder.slots().items():
+            ranks = {*ranks_of(stamp.round)}
+            if mine := slot.indexes().keys() & ranks:
+                held.append((_have_saved_all(slot, ranks), stamp, slot, sorted(mine)))
         if not held:
             return ""
-        _, newest = max(held)
-        ranks = ranks_by[newest]
-        self.lacks_last = not self._write(slots[newest], ranks, until, hurried)
-        if not self.lacks_last:
-            return f"step {newest.step} is on disk: {self.catalog.path_of(self._id(newest))}"
-        lack = self.not_written
-        why = lack.why if lack is not None else "another node has given up"
+        _, newest, slot, saved = max(held)
+        until = min(until, time.monotonic() + LAST_S)
+        why = "" if self._is_on_disk(newest, until) else self._write(slot, saved, until, hurried)
+        if not why:
+            self.not_written = None
+            return f"step {newest.step} is on disk: {self.catalog.path_of(self._id_on_disk(newest))}"
         last = next(iter(self.catalog.marks), None)
         instead = f"the newest there is step {last.step}" if last is not None else "none is there"
         return f"step {newest.step} is not on disk: {why}; {instead}"
 
-    def _write(self, slot: Slot, ranks: Sequence[int], until: float, hurried: Callable[[], bool]) -> bool:
-        """Write this node's part of a snapshot, unless that was done; returns whether it is on disk."""
-        stamp, until = slot.stamp, min(until, time.monotonic() + LAST_S)
-        if self._is_on_disk(stamp, until):
-            return True
-        if self.writing != stamp:
+    def close(self) -> None:
+        """Give up what is being written."""
+        if self._process is not None and self.writing is not None:
+            self._process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it waits for a disk, which nothing ends
+                self._process.wait(END_S)
+        self.writing = None
+
+    def _is_on_disk(self, stamp: SnapshotId, until: float) -> bool:
+        """Look again, until then at most (monotonic seconds)."""
+        self.catalog.refresh(max(0.0, min(PATIENT_S, until - time.monotonic())), again=True)
+        return self._id_on_disk(stamp) in self.catalog.marks
+
+    def _id_on_disk(self, stamp: SnapshotId) -> SnapshotId:
+        return stamp._replace(origin=self.catalog.origin)
+
+    # -- the child process -------------------------------------------------------------------------------------
+
+    def _write(self, slot: Slot, ranks: Sequence[int], until: float, hurried: Callable[[], bool]) -> str:
+        """Write the parts of some ranks, as `write_last`; returns why the snapshot is not on disk, or ''."""
+        if self.writing != slot.stamp:
             self.close()
-            self._log(f"writing the snapshot of step {stamp.step} to {self.catalog.path}; Ctrl-C leaves it")
+            self._log(
+                f"writing the snapshot of step {slot.stamp.step} to {self.catalog.path}; Ctrl-C leaves it"
+            )
             self.not_written = None
-            self._begin(slot, ranks)
-        while self._process is not None:
+            self._start_writer(slot, ranks)
+        while self._process is not None and self.writing is not None:
             if time.monotonic() >= until or hurried():
-                self._fail(stamp, "there was no time")
+                self._fail(slot.stamp, "there was no time")
                 self.close()
                 break
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(0.1)
             self._reap()
-        return self.not_written is None and self._is_on_disk(stamp, until)
+        if self.not_written is None and not self._is_on_disk(slot.stamp, until):
+            self._fail(slot.stamp, "another node has given up")
+        return self.not_written.why if self.not_written is not None else ""
 
-    def close(self) -> None:
-        """Give up what is being written."""
-        self.writing = None
-        if self._process is not None:
-            self._process.kill()
-            try:
-                self._process.wait(END_S)
-            except subprocess.TimeoutExpired:
-                self._stuck.append(self._process)
-            self._process = None
-
-    def _is_on_disk(self, stamp: SnapshotId, until: float) -> bool:
-        """Look again, until then at most (monotonic seconds)."""
-        self.catalog.refresh(max(0.0, min(PATIENT_S, until - time.monotonic())), again=True)
-        return self._id(stamp) in self.catalog.marks
-
-    # -- the child process -------------------------------------------------------------------------------------
-
-    def _begin(self, slot: Slot, ranks: Sequence[int]) -> None:
-        if not (mine := sorted(slot.indexes().keys() & {*ranks})):
-            return
-        which = self._id(slot.stamp)
-        self._begun.add(which)
-        told = {
+    def _start_writer(self, slot: Slot, ranks: Sequence[int]) -> None:
+        order = {
             "slot": str(slot.path),
             "stamp": slot.stamp,
-            "into": str(self.catalog.path_of(which)),
-            "ranks": mine,
+            "into": str(self.catalog.path_of(self._id_on_disk(slot.stamp))),
+            "ranks": [*ranks],
             "keep": self._options.keep,
             "jobs": [*self.catalog.ancestors, self.catalog.origin],
         }
         try:
             with self._stderr.open("wb") as stderr:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "hetagent.snapshots.node.to_disk", json.dumps(told)],
+                    [sys.executable, "-P", "-m", "hetagent.snapshots.node.to_disk", json.dumps(order)],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=stderr,
@@ -181,7 +171,7 @@ class DiskWriter:
         stamp = self.writing
         if self._process is None or stamp is None or (status := self._process.poll()) is None:
             return
-        self._process = self.writing = None
+        self.writing = None
         if status == OVERTAKEN:  # the round has ended, and its last step took the memory
             self._due_at = 0.0
         elif status:
@@ -197,13 +187,8 @@ class DiskWriter:
         self.not_written = NotWritten(stamp=server_stamp, why=why[:MOST_WHY])
         self._log(f"the snapshot of step {stamp.step} is not on disk: {self.not_written.why}")
 
-    def _id(self, stamp: SnapshotId) -> SnapshotId:
-        return stamp._replace(origin=self.catalog.origin)
 
-
-def _is_whole(slot: Slot, ranks: Sequence[int]) -> bool:
+def _have_saved_all(slot: Slot, ranks: Collection[int]) -> bool:
     """Whether some ranks have saved all that there is of theirs: of what all have alike, one is enough."""
     mine = [index for rank, index in slot.read_indexes().items() if rank in ranks]
-    if any(index.has_replicated and not index.sharded for index in mine):
-        return True
-    return len(mine) == len(ranks)
+    return len(mine) == len(ranks) or any(index.has_replicated and not index.sharded for index in mine)

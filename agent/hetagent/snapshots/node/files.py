@@ -37,10 +37,10 @@ class SnapshotDir(SnapshotFiles):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self._of_round = [path / ASK, path / BAD]
-        for each in self._of_round:
-            each.mkdir(mode=0o700, exist_ok=True)
-        self.folders = list(map(str, (*self.directories, *self._of_round)))
+        self._answers = [path / ASK, path / BAD]
+        self.watched = [*self.directories, *self._answers]
+        for folder in self._answers:
+            folder.mkdir(mode=0o700, exist_ok=True)
 
     # -- to the workers ----------------------------------------------------------------------------------------
 
@@ -50,8 +50,8 @@ class SnapshotDir(SnapshotFiles):
         is_new = bool(origin) and origin != self.origin
         for slot in self.slots().values() if is_new else ():
             slot.path.unlink(missing_ok=True)
-        for folder in (*self._of_round, *(self.directories if is_new else ())):
-            for path in folder.iterdir():  # the folders stay, since they are watched
+        for folder in self.watched if is_new else self._answers:  # the folders stay
+            for path in folder.iterdir():
                 path.unlink(missing_ok=True)
         if is_new:
             write_atomic(self.path / "origin", origin.encode())
@@ -96,15 +96,15 @@ class SnapshotDir(SnapshotFiles):
 
     def disabled_reason(self) -> str:
         """Why a worker takes no more snapshots; empty: all do."""
-        whys = (str(_read(path).get("why") or "") for path in sorted((self.path / ASK).glob("*.off")))
+        whys = (str(_read_answer(path).get("why") or "") for path in sorted((self.path / ASK).glob("*.off")))
         return next(filter(None, whys), "")[:MOST_WHY]
 
     def bad_copy(self) -> BadCopy | None:
         """The copy that workers could not load; None: there is none."""
         for path in (self.path / BAD).iterdir():
             if stamp := SnapshotId.parse(path.name):
-                told = _read(path)
-                return BadCopy(stamp, str(told.get("node", ""))[:128], str(told.get("why", ""))[:500])
+                answer = _read_answer(path)
+                return BadCopy(stamp, str(answer.get("node", ""))[:128], str(answer.get("why", ""))[:500])
         return None
 
     # -- before the end ----------------------------------------------------------------------------------------
@@ -116,10 +116,10 @@ class SnapshotDir(SnapshotFiles):
 
     def save_error(self, rank: int) -> str | None:
         """Why a worker has not saved; empty: it has; None: it has not answered yet."""
-        told = _read(self.path / ASK / f"{rank}.done")
-        if told.get("step") is None and not told.get("why"):
-            return "it has no snapshot" if told else None
-        return str(told.get("why") or "")[:500]
+        answer = _read_answer(self.path / ASK / f"{rank}.done")
+        if answer.get("step") is None and not answer.get("why"):
+            return "it has no snapshot" if answer else None
+        return str(answer.get("why") or "")[:500]
 
 
 def request_save(pipe: Path) -> bool:
@@ -146,12 +146,21 @@ def source_entry(source: Source, path: Path | None = None) -> dict[str, Any]:
     }
 
 
-def _read(path: Path) -> Mapping[str, Any]:
+def used_memory(path: Path) -> int:
+    """What the slots of a node take (bytes)."""
+    used = 0
+    for file in path.glob("[0-9]/*"):
+        with contextlib.suppress(OSError):  # a worker of the last agent may still be at it
+            used += file.lstat().st_blocks * 512
+    return used
+
+
+def _read_answer(path: Path) -> Mapping[str, Any]:
     """The content of a file; empty if it is not there, or makes no sense."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
-        told = json.loads(path.read_bytes())
-        if isinstance(told, dict):
-            return told
+        answer = json.loads(path.read_bytes())
+        if isinstance(answer, dict):
+            return answer
     return {}
 
 

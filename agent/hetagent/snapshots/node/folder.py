@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hetagent.node.scratch import lock_folder, marked_prefix
+from hetagent.snapshots.node.files import SnapshotDir
 
 PREFIX = "hets_"
 
@@ -25,7 +26,7 @@ WAIT_S, LEAVES_S = 30.0, 600.0
 LOOK_S = 0.2
 
 
-class NodeFolder:
+class NodeFolder(SnapshotDir):
     """The folder of one node of a group, which no other agent uses while this process lives."""
 
     def __init__(
@@ -35,28 +36,15 @@ class NodeFolder:
         node_id: str,
         servers: Sequence[str],
         log: Callable[[str], None] = lambda text: None,
-        *,
-        wait_s: float | None = None,
     ) -> None:
         key = "\0".join([str(os.getuid()), group, node_id, *sorted(set(servers))])
-        self.path = parent / (marked_prefix(PREFIX) + hashlib.sha256(key.encode()).hexdigest()[:16])
-        began, limit_s = time.monotonic(), 0.0
-        while (lock := _lock(self.path)) is None:
-            is_first = not limit_s
-            limit_s = LEAVES_S if (self.path / LEAVING).exists() else WAIT_S
-            limit_s = limit_s if wait_s is None else wait_s
-            if time.monotonic() >= began + limit_s:
-                raise BlockingIOError(f"another agent uses {self.path}")
-            if is_first:
-                log(
-                    f"waiting up to {limit_s:.0f} s for the last agent of this node to end: it uses {self.path}"
-                )
-            time.sleep(LOOK_S)
-        self._lock: int | None = lock
-        (self.path / LEAVING).unlink(missing_ok=True)
+        path = parent / (marked_prefix(PREFIX) + hashlib.sha256(key.encode()).hexdigest()[:16])
+        self._lock: int | None = _lock_once_free(path, log)
+        super().__init__(path)
+        (path / LEAVING).unlink(missing_ok=True)
 
-    def leave(self) -> None:
-        """Mark this agent as leaving: its successor waits longer."""
+    def mark_leaving(self) -> None:
+        """Have the successor wait longer."""
         with contextlib.suppress(OSError):
             (self.path / LEAVING).touch()
 
@@ -67,6 +55,20 @@ class NodeFolder:
                 shutil.rmtree(self.path, ignore_errors=True)
             os.close(self._lock)
             self._lock = None
+
+
+def _lock_once_free(path: Path, log: Callable[[str], None]) -> int:
+    """Wait for the last agent of the node to end; BlockingIOError: another agent stays."""
+    began, is_first = time.monotonic(), True
+    while (lock := _lock(path)) is None:
+        limit_s = LEAVES_S if (path / LEAVING).exists() else WAIT_S
+        if time.monotonic() >= began + limit_s:
+            raise BlockingIOError(f"another agent uses {path}")
+        if is_first:
+            log(f"waiting up to {limit_s:.0f} s for the last agent of this node to end: it uses {path}")
+        is_first = False
+        time.sleep(LOOK_S)
+    return lock
 
 
 def _lock(path: Path) -> int | None:

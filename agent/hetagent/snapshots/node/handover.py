@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from hetagent.session.connection import ServerConnection
 from hetagent.session.requests import round_report
+from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.snapshots import Holdings
 from hetrdzv.protocol.states import DirectiveKind, ReportKind
 
@@ -16,15 +17,6 @@ ANSWER_S = 1.0
 
 LOOK_S = 0.05
 """How often to look at what the server says (seconds)."""
-
-SERVES = "serves"
-"""What the server says while others need this node."""
-
-LOST = "lost"
-"""What it says to a node that it has given up: nobody loads anything from that."""
-
-GO_ON = ("left", "replaced")
-"""What is said if others go on: nodes, or another agent of this one."""
 
 
 def serving_time_s(holdings: Holdings, until: float | None, *, alone: bool) -> float:
@@ -46,27 +38,27 @@ def hand_over(
     why: str,
     holdings: Holdings,
     serves_s: float,
-    silent_s: float,
     hurried: Callable[[], bool],
-) -> bool:
-    """Say that this node has left, and wait until nobody needs it; returns whether others go on without it.
+) -> None:
+    """Say that this node has left, and wait until nobody needs it, or the server says nothing for half of that time.
 
     Args:
         number: its newest round.
         serves_s: for how long it serves what it holds (seconds); 0: nobody needs that.
-        silent_s: how long to wait for a server that says nothing (seconds).
         hurried: whether somebody waits for the end of this agent.
     """
     fields = {"message": why, "snapshots": holdings, "serves_s": serves_s}
     line.announce_leave(round_report(ReportKind.PARTING, number, **fields), workers_gone=True)
     began = time.monotonic()
-    while not hurried():
-        said = line.session.newest_directive
-        if said.kind is DirectiveKind.EXIT and said.code != "drained":  # that was before
-            return said.code in GO_ON
-        if said.code == LOST or not line.session.may_be_member:
-            break
-        if time.monotonic() >= began + (serves_s if said.code == SERVES else silent_s):
+    while not hurried() and line.session.may_be_member:
+        directive = line.session.newest_directive
+        is_final = directive.kind is DirectiveKind.EXIT and directive.code != "drained"  # that was before
+        limit_s = serves_s if directive.code == "serves" else max(ANSWER_S, serves_s / 2)
+        if is_final or directive.code == "lost" or time.monotonic() >= began + limit_s:
             break
         time.sleep(LOOK_S)
-    return False
+
+
+def do_others_continue(directive: Directive) -> bool:
+    """Whether others go on without this node: nodes, or another agent of this one."""
+    return directive.kind is DirectiveKind.EXIT and directive.code in ("left", "replaced")

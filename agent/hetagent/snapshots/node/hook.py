@@ -1,9 +1,9 @@
 """This node's part in the snapshots of each round: what its workers hold, and from which one they begin."""
 
-import contextlib
 import math
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -23,9 +23,9 @@ from hetagent.session.requests import Report
 from hetagent.snapshots.folder import FOLDER, AgentControl
 from hetagent.snapshots.node.catalog import DiskCatalog
 from hetagent.snapshots.node.disk import DiskWriter
-from hetagent.snapshots.node.files import SnapshotDir, request_save
+from hetagent.snapshots.node.files import request_save, used_memory
 from hetagent.snapshots.node.folder import NodeFolder
-from hetagent.snapshots.node.handover import ANSWER_S, hand_over, serving_time_s
+from hetagent.snapshots.node.handover import do_others_continue, hand_over, serving_time_s
 from hetagent.snapshots.node.prefetch import Prefetch
 from hetagent.snapshots.node.reporter import SnapshotReporter
 from hetagent.snapshots.node.server import SnapshotServer
@@ -54,15 +54,13 @@ class SnapshotHook(RoundHook):
     def __init__(
         self, context: AgentContext, options: SnapshotOptions, line: ServerConnection, folder: NodeFolder
     ) -> None:
-        self._node_id = context.identity.node_id
+        self._context = context
         self._line = line
         self._log = log = context.tell
         self._log_once = WarnOnce(log)
         self._folder = folder
-        self._memory = free_space(folder.path) // 2 if options.memory is None else options.memory
         self._every_s = options.every_s
-        self._one_per_node = context.launch.one_per_node
-        self._dir = SnapshotDir(folder.path)
+        self._memory = free_space(folder.path) // 2 if options.memory is None else options.memory
         alone = context.options.standalone or context.options.spec.get("max_nodes") == 1
         hold_port = None if alone else context.hold_port
         self._server = SnapshotServer(folder.path, hold_port, lambda: context.address.address, log)
@@ -70,24 +68,21 @@ class SnapshotHook(RoundHook):
         if options.to is not None:  # a group of --standalone has another name each time
             group = "standalone" if context.options.standalone else context.identity.group
             catalog = DiskCatalog(options.to / group, log)
-            self._disk = DiskWriter(catalog, options, self._dir, context.identity, log)
+            catalog.begin(folder.origin)
+            self._disk = DiskWriter(catalog, options, folder, context.identity, log)
         self._prefetch = Prefetch(folder.path, log)
         self._reporter = SnapshotReporter()
-        self._created = FileWatch(*self._dir.folders)
+        self._created = FileWatch(*map(str, folder.watched))
         self._round = 0  # the newest one
         self._start: Start | None = None  # of that
+        self._ranks = range(0)  # of this node in it
         self._ranks_by_round: dict[int, range] = {}
         self._workers: Workers | None = None
-        self._over = self._drained = self._others_go_on = False
+        self._drained = False
         self._saving: set[int] = set()  # the ranks that were asked to and have not answered
         self._save_until = 0.0
         self._answer: Future[SnapshotsReply] | None = None
-        self._control: AgentControl | None = None  # what workers were told last
-        self._refused: list[ServerStamp] = []
-        self._failed: set[ServerStamp] = set()  # copies on nodes that could not be loaded once
-        if self._disk is not None:
-            self._disk.catalog.begin(self._dir.origin)
-        self._reached = self._dir.last_step()
+        self._load_failures: Counter[ServerStamp] = Counter()
         self._holdings = Holdings()
         line.update_offer(snapshots=self._holdings)
         self._refresh()
@@ -115,54 +110,38 @@ class SnapshotHook(RoundHook):
         """
         start, joined, chosen = assignment.start, self._holdings, assignment.start.snapshot
         self._round, self._start, self._answer = assignment.round, start, None
-        self._ranks_by_round = {**self._ranks_by_round, self._round: self._ranks}
-        self._reporter.begin(self._round, start.nnodes, chosen)
+        self._ranks = range(start.rank_offset, start.rank_offset + start.slots)
+        self._ranks_by_round[self._round] = self._ranks
+        self._reporter.begin(
+            self._round, start.nnodes, chosen, replace(joined, origin=start.origin or joined.origin)
+        )
+        catalog = self._disk.catalog if self._disk is not None else None
         try:
-            self._dir.begin_round(start.origin or "")
-            on_disk = None
-            if self._disk is not None:
-                self._disk.catalog.begin(self._dir.origin, chosen)
-                if chosen is not None and chosen.on_disk:
-                    on_disk = self._disk.catalog.source(chosen)
-            self._dir.write_start(chosen, self._node_id, on_disk)
+            self._folder.begin_round(start.origin or "")
+            on_disk = catalog.begin(self._folder.origin, chosen) if catalog is not None else None
+            self._folder.write_start(chosen, assignment.node_id, on_disk)
             self._write_control()
         except OSError as error:
             if chosen is not None:  # other nodes begin from it
                 raise
             self._log(f"no snapshots in this round: {error}")
-        self._log_begin(chosen)
-        self._reporter.on_join(replace(joined, origin=self._refresh().origin))
-
-    def _log_begin(self, chosen: StartSnapshot | None) -> None:
-        catalog = self._disk.catalog if self._disk is not None else None
-        if chosen is None:
-            if catalog is not None or self._reached:
-                why = catalog.describe_none() if catalog is not None else "no snapshot is complete"
-                self._log(f"round {self._round}: training begins from nothing: {why}")
-            return
-        lost = f", {chosen.lost} before the last" if chosen.lost else ""
-        if chosen.on_disk and catalog is None:
-            lost += " on disk, and this node has no --snapshot-to: give all nodes the same"
-        elif chosen.on_disk and catalog is not None:
-            lost += f" on disk, {catalog.describe(chosen)}"
-        elif chosen.lost is None:
-            lost = "; nobody is left who knows how many steps are lost"
-        self._log(f"round {self._round}: begins from the snapshot of step {chosen.step}{lost}")
+        if text := describe_start(chosen, catalog, joined.reached):
+            self._log(f"round {self._round}: {text}")
+        self._refresh()
 
     def begin(self, workers: Workers) -> None:
-        self._workers, self._reached = workers, 0
+        self._workers = workers
 
     def on_directive(self, directive: Directive) -> None:
-        if directive.kind is DirectiveKind.EXIT:
-            self._over, self._drained = directive.outcome is not None, directive.code == "drained"
+        self._drained = directive.kind is DirectiveKind.EXIT and directive.code == "drained"
 
     def supports_graceful_stop(self) -> bool:
         """Whether workers save when they are asked."""
-        return bool(self._listening())
+        return bool(self._worker_pipes())
 
     def abandon_reason(self) -> str:
         """Reason to abandon this round and rejoin, or ''."""
-        bad = self._dir.bad_copy() if self._workers is not None else None
+        bad = self._folder.bad_copy() if self._workers is not None else None
         if bad is None:
             return ""
         cause = f"the copy on node '{bad.node_id}' is of no use" if bad.node_id else "no copy is of use"
@@ -173,49 +152,47 @@ class SnapshotHook(RoundHook):
         if self._workers is None:
             return
         for rank in sorted(self._saving):
-            if self._dir.save_error(rank) is None:
+            if self._folder.save_error(rank) is None:
                 self._log(f"rank {rank} has not saved before it was stopped")
         self._saving.clear()
-        self._refuse_bad()
+        self._count_load_failure()
         self._workers = None
         if self._disk is not None:
             self._disk.catalog.refresh()
-        steps = [held.step for held in self._dir.list_held() if held.round == self._round]
-        self._reached = max([self._dir.last_step(), *steps])
         self._refresh()
 
-    def _refuse_bad(self) -> None:
-        """Refuse what workers could load no copy of, twice if a node has one, which perhaps was not reached."""
-        if (bad := self._dir.bad_copy()) is None:
+    def _count_load_failure(self) -> None:
+        """Count what workers could load no copy of: what counts twice is refused."""
+        if (bad := self._folder.bad_copy()) is None:
             return
         chosen = self._start.snapshot if self._start is not None else None
-        is_foreign = chosen is not None and chosen.on_disk and chosen.origin != self._dir.origin
+        is_foreign = chosen is not None and chosen.on_disk and chosen.origin != self._folder.origin
         origin = chosen.origin if chosen is not None and is_foreign else None
         stamp = ServerStamp(round=bad.stamp.round, step=bad.stamp.step, origin=origin)
-        if bad.node_id and stamp not in self._failed:
-            self._failed.add(stamp)
-        elif stamp not in self._refused:
-            self._refused = [*self._refused, stamp][-MOST_REFUSED:]
+        self._load_failures[stamp] += 1 if bad.node_id else 2  # a node that has it perhaps was not reached
 
     # -- the agent ends ----------------------------------------------------------------------------------------
 
+    @property
+    def _is_over(self) -> bool:
+        """Whether the job is over."""
+        return self._line.session.newest_directive.outcome is not None
+
     def hand_over(self, why: str, until: float | None, hurried: Callable[[], bool]) -> None:
         """The workers are gone for good: say so, and serve what others need. `until`: in monotonic seconds, or None."""
-        stays = not self._over and (until is not None or self._drained)
+        stays = until is not None or self._drained
         holdings, alone = self._refresh(), self._start is not None and self._start.nnodes == 1
         limit = until - LEFT_S if until is not None else None
         serves_s = serving_time_s(holdings, limit, alone=alone) if stays else 0.0
-        if self._over or not (serves_s or self._disk is not None):
+        if self._is_over or not (serves_s or self._disk is not None):
             return
-        self._folder.leave()
+        self._folder.mark_leaving()
         if serves_s and not alone:
             self._log(
                 f"the other nodes load what only this one has of its last step, for {serves_s:.0f} s at most; "
                 "Ctrl-C leaves at once"
             )
-        silent_s = serves_s if self._disk is None else max(ANSWER_S, serves_s / 2)  # the disk needs time, too
-        self._others_go_on = hand_over(self._line, self._round, why, holdings, serves_s, silent_s, hurried)
-        self._over = self._line.session.newest_directive.outcome is not None  # meanwhile
+        hand_over(self._line, self._round, why, holdings, serves_s, hurried)
 
     def close(self) -> None:
         """Look no more; `leave` follows."""
@@ -226,58 +203,51 @@ class SnapshotHook(RoundHook):
 
         Returns whether the last step is on disk, in a sentence, if that was wanted.
         """
-        outcome = ""
         self._server.close()
+        outcome, is_only_here = "", False
         try:
-            if self._disk is not None and not self._others_go_on:
-                self._folder.leave()
+            if self._disk is not None and not do_others_continue(self._line.session.newest_directive):
                 last = until - LEFT_S if until is not None else math.inf
                 outcome = self._disk.write_last(self._ranks_of, last, hurried)
+                is_only_here = self._disk.not_written is not None  # it is for the next agent of this node
         finally:
             if self._disk is not None:
                 self._disk.close()
-            is_only_here = self._disk is not None and self._disk.lacks_last  # for the next agent of this node
-            is_of_no_use = self._over or (self._drained and not is_only_here)
-            self._folder.close(remove=is_of_no_use or not self._dir.list_held())
+            is_of_no_use = self._is_over or (self._drained and not is_only_here)
+            self._folder.close(remove=is_of_no_use or not self._folder.list_held())
         return f"snapshot {outcome}" if outcome else ""
-
-    # -- before workers are stopped ----------------------------------------------------------------------------
-
-    def have_workers_save(self, within_s: float) -> None:
-        """Have those workers save that can, within so many seconds."""
-        if not self._over or self._disk is not None:
-            self._saving = {rank for rank, pipe in self._listening().items() if request_save(pipe)}
-            self._save_until = time.monotonic() + within_s
-
-    def saving_until(self) -> float | None:
-        """Until when the stop waits for that (monotonic seconds); None: nobody saves, or all have."""
-        living = self._listening() if self._saving else {}
-        for rank in sorted(self._saving):
-            if why := self._dir.save_error(rank):
-                self._log(f"rank {rank} has not saved: {why}")
-            if why is not None or rank not in living:
-                self._saving.discard(rank)
-        return self._save_until if self._saving else None
-
-    def _listening(self) -> dict[int, Path]:
-        """The pipes of workers that run and have opened snapshots, by rank."""
-        workers = self._workers
-        if workers is None or not workers.running:
-            return {}
-        pipes = self._dir.worker_pipes()
-        if self._one_per_node:  # nobody here knows which of its workers run
-            return pipes
-        return {rank: pipe for rank, pipe in pipes.items() if rank - self._ranks.start in workers.alive}
 
     def _ranks_of(self, number: int) -> range:
         """Of this node in a round; if an agent before this one was in it, those of the newest."""
         return self._ranks_by_round.get(number, self._ranks)
 
-    @property
-    def _ranks(self) -> range:
-        """Of this node in its newest round."""
-        start = self._start
-        return range(start.rank_offset, start.rank_offset + start.slots) if start is not None else range(0)
+    # -- before workers are stopped ----------------------------------------------------------------------------
+
+    def have_workers_save(self, within_s: float) -> None:
+        """Have those workers save that can, within so many seconds."""
+        if not self._is_over or self._disk is not None:
+            self._saving = {rank for rank, pipe in self._worker_pipes().items() if request_save(pipe)}
+            self._save_until = time.monotonic() + within_s
+
+    def saving_until(self) -> float | None:
+        """Until when the stop waits for that (monotonic seconds); None: nobody saves, or all have."""
+        living = self._worker_pipes() if self._saving else {}
+        for rank in sorted(self._saving):
+            if why := self._folder.save_error(rank):
+                self._log(f"rank {rank} has not saved: {why}")
+            if why is not None or rank not in living:
+                self._saving.discard(rank)
+        return self._save_until if self._saving else None
+
+    def _worker_pipes(self) -> dict[int, Path]:
+        """The pipes of workers that run and have opened snapshots, by rank."""
+        workers = self._workers
+        if workers is None or not workers.running:
+            return {}
+        pipes = self._folder.worker_pipes()
+        if self._context.launch.one_per_node:  # nobody here knows which of its workers run
+            return pipes
+        return {rank: pipe for rank, pipe in pipes.items() if rank - self._ranks.start in workers.alive}
 
     # -- while workers run -------------------------------------------------------------------------------------
 
@@ -306,7 +276,7 @@ class SnapshotHook(RoundHook):
         due_at = self._reporter.due_at(holdings) if self._answer is None else None
         is_due = due_at is not None and now >= due_at
         if is_due:
-            self._reporter.retain(holdings)
+            self._reporter.protect(holdings)
         try:
             self._write_control()
         except OSError:  # workers would not know what is retained
@@ -333,6 +303,7 @@ class SnapshotHook(RoundHook):
         self._reporter.on_reply(reply)
 
     def _write_control(self) -> None:
+        """Tell the workers what to do, and what not to overwrite."""
         retained = self._reporter.retained
         if self._disk is not None and self._disk.writing is not None:
             # Last: the disk can begin again, and what others may know to be safe has to be here.
@@ -346,25 +317,25 @@ class SnapshotHook(RoundHook):
             memory=self._memory,
             to_disk=self._disk is not None and self._disk.wants_next_snapshot,
         )
-        if control != self._control:
-            self._dir.write_control(control)
-            self._control = control
+        if control != self._folder.read_control():
+            self._folder.write_control(control)
 
     def _refresh(self) -> Holdings:
         """See what this node has by now, which the next join tells the server, and serve it."""
-        held = self._dir.list_held()
+        held = self._folder.list_held()
         if held:  # also where no other node is yet: what nobody serves is of no use to one that comes
             self._server.start()
+        steps = [self._folder.last_step(), *(each.step for each in held if each.round == self._round)]
         holdings = Holdings(
-            origin=self._dir.origin,
+            origin=self._folder.origin,
             port=self._server.port,
             key=self._server.key,
             held=held,
-            reached=self._reached,
-            refused=tuple(self._refused),
+            reached=max(steps) if self._workers is None else 0,
+            refused=tuple(stamp for stamp, count in self._load_failures.items() if count > 1)[-MOST_REFUSED:],
             on_disk=self._disk.catalog.on_disk() if self._disk is not None else (),
             not_written=self._disk.not_written if self._disk is not None else None,
-            not_taken=self._dir.disabled_reason() if self._workers is not None else "",
+            not_taken=self._folder.disabled_reason() if self._workers is not None else "",
         )
         if holdings != self._holdings:
             self._holdings = holdings
@@ -372,11 +343,21 @@ class SnapshotHook(RoundHook):
         return holdings
 
 
+def describe_start(chosen: StartSnapshot | None, catalog: DiskCatalog | None, reached: int) -> str:
+    """What a round begins from, and what is lost with that; empty: nothing was there before."""
+    if chosen is None:
+        why = catalog.describe_none() if catalog is not None else "no snapshot is complete" if reached else ""
+        return why and f"training begins from nothing: {why}"
+    text = f"begins from the snapshot of step {chosen.step}"
+    if chosen.lost:
+        text += f", {chosen.lost} before the last"
+    if chosen.on_disk:
+        where = "and this node has no --snapshot-to: give all nodes the same"
+        return f"{text} on disk, {catalog.describe(chosen) if catalog is not None else where}"
+    return text if chosen.lost is not None else f"{text}; nobody is left who knows how many steps are lost"
+
+
 def free_space(folder: Path) -> int:
     """What snapshots may take in a folder (bytes); what is in the folder already counts as free."""
     stats = os.statvfs(folder)
-    used = 0
-    for each in folder.glob("[0-9]/*"):
-        with contextlib.suppress(OSError):  # a worker of the last agent may still be at it
-            used += each.lstat().st_blocks * 512
-    return used + min(stats.f_bavail * stats.f_frsize, free_memory())
+    return used_memory(folder) + min(stats.f_bavail * stats.f_frsize, free_memory())

@@ -9,7 +9,7 @@ from pathlib import Path
 from hetagent.node.console import WarnOnce
 from hetagent.snapshots.errors import SnapshotSuperseded
 from hetagent.snapshots.folder import SHARED, SnapshotFiles
-from hetagent.snapshots.node.files import source_entry
+from hetagent.snapshots.node.files import source_entry, used_memory
 from hetagent.snapshots.node.reporter import snapshot_id_of
 from hetagent.snapshots.sources import CorruptError, Source, SourceError, copy_part
 from hetrdzv.protocol.snapshots import CopyOrder
@@ -73,9 +73,9 @@ def _require_memory(path: Path, memory: int | None, size: int) -> None:
     """Check that the slots may take so much more."""
     if memory is None:
         return
-    used = sum(file.stat().st_blocks * 512 for file in path.glob("[0-9]/*") if file.is_file())
-    if used + size > memory:
+    needed = used_memory(path) + size
+    if needed > memory:
         raise OSError(
-            f"with it they would take {(used + size) / 1e6:.3g} MB, and may have {memory / 1e6:.3g} MB: give hetagent "
+            f"with it they would take {needed / 1e6:.3g} MB, and may have {memory / 1e6:.3g} MB: give hetagent "
             "a larger --snapshot-memory"
         )

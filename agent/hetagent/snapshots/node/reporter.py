@@ -28,13 +28,9 @@ class SnapshotReporter:
         self._round, self._nnodes = 0, 1
         self._reported_at = -NEWS_PAUSE_S
 
-    def on_join(self, holdings: Holdings) -> None:
-        """The server knows this by the join."""
-        self._reported = holdings
-
-    def begin(self, number: int, nnodes: int, chosen: StartSnapshot | None) -> None:
-        """A round begins, from a snapshot or from none."""
-        self._round, self._nnodes = number, nnodes
+    def begin(self, number: int, nnodes: int, chosen: StartSnapshot | None, joined: Holdings) -> None:
+        """A round begins, from a snapshot or from none; the server knows what this node had as it joined."""
+        self._round, self._nnodes, self._reported = number, nnodes, joined
         began = snapshot_id_of(chosen) if chosen is not None and not chosen.on_disk else None
         if began is None or (self.safe is not None and self.safe > began):
             self.safe = None  # it is not held any more, or not to be used
@@ -42,9 +38,9 @@ class SnapshotReporter:
         self._fallback = self._fallback if is_older else began
         self._pending = began
         if self.safe == began or chosen is None or not chosen.sharded or nnodes == 1:
-            self._is_safe(began)
+            self._mark_safe(began)
 
-    def _is_safe(self, stamp: SnapshotId | None) -> None:
+    def _mark_safe(self, stamp: SnapshotId | None) -> None:
         self.safe = self._fallback = stamp
         if self._pending is not None and (stamp is None or self._pending <= stamp):
             self._pending = None
@@ -62,7 +58,7 @@ class SnapshotReporter:
         # Until what lives once is safe this node asks whether it is, and what to copy.
         return self._reported_at + pause_s if self._pending is not None else None
 
-    def retain(self, holdings: Holdings) -> None:
+    def protect(self, holdings: Holdings) -> None:
         """The server is about to know of this, and may tell others that it is safe: workers have to know first."""
         for held in holdings.held:
             stamp = snapshot_id_of(held)
@@ -71,7 +67,7 @@ class SnapshotReporter:
             if held.sharded and self._nnodes > 1:
                 self._pending = max(self._pending or stamp, stamp)
             elif held.whole and (not held.sharded or len(held.ranks) == held.world_size):
-                self._is_safe(stamp)
+                self._mark_safe(stamp)
 
     def on_report(self, now: float, holdings: Holdings) -> None:
         """The server is told."""
@@ -85,4 +81,4 @@ class SnapshotReporter:
     def on_reply(self, reply: SnapshotsReply) -> None:
         """The server's answer."""
         if reply.complete is not None and (self.safe is None or snapshot_id_of(reply.complete) > self.safe):
-            self._is_safe(snapshot_id_of(reply.complete))
+            self._mark_safe(snapshot_id_of(reply.complete))

@@ -1,6 +1,5 @@
 """Makes what keeps snapshots on this node."""
 
-import contextlib
 from pathlib import Path
 
 from hetagent.context import AgentContext
@@ -21,7 +20,7 @@ def snapshot_hook(
     if options.memory == 0:
         return None
     try:
-        return _made(context, options, line)
+        return _make_hook(context, options, line)
     except OSError as error:
         if options.dir is not None:
             raise UsageError(f"--snapshot-dir {options.dir}: {error.strerror or error}") from None
@@ -33,14 +32,11 @@ def snapshot_hook(
     return None
 
 
-def _made(context: AgentContext, options: SnapshotOptions, line: ServerConnection) -> SnapshotHook:
-    identity, standalone = context.identity, context.options.standalone
-    parent, folder = options.dir or Path(SHM), None
-    if standalone and options.to is not None:  # the next agent goes on there, unless another uses it
-        with contextlib.suppress(BlockingIOError):
-            folder = NodeFolder(parent, "standalone", identity.node_id, [str(options.to)], wait_s=0.0)
-    if folder is None:
-        folder = NodeFolder(parent, identity.group, identity.node_id, context.access.servers, context.tell)
+def _make_hook(context: AgentContext, options: SnapshotOptions, line: ServerConnection) -> SnapshotHook:
+    group, servers, parent = context.identity.group, context.access.servers, options.dir or Path(SHM)
+    if context.options.standalone and options.to is not None:  # else its group has another name each time
+        group, servers = "standalone", [str(options.to)]
+    folder = NodeFolder(parent, group, context.identity.node_id, servers, context.tell)
     scratch.sweep(PREFIX, parent, OLD_S)
     try:
         return SnapshotHook(context, options, line, folder)

@@ -40,12 +40,9 @@ STALL_S = 60.0
 """After how long without news in the directory whoever is missing there is taken to be gone (seconds): network file
 systems show what others write up to a minute late."""
 
-VALUES_S = 8.0
-"""The same where all that is missing are values of ranks alone, since state is not sharded; and after how long a node
-writes parts that it has of ranks of others (seconds)."""
-
-SHARED_S = 4.0
-"""The same for what all ranks have alike, which any node can write (seconds): a grace is often 25 s."""
+ABSENT_S = 6.0
+"""The same for what another node can write as well, or what a snapshot does without: the values of a rank alone, since
+state is not sharded (seconds). A grace is often 25 s."""
 
 PAUSE_S = 0.2
 """How often to look there (seconds)."""
@@ -80,15 +77,15 @@ def run(slot: Slot, into: Path, ranks: Sequence[int], jobs: Sequence[str] = ("",
         idle_s = time.monotonic() - changed_at
         wait_s = STALL_S if there and there[0] not in mine else 0.0
         if first.shared and SHARED not in now:
-            if idle_s >= wait_s + SHARED_S:
+            if idle_s >= wait_s + ABSENT_S:
                 write_parts(slot, into, ranks, replicated=True)
-        elif first.sharded and idle_s >= VALUES_S and (held := missing & slot.read_indexes().keys()):
+        elif first.sharded and idle_s >= ABSENT_S and (held := missing & slot.read_indexes().keys()):
             write_parts(slot, into, sorted(held), replicated=False)
             mine |= held
         elif missing and first.sharded:
             if idle_s >= wait_s + STALL_S:
                 raise SnapshotError(f"the part of rank {min(missing)} is not there after {idle_s:.0f} s")
-        elif idle_s >= wait_s + (VALUES_S if missing else 0.0):
+        elif idle_s >= wait_s + (ABSENT_S if missing else 0.0):
             write_checkpoint(into, jobs[:-1])
         time.sleep(PAUSE_S)
 
@@ -98,13 +95,14 @@ def write_parts(slot: Slot, into: Path, ranks: Sequence[int], *, replicated: boo
     indexes = slot.read_indexes()
     if not indexes.keys() >= {*ranks}:
         raise SnapshotSuperseded("its memory was needed for another one")
-    mine = [*ranks]
+    from_ranks = [*ranks]
     if replicated and not any(indexes[rank].has_replicated for rank in ranks):
-        mine += [rank for rank, index in indexes.items() if index.has_replicated][:1]
-        if mine == [*ranks]:
+        other = next((rank for rank, index in indexes.items() if index.has_replicated), None)
+        if other is None:
             raise SnapshotError(f"this node does not have all of step {slot.stamp.step}")
+        from_ranks.append(other)
     source = Source({"path": str(slot.path)}, slot.stamp)
-    for rank in mine:
+    for rank in from_ranks:
         try:
             copy_part(source, rank, into, "" if replicated else SHARED)
         except (SourceError, FileNotFoundError) as error:
@@ -176,18 +174,18 @@ def prune(path: Path, keep: int, jobs: Sequence[str]) -> None:
 
 def main() -> None:
     """Write; what goes wrong is said in the last line."""
-    told = json.loads(sys.argv[1])
-    slot, into = Slot(Path(told["slot"]), SnapshotId(*told["stamp"])), parse_path(told["into"])
+    order = json.loads(sys.argv[1])
+    slot, into = Slot(Path(order["slot"]), SnapshotId(*order["stamp"])), parse_path(order["into"])
     with contextlib.suppress(OSError):
         os.nice(10)
     torch.set_num_threads(1)
     os.umask(os.umask(0) | OTHERS)
-    leads = 0 in told["ranks"]
+    leads = 0 in order["ranks"]
     try:
-        run(slot, into, told["ranks"], told["jobs"])
+        run(slot, into, order["ranks"], order["jobs"])
         if leads:
             with contextlib.suppress(Exception):  # this one is written, whatever becomes of older ones
-                prune(into.parent, told["keep"], told["jobs"])
+                prune(into.parent, order["keep"], order["jobs"])
     except Exception as error:
         if leads and not (into / MARK).exists():
             remove(into)

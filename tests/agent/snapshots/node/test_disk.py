@@ -197,7 +197,7 @@ def test_the_first_answer_is_waited_for(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_what_workers_took_for_the_disk_is_written_once(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[int] = []
-    monkeypatch.setattr(node.disk, "_begin", lambda slot, *_: begun.append(slot.stamp.step))
+    monkeypatch.setattr(node.disk, "_start_writer", lambda slot, *_: begun.append(slot.stamp.step))
     node.holds(10, 1)
     node.disk.write_due(1, [1])
     assert begun == [], "that is only for memory"
@@ -263,5 +263,6 @@ def test_a_disk_that_does_not_answer_keeps_nobody(
         monkeypatch.setattr(node.catalog, "refresh", lambda within_s, again: None)
         said = node.disk.write_last(lambda number: [0], math.inf, dead.asked.is_set)
         assert dead.asked.is_set()
-    node.disk._stuck[0].wait()
+    assert node.disk._process is not None
+    node.disk._process.wait()
     assert said == "step 10 is not on disk: there was no time; none is there"

@@ -167,7 +167,10 @@ def placed(folder: Path, said: list[str], offered: list[Holdings] | None = None,
     offered = [] if offered is None else offered
     identity = Identity("g", "a", "1")
     options = Namespace(standalone=True, spec={})
-    line: Any = Namespace(update_offer=lambda **fields: offered.append(fields["snapshots"]))
+    line: Any = Namespace(
+        update_offer=lambda **fields: offered.append(fields["snapshots"]),
+        session=Namespace(newest_directive=Namespace(outcome=None)),
+    )
     node: Any = Namespace(
         identity=identity,
         options=options,
@@ -220,7 +223,7 @@ def test_the_next_agent_of_a_node_waits_for_one_that_leaves(tmp_path: Path) -> N
     said: list[str] = []
     first = NodeFolder(tmp_path, "g", "a", SERVERS)
     (first.path / "kept").touch()
-    first.leave()
+    first.mark_leaving()
     leaving = threading.Timer(0.5, first.close, kwargs={"remove": False})
     leaving.start()
     second = NodeFolder(tmp_path, "g", "a", SERVERS, said.append)

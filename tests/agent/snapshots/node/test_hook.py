@@ -134,6 +134,7 @@ class Node:
         self.hook.begin(cast(Workers, workers))
 
     def hears(self, kind: DirectiveKind, **more: Any) -> None:
+        self.line.says = more
         self.hook.on_directive(replace(start("a", 4), kind=kind, start=None, **more))
 
     def leaves(self) -> None:
@@ -403,15 +404,33 @@ def test_a_last_step_that_cannot_be_written_is_kept_while_the_job_goes_on(
     assert node.path.exists() is kept
 
 
-def test_a_job_that_is_over_while_a_node_leaves_leaves_nothing(nodes: Callable[..., Node]) -> None:
+@pytest.mark.parametrize(("code", "writes"), [("left", False), ("replaced", False), ("last", True)])
+def test_the_last_step_is_written_only_if_no_others_go_on(
+    nodes: Callable[..., Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, writes: bool
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    node = nodes(to=tmp_path / "disk")
+    node.enters()
+    node.part((4, 120))
+    node.hook.end()
+    node.line.says = {"code": code}
+    node.leaves()
+    assert any("step 120 is not on disk" in text for text in node.said) is writes
+    assert node.path.exists(), "for the next agent of this node"
+
+
+def test_a_job_that_is_over_while_a_node_leaves_leaves_nothing(
+    nodes: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
     node = nodes(serves=True)
     node.enters()
     node.part((4, 120))
     node.hook.end()
-    node.line.says = {"code": "succeeded", "outcome": "succeeded"}
+    succeeded = {"code": "succeeded", "outcome": "succeeded"}
+    monkeypatch.setattr(node.line, "announce_leave", lambda *_, **__: setattr(node.line, "says", succeeded))
     node.hook.hand_over("SIGTERM", time.monotonic() + 30, lambda: False)
+    assert node.line.says == succeeded
     node.leaves()
-    assert len(node.line.parted) == 1
     assert not node.path.exists()
 
 

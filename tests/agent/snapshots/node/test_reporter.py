@@ -30,14 +30,14 @@ def chosen(step: int, *, on_disk: bool = False, sharded: bool = True) -> StartSn
 
 
 def report(reporter: SnapshotReporter, held: Holdings, now: float = 100.0) -> None:
-    reporter.retain(held)
+    reporter.protect(held)
     reporter.on_report(now, held)
 
 
 @pytest.fixture
 def reporter() -> SnapshotReporter:
     made = SnapshotReporter()
-    made.begin(3, 3, None)
+    made.begin(3, 3, None, Holdings())
     return made
 
 
@@ -50,7 +50,7 @@ def test_news_is_reported_at_once_and_then_after_a_pause(reporter: SnapshotRepor
     assert reporter.due_at(holdings(10, 20)) == 100.0 + PAUSE_S
     reporter.postpone(200.0)
     assert reporter.due_at(holdings(10, 20)) == 200.0 + PAUSE_S
-    reporter.on_join(holdings(10, 20))
+    reporter.begin(3, 3, None, holdings(10, 20))
     assert reporter.due_at(holdings(10, 20)) is None
 
 
@@ -68,7 +68,7 @@ def test_what_lives_once_is_asked_for_until_it_is_safe(reporter: SnapshotReporte
 )
 def test_many_nodes_report_and_ask_less_often(nnodes: int, reports_s: float, asks_s: float) -> None:
     reporter = SnapshotReporter()
-    reporter.begin(3, nnodes, None)
+    reporter.begin(3, nnodes, None, Holdings())
     report(reporter, holdings(10))
     assert (reporter.due_at(holdings(20)), reporter.due_at(holdings(10))) == (100 + reports_s, 100 + asks_s)
 
@@ -90,7 +90,7 @@ def test_what_is_safe_and_the_newest_that_others_may_know_to_be_are_retained(
 def test_what_the_round_began_from_is_retained_until_something_is_known_to_be_safe(
     reporter: SnapshotReporter,
 ) -> None:
-    reporter.begin(3, 3, chosen(8))
+    reporter.begin(3, 3, chosen(8), Holdings())
     assert reporter.due_at(holdings()) is not None, "it may be of use to others"
     report(reporter, holdings(10))
     assert (reporter.retained, reporter.safe) == ((stamp(8, 2), stamp(10)), None)
@@ -100,9 +100,9 @@ def test_what_the_round_began_from_is_retained_until_something_is_known_to_be_sa
 
 def test_what_was_safe_and_is_not_to_be_used_is_not_retained(reporter: SnapshotReporter) -> None:
     reporter.on_reply(reply(10))
-    reporter.begin(3, 3, chosen(8))
+    reporter.begin(3, 3, chosen(8), Holdings())
     assert reporter.retained == (stamp(8, 2),)
-    reporter.begin(3, 3, chosen(8, on_disk=True))
+    reporter.begin(3, 3, chosen(8, on_disk=True), Holdings())
     assert reporter.retained == ()
 
 
@@ -113,7 +113,7 @@ def test_what_was_safe_and_is_not_to_be_used_is_not_retained(reporter: SnapshotR
 )
 def test_what_a_node_has_all_of_is_safe_without_an_answer(nnodes: int, held: Holdings) -> None:
     reporter = SnapshotReporter()
-    reporter.begin(3, nnodes, chosen(8, sharded=nnodes == 1))
+    reporter.begin(3, nnodes, chosen(8, sharded=nnodes == 1), Holdings())
     assert reporter.safe == stamp(8, 2)
     report(reporter, held)
     assert (reporter.safe, reporter.retained) == (stamp(20), (stamp(20),))

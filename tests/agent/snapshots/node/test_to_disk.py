@@ -283,7 +283,7 @@ def test_without_the_parts_of_all_ranks_a_sharded_one_is_not_complete(
 def test_whoever_has_the_same_shards_stands_in_for_a_rank_that_is_gone(
     slot: Slot, trained: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, wait_s in {"SHARED_S": 0.1, "VALUES_S": 0.1, "STALL_S": 600}.items():
+    for name, wait_s in {"ABSENT_S": 0.1, "STALL_S": 600}.items():
         monkeypatch.setattr(to_disk, name, wait_s)
     world = World(slot, tmp_path, sharded=True)
     world.stand_in()

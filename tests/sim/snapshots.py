@@ -178,8 +178,7 @@ class Snapshots:
         holdings = self._holdings()
         tells_at = self._reporter.due_at(holdings)
         if self._asked is None and holdings.held and tells_at is not None and tells_at <= now:
-            self._reporter.protect(holdings)
-            self._reporter.on_report(now, holdings)
+            self._reporter.begin_report(now, holdings)
             asked = Report(
                 Routes.declare_snapshots, partial(SnapshotsRequest, round=workers.round, holdings=holdings)
             )

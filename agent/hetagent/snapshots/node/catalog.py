@@ -4,7 +4,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, wait
 from pathlib import Path
 
 from hetagent.errors import UsageError
@@ -26,9 +25,6 @@ from hetrdzv.protocol.texts.phrasing import ago
 GLANCE_S, PATIENT_S = 0.05, 5.0
 """How long a look may take while a round runs, and before the first and after the last one (seconds)."""
 
-Found = Mapping[SnapshotId, SnapshotMetadata]
-"""Those that are complete."""
-
 
 class DiskCatalog:
     """Looks in threads: a file server that does not answer must not block the agent."""
@@ -38,58 +34,56 @@ class DiskCatalog:
         self.origin = ""  # the job
         self.ancestors: Sequence[str] = ()  # the jobs that it has gone on with
         self._log_once = WarnOnce(log)
-        self._found: Found = {}
-        self._reading: Future[Found] | None = None
-        try:
-            while not self._read(PATIENT_S):
-                self._log_once(f"waiting until {path} answers, where snapshots may be")
-        except Exception as error:  # a job must not begin anew for that
-            raise UsageError(f"--snapshot-to {path.parent}: {_text(error)}") from None
+        self._found: Mapping[SnapshotId, SnapshotMetadata] = {}  # those that are complete
+        self._trouble = ""  # why the last look has found none
+        self._thread: threading.Thread | None = None
+        while not self._look_within(PATIENT_S):
+            self._log_once(f"waiting until {path} answers, where snapshots may be")
+        if self._trouble:  # a job must not begin anew for that
+            raise UsageError(f"--snapshot-to {path.parent}: {self._trouble}")
 
     def refresh(self, within_s: float = GLANCE_S, *, again: bool = False) -> None:
         """See which snapshots are there; `again`: not content with a look that has begun before."""
-        if again:
-            self._reading = None
+        self._look_within(within_s, again=again)
+        if self._trouble:
+            self._log_once(f"cannot see the snapshots in {self.path}: {self._trouble}")
+
+    def _look_within(self, within_s: float, *, again: bool = False) -> bool:
+        """Whether a look was over within the time (seconds); if not, what it finds counts later."""
+        if self._thread is None or again or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._look, name="hetagent-catalog", daemon=True)
+            self._thread.start()
+        self._thread.join(within_s)
+        return not self._thread.is_alive()
+
+    def _look(self) -> None:
+        found, trouble = self._found, ""
         try:
-            self._read(within_s)
+            found = self._list_complete()
         except Exception as error:
             if isinstance(error, SnapshotError):  # others can write there by now
-                self._found = {}
-            self._log_once(f"cannot see the snapshots in {self.path}: {_text(error)}")
+                found = {}
+            trouble = _describe_error(error)
+        if threading.current_thread() is self._thread:  # else another look was wanted meanwhile
+            self._found, self._trouble = found, trouble
 
-    def _read(self, within_s: float) -> bool:
-        if (reading := self._reading) is None:
-            reading = self._reading = Future()
-            args = self._found, reading
-            threading.Thread(target=self._list, args=args, name="hetagent-catalog", daemon=True).start()
-        wait([reading], within_s)
-        if reading.done():
-            self._reading = None
-            self._found = reading.result()
-        return reading.done()
+    def _list_complete(self) -> Mapping[SnapshotId, SnapshotMetadata]:
+        if not is_url(top := self.path.parent):
+            top.mkdir(parents=True, exist_ok=True)
+            if not os.access(top, os.W_OK | os.X_OK):
+                raise SnapshotError("this user cannot write there")
+        require_private(self.path)
+        found = {which: self._read_metadata(which, at) for which, at in list_directories(self.path).items()}
+        return {which: mark for which, mark in found.items() if mark is not None}
 
-    def _list(self, known: Found, reading: Future[Found]) -> None:
-        try:
-            if not is_url(top := self.path.parent):
-                top.mkdir(parents=True, exist_ok=True)
-                if not os.access(top, os.W_OK | os.X_OK):
-                    raise SnapshotError("this user cannot write there")
-            require_private(self.path)
-            marks = {
-                which: self._mark(at, known.get(which)) for which, at in list_directories(self.path).items()
-            }
-            reading.set_result({which: mark for which, mark in marks.items() if mark is not None})
-        except Exception as error:
-            reading.set_exception(error)
-
-    def _mark(self, path: Path, known: SnapshotMetadata | None) -> SnapshotMetadata | None:
+    def _read_metadata(self, which: SnapshotId, path: Path) -> SnapshotMetadata | None:
         try:
             for each in (path, path / MARK):  # which vouches for all other files
                 require_private(each)
         except SnapshotError as error:
             self._log_once(f"a snapshot is ignored: {error}")
             return None
-        return known or SnapshotMetadata.read_metadata(path)
+        return self._found.get(which) or SnapshotMetadata.read_metadata(path)
 
     # -- what is there -----------------------------------------------------------------------------------------
 
@@ -159,7 +153,7 @@ def _snapshot_id(chosen: StartSnapshot) -> SnapshotId:
     return SnapshotId(chosen.round, chosen.step, chosen.origin)
 
 
-def _text(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return str(error) if isinstance(error, SnapshotError) else f"{type(error).__name__}: {error}"

@@ -66,13 +66,13 @@ class SnapshotDir(SnapshotFiles):
     def write_start(
         self, chosen: StartSnapshot | None, own: str, on_disk: Mapping[str, Any] | None = None
     ) -> None:
-        """Write from which snapshot to begin, and where it is: on disk, on this node, then on others."""
+        """Write from which snapshot to begin, and where it is: on disk, on this node, or on others."""
         start: dict[str, Any] = {}
         if chosen is not None:
             start = {name: getattr(chosen, name) for name in ("round", "step", "world_size")}
             start["sources"] = [on_disk] if on_disk is not None else []
             slot = self.slots().get(SnapshotId(chosen.round, chosen.step))
-            for source in sorted(chosen.sources, key=lambda source: source.node_id != own):
+            for source in chosen.sources:
                 path = slot.path if slot is not None and source.node_id == own else None
                 if path is not None or source.port:
                     start["sources"].append(source_entry(source, path))

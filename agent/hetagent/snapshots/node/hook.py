@@ -84,7 +84,6 @@ class SnapshotHook(RoundHook):
         self._answer: Future[SnapshotsReply] | None = None
         self._load_failures: Counter[ServerStamp] = Counter()
         self._holdings = Holdings()
-        line.update_offer(snapshots=self._holdings)
         self._refresh()
 
     def static_env(self, given: Mapping[str, str]) -> Mapping[str, str]:
@@ -276,14 +275,13 @@ class SnapshotHook(RoundHook):
         due_at = self._reporter.due_at(holdings) if self._answer is None else None
         is_due = due_at is not None and now >= due_at
         if is_due:
-            self._reporter.protect(holdings)
+            self._reporter.begin_report(now, holdings)
         try:
             self._write_control()
         except OSError:  # workers would not know what is retained
-            self._reporter.postpone(now)
+            self._reporter.cancel_report()
             return
         if is_due:
-            self._reporter.on_report(now, holdings)
             body = partial(SnapshotsRequest, round=self._round, holdings=holdings)
             self._answer = self._line.ask(Report(Routes.declare_snapshots, body))
 
@@ -298,8 +296,7 @@ class SnapshotHook(RoundHook):
             return
         reply = answer.result()
         if reply.copy is not None:
-            is_former = reply.copy.stamp.round != self._round
-            self._prefetch.start(reply.copy, self._memory if is_former else None)
+            self._prefetch.start(reply.copy)
         self._reporter.on_reply(reply)
 
     def _write_control(self) -> None:

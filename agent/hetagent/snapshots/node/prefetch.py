@@ -14,8 +14,8 @@ from hetagent.snapshots.node.reporter import snapshot_id_of
 from hetagent.snapshots.sources import CorruptError, Source, SourceError, copy_part
 from hetrdzv.protocol.snapshots import CopyOrder
 
-PAUSE_S, CORRUPT_PAUSE_S = 2.0, 60.0
-"""For how long the same is not fetched again after a failure, and where it is corrupt (seconds)."""
+PAUSE_S, CORRUPT_PAUSE_S = 2.0, 30.0
+"""For how long nothing is fetched after a failure, and after a part that is corrupt (seconds)."""
 
 
 class Prefetch:
@@ -25,57 +25,47 @@ class Prefetch:
         self._folder = folder
         self._log_once = WarnOnce(log)
         self._thread: threading.Thread | None = None
-        self._failed: CopyOrder | None = None
-        self._not_before = 0.0  # until when that is not tried again
 
-    def start(self, copy: CopyOrder, memory: int | None = None) -> None:
-        """Fetch it, unless something is being fetched, or that has failed a moment ago; see `fetch`."""
-        is_free = self._thread is None or not self._thread.is_alive()
-        if is_free and (copy != self._failed or time.monotonic() >= self._not_before):
-            self._thread = threading.Thread(
-                target=self._run, args=(copy, memory), name="hetagent-copy", daemon=True
-            )
+    def start(self, copy: CopyOrder) -> None:
+        """Fetch it, unless something is being fetched, or that has failed a moment ago."""
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._run, args=(copy,), name="hetagent-copy", daemon=True)
             self._thread.start()
 
-    def _run(self, copy: CopyOrder, memory: int | None) -> None:
+    def _run(self, copy: CopyOrder) -> None:
         try:
-            fetch(self._folder, copy, memory)
+            fetch(self._folder, copy)
         except (SnapshotSuperseded, FileNotFoundError):  # its slot was given away
             return
         except (SourceError, OSError) as error:
-            pause_s = CORRUPT_PAUSE_S if isinstance(error, CorruptError) else PAUSE_S
-            self._failed, self._not_before = copy, time.monotonic() + pause_s
             self._log_once(f"no copy of the snapshot's shards of node '{copy.source.node_id}': {error}")
+            time.sleep(CORRUPT_PAUSE_S if isinstance(error, CorruptError) else PAUSE_S)
 
 
-def fetch(path: Path, copy: CopyOrder, memory: int | None = None) -> None:
+def fetch(path: Path, copy: CopyOrder) -> None:
     """Fetch the parts of some ranks, each with its index last.
 
-    With `memory` the snapshot is of an earlier round, of which this node may have nothing, and all slots may take so
-    much (bytes).
+    Of a snapshot of an earlier round this node may have nothing, and its workers have not made the memory for it.
     """
     stamp, folder = snapshot_id_of(copy.stamp), SnapshotFiles(path)
-    if memory is not None:
+    control = folder.read_control()
+    is_former = stamp.round != control.round
+    if is_former:
         folder.claim_slot(stamp, sharded=True)
     if (slot := folder.slots().get(stamp)) is None:
         return
     source = Source(source_entry(copy.source), stamp)
+    limit = control.memory if is_former else None
     for part in copy.source.ranks:
-        skip = (
-            SHARED
-            if memory is None or any(SHARED in known.files for known in slot.read_indexes().values())
-            else ""
-        )
-        copy_part(source, part.rank, slot.path, skip, partial(_require_memory, path, memory))
+        has_shared = any(SHARED in index.files for index in slot.read_indexes().values())
+        skip = SHARED if has_shared or not is_former else ""
+        copy_part(source, part.rank, slot.path, skip, partial(_require_memory, path, limit))
 
 
-def _require_memory(path: Path, memory: int | None, size: int) -> None:
+def _require_memory(path: Path, limit: int | None, size: int) -> None:
     """Check that the slots may take so much more."""
-    if memory is None:
-        return
-    needed = used_memory(path) + size
-    if needed > memory:
+    if limit is not None and (needed := used_memory(path) + size) > limit:
         raise OSError(
-            f"with it they would take {needed / 1e6:.3g} MB, and may have {memory / 1e6:.3g} MB: give hetagent "
-            "a larger --snapshot-memory"
+            f"with it they would take {needed / 1e6:.3g} MB, and may have {limit / 1e6:.3g} MB: give hetagent a larger "
+            "--snapshot-memory"
         )

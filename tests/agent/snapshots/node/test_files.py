@@ -33,10 +33,10 @@ def chosen(*sources: Source) -> StartSnapshot:
     return StartSnapshot(round=3, step=120, world_size=2, lost=1, sources=sources)
 
 
-def test_workers_begin_from_their_own_node_then_from_others(files: SnapshotDir) -> None:
+def test_workers_find_their_own_copy_and_those_of_others(files: SnapshotDir) -> None:
     part(files.path, 1, (3, 120))
     ranks = (RankPart(rank=0, digest="d0"),)
-    sources = [source("b", whole=True), source("a", ranks=ranks), source("c", address="fd00::1")]
+    sources = [source("a", ranks=ranks), source("b", whole=True), source("c", address="fd00::1")]
     files.write_start(chosen(*sources), "a")
     start = content(files, "start.json")
     first, second, third = start.pop("sources")

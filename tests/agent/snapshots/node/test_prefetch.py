@@ -6,6 +6,7 @@ import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from xxhash import xxh3_64_hexdigest
 
 from hetagent.node.network import hold_port
 from hetagent.snapshots import sources
-from hetagent.snapshots.folder import SnapshotFiles
+from hetagent.snapshots.folder import AgentControl, SnapshotFiles
 from hetagent.snapshots.folder import SnapshotId as Taken
 from hetagent.snapshots.memory import MappedFile
 from hetagent.snapshots.node import prefetch
@@ -47,8 +48,13 @@ class Nodes:
         part(self.here, 0, (3, 120), sharded=True, shared=False, files={})
         self.content = content
         (self.there / "2" / "1.bin").write_bytes(content)
+        self.runs(3)
         self.serving = SnapshotServer(self.there, lambda: hold_port("127.0.0.1", None), str, print)
         self.serving.start()
+
+    def runs(self, number: int, memory: int = 1 << 20) -> None:
+        """The node that copies is in a round."""
+        SnapshotFiles(self.here).write_control(AgentControl(round=number, memory=memory))
 
     @property
     def copy(self) -> CopyOrder:
@@ -84,27 +90,28 @@ def test_what_is_corrupt_does_not_count(nodes: Nodes, name: str) -> None:
     assert not (nodes.here / "0" / "1.json").exists()
 
 
-def test_what_is_corrupt_is_not_fetched_again_and_again_but_what_replaces_it_is(
+def test_what_is_corrupt_is_not_fetched_again_and_again_but_after_a_pause(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prefetch, "PAUSE_S", 0.0)
+    pauses, is_over = list[float](), threading.Event()
+    pause = lambda pause_s: (pauses.append(pause_s), is_over.wait())  # noqa: E731
+    monkeypatch.setattr(prefetch, "time", SimpleNamespace(sleep=pause))
     asked, opened = list[str](), Fetched.open
     monkeypatch.setattr(Fetched, "open", lambda self, name: (asked.append(name), opened(self, name))[1])
     copies = prefetch.Prefetch(nodes.here, print)
-
-    def start() -> None:
-        copies.start(nodes.copy)
-        soon(lambda: all(thread.name != "hetagent-copy" for thread in threading.enumerate()), "its end")
-
     new = b"x" * SIZE
     (nodes.there / "2" / "1.bin").write_bytes(new)
-    start()
-    start()
-    assert asked.count("1.bin") == 1
+    copies.start(nodes.copy)
+    soon(lambda: pauses, "its failure")
+    copies.start(nodes.copy)
+    assert (pauses, asked.count("1.bin")) == ([prefetch.CORRUPT_PAUSE_S], 1)
     index = json.loads((nodes.there / "2" / "1.json").read_bytes())
     index["files"]["1.bin"] = [SIZE, xxh3_64_hexdigest(new)]
     put(nodes.there / "2" / "1.json", json.dumps(index))
-    start()
+    is_over.set()
+    soon(lambda: all(thread.name != "hetagent-copy" for thread in threading.enumerate()), "its end")
+    copies.start(nodes.copy)
+    soon((nodes.here / "0" / "1.json").exists, "the copy")
     assert (nodes.here / "0" / "1.bin").read_bytes() == new
 
 
@@ -131,7 +138,8 @@ def test_a_node_that_had_nothing_has_all_that_ranks_have_alike_with_the_parts_of
     alike(nodes, content)
     shutil.rmtree(nodes.here / "0")
     (nodes.here / "3-120").unlink()
-    fetch(nodes.here, nodes.copy, 1 << 20)
+    nodes.runs(4)
+    fetch(nodes.here, nodes.copy)
     slot = SnapshotFiles(nodes.here).slots()[Taken(3, 120)]
     assert (slot.path / "shared.bin").read_bytes() == content
     assert declared(nodes.here).whole
@@ -147,7 +155,8 @@ def test_what_ranks_have_alike_is_not_fetched_twice(nodes: Nodes, monkeypatch: p
     asked: list[str] = []
     opened = Fetched.open
     monkeypatch.setattr(Fetched, "open", lambda self, name: (asked.append(name), opened(self, name))[1])
-    fetch(nodes.here, nodes.copy, 1 << 20)
+    nodes.runs(4)
+    fetch(nodes.here, nodes.copy)
     assert "shared.bin" not in asked
     assert (nodes.here / "0" / "shared.bin").read_bytes() == content + b"of other ranks"
 
@@ -156,7 +165,8 @@ def test_a_copy_of_an_earlier_round_leaves_alone_what_a_worker_has_mapped(nodes:
     """A worker of this round may have the file of that rank, larger, for its own snapshots."""
     mapped = MappedFile(nodes.here / "0" / "1.bin", 5 * SIZE)
     mapped.memory.fill_(ord("x"))
-    fetch(nodes.here, nodes.copy, 1 << 20)
+    nodes.runs(4)
+    fetch(nodes.here, nodes.copy)
     assert (nodes.here / "0" / "1.bin").read_bytes() == nodes.content
     assert mapped.memory[-1] == ord("x"), "a file that was cut would end the process here"
     assert not mapped.is_intact(), "it has to be mapped again"
@@ -164,8 +174,9 @@ def test_a_copy_of_an_earlier_round_leaves_alone_what_a_worker_has_mapped(nodes:
 
 
 def test_without_memory_for_it_nothing_is_left_of_a_copy(nodes: Nodes) -> None:
+    nodes.runs(4, memory=100)
     with pytest.raises(OSError, match="a larger --snapshot-memory"):
-        fetch(nodes.here, nodes.copy, 100)
+        fetch(nodes.here, nodes.copy)
     assert not (nodes.here / "0" / "1.bin").exists()
 
 

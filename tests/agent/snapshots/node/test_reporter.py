@@ -29,11 +29,6 @@ def chosen(step: int, *, on_disk: bool = False, sharded: bool = True) -> StartSn
     return StartSnapshot(round=2, step=step, world_size=3, sharded=sharded, on_disk=on_disk)
 
 
-def report(reporter: SnapshotReporter, held: Holdings, now: float = 100.0) -> None:
-    reporter.protect(held)
-    reporter.on_report(now, held)
-
-
 @pytest.fixture
 def reporter() -> SnapshotReporter:
     made = SnapshotReporter()
@@ -46,16 +41,17 @@ def test_news_is_reported_at_once_and_then_after_a_pause(reporter: SnapshotRepor
     due_at = reporter.due_at(holdings(10, sharded=False))
     assert due_at is not None
     assert due_at <= 0.0
-    report(reporter, holdings(10, sharded=False))
+    reporter.begin_report(100.0, holdings(10, sharded=False))
     assert reporter.due_at(holdings(10, 20)) == 100.0 + PAUSE_S
-    reporter.postpone(200.0)
+    reporter.begin_report(200.0, holdings(10))
+    reporter.cancel_report()
     assert reporter.due_at(holdings(10, 20)) == 200.0 + PAUSE_S
-    reporter.begin(3, 3, None, holdings(10, 20))
+    reporter.begin(4, 3, None, holdings(10, 20))
     assert reporter.due_at(holdings(10, 20)) is None
 
 
 def test_what_lives_once_is_asked_for_until_it_is_safe(reporter: SnapshotReporter) -> None:
-    report(reporter, holdings(10))
+    reporter.begin_report(100.0, holdings(10))
     assert reporter.due_at(holdings(10)) == 100.0 + PAUSE_S
     reporter.on_reply(SnapshotsReply())
     assert reporter.due_at(holdings(10)) == 100.0 + PAUSE_S
@@ -69,7 +65,7 @@ def test_what_lives_once_is_asked_for_until_it_is_safe(reporter: SnapshotReporte
 def test_many_nodes_report_and_ask_less_often(nnodes: int, reports_s: float, asks_s: float) -> None:
     reporter = SnapshotReporter()
     reporter.begin(3, nnodes, None, Holdings())
-    report(reporter, holdings(10))
+    reporter.begin_report(100.0, holdings(10))
     assert (reporter.due_at(holdings(20)), reporter.due_at(holdings(10))) == (100 + reports_s, 100 + asks_s)
 
 
@@ -77,10 +73,10 @@ def test_what_is_safe_and_the_newest_that_others_may_know_to_be_are_retained(
     reporter: SnapshotReporter,
 ) -> None:
     """The server may have told others, which have dropped what was safe before: nobody would have either."""
-    report(reporter, holdings(10))
+    reporter.begin_report(100.0, holdings(10))
     reporter.on_reply(reply(10))
     assert reporter.retained == (stamp(10),)
-    report(reporter, holdings(10, 20))
+    reporter.begin_report(100.0, holdings(10, 20))
     reporter.on_reply(reply(10))
     assert reporter.retained == (stamp(10), stamp(20))
     reporter.on_reply(reply(20))
@@ -92,7 +88,7 @@ def test_what_the_round_began_from_is_retained_until_something_is_known_to_be_sa
 ) -> None:
     reporter.begin(3, 3, chosen(8), Holdings())
     assert reporter.due_at(holdings()) is not None, "it may be of use to others"
-    report(reporter, holdings(10))
+    reporter.begin_report(100.0, holdings(10))
     assert (reporter.retained, reporter.safe) == ((stamp(8, 2), stamp(10)), None)
     reporter.on_reply(reply(10))
     assert reporter.retained == (stamp(10),)
@@ -115,6 +111,6 @@ def test_what_a_node_has_all_of_is_safe_without_an_answer(nnodes: int, held: Hol
     reporter = SnapshotReporter()
     reporter.begin(3, nnodes, chosen(8, sharded=nnodes == 1), Holdings())
     assert reporter.safe == stamp(8, 2)
-    report(reporter, held)
+    reporter.begin_report(100.0, held)
     assert (reporter.safe, reporter.retained) == (stamp(20), (stamp(20),))
     assert reporter.due_at(held) is None

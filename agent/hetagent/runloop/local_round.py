@@ -313,8 +313,8 @@ class LocalRound:
         """Until when the stop waits for workers that save (monotonic seconds)."""
         assert self._stop is not None
         snapshots = self._parts.snapshots
-        saves_until = snapshots.saving_until() if snapshots is not None else None
-        return min(saves_until or 0.0, self._stop.kill_at)
+        save_deadline = snapshots.save_deadline() if snapshots is not None else None
+        return min(save_deadline or 0.0, self._stop.kill_at)
 
     def _send_stop(self) -> None:
         assert self._workers is not None

@@ -146,9 +146,9 @@ def test_a_worker_that_is_about_to_end_has_said_its_last_word(
         assert trainer.at_gate.wait(30)
         files = SnapshotDir(trainer.folder)
         snapshots.save_now()
-        assert files.worker_pipes().keys() == {0}, "a script may call that, and go on"
+        assert files.list_worker_pipes().keys() == {0}, "a script may call that, and go on"
         snapshots.save_now(ends=True)
-        assert files.worker_pipes().keys() == set()
+        assert files.list_worker_pipes().keys() == set()
         assert not request_save(trainer.folder / "ask" / "0")
         assert trainer.answer()["step"] == trainer.done
 
@@ -170,7 +170,7 @@ def test_a_step_for_which_there_is_no_slot_is_not_answered_as_saved(
             full.setattr(trainer.snaps._folder, "claim_slot", begin)
             trainer.ask()
             assert trainer.answer() == {"step": first["step"], "why": "newer snapshots are here"}
-            assert SnapshotDir(trainer.folder).save_error(0) == "newer snapshots are here"
+            assert SnapshotDir(trainer.folder).read_save_error(0) == "newer snapshots are here"
         trainer.ask()
         assert trainer.answer()["why"] == ""
 

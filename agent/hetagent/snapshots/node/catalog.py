@@ -73,46 +73,46 @@ class DiskCatalog:
             if not os.access(top, os.W_OK | os.X_OK):
                 raise SnapshotError("this user cannot write there")
         require_private(self.path)
-        found = {which: self._read_metadata(which, at) for which, at in list_directories(self.path).items()}
-        return {which: mark for which, mark in found.items() if mark is not None}
+        found = {stamp: self._read_metadata(stamp, at) for stamp, at in list_directories(self.path).items()}
+        return {stamp: mark for stamp, mark in found.items() if mark is not None}
 
-    def _read_metadata(self, which: SnapshotId, path: Path) -> SnapshotMetadata | None:
+    def _read_metadata(self, stamp: SnapshotId, path: Path) -> SnapshotMetadata | None:
         try:
             for each in (path, path / MARK):  # which vouches for all other files
                 require_private(each)
         except SnapshotError as error:
             self._log_once(f"a snapshot is ignored: {error}")
             return None
-        return self._found.get(which) or SnapshotMetadata.read_metadata(path)
+        return self._found.get(stamp) or SnapshotMetadata.read_metadata(path)
 
     # -- what is there -----------------------------------------------------------------------------------------
 
     @property
     def marks(self) -> Mapping[SnapshotId, SnapshotMetadata]:
         """In the order in which this job would go on from them."""
-        return {which: self._found[which] for which in newest_first(self._found, self.origin)}
+        return {stamp: self._found[stamp] for stamp in newest_first(self._found, self.origin)}
 
-    def path_of(self, which: SnapshotId) -> Path:
+    def path_of(self, stamp: SnapshotId) -> Path:
         """The directory of a snapshot."""
-        return self.path / directory_name(which)
+        return self.path / directory_name(stamp)
 
     def on_disk(self) -> tuple[DiskSnapshot, ...]:
         """The newest complete ones."""
         return tuple(
             DiskSnapshot(
-                round=which.round,
-                step=which.step,
-                origin=which.origin,
+                round=stamp.round,
+                step=stamp.step,
+                origin=stamp.origin,
                 written_at=mark.written_at,
                 world_size=mark.world_size,
                 sharded=mark.sharded,
                 size=mark.size,
             )
-            for which, mark in self.marks.items()
-            if which.round
+            for stamp, mark in self.marks.items()
+            if stamp.round
         )[:MOST_ON_DISK]
 
-    def source(self, chosen: StartSnapshot) -> dict[str, object]:
+    def make_source(self, chosen: StartSnapshot) -> dict[str, object]:
         """Where workers read it, if that is still safe: an entry of `sources` in `start.json`."""
         self.refresh(PATIENT_S, again=True)
         mark = self._found.get(_snapshot_id(chosen))
@@ -121,9 +121,9 @@ class DiskCatalog:
 
     def describe(self, chosen: StartSnapshot) -> str:
         """Of which job it is, how old, and where."""
-        which, mark = _snapshot_id(chosen), self._found.get(_snapshot_id(chosen))
+        stamp, mark = _snapshot_id(chosen), self._found.get(_snapshot_id(chosen))
         at = f", written {ago(max(0.0, time.time() - mark.written_at))}" if mark is not None else ""
-        return f"of {self._job(which)}{at}: {self.path_of(which)}"
+        return f"of {self._job(stamp)}{at}: {self.path_of(stamp)}"
 
     def describe_none(self) -> str:
         """Why a round begins from none of these."""
@@ -132,19 +132,19 @@ class DiskCatalog:
             return f"{self.path} has no complete snapshot"
         return f"those in {self.path} are not used, such as step {newest.step} of {self._job(newest)}"
 
-    def _job(self, which: SnapshotId) -> str:
-        return "this job" if which.origin == self.origin else f"job {which.origin or 'unknown'}"
+    def _job(self, stamp: SnapshotId) -> str:
+        return "this job" if stamp.origin == self.origin else f"job {stamp.origin or 'unknown'}"
 
-    def begin(self, origin: str, chosen: StartSnapshot | None = None) -> Mapping[str, object] | None:
+    def begin_round(self, origin: str, chosen: StartSnapshot | None = None) -> Mapping[str, object] | None:
         """A round of a job begins, from a snapshot or from none; returns where workers read it, None: not on disk."""
         origin = origin if origin.isalnum() else ""  # it names directories
         if origin != self.origin:
             self.origin, self.ancestors = origin, ()
-        source = self.source(chosen) if chosen is not None and chosen.on_disk else None
+        source = self.make_source(chosen) if chosen is not None and chosen.on_disk else None
         began = [_snapshot_id(chosen)] if chosen is not None and chosen.on_disk else []
-        for which, mark in self.marks.items():
-            if which in began or which.origin == origin:
-                jobs = dict.fromkeys((*self.ancestors, *mark.after, which.origin))
+        for stamp, mark in self.marks.items():
+            if stamp in began or stamp.origin == origin:
+                jobs = dict.fromkeys((*self.ancestors, *mark.after, stamp.origin))
                 self.ancestors = [job for job in jobs if job != origin][-MOST_JOBS:]
         return source
 

@@ -46,7 +46,7 @@ class DiskWriter:
         self.catalog = catalog
         self.writing: SnapshotId | None = None
         self.not_written: NotWritten | None = None  # the newest, if it could not be
-        self.looks_at = 0.0  # when to `write_due` again (monotonic seconds)
+        self.next_look_at = 0.0  # when to `write_due` again (monotonic seconds)
         self._options = options
         self._folder = folder
         self._log = log
@@ -69,34 +69,34 @@ class DiskWriter:
         """Write what is due of a round, of this node's ranks."""
         now = time.monotonic()
         self._reap()
-        if now >= self.looks_at:
+        if now >= self.next_look_at:
             self.catalog.refresh()
-            self.looks_at = now + (LOOK_S if self.writing is None else RUNNING_S)
+            self.next_look_at = now + (LOOK_S if self.writing is None else RUNNING_S)
         for stamp, slot in self._folder.slots().items() if self.writing is None else ():
             wanted = slot.path / TO_DISK
             if stamp.round == number and wanted.exists() and slot.indexes().keys() >= {*ranks}:
                 wanted.unlink(missing_ok=True)
                 self._start_writer(slot, ranks)
-                self._due_at, self.looks_at = now + self._options.to_every_s, now + RUNNING_S
+                self._due_at, self.next_look_at = now + self._options.to_every_s, now + RUNNING_S
                 return
 
     def write_last(
-        self, ranks_of: Callable[[int], Sequence[int]], until: float, hurried: Callable[[], bool]
+        self, find_ranks: Callable[[int], Sequence[int]], until: float, is_hurried: Callable[[], bool]
     ) -> str:
         """Write the newest snapshot, unless that was done; returns whether it is on disk, in a sentence.
 
-        Gives up at `until` (monotonic seconds), or once `hurried`.
+        Gives up at `until` (monotonic seconds), or once `is_hurried`.
         """
         held = []
         for stamp, slot in self._folder.slots().items():
-            ranks = {*ranks_of(stamp.round)}
+            ranks = {*find_ranks(stamp.round)}
             if mine := slot.indexes().keys() & ranks:
                 held.append((_have_saved_all(slot, ranks), stamp, slot, sorted(mine)))
         if not held:
             return ""
         _, newest, slot, saved = max(held)
         until = min(until, time.monotonic() + LAST_S)
-        why = "" if self._is_on_disk(newest, until) else self._write(slot, saved, until, hurried)
+        why = "" if self._is_on_disk(newest, until) else self._write(slot, saved, until, is_hurried)
         if not why:
             self.not_written = None
             return f"step {newest.step} is on disk: {self.catalog.path_of(self._id_on_disk(newest))}"
@@ -122,7 +122,7 @@ class DiskWriter:
 
     # -- the child process -------------------------------------------------------------------------------------
 
-    def _write(self, slot: Slot, ranks: Sequence[int], until: float, hurried: Callable[[], bool]) -> str:
+    def _write(self, slot: Slot, ranks: Sequence[int], until: float, is_hurried: Callable[[], bool]) -> str:
         """Write the parts of some ranks, as `write_last`; returns why the snapshot is not on disk, or ''."""
         if self.writing != slot.stamp:
             self.close()
@@ -132,7 +132,7 @@ class DiskWriter:
             self.not_written = None
             self._start_writer(slot, ranks)
         while self._process is not None and self.writing is not None:
-            if time.monotonic() >= until or hurried():
+            if time.monotonic() >= until or is_hurried():
                 self._fail(slot.stamp, "there was no time")
                 self.close()
                 break

@@ -75,7 +75,7 @@ class SnapshotDir(SnapshotFiles):
             for source in chosen.sources:
                 path = slot.path if slot is not None and source.node_id == own else None
                 if path is not None or source.port:
-                    start["sources"].append(source_entry(source, path))
+                    start["sources"].append(make_source_entry(source, path))
         write_atomic(self.path / "start.json", json.dumps(start).encode())
 
     # -- from the workers --------------------------------------------------------------------------------------
@@ -83,10 +83,12 @@ class SnapshotDir(SnapshotFiles):
     def list_held(self) -> tuple[HeldSnapshot, ...]:
         """What this node holds, the newest first."""
         slots = [slot for _, slot in sorted(self.slots().items(), reverse=True)]
-        held = (_held(slot, indexes) for slot in slots if (indexes := slot.read_indexes(_read_index)))
+        held = (
+            _describe_held(slot, indexes) for slot in slots if (indexes := slot.read_indexes(_read_index))
+        )
         return tuple(held)[:MOST_HELD]
 
-    def last_step(self) -> int:
+    def read_last_step(self) -> int:
         """The newest step that a worker of this node has ended."""
         found = [0]
         for path in (self.path / ASK).glob("*.step"):
@@ -94,12 +96,12 @@ class SnapshotDir(SnapshotFiles):
                 found.append(int(path.read_bytes()))
         return max(found)
 
-    def disabled_reason(self) -> str:
+    def read_disabled_reason(self) -> str:
         """Why a worker takes no more snapshots; empty: all do."""
         whys = (str(_read_answer(path).get("why") or "") for path in sorted((self.path / ASK).glob("*.off")))
         return next(filter(None, whys), "")[:MOST_WHY]
 
-    def bad_copy(self) -> BadCopy | None:
+    def find_bad_copy(self) -> BadCopy | None:
         """The copy that workers could not load; None: there is none."""
         for path in (self.path / BAD).iterdir():
             if stamp := SnapshotId.parse(path.name):
@@ -109,12 +111,12 @@ class SnapshotDir(SnapshotFiles):
 
     # -- before the end ----------------------------------------------------------------------------------------
 
-    def worker_pipes(self) -> dict[int, Path]:
+    def list_worker_pipes(self) -> dict[int, Path]:
         """The pipes of the workers that have opened snapshots, by rank."""
         found = {int(path.name): path for path in (self.path / ASK).iterdir() if path.name.isdecimal()}
         return {rank: path for rank, path in found.items() if path.is_fifo()}
 
-    def save_error(self, rank: int) -> str | None:
+    def read_save_error(self, rank: int) -> str | None:
         """Why a worker has not saved; empty: it has; None: it has not answered yet."""
         answer = _read_answer(self.path / ASK / f"{rank}.done")
         if answer.get("step") is None and not answer.get("why"):
@@ -134,7 +136,7 @@ def request_save(pipe: Path) -> bool:
     return False
 
 
-def source_entry(source: Source, path: Path | None = None) -> dict[str, Any]:
+def make_source_entry(source: Source, path: Path | None = None) -> dict[str, Any]:
     """As workers read it (`hetagent.snapshots.sources`)."""
     url = f"http://{host_port(source.address, source.port)}/" if source.port else ""
     return {
@@ -175,7 +177,7 @@ def _known_index(path: Path, *version: int) -> Index:
     return replace(Index.from_json(path.read_bytes()), tensors=())
 
 
-def _held(slot: Slot, indexes: Mapping[int, Index]) -> HeldSnapshot:
+def _describe_held(slot: Slot, indexes: Mapping[int, Index]) -> HeldSnapshot:
     sizes = {name: content.bytes for index in indexes.values() for name, content in index.files.items()}
     return HeldSnapshot(
         round=slot.stamp.round,

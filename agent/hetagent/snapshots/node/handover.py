@@ -26,32 +26,32 @@ def serving_time_s(holdings: Holdings, until: float | None, *, alone: bool) -> f
         until: when its agent has to be gone (monotonic seconds); None: no limit.
         alone: no other node was in its newest round.
     """
-    newest = max(holdings.held, key=lambda held: (held.round, held.step), default=None)
+    newest = next(iter(holdings.held), None)
     if newest is None or not (newest.sharded or alone) or not holdings.port:
         return 0.0
     return SERVES_S if until is None else max(0.0, min(SERVES_S, until - time.monotonic()))
 
 
 def hand_over(
-    line: ServerConnection,
+    connection: ServerConnection,
     number: int,
     why: str,
     holdings: Holdings,
     serves_s: float,
-    hurried: Callable[[], bool],
+    is_hurried: Callable[[], bool],
 ) -> None:
     """Say that this node has left, and wait until nobody needs it, or the server says nothing for half of that time.
 
     Args:
         number: its newest round.
         serves_s: for how long it serves what it holds (seconds); 0: nobody needs that.
-        hurried: whether somebody waits for the end of this agent.
+        is_hurried: whether somebody waits for the end of this agent.
     """
     fields = {"message": why, "snapshots": holdings, "serves_s": serves_s}
-    line.announce_leave(round_report(ReportKind.PARTING, number, **fields), workers_gone=True)
+    connection.announce_leave(round_report(ReportKind.PARTING, number, **fields), workers_gone=True)
     began = time.monotonic()
-    while not hurried() and line.session.may_be_member:
-        directive = line.session.newest_directive
+    while not is_hurried() and connection.session.may_be_member:
+        directive = connection.session.newest_directive
         is_final = directive.kind is DirectiveKind.EXIT and directive.code != "drained"  # that was before
         limit_s = serves_s if directive.code == "serves" else max(ANSWER_S, serves_s / 2)
         if is_final or directive.code == "lost" or time.monotonic() >= began + limit_s:

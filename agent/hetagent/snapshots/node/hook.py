@@ -44,7 +44,7 @@ from hetrdzv.protocol.snapshots import (
 from hetrdzv.protocol.snapshots import SnapshotId as ServerStamp
 from hetrdzv.protocol.states import DirectiveKind
 
-LEFT_S = 0.5
+EXIT_MARGIN_S = 0.5
 """How long before it has to be gone this agent stops writing and serving (seconds)."""
 
 
@@ -52,10 +52,14 @@ class SnapshotHook(RoundHook):
     """Tells workers where to begin and the server what they hold, and has them save before they are stopped."""
 
     def __init__(
-        self, context: AgentContext, options: SnapshotOptions, line: ServerConnection, folder: NodeFolder
+        self,
+        context: AgentContext,
+        options: SnapshotOptions,
+        connection: ServerConnection,
+        folder: NodeFolder,
     ) -> None:
         self._context = context
-        self._line = line
+        self._connection = connection
         self._log = log = context.tell
         self._log_once = WarnOnce(log)
         self._folder = folder
@@ -68,11 +72,11 @@ class SnapshotHook(RoundHook):
         if options.to is not None:  # a group of --standalone has another name each time
             group = "standalone" if context.options.standalone else context.identity.group
             catalog = DiskCatalog(options.to / group, log)
-            catalog.begin(folder.origin)
+            catalog.begin_round(folder.origin)
             self._disk = DiskWriter(catalog, options, folder, context.identity, log)
         self._prefetch = Prefetch(folder.path, log)
         self._reporter = SnapshotReporter()
-        self._created = FileWatch(*map(str, folder.watched))
+        self._file_watch = FileWatch(*map(str, folder.watched))
         self._round = 0  # the newest one
         self._start: Start | None = None  # of that
         self._ranks = range(0)  # of this node in it
@@ -117,7 +121,7 @@ class SnapshotHook(RoundHook):
         catalog = self._disk.catalog if self._disk is not None else None
         try:
             self._folder.begin_round(start.origin or "")
-            on_disk = catalog.begin(self._folder.origin, chosen) if catalog is not None else None
+            on_disk = catalog.begin_round(self._folder.origin, chosen) if catalog is not None else None
             self._folder.write_start(chosen, assignment.node_id, on_disk)
             self._write_control()
         except OSError as error:
@@ -140,7 +144,7 @@ class SnapshotHook(RoundHook):
 
     def abandon_reason(self) -> str:
         """Reason to abandon this round and rejoin, or ''."""
-        bad = self._folder.bad_copy() if self._workers is not None else None
+        bad = self._folder.find_bad_copy() if self._workers is not None else None
         if bad is None:
             return ""
         cause = f"the copy on node '{bad.node_id}' is of no use" if bad.node_id else "no copy is of use"
@@ -151,7 +155,7 @@ class SnapshotHook(RoundHook):
         if self._workers is None:
             return
         for rank in sorted(self._saving):
-            if self._folder.save_error(rank) is None:
+            if self._folder.read_save_error(rank) is None:
                 self._log(f"rank {rank} has not saved before it was stopped")
         self._saving.clear()
         self._count_load_failure()
@@ -162,7 +166,7 @@ class SnapshotHook(RoundHook):
 
     def _count_load_failure(self) -> None:
         """Count what workers could load no copy of: what counts twice is refused."""
-        if (bad := self._folder.bad_copy()) is None:
+        if (bad := self._folder.find_bad_copy()) is None:
             return
         chosen = self._start.snapshot if self._start is not None else None
         is_foreign = chosen is not None and chosen.on_disk and chosen.origin != self._folder.origin
@@ -175,13 +179,13 @@ class SnapshotHook(RoundHook):
     @property
     def _is_over(self) -> bool:
         """Whether the job is over."""
-        return self._line.session.newest_directive.outcome is not None
+        return self._connection.session.newest_directive.outcome is not None
 
-    def hand_over(self, why: str, until: float | None, hurried: Callable[[], bool]) -> None:
+    def hand_over(self, why: str, until: float | None, is_hurried: Callable[[], bool]) -> None:
         """The workers are gone for good: say so, and serve what others need. `until`: in monotonic seconds, or None."""
         stays = until is not None or self._drained
         holdings, alone = self._refresh(), self._start is not None and self._start.nnodes == 1
-        limit = until - LEFT_S if until is not None else None
+        limit = until - EXIT_MARGIN_S if until is not None else None
         serves_s = serving_time_s(holdings, limit, alone=alone) if stays else 0.0
         if self._is_over or not (serves_s or self._disk is not None):
             return
@@ -191,13 +195,13 @@ class SnapshotHook(RoundHook):
                 f"the other nodes load what only this one has of its last step, for {serves_s:.0f} s at most; "
                 "Ctrl-C leaves at once"
             )
-        hand_over(self._line, self._round, why, holdings, serves_s, hurried)
+        hand_over(self._connection, self._round, why, holdings, serves_s, is_hurried)
 
     def close(self) -> None:
         """Look no more; `leave` follows."""
-        self._created.close()
+        self._file_watch.close()
 
-    def leave(self, until: float | None, hurried: Callable[[], bool]) -> str:
+    def leave(self, until: float | None, is_hurried: Callable[[], bool]) -> str:
         """The last thing, which may take until then (monotonic seconds; None: no limit): the server knows already.
 
         Returns whether the last step is on disk, in a sentence, if that was wanted.
@@ -205,9 +209,9 @@ class SnapshotHook(RoundHook):
         self._server.close()
         outcome, is_only_here = "", False
         try:
-            if self._disk is not None and not do_others_continue(self._line.session.newest_directive):
-                last = until - LEFT_S if until is not None else math.inf
-                outcome = self._disk.write_last(self._ranks_of, last, hurried)
+            if self._disk is not None and not do_others_continue(self._connection.session.newest_directive):
+                last = until - EXIT_MARGIN_S if until is not None else math.inf
+                outcome = self._disk.write_last(self._find_ranks, last, is_hurried)
                 is_only_here = self._disk.not_written is not None  # it is for the next agent of this node
         finally:
             if self._disk is not None:
@@ -216,7 +220,7 @@ class SnapshotHook(RoundHook):
             self._folder.close(remove=is_of_no_use or not self._folder.list_held())
         return f"snapshot {outcome}" if outcome else ""
 
-    def _ranks_of(self, number: int) -> range:
+    def _find_ranks(self, number: int) -> range:
         """Of this node in a round; if an agent before this one was in it, those of the newest."""
         return self._ranks_by_round.get(number, self._ranks)
 
@@ -228,11 +232,11 @@ class SnapshotHook(RoundHook):
             self._saving = {rank for rank, pipe in self._worker_pipes().items() if request_save(pipe)}
             self._save_until = time.monotonic() + within_s
 
-    def saving_until(self) -> float | None:
+    def save_deadline(self) -> float | None:
         """Until when the stop waits for that (monotonic seconds); None: nobody saves, or all have."""
         living = self._worker_pipes() if self._saving else {}
         for rank in sorted(self._saving):
-            if why := self._folder.save_error(rank):
+            if why := self._folder.read_save_error(rank):
                 self._log(f"rank {rank} has not saved: {why}")
             if why is not None or rank not in living:
                 self._saving.discard(rank)
@@ -243,7 +247,7 @@ class SnapshotHook(RoundHook):
         workers = self._workers
         if workers is None or not workers.running:
             return {}
-        pipes = self._folder.worker_pipes()
+        pipes = self._folder.list_worker_pipes()
         if self._context.launch.one_per_node:  # nobody here knows which of its workers run
             return pipes
         return {rank: pipe for rank, pipe in pipes.items() if rank - self._ranks.start in workers.alive}
@@ -251,12 +255,12 @@ class SnapshotHook(RoundHook):
     # -- while workers run -------------------------------------------------------------------------------------
 
     def fileno(self) -> int:
-        return self._created.fileno()
+        return self._file_watch.fileno()
 
     def due_at(self) -> float | None:
         if self._workers is None:
             return None
-        moments = [self._disk.looks_at] if self._disk is not None else []
+        moments = [self._disk.next_look_at] if self._disk is not None else []
         if self._answer is not None:
             moments += [0.0] if self._answer.done() else []
         elif (due_at := self._reporter.due_at(self._holdings)) is not None:
@@ -265,7 +269,7 @@ class SnapshotHook(RoundHook):
 
     def on_wakeup(self) -> None:
         """See what the workers have written, report it, and pass on the answer."""
-        self._created.clear()
+        self._file_watch.clear()
         if self._workers is None:
             return
         self._on_answer()
@@ -283,7 +287,7 @@ class SnapshotHook(RoundHook):
             return
         if is_due:
             body = partial(SnapshotsRequest, round=self._round, holdings=holdings)
-            self._answer = self._line.ask(Report(Routes.declare_snapshots, body))
+            self._answer = self._connection.ask(Report(Routes.declare_snapshots, body))
 
     def _on_answer(self) -> None:
         if self._answer is None or not self._answer.done():
@@ -322,7 +326,7 @@ class SnapshotHook(RoundHook):
         held = self._folder.list_held()
         if held:  # also where no other node is yet: what nobody serves is of no use to one that comes
             self._server.start()
-        steps = [self._folder.last_step(), *(each.step for each in held if each.round == self._round)]
+        steps = [self._folder.read_last_step(), *(each.step for each in held if each.round == self._round)]
         holdings = Holdings(
             origin=self._folder.origin,
             port=self._server.port,
@@ -332,11 +336,11 @@ class SnapshotHook(RoundHook):
             refused=tuple(stamp for stamp, count in self._load_failures.items() if count > 1)[-MOST_REFUSED:],
             on_disk=self._disk.catalog.on_disk() if self._disk is not None else (),
             not_written=self._disk.not_written if self._disk is not None else None,
-            not_taken=self._folder.disabled_reason() if self._workers is not None else "",
+            not_taken=self._folder.read_disabled_reason() if self._workers is not None else "",
         )
         if holdings != self._holdings:
             self._holdings = holdings
-            self._line.update_offer(snapshots=holdings)
+            self._connection.update_offer(snapshots=holdings)
         return holdings
 
 

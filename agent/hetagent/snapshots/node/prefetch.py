@@ -9,7 +9,7 @@ from pathlib import Path
 from hetagent.node.console import WarnOnce
 from hetagent.snapshots.errors import SnapshotSuperseded
 from hetagent.snapshots.folder import SHARED, SnapshotFiles
-from hetagent.snapshots.node.files import source_entry, used_memory
+from hetagent.snapshots.node.files import make_source_entry, used_memory
 from hetagent.snapshots.node.reporter import snapshot_id_of
 from hetagent.snapshots.sources import CorruptError, Source, SourceError, copy_part
 from hetrdzv.protocol.snapshots import CopyOrder
@@ -54,7 +54,7 @@ def fetch(path: Path, copy: CopyOrder) -> None:
         folder.claim_slot(stamp, sharded=True)
     if (slot := folder.slots().get(stamp)) is None:
         return
-    source = Source(source_entry(copy.source), stamp)
+    source = Source(make_source_entry(copy.source), stamp)
     limit = control.memory if is_former else None
     for part in copy.source.ranks:
         has_shared = any(SHARED in index.files for index in slot.read_indexes().values())

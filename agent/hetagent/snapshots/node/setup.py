@@ -14,13 +14,13 @@ from hetrdzv.protocol.snapshots import Holdings
 
 
 def snapshot_hook(
-    context: AgentContext, options: SnapshotOptions, line: ServerConnection
+    context: AgentContext, options: SnapshotOptions, connection: ServerConnection
 ) -> SnapshotHook | None:
     """What keeps snapshots on this node; None: they are off, or there is no place for them."""
     if options.memory == 0:
         return None
     try:
-        return _make_hook(context, options, line)
+        return _make_hook(context, options, connection)
     except OSError as error:
         if options.dir is not None:
             raise UsageError(f"--snapshot-dir {options.dir}: {error.strerror or error}") from None
@@ -28,18 +28,18 @@ def snapshot_hook(
     except ModuleNotFoundError as error:
         why = f"{error.name} is not installed: pip install 'hetrdzv[agent]'"
     context.tell(f"no snapshots on this node: {why}")
-    line.update_offer(snapshots=Holdings(not_taken=why[:MOST_WHY]))
+    connection.update_offer(snapshots=Holdings(not_taken=why[:MOST_WHY]))
     return None
 
 
-def _make_hook(context: AgentContext, options: SnapshotOptions, line: ServerConnection) -> SnapshotHook:
+def _make_hook(context: AgentContext, options: SnapshotOptions, connection: ServerConnection) -> SnapshotHook:
     group, servers, parent = context.identity.group, context.access.servers, options.dir or Path(SHM)
     if context.options.standalone and options.to is not None:  # else its group has another name each time
         group, servers = "standalone", [str(options.to)]
     folder = NodeFolder(parent, group, context.identity.node_id, servers, context.tell)
     scratch.sweep(PREFIX, parent, OLD_S)
     try:
-        return SnapshotHook(context, options, line, folder)
+        return SnapshotHook(context, options, connection, folder)
     except BaseException:
         folder.close(remove=False)
         raise

@@ -162,13 +162,13 @@ def _sync(*paths: Path) -> None:
 
 def prune(path: Path, keep: int, jobs: Sequence[str]) -> None:
     """Remove what is older than those that are kept, complete or not; `jobs` as in `run`."""
-    there = {which: each for which, each in list_directories(path).items() if which.origin in jobs}
+    there = {stamp: each for stamp, each in list_directories(path).items() if stamp.origin in jobs}
     kept = 0
-    for which in sorted(there, key=lambda which: (jobs.index(which.origin), *which), reverse=True):
-        is_complete = (there[which] / MARK).exists()
+    for stamp in sorted(there, key=lambda stamp: (jobs.index(stamp.origin), *stamp), reverse=True):
+        is_complete = (there[stamp] / MARK).exists()
         if kept >= keep or (kept and not is_complete):
-            (there[which] / MARK).unlink(missing_ok=True)
-            remove(there[which])
+            (there[stamp] / MARK).unlink(missing_ok=True)
+            remove(there[stamp])
         kept += is_complete
 
 

@@ -35,7 +35,7 @@ class Node:
         self.catalog = DiskCatalog(path / "disk", self.said.append)
         options: Any = Namespace(to_every_s=600, keep=2)
         self.disk = DiskWriter(self.catalog, options, self.memory, identity, self.said.append)
-        self.catalog.begin(JOB)
+        self.catalog.begin_round(JOB)
 
     def holds(self, step: int, *ranks: int) -> SnapshotId:
         stamp = SnapshotId(1, step)
@@ -91,12 +91,12 @@ def test_the_newest_that_are_complete_are_told(node: Node) -> None:
     assert node.catalog.on_disk() == tuple(
         DiskSnapshot(round=1, step=step, origin=JOB, world_size=2, size=7) for step in (50, 40, 30, 20)
     )
-    source = node.catalog.source(chosen(40))
+    source = node.catalog.make_source(chosen(40))
     assert (source["path"], source["ranks"]) == (
         str(node.catalog.path / "step-40-round-1-job-0f3a"),
         {"0": "d"},
     )
-    assert node.catalog.source(chosen(60))["ranks"] == {}
+    assert node.catalog.make_source(chosen(60))["ranks"] == {}
 
 
 def test_the_oldest_are_removed_and_what_is_not_ours_stays(node: Node) -> None:
@@ -115,7 +115,7 @@ def test_a_job_that_began_anew_neither_loses_its_own_nor_takes_those_of_another(
     former = [node.has(step, job="aaaa", at=1) for step in (100, 200, 300)]
     own = [node.has(step, at=2) for step in (10, 20, 30)]
     assert node.declares()[:3] == [(JOB, 30), (JOB, 20), (JOB, 10)]
-    node.catalog.begin(JOB)
+    node.catalog.begin_round(JOB)
     prune(node.catalog.path, 2, [*node.catalog.ancestors, JOB])
     assert all(path.exists() for path in former)
     assert [path.exists() for path in own] == [False, True, True]
@@ -125,7 +125,7 @@ def test_a_job_that_goes_on_with_others_prunes_theirs(node: Node) -> None:
     other = node.has(500, job="bbbb", at=1)
     former = [node.has(step, number=7, job="aaaa", at=2, after=["older"]) for step in (100, 200)]
     assert node.declares() == [("aaaa", 200), ("aaaa", 100), ("bbbb", 500)], "whoever wrote last"
-    node.catalog.begin(JOB, chosen(200, 7, "aaaa"))
+    node.catalog.begin_round(JOB, chosen(200, 7, "aaaa"))
     assert node.catalog.ancestors == ["older", "aaaa"]
     own = node.has(210, at=3)
     prune(node.catalog.path, 2, [*node.catalog.ancestors, JOB])
@@ -155,9 +155,9 @@ def test_nothing_is_read_where_others_can_write(node: Node, tmp_path: Path) -> N
         assert text.endswith(f": chmod -R go-w {path}")
     for safe, found in ((False, {}), (True, {"0": "d"})):
         (node.catalog.path / directory_name(SnapshotId(1, 10, JOB))).chmod(0o755 if safe else 0o777)
-        assert node.catalog.source(chosen(10))["ranks"] == found, "as it is when it is used"
+        assert node.catalog.make_source(chosen(10))["ranks"] == found, "as it is when it is used"
     node.catalog.path.chmod(0o775)
-    assert node.catalog.source(chosen(10))["ranks"] == {}
+    assert node.catalog.make_source(chosen(10))["ranks"] == {}
     with pytest.raises(UsageError, match=r"others can write to .*: chmod -R go-w"):
         Node(tmp_path)
 

@@ -70,28 +70,28 @@ def test_a_round_begins_without_the_answers_of_the_last_one_and_a_job_without_sn
 
 
 def test_answers_of_workers(files: SnapshotDir) -> None:
-    assert files.last_step() == 0
+    assert files.read_last_step() == 0
     put(files.path / "ask" / "0.step", "7")
     put(files.path / "ask" / "1.step", "9")
     put(files.path / "ask" / "2.step", "nonsense")
     put(files.path / "ask" / "1.done", '{"step": 4, "why": ""}')
     put(files.path / "ask" / "2.done", '{"step": null, "why": ""}')
     put(files.path / "ask" / "3.done", "nonsense")
-    assert files.last_step() == 9
-    assert [files.save_error(rank) for rank in range(1, 5)] == ["", "it has no snapshot", None, None]
+    assert files.read_last_step() == 9
+    assert [files.read_save_error(rank) for rank in range(1, 5)] == ["", "it has no snapshot", None, None]
 
 
 def test_copies_that_cannot_be_loaded(files: SnapshotDir) -> None:
     put(files.path / "bad" / "3-120", '{"node": "b", "why": "the digest of model.w is wrong"}')
     put(files.path / "bad" / "x", "{}")
-    assert files.bad_copy() == BadCopy(STAMP, "b", "the digest of model.w is wrong")
+    assert files.find_bad_copy() == BadCopy(STAMP, "b", "the digest of model.w is wrong")
 
 
 def test_only_who_listens_can_be_asked(files: SnapshotDir) -> None:
     pipe = files.path / "ask" / "4"
     os.mkfifo(pipe)
     (files.path / "ask" / "5").touch()
-    assert files.worker_pipes() == {4: pipe}
+    assert files.list_worker_pipes() == {4: pipe}
     assert not request_save(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     try:

@@ -23,7 +23,7 @@ def held(step: int = 120, port: int = 7000, **more: Any) -> Holdings:
 
 def leaves(line: Any, **limits: Any) -> bool:
     """It waits no longer than a test may; returns whether others go on."""
-    hand_over(line, 3, "SIGTERM", held(), **{"serves_s": 600.0, "hurried": bool} | limits)
+    hand_over(line, 3, "SIGTERM", held(), **{"serves_s": 600.0, "is_hurried": bool} | limits)
     return do_others_continue(line.session.newest_directive)
 
 
@@ -34,7 +34,7 @@ def leaves(line: Any, **limits: Any) -> bool:
         ("last", {}, False),
         ("serves", {"serves_s": 0.2}, False),
         ("round_formed", {"serves_s": 0.2}, False),  # no server says anything
-        ("serves", {"hurried": lambda: True}, False),
+        ("serves", {"is_hurried": lambda: True}, False),
     ],
 )
 def test_it_stays_for_nobody_who_is_not_there_and_no_longer_than_it_may(
@@ -84,7 +84,7 @@ def test_whom_nobody_knows_any_more_does_not_wait(what: str) -> None:
     elif what == "forgotten":
         bench.server.groups.clear()
     before = len(bench.sent)
-    assert not leaves(Talk(bench), hurried=looks.pop)
+    assert not leaves(Talk(bench), is_hurried=looks.pop)
     assert any(isinstance(sent.what, Report) for sent in bench.sent[before:]) is (what != "never joined")
 
 

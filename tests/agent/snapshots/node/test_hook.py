@@ -349,23 +349,23 @@ def test_those_who_listen_and_run_are_asked_and_waited_for_until_they_answer_or_
     node.enters()
     assert not node.hook.supports_graceful_stop()
     node.hook.have_workers_save(60.0)
-    assert node.hook.saving_until() is None, "nobody has opened snapshots"
+    assert node.hook.save_deadline() is None, "nobody has opened snapshots"
     pipes = [node.opens(2), node.opens(3)]
     os.close(node.opens(7))
     assert node.hook.supports_graceful_stop()
     node.works(Ran(0))
     node.hook.have_workers_save(60.0)
-    until = node.hook.saving_until()
+    until = node.hook.save_deadline()
     assert until is not None
     assert [os.read(pipe, 9) for pipe in pipes] == [b"!", b""], "rank 3 has ended"
     node.answers()
-    assert node.hook.saving_until() is None
+    assert node.hook.save_deadline() is None
     node.works(Ran(0, 1))
     node.hook.have_workers_save(60.0)
     node.answers(2, step=None, why="no snapshot was ever taken")
-    assert node.hook.saving_until() is not None
+    assert node.hook.save_deadline() is not None
     node.works(Ran(0))
-    assert node.hook.saving_until() is None
+    assert node.hook.save_deadline() is None
     assert node.said == ["rank 2 has not saved: no snapshot was ever taken"]
     for pipe in pipes:
         os.close(pipe)

@@ -92,12 +92,12 @@ def test_an_offer_that_no_server_would_take_is_refused_at_once() -> None:
     made.devices, made.command = devices.Devices(1), None
     made.identity = Identity(found.group, found.node_id, "i1")
     with pytest.raises(UsageError, match=r"no server accepts --label 'x+': String should have at most 256"):
-        assembly._offer(cast("AgentContext", made))
+        assembly._make_offer(cast("AgentContext", made))
 
 
 def test_a_folder_for_output_that_cannot_be_made() -> None:
     with pytest.raises(UsageError, match="--log-dir /dev/null/x: Not a directory"):
-        assembly._logs_specs(options("--log-dir", "/dev/null/x"))
+        assembly._make_logs_specs(options("--log-dir", "/dev/null/x"))
 
 
 def test_commands_of_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,15 +229,15 @@ def test_a_node_with_processes_of_an_earlier_agent_that_do_not_die_is_not_offere
     monkeypatch.setattr(processes, "kill_tree", lambda find: [2**22 + 1])
     saving = [[2**22 + 1], [2**22 + 1], []]
     monkeypatch.setattr(processes, "find_orphans", lambda node_id, group: saving.pop(0))
-    assembly._sweep(Identity("g", "a", "i"), said.append)
+    assembly._kill_orphans(Identity("g", "a", "i"), said.append)
     assert (said, saving) == ([], []), "their guardian has ended them"
     monkeypatch.setattr(processes, "find_orphans", lambda node_id, group: [2**22 + 1])
     why = r"node 'a' cannot take part: processes of an earlier agent cannot be killed: 4194305 \(gone by now\); check"
     with pytest.raises(AgentError, match=why):
-        assembly._sweep(Identity("g", "a", "i"), said.append)
+        assembly._kill_orphans(Identity("g", "a", "i"), said.append)
     assert said == ["killing workers that an earlier agent left behind: pids 4194305"]
     monkeypatch.setattr(processes, "kill_tree", lambda find: [])
-    assembly._sweep(Identity("g", "a", "i"), said.append)
+    assembly._kill_orphans(Identity("g", "a", "i"), said.append)
 
 
 # -- real agents: secrets, exits, and output that nobody reads -----------------------------------------------

@@ -27,7 +27,7 @@ from hetagent.monitor.watcher import Watcher
 from hetagent.node import console, names
 from hetagent.node.console import print_to_stderr
 from hetagent.node.gpu import devices
-from hetagent.node.gpu.discovery import versions
+from hetagent.node.gpu.discovery import find_versions
 from hetagent.node.network import find_address
 from hetagent.node.processes import proctree as processes
 from hetagent.node.processes.guardian import Guardian
@@ -78,9 +78,9 @@ def run(
     name = names.claim_node_id(options.node_id, options.group, access.servers, given=given)
     options = replace(options, node_id=name.node_id, notes=(*name.notes, *options.notes))
     tell = partial(console.log, f"hetagent[{name.node_id}]")
-    context = _context(options, command, access, tell)
-    logs_specs = _logs_specs(options)
-    agent = _agent(context, server, logs_specs)
+    context = _make_context(options, command, access, tell)
+    logs_specs = _make_logs_specs(options)
+    agent = _make_agent(context, server, logs_specs)
     what = f"{context.devices.description} at {context.address.address}"
     tell(f"joining group '{options.group}' at {', '.join(access.servers)} with {what}")
     try:
@@ -102,7 +102,7 @@ def run(
     return agent.shutdown.exit_status(agent.outcome, fixed=options.exit_codes == "agent")
 
 
-def _context(
+def _make_context(
     options: Options, command: WorkerCommand | None, access: ServerAccess, tell: Callable[[str], None]
 ) -> AgentContext:
     """Look at this node, and clean up what an earlier agent has left on it."""
@@ -115,7 +115,7 @@ def _context(
     hide_other_devices(chosen)
     launch = make_launch(options, command, chosen.slots, os.environ)
     identity = Identity(options.group, options.node_id, uuid.uuid4().hex)
-    _sweep(identity, tell)
+    _kill_orphans(identity, tell)
     if chosen.slots > 1 and "OMP_NUM_THREADS" not in os.environ:
         os.environ["OMP_NUM_THREADS"] = "1"  # as torchrun does, so that workers do not fight for cores
     return AgentContext(
@@ -126,19 +126,19 @@ def _context(
         devices=chosen,
         address=address,
         launch=launch,
-        versions=versions(),
+        versions=find_versions(),
         tell=tell,
     )
 
 
-def _agent(context: AgentContext, child: ChildServer | None, logs_specs: LogsSpecs) -> Agent:
+def _make_agent(context: AgentContext, child: ChildServer | None, logs_specs: LogsSpecs) -> Agent:
     """All parts of an agent, put together."""
     options, tell = context.options, context.tell
     handler = HetRendezvousHandler(options.group, options.node_id, context.hold_port)
-    offer, timeout_s = _offer(context), options.connect_timeout_s
+    offer, timeout_s = _make_offer(context), options.connect_timeout_s
     session = Session(options.group, options.node_id, offer, random.Random(), connect_timeout_s=timeout_s)
     server = ServerConnection(session, context.access.client, tell)
-    parts = _parts(context, server, handler)
+    parts = _make_parts(context, server, handler)
     if parts.ready_file is not None:
         server.on_member = parts.ready_file.set_known
     if child is not None:
@@ -149,11 +149,11 @@ def _agent(context: AgentContext, child: ChildServer | None, logs_specs: LogsSpe
         server=server,
         # a server of its own dies with this process
         guardian=Guardian(context.identity, context.access if child is None else None),
-        starter=_starter(context, handler, logs_specs),
+        starter=_make_starter(context, handler, logs_specs),
         handler=handler,
         hold_script_port=context.hold_script_port,
         launch=context.launch,
-        health=HealthChecks(_health_checks(context, parts.preemption)),
+        health=HealthChecks(_make_health_checks(context, parts.preemption)),
         parts=parts,
         worker_env=context.address.socket_env(os.environ),
         stop_timeout_s=options.shutdown_timeout_s,
@@ -164,7 +164,9 @@ def _agent(context: AgentContext, child: ChildServer | None, logs_specs: LogsSpe
     )
 
 
-def _starter(context: AgentContext, handler: HetRendezvousHandler, logs_specs: LogsSpecs) -> TorchStarter:
+def _make_starter(
+    context: AgentContext, handler: HetRendezvousHandler, logs_specs: LogsSpecs
+) -> TorchStarter:
     """What makes the workers."""
     options = context.options
     prefix = options.torchrun.log_line_prefix_template or os.environ.get(
@@ -179,7 +181,7 @@ def _starter(context: AgentContext, handler: HetRendezvousHandler, logs_specs: L
     )
 
 
-def _parts(context: AgentContext, server: ServerConnection, handler: HetRendezvousHandler) -> Parts:
+def _make_parts(context: AgentContext, server: ServerConnection, handler: HetRendezvousHandler) -> Parts:
     """The optional parts."""
     options, launch, tell = context.options, context.launch, context.tell
     one_per_node, must_meet = launch.one_per_node, options.require_rendezvous
@@ -205,7 +207,7 @@ def _parts(context: AgentContext, server: ServerConnection, handler: HetRendezvo
     )
 
 
-def _offer(context: AgentContext) -> JoinRequest:
+def _make_offer(context: AgentContext) -> JoinRequest:
     """What this node offers to the group.
 
     Raises:
@@ -241,7 +243,7 @@ def _offer(context: AgentContext) -> JoinRequest:
     return offer
 
 
-def _health_checks(context: AgentContext, preemption: PreemptionWatch | None) -> Iterator[HealthCheck]:
+def _make_health_checks(context: AgentContext, preemption: PreemptionWatch | None) -> Iterator[HealthCheck]:
     """What is asked of this node before each round."""
     options, identity = context.options, context.identity
     if gpus := [gpu.uuid for gpu in devices.visible_gpus(os.environ)]:
@@ -255,7 +257,7 @@ def _health_checks(context: AgentContext, preemption: PreemptionWatch | None) ->
         ).run
 
 
-def _sweep(identity: Identity, tell: Callable[[str], None]) -> None:
+def _kill_orphans(identity: Identity, tell: Callable[[str], None]) -> None:
     """Kill the workers of an earlier agent of this node that was killed, perhaps together with its guardian.
 
     If that lives, it does so itself once they have saved their state.
@@ -272,7 +274,7 @@ def _sweep(identity: Identity, tell: Callable[[str], None]) -> None:
             )
 
 
-def _logs_specs(options: Options) -> LogsSpecs:
+def _make_logs_specs(options: Options) -> LogsSpecs:
     flags = options.torchrun
     common: Mapping[str, Any] = {
         "log_dir": flags.log_dir,

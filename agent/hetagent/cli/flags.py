@@ -249,7 +249,7 @@ class Parser(ArgumentParser):
         for title, flags in parts.items():
             part = self.add_argument_group(title)
             for flag, row in flags.items():
-                _add(part, flag, row)
+                _add_flag(part, flag, row)
         self.add_argument(
             "training_script",
             nargs="?",
@@ -285,18 +285,18 @@ def parse_flags(argv: Sequence[str], environ: Mapping[str, str]) -> Namespace:
             names = [variable(flag)] if flag in ACCEPTED and flag not in WITHOUT_VARIABLE else []
             names += [row.variable] if flag != "--server" or not args.standalone else []
             name = next((name for name in names if environ.get(name)), None)
-            value = row.default if name is None else _from_variable(name, row, environ[name])
+            value = row.default if name is None else _read_variable(name, row, environ[name])
             setattr(args, dest(flag), value)
     return args
 
 
-def _add(to: _ArgumentGroup, flag: str, row: Flag) -> None:
+def _add_flag(to: _ArgumentGroup, flag: str, row: Flag) -> None:
     """Add a flag in all its spellings; `--help-all` shows those with dashes."""
     settings: dict[str, Any] = {"action": "store_true", "default": None}
     if row.read is not switch:
         settings = {
             "action": "append" if row.repeats else "store",
-            "type": _argument(row.read),
+            "type": _make_argument_type(row.read),
             "metavar": row.metavar,
             "choices": row.choices,
         }
@@ -306,7 +306,7 @@ def _add(to: _ArgumentGroup, flag: str, row: Flag) -> None:
         to.add_argument(f"--{dest(flag)}", help=SUPPRESS, **settings)
 
 
-def _argument(reads: Callable[[str], Any]) -> Callable[[str], Any]:
+def _make_argument_type(reads: Callable[[str], Any]) -> Callable[[str], Any]:
     """A reader of texts as argparse takes it: its errors are shown as they are."""
 
     def read(text: str) -> Any:
@@ -318,7 +318,7 @@ def _argument(reads: Callable[[str], Any]) -> Callable[[str], Any]:
     return read
 
 
-def _from_variable(name: str, row: Flag, text: str) -> object:
+def _read_variable(name: str, row: Flag, text: str) -> object:
     try:
         if row.choices and text not in row.choices:
             raise ValueError(f"give {' or '.join(row.choices)}")

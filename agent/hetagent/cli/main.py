@@ -53,9 +53,9 @@ def _run() -> int:
         options = parse(sys.argv[1:], os.environ)
         access = _server_access(options)
         if options.check:
-            from hetagent.health.check import run
+            from hetagent.health.check import run_check
 
-            return run(options, access)
+            return run_check(options, access)
         command, flags = None, options.torchrun
         if options.script is not None:
             how = {"module": flags.module, "no_python": flags.no_python, "run_path": flags.run_path}

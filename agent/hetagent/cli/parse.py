@@ -38,7 +38,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
         SystemExit: after --help and --version.
     """
     args = parse_flags(argv, environ)
-    _refuse(args)
+    _refuse_contradictions(args)
     for one, other in SAME:  # what was typed counts more than the variable of the other
         if {one, other} & args.given:
             setattr(args, other if one in args.given else one, None)
@@ -58,14 +58,14 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
         "grace_s": GRACE_S if args.grace_s is None else args.grace_s,
         "script": args.training_script,
         "script_args": tuple(args.training_script_args),
-        "notes": (*filled, *_misplaced(args)),
-        "torchrun": _options(TorchrunOptions, vars(args)),
-        "snapshots": _options(SnapshotOptions, vars(args), "snapshot_"),
+        "notes": (*filled, *_warn_of_misplaced_flags(args)),
+        "torchrun": _pick_options(TorchrunOptions, vars(args)),
+        "snapshots": _pick_options(SnapshotOptions, vars(args), "snapshot_"),
     }
-    return _options(Options, vars(args) | made)
+    return _pick_options(Options, vars(args) | made)
 
 
-def _misplaced(args: Namespace) -> Sequence[str]:
+def _warn_of_misplaced_flags(args: Namespace) -> Sequence[str]:
     """What to say of flags of ours that were typed after the script, unless it mentions them: it gets them then."""
     ours = {spelling for flag in FLAGS for spelling in spellings(flag)}
     words = {word.partition("=")[0] for word in args.training_script_args}
@@ -81,7 +81,7 @@ def _misplaced(args: Namespace) -> Sequence[str]:
     ]
 
 
-def _options(kind: type[T], values: Mapping[str, object], prefix: str = "") -> T:
+def _pick_options(kind: type[T], values: Mapping[str, object], prefix: str = "") -> T:
     """Options, by their names."""
     return kind(**{field.name: values[f"{prefix}{field.name}"] for field in fields(cast(Any, kind))})
 
@@ -89,7 +89,7 @@ def _options(kind: type[T], values: Mapping[str, object], prefix: str = "") -> T
 # -- what cannot be meant ------------------------------------------------------------------------------------
 
 
-def _refuse(args: Namespace) -> None:
+def _refuse_contradictions(args: Namespace) -> None:
     """Refuse flags that cannot apply, contradict each other or mean nothing on their own."""
     if args.check and args.standalone:
         raise UsageError(

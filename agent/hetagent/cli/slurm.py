@@ -117,23 +117,23 @@ def find_job_step(environ: Mapping[str, str]) -> JobStep | None:
         return None
     if any(of_step not in environ or environ[of_step] != environ.get(name) for of_step, name in SAME.items()):
         return None
-    preempt, preempt_s = _warning(environ)
-    components = _number(environ, "SLURM_HET_SIZE") or 1
+    preempt, preempt_s = _read_signal(environ)
+    components = _read_number(environ, "SLURM_HET_SIZE") or 1
     return JobStep(
         job=job,
         number=number,
         node=environ.get("SLURMD_NODENAME") or None,
-        nodes=_number(environ, "SLURM_STEP_NUM_NODES") or 1,
+        nodes=_read_number(environ, "SLURM_STEP_NUM_NODES") or 1,
         job_nodes=_job_nodes(environ, components),
         tasks=len(environ.get("SLURM_GTIDS", "0").split(",")),
         is_heterogeneous=components > 1,
-        gpus=_number(environ, "SLURM_GPUS_ON_NODE"),
+        gpus=_read_number(environ, "SLURM_GPUS_ON_NODE"),
         preempt=preempt,
         preempt_s=preempt_s,
     )
 
 
-def _number(environ: Mapping[str, str], name: str) -> int | None:
+def _read_number(environ: Mapping[str, str], name: str) -> int | None:
     text = environ.get(name, "")
     return int(text) if text.isascii() and text.isdecimal() else None
 
@@ -141,12 +141,12 @@ def _number(environ: Mapping[str, str], name: str) -> int | None:
 def _job_nodes(environ: Mapping[str, str], components: int) -> int | None:
     """The nodes of all components: SLURM_JOB_NUM_NODES counts only those that this step runs on."""
     if components == 1:
-        return _number(environ, "SLURM_JOB_NUM_NODES")
-    counts = [_number(environ, f"SLURM_JOB_NUM_NODES_HET_GROUP_{index}") for index in range(components)]
+        return _read_number(environ, "SLURM_JOB_NUM_NODES")
+    counts = [_read_number(environ, f"SLURM_JOB_NUM_NODES_HET_GROUP_{index}") for index in range(components)]
     return None if None in counts else sum(filter(None, counts))
 
 
-def _warning(environ: Mapping[str, str]) -> tuple[signal.Signals | None, int | None]:
+def _read_signal(environ: Mapping[str, str]) -> tuple[signal.Signals | None, int | None]:
     """The signal, and how long before the end it comes, in srun's and sbatch's variables for `--signal`,
     `[B:|R:]SIGNAL[@SECONDS]`.
 

@@ -14,7 +14,7 @@ from hetagent.errors import UsageError
 from hetagent.launch.slots import choose_worker_devices, hide_other_devices
 from hetagent.node import network, release
 from hetagent.node.gpu import devices
-from hetagent.node.gpu.discovery import GpuBroken, Usage, query_memory, versions
+from hetagent.node.gpu.discovery import GpuBroken, Usage, find_versions, query_memory
 from hetagent.node.network import host_port
 from hetagent.node.processes.identity import ServerAccess
 from hetagent.options.model import Options
@@ -55,13 +55,13 @@ class Finding:
     advice: str = ""
 
 
-def run(options: Options, access: ServerAccess) -> int:
+def run_check(options: Options, access: ServerAccess) -> int:
     """Look at this machine, the servers and the other nodes, and print a table; joins nothing.
 
     Returns:
         the exit status: 0 if nothing is wrong, else 1; warnings do not count.
     """
-    findings = [check_versions(versions(), release.installed_torch()), *check_devices(options)]
+    findings = [check_versions(find_versions(), release.installed_torch()), *check_devices(options)]
     findings += asyncio.run(_check_network(options, access))
     columns = [
         word_column("CHECK"),

@@ -52,7 +52,7 @@ class HealthChecks:
         """A descriptor that is readable while there are results to take."""
         return self._waker.fileno()
 
-    def run(self) -> None:
+    def start(self) -> None:
         """Start the checks; the first result is there at once if there are none."""
         self.cancel()
         self._cancelled = cancelled = threading.Event()
@@ -60,7 +60,7 @@ class HealthChecks:
             self._results.append((cancelled, HEALTHY))
             return
         self._thread = threading.Thread(
-            target=self._main, args=[cancelled, self._thread], name="health", daemon=True
+            target=self._watch_node, args=[cancelled, self._thread], name="health", daemon=True
         )
         self._thread.start()
 
@@ -86,12 +86,12 @@ class HealthChecks:
 
     # -- the thread ------------------------------------------------------------------------------------------
 
-    def _main(self, cancelled: threading.Event, former: threading.Thread | None) -> None:
+    def _watch_node(self, cancelled: threading.Event, former: threading.Thread | None) -> None:
         if former is not None:
             former.join()  # it is killing its check
         last, retry_s = None, RETRY_S
         while not cancelled.is_set():
-            result = self._check(cancelled)
+            result = self._run_checks(cancelled)
             if result != last:
                 self._results.append((cancelled, result))
                 self._waker.wake()
@@ -99,7 +99,7 @@ class HealthChecks:
             retry_s = 2 * retry_s if result.why else RETRY_S
             cancelled.wait(pause_s)
 
-    def _check(self, cancelled: threading.Event) -> HealthResult:
+    def _run_checks(self, cancelled: threading.Event) -> HealthResult:
         try:
             results = (check(cancelled) for check in self._checks)
             return next((result for result in results if result.why), HEALTHY)

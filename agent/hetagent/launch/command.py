@@ -80,7 +80,7 @@ def worker_command(
     if module and no_python:
         raise CommandError("--module and --no-python contradict each other: give one of them")
     if no_python and not run_path:
-        return WorkerCommand(_program(script), tuple(args), is_python=False)
+        return WorkerCommand(_find_program(script), tuple(args), is_python=False)
     if not module and not os.path.exists(script):
         raise ProgramNotFoundError(f"script '{script}' does not exist (looked from {os.getcwd()})")
     if not module and os.path.isdir(script) and not os.path.exists(os.path.join(script, "__main__.py")):
@@ -108,7 +108,7 @@ def identify_script(script: str | None, *, module: bool, no_python: bool) -> tup
     return Path(script).name[:MAX_NAME], digest
 
 
-def _program(name: str) -> str:
+def _find_program(name: str) -> str:
     """The path of a program, looked up as a shell does."""
     if (program := shutil.which(name)) is not None:
         return program

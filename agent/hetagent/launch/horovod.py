@@ -34,7 +34,7 @@ class Horovod(PerGpu):
     def __init__(self, command: WorkerCommand | None, setup: LaunchOptions = PLAIN) -> None:
         super().__init__(command, setup)
         self._store: subprocess.Popen[bytes] | None = None
-        _check(python_interpreter())
+        _check_horovod(python_interpreter())
 
     def begin(self, assignment: Assignment) -> WorkerCommand:
         """On the master, start the server."""
@@ -60,7 +60,7 @@ class Horovod(PerGpu):
         """What horovodrun would set for this worker."""
         start, members = assignment.start, assignment.members
         address = next(member.address for member in members if member.node_id == assignment.node_id)
-        interface = os.environ.get("HOROVOD_GLOO_IFACE") or network.interface_of(address)
+        interface = os.environ.get("HOROVOD_GLOO_IFACE") or network.find_interface(address)
         return {
             **super().environ(assignment, local_rank),
             **rank_environ(members, assignment.node_id, local_rank),
@@ -101,7 +101,7 @@ def rank_environ(members: Sequence[Member], node_id: str, local_rank: int) -> di
     }
 
 
-def _check(interpreter: str) -> None:
+def _check_horovod(interpreter: str) -> None:
     """Check that Horovod is installed; whether it fits the installed torch shows when a worker imports it."""
     try:
         run_command([interpreter, str(STORE)], CHECK_TIMEOUT_S)

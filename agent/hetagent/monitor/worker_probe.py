@@ -76,7 +76,7 @@ class WorkerProbe:
         """Look at the process and its files; ask its server, if it is time for that."""
         state = process_state(self.track.pid)
         self.track.on_process_state(state, now)
-        self.track.on_cpu_time(processes.cpu_s(self.track.pid), now)
+        self.track.on_cpu_time(processes.read_cpu_s(self.track.pid), now)
         self.track.on_report(progress_files.read_progress(self.file), now)
         if state is not State.RUNS:
             self.track.looked_at = now
@@ -166,7 +166,9 @@ class WorkerProbe:
             (name, number): count for name, dump in dumps.items() for number, count in dump.counts.items()
         }
         groups = [group for dump in dumps.values() for group in dump.groups]
-        waits = any(map(is_waiting, groups)) and (not self.cpu or processes.state(self.track.pid) == ASLEEP)
+        waits = any(map(is_waiting, groups)) and (
+            not self.cpu or processes.read_state(self.track.pid) == ASLEEP
+        )
         self.track.on_collectives(counts, groups, now, waits=waits)
 
     def close(self) -> None:
@@ -178,4 +180,4 @@ class WorkerProbe:
 
 def process_state(pid: int) -> State:
     """What a worker's process does."""
-    return STATES.get(processes.state(pid), State.RUNS)
+    return STATES.get(processes.read_state(pid), State.RUNS)

@@ -48,7 +48,7 @@ class AdvertisedAddress:
     """The address that this node offers.
 
     Attributes:
-        interface: the one to bind for it, see `interface_of`; None: there is none.
+        interface: the one to bind for it, see `find_interface`; None: there is none.
         is_chosen: whether a person chose it.
     """
 
@@ -56,9 +56,11 @@ class AdvertisedAddress:
     interface: str | None
     is_chosen: bool
 
-    def loss(self) -> str:
+    def find_loss(self) -> str:
         """That this node no longer has the address, where its peers would try in vain; empty: not that is known."""
-        if self.interface is None or any(ip == _ip(self.address) for _, ip, _ in _interface_addresses()):
+        if self.interface is None or any(
+            ip == _parse_ip(self.address) for _, ip, _ in _interface_addresses()
+        ):
             return ""
         return f"it has lost its address {self.address}: start it again"
 
@@ -85,14 +87,14 @@ def find_address(
 ) -> AdvertisedAddress:
     """The address to offer; waits until names can be looked up, for a container may start before its network."""
     if interface is not None:
-        return AdvertisedAddress(address_of(interface), interface, is_chosen=True)
+        return AdvertisedAddress(find_interface_address(interface), interface, is_chosen=True)
     if local_addr is not None:
-        return AdvertisedAddress(local_addr, interface_of(local_addr), is_chosen=True)
+        return AdvertisedAddress(local_addr, find_interface(local_addr), is_chosen=True)
     until, log_once = time.monotonic() + timeout_s, WarnOnce(log)
     while True:
         try:
             address = local_address_towards_any(servers)
-            return AdvertisedAddress(address, interface_of(address), is_chosen=False)
+            return AdvertisedAddress(address, find_interface(address), is_chosen=False)
         except ResolverUnavailable as error:
             if time.monotonic() >= until:
                 raise
@@ -143,19 +145,19 @@ def local_address_towards(url: str) -> str:
     raise NetworkError(f"no route to the server {url} ({', '.join(failures[-len(addresses) :])}): {advice}")
 
 
-def interface_of(address: str) -> str | None:
+def find_interface(address: str) -> str | None:
     """The interface to bind for an IP address; None if none of this node's has it (NAT), or it is a name.
 
     Nor if it has a loopback address as well (routing on the host puts the node's own on `lo`): bound to that interface,
     gloo would listen on 127.0.0.1.
     """
-    wanted, there = _ip(address), list(_interface_addresses())
+    wanted, there = _parse_ip(address), list(_interface_addresses())
     name = next((name for name, ip, _ in there if ip == wanted), None)
     shared = any(ip.is_loopback for other, ip, _ in there if other == name)
     return None if wanted is None or (shared and not wanted.is_loopback) else name
 
 
-def address_of(interface: str) -> str:
+def find_interface_address(interface: str) -> str:
     """An IP address of an interface: IPv4 if it has one, a link-local address last."""
     there = list(_interface_addresses())
     mine = [(ip.is_link_local, ip.version, text) for name, ip, text in there if name == interface]
@@ -194,7 +196,7 @@ def hold_port(address: str, port_range: tuple[int, int] | None) -> socket.socket
     minute, would use up a small range.
     """
     first, last = port_range or (0, 0)
-    family, host = _bindable(address)
+    family, host = _find_bindable(address)
     why = ""
     for port in random.sample(range(first, last + 1), last + 1 - first):
         try:
@@ -213,13 +215,13 @@ def hold_port(address: str, port_range: tuple[int, int] | None) -> socket.socket
     )
 
 
-def _bindable(address: str) -> tuple[socket.AddressFamily, str]:
+def _find_bindable(address: str) -> tuple[socket.AddressFamily, str]:
     """The address to bind for an offered one, and its family.
 
     A name may mean a different address to the peers than to us (127.0.1.1 in Debian's /etc/hosts).
     """
     address = "127.0.0.1" if address == "localhost" else address
-    ip = _ip(address)
+    ip = _parse_ip(address)
     families = [socket.AF_INET6, socket.AF_INET]
     if ip is not None and ip.version == 4:
         families.reverse()
@@ -241,12 +243,12 @@ def _interface_addresses() -> Iterator[tuple[str, IPAddress, str]]:
     """Each interface with each of its IP addresses, parsed and as the system writes it (`fe80::1%eth0`)."""
     for name, addresses in psutil.net_if_addrs().items():
         for entry in addresses:
-            ip = _ip(entry.address)
+            ip = _parse_ip(entry.address)
             if ip is not None and entry.family in WILDCARDS:
                 yield name, ip, entry.address
 
 
-def _ip(text: str) -> IPAddress | None:
+def _parse_ip(text: str) -> IPAddress | None:
     """An IP address, without the interface of a link-local one (`%eth0`); None for a name."""
     try:
         return ipaddress.ip_address(text.partition("%")[0])

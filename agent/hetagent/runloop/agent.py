@@ -334,7 +334,7 @@ class Agent:
             self._leave_for_good(f"its processes cannot be killed: {stuck}")
             return
         self._after_round = self.round_number
-        self.health.run()
+        self.health.start()
         self._on_health()
 
     def _on_health(self) -> None:
@@ -356,7 +356,9 @@ class Agent:
 
     def _join_group(self) -> None:
         """Join, or join again: this node is ready after its last round, or `_not_ready` has changed."""
-        if (loss := self.address.loss()) and not self.server.session.is_server_away:  # else it may come back
+        if (
+            loss := self.address.find_loss()
+        ) and not self.server.session.is_server_away:  # else it may come back
             self._leave_for_good(loss)
             return
         self.launch.end()

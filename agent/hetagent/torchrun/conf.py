@@ -70,7 +70,7 @@ class Conf:
 
 def parse_conf(params: RendezvousParameters) -> Conf:
     """The settings that torchrun's --rdzv-endpoint, --rdzv-id, --nnodes, --local-addr and --rdzv-conf amount to."""
-    options = _options(params.config)
+    options = _parse_options(params.config)
     try:
         group = checked_id(params.run_id)
     except ValueError as error:
@@ -103,11 +103,11 @@ def parse_conf(params: RendezvousParameters) -> Conf:
         interface=options.get("interface"),
         port_range=options.get("port_range"),
         connect_timeout_s=options.get("connect_timeout_s", CONNECT_TIMEOUT_S),
-        spec=_spec(spec, local_addr),
+        spec=_check_spec(spec, local_addr),
     )
 
 
-def _options(config: Mapping[str, object]) -> dict[str, Any]:
+def _parse_options(config: Mapping[str, object]) -> dict[str, Any]:
     """The options that were given, parsed."""
     known = f"known are {', '.join(sorted(OPTIONS))}"
     unknown = sorted(config.keys() - OPTIONS.keys() - TORCHS_OWN)
@@ -123,7 +123,7 @@ def _options(config: Mapping[str, object]) -> dict[str, Any]:
     return parsed
 
 
-def _spec(fields: Mapping[str, Any], local_addr: str | None) -> SpecFields:
+def _check_spec(fields: Mapping[str, Any], local_addr: str | None) -> SpecFields:
     """The group's spec; also checks whatever else a join could be refused for."""
     try:
         join = JoinRequest(

@@ -10,7 +10,7 @@ from math import inf
 
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 
-from hetagent.node.gpu.discovery import versions
+from hetagent.node.gpu.discovery import find_versions
 from hetagent.node.network import AdvertisedAddress, find_address
 from hetagent.node.self_pipe import wait_readable
 from hetagent.session.connection import ServerConnection
@@ -90,7 +90,7 @@ class Connection:
         wait_readable([self.server], timeout_s)
         self.take_directives()
 
-    def wait_until_over(self, timeout_s: float = inf) -> bool:
+    def wait_for_end(self, timeout_s: float = inf) -> bool:
         """Wait until the round is over, at most `timeout_s` (seconds), or no server has answered for a while.
 
         Returns:
@@ -131,10 +131,10 @@ def make_connection(conf: Conf, spec: WorkerSpec | None, log: Callable[[str], No
     offer = JoinRequest(
         incarnation=uuid.uuid4().hex,
         slots=spec.local_world_size if spec is not None else 1,
-        role=_role(spec.role) if spec is not None else "default",
+        role=_make_role_id(spec.role) if spec is not None else "default",
         address=place.address,
         port=1,  # until one is held
-        device=versions(),
+        device=find_versions(),
         spec=conf.spec,
     )
     session = Session(
@@ -145,6 +145,6 @@ def make_connection(conf: Conf, spec: WorkerSpec | None, log: Callable[[str], No
     return Connection(place, ServerConnection(session, conf.access.client, log), log, interval_s)
 
 
-def _role(name: str) -> str:
+def _make_role_id(name: str) -> str:
     """The id that stands for a role on the server, which only compares them; torchrun takes any name."""
     return name if is_id(name) else f"role-{hashlib.sha256(os.fsencode(name)).hexdigest()[:16]}"

@@ -59,9 +59,9 @@ class TorchrunHandler(HetRendezvousHandler):
         errors of a rendezvous, or SystemExit under torchrun, whose launcher cannot handle a graceful exit.
         """
         if self._closed is not None:
-            self._leave("its agent has closed the rendezvous")
+            self._leave_group("its agent has closed the rendezvous")
             raise RendezvousClosedError(self._closed)
-        connection = self._connection or self._connect()
+        connection = self._connection or self._connect_to_server()
         connection.take_directives()
         self._report_failure(connection)
         while True:
@@ -74,9 +74,9 @@ class TorchrunHandler(HetRendezvousHandler):
             except (RendezvousError, SystemExit) as error:
                 self._closed = str(error)
                 # A program may keep this handler: a new job need not wait for it.
-                self._leave("it was told to exit")
+                self._leave_group("it was told to exit")
                 raise
-            if start is not None and (info := self._enter(connection, start)) is not None:
+            if start is not None and (info := self._enter_round(connection, start)) is not None:
                 return info
 
     def num_nodes_waiting(self) -> int:
@@ -119,14 +119,14 @@ class TorchrunHandler(HetRendezvousHandler):
             connection.take_directives()
             if self._succeeded:
                 if self.start.master.node_id == self._node_id:  # the others' workers may need the store
-                    connection.wait_until_over()
+                    connection.wait_for_end()
                 why = "its agent has finished"
             elif (signal := find_ending_signal()) is not None:
                 why = f"its agent got {signal}"
             else:
                 self._report_failure(connection, final=True)
                 why = "its agent gave up"
-            self._leave(why)
+            self._leave_group(why)
         self._name.release()
         return super().shutdown()
 
@@ -139,7 +139,7 @@ class TorchrunHandler(HetRendezvousHandler):
 
     # -- towards the server ----------------------------------------------------------------------------------
 
-    def _connect(self) -> Connection:
+    def _connect_to_server(self) -> Connection:
         conf, log = self._conf, self._log
         for note in self._name.notes:
             log(note)
@@ -153,7 +153,7 @@ class TorchrunHandler(HetRendezvousHandler):
         log(f"group '{conf.group}' at {', '.join(conf.access.servers)}: offering {connection.place.address}")
         return connection
 
-    def _leave(self, why: str) -> None:
+    def _leave_group(self, why: str) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.server.leave(why)
@@ -166,7 +166,7 @@ class TorchrunHandler(HetRendezvousHandler):
     def _offered_port(self, connection: Connection) -> int:
         """Hold a port on this node's current address."""
         super().shutdown()  # peers may wait at a socket that was held for a round which did not come about
-        loss = connection.place.loss()
+        loss = connection.place.find_loss()
         if loss and not connection.server.session.is_server_away:  # else it may come back
             raise RendezvousConnectionError(f"node '{self._node_id}' leaves: {loss}")
         try:
@@ -187,7 +187,7 @@ class TorchrunHandler(HetRendezvousHandler):
 
     # -- a round ---------------------------------------------------------------------------------------------
 
-    def _enter(self, connection: Connection, directive: Directive) -> RendezvousInfo | None:
+    def _enter_round(self, connection: Connection, directive: Directive) -> RendezvousInfo | None:
         """Begin a round; its store is on the master. None: it cannot start there, so the round has failed."""
         start = directive.start
         assert start is not None, "a start directive has one"
@@ -223,7 +223,7 @@ class TorchrunHandler(HetRendezvousHandler):
         """torch's exit barrier, which ends early when the round does."""
         connection = self._connection
         assert connection is not None
-        if not connection.wait_until_over(timeout_s):
+        if not connection.wait_for_end(timeout_s):
             return
         if connection.ending_directive is None:
             raise TimeoutError(f"not all nodes have succeeded within {timeout_s:g} s")

@@ -10,7 +10,7 @@ from tests.support.servers import Hetserver, free_port
 
 from hetagent.cli.parse import parse
 from hetagent.health import check
-from hetagent.health.check import Finding, Grade, run
+from hetagent.health.check import Finding, Grade, run_check
 from hetagent.node.gpu.discovery import Usage
 from hetagent.node.processes.identity import ServerAccess
 from hetagent.options.model import Options
@@ -79,12 +79,12 @@ def test_a_group_with_another_node(capsys: pytest.CaptureFixture[str]) -> None:
         }
         httpx.put(f"{url}/nodes/gpu5", json=body).raise_for_status()
         asked = options("--group", group, server=server.url)
-        assert run(asked, ServerAccess(servers=asked.servers)) == 0
+        assert run_check(asked, ServerAccess(servers=asked.servers)) == 0
         said = capsys.readouterr().out
         assert re.search(rf"node gpu5 +ok +127\.0\.0\.1:{port} +-\n", said)
         assert "1 of 3 nodes ready (gpu5)" in said
         other.close()
-        assert run(asked, ServerAccess(servers=asked.servers)) == 1
+        assert run_check(asked, ServerAccess(servers=asked.servers)) == 1
         assert "connection refused" in capsys.readouterr().out
         reply = codec.validate(GroupReply, httpx.get(url).json(), unknown="ignore")
     assert [node.node_id for node in reply.nodes] == ["gpu5"], "the check has not joined"
@@ -92,7 +92,7 @@ def test_a_group_with_another_node(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_no_server(capsys: pytest.CaptureFixture[str]) -> None:
     asked = options(server=f"http://127.0.0.1:{free_port()}")
-    assert run(asked, ServerAccess(servers=asked.servers)) == 1
+    assert run_check(asked, ServerAccess(servers=asked.servers)) == 1
     said = capsys.readouterr().out
     assert "is hetserver running there" in said
     assert "1 CPU worker" in said, "the rest is checked all the same"

@@ -130,7 +130,7 @@ def test_a_gpu_that_is_lost_while_the_node_waits_takes_it_out() -> None:
     lost = HealthResult("its GPU 3: GPU is lost", fatal=True)
     answers = [HEALTHY, HEALTHY, lost]
     checks, found = HealthChecks([lambda cancelled: answers.pop(0) if answers else lost], 0.0), []
-    checks.run()
+    checks.start()
 
     def finds() -> bool:
         found.extend(checks.take_results())

@@ -244,7 +244,7 @@ def test_a_goodbye_is_said_again_while_one_server_takes_over_from_another(
     server: Server, capfd: pytest.CaptureFixture[str]
 ) -> None:
     server.leads_after = 3
-    guardian_process.goodbye(make_guardian(["http://127.0.0.1:1", server.url]).pickled_goodbye)
+    guardian_process.say_goodbye(make_guardian(["http://127.0.0.1:1", server.url]).pickled_goodbye)
     assert len(server.requests) == 4
     assert capfd.readouterr().err == ""
 
@@ -255,7 +255,7 @@ def test_a_goodbye_that_fails_is_said_in_time(
     monkeypatch.setattr(guardian_process, "GOODBYE_TIMEOUT_S", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         for port, why in ((1, "Unreachable"), (silent.getsockname()[1], "TimeoutError")):
-            guardian_process.goodbye(make_guardian([f"http://127.0.0.1:{port}"]).pickled_goodbye)
+            guardian_process.say_goodbye(make_guardian([f"http://127.0.0.1:{port}"]).pickled_goodbye)
             said = capfd.readouterr().err
             assert said.startswith(f"hetagent guardian: could not tell the server that node 'n1' left ({why}")
             assert "when its lease ends" in said

@@ -95,14 +95,14 @@ def test_addresses_and_interfaces() -> None:
     of = {"10.0.0.3": "eth0", "fd00:0::0003": "eth0", "fe80::2%ib0": "ib0", "::1": "lo"}
     of |= {"10.0.0.4": None, "a-name": None, "127.0.0.1": "lo"}
     of |= {"10.9.9.9": None}  # gloo bound to lo would listen on 127.0.0.1
-    assert {address: network.interface_of(address) for address in of} == of
-    assert network.address_of("eth0") == "10.0.0.3"
-    assert network.address_of("ib0") == "fe80::2%ib0"
+    assert {address: network.find_interface(address) for address in of} == of
+    assert network.find_interface_address("eth0") == "10.0.0.3"
+    assert network.find_interface_address("ib0") == "fe80::2%ib0"
     there = r"choose one of .*eth0 \(10\.0\.0\.3\)"
     with pytest.raises(NetworkError, match=rf"interface 'eth9' does not exist here: {there}"):
-        network.address_of("eth9")
+        network.find_interface_address("eth9")
     with pytest.raises(NetworkError, match=rf"interface 'down0' has no IP address: {there}"):
-        network.address_of("down0")
+        network.find_interface_address("down0")
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, str]]:
             return answer
 
         monkeypatch.setattr(network, "local_address_towards_any", find)
-        monkeypatch.setattr(network, "interface_of", there.get)
+        monkeypatch.setattr(network, "find_interface", there.get)
         return there
 
     return set_up
@@ -192,9 +192,9 @@ def test_only_an_address_that_an_interface_had_can_be_lost() -> None:
         ("a-name", None),
     ]
     for address, interface in kept:
-        assert AdvertisedAddress(address, interface, is_chosen=False).loss() == ""
+        assert AdvertisedAddress(address, interface, is_chosen=False).find_loss() == ""
     lost = AdvertisedAddress("10.0.0.4", "eth0", is_chosen=False)
-    assert lost.loss() == "it has lost its address 10.0.0.4: start it again"
+    assert lost.find_loss() == "it has lost its address 10.0.0.4: start it again"
 
 
 # -- ports ---------------------------------------------------------------------------------------------------

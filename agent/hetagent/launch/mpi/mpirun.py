@@ -63,7 +63,7 @@ class Mpi(Launch):
         self._port_range = setup.port_range
         self._folder: scratch.ScratchFolder | None = None
         self._relay: Relay | None = None
-        self._orted = _check()
+        self._orted = _check_open_mpi()
         scratch.sweep(PREFIX, SHARED_MEMORY)
 
     def begin(self, assignment: Assignment) -> WorkerCommand | None:
@@ -78,7 +78,7 @@ class Mpi(Launch):
             words = orted.orted_arguments(assignment.start.daemon)
             self._make_folder()
             return WorkerCommand(self._orted, tuple(words), is_python=False)
-        program = _plain(self.resolve_command(assignment))
+        program = _strip_runner(self.resolve_command(assignment))
         members = assignment.members
         folder = self._make_folder()
         assignment.take_script_port().close()
@@ -136,7 +136,7 @@ def mpirun_words(
     if agent is not None:
         ours["plm_rsh_agent"] = agent
     wishes: dict[str, str] = {}
-    if (networks := _networks(members)) is not None:
+    if (networks := _find_networks(members)) is not None:
         wishes = {f"{kind}_tcp_if_include": networks for kind in ("oob", "btl")}
     if port_range is not None:
         first, last = port_range
@@ -163,7 +163,7 @@ def _is_set(name: str) -> bool:
     return any(os.environ.get(f"OMPI_MCA_{setting}") for setting in names)
 
 
-def _networks(members: Sequence[Member]) -> str | None:
+def _find_networks(members: Sequence[Member]) -> str | None:
     """The networks of the members' addresses in Open MPI's notation; None: let Open MPI choose."""
     try:
         addresses = [ipaddress.IPv4Address(member.address) for member in members]
@@ -189,12 +189,12 @@ def _start_daemon(assignment: Assignment, host: str, words: Sequence[str]) -> "F
     return assignment.ask(Report(Routes.start_daemon, body, to=others[host]))
 
 
-def _plain(command: WorkerCommand) -> list[str]:
+def _strip_runner(command: WorkerCommand) -> list[str]:
     """A command without our runner: several ranks would write the same error file."""
     return [command.entrypoint, *(word for word in command.args if word != str(RUNNER))]
 
 
-def _check() -> str:
+def _check_open_mpi() -> str:
     """Check Open MPI before this node joins; returns the path of orted."""
     paths = {name: shutil.which(name) for name in ("mpirun", PROGRAM)}
     missing = [name for name, path in paths.items() if path is None]

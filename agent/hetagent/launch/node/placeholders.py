@@ -28,7 +28,7 @@ OPTIONAL = "optional"
 
 def find_placeholders(words: Sequence[str]) -> set[str]:
     """The placeholders that a command uses."""
-    return {name for word in words for _, name, _ in _parse(word) if name}
+    return {name for word in words for _, name, _ in _parse_word(word) if name}
 
 
 def substitute(words: Sequence[str], values: Mapping[str, str]) -> list[str]:
@@ -38,7 +38,7 @@ def substitute(words: Sequence[str], values: Mapping[str, str]) -> list[str]:
     """
     filled: list[str] = []
     for word in words:
-        parts = _parse(word)
+        parts = _parse_word(word)
         if values["world_size"] == "1" and any(optional for _, _, optional in parts):
             if not word.startswith("-") and filled and filled[-1].startswith("-"):
                 filled.pop()
@@ -87,7 +87,7 @@ def require_equal_slots(names: set[str], assignment: Assignment) -> None:
     )
 
 
-def _parse(word: str) -> list[tuple[str, str, bool]]:
+def _parse_word(word: str) -> list[tuple[str, str, bool]]:
     """The texts of a word, each with the placeholder that follows (empty: none) and whether that is optional."""
     advice = (
         f"known are {', '.join(f'{{{name}}}' for name in KNOWN)}; {{name:{OPTIONAL}}} and the option before it are "

@@ -37,9 +37,9 @@ class PerNode(Launch):
                 f"--init-file {folder}: torch cannot read a file:// name with '?' or '#' in it"
             )
         if command is not None:
-            self._check(command)
+            self._check_placeholders(command)
 
-    def _check(self, command: WorkerCommand) -> set[str]:
+    def _check_placeholders(self, command: WorkerCommand) -> set[str]:
         names = placeholders.find_placeholders(command.args)
         if self._folder is not None and "init_method" not in names:
             raise CommandError(
@@ -51,7 +51,7 @@ class PerNode(Launch):
     def begin(self, assignment: Assignment) -> WorkerCommand:
         """Fill in the command, and free the script's port for it."""
         command = self.resolve_command(assignment)
-        placeholders.require_equal_slots(self._check(command), assignment)
+        placeholders.require_equal_slots(self._check_placeholders(command), assignment)
         values = placeholders.placeholder_values(assignment)
         if self._folder is not None:
             path = init_file(self._folder, assignment)

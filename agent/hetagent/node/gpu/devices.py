@@ -76,11 +76,11 @@ def choose_devices(gpus: str | None, device: str, environ: Mapping[str, str]) ->
     counts all of the machine's), and None is one. Never CPU workers unasked: a node with a broken driver would join a
     GPU job and slow all of it down. Where NVIDIA's driver cannot be asked and torch was built for ROCm, torch counts.
     """
-    wanted = _parse(gpus)
+    wanted = _parse_gpus(gpus)
     if device == "cpu":
         return _choose_cpu(wanted, gpus)
-    visible, problem = _look(environ)
-    indices = _indices(wanted, gpus, device, len(visible), problem)
+    visible, problem = _find_visible_gpus(environ)
+    indices = _find_indices(wanted, gpus, device, len(visible), problem)
     return Devices(len(indices), "cuda", indices, tuple(visible[index] for index in indices))
 
 
@@ -116,7 +116,7 @@ def is_cpu_job(chosen: Devices) -> bool:
 def visible_gpus(environ: Mapping[str, str]) -> list[Gpu]:
     """NVIDIA's GPUs, or slices of them, that an environment lets CUDA see; none where they cannot be looked up."""
     try:
-        return _visible(list_gpus(), environ.get(VISIBLE))
+        return _filter_visible(list_gpus(), environ.get(VISIBLE))
     except NoGpus:
         return []
 
@@ -132,7 +132,7 @@ def mig_slices(listed: str | None) -> int:
 # -- what was asked ------------------------------------------------------------------------------------------
 
 
-def _parse(gpus: str | None) -> int | list[int] | None:
+def _parse_gpus(gpus: str | None) -> int | list[int] | None:
     """A count, a list of indices, or None for `auto`."""
     text = (gpus or "auto").strip()
     if text == "auto":
@@ -163,7 +163,7 @@ def _choose_cpu(wanted: int | list[int] | None, gpus: str | None) -> Devices:
     return Devices(wanted)
 
 
-def _indices(
+def _find_indices(
     wanted: int | list[int] | None, gpus: str | None, device: str, count: int, problem: str
 ) -> tuple[int, ...]:
     """The indices of the GPUs that were asked for, of `count` visible ones; `problem` says why there are not more."""
@@ -190,10 +190,10 @@ def _indices(
 # -- what is here --------------------------------------------------------------------------------------------
 
 
-def _look(environ: Mapping[str, str]) -> tuple[Sequence[Gpu], str]:
+def _find_visible_gpus(environ: Mapping[str, str]) -> tuple[Sequence[Gpu], str]:
     """The visible GPUs, and what limits their number, if anything."""
     try:
-        visible, none = _visible(list_gpus(), environ.get(VISIBLE)), "the NVIDIA driver has none"
+        visible, none = _filter_visible(list_gpus(), environ.get(VISIBLE)), "the NVIDIA driver has none"
     except NoGpus as error:
         if not is_rocm():
             return [], str(error)
@@ -210,7 +210,7 @@ def _listed_in(environ: Mapping[str, str]) -> str:
     return HIP_VISIBLE if environ.get(HIP_VISIBLE) and is_rocm() else VISIBLE
 
 
-def _visible(there: Sequence[Gpu], value: str | None) -> list[Gpu]:
+def _filter_visible(there: Sequence[Gpu], value: str | None) -> list[Gpu]:
     """The GPUs and MIG slices that CUDA would show with this value of CUDA_VISIBLE_DEVICES.
 
     https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#env-vars: an invalid entry ends the list, a

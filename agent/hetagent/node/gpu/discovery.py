@@ -39,7 +39,7 @@ class Gpu(NamedTuple):
 
 
 @contextmanager
-def driver() -> Iterator[Any]:
+def open_driver() -> Iterator[Any]:
     """NVIDIA's driver for the length of a block: the module pynvml."""
     try:
         import pynvml
@@ -60,20 +60,20 @@ def driver() -> Iterator[Any]:
 
 def list_gpus() -> list[Gpu]:
     """Every GPU that the NVIDIA driver lets this process use, in its order (PCI bus), then the MIG slices."""
-    with driver() as pynvml:
-        handles = _permitted(pynvml)
-        instances = [instance for handle in handles for instance in _instances(pynvml, handle)]
-        return [_describe(pynvml, handle) for handle in (*handles, *instances)]
+    with open_driver() as pynvml:
+        handles = _list_handles(pynvml)
+        instances = [instance for handle in handles for instance in _list_mig_slices(pynvml, handle)]
+        return [_describe_gpu(pynvml, handle) for handle in (*handles, *instances)]
 
 
 def query_memory(uuids: Sequence[str]) -> list[Usage]:
     """What is in use of these GPUs (or MIG slices); one that the driver cannot tell about is left out."""
-    with suppress(NoGpus), driver() as pynvml:  # without one nothing can be said
-        return [usage for uuid in uuids if (usage := _usage(pynvml, uuid)) is not None]
+    with suppress(NoGpus), open_driver() as pynvml:  # without one nothing can be said
+        return [usage for uuid in uuids if (usage := _query_usage(pynvml, uuid)) is not None]
     return []
 
 
-def versions() -> dict[str, str]:
+def find_versions() -> dict[str, str]:
     """Versions of what has to fit together on all nodes of a job, by name; what is not here or not known is left out.
 
     torch has to be imported already, or this takes as long as that.
@@ -85,8 +85,8 @@ def versions() -> dict[str, str]:
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "rocm": torch.version.hip,
-        "nccl": _nccl(torch),
-        "driver": _driver(),
+        "nccl": _nccl_version(torch),
+        "driver": _driver_version(),
     }
     return {name: str(version)[:MOST_CHARACTERS] for name, version in known.items() if version}
 
@@ -105,20 +105,20 @@ def list_rocm_gpus() -> list[Gpu]:
     return [Gpu("", "AMD GPU", 0)] * torch.cuda.device_count()
 
 
-def _nccl(torch: Any) -> str | None:
+def _nccl_version(torch: Any) -> str | None:
     try:
         return ".".join(map(str, torch.cuda.nccl.version()))
     except (AttributeError, TypeError):  # a build for CPUs, or for other GPUs
         return None
 
 
-def _driver() -> str | None:
-    with suppress(NoGpus), driver() as pynvml:
+def _driver_version() -> str | None:
+    with suppress(NoGpus), open_driver() as pynvml:
         return str(pynvml.nvmlSystemGetDriverVersion())
     return None
 
 
-def _usage(pynvml: Any, uuid: str) -> Usage | None:
+def _query_usage(pynvml: Any, uuid: str) -> Usage | None:
     is_slice = uuid.startswith("MIG-")
     gpu = f"MIG slice {uuid[4:]}" if is_slice else f"GPU {uuid.removeprefix('GPU-')[:12]}"
     try:
@@ -139,7 +139,7 @@ def _usage(pynvml: Any, uuid: str) -> Usage | None:
     return Usage(gpu, used, holders, total)
 
 
-def _describe(pynvml: Any, handle: object) -> Gpu:
+def _describe_gpu(pynvml: Any, handle: object) -> Gpu:
     try:
         memory = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
     except pynvml.NVMLError:  # memory that a GPU shares with its CPU
@@ -147,7 +147,7 @@ def _describe(pynvml: Any, handle: object) -> Gpu:
     return Gpu(pynvml.nvmlDeviceGetUUID(handle), pynvml.nvmlDeviceGetName(handle), memory)
 
 
-def _permitted(pynvml: Any) -> list[object]:
+def _list_handles(pynvml: Any) -> list[object]:
     """The GPUs that this process may use; the driver counts the others of the machine as well.
 
     https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html, nvmlDeviceGetCount_v2
@@ -162,7 +162,7 @@ def _permitted(pynvml: Any) -> list[object]:
     return handles
 
 
-def _instances(pynvml: Any, handle: object) -> list[object]:
+def _list_mig_slices(pynvml: Any, handle: object) -> list[object]:
     """The MIG slices of a GPU; most GPUs have none. Those that were destroyed leave gaps in the numbers."""
     instances: list[object] = []
     with suppress(pynvml.NVMLError):  # it knows nothing of MIG

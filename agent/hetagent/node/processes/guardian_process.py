@@ -76,7 +76,7 @@ def main() -> int:
 
     print("ready", flush=True)
     if agent["goodbye"]:
-        prepared = threading.Timer(PREPARE_AFTER_S, _prepare, [agent["goodbye"]])
+        prepared = threading.Timer(PREPARE_AFTER_S, _import_for_goodbye, [agent["goodbye"]])
         prepared.daemon = True
         prepared.start()
     watched: dict[str, Any] = {"sessions": [], "pipes": ""}
@@ -92,7 +92,7 @@ def main() -> int:
         )
     if agent["goodbye"]:
         signal.alarm(GOODBYE_LIMIT_S)
-        goodbye(agent["goodbye"])
+        say_goodbye(agent["goodbye"])
     return 0
 
 
@@ -101,13 +101,15 @@ def have_workers_save(folder: str) -> None:
     names: list[str] = []
     with contextlib.suppress(OSError):
         names = [name for name in os.listdir(folder) if name.isdecimal()]
-    asked = [os.path.join(folder, f"{name}.done") for name in names if _ask(os.path.join(folder, name))]
+    asked = [
+        os.path.join(folder, f"{name}.done") for name in names if _ask_to_save(os.path.join(folder, name))
+    ]
     until = time.monotonic() + SAVE_S
     while not all(map(os.path.exists, asked)) and time.monotonic() < until:
         time.sleep(SAVE_CHECK_S)
 
 
-def _ask(pipe: str) -> bool:
+def _ask_to_save(pipe: str) -> bool:
     """Whether somebody listens at a pipe, who is asked; what was answered before is forgotten."""
     with contextlib.suppress(OSError):
         fd = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -118,7 +120,7 @@ def _ask(pipe: str) -> bool:
     return False
 
 
-def goodbye(pickled: str) -> None:
+def say_goodbye(pickled: str) -> None:
     """Tell the server that the node left. An error is only printed, since the server finds out anyway."""
     who = "this node"
     try:
@@ -126,7 +128,7 @@ def goodbye(pickled: str) -> None:
 
         identity, access = _unpickle(pickled)
         who = f"node {identity.node_id!r}"
-        asyncio.run(_leave(identity, access))
+        asyncio.run(_leave_group(identity, access))
     except Exception as error:
         _log(
             f"could not tell the server that {who} left ({type(error).__name__}: {error}); "
@@ -134,7 +136,7 @@ def goodbye(pickled: str) -> None:
         )
 
 
-def _prepare(pickled: str) -> None:
+def _import_for_goodbye(pickled: str) -> None:
     """Import what the goodbye needs: half a second for which the other nodes would wait."""
     with contextlib.suppress(Exception):  # reported at the goodbye, if there is one
         _unpickle(pickled)
@@ -148,7 +150,7 @@ def _unpickle(pickled: str) -> tuple["Identity", "ServerAccess"]:
     return identity, access
 
 
-async def _leave(identity: "Identity", access: "ServerAccess") -> None:
+async def _leave_group(identity: "Identity", access: "ServerAccess") -> None:
     """Tell whichever server is in charge, or soon will be."""
     import asyncio
 

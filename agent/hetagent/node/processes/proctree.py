@@ -54,7 +54,7 @@ class Process:
 
 def list_processes() -> dict[int, Process]:
     """Every process of this PID namespace that is not dead, by pid."""
-    return {process.pid: process for process in map(_read, _pids()) if process is not None}
+    return {process.pid: process for process in map(_read_process, _list_pids()) if process is not None}
 
 
 def find_survivors(processes: Iterable[Process]) -> list[int]:
@@ -71,26 +71,28 @@ def session_members(sids: Collection[int]) -> list[int]:
 
 def find_stopped(sids: Collection[int]) -> list[int]:
     """Pids of those in the sessions `sids`, and of their descendants, that are stopped (SIGSTOP), not by a debugger."""
-    return sorted(pid for pid in _closure(set(), set(sids), list_processes()) if state(pid) == "T")
+    return sorted(
+        pid for pid in _find_descendants(set(), set(sids), list_processes()) if read_state(pid) == "T"
+    )
 
 
 def has_signal_handler(pid: int, signum: int) -> bool:
     """Whether a process has a handler for a signal."""
-    caught = re.search(rb"^SigCgt:\s*(\w+)", _content(pid, "status"), re.MULTILINE)
+    caught = re.search(rb"^SigCgt:\s*(\w+)", _read_file(pid, "status"), re.MULTILINE)
     return bool(caught is not None and int(caught[1], 16) >> (signum - 1) & 1)
 
 
 def find_data_loaders(alive: Iterable[Process]) -> set[int]:
     """Pids of the workers of torch's data loaders among some processes."""
-    return {process.pid for process in alive if _content(process.pid, "comm").rstrip() == LOADER}
+    return {process.pid for process in alive if _read_file(process.pid, "comm").rstrip() == LOADER}
 
 
 def find_by_incarnation(incarnation: str, *marks: str) -> list[int]:
     """Pids of the living processes started with `HET_INCARNATION=incarnation`, never the caller's."""
     wanted = [b"\0" + os.fsencode(f"{mark}={incarnation}") + b"\0" for mark in marks or (INCARNATION,)]
     pids = []
-    for pid in _others():
-        environ = b"\0" + _content(pid, "environ")
+    for pid in _list_other_pids():
+        environ = b"\0" + _read_file(pid, "environ")
         if any(pair in environ for pair in wanted):
             pids.append(pid)
     return sorted(pids)
@@ -104,8 +106,8 @@ def find_orphans(node_id: str, group: str) -> list[int]:
     """
     alive, here = list_processes(), _pid_namespace("self")
     pids = []
-    for pid in _others():
-        env = environment(pid)
+    for pid in _list_other_pids():
+        env = read_environment(pid)
         if (env.get(NODE_ID), env.get(GROUP)) != (node_id, group):
             continue
         agent = env.get(AGENT_PID, "")
@@ -114,32 +116,32 @@ def find_orphans(node_id: str, group: str) -> list[int]:
     return sorted(pids)
 
 
-def environment(pid: int) -> dict[str, str]:
+def read_environment(pid: int) -> dict[str, str]:
     """The environment a process was started with; empty if the process is gone or belongs to another user."""
-    pairs = os.fsdecode(_content(pid, "environ")).split("\0")
+    pairs = os.fsdecode(_read_file(pid, "environ")).split("\0")
     return {name: value for name, _, value in (pair.partition("=") for pair in pairs)}
 
 
 def has_failed(pid: int) -> bool | None:
     """Whether a process that has just ended did so by a signal or a status other than 0; None if it has been reaped."""
-    fields = _stat_fields(pid)
+    fields = _find_stat(pid)
     return fields[-1] != b"0" if fields is not None and fields[0] == b"Z" else None
 
 
-def state(pid: int) -> str | None:
+def read_state(pid: int) -> str | None:
     """The state of a process's first thread, as ps shows it (`R`, `S`, `D`, `T`, `Z`, ...); None if it is gone.
 
     An OSError means that nobody can tell: this process has no descriptors left, for instance.
     """
     try:
-        return _stat(pid)[0].decode()
+        return _read_stat(pid)[0].decode()
     except (FileNotFoundError, ProcessLookupError):
         return None
 
 
-def cpu_s(pid: int) -> float | None:
+def read_cpu_s(pid: int) -> float | None:
     """How much CPU time a process has taken, with all its threads (seconds); None if it is gone."""
-    fields = _stat_fields(pid)
+    fields = _find_stat(pid)
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if fields is not None else None
 
 
@@ -158,20 +160,20 @@ def kill_all(find: Callable[[], Collection[int]], timeout_s: float = KILL_TIMEOU
         if quiet == 2 or time.monotonic() >= deadline:
             return sorted(alive)
         found_any = found_any or bool(alive)
-        _kill(alive)
+        _kill_in_order(alive)
         if found_any:
             time.sleep(pause_s)
             pause_s = min(PAUSE_MAX_S, 2 * pause_s) if alive else PAUSE_MIN_S
 
 
-def _kill(pids: Collection[int]) -> None:
+def _kill_in_order(pids: Collection[int]) -> None:
     """SIGSTOP to all, then SIGKILL, parents before their children.
 
     Otherwise a shell whose child dies first runs its next command, and the reader of a pipe takes the end of a killed
     writer for the end of its input. The order matters too: when a parent dies, the kernel may continue its stopped
     children (SIGHUP and SIGCONT to an orphaned process group).
     """
-    alive = {pid: process for pid in pids if (process := _read(pid)) is not None}
+    alive = {pid: process for pid in pids if (process := _read_process(pid)) is not None}
     in_order = sorted(alive, key=lambda pid: (alive[pid].started, pid))
     for signum in (signal.SIGSTOP, signal.SIGKILL):
         for pid in in_order:
@@ -183,53 +185,53 @@ def kill_tree(
     find: Callable[[], Iterable[int]],
     sessions: Collection[int] = (),
     timeout_s: float = KILL_TIMEOUT_S,
-    kept: Callable[[], Collection[int]] = tuple,
+    find_spared: Callable[[], Collection[int]] = tuple,
 ) -> list[int]:
     """`kill_all` for the processes that `find` returns, the sessions they lead, and their descendants.
 
     A session that they merely belong to is left alone, since it may be the user's shell; so are the caller's own and
-    those that `kept` names, with all that they have started.
+    those that `find_spared` names, with all that they have started.
     """
     own = os.getsid(0)
     ours = set(sessions) - {own}
 
     def scan() -> set[int]:
-        pids, spared, alive = set(find()), set(kept()), list_processes()
+        pids, spared, alive = set(find()), set(find_spared()), list_processes()
         if spared:
-            pids -= _closure(set(), spared, alive)
+            pids -= _find_descendants(set(), spared, alive)
         # A session has its leader's pid as its id, and stays ours when the leader has died and others live on.
         ours.update(pids - {own})
-        return _closure(pids, ours, alive)
+        return _find_descendants(pids, ours, alive)
 
     return kill_all(scan, timeout_s)
 
 
 def kill_all_of(
-    incarnation: str, sessions: Collection[int] = (), kept: Callable[[], Collection[int]] = tuple
+    incarnation: str, sessions: Collection[int] = (), find_spared: Callable[[], Collection[int]] = tuple
 ) -> list[int]:
     """`kill_tree` for all that this incarnation's agent has started, but for what it keeps for later rounds.
 
-    That has the mark of workers, too: its agent knows which sessions these are (`kept`), and nobody else need.
+    That has the mark of workers, too: its agent knows which sessions these are (`find_spared`), and nobody else need.
     """
-    return kill_tree(lambda: find_by_incarnation(incarnation, *MARKS), sessions, kept=kept)
+    return kill_tree(lambda: find_by_incarnation(incarnation, *MARKS), sessions, find_spared=find_spared)
 
 
 def describe_stuck(pids: Collection[int], most: int = 5) -> str:
     """What survived SIGKILL, with its state: `12 (state D: hangs in the kernel), 13 (state S)`."""
-    shown = ", ".join(f"{pid} ({_described_state(pid)})" for pid in sorted(pids)[:most])
+    shown = ", ".join(f"{pid} ({_describe_state(pid)})" for pid in sorted(pids)[:most])
     return shown + (f" and {len(pids) - most} more" if len(pids) > most else "")
 
 
-def _described_state(pid: int) -> str:
-    fields = _stat_fields(pid)
+def _describe_state(pid: int) -> str:
+    fields = _find_stat(pid)
     if fields is None:
         return "gone by now"
     return "state D: hangs in the kernel" if fields[0] == b"D" else f"state {fields[0].decode()}"
 
 
-def _closure(seeds: set[int], sessions: set[int], alive: dict[int, Process]) -> set[int]:
+def _find_descendants(seeds: set[int], sessions: set[int], alive: dict[int, Process]) -> set[int]:
     """The seeds, the members of the sessions, and the descendants of both, without the caller."""
-    children = _children(alive)
+    children = _group_by_parent(alive)
     pending = [pid for pid in alive if pid in seeds or alive[pid].session in sessions]
     closure: set[int] = set()
     while pending:
@@ -240,14 +242,14 @@ def _closure(seeds: set[int], sessions: set[int], alive: dict[int, Process]) -> 
     return closure
 
 
-def _children(alive: dict[int, Process]) -> dict[int, list[int]]:
+def _group_by_parent(alive: dict[int, Process]) -> dict[int, list[int]]:
     children: dict[int, list[int]] = {}
     for process in alive.values():
         children.setdefault(process.parent, []).append(process.pid)
     return children
 
 
-def _content(pid: int, file: str) -> bytes:
+def _read_file(pid: int, file: str) -> bytes:
     """A file of /proc/PID; empty if the process is gone or belongs to another user."""
     try:
         with open(f"/proc/{pid}/{file}", "rb") as opened:
@@ -256,20 +258,20 @@ def _content(pid: int, file: str) -> bytes:
         return b""
 
 
-def _pids() -> Iterator[int]:
+def _list_pids() -> Iterator[int]:
     return (int(name) for name in os.listdir("/proc") if name.isdecimal())
 
 
-def _others() -> Iterator[int]:
+def _list_other_pids() -> Iterator[int]:
     """All but the caller, newest first: a process that forks may be gone when its turn comes, its child not listed."""
-    for pid in sorted(_pids(), reverse=True):
+    for pid in sorted(_list_pids(), reverse=True):
         if pid != os.getpid():
             yield pid
 
 
-def _read(pid: int) -> Process | None:
+def _read_process(pid: int) -> Process | None:
     """A process; None if it is gone or a zombie."""
-    fields = _stat_fields(pid)
+    fields = _find_stat(pid)
     if fields is None:
         return None
     state, threads = fields[0], int(fields[17])
@@ -281,15 +283,15 @@ def _read(pid: int) -> Process | None:
     )
 
 
-def _stat_fields(pid: int) -> list[bytes] | None:
+def _find_stat(pid: int) -> list[bytes] | None:
     """The fields of /proc/PID/stat after the process's name; None if it is gone."""
     try:
-        return _stat(pid)
+        return _read_stat(pid)
     except OSError:
         return None
 
 
-def _stat(pid: int) -> list[bytes]:
+def _read_stat(pid: int) -> list[bytes]:
     with open(f"/proc/{pid}/stat", "rb") as file:
         stat = file.read()
     # The name, in parentheses, may contain spaces and parentheses; nothing after it does.

@@ -61,10 +61,10 @@ class ShellCommand:
             env={**os.environ, **environ, mark: value},
             start_new_session=True,
         )
-        self._reader = threading.Thread(target=self._read, name="hetagent-shell", daemon=True)
+        self._reader = threading.Thread(target=self._read_output, name="hetagent-shell", daemon=True)
         self._reader.start()
 
-    def _read(self) -> None:
+    def _read_output(self) -> None:
         assert self.process.stdout is not None
         with self.process.stdout as output:
             while chunk := os.read(output.fileno(), 65_536):

@@ -14,7 +14,7 @@ from hetagent.context import AgentContext
 from hetagent.launch.base import Assignment
 from hetagent.launch.command import WorkerCommand
 from hetagent.node.console import WarnOnce
-from hetagent.node.created import FileWatch
+from hetagent.node.file_watch import FileWatch
 from hetagent.node.memory import free_memory
 from hetagent.options.model import SnapshotOptions
 from hetagent.roundhook import RoundHook

@@ -50,25 +50,25 @@ class PreemptionWatch:
         self._log_once = WarnOnce(log)
         self._lead_s = max(LEAD_S, grace_s)
         self._look_s = look_s
-        self._looked: Sequence[threading.Event] = ()  # each of them, once
+        self._pending = set(asks)  # those that have not looked yet
+        self._is_watching = False
         self._over = threading.Event()
         self._notice: PreemptionNotice | None = None
         self._waker = SelfPipe()
 
     def start(self) -> None:
         """Watch from now on, each in a thread of its own, since each may take its time."""
-        self._looked = [threading.Event() for _ in self._asks]
-        for each in zip(self._asks, self._looked, strict=True):
-            threading.Thread(target=self._watch, args=each, name="hetagent-preemption", daemon=True).start()
+        self._is_watching = True
+        for ask in self._asks:
+            threading.Thread(target=self._watch, args=[ask], name="hetagent-preemption", daemon=True).start()
 
     def check(self, cancelled: threading.Event) -> HealthResult:
         """Before a round: whether this machine stays, as far as the first look says."""
-        if not self._looked:
+        if not self._is_watching:
             self.start()
             until = time.monotonic() + FIRST_LOOK_S
-            for looked in self._looked:
-                while not (looked.is_set() or cancelled.is_set()) and time.monotonic() < until:
-                    looked.wait(0.05)
+            while self._pending and time.monotonic() < until and not cancelled.wait(0.02):
+                pass
         return HEALTHY if self._notice is None else HealthResult(self._notice.why)
 
     def persistent_sessions(self) -> Collection[int]:
@@ -91,14 +91,14 @@ class PreemptionWatch:
             self._command.close()
         self._waker.close()
 
-    def _watch(self, ask: Ask, looked: threading.Event) -> None:
+    def _watch(self, ask: Ask) -> None:
         while not self._over.is_set():
             try:
                 self._on_notice(ask())
             except Exception as error:  # it goes on, whatever is wrong with this answer
                 text = f"cannot see whether this machine is taken away: {type(error).__name__}: {error}"
                 self._warn(f"{text}; trying again")
-            looked.set()
+            self._pending.discard(ask)
             self._over.wait(self._look_s)
 
     def _on_notice(self, notice: PreemptionNotice | None) -> None:

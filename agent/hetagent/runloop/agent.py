@@ -8,7 +8,7 @@ import time
 import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hetagent.errors import AgentError
 from hetagent.health.checks import HealthChecks
@@ -126,8 +126,7 @@ class Agent:
             woken.recv(4096)
         if self.guardian in ready:
             self._replace_guardian()
-        self._on_signals()
-        self._on_end_of_grace()
+        self._on_shutdown()
         self._on_hooks(ready)
         self._on_workers()
         self._on_health()
@@ -186,9 +185,16 @@ class Agent:
         except GuardianError as error:
             self.log(f"{error}; continuing without one")
 
-    def _on_signals(self) -> None:
+    def _on_shutdown(self) -> None:
+        """Begin to leave if something asks for that; stop workers that have not been stopped in time by the server."""
         while self._got_signals:
             self._begin_shutdown(signal.Signals(self._got_signals.pop(0)))
+        notice = self.parts.preemption.read_notice() if self.parts.preemption is not None else None
+        if notice is not None and not self.shutdown.ended_by:
+            self._begin_shutdown(notice)
+        if self.shutdown.must_stop_now(time.monotonic()) and self._local.works:
+            self.log("the time to save is over: stopping the workers")
+            self._local.stop(signal.SIGTERM, self._stop_s())
 
     def _begin_shutdown(self, cause: signal.Signals | PreemptionNotice) -> None:
         works = self._local.works
@@ -201,21 +207,12 @@ class Agent:
         if action.stop is not None:
             self._local.stop(*action.stop)
 
-    def _on_end_of_grace(self) -> None:
-        """Stop workers that have not been stopped in time by the end of their round."""
-        if self.shutdown.must_stop_now(time.monotonic()) and self._local.works:
-            self.log("the time to save is over: stopping the workers")
-            self._local.stop(signal.SIGTERM, self._stop_s())
-
     def _on_hooks(self, ready: Collection[Readable]) -> None:
         """Run the hooks that are due."""
         for hook in self.parts.hooks:
             due_at = hook.due_at() if self._local.works else None
             if hook in ready or (due_at is not None and time.monotonic() >= due_at):
                 hook.on_wakeup()
-        notice = self.parts.preemption.read_notice() if self.parts.preemption is not None else None
-        if notice is not None and not self.shutdown.ended_by:
-            self._begin_shutdown(notice)
         if why := self._local.abandon_reason():
             self.log(f"round {self.round_number} {why}; joining again")
             self.server.update_offer(stopped=why)
@@ -234,17 +231,14 @@ class Agent:
         self.log(f"round {self.round_number}: all local workers succeeded{others}")
         self._done = True
         fields = self.parts.start_check.report_fields() if self.parts.start_check is not None else {}
-        self.server.send(
-            round_report(ReportKind.SUCCEEDED, self.round_number, moved=self.parts.progress_times(), **fields)
-        )
+        self._send_report(ReportKind.SUCCEEDED, **fields)
         self._clear_workers(spare_detached=True)
 
     def _report_failure(self, end: Exit) -> None:
         """Report that a worker failed."""
         failure, text = self._local.describe_failure(end, self.secrets())
         ended = self._local.find_successes_before(end.seen_at)
-        fields = {"failure": failure, "moved": self.parts.progress_times(), "ended": ended}
-        self.server.send(round_report(ReportKind.FAILED, self.round_number, **fields), end.seen_at)
+        self._send_report(ReportKind.FAILED, since=end.seen_at, failure=failure, ended=ended)
         self.log(f"round {self.round_number}{self._cause_suffix(text)}")
 
     def _report_before_stop(self) -> None:
@@ -254,7 +248,12 @@ class Agent:
         if (end := self._local.find_lingering_failure()) is not None:
             self._report_failure(end)
         elif (ended := self._local.find_successes_before(time.monotonic())) is not None:
-            self.server.send(round_report(ReportKind.ENDED, self.round_number, ended=ended))
+            self._send_report(ReportKind.ENDED, ended=ended)
+
+    def _send_report(self, kind: ReportKind, since: float | None = None, **fields: Any) -> None:
+        """Report what happened to the workers; `since`: see `ServerConnection.send`."""
+        fields["moved"] = self.parts.progress_times()
+        self.server.send(round_report(kind, self.round_number, **fields), since)
 
     def _cause_suffix(self, cause: str) -> str:
         """The suffix that says what ended the round; empty if that was logged last."""
@@ -427,7 +426,7 @@ class Agent:
             self._clear_workers()
             failure = start_failure(error)  # it fails the round, not the agent
             self.log(f"round {self.round_number}: the workers could not be started: {failure.message}")
-            self.server.send(round_report(ReportKind.FAILED, self.round_number, failure=failure))
+            self._send_report(ReportKind.FAILED, failure=failure)
             if failure.final:
                 self._leave_for_good(f"it cannot start workers: {failure.message}")
             return
@@ -438,9 +437,7 @@ class Agent:
             local.assignment.notes.clear()
         if local.has_processes:
             self.guardian.set_sessions(local.pids)
-            self.server.send(
-                round_report(ReportKind.STARTED, self.round_number, moved=self.parts.progress_times())
-            )
+            self._send_report(ReportKind.STARTED)
 
     def _environ(self) -> dict[str, str]:
         return {

@@ -91,6 +91,7 @@ class LocalRound:
     """
 
     assignment: Assignment
+    _workers: Workers  # while there are processes
 
     def __init__(self, launch: Launch, starter: "TorchStarter", incarnation: str, parts: Parts) -> None:
         self.phase = Phase.GONE
@@ -99,7 +100,6 @@ class LocalRound:
         self._incarnation = incarnation
         self._parts = parts
         self._folder: scratch.ScratchFolder | None = None
-        self._workers: Workers | None = None  # until they are cleared away
         self._look_at = 0.0  # for workers that do not end (monotonic seconds)
         self._end: End | None = None  # from ENDING on
         self._stop: Stop | None = None  # under way, or put off while the program has time to end by itself
@@ -112,7 +112,7 @@ class LocalRound:
     @property
     def has_processes(self) -> bool:
         """Whether there are processes, dead or alive, that have not been cleared away."""
-        return self._workers is not None
+        return self.phase not in (Phase.HELD, Phase.GONE)
 
     @property
     def works(self) -> bool:
@@ -122,7 +122,7 @@ class LocalRound:
     @property
     def pids(self) -> list[int]:
         """The workers' pids, by local rank."""
-        return list(self._workers.pids.values()) if self._workers is not None else []
+        return list(self._workers.pids.values())
 
     @property
     def description(self) -> str:
@@ -201,14 +201,14 @@ class LocalRound:
 
     def take_end(self) -> End | None:
         """How the processes ended by themselves, once that is due to be reported; the caller stops or clears them."""
-        if self._workers is None:
+        if not self.has_processes:
             return None
         failed = [end for end in self._workers.take_exits() if not end.succeeded]
         if self.phase is Phase.RUNNING:
             if not failed and time.monotonic() >= self._look_at:
                 self._look_at = time.monotonic() + LOOK_S
-                failed = self._find_lingering(self._workers, LINGER_S)
-            self._note_end(self._workers, failed)
+                failed = self._find_lingering(LINGER_S)
+            self._note_end(failed)
         if self.phase is not Phase.ENDING or self._end is None or time.monotonic() < self._end.due_at:
             return None
         # What it has written is shown before what is logged next, and may be the reason to give up.
@@ -217,20 +217,19 @@ class LocalRound:
             return None  # it has failed for that reason, which is no failure of the script
         return self._end
 
-    def _find_lingering(self, workers: Workers, for_s: float) -> list[Exit]:
+    def _find_lingering(self, for_s: float) -> list[Exit]:
         """The workers that an exception should have ended so many seconds ago."""
         until = time.monotonic() - for_s
-        return [end for end in workers.find_lingering() if end.seen_at <= until]
+        return [end for end in self._workers.find_lingering() if end.seen_at <= until]
 
     def find_lingering_failure(self) -> Exit | None:
         """A worker that an exception should have ended before the round was over elsewhere, and that still runs."""
-        assert self._workers is not None
-        raised = self._find_lingering(self._workers, UNWIND_S)
+        raised = self._find_lingering(UNWIND_S)
         return self._workers.first_failure(raised) if raised else None
 
     def find_successes_before(self, moment: float) -> EarlierExits | None:
         """Workers that had ended with exit code 0 by a moment (monotonic seconds), while others ran; None: none had."""
-        if self._workers is None or self._launch.one_per_node:
+        if self._launch.one_per_node:
             return None
         ends = [end for end in self._workers.exits if end.succeeded and end.seen_at <= moment]
         if not ends:
@@ -243,13 +242,13 @@ class LocalRound:
             before_s=round(moment - first.seen_at, 3),
         )
 
-    def _note_end(self, workers: Workers, failed: Sequence[Exit]) -> None:
+    def _note_end(self, failed: Sequence[Exit]) -> None:
         """See whether one has failed, or all have ended."""
         notices = self._parts.notices
-        if not failed and (workers.running or (notices is not None and notices.is_end_awaited())):
+        if not failed and (self._workers.running or (notices is not None and notices.is_end_awaited())):
             return
         patience_s = self._launch.failure_report_delay_s(self.assignment, failed=bool(failed))
-        failure = workers.first_failure([*failed, *workers.find_lingering()]) if failed else None
+        failure = self._workers.first_failure([*failed, *self._workers.find_lingering()]) if failed else None
         died_at = self._parts.first_death_at()
         if failure is not None and died_at is not None:
             failure = replace(failure, seen_at=min(failure.seen_at, died_at))
@@ -262,7 +261,6 @@ class LocalRound:
         Args:
             secrets: what must not be sent.
         """
-        assert self._workers is not None
         rank = self.assignment.start.rank_offset + failure.local_rank
         fields = self._workers.describe_failure(failure, rank, secrets)
         if self._launch.one_per_node:
@@ -283,7 +281,7 @@ class LocalRound:
         If a process of this node's program has died, the program may be about to fail, and what happened elsewhere may
         follow from that: it gets some time to end by itself.
         """
-        if self._workers is None or self._stop is not None:
+        if not self.has_processes or self._stop is not None:
             return
         if self._workers.running and self._parts.first_death_at() is not None:
             self._stop = Stop(signum, grace_s, time.monotonic() + FAILING_S)
@@ -295,7 +293,7 @@ class LocalRound:
 
         A second call can only shorten it.
         """
-        if self._workers is None:
+        if not self.has_processes:
             return
         stop = Stop(signum, grace_s, time.monotonic() + grace_s)
         if self.works:
@@ -317,14 +315,13 @@ class LocalRound:
         return min(save_deadline or 0.0, self._stop.kill_at)
 
     def _send_stop(self) -> None:
-        assert self._workers is not None
         assert self._stop is not None
         self.phase = Phase.STOPPING
         self._workers.send(self._stop.signum)
 
     def has_stopped(self) -> bool:
         """Whether the workers have ended since `stop`, or their grace is over."""
-        if self._workers is None or self._stop is None:
+        if not self.has_processes or self._stop is None:
             return False
         if self.works:  # it was put off
             if time.monotonic() < self._stop.kill_at:
@@ -339,7 +336,7 @@ class LocalRound:
 
     def describe_overrun(self) -> str | None:
         """What to say if workers are still running at the end of their grace."""
-        if self._workers is None or self._stop is None or not self._workers.running:
+        if self._stop is None or not self._workers.running:
             return None
         name, grace_s = signal.Signals(self._stop.signum).name, self._stop.grace_s
         return f"workers are still running {grace_s:g} s after {name}; killing them" if grace_s > 0 else None
@@ -347,13 +344,12 @@ class LocalRound:
     def clear(self, *, spare_detached: bool = False, until: float | None = None) -> tuple[list[int], bool]:
         """The round is over here: kill what is left of the processes, if any; see `Workers.kill_remaining`."""
         cleared: tuple[list[int], bool] = [], True
-        if self._workers is not None:
+        if self.has_processes:
             # If this fails, they are still ours to clear.
             cleared = self._workers.kill_remaining(spare_detached=spare_detached, until=until)
         for hook in self._parts.hooks:
             hook.end()
         if self._folder is not None:
             self._folder.close()
-        self._workers = None
         self.phase = Phase.GONE
         return cleared

@@ -48,9 +48,7 @@ class Notices(RoundHook):
         self._log = log
         self._signum = signum
         self._one_per_node = one_per_node
-        self._round, self._sharing = 0, 1  # how many workers share a file
         self._workers: Workers | None = None
-        self._folder = Path()
         self._until: float | None = None  # the end of the notice (monotonic seconds); None: there is none
         self._look_at = 0.0
         self._all_ready = False
@@ -59,7 +57,7 @@ class Notices(RoundHook):
     def prepare(self, assignment: Assignment, command: WorkerCommand) -> None:
         self.end()
         self._round, self._folder = assignment.round, assignment.folder
-        self._sharing = assignment.start.slots if self._one_per_node else 1
+        self._most_answers = assignment.start.slots if self._one_per_node else 1  # in one file
 
     def environ(self, local_rank: int) -> Environ:
         return {NOTICE_FILE: str(self._folder / str(local_rank))}
@@ -78,12 +76,12 @@ class Notices(RoundHook):
         )
         if self._until is None:
             self._until, self._look_at = time.monotonic() + notice.left_s, 0.0
-            self._write(notice, self._until, workers)
-            for pid in self._handling(workers).values():
+            self._write_files(notice, self._until, workers)
+            for pid in self._with_handler(workers).values():
                 with contextlib.suppress(PermissionError):  # sudo in a worker; it has the file
                     os.kill(pid, self._signum or 0)  # it is not reaped before the round is cleared away
 
-    def _write(self, notice: StopNotice, until: float, workers: Workers) -> None:
+    def _write_files(self, notice: StopNotice, until: float, workers: Workers) -> None:
         text = json.dumps({"kind": notice.kind, "why": notice.reason.message, "until": until})
         for local_rank in workers.pids:
             path = self._folder / str(local_rank)
@@ -91,7 +89,7 @@ class Notices(RoundHook):
                 Path(f"{path}.new").write_text(text, encoding="utf-8")
                 os.replace(f"{path}.new", path)
 
-    def _handling(self, workers: Workers) -> Mapping[int, int]:
+    def _with_handler(self, workers: Workers) -> Mapping[int, int]:
         """The pids of the workers that handle the notice's signal, which would kill others, by local rank."""
         return {
             local_rank: pid
@@ -101,16 +99,16 @@ class Notices(RoundHook):
 
     def supports_graceful_stop(self) -> bool:
         """Whether workers save once their round is announced to end."""
-        return self._until is not None or bool(self._asking())
+        return self._until is not None or bool(self._ranks_asking())
 
-    def _asking(self) -> set[int]:
+    def _ranks_asking(self) -> set[int]:
         """The local ranks that have asked for a notice, or handle its signal."""
         if self._workers is None:
             return set()
         asked = {rank for rank in self._workers.pids if os.path.exists(self._folder / f"{rank}{ASKED}")}
-        return asked | self._handling(self._workers).keys()
+        return asked | self._with_handler(self._workers).keys()
 
-    def _ready(self, local_rank: int) -> set[str]:
+    def _read_answers(self, local_rank: int) -> set[str]:
         """The workers of a process that have reported that they may be stopped."""
         if self._until is not None:
             with contextlib.suppress(OSError):
@@ -129,10 +127,10 @@ class Notices(RoundHook):
         self._look_at = time.monotonic() + LOOK_S
         ready = {end.local_rank for end in workers.exits if end.succeeded}
         for local_rank in workers.pids:
-            answers = self._ready(local_rank)
-            if len(answers) >= self._sharing or EVERYBODY in answers:
+            answers = self._read_answers(local_rank)
+            if len(answers) >= self._most_answers or EVERYBODY in answers:
                 ready.add(local_rank)
-        awaited = set(workers.pids) if self._notice_s > 0 else self._asking()
+        awaited = set(workers.pids) if self._notice_s > 0 else self._ranks_asking()
         self._all_ready = ready >= awaited and (self.is_end_awaited() or not awaited)
         if self._all_ready:
             self._log(f"round {self._round}: the workers are ready to stop")
@@ -140,7 +138,7 @@ class Notices(RoundHook):
 
     def is_end_awaited(self) -> bool:
         """Workers that have saved wait for the end of the round: the job is not done."""
-        return self._workers is not None and any(map(self._ready, self._workers.pids))
+        return self._workers is not None and any(map(self._read_answers, self._workers.pids))
 
     def end(self) -> None:
         self._workers = self._until = None

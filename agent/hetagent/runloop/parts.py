@@ -67,13 +67,8 @@ class Parts:
         Args:
             given: this process's environment.
         """
-        parts = (self.monitor, self.snapshots)
-        return {
-            name: value
-            for part in parts
-            if part is not None
-            for name, value in part.static_env(given).items()
-        }
+        monitor = self.monitor.static_env(given) if self.monitor is not None else {}
+        return {**monitor, **(self.snapshots.static_env(given) if self.snapshots is not None else {})}
 
     def supports_graceful_stop(self) -> bool:
         """Whether workers of this node save once their round is announced to end."""

@@ -38,12 +38,11 @@ class StartCheck(RoundHook):
         self._count_workers = count_workers
         self._log = log
         self._must_meet = must_meet
-        self._round, self._world_size = 0, 1
         self._due_at: float | None = None
         self._reported: int | None = None  # how many had met at the last look; None: all, or nobody looked
 
     def prepare(self, assignment: Assignment, command: WorkerCommand) -> None:
-        self._round, self._world_size = assignment.round, assignment.start.world_size
+        self._assignment = assignment
 
     def begin(self, workers: Workers) -> None:
         self._due_at, self._reported = time.monotonic() + MEET_AFTER_S, None
@@ -55,8 +54,9 @@ class StartCheck(RoundHook):
         """Report how many have met if that is not all, and once it is: they may only have been loading."""
         if self._due_at is None or time.monotonic() < self._due_at:
             return
-        met = self._met()
-        is_late = met is not None and met < self._world_size
+        number, world_size = self._assignment.round, self._assignment.start.world_size
+        met = self._count_met()
+        is_late = met is not None and met < world_size
         self._due_at = time.monotonic() + MEET_AFTER_S if is_late else None
         if met is None or met == self._reported or not (is_late or self._reported is not None):
             return
@@ -65,19 +65,18 @@ class StartCheck(RoundHook):
             ": unless they are still loading, or meet in another way than init_process_group with env://, they train "
             "alone or wait for each other"
         )
-        self._log(
-            f"round {self._round}: {met} of {self._world_size} workers have met by now{hint if is_late else ''}"
-        )
-        self._server.send(round_report(ReportKind.STARTED, self._round, met=met))
+        self._log(f"round {number}: {met} of {world_size} workers have met by now{hint if is_late else ''}")
+        self._server.send(round_report(ReportKind.STARTED, number, met=met))
 
     def report_fields(self) -> Mapping[str, Any]:
         """Fields of a report of success."""
-        return {"met": self._met(), "must_meet": self._must_meet}
+        return {"met": self._count_met(), "must_meet": self._must_meet}
 
-    def _met(self) -> int | None:
+    def _count_met(self) -> int | None:
         """How many workers of all nodes have met; None: there is only one, or it is unknown."""
-        met = self._count_workers() if self._world_size > 1 else None
-        return None if met is None else min(met, self._world_size)
+        world_size = self._assignment.start.world_size
+        met = self._count_workers() if world_size > 1 else None
+        return None if met is None else min(met, world_size)
 
     def end(self) -> None:
         self._due_at = None

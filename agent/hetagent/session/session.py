@@ -132,10 +132,8 @@ class Session:
     def push_progress(self) -> None:
         """Send the workers' progress at once, beside the open poll."""
         if not any(report.route is routes.POLL and report not in self._in_flight for report in self._reports):
-            self.send(Report(routes.POLL, self._progress), 0.0)
-
-    def _progress(self, incarnation: str) -> PollRequest:
-        return PollRequest(incarnation=incarnation, progress=self.sample())
+            body = lambda incarnation: PollRequest(incarnation=incarnation, progress=self.sample())  # noqa: E731
+            self.send(Report(routes.POLL, body), 0.0)
 
     def announce_leave(self, report: Report[Any], now: float, *, workers_gone: bool = False) -> None:
         """This node is about to leave, as `report` says, and will not join again.

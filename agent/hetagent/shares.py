@@ -92,7 +92,7 @@ def current(rank: int | None = None, world_size: int | None = None) -> Shares:
     Raises:
         SharesError: the file is not there, is none of this module's version, or is of another world.
     """
-    rank, world_size = _place(rank, world_size)
+    rank, world_size = _find_rank(rank, world_size)
     path = os.environ.get(FILE)
     if not path:
         return Shares((1.0,) * world_size, rank, given=False)
@@ -154,10 +154,12 @@ def refresh(
             with open(f"{speed}.new", "w", encoding="ascii") as new:
                 new.write(str(own))
             os.replace(f"{speed}.new", speed)
-    return replace(shares, weights=_decided(shares.weights, sizes, gather(own)))
+    return replace(shares, weights=_decide_weights(shares.weights, sizes, gather(own)))
 
 
-def _decided(weights: tuple[float, ...], sizes: Sequence[int], speeds: Sequence[int]) -> tuple[float, ...]:
+def _decide_weights(
+    weights: tuple[float, ...], sizes: Sequence[int], speeds: Sequence[int]
+) -> tuple[float, ...]:
     """Weights in proportion to speeds, of which the largest is 1; those of before where they do nearly as well.
 
     A speed that is unknown (0) counts as the slowest that is known.
@@ -224,7 +226,7 @@ def _check_weights(weights: Sequence[object]) -> None:
             raise ValueError(f"the weight of rank {rank} is {weight!r}: it has to be a number above 0")
 
 
-def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
+def _find_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
     """Rank and world size, as given or from the environment."""
     if (rank is None) != (world_size is None):
         raise ValueError("give both rank and world_size, or neither")

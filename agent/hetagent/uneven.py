@@ -140,7 +140,7 @@ class UnevenBatchSampler(Sampler[list[int]]):
             )
         self._samples = samples
         self._global_batch = global_batch
-        self._memory = _bounds(memory, self.shares.world_size)
+        self._memory = _list_bounds(memory, self.shares.world_size)
         allowed = [bound for bound in self._memory if bound is not None]
         self._least = min(LEAST, global_batch // self.shares.world_size, *allowed)
         self._shuffle = shuffle
@@ -181,10 +181,10 @@ class UnevenBatchSampler(Sampler[list[int]]):
 
         It is the same on all ranks, and can be loaded with other shares, another number of ranks and another batch.
         """
-        return {"epoch": self.epoch, "consumed": self.consumed, **self._order_of}
+        return {"epoch": self.epoch, "consumed": self.consumed, **self._order_key}
 
     @property
-    def _order_of(self) -> dict[str, object]:
+    def _order_key(self) -> dict[str, object]:
         """What the order of samples follows from."""
         return {"version": VERSION, "samples": self._samples, "shuffle": self._shuffle, "seed": self._seed}
 
@@ -194,7 +194,7 @@ class UnevenBatchSampler(Sampler[list[int]]):
         Raises:
             ValueError: that one had another order of other samples, so that some would be missed or come twice.
         """
-        for name, here in self._order_of.items():
+        for name, here in self._order_key.items():
             if state.get(name) != here:
                 raise ValueError(
                     f"the checkpoint is of a sampler with {name} {state.get(name)!r}, this one has {here!r}: samples "
@@ -211,12 +211,10 @@ class UnevenBatchSampler(Sampler[list[int]]):
     def __len__(self) -> int:
         """How many batches this rank has left in the epoch, the same for all ranks."""
         steps, rest = divmod(self._samples - self.consumed, self._global_batch)
-        totals = {self._global_batch: steps, rest: 0 if self._drop_last else 1}
-        return sum(
-            steps * self._parts_of(self._sizes(self.shares, total))
-            for total, steps in totals.items()
-            if total and steps
-        )
+        batches = steps * self._count_parts(self._sizes(self.shares, self._global_batch))
+        if rest and not self._drop_last:
+            batches += self._count_parts(self._sizes(self.shares, rest))
+        return batches
 
     def __iter__(self) -> Iterator[list[int]]:
         """This rank's batches from here to the end of the epoch, as indices; the sampler does not move by itself."""
@@ -250,11 +248,11 @@ class UnevenBatchSampler(Sampler[list[int]]):
             self._timer.pause()
             expected = len(self)
             if isinstance(loader, Sized) and len(loader) != expected:
-                raise _other_batches(len(loader), expected)
+                raise _wrong_batches(len(loader), expected)
             batches = self._batches(self.shares, self._consumed)
             for given, (batch, own) in enumerate(itertools.zip_longest(loader, batches)):
                 if batch is None or own is None:
-                    raise _other_batches(given + (batch is not None), expected)
+                    raise _wrong_batches(given + (batch is not None), expected)
                 part = own[2]
                 is_timed = follows and not self._untimed and part.total == self._global_batch
                 if part.last:
@@ -287,9 +285,11 @@ class UnevenBatchSampler(Sampler[list[int]]):
         if self.shares.weights == was.weights:
             return False
         if was.rank == 0:
-            now = _short(self._sizes(self.shares, self._global_batch))
+            now = _abbreviate(self._sizes(self.shares, self._global_batch))
             what = "by the ranks' own time" if time_ns is not None else "as measured in the round before"
-            print(f"hetagent.uneven: batches of {now} instead of {_short(sizes)}, {what}", file=sys.stderr)
+            print(
+                f"hetagent.uneven: batches of {now} instead of {_abbreviate(sizes)}, {what}", file=sys.stderr
+            )
         return True
 
     def _sizes(self, shares: Shares, total: int) -> list[int]:
@@ -301,7 +301,7 @@ class UnevenBatchSampler(Sampler[list[int]]):
         sizes = dict(zip(fastest, theirs, strict=True))
         return [sizes.get(rank, 0) for rank in range(len(weights))]
 
-    def _parts_of(self, sizes: list[int]) -> int:
+    def _count_parts(self, sizes: list[int]) -> int:
         """In how many parts everybody's share fits into memory."""
         return max(
             -(-size // (bound or max(1, size))) for size, bound in zip(sizes, self._memory, strict=True)
@@ -310,7 +310,7 @@ class UnevenBatchSampler(Sampler[list[int]]):
     def _borders(self, shares: Shares, total: int) -> list[int]:
         """Where this rank's parts of a step begin and end, some of which may be empty."""
         sizes = self._sizes(shares, total)
-        size, offset, parts = sizes[shares.rank], sum(sizes[: shares.rank]), self._parts_of(sizes)
+        size, offset, parts = sizes[shares.rank], sum(sizes[: shares.rank]), self._count_parts(sizes)
         bound = self._memory[shares.rank] or max(1, size)
         used = max(1, min(parts, size // self._least), -(-size // bound))
         return [offset + size * (number * used // parts) // used for number in range(parts + 1)]
@@ -354,9 +354,9 @@ class UnevenBatchSampler(Sampler[list[int]]):
         for what, value in values.items():
             if other := [rank for rank in range(ranks) if rows[rank][what] != rows[0][what]]:
                 raise RuntimeError(
-                    f"{what}: ranks {_short(other)} and rank 0 differ (rank {here} has {_short(value)}): all ranks "
-                    "have to make the sampler with the same arguments, from the same checkpoint; a rank without "
-                    "HET_WEIGHTS_FILE was not started by hetagent"
+                    f"{what}: ranks {_abbreviate(other)} and rank 0 differ (rank {here} has {_abbreviate(value)}): "
+                    "all ranks have to make the sampler with the same arguments, from the same checkpoint; a rank "
+                    "without HET_WEIGHTS_FILE was not started by hetagent"
                 )
         return ranks > 1
 
@@ -403,7 +403,7 @@ def _all_gather(value: object, group: dist.ProcessGroup | None) -> list[Any]:
     return rows
 
 
-def _bounds(memory: Memory, ranks: int) -> list[int | None]:
+def _list_bounds(memory: Memory, ranks: int) -> list[int | None]:
     """How many samples each rank can take at once; None: any number."""
     memory = getattr(memory, "tolist", lambda: memory)()  # of numpy or torch
     listed = list(memory) if isinstance(memory, Iterable) else [memory] * ranks
@@ -419,7 +419,7 @@ def _bounds(memory: Memory, ranks: int) -> list[int | None]:
     return listed
 
 
-def _other_batches(given: int, expected: int) -> RuntimeError:
+def _wrong_batches(given: int, expected: int) -> RuntimeError:
     return RuntimeError(
         f"the loader gives {given} batches, but the sampler has {expected}: make it with "
         "DataLoader(dataset, batch_sampler=sampler), and let no framework replace the sampler "
@@ -431,6 +431,6 @@ def _digest(value: object) -> bytes:
     return hashlib.sha256(repr(value).encode()).digest()
 
 
-def _short(value: object) -> str:
+def _abbreviate(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 100 else f"{text[:97]}..."

@@ -46,9 +46,11 @@ class WorkTimer:
     def part(self, model: torch.nn.Module) -> Iterator[None]:
         """Around the forward and backward pass of one part of a step."""
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        mark = _marker(trained[0].device if trained else torch.device("cpu"))
+        mark = _make_marker(trained[0].device if trained else torch.device("cpu"))
         sharded = [module for module in model.modules() if hasattr(module, "set_requires_gradient_sync")]
-        hooks = self._in_forward(model, sharded, mark) if sharded else self._to_gradients(trained, mark)
+        hooks = (
+            self._time_forward(model, sharded, mark) if sharded else self._time_to_gradients(trained, mark)
+        )
         try:
             yield
         finally:
@@ -74,7 +76,7 @@ class WorkTimer:
             self._steps[-1].append((self._began, self._ended))
         self._began = self._ended = None
 
-    def _to_gradients(self, trained: list[torch.nn.Parameter], mark: Callable[[], Any]) -> list[Any]:
+    def _time_to_gradients(self, trained: list[torch.nn.Parameter], mark: Callable[[], Any]) -> list[Any]:
         """Work goes on until all gradients are there; DDP begins to wait after that."""
         if self._began is None:
             self._began = mark()
@@ -85,7 +87,7 @@ class WorkTimer:
 
         return [register_multi_grad_hook(trained, done)] if trained else []
 
-    def _in_forward(
+    def _time_forward(
         self, model: torch.nn.Module, sharded: list[torch.nn.Module], mark: Callable[[], Any]
     ) -> list[Any]:
         """Work goes on from where the model has its parameters to its output, but for where a layer waits for its own.
@@ -121,7 +123,7 @@ class WorkTimer:
         return hooks
 
 
-def _marker(device: torch.device) -> Callable[[], Any]:
+def _make_marker(device: torch.device) -> Callable[[], Any]:
     """What marks a moment: on the CPU's clock, or in the current stream of a device."""
     if device.type == "cpu":
         return perf_counter_ns

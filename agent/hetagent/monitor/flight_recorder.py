@@ -91,7 +91,9 @@ class FlightRecorderParser:
                 str(config["name"]): len(re.findall(r"\d+", str(config.get("ranks"))))
                 for config in dump.get("pg_config", {}).values()
             }
-            counts = {str(number): _counts(status) for number, status in dump.get("pg_status", {}).items()}
+            counts = {
+                str(number): _read_counts(status) for number, status in dump.get("pg_status", {}).items()
+            }
             if not self.counts_operations:
                 blind = self._read_names(sizes, counts)
         except (AttributeError, LookupError, TypeError) as error:
@@ -99,7 +101,7 @@ class FlightRecorderParser:
         return FlightRecorderDump(
             counts=counts,
             groups=[
-                self._collectives(self._groups[number], sizes, *count)
+                self._make_collectives(self._groups[number], sizes, *count)
                 for number, count in counts.items()
                 if number in self._groups
             ],
@@ -145,7 +147,7 @@ class FlightRecorderParser:
         for group in self._groups.values():
             group.entries.sort()
 
-    def _collectives(
+    def _make_collectives(
         self, group: _Group, sizes: Mapping[str, int], enqueued: int, started: int, completed: int
     ) -> Collectives:
         collectives = Collectives(
@@ -159,7 +161,7 @@ class FlightRecorderParser:
         return codec.validate(Collectives, collectives)
 
 
-def _counts(status: Mapping[str, Any]) -> tuple[int, int, int]:
+def _read_counts(status: Mapping[str, Any]) -> tuple[int, int, int]:
     """The last operation asked for, started and completed; -1: none."""
     return (
         int(status["last_enqueued_collective"]),

@@ -19,10 +19,10 @@ def read_progress(path: str) -> ProgressReport:
     An OSError: nobody can tell, since this process has no descriptors left, for instance.
     """
     step, until, first_at, last_at = 0, 0.0, 0.0, 0.0
-    content = _content(path + SUFFIX)
+    content = _read_start(path + SUFFIX)
     if len(content) >= LAYOUT.size:
         step, until, first_at, last_at = LAYOUT.unpack_from(content)
-    if step <= 0 and (number := re.match(rb"\s*(\d{1,18})", _content(path))):
+    if step <= 0 and (number := re.match(rb"\s*(\d{1,18})", _read_start(path))):
         step = int(number[1]) + 1
     return ProgressReport(
         min(step - 1, MAX_STEP) if step > 0 else None,
@@ -32,7 +32,7 @@ def read_progress(path: str) -> ProgressReport:
     )
 
 
-def _content(path: str) -> bytes:
+def _read_start(path: str) -> bytes:
     with contextlib.suppress(FileNotFoundError), open(path, "rb", buffering=0) as file:
         return file.read(64) or b""
     return b""

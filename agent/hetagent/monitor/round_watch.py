@@ -99,8 +99,7 @@ class RoundWatch:
         self._thread.join(CLOSE_S)
         if self._taking.acquire(timeout=CLOSE_S):
             for probe in self._probes.values():
-                if probe.stack_query is not None:
-                    probe.stack_query.close()
+                probe.close_stack_query()
             self._taking.release()
 
     # -- the thread --------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 import re
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
 
 from hetagent.monitor.stall_detector import State
 from hetagent.monitor.torch_client import NoAnswer, Query
@@ -27,52 +27,29 @@ _OURS = re.compile(re.escape(runner.__file__))
 
 
 def take_stacks(probes: Sequence[WorkerProbe], timeout_s: float) -> list[Stack]:
-    """The stacks of workers. Torch's server in each gets no other question until an earlier one is answered."""
-    stacks = {
-        probe.track.rank: _none(probe, why) for probe in probes if (why := WHY_FROZEN.get(probe.state()))
-    }
-    rest = [probe for probe in probes if probe.track.rank not in stacks]
-    _answers(rest, time.monotonic() + timeout_s, stacks)
-    for probe in rest:
-        why = "holds the GIL" if probe.stack_query is not None else "does not run torch's server"
-        advice = f"on its node, py-spy dump --pid {probe.track.pid} shows where it is"
-        stacks.setdefault(probe.track.rank, _none(probe, f"it {why}: {advice}"))
-    return [stacks[probe.track.rank] for probe in probes]
+    """The stacks of workers, all taken at the same time."""
+    until = time.monotonic() + timeout_s
+    with ThreadPoolExecutor(max(1, len(probes))) as pool:
+        return [*pool.map(lambda probe: _take_stack(probe, until), probes)]
 
 
-def _none(probe: WorkerProbe, why: str) -> Stack:
-    return Stack(rank=probe.track.rank, why=why[:MAX_WHY])
-
-
-def _shown(probe: WorkerProbe, dump: bytes) -> Stack:
-    text = remove_internal_frames(dump.decode(errors="replace"))
-    return (
-        Stack(rank=probe.track.rank, text=text) if text else _none(probe, "none of its threads runs Python")
-    )
-
-
-def _answers(probes: Sequence[WorkerProbe], until: float, stacks: dict[int, Stack]) -> None:
-    """What the workers' own servers answer in time."""
-    waiting = {}
-    for probe in probes:
-        if probe.stack_query is None:
-            with suppress(OSError):
-                probe.stack_query = Query(probe.socket, QUESTION)
-        if probe.stack_query is not None:
-            waiting[probe.stack_query] = probe
-    while waiting and (left_s := until - time.monotonic()) > 0:
-        for query in wait_readable([*waiting], left_s):
-            probe = waiting[query]
-            try:
-                answer = query.read_answer()
-                if answer is None:
-                    continue
-                stacks[probe.track.rank] = _shown(probe, answer)
-            except NoAnswer:
-                pass
-            query.close()
-            probe.stack_query = None
-            del waiting[query]
+def _take_stack(probe: WorkerProbe, until: float) -> Stack:
+    """One worker's. Torch's server in it gets no other question until an earlier one is answered."""
+    rank, why = probe.track.rank, WHY_FROZEN.get(probe.state())
+    if why is None:
+        try:
+            query = probe.stack_query = probe.stack_query or Query(probe.socket, QUESTION)
+            while wait_readable([query], max(0.0, until - time.monotonic())):
+                if (answer := query.read_answer()) is not None:
+                    probe.close_stack_query()
+                    text = remove_internal_frames(answer.decode(errors="replace"))
+                    return Stack(rank=rank, text=text, why="" if text else "none of its threads runs Python")
+            why = "it holds the GIL"
+        except (NoAnswer, OSError):
+            probe.close_stack_query()
+            why = "it does not run torch's server"
+        why = f"{why}: on its node, py-spy dump --pid {probe.track.pid} shows where it is"
+    return Stack(rank=rank, why=why[:MAX_WHY])
 
 
 def remove_internal_frames(dump: str) -> str:

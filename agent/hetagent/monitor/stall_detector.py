@@ -117,18 +117,18 @@ class WorkerTrack:
             return
         self._state, self._state_since = state, at
         if state is State.ENDED:  # it may have gone on since it was last asked
-            self._changed(at, counts=False)
+            self._note_change(at, counts=False)
 
     def on_report(self, report: ProgressReport, at: float) -> None:
         """What the script says."""
         if report != self.report:
             # An announced pause is none, and neither is its end.
-            self._changed(at, counts=self.report.until == 0.0 and self.report.step is not None)
+            self._note_change(at, counts=self.report.until == 0.0 and self.report.step is not None)
             if report.step is not None and report.step != self.report.step:
                 first_at, last_at = (
                     at if said is None else min(said, at) for said in (report.first_at, report.last_at)
                 )
-                self._moved(first_at, last_at)
+                self._note_move(first_at, last_at)
             self.report, self.looked_at = report, at
 
     def on_cpu_time(self, cpu_s: float | None, at: float) -> None:
@@ -157,21 +157,21 @@ class WorkerTrack:
         self._answers += 1
         self._waits += waits
         if counts != self.counts:
-            self._changed(at, counts=bool(self.counts) and self.report.until <= self.changed_at)
+            self._note_change(at, counts=bool(self.counts) and self.report.until <= self.changed_at)
             self.counts = counts
             if any(group.enqueued for group in groups):
-                self._moved(self.looked_at, at)
+                self._note_move(self.looked_at, at)
         elif not waits and any(map(is_waiting, groups)):
-            self._changed(at, counts=False)
-            self._moved(at, at)
+            self._note_change(at, counts=False)
+            self._note_move(at, at)
         self.groups, self.looked_at = groups, at
 
-    def _changed(self, at: float, *, counts: bool) -> None:
+    def _note_change(self, at: float, *, counts: bool) -> None:
         if counts:
             self._longest_s = max(self._longest_s, at - self.changed_at)
         self.changed_at = max(self.changed_at, at)
 
-    def _moved(self, first_at: float, last_at: float) -> None:
+    def _note_move(self, first_at: float, last_at: float) -> None:
         """It has moved; if it had not before, it may have begun to at `first_at`."""
         self.last_at = last_at if self.last_at is None else max(last_at, self.last_at)
         if self.first_at is None:

@@ -125,7 +125,7 @@ class Watcher(RoundHook):
             return
         ranks, world_size = watch.ranks_here(None), self._assignment.start.world_size
         if ranks and self._reports_output:
-            found = fit_into_limit(self._logs(ranks), About.LOGS, max_kept_characters(world_size))
+            found = fit_into_limit(self._read_logs(ranks), About.LOGS, max_kept_characters(world_size))
             self._server.send(
                 Report(Routes.send_logs, partial(StacksRequest, number=self._assignment.round, stacks=found))
             )
@@ -145,14 +145,14 @@ class Watcher(RoundHook):
         watch = self._watch if is_newest else None
 
         def answer() -> None:
-            shown = fit_into_limit(self._shown(watch, asked), asked.about) if watch is not None else ()
+            shown = fit_into_limit(self._answer_query(watch, asked), asked.about) if watch is not None else ()
             self._server.send(
                 Report(Routes.send_stacks, partial(StacksRequest, number=asked.number, stacks=shown))
             )
 
         threading.Thread(target=answer, name="stacks", daemon=True).start()
 
-    def _shown(self, watch: RoundWatch, asked: OutputQuery) -> list[Stack]:
+    def _answer_query(self, watch: RoundWatch, asked: OutputQuery) -> list[Stack]:
         """The answer to a question about workers of this round."""
         ranks = watch.ranks_here(asked.ranks)
         if not self._reports_output:
@@ -161,9 +161,9 @@ class Watcher(RoundHook):
             return watch.take_stacks(asked.ranks, STACKS_S)
         others = set(asked.ranks or ()).difference(ranks)  # of a node with one program for all its ranks
         why = f"one program runs all ranks of this node: see rank {min(watch.ranks_here(None), default=0)}"
-        return [*self._logs(ranks), *(Stack(rank=rank, why=why) for rank in others)]
+        return [*self._read_logs(ranks), *(Stack(rank=rank, why=why) for rank in others)]
 
-    def _logs(self, ranks: Collection[int]) -> list[Stack]:
+    def _read_logs(self, ranks: Collection[int]) -> list[Stack]:
         secrets = self._secrets()
         return [log_tail(rank, self._output(rank), secrets) for rank in ranks]
 

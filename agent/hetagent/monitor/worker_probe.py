@@ -171,6 +171,12 @@ class WorkerProbe:
         )
         self.track.on_collectives(counts, groups, now, waits=waits)
 
+    def close_stack_query(self) -> None:
+        """Wait for no stack any more."""
+        if self.stack_query is not None:
+            self.stack_query.close()
+            self.stack_query = None
+
     def close(self) -> None:
         """Wait for no answer about collectives any more."""
         if self.query is not None:

@@ -61,10 +61,10 @@ def begin(path: str) -> None:
     try:
         _open(path)
     except Exception as error:
-        _note(path, error)
+        _write_error(path, error)
 
 
-def _note(path: str, error: Exception) -> None:
+def _write_error(path: str, error: Exception) -> None:
     with contextlib.suppress(OSError), open(f"{path}{ERROR}", "w", encoding="utf-8") as file:
         file.write(f"{type(error).__name__}: {error}")
 
@@ -84,23 +84,23 @@ def _open(path: str) -> None:
     finally:
         if collects:
             gc.enable()
-    atexit.register(_forget, path, os.getpid())
+    atexit.register(_stop_listening, path, os.getpid())
 
 
 def _serve(server: "Any", path: str, opened: "Any") -> None:
     """Open the server, whose threads inherit what this one has: its descriptors and its mask of signals."""
     try:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FAULTS)
-        _have_own_descriptors()
+        _unshare_descriptors()
         made = server(path)
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(made))  # so that it is never destroyed
     except Exception as error:
-        _note(path, error)
+        _write_error(path, error)
     finally:
         opened.release()
 
 
-def _have_own_descriptors() -> None:
+def _unshare_descriptors() -> None:
     """Give this thread a table of descriptors of its own, with nothing in it but /dev/null, many times.
 
     An OSError: the kernel, or a filter in front of it, refuses (Linux before 5.9 in a container, for instance).
@@ -121,7 +121,7 @@ def _have_own_descriptors() -> None:
             os.dup2(nowhere, number)
 
 
-def _forget(path: str, pid: int) -> None:
+def _stop_listening(path: str, pid: int) -> None:
     """Take no more questions, and answer those that have come.
 
     A thread that wants the GIL of an interpreter which is being taken down aborts the process.

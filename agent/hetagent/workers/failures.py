@@ -54,7 +54,7 @@ def read_record(path: str) -> ErrorRecord:
     """What an error file says, which may be missing, broken or hostile; an empty name is none."""
     try:
         written_at = os.stat(path).st_mtime
-        record = json.loads(_read(path, MAX_RECORD_BYTES))
+        record = json.loads(_read_file(path, MAX_RECORD_BYTES))
     except OSError:
         return ErrorRecord()
     except (ValueError, RecursionError):  # e.g. the worker was killed while it wrote, or it nests too deeply
@@ -83,9 +83,9 @@ def failure_message(
     That is the traceback without its middle, else the end of stderr, in whole lines and at most `MAX_CHARACTERS`; else
     that the disk of the folder for both is full. All of it went through `escape_surrogates`.
     """
-    output = _end(redact(record.message, secrets), begin=MAX_CHARACTERS // 4)
-    output = output or _last_words(redact(plain_text(stderr), secrets))
-    return output or escape_surrogates(_lost_output(folder))
+    output = _shorten_text(redact(record.message, secrets), begin=MAX_CHARACTERS // 4)
+    output = output or _shorten_stderr(redact(plain_text(stderr), secrets))
+    return output or escape_surrogates(_explain_lost_output(folder))
 
 
 def start_failure(error: Exception) -> Failure:
@@ -116,11 +116,11 @@ def escape_surrogates(text: str) -> str:
 def read_tail(path: str) -> bytes:
     """The end of a file; empty if there is none."""
     with contextlib.suppress(OSError):
-        return _read(path, _TAIL_BYTES, from_end=True)
+        return _read_file(path, _TAIL_BYTES, from_end=True)
     return b""
 
 
-def _read(path: str, most: int, *, from_end: bool = False) -> bytes:
+def _read_file(path: str, most: int, *, from_end: bool = False) -> bytes:
     """At most `most` bytes of a regular file; an OSError: it is none."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO would block
     with open(fd, "rb") as file:
@@ -136,15 +136,15 @@ _CRASH = re.compile(r"^Fatal Python error: ", re.MULTILINE)
 _CRASH_CHARACTERS = 1500
 
 
-def _last_words(text: str) -> str:
+def _shorten_stderr(text: str) -> str:
     """The end of what a worker wrote to stderr; before a crash, what Python then says of its threads counts less."""
     crash = next(reversed(list(_CRASH.finditer(text))), None)
     if crash is None:
-        return _end(text)
+        return _shorten_text(text)
     dump = text[crash.start() :].partition("\n\nExtension modules:")[0].rstrip()
     if len(dump) > _CRASH_CHARACTERS:
         dump = dump[:_CRASH_CHARACTERS].rpartition("\n")[0] + "\n…"
-    before = _end(text[: crash.start()], MAX_CHARACTERS - len(dump) - 1)
+    before = _shorten_text(text[: crash.start()], MAX_CHARACTERS - len(dump) - 1)
     return escape_surrogates(f"{before}\n{dump}" if before else dump)
 
 
@@ -168,7 +168,7 @@ def plain_text(written: bytes) -> str:
     return "\n".join(lines).translate(_CONTROLS)
 
 
-def _lost_output(folder: str) -> str:
+def _explain_lost_output(folder: str) -> str:
     """Why nothing is there of what a worker wrote, if a full disk explains it."""
     with contextlib.suppress(OSError):
         disk = os.statvfs(folder)
@@ -181,19 +181,19 @@ _BEGINNING, _ENDING = 500, 300
 """How much of a longer line is kept where all of it is too long to be sent (characters)."""
 
 
-def _end(text: str, most: int = MAX_CHARACTERS, begin: int = 0) -> str:
+def _shorten_text(text: str, most: int = MAX_CHARACTERS, begin: int = 0) -> str:
     """The last lines that fit, each whole or without its middle; before them the first `begin` characters."""
     text = escape_surrogates(text).rstrip()
     if len(text) <= most:
         return text if text.strip() else ""
-    text = "\n".join(map(_shortened, text.split("\n")))
+    text = "\n".join(map(_shorten_line, text.split("\n")))
     if len(text) <= most:
         return text
     first = text[:begin].rpartition("\n")[0] + "\n  …\n" if begin else ""
     return first + text_tail(text, most - len(first))
 
 
-def _shortened(line: str) -> str:
+def _shorten_line(line: str) -> str:
     fits = len(line) <= _BEGINNING + _ENDING
     return line if fits else f"{line[:_BEGINNING]} … {line[-_ENDING:]}"
 

@@ -81,7 +81,9 @@ class OutputCapture:
                 continue  # a file; ranks that --local-ranks-filter leaves out write to /dev/null
             with contextlib.suppress(OSError):  # there is none to be had: the worker gets ours
                 os.fstat(console)
-                reader, writers[console] = _terminal(console) if shown and os.isatty(console) else os.pipe()
+                reader, writers[console] = (
+                    _open_terminal(console) if shown and os.isatty(console) else os.pipe()
+                )
                 self._streams[reader] = console if shown else None, tails
         if writers and self._thread is None:
             self._thread = threading.Thread(target=self._run, name="output", daemon=True)
@@ -95,7 +97,7 @@ class OutputCapture:
             return True
         self._caught_up = threading.Event()
         self._waker.wake()
-        return self._caught_up.wait(_left_s(until))
+        return self._caught_up.wait(_remaining_s(until))
 
     def hand_over(self) -> None:
         """This process ends: what workers have detached writes on through a `cat`."""
@@ -159,13 +161,13 @@ def wait_for_log_copies(stops: Collection[Callable[[], None]], until: float | No
     threads = [threading.Thread(target=stop, daemon=True) for stop in stops]
     for thread in threads:
         thread.start()
-    until = time.monotonic() + _left_s(until)
+    until = time.monotonic() + _remaining_s(until)
     for thread in threads:
         thread.join(max(0.0, until - time.monotonic()))
     return not any(map(threading.Thread.is_alive, threads))
 
 
-def _left_s(until: float | None) -> float:
+def _remaining_s(until: float | None) -> float:
     return WAIT_S if until is None else min(WAIT_S, max(0.0, until - time.monotonic()))
 
 
@@ -195,7 +197,7 @@ def _write(console: int, data: bytes) -> None:
             return
 
 
-def _terminal(console: int) -> tuple[int, int]:
+def _open_terminal(console: int) -> tuple[int, int]:
     """A terminal like ours, which passes on unchanged what is written to it: both ends, the worker's last.
 
     Raises:

@@ -80,7 +80,7 @@ class Workers:
         """The workers that have not ended since an exception has ended their scripts."""
         now, clock, found = time.monotonic(), time.time(), []
         for local_rank in self._running:
-            ended_at = self._record(local_rank).ended_at
+            ended_at = self._read_record(local_rank).ended_at
             if ended_at is not None:
                 found.append(Exit(local_rank, 1, now - max(0.0, clock - ended_at), lingers=True))
         return found
@@ -91,11 +91,11 @@ class Workers:
         A worker that was killed, or exited without an exception, was gone at once; the others recorded their
         exceptions in the order in which these were raised, and unwound only after that.
         """
-        return min(failed, key=lambda end: self._record(end.local_rank).raised_at or 0.0)
+        return min(failed, key=lambda end: self._read_record(end.local_rank).raised_at or 0.0)
 
     def describe_failure(self, end: Exit, rank: int, secrets: Collection[str] = ()) -> Failure:
         """How a worker of this rank failed, in words without secrets."""
-        worker, record = self.started[end.local_rank], self._record(end.local_rank)
+        worker, record = self.started[end.local_rank], self._read_record(end.local_rank)
         raised_s = 0.0
         if record.raised_at is not None:
             raised_s = time.time() - record.raised_at - (time.monotonic() - end.seen_at)
@@ -112,7 +112,7 @@ class Workers:
             permanent=record.permanent,
         )
 
-    def _record(self, local_rank: int) -> ErrorRecord:
+    def _read_record(self, local_rank: int) -> ErrorRecord:
         return read_record(self.started[local_rank].error_file)
 
     def send(self, signum: int) -> None:

@@ -100,7 +100,7 @@ class TorchStarter(LocalElasticAgent):
         spec.entrypoint, spec.args, spec.max_restarts = command.entrypoint, command.args, start.max_restarts
         self._remaining_restarts = start.max_restarts - start.restart_count
         try:
-            with _no_signal_handlers(), self._taking(take), self._merging():
+            with _no_signal_handlers(), self._use_own_processes(take), self._merge_equal_lines():
                 self._initialize_workers(group)
         except BaseException:
             self._stop_helpers()
@@ -127,7 +127,7 @@ class TorchStarter(LocalElasticAgent):
         begun, self._begun = self._begun, {}
         return [worker.pid for worker in begun.values()]
 
-    def _open(
+    def _open_worker(
         self, take: Take | None, local_rank: int, program: Program, stdout: int, stderr: int
     ) -> "subprocess.Popen[bytes]":
         """The process of a worker."""
@@ -160,7 +160,7 @@ class TorchStarter(LocalElasticAgent):
         handlers = context.subprocess_handlers.values()
         for handler in handlers:
             handler.proc.poll()
-        shown = wait_for_log_copies([tail.stop for tail in _tails(context)], until)
+        shown = wait_for_log_copies([tail.stop for tail in _list_tails(context)], until)
         shown = self.catch_up(until) and shown
         if shown:
             files = [file for handler in handlers for file in (handler._stdout, handler._stderr)]
@@ -220,9 +220,9 @@ class TorchStarter(LocalElasticAgent):
 
     # -- what torch does otherwise while it starts workers ---------------------------------------------------
 
-    def _taking(self, take: Take | None) -> contextlib.AbstractContextManager[None]:
+    def _use_own_processes(self, take: Take | None) -> contextlib.AbstractContextManager[None]:
         """Have torch take our processes: standbys, or such that write to us."""
-        begin, environs = partial(self._open, take), self._environs
+        begin, environs = partial(self._open_worker, take), self._environs
 
         class Taken(SubprocessHandler):
             def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> "subprocess.Popen[bytes]":
@@ -233,9 +233,9 @@ class TorchStarter(LocalElasticAgent):
                 stderr = self._stderr.fileno() if self._stderr else STDERR
                 return begin(self.local_rank_id, Program(args, env), stdout, stderr)
 
-        return _replaced(processes_api, "get_subprocess_handler", Taken)
+        return _patch_module(processes_api, "get_subprocess_handler", Taken)
 
-    def _merging(self) -> contextlib.AbstractContextManager[None]:
+    def _merge_equal_lines(self) -> contextlib.AbstractContextManager[None]:
         """Have a `MergedTail` copy to the console what torch's `TailLog` would."""
         if not self._collapse:
             return contextlib.nullcontext()
@@ -252,10 +252,10 @@ class TorchStarter(LocalElasticAgent):
                 MergedTail(files, out, prefix) if is_merged else tail_log(name, files, out, *args, **kwargs)
             )
 
-        return _replaced(processes_api, "TailLog", make_tail)
+        return _patch_module(processes_api, "TailLog", make_tail)
 
 
-def _tails(context: Any) -> Sequence[Any]:
+def _list_tails(context: Any) -> Sequence[Any]:
     """Whatever copies files to the console or into the filtered files."""
     if hasattr(context, "_tail_logs"):
         tails: Sequence[Any] = context._tail_logs
@@ -270,11 +270,11 @@ def _no_signal_handlers() -> contextlib.AbstractContextManager[None]:
     """
     handle: Callable[..., None] = lambda signum, handler: None  # noqa: E731
     without = SimpleNamespace(**vars(processes_api.signal) | {"signal": handle})
-    return _replaced(processes_api, "signal", without)
+    return _patch_module(processes_api, "signal", without)
 
 
 @contextlib.contextmanager
-def _replaced(module: Any, name: str, by: object) -> Iterator[None]:
+def _patch_module(module: Any, name: str, by: object) -> Iterator[None]:
     original = getattr(module, name)
     setattr(module, name, by)
     try:

@@ -70,7 +70,7 @@ def test_a_stop_of_a_round_after_which_it_has_joined_changes_nothing(
 def test_a_node_that_lacks_what_it_takes_to_start_workers_leaves(
     rig: Make, monkeypatch: pytest.MonkeyPatch, error: Exception, says: str
 ) -> None:
-    monkeypatch.setattr(TorchStarter, "_open", Mock(side_effect=error))
+    monkeypatch.setattr(TorchStarter, "_open_worker", Mock(side_effect=error))
     made = rig("true", max_restarts=5)
     assert made.run() is None
     said = next(line for line in made.said if line.startswith("leaving"))

@@ -82,11 +82,11 @@ class Agent:
     def __post_init__(self) -> None:
         self._log_once = WarnOnce(self.log)
         self._got_signals: list[int] = []
-        self._local = LocalRound(self.launch, self.starter, self.identity.incarnation, self.parts)
+        self._orphans = OrphanReaper(self.identity.incarnation, self.log, self.parts.persistent_sessions)
+        self._local = LocalRound(self.launch, self.starter, self._orphans, self.parts)
         self._ready_after_stop = False  # join again once the workers are gone
         self._done = False  # the newest round's workers have succeeded, and others still work
         self._logged_cause = ""  # what ended the newest round, once logged
-        self._orphans = OrphanReaper(self.identity.incarnation, self.log, self.parts.persistent_sessions)
         self._after_round = 0  # the round after which this node joins
         self._script_port: socket.socket | None = None  # until a round uses it
         self._not_ready = ""  # why this node takes part in no round
@@ -315,11 +315,7 @@ class Agent:
         """Clean up what is left of the round, if it is not over here."""
         if self._local.phase is Phase.GONE:
             return
-        stuck, shown = self._local.clear(spare_detached=spare_detached, until=self.shutdown.kill_at)
-        self._orphans.note_stuck(stuck)
-        if spare_detached:
-            self._orphans.spare_detached()
-        if not shown:
+        if not self._local.clear(spare_detached=spare_detached, until=self.shutdown.kill_at):
             self.log("console is blocked; continuing without waiting for the workers' output")
         self.guardian.set_sessions(())
 

@@ -13,6 +13,7 @@ from hetagent.node import scratch
 from hetagent.node.network import host_port
 from hetagent.roundhook import Environ
 from hetagent.runloop.parts import Parts
+from hetagent.workers.leftovers import OrphanReaper
 from hetagent.workers.processes import Workers
 from hetagent.workers.starter import Exit
 from hetrdzv.protocol.reasons.ends import worker_failed
@@ -82,7 +83,7 @@ class LocalRound:
     Args:
         launch: turns this node's part of a round into a command and an environment.
         starter: makes the processes.
-        incarnation: the `HET_INCARNATION` by which they are found.
+        reaper: kills what is left of them.
         parts: the optional ones of this agent.
 
     Attributes:
@@ -93,11 +94,11 @@ class LocalRound:
     assignment: Assignment
     _workers: Workers  # while there are processes
 
-    def __init__(self, launch: Launch, starter: "TorchStarter", incarnation: str, parts: Parts) -> None:
+    def __init__(self, launch: Launch, starter: "TorchStarter", reaper: OrphanReaper, parts: Parts) -> None:
         self.phase = Phase.GONE
         self._launch = launch
         self._starter = starter
-        self._incarnation = incarnation
+        self._reaper = reaper
         self._parts = parts
         self._folder: scratch.ScratchFolder | None = None
         self._look_at = 0.0  # for workers that do not end (monotonic seconds)
@@ -180,9 +181,7 @@ class LocalRound:
         standbys = self._parts.standbys
         claim = standbys.claim_standby if standbys is not None else None
         started = self._starter.start(self.assignment, command, environs, claim)
-        self._workers = Workers(
-            started, self._starter.end_round, self._incarnation, self._parts.persistent_sessions
-        )
+        self._workers = Workers(started, self._starter.end_round, self._reaper)
         self.phase = Phase.RUNNING
         for hook in self._parts.hooks:
             hook.begin(self._workers)
@@ -341,15 +340,15 @@ class LocalRound:
         name, grace_s = signal.Signals(self._stop.signum).name, self._stop.grace_s
         return f"workers are still running {grace_s:g} s after {name}; killing them" if grace_s > 0 else None
 
-    def clear(self, *, spare_detached: bool = False, until: float | None = None) -> tuple[list[int], bool]:
+    def clear(self, *, spare_detached: bool = False, until: float | None = None) -> bool:
         """The round is over here: kill what is left of the processes, if any; see `Workers.kill_remaining`."""
-        cleared: tuple[list[int], bool] = [], True
+        is_shown = True
         if self.has_processes:
             # If this fails, they are still ours to clear.
-            cleared = self._workers.kill_remaining(spare_detached=spare_detached, until=until)
+            is_shown = self._workers.kill_remaining(spare_detached=spare_detached, until=until)
         for hook in self._parts.hooks:
             hook.end()
         if self._folder is not None:
             self._folder.close()
         self.phase = Phase.GONE
-        return cleared
+        return is_shown

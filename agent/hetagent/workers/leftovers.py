@@ -1,6 +1,6 @@
 """Processes that outlive their round: those that do not die, and those that may keep running for now."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 
 from hetagent.node.processes import proctree as processes
 
@@ -20,21 +20,10 @@ class OrphanReaper:
         self._stuck: set[processes.Process] = set()
         self._spared = False
 
-    def note_stuck(self, pids: Sequence[int]) -> None:
-        """Remember processes that have survived SIGKILL, and say so."""
-        if pids:
-            alive = processes.list_processes()
-            self._stuck |= {alive[pid] for pid in pids if pid in alive}
-            self._log(f"processes cannot be killed: {processes.describe_stuck(pids)}")
-
     def describe_stuck(self) -> str:
         """Which of them are still alive, and why; empty if none is."""
         stuck = processes.find_survivors(self._stuck)
         return processes.describe_stuck(stuck) if stuck else ""
-
-    def spare_detached(self) -> None:
-        """The workers have succeeded here: what they detached may keep running until the job's outcome is known."""
-        self._spared = True
 
     def report_spared(self) -> None:
         """The job has succeeded: say what is left running."""
@@ -48,6 +37,18 @@ class OrphanReaper:
             self._spared = False
             self.kill_all()
 
-    def kill_all(self, sessions: Collection[int] = ()) -> None:
-        """Kill everything that this agent's workers are or have started, in these sessions or marked as theirs."""
-        self.note_stuck(processes.kill_all_of(self._incarnation, sessions, self._kept_sessions))
+    def kill_all(self, sessions: Collection[int] = (), *, spare_detached: bool = False) -> None:
+        """Kill everything that this agent's workers are or have started, in these sessions or marked as theirs.
+
+        With `spare_detached` only in the sessions: the workers have succeeded here, and what they have detached may
+        keep running until the job's outcome is known.
+        """
+        if spare_detached:
+            self._spared = True
+            stuck = processes.kill_all(lambda: processes.session_members(sessions))
+        else:
+            stuck = processes.kill_all_of(self._incarnation, sessions, self._kept_sessions)
+        if stuck:
+            alive = processes.list_processes()
+            self._stuck |= {alive[pid] for pid in stuck if pid in alive}
+            self._log(f"processes cannot be killed: {processes.describe_stuck(stuck)}")

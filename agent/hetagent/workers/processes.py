@@ -13,15 +13,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from hetagent.node.processes import proctree as processes
 from hetagent.workers.failures import ErrorRecord, failure_message, read_record
+from hetagent.workers.leftovers import OrphanReaper
 from hetagent.workers.starter import Exit, StartedWorker
 from hetrdzv.protocol.bounds import MAX_SECONDS
 from hetrdzv.protocol.rounds import Failure
 
 
 class Workers:
-    """The processes that a starter started for one round, marked with this `HET_INCARNATION`.
-
-    Those of `kept_sessions` are for later rounds.
+    """The processes that a starter started for one round.
 
     Args:
         close: reaps those that have ended, waits for their output until the given moment at most (monotonic seconds),
@@ -35,27 +34,24 @@ class Workers:
         self,
         started: Mapping[int, StartedWorker],
         close: Callable[[float | None], bool],
-        incarnation: str,
-        kept_sessions: Callable[[], Collection[int]] = tuple,
+        reaper: OrphanReaper,
     ) -> None:
-        self._kept_sessions = kept_sessions
         self.started = started
         self._close = close
-        self._incarnation = incarnation
+        self._reaper = reaper
         self.pids = {local_rank: worker.pid for local_rank, worker in started.items()}
         self._sids = frozenset(self.pids.values())
-        self._running = dict(self.pids)
         self._exits: dict[int, Exit] = {}
 
     @property
     def alive(self) -> Mapping[int, int]:
         """The pids of those that were running when last looked at, by local rank."""
-        return self._running
+        return {rank: pid for rank, pid in self.pids.items() if rank not in self._exits}
 
     @property
     def running(self) -> bool:
         """Whether a worker itself (not something it started) is still running."""
-        return bool(self._running)
+        return len(self._exits) < len(self.pids)
 
     @property
     def exits(self) -> Sequence[Exit]:
@@ -65,7 +61,7 @@ class Workers:
     def take_exits(self) -> list[Exit]:
         """The workers that have ended since the last call."""
         ended = []
-        for local_rank, pid in list(self._running.items()):
+        for local_rank, pid in self.alive.items():
             status = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if status is None:
                 continue
@@ -73,13 +69,12 @@ class Workers:
             number = status.si_status if exited else -status.si_status
             ended.append(Exit(local_rank, number, time.monotonic()))
             self._exits[local_rank] = ended[-1]
-            del self._running[local_rank]
         return ended
 
     def find_lingering(self) -> list[Exit]:
         """The workers that have not ended since an exception has ended their scripts."""
         now, clock, found = time.monotonic(), time.time(), []
-        for local_rank in self._running:
+        for local_rank in self.alive:
             ended_at = self._read_record(local_rank).ended_at
             if ended_at is not None:
                 found.append(Exit(local_rank, 1, now - max(0.0, clock - ended_at), lingers=True))
@@ -133,20 +128,15 @@ class Workers:
         for pid in processes.find_stopped(self._sids):
             _send(os.kill, pid, signal.SIGKILL)
 
-    def kill_remaining(
-        self, *, spare_detached: bool = False, until: float | None = None
-    ) -> tuple[list[int], bool]:
+    def kill_remaining(self, *, spare_detached: bool = False, until: float | None = None) -> bool:
         """Kill what is left of the workers and of what they started, reap the workers, close their logs.
 
-        With `spare_detached` what has left the workers' sessions (`setsid`) is left alone. Returns the pids that would
-        not die, and whether all output has reached the console.
+        With `spare_detached` what has left the workers' sessions (`setsid`) is left alone. Returns whether all output
+        has reached the console.
         """
-        if spare_detached:
-            stuck = processes.kill_all(lambda: processes.session_members(self._sids))
-        else:
-            stuck = processes.kill_all_of(self._incarnation, self._sids, self._kept_sessions)
+        self._reaper.kill_all(self._sids, spare_detached=spare_detached)
         self.take_exits()
-        return stuck, self._close(until)
+        return self._close(until)
 
 
 def _send(kill: Callable[[int, int], None], to: int, signum: int) -> None:

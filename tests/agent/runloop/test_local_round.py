@@ -19,7 +19,7 @@ def local_round(parts: Parts, **fields: Any) -> LocalRound:
     of = start("a", 1).start
     assert of is not None
     assignment = Assignment(group="g", node_id="a", round=1, start=replace(of, slots=1, **fields))
-    made = LocalRound(Launch(WorkerCommand("true", (), is_python=False)), Mock(), "none", parts)
+    made = LocalRound(Launch(WorkerCommand("true", (), is_python=False)), Mock(), Mock(), parts)
     made.begin(assignment)
     return made
 

@@ -18,6 +18,7 @@ from tests.support.cluster import wait_for
 
 from hetagent.node.processes.proctree import INCARNATION, find_stopped
 from hetagent.node.processes.signals import capture_signals
+from hetagent.workers.leftovers import OrphanReaper
 from hetagent.workers.processes import Workers
 from hetagent.workers.starter import Exit, StartedWorker
 
@@ -42,7 +43,7 @@ class Round:
             rank: StartedWorker(process.pid, str(self._folder / f"{rank}.json"))
             for rank, process in enumerate(self.processes)
         }
-        self.workers = Workers(workers, self._close, RUN)
+        self.workers = Workers(workers, self._close, OrphanReaper(RUN, print))
         return self.workers
 
     def _close(self, until: float | None) -> bool:

@@ -80,7 +80,7 @@ class RoundWatch:
     def _is_seen(self, probe: WorkerProbe) -> bool:
         """Whether a worker is known to have asked for no collective, if it has not; one alone never does."""
         track = probe.track
-        if self._unseen or track.lost or probe.world_size == 1:
+        if self._unseen or probe.world_size == 1:
             return False
         return track.unseen == "" or (track.unseen is None and self._torch_tells)
 
@@ -147,10 +147,9 @@ class RoundWatch:
             track.unseen = self._unseen or probe.unknown_reason(now)
             if track.unseen != "":  # what it says itself is all that there is to see
                 track.looked_at = now
-            track.lost = ""
         except Exception as error:
             probe.close()
-            track.lost = f"its agent cannot look at it: {type(error).__name__}: {error}"
+            track.on_failed_look(f"its agent cannot look at it: {type(error).__name__}: {error}", now)
             if not self._warned:
                 self._warned = True
                 what = f"cannot watch rank {track.rank}, so no hang would be noticed: {error}; trying again"

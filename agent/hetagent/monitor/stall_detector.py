@@ -76,7 +76,6 @@ class WorkerTrack:
         began_at: when it was started.
         pid: of its process.
         unseen: why its collectives cannot be known now; empty: they are; None: there is nothing to see yet.
-        lost: why nothing at all can be known of it now; empty: something can.
         report, counts, groups: as last seen.
         cpu: how much of a core its process has taken since it last moved (0 to 1); None: nobody knows yet.
         first_at, last_at: when its collectives and steps first changed, and last; None: they have not.
@@ -88,7 +87,6 @@ class WorkerTrack:
     rank: int = 0
     pid: int = 0
     unseen: str | None = None
-    lost: str = ""
     report: ProgressReport = ProgressReport()
     counts: Mapping[Any, object] = field(default_factory=dict)
     groups: Sequence[Collectives] = ()
@@ -177,6 +175,11 @@ class WorkerTrack:
         if self.first_at is None:
             self.first_at = min(first_at, last_at)
 
+    def on_failed_look(self, why: str, at: float) -> None:
+        """Nothing at all can be known of it now."""
+        self.on_process_state(State.UNKNOWN, at)
+        self.unseen = why
+
     # -- what follows ------------------------------------------------------------------------------------------
 
     @property
@@ -189,13 +192,14 @@ class WorkerTrack:
         state = self._state
         if state is State.BLOCKED and min(at - self._state_since, self.idle_s) < BLOCKED_S:
             state = State.RUNS
-        return State.UNKNOWN if self.lost or (state is State.RUNS and self.unseen != "") else state
+        return State.UNKNOWN if state is State.RUNS and self.unseen != "" else state
 
     def is_still(self, at: float, hang_timeout_s: float | None) -> bool:
         """Whether it is known not to have moved for unusually long."""
         if self._state is State.ENDED:
-            return not self.lost and self.idle_s >= STILL_MIN_S
-        if self.lost or (self.unseen != "" and self.report.step is None and self._state not in FROZEN):
+            return self.idle_s >= STILL_MIN_S
+        is_unseen = self.unseen != "" and self.report.step is None and self._state not in FROZEN
+        if self._state is State.UNKNOWN or is_unseen:
             return False
         limit_s = max(STILL_MIN_S, STILL_GAPS * self._longest_s)
         if hang_timeout_s is not None:
@@ -209,7 +213,7 @@ class WorkerTrack:
         self._still = self.is_still(at, hang_timeout_s)
         state = self.state(at)
         lasted = self._still and hang_timeout_s is not None and self.idle_s >= hang_timeout_s
-        unseen = state is State.UNKNOWN and (bool(self.lost) or self._answers > 0)
+        unseen = state is State.UNKNOWN and (self._state is State.UNKNOWN or self._answers > 0)
         process = State.RUNS if state is State.UNKNOWN else state
         begun = self.rank == 0 and self.first_at is not None  # from then on the job trains
         if state is not State.ENDED or at - self._state_since >= ENDED_S:
@@ -220,8 +224,6 @@ class WorkerTrack:
     def to_worker(self, at: float, *, most: int = MAX_PROCESS_GROUPS) -> Worker:
         """What the server is told, at most of so many process groups."""
         state = self.state(at)
-        if self.lost:
-            return Worker(rank=self.rank, pid=self.pid, state=state, unseen=self.lost[:MAX_REASON])
         known = state is not State.UNKNOWN
         # first those in which it waits
         groups = sorted(self.groups, key=is_waiting, reverse=True)[:most] if known else ()

@@ -224,7 +224,7 @@ class LocalRound:
     def find_lingering_failure(self) -> Exit | None:
         """A worker that an exception should have ended before the round was over elsewhere, and that still runs."""
         raised = self._find_lingering(UNWIND_S)
-        return self._workers.first_failure(raised) if raised else None
+        return self._workers.find_first_failure(raised) if raised else None
 
     def find_successes_before(self, moment: float) -> EarlierExits | None:
         """Workers that had ended with exit code 0 by a moment (monotonic seconds), while others ran; None: none had."""
@@ -247,7 +247,7 @@ class LocalRound:
         if not failed and (self._workers.running or (notices is not None and notices.is_end_awaited())):
             return
         patience_s = self._launch.failure_report_delay_s(self.assignment, failed=bool(failed))
-        failure = self._workers.first_failure([*failed, *self._workers.find_lingering()]) if failed else None
+        failure = self._workers.find_first_failure([*failed, *self._workers.find_lingering()]) if failed else None
         died_at = self._parts.first_death_at()
         if failure is not None and died_at is not None:
             failure = replace(failure, seen_at=min(failure.seen_at, died_at))
@@ -316,7 +316,7 @@ class LocalRound:
     def _send_stop(self) -> None:
         assert self._stop is not None
         self.phase = Phase.STOPPING
-        self._workers.send(self._stop.signum)
+        self._workers.send_signal(self._stop.signum)
 
     def has_stopped(self) -> bool:
         """Whether the workers have ended since `stop`, or their grace is over."""

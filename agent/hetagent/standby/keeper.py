@@ -139,18 +139,15 @@ class Standbys(RoundHook):
             return
         for rank in missing:
             is_settled = self._noted_at(rank) + SETTLED_S <= time.time()
-            if is_settled and self._not_before <= time.monotonic():
-                self._make(rank)
-
-    def _make(self, rank: int) -> None:
-        notes, left_out = self._notes_file(rank), [*self._left_out]
-        try:
-            standby = Standby(self._programs[rank], self._preload, notes, left_out)
-        except OSError as error:
-            self._on_failure(f"cannot be started: {error}")
-            return
-        self._standbys[rank] = standby
-        self._poller.register(standby, select.EPOLLIN)
+            if not is_settled or self._not_before > time.monotonic():
+                continue
+            notes, left_out = self._notes_file(rank), [*self._left_out]
+            try:
+                self._standbys[rank] = Standby(self._programs[rank], self._preload, notes, left_out)
+            except OSError as error:
+                self._on_failure(f"cannot be started: {error}")
+            else:
+                self._poller.register(self._standbys[rank], select.EPOLLIN)
 
     def _check(self, rank: int, standby: Standby) -> None:
         """See what has become of a standby."""

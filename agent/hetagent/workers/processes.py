@@ -80,7 +80,7 @@ class Workers:
                 found.append(Exit(local_rank, 1, now - max(0.0, clock - ended_at), lingers=True))
         return found
 
-    def first_failure(self, failed: Sequence[Exit]) -> Exit:
+    def find_first_failure(self, failed: Sequence[Exit]) -> Exit:
         """Of the workers that were seen to have failed at the same time, the one that probably failed first.
 
         A worker that was killed, or exited without an exception, was gone at once; the others recorded their
@@ -110,23 +110,19 @@ class Workers:
     def _read_record(self, local_rank: int) -> ErrorRecord:
         return read_record(self.started[local_rank].error_file)
 
-    def send(self, signum: int) -> None:
+    def send_signal(self, signum: int) -> None:
         """Send a signal to the workers; kill those that are stopped and would not act on it.
 
         The rest of a worker's process group gets it as well, but for torch's data loaders, without which a script could
         not end its step and save. SIGINT is for all: who presses Ctrl-C means everything.
         """
-        alive = processes.list_processes().values() if signum != signal.SIGINT else ()
-        for sid in self._sids:
-            group = [process for process in alive if process.group == sid]
-            if loaders := processes.find_data_loaders(group):
-                for process in group:
-                    if process.pid not in loaders:
-                        _send(os.kill, process.pid, signum)
-            else:
-                _send(os.killpg, sid, signum)
+        members = [process for process in processes.list_processes().values() if process.group in self._sids]
+        spared = processes.find_data_loaders(members) if signum != signal.SIGINT else set()
+        for process in members:
+            if process.pid not in spared:
+                _send_signal(process.pid, signum)
         for pid in processes.find_stopped(self._sids):
-            _send(os.kill, pid, signal.SIGKILL)
+            _send_signal(pid, signal.SIGKILL)
 
     def kill_remaining(self, *, spare_detached: bool = False, until: float | None = None) -> bool:
         """Kill what is left of the workers and of what they started, reap the workers, close their logs.
@@ -139,6 +135,6 @@ class Workers:
         return self._close(until)
 
 
-def _send(kill: Callable[[int, int], None], to: int, signum: int) -> None:
+def _send_signal(pid: int, signum: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):  # the latter: sudo in a worker
-        kill(to, signum)
+        os.kill(pid, signum)

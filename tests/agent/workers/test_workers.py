@@ -145,7 +145,7 @@ def test_those_who_save_at_a_signal_keep_their_data_loaders(
 
     made = round_.start(f"cd {tmp_path}; {command.format(python=python)}", "exec sleep 1000")
     wait_for(lambda: len(notes()) == 5)
-    made.send(signal.SIGTERM)
+    made.send_signal(signal.SIGTERM)
     assert {end.local_rank: end.exit_code for end in round_.ends(2)} == {0: 0, 1: None}
     wait_for(lambda: "helper saved" in notes())
     assert notes().count("rank saved") == 2
@@ -157,7 +157,7 @@ def test_ctrl_c_is_for_the_helpers_as_well(round_: Round, tmp_path: Path) -> Non
     script = "import os, time; pid = os.fork(); open(f'up.{bool(pid)}', 'w'); pid and os.wait(); pid or time.sleep(99)"
     made = round_.start(f'cd {tmp_path}; exec {sys.executable} -c "{script}"')
     wait_for(lambda: (tmp_path / "up.True").exists() and (tmp_path / "up.False").exists())
-    made.send(signal.SIGINT)
+    made.send_signal(signal.SIGINT)
     round_.ends(1)
 
 
@@ -171,7 +171,7 @@ def test_what_is_stopped_is_killed_instead_of_waited_for(round_: Round, tmp_path
     )
     wait_for(lambda: (tmp_path / "same").exists() and (tmp_path / "own").exists())
     wait_for(lambda: len(find_stopped(made.pids.values())) == 3)
-    made.send(signal.SIGTERM)
+    made.send_signal(signal.SIGTERM)
     ended = {end.local_rank: (end.exit_code, end.signal) for end in round_.ends(3)}
     assert ended == {0: (None, "SIGKILL"), 1: (7, None), 2: (7, None)}
 
@@ -201,9 +201,9 @@ def test_of_those_that_fail_together_the_first_is_told(round_: Round, tmp_path: 
         file = tmp_path / f"{rank}.json"
         file.write_text(json.dumps(content))
         os.utime(file, (now - age_s,) * 2)
-    assert made.first_failure([ends[0], ends[1], ends[3]]).local_rank == 1
-    assert made.first_failure(ends[:4]).local_rank == 2
-    assert made.first_failure(ends).local_rank == 4, (
+    assert made.find_first_failure([ends[0], ends[1], ends[3]]).local_rank == 1
+    assert made.find_first_failure(ends[:4]).local_rank == 2
+    assert made.find_first_failure(ends).local_rank == 4, (
         "who was killed wrote nothing, and was gone before the others noticed"
     )
     last = made.describe_failure(ends[2], 7)

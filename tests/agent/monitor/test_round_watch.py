@@ -16,7 +16,7 @@ from hetagent.monitor.round_watch import RoundWatch
 from hetagent.monitor.stall_detector import WorkerTrack
 from hetagent.monitor.watcher import NOT_OURS, torch_server_env
 from hetagent.monitor.worker_probe import SOCKET, WorkerProbe
-from hetagent.node.network import hold_port
+from hetagent.node.network import SCRIPT_PORTS, hold_port
 from hetagent.progress import FILE
 from hetagent.worker import runner
 from hetrdzv.protocol.progress import NodeProgress, Worker
@@ -68,7 +68,7 @@ class Pair:
         self.told: list[NodeProgress] = []
         self._news = threading.Condition()
         (folder / "script.py").write_text(SCRIPT)
-        with hold_port("127.0.0.1", None) as held:
+        with hold_port("127.0.0.1", SCRIPT_PORTS) as held:
             port = held.getsockname()[1]
         self.workers = [self._start(rank, port) for rank in range(2)]
         probes = [probe(worker.pid, folder, rank) for rank, worker in enumerate(self.workers)]

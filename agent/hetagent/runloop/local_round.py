@@ -247,7 +247,9 @@ class LocalRound:
         if not failed and (self._workers.running or (notices is not None and notices.is_end_awaited())):
             return
         patience_s = self._launch.failure_report_delay_s(self.assignment, failed=bool(failed))
-        failure = self._workers.find_first_failure([*failed, *self._workers.find_lingering()]) if failed else None
+        failure = (
+            self._workers.find_first_failure([*failed, *self._workers.find_lingering()]) if failed else None
+        )
         died_at = self._parts.first_death_at()
         if failure is not None and died_at is not None:
             failure = replace(failure, seen_at=min(failure.seen_at, died_at))

@@ -24,14 +24,14 @@ from hetagent.options.values import (
     AUTO,
     GRACE_S,
     ON_OFF,
-    absolute,
-    directory,
-    grace,
-    modules,
-    positive,
-    signal_named,
-    size,
-    switch,
+    parse_absolute,
+    parse_directory,
+    parse_grace,
+    parse_modules,
+    parse_positive,
+    parse_signal,
+    parse_size,
+    parse_switch,
 )
 from hetagent.session.backoff import CONNECT_TIMEOUT_S
 from hetagent.snapshots.folder import EVERY_S
@@ -66,12 +66,12 @@ OF_NODE: Mapping[str, Flag] = {
         choices=ON_OFF,
     ),
     "--notice-signal": Flag(
-        "What workers that handle it get when their round is about to end.", signal_named, metavar="SIGUSR1"
+        "What workers that handle it get when their round is about to end.", parse_signal, metavar="SIGUSR1"
     ),
     "--grace-s": Flag(
         "Seconds from SIGTERM until this node is killed, in which workers that ask for it may save "
         f"(or HET_GRACE_S; default: {GRACE_S:g}; 0: they are stopped at once).",
-        grace,
+        parse_grace,
         variable="HET_GRACE_S",
         metavar="S",
     ),
@@ -86,7 +86,7 @@ OF_NODE: Mapping[str, Flag] = {
     "--isolate-gpus": switch_flag("Each worker sees only its own GPU; LOCAL_RANK stays as it is."),
     "--init-file": Flag(
         "With --launch node: {init_method} names a new file in this shared directory each round.",
-        absolute,
+        parse_absolute,
         metavar="DIR",
     ),
     "--server": Flag(
@@ -106,14 +106,16 @@ OF_NODE: Mapping[str, Flag] = {
         checked_id,
         metavar="ID",
     ),
-    "--token-file": Flag("File with a token for the server (or HET_TOKEN).", absolute, metavar="FILE"),
+    "--token-file": Flag("File with a token for the server (or HET_TOKEN).", parse_absolute, metavar="FILE"),
     "--ca-cert": Flag(
-        "CA that signed the server's certificate, PEM (or HET_CA_CERT).", absolute, metavar="FILE"
+        "CA that signed the server's certificate, PEM (or HET_CA_CERT).", parse_absolute, metavar="FILE"
     ),
     "--client-cert": Flag(
-        "Certificate to present to the server, PEM (or HET_CLIENT_CERT).", absolute, metavar="FILE"
+        "Certificate to present to the server, PEM (or HET_CLIENT_CERT).", parse_absolute, metavar="FILE"
     ),
-    "--client-key": Flag("Private key of --client-cert, PEM (or HET_CLIENT_KEY).", absolute, metavar="FILE"),
+    "--client-key": Flag(
+        "Private key of --client-cert, PEM (or HET_CLIENT_KEY).", parse_absolute, metavar="FILE"
+    ),
     "--interface": Flag("The network interface whose address this node offers.", metavar="NAME"),
     "--port-range": Flag("The ports this node may offer (for firewalls).", parse_port_range, metavar="A-B"),
     "--label": Flag("A label for this node; repeatable.", typed.label, (), metavar="KEY=VALUE", repeats=True),
@@ -144,7 +146,7 @@ OF_NODE: Mapping[str, Flag] = {
     ),
     "--ready-file": Flag(
         "A file that is there while the server has this node, in a round or not: for readiness probes.",
-        absolute,
+        parse_absolute,
         metavar="FILE",
     ),
     "--watch": Flag(
@@ -165,27 +167,27 @@ OF_NODE: Mapping[str, Flag] = {
     "--preload": Flag(
         "What standby processes import ahead of a restart (or HET_PRELOAD); auto, the default: torch, and "
         "what the script imports; none: no standbys.",
-        modules,
+        parse_modules,
         (AUTO,),
         "HET_PRELOAD",
         metavar="MODULE[,MODULE...]",
     ),
     "--snapshot-dir": Flag(
         f"Where snapshots are kept (hetagent.snapshots): a tmpfs (or HET_SNAPSHOT_DIR; default: {SHM}).",
-        absolute,
+        parse_absolute,
         variable="HET_SNAPSHOT_DIR",
         metavar="DIR",
     ),
     "--snapshot-memory": Flag(
         "What all snapshots of this node may take, such as 64G (or HET_SNAPSHOT_MEMORY; default: half of "
         "what is free there); off or 0: no snapshots.",
-        size,
+        parse_size,
         variable="HET_SNAPSHOT_MEMORY",
         metavar="SIZE|off",
     ),
     "--snapshot-every-s": Flag(
         f"How far apart they are at most (or HET_SNAPSHOT_EVERY_S; default: {EVERY_S:.0f}).",
-        positive,
+        parse_positive,
         int(EVERY_S),
         "HET_SNAPSHOT_EVERY_S",
         metavar="SECONDS",
@@ -193,20 +195,20 @@ OF_NODE: Mapping[str, Flag] = {
     "--snapshot-to": Flag(
         "Also write snapshots to a directory that all nodes share, or an object store, as checkpoints of "
         "torch.distributed.checkpoint: DIR/GROUP/step-... (or HET_SNAPSHOT_TO; default: no).",
-        directory,
+        parse_directory,
         variable="HET_SNAPSHOT_TO",
         metavar="DIR|URL",
     ),
     "--snapshot-to-every-s": Flag(
         f"How often to write one (or HET_SNAPSHOT_TO_EVERY_S; default: {TO_EVERY_S}).",
-        positive,
+        parse_positive,
         TO_EVERY_S,
         "HET_SNAPSHOT_TO_EVERY_S",
         metavar="SECONDS",
     ),
     "--snapshot-keep": Flag(
         f"How many to keep there (or HET_SNAPSHOT_KEEP; default: {KEEP}).",
-        positive,
+        parse_positive,
         KEEP,
         "HET_SNAPSHOT_KEEP",
         metavar="N",
@@ -293,7 +295,7 @@ def parse_flags(argv: Sequence[str], environ: Mapping[str, str]) -> Namespace:
 def _add_flag(to: _ArgumentGroup, flag: str, row: Flag) -> None:
     """Add a flag in all its spellings; `--help-all` shows those with dashes."""
     settings: dict[str, Any] = {"action": "store_true", "default": None}
-    if row.read is not switch:
+    if row.read is not parse_switch:
         settings = {
             "action": "append" if row.repeats else "store",
             "type": _make_argument_type(row.read),

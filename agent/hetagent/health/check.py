@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from enum import StrEnum
+from typing import Literal
 from urllib.parse import urlsplit
 
 from rich.text import Text
@@ -34,15 +34,10 @@ MOST_NODES = 64
 """So many other nodes are tried at most."""
 
 
-class Grade(StrEnum):
-    """What a finding means for a job; shown as a word, and in colour on a terminal."""
+Grade = Literal["ok", "warning", "wrong"]
+"""What a finding means for a job; shown as a word, and in colour on a terminal."""
 
-    OK = "ok"
-    WARNING = "warning"
-    WRONG = "wrong"
-
-
-_STYLES = {Grade.OK: "green", Grade.WARNING: "yellow", Grade.WRONG: "bold red"}
+_STYLES: Mapping[Grade, str] = {"ok": "green", "warning": "yellow", "wrong": "bold red"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +66,7 @@ def run_check(options: Options, access: ServerAccess) -> int:
     ]
     rows = [(row.what, Text(row.grade, style=_STYLES[row.grade]), row.found, row.advice) for row in findings]
     show(table(columns, rows))
-    return int(any(finding.grade is Grade.WRONG for finding in findings))
+    return int(any(finding.grade == "wrong" for finding in findings))
 
 
 # -- this machine --------------------------------------------------------------------------------------------
@@ -83,8 +78,8 @@ def check_versions(there: Mapping[str, str], torch: str | None) -> Finding:
     try:
         warning = release.check_torch_release(torch) or ""
     except UsageError as error:
-        return Finding("versions", Grade.WRONG, text, str(error))
-    return Finding("versions", Grade.WARNING if warning else Grade.OK, text, warning)
+        return Finding("versions", "wrong", text, str(error))
+    return Finding("versions", "warning" if warning else "ok", text, warning)
 
 
 def check_devices(options: Options) -> list[Finding]:
@@ -92,17 +87,17 @@ def check_devices(options: Options) -> list[Finding]:
     try:
         chosen = choose_worker_devices(options)
     except UsageError as error:
-        return [Finding("devices", Grade.WRONG, error.finding, error.advice)]
+        return [Finding("devices", "wrong", error.finding, error.advice)]
     if chosen.kind != "cuda":
         unchecked = "" if chosen.kind else "; the GPUs are not checked"
-        return [Finding("devices", Grade.OK, f"{chosen.description}{unchecked}")]
+        return [Finding("devices", "ok", f"{chosen.description}{unchecked}")]
     hide_other_devices(chosen)
-    found = Finding("devices", Grade.OK, chosen.facts.get("name") or chosen.description)
+    found = Finding("devices", "ok", chosen.facts.get("name") or chosen.description)
     try:
         usages = query_memory([gpu.uuid for gpu in devices.visible_gpus(os.environ)])
     except GpuBroken as error:
         advice = "reset the GPU, or leave it out: --gpus"
-        return [found, Finding("GPU memory", Grade.WRONG, str(error), advice)]
+        return [found, Finding("GPU memory", "wrong", str(error), advice)]
     return [found, *map(check_gpu_memory, usages)]
 
 
@@ -111,10 +106,10 @@ def check_gpu_memory(usage: Usage) -> Finding:
     free = usage.total_bytes - usage.used_bytes
     text = f"{free / GIB:.1f} of {usage.total_bytes / GIB:.1f} GiB free"
     if usage.used_bytes <= max(SLACK_BYTES, SHARE * usage.total_bytes):
-        return Finding(usage.gpu, Grade.OK, text)
+        return Finding(usage.gpu, "ok", text)
     who = ", ".join(f"pid {pid}" for pid in usage.holders[:5])
     advice = f"in use by {who}" if who else "the driver names no process that uses it: another container?"
-    return Finding(usage.gpu, Grade.WARNING, text, advice)
+    return Finding(usage.gpu, "warning", text, advice)
 
 
 def check_address(options: Options, offered: str, interface: str | None) -> Finding:
@@ -123,10 +118,10 @@ def check_address(options: Options, offered: str, interface: str | None) -> Find
     why = "--interface" if options.interface is not None else why
     text = f"{offered} ({interface or 'no interface here has it'}; {why})"
     if not is_loopback(offered):
-        return Finding("address", Grade.OK, text)
+        return Finding("address", "ok", text)
     if all(is_loopback(urlsplit(url).hostname or "") for url in options.servers):
-        return Finding("address", Grade.WARNING, text, "for a job on this host only")
-    return Finding("address", Grade.WRONG, text, "other hosts cannot reach it: --local-addr or --interface")
+        return Finding("address", "warning", text, "for a job on this host only")
+    return Finding("address", "wrong", text, "other hosts cannot reach it: --local-addr or --interface")
 
 
 def check_ports(offered: str, port_range: tuple[int, int] | None, count: int) -> Finding:
@@ -136,9 +131,9 @@ def check_ports(offered: str, port_range: tuple[int, int] | None, count: int) ->
             for _ in range(count):
                 held.enter_context(network.hold_port(offered, port_range))
     except network.NetworkError as error:
-        return Finding("ports", Grade.WRONG, str(error))
+        return Finding("ports", "wrong", str(error))
     span = "any" if port_range is None else f"{port_range[0]}-{port_range[1]}"
-    return Finding("ports", Grade.OK, f"{count} are free ({span})")
+    return Finding("ports", "ok", f"{count} are free ({span})")
 
 
 # -- servers and other nodes ---------------------------------------------------------------------------------
@@ -151,7 +146,7 @@ async def _check_network(options: Options, access: ServerAccess) -> list[Finding
     try:
         place = network.find_address(options.local_addr, options.interface, access.servers)
     except network.NetworkError as error:
-        findings.append(Finding("address", Grade.WRONG, str(error)))
+        findings.append(Finding("address", "wrong", str(error)))
     else:
         findings.append(check_address(options, place.address, place.interface))
         findings.append(check_ports(place.address, options.port_range, 2 + (options.snapshots.memory != 0)))
@@ -165,8 +160,8 @@ async def _check_server(access: ServerAccess) -> Finding:
         async with access.client() as client:
             health = await client.health()
     except HetError as error:
-        return Finding(what, Grade.WRONG, str(error), "is hetserver running there, and reachable from here?")
-    return Finding(what, Grade.OK, f"hetserver {health.version}")
+        return Finding(what, "wrong", str(error), "is hetserver running there, and reachable from here?")
+    return Finding(what, "ok", f"hetserver {health.version}")
 
 
 async def _check_group(options: Options, access: ServerAccess) -> list[Finding]:
@@ -179,14 +174,14 @@ async def _check_group(options: Options, access: ServerAccess) -> list[Finding]:
         nodes = [node for node in reply.nodes if not node.gone and node.node_id != options.node_id]
     except HetError as error:
         if error.code != UnknownGroup.code:
-            return [Finding(what, Grade.WRONG, str(error))]
+            return [Finding(what, "wrong", str(error))]
         text = "does not exist yet; the first agent creates it"
     advice = "" if nodes else "no other node is there to be reached: start another agent, then check again"
-    findings = [Finding(what, Grade.OK, text, advice)]
+    findings = [Finding(what, "ok", text, advice)]
     findings += await asyncio.gather(*map(_check_node, nodes[:MOST_NODES]))
     if len(nodes) > MOST_NODES:
         text = f"{len(nodes) - MOST_NODES} more nodes were not tried"
-        findings.append(Finding("other nodes", Grade.WARNING, text))
+        findings.append(Finding("other nodes", "warning", text))
     return findings
 
 
@@ -194,8 +189,8 @@ async def _check_node(node: NodeReply) -> Finding:
     what, place = f"node {node.node_id}", host_port(node.address, node.port)
     reason = await find_connect_error(node.address, node.port)
     if reason is None:
-        return Finding(what, Grade.OK, place)
+        return Finding(what, "ok", place)
     advice = "a firewall or another network: open a range and give it as --port-range, or choose --interface"
     if reason == "connection refused":
         advice = "its host answers, but not on this port: is its agent still there?"
-    return Finding(what, Grade.WRONG, f"{place}: {reason}", advice)
+    return Finding(what, "wrong", f"{place}: {reason}", advice)

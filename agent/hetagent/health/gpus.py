@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
 
 from hetagent.health.checks import HEALTHY, HealthResult
 from hetagent.node.gpu.discovery import GpuBroken, query_memory
@@ -14,22 +14,15 @@ WAIT_S, LOOK_S = 60.0, 0.1
 
 def check_gpus(uuids: Sequence[str], cancelled: threading.Event) -> HealthResult:
     """A lost GPU needs a person, and so does a wedged driver, which never answers."""
-    answer: Future[None] = Future()
-
-    def ask() -> None:
-        try:
-            query_memory(uuids)
-            answer.set_result(None)
-        except Exception as error:
-            answer.set_exception(error)
-
-    threading.Thread(target=ask, name="hetagent-nvml", daemon=True).start()
+    executor = ThreadPoolExecutor(1, "hetagent-nvml")
+    answer = executor.submit(query_memory, uuids)
+    executor.shutdown(wait=False)
     until = time.monotonic() + WAIT_S
     while not cancelled.is_set():
         if time.monotonic() >= until:
             return HealthResult(f"its NVIDIA driver has not answered for {WAIT_S:g} s", fatal=True)
         try:
-            answer.result(timeout=LOOK_S)
+            answer.result(LOOK_S)
             break
         except TimeoutError:
             continue

@@ -76,8 +76,8 @@ class Assignment:
         return taken
 
 
-PredictCommand = Callable[[int], tuple[WorkerCommand, Mapping[str, str | None]] | None]
-"""See `Launch.predict_command`."""
+PredictedCommand = tuple[WorkerCommand, Mapping[str, str | None]]
+"""What a worker runs, and the changes to its environment."""
 
 
 class Launch:
@@ -124,7 +124,7 @@ class Launch:
         """Changes to torchrun's environment for one process; None removes a variable."""
         return {}
 
-    def predict_command(self, local_rank: int) -> tuple[WorkerCommand, Mapping[str, str | None]] | None:
+    def predict_command(self, local_rank: int) -> PredictedCommand | None:
         """What `begin` and `environ` will say in every round; None where only the round will tell."""
         return None
 

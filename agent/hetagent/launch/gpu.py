@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from hetagent.errors import CommandError
-from hetagent.launch.base import PLAIN, Assignment, Launch, LaunchOptions
+from hetagent.launch.base import PLAIN, Assignment, Launch, LaunchOptions, PredictedCommand
 from hetagent.launch.command import WorkerCommand
 from hetagent.node.gpu.devices import VISIBLE
 
@@ -23,7 +23,7 @@ class PerGpu(Launch):
         """With isolation, the one GPU. LOCAL_RANK stays, for logs and for whatever counts workers."""
         return self._own_gpu(local_rank)
 
-    def predict_command(self, local_rank: int) -> tuple[WorkerCommand, Mapping[str, str | None]] | None:
+    def predict_command(self, local_rank: int) -> PredictedCommand | None:
         """Everything, unless the group brings the command."""
         return (self._command, self._own_gpu(local_rank)) if self._command is not None else None
 

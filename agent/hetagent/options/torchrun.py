@@ -9,7 +9,14 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hetagent.options.values import filters, path, ranks, signals, streams, switch
+from hetagent.options.values import (
+    parse_filters,
+    parse_nonempty,
+    parse_ranks,
+    parse_signals,
+    parse_streams,
+    parse_switch,
+)
 from hetrdzv.protocol.settings import DEFAULTS, SETTINGS
 from hetrdzv.protocol.texts.ids import checked_id
 from hetrdzv.protocol.texts.typed import nodes, seconds
@@ -24,7 +31,7 @@ class Flag:
 
     Attributes:
         help: what `--help-all` says.
-        read: turns its text into a value; `switch`: it takes none.
+        read: turns its text into a value; `parse_switch`: it takes none.
         default: its value where neither it nor its variable is given.
         variable: its variable in the environment; torchrun's flags have `PET_` and their name in capitals, too.
         short: its one-letter spelling.
@@ -44,7 +51,7 @@ class Flag:
 
 def switch_flag(text: str, **row: Any) -> Flag:
     """A flag that takes no value."""
-    return Flag(text, switch, False, **row)
+    return Flag(text, parse_switch, False, **row)
 
 
 ACCEPTED: Mapping[str, Flag] = {
@@ -65,29 +72,33 @@ ACCEPTED: Mapping[str, Flag] = {
     "--module": switch_flag("The script is the name of a module, as with python -m.", short="-m"),
     "--no-python": switch_flag("The script is a program of any kind: start it directly."),
     "--run-path": switch_flag("Accepted without effect: scripts always run this way. Overrides --no-python."),
-    "--log-dir": Flag("Keep the workers' log files in this directory (default: remove them).", path),
+    "--log-dir": Flag(
+        "Keep the workers' log files in this directory (default: remove them).", parse_nonempty
+    ),
     "--redirects": Flag(
         "Write these streams to log files instead of the console: 0 none, 1 stdout, 2 stderr, 3 both, or by "
         "local rank 0:1,1:3.",
-        streams,
+        parse_streams,
         0,
         short="-r",
     ),
     "--tee": Flag(
-        "Write these streams to log files and the console, as for --redirects.", streams, 0, short="-t"
+        "Write these streams to log files and the console, as for --redirects.", parse_streams, 0, short="-t"
     ),
     "--log-line-prefix-template": Flag(
         "What lines of --tee begin with on the console; ${node_id}, ${rank}, ${local_rank}, ${role_name} and "
         "${hostname} are filled in (default: '[${node_id}:${rank}] ')."
     ),
-    "--local-ranks-filter": Flag("Show only these local ranks on the console: 0,1,2 (default: all).", ranks),
+    "--local-ranks-filter": Flag(
+        "Show only these local ranks on the console: 0,1,2 (default: all).", parse_ranks
+    ),
     "--duplicate-stdout-filters": Flag(
         "Copy the lines of stdout that contain one of these texts to one more file in --log-dir; "
         "two commas stand for one within a text.",
-        filters,
+        parse_filters,
         (),
     ),
-    "--duplicate-stderr-filters": Flag("The same for stderr.", filters, ()),
+    "--duplicate-stderr-filters": Flag("The same for stderr.", parse_filters, ()),
     "--local-addr": Flag("The address this node offers (default: that of its connection to the server)."),
     "--logs-specs": Flag("The entry point in the group torchrun.logs_specs that decides where logs go."),
     "--numa-binding": Flag(
@@ -98,7 +109,7 @@ ACCEPTED: Mapping[str, Flag] = {
     "--signals-to-handle": Flag(
         "The signals on which this agent stops its workers and leaves (default: "
         f"{','.join(signum.name for signum in SIGNALS)}).",
-        signals,
+        parse_signals,
     ),
     "--shutdown-timeout": Flag(
         "Seconds between SIGTERM and SIGKILL on this node (default: --stop-timeout-s).",

@@ -28,21 +28,21 @@ Streams = int | dict[int, int]
 """Output streams of all workers, or by local rank: 0 none, 1 stdout, 2 stderr, 3 both."""
 
 
-def switch(text: str) -> bool:
+def parse_switch(text: str) -> bool:
     """What the variable of a switch says."""
     if text not in ("0", "1"):
         raise ValueError("must be 0 or 1")
     return text == "1"
 
 
-def grace(text: str) -> float:
+def parse_grace(text: str) -> float:
     """How long a node has that has to go (seconds)."""
     if (value := seconds(text)) > MOST_GRACE_S:
         raise ValueError(f"{text} s are more than a day: give at most {MOST_GRACE_S:g}")
     return value
 
 
-def signal_named(text: str) -> signal.Signals:
+def parse_signal(text: str) -> signal.Signals:
     """The signal of that name, which a program can handle."""
     known = signal.Signals.__members__.get(text.upper())
     if known is None or known in UNHANDLED:
@@ -51,17 +51,17 @@ def signal_named(text: str) -> signal.Signals:
     return known
 
 
-def signals(text: str) -> tuple[signal.Signals, ...]:
+def parse_signals(text: str) -> tuple[signal.Signals, ...]:
     """The signals of a list with commas between them."""
-    return tuple(signal_named(name) for part in text.split(",") if (name := part.strip()))
+    return tuple(parse_signal(name) for part in text.split(",") if (name := part.strip()))
 
 
-def filters(text: str) -> tuple[str, ...]:
+def parse_filters(text: str) -> tuple[str, ...]:
     """The texts of a list with commas between them; two commas stand for one within a text."""
     return tuple(part.replace("\0", ",") for part in text.replace(",,", "\0").split(","))
 
 
-def streams(text: str) -> Streams:
+def parse_streams(text: str) -> Streams:
     """Which output streams torchrun's `0` to `3` or `0:1,1:3` name, for all workers or by local rank."""
     if re.fullmatch(r"[0-3]", text):
         return int(text)
@@ -73,7 +73,7 @@ def streams(text: str) -> Streams:
     )
 
 
-def ranks(text: str) -> frozenset[int] | None:
+def parse_ranks(text: str) -> frozenset[int] | None:
     """Local ranks; None for none at all, which stands for all of them."""
     try:
         return frozenset(int(rank) for rank in text.split(",")) if text else None
@@ -81,7 +81,7 @@ def ranks(text: str) -> frozenset[int] | None:
         raise ValueError(f"{text!r} must be local ranks, for example 0,1") from None
 
 
-def modules(text: str) -> tuple[str, ...]:
+def parse_modules(text: str) -> tuple[str, ...]:
     """What standbys import; empty: there are to be none."""
     names = tuple(name.strip() for name in text.split(","))
     for name in names if names != (NONE,) else ():
@@ -90,14 +90,14 @@ def modules(text: str) -> tuple[str, ...]:
     return names if names != (NONE,) else ()
 
 
-def positive(text: str) -> int:
+def parse_positive(text: str) -> int:
     """A whole number above zero."""
     if not re.fullmatch(r"0*[1-9]\d{0,8}", text, re.ASCII):
         raise ValueError("give a whole number, 1 or more")
     return int(text)
 
 
-def size(text: str) -> int:
+def parse_size(text: str) -> int:
     """A number of bytes such as 64G, 500M or 1.5T; `off` is 0."""
     if text.strip().lower() == "off":
         return 0
@@ -109,22 +109,22 @@ def size(text: str) -> int:
     return int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))
 
 
-def path(text: str) -> str:
+def parse_nonempty(text: str) -> str:
     """A path as it was given."""
     if not text:
         raise ValueError("give a path: this one is empty")
     return text
 
 
-def absolute(text: str) -> Path:
+def parse_absolute(text: str) -> Path:
     """A path that does not depend on the directory of whoever uses it."""
-    return Path(path(text)).absolute()
+    return Path(parse_nonempty(text)).absolute()
 
 
-def directory(text: str) -> Path:
+def parse_directory(text: str) -> Path:
     """A directory or URL."""
     if not is_url(text):
-        return absolute(text)
+        return parse_absolute(text)
     if urlsplit(text).password is not None:
         raise ValueError(
             "no password in a URL, which others see in the list of processes: use the environment"

@@ -13,7 +13,7 @@ from hetagent.errors import UsageError
 from hetagent.node.names import host_name
 from hetagent.node.network import parse_port_range
 from hetagent.node.processes.identity import ServerAccess
-from hetagent.options.values import absolute
+from hetagent.options.values import parse_absolute
 from hetagent.session.backoff import CONNECT_TIMEOUT_S
 from hetrdzv.auth.files import client_token
 from hetrdzv.auth.tls import ClientTls
@@ -37,10 +37,10 @@ OPTIONS: Mapping[str, Callable[[str], Any]] = {
     "interface": str,
     "port_range": parse_port_range,
     "connect_timeout_s": seconds,
-    "token_file": absolute,
-    "ca_cert": absolute,
-    "client_cert": absolute,
-    "client_key": absolute,
+    "token_file": parse_absolute,
+    "ca_cert": parse_absolute,
+    "client_cert": parse_absolute,
+    "client_key": parse_absolute,
     **{name: SETTINGS[name].read for name in WORLD_SIZES},
     "max_restarts": SETTINGS["max_restarts"].read,
     **{name: spec.read for name, spec in SPEC_FLAGS.items()},

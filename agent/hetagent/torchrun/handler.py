@@ -208,24 +208,24 @@ class TorchrunHandler(HetRendezvousHandler):
             failure = Failure(local_rank=-1, rank=-1, message=what[:MAX_CHARACTERS])
             connection.server.send(round_report(ReportKind.FAILED, directive.round, failure=failure))
             return None
-        self._round_store = RoundStore(info.store, start, self._on_success, self._await_barrier)
+        self._round_store = RoundStore(
+            info.store, start, partial(self._on_success, connection), partial(_await_barrier, connection)
+        )
         connection.server.send(round_report(ReportKind.STARTED, directive.round))
         store = cast("Store", self._round_store)
         place = RendezvousStoreInfo(master_addr=start.master.address, master_port=start.master.port)
         return RendezvousInfo(store, info.rank, info.world_size, place)
 
-    def _on_success(self) -> None:
-        assert self._connection is not None
+    def _on_success(self, connection: Connection) -> None:
         self._succeeded = True
-        self._connection.server.send(round_report(ReportKind.SUCCEEDED, self._connection.round))
+        connection.server.send(round_report(ReportKind.SUCCEEDED, connection.round))
 
-    def _await_barrier(self, timeout_s: float) -> None:
-        """torch's exit barrier, which ends early when the round does."""
-        connection = self._connection
-        assert connection is not None
-        if not connection.wait_for_end(timeout_s):
-            return
-        if connection.ending_directive is None:
-            raise TimeoutError(f"not all nodes have succeeded within {timeout_s:g} s")
-        if connection.ending_directive.outcome != "succeeded":
-            raise RoundOverError(connection.ending_directive.why)
+
+def _await_barrier(connection: Connection, timeout_s: float) -> None:
+    """torch's exit barrier, which ends early when the round does."""
+    if not connection.wait_for_end(timeout_s):
+        return
+    if connection.ending_directive is None:
+        raise TimeoutError(f"not all nodes have succeeded within {timeout_s:g} s")
+    if connection.ending_directive.outcome != "succeeded":
+        raise RoundOverError(connection.ending_directive.why)

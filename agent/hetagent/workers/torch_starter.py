@@ -23,7 +23,7 @@ from torch.distributed.elastic.multiprocessing import LogsSpecs, SubprocessConte
 from torch.distributed.elastic.multiprocessing import api as processes_api
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
-from hetagent.launch.base import Assignment, PredictCommand
+from hetagent.launch.base import Assignment, PredictedCommand
 from hetagent.launch.command import WorkerCommand
 from hetagent.torch_compat.flags import changes_the_command, substitute_macros
 from hetagent.workers.collapse import MergedTail, ranges
@@ -64,7 +64,7 @@ class TorchStarter(LocalElasticAgent):
     # -- start -----------------------------------------------------------------------------------------------
 
     def predict_programs(
-        self, predict_command: PredictCommand, environ: Mapping[str, str]
+        self, predict_command: Callable[[int], PredictedCommand | None], environ: Mapping[str, str]
     ) -> Sequence[Program]:
         """What the worker of each local rank will probably run in the first round; empty: only that round will tell."""
         if changes_the_command(self.spec):

@@ -8,7 +8,7 @@ from torch.distributed.run import get_args_parser
 
 from hetagent.cli.flags import parse_flags
 from hetagent.options.torchrun import ACCEPTED, REFUSED, dest, spellings, variable
-from hetagent.options.values import switch
+from hetagent.options.values import parse_switch
 
 NOT_FLAGS = {"help", "training_script", "training_script_args"}
 
@@ -55,7 +55,7 @@ def test_its_spellings_are_known(flag: str) -> None:
 def test_a_value_means_the_same_in_each_spelling_and_in_its_variable(
     flag: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    is_switch = ACCEPTED[flag].read is switch
+    is_switch = ACCEPTED[flag].read is parse_switch
     text, theirs, ours = ("1", True, True) if is_switch else VALUES.get(flag, ("some", "some", "some"))
     for spelling in spellings(flag):
         words = [spelling, "train.py"] if is_switch else [spelling, text, "train.py"]

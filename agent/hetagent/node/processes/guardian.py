@@ -116,9 +116,5 @@ class Guardian:
 
 def sys_path() -> list[str]:
     """Where this process imports from, as absolute paths, and where both packages are if import hooks found them."""
-    places = [os.path.abspath(place) for place in sys.path]
-    roots = [
-        os.path.dirname(os.path.dirname(os.path.abspath(file)))
-        for file in (hetagent.__file__, hetrdzv.__file__)
-    ]
-    return places + [root for root in roots if root not in places]
+    packages = (os.path.dirname(package.__path__[0]) for package in (hetagent, hetrdzv))
+    return [*map(os.path.abspath, sys.path), *map(os.path.abspath, packages)]

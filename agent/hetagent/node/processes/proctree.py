@@ -13,6 +13,7 @@ import os
 import re
 import signal
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -231,22 +232,17 @@ def _describe_state(pid: int) -> str:
 
 def _find_descendants(seeds: set[int], sessions: set[int], alive: dict[int, Process]) -> set[int]:
     """The seeds, the members of the sessions, and the descendants of both, without the caller."""
-    children = _group_by_parent(alive)
+    children: defaultdict[int, list[int]] = defaultdict(list)
+    for process in alive.values():
+        children[process.parent].append(process.pid)
     pending = [pid for pid in alive if pid in seeds or alive[pid].session in sessions]
     closure: set[int] = set()
     while pending:
         pid = pending.pop()
         if pid not in closure and pid != os.getpid():
             closure.add(pid)
-            pending += children.get(pid, [])
+            pending += children[pid]
     return closure
-
-
-def _group_by_parent(alive: dict[int, Process]) -> dict[int, list[int]]:
-    children: dict[int, list[int]] = {}
-    for process in alive.values():
-        children.setdefault(process.parent, []).append(process.pid)
-    return children
 
 
 def _read_file(pid: int, file: str) -> bytes:

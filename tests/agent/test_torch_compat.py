@@ -91,7 +91,7 @@ def test_a_store_on_a_socket_that_was_held_open(
 ) -> None:
     monkeypatch.setattr(store, "RELEASE", release)
     made = HetRendezvousHandler("job", "a", lambda: socket.create_server(("127.0.0.1", 0)))
-    port = made.offer()
+    port = made.offer_port()
     accept(made, start("a", port))
     info = made.next_rendezvous()
     visitor = TCPStore("127.0.0.1", port, world_size=1, is_master=False, timeout=timedelta(seconds=30))

@@ -28,7 +28,7 @@ from hetrdzv.protocol.directive import Directive, Start
 from hetrdzv.protocol.reasons import ends
 from hetrdzv.protocol.reasons.reason import Reason, full_text
 from hetrdzv.protocol.reasons.waiting import Ready
-from hetrdzv.protocol.rounds import EarlierExits, Failure, RootCause
+from hetrdzv.protocol.rounds import EarlierSuccesses, Failure, RootCause
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.protocol.texts.who import Nodes
 from tests.core.leases import deadline, step
@@ -236,7 +236,11 @@ def ready(node_ids: Iterable[str], want: int, slots: int | None = None) -> Ready
 
 
 def failed(
-    node_id: str, rank: int = 0, exit_code: int | None = 1, before: EarlierExits | None = None, **more: Any
+    node_id: str,
+    rank: int = 0,
+    exit_code: int | None = 1,
+    before: EarlierSuccesses | None = None,
+    **more: Any,
 ) -> Reason:
     """Why a round ends of which a worker has failed as `Story.failed` says."""
     fields = {"local_rank": 0, "message": "Traceback: boom", **more}

@@ -7,7 +7,7 @@ import pytest
 from hetrdzv.core.rounds.transitions import GONE_NODES_KEPT
 from hetrdzv.protocol.reasons import ends, events, waiting
 from hetrdzv.protocol.reasons.reason import ReasonCode
-from hetrdzv.protocol.rounds import EarlierExits
+from hetrdzv.protocol.rounds import EarlierSuccesses
 from hetrdzv.protocol.texts.who import Nodes
 from tests.core.driver import Story, failed, ready, running
 from tests.core.script import fact, play
@@ -273,7 +273,7 @@ def test_who_is_forgotten_is_no_longer_out_of_reach() -> None:
 @pytest.mark.parametrize(("reported_s", "known"), [(1.0, True), (0.1, False)])
 def test_who_had_ended_well_before_the_failure_is_named_with_it(reported_s: float, known: bool) -> None:
     """Its node succeeded, or tells of it once the round is over; whoever ended later explains nothing."""
-    of_c = EarlierExits(node_id="c", rank=2)
+    of_c = EarlierSuccesses(node_id="c", rank=2)
     story = running("a", "b", "c", max_restarts=0)
     story.failed("a", age_s=0.5)
     for _ in range(2):  # the answer to the first was lost
@@ -283,7 +283,7 @@ def test_who_had_ended_well_before_the_failure_is_named_with_it(reported_s: floa
     assert story.round.end.before == (of_c if known else None)
     story = play("""
         running a b max_restarts=9; succeeded a; failed b rank=1 final=True; leave a; leave b; state = failed""")
-    assert story.root_cause.reason == failed("b", 1, before=EarlierExits(node_id="a", rank=0))
+    assert story.root_cause.reason == failed("b", 1, before=EarlierSuccesses(node_id="a", rank=0))
 
 
 # -- used last -----------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from hetrdzv.protocol.reasons import ends, events, hangs, snapshots, waiting
 from hetrdzv.protocol.reasons.hangs import Hang
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.reasons.waiting import Ready
-from hetrdzv.protocol.rounds import EarlierExits, Failure
+from hetrdzv.protocol.rounds import EarlierSuccesses, Failure
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.snapshots import SnapshotId
 from hetrdzv.protocol.states import StallKind
@@ -42,7 +42,7 @@ def test_workers() -> None:
         failed(2, rank=-1),
         failed(None, "no such file", rank=-1),
         ends.worker_failed(
-            "a", Failure(local_rank=0, rank=0, exit_code=1), EarlierExits(node_id="b", rank=4, others=2)
+            "a", Failure(local_rank=0, rank=0, exit_code=1), EarlierSuccesses(node_id="b", rank=4, others=2)
         ),
         ends.hangs(HANG, "gpu2", 0),
         ends.hangs(HANG),

@@ -357,10 +357,10 @@ class Agent:
             self._leave_for_good(loss)
             return
         self.launch.end()
-        self.handler.release()
+        self.handler.close_store()
         try:
             self._script_port = self._script_port or self.hold_script_port()
-            port = self.handler.offer()
+            port = self.handler.offer_port()
         except NetworkError as error:
             who = f"node '{self.identity.node_id}'"
             raise AgentError(f"{who} cannot offer a port for the next round: {error}") from None

@@ -17,7 +17,7 @@ from hetagent.workers.leftovers import OrphanReaper
 from hetagent.workers.processes import Workers
 from hetagent.workers.starter import Exit
 from hetrdzv.protocol.reasons.ends import worker_failed
-from hetrdzv.protocol.rounds import EarlierExits, Failure
+from hetrdzv.protocol.rounds import EarlierSuccesses, Failure
 from hetrdzv.protocol.texts.phrasing import count
 
 if TYPE_CHECKING:
@@ -226,7 +226,7 @@ class LocalRound:
         raised = self._find_lingering(UNWIND_S)
         return self._workers.find_first_failure(raised) if raised else None
 
-    def find_successes_before(self, moment: float) -> EarlierExits | None:
+    def find_successes_before(self, moment: float) -> EarlierSuccesses | None:
         """Workers that had ended with exit code 0 by a moment (monotonic seconds), while others ran; None: none had."""
         if self._launch.one_per_node:
             return None
@@ -234,7 +234,7 @@ class LocalRound:
         if not ends:
             return None
         first = min(ends, key=lambda end: end.seen_at)
-        return EarlierExits(
+        return EarlierSuccesses(
             node_id=self.assignment.node_id,
             rank=self.assignment.start.rank_offset + first.local_rank,
             others=len(ends) - 1,

@@ -66,7 +66,7 @@ class TorchrunHandler(HetRendezvousHandler):
         self._report_failure(connection)
         while True:
             connection.in_round = False
-            self.release()
+            self.close_store()
             connection.stop = None
             connection.server.set_ready(connection.round, self._offered_port(connection), 0)
             try:
@@ -130,9 +130,9 @@ class TorchrunHandler(HetRendezvousHandler):
         self._name.release()
         return super().shutdown()
 
-    def release(self) -> None:
+    def close_store(self) -> None:
         """Close the round's store, even though torch's agent keeps its reference to it."""
-        super().release()
+        super().close_store()
         if self._round_store is not None:
             self._round_store.close()
             self._round_store = None
@@ -170,7 +170,7 @@ class TorchrunHandler(HetRendezvousHandler):
         if loss and not connection.server.session.is_server_away:  # else it may come back
             raise RendezvousConnectionError(f"node '{self._node_id}' leaves: {loss}")
         try:
-            return self.offer()
+            return self.offer_port()
         except network.NetworkError as error:
             what = f"node '{self._node_id}' cannot offer a port for the next round: {error}"
             raise RendezvousConnectionError(translate_flags(what)) from None
@@ -191,7 +191,7 @@ class TorchrunHandler(HetRendezvousHandler):
         """Begin a round; its store is on the master. None: it cannot start there, so the round has failed."""
         start = directive.start
         assert start is not None, "a start directive has one"
-        self.accept(start)
+        self.accept_round(start)
         connection.round, connection.in_round = directive.round, True
         self._succeeded = False
         master = f"{start.master.node_id} ({network.host_port(start.master.address, start.master.port)})"

@@ -43,14 +43,14 @@ class HetRendezvousHandler(RendezvousHandler):
         self._start: Start | None = None
         self._hosted_at: tuple[str, int] | None = None  # our store, if we are the master
 
-    def offer(self) -> int:
+    def offer_port(self) -> int:
         """The port on which this node would host the next round's store; held until that round uses it."""
         if self._held is None:
             self._held = self._hold()
         port: int = self._held.getsockname()[1]
         return port
 
-    def accept(self, start: Start) -> None:
+    def accept_round(self, start: Start) -> None:
         """Take a round as the next one."""
         self._start = start
 
@@ -63,7 +63,7 @@ class HetRendezvousHandler(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         """The round accepted last; if this node is its master, its store starts here."""
         start = self.start
-        self.release()
+        self.close_store()
         # The agents of the other members need no store: the server has decided everything they would ask it.
         self._store = self._host(start) if start.master.node_id == self._node_id else HashStore()
         place = RendezvousStoreInfo(master_addr=start.master.address, master_port=start.master.port)
@@ -104,7 +104,7 @@ class HetRendezvousHandler(RendezvousHandler):
             return None
         return int(struct.unpack("=q", answer)[0]) if len(answer) == 8 else None
 
-    def release(self) -> None:
+    def close_store(self) -> None:
         """Close the store of the last round."""
         self._store = self._hosted_at = None
 
@@ -130,7 +130,7 @@ class HetRendezvousHandler(RendezvousHandler):
 
     def shutdown(self) -> bool:
         """Close the store and the held socket."""
-        self.release()
+        self.close_store()
         if self._held is not None:
             self._held.close()
             self._held = None

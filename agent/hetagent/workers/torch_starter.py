@@ -95,7 +95,7 @@ class TorchStarter(LocalElasticAgent):
         """
         group, spec, start = self._worker_group, self.spec, assignment.start
         assert isinstance(spec.rdzv_handler, HetRendezvousHandler)
-        spec.rdzv_handler.accept(start)
+        spec.rdzv_handler.accept_round(start)
         self._assignment, self._environs = assignment, environs
         spec.entrypoint, spec.args, spec.max_restarts = command.entrypoint, command.args, start.max_restarts
         self._remaining_restarts = start.max_restarts - start.restart_count

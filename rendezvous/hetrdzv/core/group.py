@@ -53,7 +53,7 @@ from hetrdzv.protocol.errors import NodeIdInUse, NotFound, Refused, StaleIncarna
 from hetrdzv.protocol.progress import ProgressTimes
 from hetrdzv.protocol.reasons import ends, events
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
-from hetrdzv.protocol.rounds import EarlierExits, Failure, RootCause
+from hetrdzv.protocol.rounds import EarlierSuccesses, Failure, RootCause
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.snapshots import UseSnapshot
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase, ReportKind
@@ -357,10 +357,10 @@ def _count_met(context: StepContext, node: Node, current: Round, met: int) -> No
         context.add_event(strangers)
 
 
-def _ended_before(group: Group, current: Round, ended: EarlierExits | None) -> EarlierExits | None:
+def _ended_before(group: Group, current: Round, ended: EarlierSuccesses | None) -> EarlierSuccesses | None:
     """Whose workers had ended well when the first one of a round failed."""
     done = [
-        EarlierExits(node_id=member.node_id, rank=member.rank_offset, others=member.slots - 1)
+        EarlierSuccesses(node_id=member.node_id, rank=member.rank_offset, others=member.slots - 1)
         for member in current.members
         if member.node_id in current.finished or group.phase_of(member) is NodePhase.SUCCEEDED
     ]

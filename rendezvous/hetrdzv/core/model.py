@@ -13,7 +13,7 @@ from hetrdzv.protocol.directive import Member, Shares, Weights
 from hetrdzv.protocol.reasons.hangs import Hang
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.requests import Offer
-from hetrdzv.protocol.rounds import EarlierExits, Failure, RootCause, RoundRecord, TimeSpent
+from hetrdzv.protocol.rounds import EarlierSuccesses, Failure, RootCause, RoundRecord, TimeSpent
 from hetrdzv.protocol.settings import SETTINGS, GroupSpec
 from hetrdzv.protocol.snapshots import JobSnapshotState, StartSnapshot
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase
@@ -114,7 +114,7 @@ class End:
     cause: Cause
     at: float
     time: TimeSpent = field(default_factory=dict)
-    before: EarlierExits | None = None
+    before: EarlierSuccesses | None = None
     departed: Mapping[str, Failure] = field(default_factory=dict)
     hang: Failure | None = None
     stopped_at: float | None = None

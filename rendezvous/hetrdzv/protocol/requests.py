@@ -24,7 +24,7 @@ from hetrdzv.protocol.bounds import (
     at_most,
 )
 from hetrdzv.protocol.progress import ProgressTimes
-from hetrdzv.protocol.rounds import EarlierExits, Failure
+from hetrdzv.protocol.rounds import EarlierSuccesses, Failure
 from hetrdzv.protocol.settings import DAY_S, SETTINGS
 from hetrdzv.protocol.snapshots import Holdings
 from hetrdzv.protocol.states import ReportKind
@@ -118,7 +118,7 @@ class ReportRequest(Body):
     kind: ReportKind
     age_s: Duration = 0.0
     failure: Failure | None = None
-    ended: EarlierExits | None = None
+    ended: EarlierSuccesses | None = None
     met: Workers | None = None
     must_meet: bool = False
     message: Text = ""

@@ -64,7 +64,7 @@ class Failure(Body):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EarlierExits(Body):
+class EarlierSuccesses(Body):
     """Workers that had ended with exit code 0 when others of their round failed, which may follow from that."""
 
     node_id: Id

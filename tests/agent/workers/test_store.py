@@ -35,7 +35,7 @@ def start(node_id: str, port: int, address: str = "127.0.0.1", **fields: Any) ->
 
 def accept(handler: HetRendezvousHandler, directive: Directive) -> None:
     assert directive.start is not None
-    handler.accept(directive.start)
+    handler.accept_round(directive.start)
 
 
 @pytest.fixture
@@ -56,8 +56,8 @@ def client(port: int) -> TCPStore:
 
 
 def test_the_offered_port_is_held_until_a_round_uses_it(handler: HetRendezvousHandler) -> None:
-    port = handler.offer()
-    assert handler.offer() == port
+    port = handler.offer_port()
+    assert handler.offer_port() == port
     assert reach(port)
     handler.shutdown()
     assert not reach(port)
@@ -70,7 +70,7 @@ def test_the_offered_port_is_held_until_a_round_uses_it(handler: HetRendezvousHa
 def test_the_master_hosts_the_store(address: str) -> None:
     """TEST-NET-1 leads nowhere from here."""
     handler = HetRendezvousHandler("job", "a", lambda: hold_port(address, None))
-    port = handler.offer()
+    port = handler.offer_port()
     accept(handler, start("a", port, address, group_rank=0, rank_offset=0))
     info = handler.next_rendezvous()
     place = info.bootstrap_store_info
@@ -82,12 +82,12 @@ def test_the_master_hosts_the_store(address: str) -> None:
 
 
 def test_the_others_need_none(handler: HetRendezvousHandler) -> None:
-    port = handler.offer()
+    port = handler.offer_port()
     accept(handler, start("b", 1))
     info = handler.next_rendezvous()
     assert isinstance(info.store, HashStore)
     assert (info.rank, info.world_size) == (1, 2)
-    assert handler.offer() == port
+    assert handler.offer_port() == port
 
 
 def test_every_round_has_a_store_of_its_own_also_with_a_range_of_one_port() -> None:
@@ -96,13 +96,13 @@ def test_every_round_has_a_store_of_its_own_also_with_a_range_of_one_port() -> N
         port = probe.getsockname()[1]
     handler = HetRendezvousHandler("job", "a", lambda: hold_port("127.0.0.1", (port, port)))
     for _ in range(3):
-        assert handler.offer() == port
+        assert handler.offer_port() == port
         accept(handler, start("a", port))
         master_side, worker_side = handler.next_rendezvous(), client(port)
         assert not worker_side.check(["key"])
         worker_side.set("key", "value")
         del master_side
-        handler.release()
+        handler.close_store()
         assert not reach(port)
         del worker_side
     handler.shutdown()

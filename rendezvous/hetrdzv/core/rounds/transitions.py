@@ -11,7 +11,7 @@ from hetrdzv.core.rounds.timers import Lapsed, notice_until
 from hetrdzv.protocol.errors import GroupFinishing, NotFound, StaleIncarnation, StaleRound
 from hetrdzv.protocol.reasons import ends, events
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
-from hetrdzv.protocol.rounds import EarlierExits, Failure, RootCause
+from hetrdzv.protocol.rounds import EarlierSuccesses, Failure, RootCause
 from hetrdzv.protocol.settings import SETTINGS, GroupSpec
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase
 from hetrdzv.protocol.texts.who import Nodes
@@ -194,7 +194,7 @@ def end_round(
     cause: Cause,
     *,
     hang: Failure | None = None,
-    before: EarlierExits | None = None,
+    before: EarlierSuccesses | None = None,
     since: float | None = None,
 ) -> None:
     """End the active round, or the job if that is cancelled; or a loss is the cause of what ended it (rule 5).

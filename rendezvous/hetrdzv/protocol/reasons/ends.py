@@ -2,7 +2,7 @@
 
 from hetrdzv.protocol.reasons.hangs import Hang
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode, reason, with_message
-from hetrdzv.protocol.rounds import EarlierExits, Failure
+from hetrdzv.protocol.rounds import EarlierSuccesses, Failure
 from hetrdzv.protocol.texts.phrasing import clipped, count
 from hetrdzv.protocol.texts.raised import find_exception
 from hetrdzv.protocol.texts.who import Ranks
@@ -10,7 +10,7 @@ from hetrdzv.protocol.texts.who import Ranks
 # -- workers -------------------------------------------------------------------------------------------------
 
 
-def worker_failed(node_id: str, failure: Failure, before: EarlierExits | None = None) -> Reason:
+def worker_failed(node_id: str, failure: Failure, before: EarlierSuccesses | None = None) -> Reason:
     """A worker failed.
 
     A worker that was killed did not choose its last words: they may be anything, such as half a progress bar. One that

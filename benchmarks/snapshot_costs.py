@@ -79,14 +79,14 @@ def while_running(megabytes: float, table: Table) -> None:
         snaps: Any = snapshots.open({"model": model, "optimizer": optimizer}, directory=folder)
         step()
         snaps.step(1)
-        snaps._ahead.join()
+        snaps._slots_thread.join()
         due, others, digests, plain = [], [], [], []
         beside = [torch.zeros_like(tensor) for tensor in tensors(model, optimizer)]
         for number in range(2, 12):
             step()
             snaps._schedule.is_due = lambda *_, **__: True
             due.append(taken(lambda number=number: snaps.step(number)))  # type: ignore[misc]
-            digests.append(taken(snaps._closing.join))
+            digests.append(taken(snaps._index_thread.join))
             step()
             plain.append(taken(lambda: copied(model, optimizer, beside)))
         for number in range(12, 42):
@@ -160,7 +160,7 @@ def throughput(megabytes: float, blocks: int, table: Table) -> None:
         for at in range(blocks):
             pair = [block(every, keeps=keeps) for keeps in ((True, False) if at % 2 else (False, True))]
             with_s, without_s = pair if at % 2 else reversed(pair)
-            snaps._closing.join()
+            snaps._index_thread.join()
             costs.append(with_s / without_s - 1)
             plain.append(without_s)
     error = stdev(costs) / len(costs) ** 0.5

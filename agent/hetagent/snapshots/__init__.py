@@ -59,26 +59,27 @@ def open(  # noqa: A001 - as in `snapshots.open`
     from hetagent.snapshots.script import Snapshots  # what the agent imports of this package has no torch
     from hetagent.snapshots.state import State
 
-    who = _who()
+    worker = _find_rank()
     told = os.environ.get(FOLDER)
     where = told or (directory if AGENT not in os.environ else None)
-    if not told and where is not None and who.world_size != who.local_world_size:
+    elsewhere = worker.world_size - worker.local_world_size
+    if not told and where is not None and elsewhere:
         where = None
-        if who.rank == 0:
+        if worker.rank == 0:
             print(
-                f"hetagent.snapshots: no snapshots, since {who.world_size - who.local_world_size} of {who.world_size} "
-                "ranks are on other machines, and this worker has no agent of hetrdzv",
+                f"hetagent.snapshots: no snapshots, since {elsewhere} of {worker.world_size} ranks are on other "
+                "machines, and this worker has no agent of hetrdzv",
                 file=sys.stderr,
             )
     folder = SnapshotFiles(Path(where)) if where is not None else None
     if folder is not None and not told:
         require_private(folder.path)
-    snaps = Snapshots(folder, State(state, per_rank or {}), who, has_agent=bool(told))
+    snaps = Snapshots(folder, State(state, per_rank or {}), worker, has_agent=bool(told))
     _opened.append(snaps)
     return snaps
 
 
-def _who() -> "WorkerRank":
+def _find_rank() -> "WorkerRank":
     """Which worker this is: as torch.distributed knows it, or before that begins, as the environment says.
 
     Raises:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pickle
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
@@ -32,11 +33,14 @@ from hetagent.snapshots.folder import (
     write_atomic,
     write_lock,
 )
-from hetagent.snapshots.memory import MappedFile, assign_offsets, locate_tensor, view_as_tensor
+from hetagent.snapshots.memory import MappedFile, locate_tensor
 from hetagent.snapshots.state import State
 
 MOST_PEERS = 15
 """For how many ranks one stands in at most: a node can tell its server of 2,048 parts."""
+
+SmallState = tuple[Mapping[str, Tensor], bytes, bytes]
+"""Buffers; values, pickled; and those that optimizers have for parameters."""
 
 
 class WorkerRank(NamedTuple):
@@ -53,7 +57,7 @@ class Copy:
 
     index: Index  # of this worker's part, without its files
     copied: Mapping[str, MappedFile]  # these
-    small: tuple[Mapping[str, Tensor], bytes]  # buffers and values, which go to `RANK.small`
+    small: SmallState  # goes to `RANK.small`
     sources: object  # of the copies: they stay until then
     devices: Devices
     slot: Slot
@@ -68,12 +72,12 @@ class Copy:
         """
         self.devices.wait_for_copies()
         if found := is_good():
-            self._write()
+            self._write_index()
         if self.lock is not None:
             self.lock.close()
         return found
 
-    def _write(self) -> None:
+    def _write_index(self) -> None:
         file = BytesIO()
         torch.save(self.small, file)
         small, slot = file.getbuffer(), self.slot.path
@@ -93,34 +97,31 @@ class Copy:
 class Copier:
     """Copies the state of one worker."""
 
-    def __init__(self, folder: SnapshotFiles, state: State, who: WorkerRank) -> None:
+    def __init__(self, folder: SnapshotFiles, state: State, worker: WorkerRank) -> None:
         self._folder = folder
         self._state = state
-        self._who = who
+        self._worker = worker
         self.devices = Devices(())  # what has the state; known once it is prepared
-        self.sharded = False  # whether this rank has parts of tensors; likewise
-        self._shared = False  # there is something that all ranks have alike
-        self._peers: Sequence[int] = ()  # the ranks that have the same shards
         # Buffers and values of the last step; on a device what is there, since a copy to the host would wait for it.
-        self._small: tuple[Mapping[str, Tensor], bytes] | None = None
+        self._buffers: Mapping[str, Tensor] = {}
+        self._values = b""
         self._mapped: dict[tuple[Path, str], MappedFile] = {}  # files of slots
 
     # -- made beforehand -----------------------------------------------------------------------------------------
 
-    def prepare(self) -> Mapping[str, int]:
+    def measure_files(self) -> Mapping[str, int]:
         """Look at the state, once optimizers have theirs; the sizes of this worker's files of a slot (bytes)."""
         self.devices = self._state.devices()
-        parts = self._parts().items()
-        return {name: assign_offsets((place for place, _ in part), name)[1] for name, part in parts}
+        return {name: part[-1][0].end for name, part in self._locate_tensors()[0].items()}
 
     def make_slots(self, sizes: Mapping[str, int]) -> None:
         """Have the memory of all slots, so that no snapshot has to wait for that.
 
         SnapshotError, OSError: there is no room for it.
         """
-        here = self._who.local_world_size
-        held = here if self._who.world_size == here else 2 * here  # those of another node, too
-        count = SLOTS if self.sharded else REPLICATED_SLOTS
+        here = self._worker.local_world_size
+        held = here if self._worker.world_size == here else 2 * here  # those of another node, too
+        count = REPLICATED_SLOTS if sizes.keys() <= {SHARED} else SLOTS
         needs = count * sum(size * (1 if name == SHARED else held) for name, size in sizes.items())
         allowed = self._folder.read_control().memory
         try:
@@ -145,41 +146,34 @@ class Copier:
 
     # -- at every step -------------------------------------------------------------------------------------------
 
-    def values(self) -> bytes:
+    def pickle_values(self) -> bytes:
         """The script's values; SnapshotError: one cannot be pickled."""
-        values = self._state.replicated(), self._state.per_rank()
-        try:
-            return pickle.dumps(values, protocol=pickle.HIGHEST_PROTOCOL)
-        except (pickle.PicklingError, TypeError, AttributeError) as error:
-            raise SnapshotError(f"a value of the state cannot be saved: {error}") from None
+        return _pickle((self._state.replicated_values(), self._state.per_rank_values()))
 
     def keep_small_state(self, values: bytes) -> None:
         """Keep what belongs to every step."""
-        small = self._state.other_tensors().items()
-        self._small = {name: tensor.detach().clone() for name, tensor in small}, values
+        buffers = self._state.other_tensors().items()
+        self._buffers, self._values = {name: tensor.detach().clone() for name, tensor in buffers}, values
 
     # -- for a snapshot ------------------------------------------------------------------------------------------
 
-    def _parts(self) -> dict[str, list[tuple[TensorLocation, Tensor]]]:
-        """The tensors of each file, in the order of their names: what all ranks have alike, this rank's parts."""
-        replicated, own, peers = [], [], []
+    def _locate_tensors(self) -> tuple[dict[str, list[tuple[TensorLocation, Tensor]]], Sequence[int]]:
+        """The tensors of each file: what all ranks have alike, this rank's parts; and the ranks with the same parts."""
+        files, holders = defaultdict[str, list[tuple[TensorLocation, Tensor]]](list), []
         for name, tensor in self._state.optimized_tensors().items():
-            if not isinstance(tensor, DTensor):
-                replicated.append((locate_tensor(name, tensor), tensor))
-                continue
-            [chunk], local = tensor.__create_chunk_list__(), tensor.to_local()
-            part = locate_tensor(name, local, tensor.shape, chunk.offsets), local
-            if holders := _holders(tensor):
-                peers.append(holders)
-                own.append(part)
-            else:
-                replicated.append(part)
-        files = {SHARED: replicated, OWN.format(self._who.rank): own}
-        rank, world_size = self._who.rank, self._who.world_size
-        self._shared, self.sharded = bool(replicated), bool(own)
-        same = set.intersection(*peers) - {rank} if peers else set()
-        self._peers = sorted(same, key=lambda peer: (peer - rank) % world_size)[:MOST_PEERS]
-        return {name: parts for name, parts in files.items() if parts}
+            file, local, offsets = SHARED, tensor, ()
+            if isinstance(tensor, DTensor):
+                [chunk], local = tensor.__create_chunk_list__(), tensor.to_local()
+                offsets = tuple(chunk.offsets)
+                if ranks := _ranks_with_part(tensor):
+                    file = OWN.format(self._worker.rank)
+                    holders.append(ranks)
+            after = files[file][-1][0].end if files[file] else 0
+            place = locate_tensor(name, local, tensor.shape, offsets, file=file, after=after)
+            files[file].append((place, local))
+        rank, world_size = self._worker.rank, self._worker.world_size
+        peers = set.intersection(*holders) - {rank} if holders else set()
+        return dict(files), sorted(peers, key=lambda peer: (peer - rank) % world_size)[:MOST_PEERS]
 
     def has_replicated(self, stamp: SnapshotId) -> bool:
         """Whether the workers of this node have written that they have all that ranks have alike."""
@@ -192,44 +186,43 @@ class Copier:
         `now`: the round ends. So wait until another worker of this node has copied what all have alike; if it dies,
         that is this worker's. SnapshotSuperseded, FileNotFoundError: it has no slot.
         """
-        parts = self._parts()
-        slot = self._folder.claim_slot(stamp, sharded=self.sharded, to_disk=to_disk, due=not now)
-        lock = self._shared_lock(slot, wait=now)
+        files, peers = self._locate_tensors()
+        is_sharded, has_shared = bool(files.keys() - {SHARED}), SHARED in files
+        slot = self._folder.claim_slot(stamp, sharded=is_sharded, to_disk=to_disk, due=not now)
+        lock = self._lock_shared(slot, wait=now) if has_shared else None
         if lock is None:
-            parts.pop(SHARED, None)
-        self._retract(slot)
+            files.pop(SHARED, None)
+        self._remove_indexes(slot)
         copied, tensors = {}, []
         with self.devices.copying():
             small = self._copy_small_state()
-            for name, part in parts.items():
-                laid, size = assign_offsets((place for place, _ in part), name)
-                copied[name] = mapped = self._file(slot, name, size)
-                mapped.write_headers(laid)
-                for place, (_, tensor) in zip(laid, part, strict=True):
-                    self.devices.copy(tensor, view_as_tensor(mapped.memory, place))
+            for name, part in files.items():
+                copied[name] = mapped = self._map_file(slot, name, part[-1][0].end)
+                for place, tensor in part:
+                    self.devices.copy(tensor, mapped.tensor_at(place))
                     aliases = self._state.aliases.get(place.name, ())
                     tensors += [place, *(place._replace(name=alias) for alias in aliases)]
         index = Index(
             stamp=stamp,
-            rank=self._who.rank,
-            writer=self._who.rank,
-            world_size=self._who.world_size,
-            sharded=self.sharded,
-            shared=self._shared,
+            rank=self._worker.rank,
+            writer=self._worker.rank,
+            world_size=self._worker.world_size,
+            sharded=is_sharded,
+            shared=has_shared,
             tensors=tuple(tensors),
         )
-        return Copy(index, copied, small, (parts, self._small), self.devices, slot, self._peers, lock)
+        return Copy(index, copied, small, (files, self._buffers), self.devices, slot, peers, lock)
 
-    def _retract(self, slot: Slot) -> None:
+    def _remove_indexes(self, slot: Slot) -> None:
         """It is copied again: files that are about to be overwritten are no part of it."""
-        if (slot.path / INDEX.format(self._who.rank)).exists():
+        if (slot.path / INDEX.format(self._worker.rank)).exists():
             for rank, index in slot.read_indexes().items():
-                if index.writer == self._who.rank:
+                if index.writer == self._worker.rank:
                     (slot.path / INDEX.format(rank)).unlink(missing_ok=True)
 
-    def _shared_lock(self, slot: Slot, *, wait: bool) -> IO[bytes] | None:
+    def _lock_shared(self, slot: Slot, *, wait: bool) -> IO[bytes] | None:
         """The right to copy what all ranks have alike, unless another worker of this node has done that."""
-        if not self._shared or self.has_replicated(slot.stamp):
+        if self.has_replicated(slot.stamp):
             return None
         lock = write_lock(slot.path / LOCK, wait=wait)
         if lock is not None and self.has_replicated(slot.stamp):
@@ -237,27 +230,32 @@ class Copier:
             return None
         return lock
 
-    def _copy_small_state(self) -> tuple[Mapping[str, Tensor], bytes]:
-        assert self._small is not None
-        tensors, values = self._small
+    def _copy_small_state(self) -> SmallState:
         buffers = {}
-        for name, tensor in tensors.items():
+        for name, tensor in self._buffers.items():
             pins = tensor.device.type not in ON_HOST
             buffers[name] = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=pins)
             self.devices.copy(tensor, buffers[name])
-        return buffers, values
+        return buffers, self._values, _pickle(self._state.optimizer_values())
 
-    def _file(self, slot: Slot, name: str, size: int) -> MappedFile:
+    def _map_file(self, slot: Slot, name: str, size: int) -> MappedFile:
         """A file of a slot that is given to the snapshot that is about to be copied."""
         key = slot.directory, name
         known = self._mapped.get(key)
-        if known is None or known.size != size or not known.is_intact():
+        if known is None or known.size != size or not known.cut_to_size():
             self._mapped[key] = known = MappedFile(slot.directory / name, size)
-            known.is_intact()
+            known.cut_to_size()
         return known
 
 
-def _holders(tensor: DTensor) -> set[int]:
+def _pickle(values: object) -> bytes:
+    try:
+        return pickle.dumps(values, protocol=pickle.HIGHEST_PROTOCOL)
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        raise SnapshotError(f"a value of the state cannot be saved: {error}") from None
+
+
+def _ranks_with_part(tensor: DTensor) -> set[int]:
     """The ranks that have the same part of a tensor as this one; none: all ranks have all of it."""
     if all(isinstance(each, Replicate) for each in tensor.placements):
         return set()

@@ -68,13 +68,13 @@ class SnapshotId(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AgentControl:
+class RoundControl:
     """What the agent tells its workers while a round runs."""
 
     round: int = 0  # 0: without an agent
     ranks: tuple[int, ...] = ()  # of this node; empty: without an agent
-    safe: SnapshotId | None = None  # the newest that outlives any node, as far as is known
     retained: tuple[SnapshotId, ...] = ()  # not to be overwritten, the one that matters most first
+    must_wait: bool = False  # with the next one: others have no copies of the last one yet
     every_s: float = EVERY_S
     memory: int | None = None  # bytes that all slots together may have
     to_disk: bool = False  # the next one is wanted on disk
@@ -90,8 +90,13 @@ class TensorLocation(NamedTuple):
     lengths: tuple[int, ...]
     bytes: int
     head: int  # bytes of what comes before it in its file, so that `torch.load` reads it there
-    file: str = ""
-    at: int = 0
+    file: str
+    at: int
+
+    @property
+    def end(self) -> int:
+        """Where it ends in its file."""
+        return self.at + self.bytes
 
 
 class FileDigest(NamedTuple):
@@ -190,22 +195,21 @@ class SnapshotFiles:
         self.directories = [path / str(number) for number in range(SLOTS)]
         for each in (path, *self.directories):
             each.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._control, self._control_of = AgentControl(), (0, 0)
+        self._control, self._control_of = RoundControl(), (0, 0)
         self._control_file = str(path / "control.json")  # looked at in every step
 
-    def read_control(self) -> AgentControl:
+    def read_control(self) -> RoundControl:
         """What the agent says by now."""
         with contextlib.suppress(FileNotFoundError):
             stats = os.stat(self._control_file)
             if (of := (stats.st_mtime_ns, stats.st_ino)) != self._control_of:
                 told = json.loads(Path(self._control_file).read_bytes())
-                told["safe"] = SnapshotId(*told["safe"]) if told.get("safe") else None
                 told["retained"] = tuple(SnapshotId(*each) for each in told.get("retained", ()))
                 told["ranks"] = tuple(told.get("ranks", ()))
-                self._control, self._control_of = AgentControl(**told), of
+                self._control, self._control_of = RoundControl(**told), of
         return self._control
 
-    def write_control(self, control: AgentControl) -> None:
+    def write_control(self, control: RoundControl) -> None:
         """Say it, as the agent."""
         write_atomic(Path(self._control_file), json.dumps(asdict(control)).encode())
 
@@ -248,14 +252,14 @@ class SnapshotFiles:
                         each.unlink(missing_ok=True)
                 slot = Slot(self.path / stamp.name, stamp)
                 slot.path.symlink_to(directory.name)
-                self.bad_snapshot_file(stamp).unlink(missing_ok=True)
             if to_disk:
                 (slot.path / TO_DISK).touch()
             return slot
 
-    def bad_snapshot_file(self, stamp: SnapshotId) -> Path:
-        """The file that says that a snapshot cannot be loaded, and why."""
-        return self.path / "bad" / stamp.name
+    def release_slot(self, stamp: SnapshotId) -> None:
+        """Give up a snapshot that cannot be loaded."""
+        with self._locked():
+            (self.path / stamp.name).unlink(missing_ok=True)
 
     def forget_newer(self, than: SnapshotId | None) -> None:
         """All go on from that one, or from nothing, and make what former rounds have beyond it again."""

@@ -1,11 +1,12 @@
 """Tensors in files: mapped and touched before they are needed, so that a snapshot takes no longer than a copy."""
 
+import contextlib
 import ctypes
 import math
 import mmap
 import os
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -25,51 +26,47 @@ _POPULATE_WRITE = 23
 
 
 class MappedFile:
-    """A file, mapped. A larger one stays so for now: somebody may need what is in it; see `is_intact`."""
+    """A file, mapped. A larger one stays so for now: somebody may need what is in it; see `cut_to_size`."""
 
     def __init__(self, path: Path, size: int) -> None:
         self.size = size
         self._path = path
-        self._places: Sequence[TensorLocation] = ()  # which have their heads
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             os.posix_fallocate(fd, 0, size)
             self._inode = os.fstat(fd).st_ino
             self._map = mmap.mmap(fd, size)
-            self.memory = torch.frombuffer(self._map, dtype=torch.uint8)
         except OSError as error:
             raise SnapshotError(
                 f"no room for {size / 1e6:.0f} MB in {path.parent}: {error.strerror}"
             ) from None
         finally:
             os.close(fd)
+        self._address = torch.frombuffer(self._map, dtype=torch.uint8).data_ptr()
         # Without the GIL. Older kernels refuse, and the first copy takes 10 times as long.
         madvise = ctypes.CDLL(None).madvise
-        madvise(ctypes.c_void_p(self.memory.data_ptr()), ctypes.c_size_t(size), ctypes.c_int(_POPULATE_WRITE))
+        madvise(ctypes.c_void_p(self._address), ctypes.c_size_t(size), ctypes.c_int(_POPULATE_WRITE))
 
-    def is_intact(self) -> bool:
-        """Whether it still is the file that was mapped, which is cut to its size: its slot is about to be written."""
-        try:
+    def cut_to_size(self) -> bool:
+        """Have the file end where the map does, since its slot is about to be written; False: it is another file."""
+        with contextlib.suppress(OSError):
             found = os.stat(self._path)
-            if found.st_ino == self._inode and found.st_size > self.size:
+            if found.st_ino == self._inode and found.st_size >= self.size:
                 os.truncate(self._path, self.size)
-        except OSError:
-            return False
-        return found.st_ino == self._inode and found.st_size >= self.size
+                return True
+        return False
 
-    def write_headers(self, places: Sequence[TensorLocation]) -> None:
-        """Write what comes before tensors."""
-        for place in places if places != self._places else ():
-            head = torch.frombuffer(bytearray(_head(dtype_of(place), place.lengths)), dtype=torch.uint8)
-            self.memory[place.at - place.head : place.at] = head
-        self._places = places
+    def tensor_at(self, place: TensorLocation) -> Tensor:
+        """Where a tensor goes; what `torch.load` expects before it is written."""
+        self._map[place.at - place.head : place.at] = _head(dtype_of(place), place.lengths)
+        return view_as_tensor(self._map, place)
 
     def pin(self) -> None:
         """Have GPUs copy to it by themselves, as torch pins shared memory; else copies take longer.
 
         Not for a script's thread, where an error would stay CUDA's last one.
         """
-        cudart, address = torch.cuda.cudart(), self.memory.data_ptr()
+        cudart, address = torch.cuda.cudart(), self._address
         if not int(cudart.cudaHostRegister(address, self.size, PORTABLE)):
             weakref.finalize(self, cudart.cudaHostUnregister, address).atexit = False
 
@@ -78,32 +75,31 @@ class MappedFile:
         return FileDigest(self.size, xxh3_64_hexdigest(self._map))
 
 
-def assign_offsets(places: Iterable[TensorLocation], file: str) -> tuple[list[TensorLocation], int]:
-    """Give tensors their places in a file, side by side in their order; returns its size, too (bytes)."""
-    end, found = 0, []
-    for place in places:
-        at = -(-(end + place.head) // ALIGNED) * ALIGNED
-        found.append(place._replace(file=file, at=at))
-        end = at + place.bytes
-    return found, max(end, 1)
-
-
 _head = lru_cache(maxsize=4096)(head_of)
 
 
 def locate_tensor(
-    name: str, tensor: Tensor, shape: Sequence[int] | None = None, offsets: Sequence[int] | None = None
+    name: str,
+    tensor: Tensor,
+    shape: Sequence[int] = (),
+    offsets: Sequence[int] = (),
+    *,
+    file: str = "",
+    after: int = 0,
 ) -> TensorLocation:
-    """What is known of a tensor before it has its place; of a part also the whole one's shape, and where it begins."""
+    """Where a tensor goes in a file, after so many bytes; of a part also the whole one's shape, and where it begins."""
     lengths = tuple(tensor.shape)
+    head = len(_head(tensor.dtype, lengths))
     return TensorLocation(
         name=name,
         dtype=str(tensor.dtype).removeprefix("torch."),
-        shape=lengths if shape is None else tuple(shape),
-        offsets=(0,) * len(lengths) if offsets is None else tuple(offsets),
+        shape=tuple(shape or lengths),
+        offsets=tuple(offsets or [0] * len(lengths)),
         lengths=lengths,
         bytes=math.prod(lengths) * tensor.dtype.itemsize,
-        head=len(_head(tensor.dtype, lengths)),
+        head=head,
+        file=file,
+        at=-(-(after + head) // ALIGNED) * ALIGNED,
     )
 
 
@@ -115,8 +111,9 @@ def dtype_of(place: TensorLocation) -> torch.dtype:
     return dtype
 
 
-def view_as_tensor(memory: Tensor, place: TensorLocation) -> Tensor:
-    """A tensor in memory of bytes."""
+def view_as_tensor(memory: mmap.mmap | memoryview, place: TensorLocation) -> Tensor:
+    """A tensor in memory."""
     if not place.bytes:
         return torch.empty(place.lengths, dtype=dtype_of(place), device="cpu")
-    return memory[place.at : place.at + place.bytes].view(dtype_of(place)).view(place.lengths)
+    count = math.prod(place.lengths)
+    return torch.frombuffer(memory, dtype=dtype_of(place), count=count, offset=place.at).view(place.lengths)

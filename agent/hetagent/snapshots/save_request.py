@@ -39,6 +39,8 @@ def stop_listening(folder: Path, rank: int) -> None:
 
 
 def write_answer(folder: Path, rank: int, name: str, **told: object) -> None:
-    """Write what the agent reads: in `done` an answer (`step`, `why`), in `off` why no more snapshots are taken."""
+    """Write what the agent reads: `done` (`step`, `why`) is an answer, `off` (`why`) says that no more snapshots are
+    taken, `bad` (`stamp`, `node`, `why`) which one cannot be loaded.
+    """
     with contextlib.suppress(OSError):
         write_atomic(folder / ASK / f"{rank}.{name}", json.dumps(told).encode())

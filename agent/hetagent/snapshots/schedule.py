@@ -42,30 +42,36 @@ class Schedule:
         self._store = store
         self._prefix = f"hetagent.snapshots/{next(_numbers)}"
         self._look_s = max(LOOK_S, world_size / LOOKS_PER_S)
-        self._calls = self._named = 0
-        self._at: deque[float] = deque(maxlen=16)
+        self._calls = self._announced = 0
+        self._ended_at: deque[float] = deque(maxlen=16)
         self._next: tuple[int, bool] | None = None
         self._looks_at = self._writes_at = 0.0
-        self._names_at: float | None = None
+        self._announce_at: float | None = None
         self._wait_s = FIRST_S
         self.to_disk = False  # the one that is due is to be written to disk as well
 
     def is_due(
-        self, now: float, every_s: float, *, is_ready: bool, waits: Callable[[], bool], to_disk: bool = False
+        self,
+        now: float,
+        every_s: float,
+        *,
+        is_ready: bool,
+        must_wait: Callable[[], bool],
+        to_disk: bool = False,
     ) -> bool:
         """Whether a snapshot is due at the step that ends now.
 
-        It `waits` for the last one, or the one that was loaded, to become safe, for another interval at most.
+        It may have to wait until others have copies of the last one, for another interval at most.
         """
         self._calls += 1
-        self._at.append(now)
+        self._ended_at.append(now)
         if self._next is None and is_ready:
             if self._store is None and not self._is_alone and dist.is_available() and dist.is_initialized():
                 self._store = default_store()
             if self._leads or self._store is None:
-                self._name(now, every_s, waits, to_disk=to_disk)
+                self._announce(now, every_s, must_wait, to_disk=to_disk)
             elif now >= self._looks_at:
-                self._look(now)
+                self._read_announced(now)
         if self._next is None or self._calls < self._next[0]:
             return False
         (call, self.to_disk), self._next = self._next, None
@@ -73,15 +79,15 @@ class Schedule:
 
     def step_s(self) -> float:
         """How long steps take (seconds); 0.0: not known yet."""
-        at = [*self._at]  # whoever asks may be another thread
+        at = [*self._ended_at]  # whoever asks may be another thread
         return median(after - before for before, after in pairwise(at)) if len(at) > 1 else 0.0
 
-    def _name(self, now: float, every_s: float, waits: Callable[[], bool], *, to_disk: bool) -> None:
+    def _announce(self, now: float, every_s: float, must_wait: Callable[[], bool], *, to_disk: bool) -> None:
         """Name the next one, if it is time."""
-        if self._store is not None and len(self._at) < FEW_STEPS:
+        if self._store is not None and len(self._ended_at) < FEW_STEPS:
             return
-        self._names_at = now if self._names_at is None else self._names_at
-        if now < self._names_at or (waits() and now < self._names_at + every_s):
+        self._announce_at = now if self._announce_at is None else self._announce_at
+        if now < self._announce_at or (must_wait() and now < self._announce_at + every_s):
             return
         self._next = self._calls, to_disk and now >= self._writes_at
         if self._next[1]:
@@ -90,16 +96,16 @@ class Schedule:
             # All ranks have looked by then.
             ahead = 2 + math.ceil(AHEAD_LOOKS * self._look_s / max(self.step_s(), LEAST_STEP_S))
             self._next = self._calls + ahead, self._next[1]
-            self._store.set(f"{self._prefix}/{self._named}", "{} {:d}".format(*self._next))
-        self._named += 1
+            self._store.set(f"{self._prefix}/{self._announced}", "{} {:d}".format(*self._next))
+        self._announced += 1
         wait_s = min(self._wait_s, every_s)
-        self._wait_s, self._names_at = 2 * wait_s, now + wait_s
+        self._wait_s, self._announce_at = 2 * wait_s, now + wait_s
 
-    def _look(self, now: float) -> None:
+    def _read_announced(self, now: float) -> None:
         """See whether rank 0 has named one."""
         self._looks_at = now + self._look_s
-        key = f"{self._prefix}/{self._named}"
+        key = f"{self._prefix}/{self._announced}"
         if self._store.check([key]):
             call, on_disk = map(int, self._store.get(key).split())
-            self._named += 1
+            self._announced += 1
             self._next = call, bool(on_disk)

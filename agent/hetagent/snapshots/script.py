@@ -1,6 +1,7 @@
 """The snapshots of a worker: taken when one is due and when the round ends, and loaded when it begins."""
 
 import atexit
+import math
 import os
 import sys
 import threading
@@ -9,6 +10,7 @@ from collections.abc import Callable
 
 from hetagent import progress
 from hetagent.snapshots import save_request
+from hetagent.snapshots.changes import ParameterChanges
 from hetagent.snapshots.copying import Copier, WorkerRank
 from hetagent.snapshots.devices import is_capturing
 from hetagent.snapshots.errors import SnapshotSuperseded
@@ -28,14 +30,11 @@ ONE_MORE_S, HOLD_S = 0.25, 1.0
 """How long at least, and at most, it waits for the step in flight, which others may end and which is then taken; for
 the latter it trains no further after its answer (seconds): its agent is about to stop it."""
 
-LAST_S = 10.0
-"""For how long the interpreter's end waits for threads that digest a snapshot, or make slots (seconds)."""
-
-SILENT_STEPS = 16
+UNKNOWN_STEPS = 16
 """After so many steps in a row of which it is not known what has changed parameters, a person is told what that means.
 Before its first step an optimizer may accumulate gradients."""
 
-OVERTAKEN = SnapshotSuperseded, FileNotFoundError
+SUPERSEDED = SnapshotSuperseded, FileNotFoundError
 """A slot was given to a newer snapshot, or no other one can be had: nothing is wrong."""
 
 TROUBLE = (OSError, RuntimeError, ValueError)
@@ -46,41 +45,40 @@ class Snapshots:
     """The snapshots of this worker; made by `hetagent.snapshots.open`. Without a folder there are none."""
 
     def __init__(
-        self, folder: SnapshotFiles | None, state: State, who: WorkerRank, *, has_agent: bool
+        self, folder: SnapshotFiles | None, state: State, worker: WorkerRank, *, has_agent: bool
     ) -> None:
-        self._last: int | None = None  # step
-        self._whole: int | None = None  # after which step the state is, unless `_changed`; None: not known
-        self._keeps = folder is not None
+        self._last_step: int | None = None
+        self._pid = os.getpid() if folder is not None else 0
         if folder is None:
             return
         self._folder = folder
         self._state = state
-        self._rank = who.rank
+        self._rank = worker.rank
         self._has_agent = has_agent
         self._lock = threading.RLock()  # held while anything is copied, and around changes of what is copied
-        self._ended = threading.Condition(self._lock)  # a step
-        self._changed = False  # an optimizer has told of a step since the last one
-        self._told = False  # or ever
-        self._versions = 0  # of parameters, after the last step
-        self._hidden = False  # something else than an optimizer was found to have changed them
-        self._captured = False  # an optimizer's step, by a CUDA graph: from then on it tells nobody
-        self._silent = 0  # of how many steps in a row it is not known what has changed parameters
-        self._more: int | None = None  # how many steps training may still end; None: any number
-        self._free_at = 0.0  # until when it stands still once that is none (monotonic seconds)
+        self._step_ended = threading.Condition(self._lock)
+        self._changes = ParameterChanges(state)
+        self._whole_step: int | None = None  # of which the state is, until parameters change; None: not known
+        self._unknown_steps = 0  # how many in a row of which it is not known what has changed parameters
         self._saved: SnapshotId | None = None
-        self._why = ""  # why nothing can be saved
-        self._copier = Copier(folder, state, who)
-        self._ahead: threading.Thread | None = None  # makes the slots
-        self._closing: threading.Thread | None = None  # digests what was copied, and writes the index
-        self._due: SnapshotId | None = None  # the snapshot that was due last, which it closes
-        self._schedule = Schedule(who.rank, who.world_size)
-        state.on_optimizer_step(self._changes)
-        os.register_at_fork(after_in_child=self._keep_nothing)
-        atexit.register(self._let_threads_end)
+        self._disabled_reason = ""  # why nothing can be saved
+        self._held_until = 0.0  # training goes on at the end of a step only then (monotonic seconds)
+        self._is_held = False
+        self._copier = Copier(folder, state, worker)
+        self._slots_thread: threading.Thread | None = None  # makes the slots
+        self._index_thread: threading.Thread | None = None  # digests what was copied, and writes the index
+        self._schedule = Schedule(worker.rank, worker.world_size)
+        for optimizer in state.optimizers.values():
+            optimizer.register_step_pre_hook(lambda *_: self._begin_optimizer_step())
         if has_agent:
-            self._reached = save_request.listen(folder.path, self._rank, self._stop)
+            self._step_file = save_request.listen(folder.path, self._rank, self._save_and_hold)
         else:
-            atexit.register(self._save)  # nobody will ask
+            atexit.register(self._save_last_step)  # nobody will ask
+
+    @property
+    def _is_enabled(self) -> bool:
+        """Not without a folder, nor in a child that was forked, to load data perhaps: the state is its parent's."""
+        return self._pid == os.getpid()
 
     # -- the script's side -----------------------------------------------------------------------------------
 
@@ -93,7 +91,7 @@ class Snapshots:
         Raises:
             SnapshotError: it is of another model, or cannot be read; the agent then has another one taken.
         """
-        if not self._keeps:
+        if not self._is_enabled:
             return None
         start = self._folder.read_start() if self._has_agent else find_newest(self._folder)
         # Not before: a round may be over before its workers load anything.
@@ -102,11 +100,9 @@ class Snapshots:
             return None
         loader = Loader(self._folder, self._rank, start, has_agent=self._has_agent)
         loader.load(self._state)
-        # An optimizer has made it; if nodes keep it in memory, it is copied before others.
-        self._due = loader.stamp if loader.stamp in self._folder.read_control().retained else None
-        self._told, self._versions = bool(self._state.optimizers), self._state.version_sum()
-        self._last = loader.stamp.step
-        return self._last
+        self._changes.begin_from_snapshot()
+        self._last_step = loader.stamp.step
+        return self._last_step
 
     def step(self, step: int) -> None:
         """The state is whole: so many steps are done. Takes a snapshot if one is due, which takes about a copy.
@@ -117,167 +113,125 @@ class Snapshots:
         Raises:
             ValueError: it does not count up.
         """
-        if type(step) is not int or step < 0 or (self._last is not None and step <= self._last):
+        if type(step) is not int or step < 0 or (self._last_step is not None and step <= self._last_step):
             raise ValueError(
-                f"snaps.step({step!r}) after step {self._last}: steps are whole numbers that count up"
+                f"snaps.step({step!r}) after step {self._last_step}: steps are whole numbers that count up"
             )
-        self._last = step
+        self._last_step = step
         progress.follow(step)
-        if not self._keeps:
+        if not self._is_enabled:
             return
-        if self._told and not self._changed:
+        if not self._changes.in_step:
             self._copier.devices.wait()
         began = time.perf_counter()
         # Not within the lock: they may wait for a device.
-        values = self._copier.values() if not self._why else b""
+        values = self._copier.pickle_values() if not self._disabled_reason else b""
         with self._lock:
-            self._whole = None  # an interrupt may come before the number is that of what is kept
+            self._whole_step = None  # an interrupt may come before the number is that of what is kept
             if self._has_agent:
-                self._tries(lambda: os.pwrite(self._reached, b"%d" % step, 0))  # steps count up
-            is_known = self._knows_changes(step)
-            has_slots = self._ahead is not None and not self._ahead.is_alive()
-            if self._ahead is None and (
-                self._told or self._silent == SILENT_STEPS or not self._state.optimizers
-            ):
-                self._tries(self._make_slots)
-            is_kept = not self._why and not self._tries(lambda: self._copier.keep_small_state(values))
-            self._changed = False
+                self._attempt(lambda: os.pwrite(self._step_file, b"%d" % step, 0))  # steps count up
+            is_known = self._changes.end_step()
+            self._count_unknown(step, is_known=is_known)
+            has_slots = self._slots_thread is not None and not self._slots_thread.is_alive()
+            if self._slots_thread is None and self._is_complete():
+                self._attempt(self._make_slots)
+            is_kept = not self._disabled_reason and not self._attempt(
+                lambda: self._copier.keep_small_state(values)
+            )
             self._copier.devices.end_step()
-            self._whole = step if is_known and is_kept else None
+            self._whole_step = step if is_known and is_kept else None
             control = self._folder.read_control()
-            if self._more:
-                self._more -= 1
-            self._ended.notify_all()
+            self._step_ended.notify_all()
         # Nor this: the store may be silent, since the host of rank 0 is gone, while the last step is asked for.
         is_due = self._schedule.is_due(
             began,
             control.every_s,
             is_ready=is_kept and has_slots,
-            waits=lambda: self._is_closing() or self._is_unsafe(control.safe),
+            must_wait=lambda: self._is_writing() or control.must_wait,
             to_disk=control.to_disk,
         )
         with self._lock:
             if is_due:
-                self._tries(
-                    lambda: self._take_due(
-                        SnapshotId(control.round, step), waits=not is_known or self._hidden
-                    )
-                )
-            self._stand_still()
+                waits = not is_known or self._changes.unreported
+                self._attempt(lambda: self._take_due(SnapshotId(control.round, step), waits=waits))
+            self._hold_training()
 
-    def _make_slots(self) -> None:
-        sizes = self._copier.prepare()
-        self._ahead = self._run("slots", lambda: self._copier.make_slots(sizes))
-
-    def _changes(self) -> None:
-        """An optimizer is about to change parameters: not while they are copied, or devices are behind."""
-        if not self._keeps:
-            return
-        # Asked each time: a graph may be captured before the first step, or in one that was told already.
-        captures = is_capturing()
-        self._captured |= captures
-        if self._changed:
-            return
-        if not captures:
-            self._copier.devices.wait()
-        with self._lock:
-            self._stand_still()
-            self._hidden |= self._is_touched()
-            self._changed = True
-
-    def _stand_still(self) -> None:
-        while self._more == 0:
-            left_s = self._free_at - time.monotonic()
-            if left_s <= 0:
-                self._more = None
-            else:
-                self._ended.wait(left_s)
-
-    def _knows_changes(self, step: int) -> bool:
-        """Whether all that changes parameters tells: optimizers do, unless they are in a CUDA graph.
-
-        Steps may do without them: gradients are accumulated, or a GradScaler leaves a step out.
-        """
-        before, self._versions = self._versions, self._state.version_sum()
-        self._told = self._told or self._changed
-        is_same = self._changed or self._versions == before
-        self._hidden |= bool(before) and not is_same
-        is_known = is_same and self._told and not self._captured
-        self._silent = 0 if is_known else self._silent + 1
-        if self._silent == SILENT_STEPS:
+    def _count_unknown(self, step: int, *, is_known: bool) -> None:
+        self._unknown_steps = 0 if is_known else self._unknown_steps + 1
+        if self._unknown_steps == UNKNOWN_STEPS:
             _say(
                 f"rank {self._rank} has called snaps.step({step}), but no optimizer of its state has told of a "
                 "step: if something else changes parameters, steps since the last snapshot may be lost"
             )
-        return is_known
 
-    def _is_touched(self) -> bool:
-        """Whether something has changed parameters since the last step, and no optimizer has told."""
-        # In this order, since an optimizer may tell meanwhile.
-        return self._state.version_sum() != self._versions and not self._changed
+    def _is_complete(self) -> bool:
+        """Whether optimizers have their tensors, as far as can be known."""
+        is_reported = self._changes.reported or self._unknown_steps == UNKNOWN_STEPS
+        return is_reported or not self._state.optimizers
+
+    def _make_slots(self) -> None:
+        sizes = self._copier.measure_files()
+        self._slots_thread = self._start_thread("slots", lambda: self._copier.make_slots(sizes))
+
+    def _begin_optimizer_step(self) -> None:
+        """An optimizer is about to change parameters: not while they are copied, or devices are behind."""
+        if not self._is_enabled:
+            return
+        # Asked each time: a graph may be captured before the first step, or in one that was reported already.
+        is_captured = is_capturing()
+        if is_captured:
+            self._changes.capture()
+        if self._changes.in_step:
+            return
+        if not is_captured:
+            self._copier.devices.wait()
+        with self._lock:
+            self._changes.begin_optimizer_step()
 
     # -- beside the script -----------------------------------------------------------------------------------
 
-    def _tries(self, what: Callable[[], object]) -> str:
+    def _attempt(self, action: Callable[[], object]) -> str:
         """Do something, whose trouble ends snapshots; returns why it was not done, or ''."""
         try:
-            what()
-        except OVERTAKEN as error:
+            action()
+        except SUPERSEDED as error:
             return str(error)
         except TROUBLE as error:
-            if not self._why:
-                self._why = str(error).partition("\n")[0]
-                save_request.write_answer(self._folder.path, self._rank, "off", why=self._why)
-                _say(f"rank {self._rank} takes no more snapshots: {self._why}")
-            return self._why
+            if not self._disabled_reason:
+                self._disabled_reason = str(error).partition("\n")[0]
+                save_request.write_answer(self._folder.path, self._rank, "off", why=self._disabled_reason)
+                _say(f"rank {self._rank} takes no more snapshots: {self._disabled_reason}")
+            return self._disabled_reason
         return ""
 
-    def _run(self, name: str, what: Callable[[], None]) -> threading.Thread:
-        """Do something beside the script."""
+    def _start_thread(self, name: str, action: Callable[[], None]) -> threading.Thread:
+        """Do something beside the script, which the interpreter's end waits for."""
 
         def run() -> None:
             self._copier.devices.set_current_device()
-            what()
+            action()
 
-        thread = threading.Thread(
-            target=self._tries, args=(run,), name=f"hetagent-snapshot-{name}", daemon=True
-        )
+        thread = threading.Thread(target=self._attempt, args=(run,), name=f"hetagent-snapshot-{name}")
         thread.start()
         return thread
 
-    def _is_closing(self) -> bool:
-        return self._closing is not None and self._closing.is_alive()
-
-    def _is_unsafe(self, safe: SnapshotId | None) -> bool:
-        """Whether others have no copies yet of the last snapshot that was due, or of the one that was loaded."""
-        if self._due is None or not self._has_agent or not self._copier.sharded:
-            return False
-        return safe is None or safe < self._due
+    def _is_writing(self) -> bool:
+        return self._index_thread is not None and self._index_thread.is_alive()
 
     def _take_due(self, stamp: SnapshotId, *, waits: bool) -> None:
         """Take a snapshot; `waits`: until it is copied, since nobody knows what changes parameters next."""
-        if self._is_closing() or self._saved == stamp:  # it was asked for meanwhile
+        if self._is_writing() or self._saved == stamp:  # it was asked for meanwhile
             return
         copy = self._copier.begin_copy(stamp, now=False, to_disk=self._schedule.to_disk)
         if waits:
             copy.devices.wait_for_copies()
-        self._due = stamp
 
         def finish() -> None:
             # Else devices may have copied what was changed already.
-            if copy.finish(lambda: waits or not (self._is_touched() or self._hidden or self._captured)):
+            if copy.finish(lambda: waits or not (self._changes.is_unreported() or self._changes.unreported)):
                 self._saved = stamp
 
-        self._closing = self._run("digest", finish)
-
-    def _let_threads_end(self) -> None:
-        """The interpreter ends: what is under way would be lost, and a thread within torch take the process down."""
-        for thread in filter(None, (self._ahead, self._closing)):
-            thread.join(LAST_S)
-
-    def _keep_nothing(self) -> None:
-        """This is a child that was forked, to load data perhaps: the state is its parent's."""
-        self._keeps = False
+        self._index_thread = self._start_thread("index", finish)
 
     # -- when the round ends ---------------------------------------------------------------------------------
 
@@ -287,64 +241,75 @@ class Snapshots:
         Args:
             ends: the worker trains no more, and answers no more either.
         """
-        if not self._keeps:
+        if not self._is_enabled:
             return
-        missed = self._save()
+        error = self._save_last_step()
         if self._has_agent:
             if ends:
                 save_request.stop_listening(self._folder.path, self._rank)
-            self._answer(missed)
+            self._answer(error)
 
-    def _save(self, wait_s: float = 0.0) -> str:
+    def _save_last_step(self, wait_s: float = 0.0) -> str:
         """The same, unless that was done; wait so long for the end of a step that is under way (seconds).
 
         Returns why it was not, or ''.
         """
-        if not self._keeps:
+        if not self._is_enabled:
             return ""
         with self._lock:
-            if self._ahead is not None:
-                self._ahead.join()
-            self._ended.wait_for(lambda: not self._changed, wait_s)
-            return self._tries(self._save_whole)
+            if self._slots_thread is not None:
+                self._slots_thread.join()
+            self._step_ended.wait_for(lambda: not self._changes.in_step, wait_s)
+            return self._attempt(self._save_whole_step)
 
     def _is_whole(self) -> bool:
         """Whether the state is that after the last step, and devices have it."""
-        is_known = self._whole is not None and not self._changed and not self._is_touched()
-        return is_known and self._copier.devices.has_ended()
+        is_known = self._whole_step is not None and not self._changes.in_step
+        return is_known and not self._changes.is_unreported() and self._copier.devices.has_ended()
 
-    def _save_whole(self) -> None:
+    def _save_whole_step(self) -> None:
         until = time.monotonic() + HALF_STEP_S
         while not self._copier.devices.has_ended() and time.monotonic() < until:
             time.sleep(LOOK_S)
-        if not self._is_whole() or self._whole is None:
+        if not self._is_whole() or self._whole_step is None:
             return
-        if self._closing is not None:
-            self._closing.join()
+        if self._index_thread is not None:
+            self._index_thread.join()
         saved = self._saved
-        if saved is not None and saved.step == self._whole and self._copier.has_replicated(saved):
+        if saved is not None and saved.step == self._whole_step and self._copier.has_replicated(saved):
             return
-        stamp = SnapshotId(self._folder.read_control().round, self._whole)
-        if self._copier.begin_copy(stamp, now=True).finish(lambda: not self._is_touched()):
+        stamp = SnapshotId(self._folder.read_control().round, self._whole_step)
+        if self._copier.begin_copy(stamp, now=True).finish(lambda: not self._changes.is_unreported()):
             self._saved = stamp
 
-    def _stop(self) -> None:
+    def _save_and_hold(self) -> None:
         """The agent is about to stop this worker: save, and train no further than other ranks may have come."""
         self._copier.devices.set_current_device()
         with self._lock:
             steps_s = STEPS * self._schedule.step_s()
-            missed = self._save(min(HALF_STEP_S, max(HOLD_S, steps_s)))
-            if not self._why and self._more != 0 and self._is_whole():
+            self._held_until = math.inf
+            try:
+                error = self._save_last_step(min(HALF_STEP_S, max(HOLD_S, steps_s)))
+                # Other ranks may have ended the step that is in flight here.
                 more_s = min(HOLD_S, max(ONE_MORE_S, steps_s))
-                self._more, self._free_at = 1, time.monotonic() + more_s + HOLD_S
-                self._ended.wait_for(lambda: not self._more, more_s)
-                missed = self._save()
-            self._answer(missed)
-            self._free_at = time.monotonic() + HOLD_S
+                if self._is_whole() and self._step_ended.wait_for(lambda: self._is_held, more_s):
+                    error = self._save_last_step()
+                self._answer(error)
+            finally:
+                self._held_until = time.monotonic() + HOLD_S
 
-    def _answer(self, missed: str) -> None:
+    def _hold_training(self) -> None:
+        """At the end of a step: stand still once this worker is about to be stopped."""
+        while (left_s := self._held_until - time.monotonic()) > 0:
+            self._is_held = True
+            self._step_ended.notify_all()
+            self._step_ended.wait(min(left_s, HOLD_S))
+        self._is_held = False
+
+    def _answer(self, error: str) -> None:
         step = self._saved.step if self._saved else None
-        save_request.write_answer(self._folder.path, self._rank, "done", step=step, why=self._why or missed)
+        why = self._disabled_reason or error
+        save_request.write_answer(self._folder.path, self._rank, "done", step=step, why=why)
 
 
 def _say(text: str) -> None:

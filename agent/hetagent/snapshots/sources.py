@@ -4,7 +4,7 @@ import contextlib
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -36,20 +36,22 @@ class CorruptError(SourceError):
 class Source:
     """A node or a directory that has parts of a snapshot: an entry of `sources` in `start.json`."""
 
-    def __init__(self, told: Mapping[str, Any], stamp: SnapshotId) -> None:
-        self.node: str = told.get("node", "")  # empty: this node, or a directory that all nodes share
-        self.where = f"on node '{self.node}'" if self.node else f"in {told.get('path')}"
-        self.path = parse_path(told["path"]) if told.get("path") else None  # None: it is another node
-        # The digests of the indexes that it has; empty: nobody told.
-        self.ranks = {int(rank): str(digest) for rank, digest in told.get("ranks", {}).items()}
-        self._url = f"{told.get('url')}{stamp.name}/"
-        self._headers = {"Authorization": f"Bearer {told.get('key')}"}
+    def __init__(self, entry: Mapping[str, Any], stamp: SnapshotId) -> None:
+        self.node: str = entry.get("node", "")  # empty: this node, or a directory that all nodes share
+        self.where = f"on node '{self.node}'" if self.node else f"in {entry.get('path')}"
+        self.path = parse_path(entry["path"]) if entry.get("path") else None  # None: it is another node
+        # The digests of the indexes that it has; empty: they are not known.
+        self.ranks = {int(rank): str(digest) for rank, digest in entry.get("ranks", {}).items()}
+        self._url = f"{entry.get('url')}{stamp.name}/"
+        self._headers = {"Authorization": f"Bearer {entry.get('key')}"}
+        # Used again for all pieces: memory that is touched for the first time takes several times as long.
+        self._buffer = bytearray()
 
     @contextlib.contextmanager
     def open(self, name: str) -> Iterator[IO[bytes]]:
-        """Read a file; SourceError: that goes wrong, also within the `with`."""
+        """Open a file; SourceError: that goes wrong, also within the `with`."""
         try:
-            with (self.path / name).open("rb") if self.path is not None else self._get(name) as file:
+            with (self.path / name).open("rb") if self.path is not None else self._request(name) as file:
                 yield file
         except SourceError:
             raise
@@ -58,28 +60,7 @@ class Source:
                 f"{name} {self.where} cannot be read: {type(error).__name__}: {error}"
             ) from None
 
-    @contextlib.contextmanager
-    def open_checked(self, name: str, expected: FileDigest) -> Iterator[Callable[[memoryview], None]]:
-        """Read a file from its beginning to its end: what is yielded fills memory with what comes next.
-
-        SourceError at the end: it is not what was written, or not there.
-        """
-        digest = xxh3_64()
-        with self.open(name) as file:
-
-            def fill(into: memoryview) -> None:
-                got = 0
-                while got < into.nbytes:
-                    if not (count := file.readinto(into[got:])):  # type: ignore[attr-defined]
-                        raise EOFError("it is too short")
-                    got += count
-                digest.update(into)
-
-            yield fill
-            if digest.hexdigest() != expected.digest:
-                raise CorruptError(f"{name} {self.where} is corrupt")
-
-    def _get(self, name: str) -> IO[bytes]:
+    def _request(self, name: str) -> IO[bytes]:
         request = urllib.request.Request(self._url + name, headers=self._headers)
         for pause_s in PAUSES_S:
             try:
@@ -90,16 +71,35 @@ class Source:
                 time.sleep(pause_s)
         return _open(request, timeout=TIMEOUT_S)
 
-    def chunks(self, name: str, expected: FileDigest) -> Iterator[memoryview]:
-        """What is in a file, in pieces, one at a time; see `open_checked`."""
-        memory = memoryview(bytearray(min(CHUNK, expected.bytes)))
-        with self.open_checked(name, expected) as fill:
-            for at in range(0, expected.bytes, CHUNK):
-                piece = memory[: expected.bytes - at]
-                fill(piece)
-                yield piece
+    def read(
+        self, name: str, expected: FileDigest, ranges: Sequence[tuple[int, int]] = ()
+    ) -> Iterator[memoryview]:
+        """Read a file to its end; yields what is in some ranges (where they begin, how long they are), one at a time.
 
-    def index(self, rank: int) -> tuple[bytes, Index]:
+        Without ranges all of it, in pieces. SourceError at the end: it is not what was written, or not there.
+        """
+        digest, end = xxh3_64(), 0
+        with self.open(name) as file:
+            for at, size in ranges or _split_evenly(expected.bytes):
+                for length in (at - end, size):
+                    piece = self._read_piece(file, length)
+                    digest.update(piece)
+                yield piece
+                end = at + size
+        if digest.hexdigest() != expected.digest:
+            raise CorruptError(f"{name} {self.where} is corrupt")
+
+    def _read_piece(self, file: Any, size: int) -> memoryview:
+        if len(self._buffer) < size:
+            self._buffer = bytearray(size)
+        piece, got = memoryview(self._buffer)[:size], 0
+        while got < size:
+            if not (count := file.readinto(piece[got:])):
+                raise EOFError("it is too short")
+            got += count
+        return piece
+
+    def read_index(self, rank: int) -> tuple[bytes, Index]:
         """The index of a rank's part; SourceError: it is not the one that was announced, or cannot be had."""
         name = INDEX.format(rank)
         with self.open(name) as file:
@@ -113,6 +113,10 @@ class Source:
         return text, index
 
 
+def _split_evenly(size: int) -> list[tuple[int, int]]:
+    return [(at, min(CHUNK, size - at)) for at in range(0, size, CHUNK)]
+
+
 def copy_part(
     source: Source,
     rank: int,
@@ -124,11 +128,11 @@ def copy_part(
 
     `before` gets the size of each. SourceError: one is not what was written; FileNotFoundError: nobody wants it.
     """
-    text, index = source.index(rank)
+    text, index = source.read_index(rank)
     for name, expected in index.files.items():
         if name != skip:
             before(expected.bytes)
             with open_atomic(into / name) as file:
-                for piece in source.chunks(name, expected):
+                for piece in source.read(name, expected):
                     file.write(piece)
     write_atomic(into / INDEX.format(rank), text)

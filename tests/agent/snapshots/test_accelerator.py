@@ -91,8 +91,8 @@ class Job:
         """Make the first step, after which there are slots; no snapshot is due by itself from then on."""
         self.snaps._schedule.is_due = lambda *_, **__: False  # type: ignore
         self.train(0)
-        assert self.snaps._ahead is not None
-        self.snaps._ahead.join()
+        assert self.snaps._slots_thread is not None
+        self.snaps._slots_thread.join()
 
     def everything(self) -> dict[str, Any]:
         """All of its state, on the CPU."""
@@ -172,7 +172,7 @@ def test_what_is_due_is_copied_beside_the_script_and_is_of_its_step(
     job.train(2, after=busy)
     enqueued_s = time.perf_counter() - began
     job.snaps._schedule.is_due = lambda *_, **__: False  # type: ignore
-    closing = job.snaps._closing
+    closing = job.snaps._index_thread
     assert closing is not None
     assert closing.is_alive()
     assert enqueued_s < BUSY_S / 2
@@ -204,7 +204,7 @@ def test_of_a_device_that_hangs_the_step_before_is_saved(
     time.sleep(BUSY_S / 2)
     job.snaps.save_now()
     assert script.is_alive(), "it hangs still"
-    assert not job.snaps._changed
+    assert not job.snaps._changes.in_step
     script.join()
     assert_loads(tmp_path, 2, history[2])
 
@@ -219,7 +219,7 @@ def test_nothing_is_changed_before_it_is_copied(
     job.snaps._schedule.is_due = lambda *_, **__: False  # type: ignore
     job.train(3)
     job.train(4)
-    closing = job.snaps._closing
+    closing = job.snaps._index_thread
     assert closing is not None
     closing.join()
     assert_loads(tmp_path, 3, history[3])
@@ -246,8 +246,8 @@ def test_a_value_that_waits_for_a_device_holds_up_nobody_who_asks(
     job.begin()
     asked = threading.Thread(target=job.train, args=(1, busy, lambda: [busy() for _ in range(4)]))
     asked.start()
-    while not job.snaps._changed:
+    while not job.snaps._changes.in_step:
         time.sleep(0.001)
-    job.snaps._stop()
+    job.snaps._save_and_hold()
     assert asked.is_alive()
     asked.join()

@@ -107,7 +107,7 @@ def test_who_cannot_be_reached_at_once_is_asked_again(nodes: Nodes, monkeypatch:
 def test_what_is_overwritten_while_it_is_read_is_not_loaded(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    index = Source.index
+    index = Source.read_index
 
     def overwritten(source: Source, rank: int) -> tuple[bytes, Index]:
         text = index(source, rank)
@@ -117,7 +117,7 @@ def test_what_is_overwritten_while_it_is_read_is_not_loaded(
                 (slot.path / "shared.bin").write_bytes(os.urandom(1 << 16))
         return text
 
-    monkeypatch.setattr(Source, "index", overwritten)
+    monkeypatch.setattr(Source, "read_index", overwritten)
     with pytest.raises(
         SnapshotError,
         match=r"the snapshot of step 4 .* cannot be loaded: .* on node '.' cannot be read: .*404",

@@ -18,7 +18,7 @@ for step in range(1, 6):
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
     snaps.step(step)
-    snaps._ahead.join()
+    snaps._slots_thread.join()
 """
 
 

@@ -112,9 +112,9 @@ def test_files_of_ranks_that_are_elsewhere_now_take_no_memory_for_ever(tmp_path:
 def test_control_is_read_again_when_it_changes(tmp_path: Path) -> None:
     folder = SnapshotFiles(tmp_path)
     assert folder.read_control().retained == ()
-    control(folder, round=3, safe=[2, 8], retained=[[2, 8]], every_s=16, memory=9, to_disk=True)
+    control(folder, round=3, must_wait=True, retained=[[2, 8]], every_s=16, memory=9, to_disk=True)
     told = folder.read_control()
-    assert (told.round, told.safe, told.retained) == (3, SnapshotId(2, 8), (SnapshotId(2, 8),))
+    assert (told.round, told.must_wait, told.retained) == (3, True, (SnapshotId(2, 8),))
     assert (told.every_s, told.memory, told.to_disk) == (16, 9, True)
 
 

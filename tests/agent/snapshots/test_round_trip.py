@@ -97,7 +97,7 @@ class Job:
 
 def settle(snaps: Snapshots) -> None:
     """Wait until nothing is being done beside the script."""
-    for thread in (snaps._ahead, snaps._closing):
+    for thread in (snaps._slots_thread, snaps._index_thread):
         if thread is not None:
             thread.join()
 
@@ -241,7 +241,7 @@ for step in (1, 2):
     model(torch.ones(1, 8)).sum().backward()
     optimizer.step()
     snaps.step(step)
-    snaps._ahead.join()
+    snaps._slots_thread.join()
 exec(sys.argv[2].replace("due", ""))
 """
 
@@ -434,8 +434,8 @@ def test_a_worker_that_does_not_know_its_rank_is_told_when_to_open(
 def test_a_part_that_is_copied_again_is_not_there_meanwhile(tmp_path: Path) -> None:
     folder = SnapshotFiles(tmp_path)
     copier = Copier(folder, State({"model": nn.Linear(2, 2)}, {}), WorkerRank(0, 1, 1))
-    copier.prepare()
-    copier.keep_small_state(copier.values())
+    copier.measure_files()
+    copier.keep_small_state(copier.pickle_values())
     for _ in range(2):
         copy = copier.begin_copy(SnapshotId(0, 1), now=False)
         assert not copy.slot.indexes()

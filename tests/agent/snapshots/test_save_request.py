@@ -56,8 +56,8 @@ class Trainer:
         self._over = True
         self.gate.set()
         with self.snaps._lock:
-            self.snaps._more = None
-            self.snaps._ended.notify_all()
+            self.snaps._held_until = 0.0
+            self.snaps._step_ended.notify_all()
         self._thread.join()
 
     def _train(self) -> None:

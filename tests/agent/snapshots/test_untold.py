@@ -95,7 +95,7 @@ def test_what_something_else_changes_while_a_device_copies_it_is_discarded_and_t
     job.train(0, 3)
     job.snaps.save_now()
     Late(monkeypatch)
-    job.snaps._schedule.is_due = lambda *_, **__: job.snaps._last in (4, 6)  # type: ignore[method-assign]
+    job.snaps._schedule.is_due = lambda *_, **__: job.snaps._last_step in (4, 6)  # type: ignore[method-assign]
     job.train(3, 4, saves=False)
     job.snaps.step(4)
     with torch.no_grad():

@@ -1,7 +1,7 @@
 """The files by which the agent and its workers talk, and what this node holds by the indexes that workers have written.
 
 Workers read `start.json` (from where to begin) and `control.json` (what to do while the round runs). They answer in
-`ask/`: a pipe each, by which they are asked to save, `RANK.step`, `RANK.done` and `RANK.off`; and in `bad/`.
+`ask/`: a pipe each, by which they are asked to save, `RANK.step`, `RANK.done`, `RANK.off` and `RANK.bad`.
 """
 
 import contextlib
@@ -21,8 +21,6 @@ from hetrdzv.protocol.snapshots import MOST_HELD, HeldSnapshot, RankPart, Source
 MOST_WHY = 256
 """Length of a reason that the server takes (characters)."""
 
-BAD = "bad"
-
 
 class BadCopy(NamedTuple):
     """Workers could not load a copy of a snapshot, which was on `node_id`."""
@@ -37,10 +35,8 @@ class SnapshotDir(SnapshotFiles):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self._answers = [path / ASK, path / BAD]
-        self.watched = [*self.directories, *self._answers]
-        for folder in self._answers:
-            folder.mkdir(mode=0o700, exist_ok=True)
+        (path / ASK).mkdir(mode=0o700, exist_ok=True)
+        self.watched = [*self.directories, path / ASK]
 
     # -- to the workers ----------------------------------------------------------------------------------------
 
@@ -50,7 +46,7 @@ class SnapshotDir(SnapshotFiles):
         is_new = bool(origin) and origin != self.origin
         for slot in self.slots().values() if is_new else ():
             slot.path.unlink(missing_ok=True)
-        for folder in self.watched if is_new else self._answers:  # the folders stay
+        for folder in self.watched if is_new else [self.path / ASK]:  # the folders stay
             for path in folder.iterdir():
                 path.unlink(missing_ok=True)
         if is_new:
@@ -103,9 +99,9 @@ class SnapshotDir(SnapshotFiles):
 
     def find_bad_copy(self) -> BadCopy | None:
         """The copy that workers could not load; None: there is none."""
-        for path in (self.path / BAD).iterdir():
-            if stamp := SnapshotId.parse(path.name):
-                answer = _read_answer(path)
+        for path in (self.path / ASK).glob("*.bad"):
+            answer = _read_answer(path)
+            if stamp := SnapshotId.parse(str(answer.get("stamp"))):
                 return BadCopy(stamp, str(answer.get("node", ""))[:128], str(answer.get("why", ""))[:500])
         return None
 

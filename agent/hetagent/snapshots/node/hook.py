@@ -20,7 +20,7 @@ from hetagent.options.model import SnapshotOptions
 from hetagent.roundhook import RoundHook
 from hetagent.session.connection import ServerConnection
 from hetagent.session.requests import Report
-from hetagent.snapshots.folder import FOLDER, AgentControl
+from hetagent.snapshots.folder import FOLDER, RoundControl
 from hetagent.snapshots.node.catalog import DiskCatalog
 from hetagent.snapshots.node.disk import DiskWriter
 from hetagent.snapshots.node.files import request_save, used_memory
@@ -309,11 +309,11 @@ class SnapshotHook(RoundHook):
         if self._disk is not None and self._disk.writing is not None:
             # Last: the disk can begin again, and what others may know to be safe has to be here.
             retained = tuple(dict.fromkeys((*retained, self._disk.writing)))
-        control = AgentControl(
+        control = RoundControl(
             round=self._round,
             ranks=tuple(self._ranks),
-            safe=self._reporter.safe,
             retained=retained,
+            must_wait=self._reporter.find_unsafe() is not None,
             every_s=self._every_s,
             memory=self._memory,
             to_disk=self._disk is not None and self._disk.wants_next_snapshot,

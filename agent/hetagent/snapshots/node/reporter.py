@@ -42,9 +42,9 @@ class SnapshotReporter:
     @property
     def retained(self) -> tuple[SnapshotId, ...]:
         """Not to be overwritten: what is safe or the round began from, and what others may know to be safe."""
-        return tuple(dict.fromkeys(filter(None, (self.safe or self._began, self._find_unsafe()))))
+        return tuple(dict.fromkeys(filter(None, (self.safe or self._began, self.find_unsafe()))))
 
-    def _find_unsafe(self) -> SnapshotId | None:
+    def find_unsafe(self) -> SnapshotId | None:
         """The newest that was reported, or the round began from, if it is not known to be safe; None: it is."""
         held = [one for one in self._reported.held if one.round == self._round and one.sharded]
         reported = map(snapshot_id_of, held if self._nnodes > 1 else ())
@@ -57,7 +57,7 @@ class SnapshotReporter:
         if holdings != self._reported:
             return self._reported_at + min(NEWS_PAUSE_S, pause_s)
         # Until what lives once is safe this node asks whether it is, and what to copy.
-        return self._reported_at + pause_s if self._find_unsafe() is not None else None
+        return self._reported_at + pause_s if self.find_unsafe() is not None else None
 
     def begin_report(self, now: float, holdings: Holdings) -> None:
         """The server is about to know this, and may tell others that it is safe: workers have to know first."""

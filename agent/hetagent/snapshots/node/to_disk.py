@@ -13,16 +13,14 @@ import pickle
 import sys
 import time
 from collections.abc import Sequence
-from io import BytesIO
 from pathlib import Path
 
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from hetagent.snapshots.errors import SnapshotError, SnapshotSuperseded
 from hetagent.snapshots.folder import INDEX, NEW, SHARED, Index, Slot, SnapshotId, is_url, write_atomic
-from hetagent.snapshots.loading import OnDevice, metadata_of
+from hetagent.snapshots.loading import metadata_index, metadata_of, read_small_state
 from hetagent.snapshots.on_disk import (
     MARK,
     OTHERS,
@@ -118,19 +116,18 @@ def write_checkpoint(into: Path, after: Sequence[str]) -> None:
         Index.from_json(path.read_bytes()) for path in into.glob(INDEX.format("*")) if path.stem.isdecimal()
     ]
     first = min(indexes, key=lambda index: index.rank)
-    small = BytesIO((into / first.small_file).read_bytes())
-    buffers, values = torch.load(small, map_location="cpu", weights_only=False)
-    replicated, _ = OnDevice(values, torch.device("cpu")).load()
+    buffers, replicated, _ = read_small_state((into / first.small_file).read_bytes(), torch.device("cpu"))
     writer = FsspecWriter(str(into)) if is_url(into) else dcp.FileSystemWriter(into)
     metadata = dcp.save({**buffers, **replicated}, storage_writer=writer, no_dist=True)
-    places = {(place.name, place.offsets): place for index in indexes for place in index.tensors}.values()
-    metadata.state_dict_metadata |= metadata_of(places).state_dict_metadata
-    metadata.planner_data |= {place.name: (place.name,) for place in places}
+    places = {metadata_index(place): place for index in indexes for place in index.tensors}
+    metadata.state_dict_metadata |= metadata_of(places.values()).state_dict_metadata
+    metadata.planner_data |= {place.name: (place.name,) for place in places.values()}
     for name, (top, *rest) in metadata.planner_data.items():
         metadata.planner_data[name] = (*top.split(".", 1), *rest)
-    for place in places:
-        info = StorageInfo(place.file, place.at - place.head, place.head + place.bytes)
-        metadata.storage_data[MetadataIndex(place.name, torch.Size(place.offsets))] = info
+    for index, place in places.items():
+        metadata.storage_data[index] = StorageInfo(
+            place.file, place.at - place.head, place.head + place.bytes
+        )
     write_atomic(into / ".metadata", pickle.dumps(metadata))
     mark = SnapshotMetadata(
         world_size=first.world_size,

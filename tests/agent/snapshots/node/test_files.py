@@ -58,11 +58,11 @@ def test_a_round_begins_without_the_answers_of_the_last_one_and_a_job_without_sn
 ) -> None:
     files.begin_round("job1")
     part(files.path, 0, (3, 120))
-    for name in ("ask/0.done", "bad/3-120", "ask/0.step", "start.json"):
+    for name in ("ask/0.done", "ask/0.bad", "ask/0.step", "start.json"):
         (files.path / name).write_text("{}")
     os.mkfifo(files.path / "ask" / "0")
     files.begin_round("job1")
-    assert [list((files.path / name).iterdir()) for name in ("ask", "bad")] == [[], []]
+    assert list((files.path / "ask").iterdir()) == []
     assert not (files.path / "start.json").exists()
     assert STAMP in files.slots()
     files.begin_round("job2")
@@ -82,8 +82,11 @@ def test_answers_of_workers(files: SnapshotDir) -> None:
 
 
 def test_copies_that_cannot_be_loaded(files: SnapshotDir) -> None:
-    put(files.path / "bad" / "3-120", '{"node": "b", "why": "the digest of model.w is wrong"}')
-    put(files.path / "bad" / "x", "{}")
+    put(files.path / "ask" / "0.bad", "{}")
+    put(
+        files.path / "ask" / "1.bad",
+        '{"stamp": "3-120", "node": "b", "why": "the digest of model.w is wrong"}',
+    )
     assert files.find_bad_copy() == BadCopy(STAMP, "b", "the digest of model.w is wrong")
 
 

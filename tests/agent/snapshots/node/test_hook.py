@@ -285,7 +285,7 @@ def test_workers_find_from_where_to_begin(node: Node) -> None:
     node.enters(chosen=chosen())
     told = json.loads((node.path / "start.json").read_bytes())
     assert (told["step"], told["sources"][0]["path"]) == (120, str(node.path / "3-120"))
-    kept = {"safe": [3, 120, ""], "retained": [[3, 120, ""]], "to_disk": False}
+    kept = {"must_wait": False, "retained": [[3, 120, ""]], "to_disk": False}
     assert node.control() == {"round": 4, "ranks": [2, 3], "every_s": 30, "memory": 1000, **kept}
     assert "round 4: begins from the snapshot of step 120, 2 before the last" in node.said
     node.enters(chosen=replace(chosen(), lost=None))
@@ -334,12 +334,12 @@ def test_what_cannot_be_loaded_ends_the_round_and_is_refused_once_it_fails_again
     node.hook.end()
     node.enters(chosen=chosen(node_id=whose))
     assert node.hook.abandon_reason() == ""
-    put(node.path / "bad" / "3-120", f'{{"node": "{whose}", "why": "it is short"}}')
+    put(node.path / "ask" / "0.bad", f'{{"stamp": "3-120", "node": "{whose}", "why": "it is short"}}')
     assert f"of step 120: the copy on node '{whose}' is of no use (it is short)" in node.hook.abandon_reason()
     node.hook.end()
     assert (node.offer.refused, node.hook.abandon_reason()) == ((), ""), "perhaps it was not reached"
     node.enters(chosen=chosen(node_id=whose))
-    put(node.path / "bad" / "3-120", '{"node": "", "why": "nobody has it"}')
+    put(node.path / "ask" / "0.bad", '{"stamp": "3-120", "node": "", "why": "nobody has it"}')
     assert "no copy is of use (nobody has it)" in node.hook.abandon_reason()
     node.hook.end()
     assert (node.offer.refused, len(node.offer.held)) == ((SnapshotId(round=3, step=120),), 1)
@@ -509,7 +509,7 @@ def test_a_second_signal_ends_the_handover_and_not_the_goodbye(
 
 
 def test_a_copy_that_cannot_be_loaded_costs_no_restart(rig: Make, parent: Path) -> None:
-    bad = "echo '{}' > $HET_SNAPSHOTS/bad/1-9; exit 1"
+    bad = """echo '{"stamp": "1-9"}' > $HET_SNAPSHOTS/ask/0.bad; exit 1"""
     made = rig(f"[ $HET_ROUND = 2 ] && exit 0; {bad}")
     furnished(made, parent)
     assert made.run() == 0

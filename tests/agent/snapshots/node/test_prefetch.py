@@ -164,12 +164,12 @@ def test_what_ranks_have_alike_is_not_fetched_twice(nodes: Nodes, monkeypatch: p
 def test_a_copy_of_an_earlier_round_leaves_alone_what_a_worker_has_mapped(nodes: Nodes) -> None:
     """A worker of this round may have the file of that rank, larger, for its own snapshots."""
     mapped = MappedFile(nodes.here / "0" / "1.bin", 5 * SIZE)
-    mapped.memory.fill_(ord("x"))
+    mapped._map[:] = b"x" * mapped.size
     nodes.runs(4)
     fetch(nodes.here, nodes.copy)
     assert (nodes.here / "0" / "1.bin").read_bytes() == nodes.content
-    assert mapped.memory[-1] == ord("x"), "a file that was cut would end the process here"
-    assert not mapped.is_intact(), "it has to be mapped again"
+    assert mapped._map[-1] == ord("x"), "a file that was cut would end the process here"
+    assert not mapped.cut_to_size(), "it has to be mapped again"
     assert not list((nodes.here / "0").glob("*.new*"))
 
 
@@ -184,15 +184,15 @@ def test_a_slot_that_is_given_away_in_the_middle_of_a_copy_is_left_alone(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker may have mapped that file for a snapshot of its own."""
-    whose, chunks = nodes.here / "0" / "1.bin", Fetched.chunks
+    whose, read = nodes.here / "0" / "1.bin", Fetched.read
 
     def given_away(*args: Any) -> Iterator[memoryview]:
-        for piece in chunks(*args):
+        for piece in read(*args):
             named(nodes.here, 0, (4, 160))
             whose.write_bytes(b"x" * 5 * SIZE)
             yield piece
 
-    monkeypatch.setattr(Fetched, "chunks", given_away)
+    monkeypatch.setattr(Fetched, "read", given_away)
     with pytest.raises(FileNotFoundError):
         fetch(nodes.here, nodes.copy)
     assert whose.read_bytes() == b"x" * 5 * SIZE

@@ -1,0 +1,44 @@
+"""Whether it is known what has changed parameters: optimizers report their steps, and torch counts changes in place."""
+
+from hetagent.snapshots.state import State
+
+
+class ParameterChanges:
+    """What has changed a state's parameters since the last step."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._versions = 0  # of parameters, after the last step; 0: none was made
+        self.in_step = False  # an optimizer has begun to change them since then
+        self.reported = False  # an optimizer ever has
+        self.captured = False  # an optimizer's step, by a CUDA graph: from then on none reports
+        self.unreported = False  # something else ever has changed them, or such a graph may have
+
+    def begin_optimizer_step(self) -> None:
+        """An optimizer is about to change them."""
+        self.unreported |= self.is_unreported()
+        self.in_step = self.reported = True
+
+    def capture(self) -> None:
+        """An optimizer's step becomes a part of a CUDA graph."""
+        self.captured = self.unreported = True
+
+    def begin_from_snapshot(self) -> None:
+        """They were loaded; an optimizer had made that state."""
+        self._versions, self.reported = self._state.sum_versions(), bool(self._state.optimizers)
+
+    def end_step(self) -> bool:
+        """A step is over; returns whether all is known that has changed them.
+
+        Steps may do without an optimizer: gradients are accumulated, or a GradScaler leaves a step out.
+        """
+        before, self._versions = self._versions, self._state.sum_versions()
+        is_accounted_for = self.in_step or self._versions == before
+        self.unreported |= bool(before) and not is_accounted_for
+        self.in_step = False
+        return is_accounted_for and self.reported and not self.captured
+
+    def is_unreported(self) -> bool:
+        """Whether they have changed since the last step, and no optimizer has reported that."""
+        # In this order, since an optimizer may report meanwhile.
+        return self._state.sum_versions() != self._versions and not self.in_step

@@ -9,6 +9,7 @@ class ParameterChanges:
     def __init__(self, state: State) -> None:
         self._state = state
         self._versions = 0  # of parameters, after the last step; 0: none was made
+        self.unknown_steps = 0  # in a row, of which it is not known what has changed them
         self.in_step = False  # an optimizer has begun to change them since then
         self.reported = False  # an optimizer ever has
         self.captured = False  # an optimizer's step, by a CUDA graph: from then on none reports
@@ -28,7 +29,7 @@ class ParameterChanges:
         self._versions, self.reported = self._state.sum_versions(), bool(self._state.optimizers)
 
     def end_step(self) -> bool:
-        """A step is over; returns whether all is known that has changed them.
+        """A step is over; returns whether it is known what has changed them.
 
         Steps may do without an optimizer: gradients are accumulated, or a GradScaler leaves a step out.
         """
@@ -36,7 +37,9 @@ class ParameterChanges:
         is_accounted_for = self.in_step or self._versions == before
         self.unreported |= bool(before) and not is_accounted_for
         self.in_step = False
-        return is_accounted_for and self.reported and not self.captured
+        is_known = is_accounted_for and self.reported and not self.captured
+        self.unknown_steps = 0 if is_known else self.unknown_steps + 1
+        return is_known
 
     def is_unreported(self) -> bool:
         """Whether they have changed since the last step, and no optimizer has reported that."""

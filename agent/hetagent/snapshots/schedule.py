@@ -2,7 +2,6 @@
 
 import math
 from collections import deque
-from collections.abc import Callable
 from itertools import count, pairwise
 from statistics import median
 from typing import Any
@@ -51,13 +50,7 @@ class Schedule:
         self.to_disk = False  # the one that is due is to be written to disk as well
 
     def is_due(
-        self,
-        now: float,
-        every_s: float,
-        *,
-        is_ready: bool,
-        must_wait: Callable[[], bool],
-        to_disk: bool = False,
+        self, now: float, every_s: float, *, is_ready: bool, must_wait: bool, to_disk: bool = False
     ) -> bool:
         """Whether a snapshot is due at the step that ends now.
 
@@ -69,7 +62,7 @@ class Schedule:
             if self._store is None and not self._is_alone and dist.is_available() and dist.is_initialized():
                 self._store = default_store()
             if self._leads or self._store is None:
-                self._announce(now, every_s, must_wait, to_disk=to_disk)
+                self._announce(now, every_s, must_wait=must_wait, to_disk=to_disk)
             elif now >= self._looks_at:
                 self._read_announced(now)
         if self._next is None or self._calls < self._next[0]:
@@ -82,12 +75,12 @@ class Schedule:
         at = [*self._ended_at]  # whoever asks may be another thread
         return median(after - before for before, after in pairwise(at)) if len(at) > 1 else 0.0
 
-    def _announce(self, now: float, every_s: float, must_wait: Callable[[], bool], *, to_disk: bool) -> None:
+    def _announce(self, now: float, every_s: float, *, must_wait: bool, to_disk: bool) -> None:
         """Name the next one, if it is time."""
         if self._store is not None and len(self._ended_at) < FEW_STEPS:
             return
         self._announce_at = now if self._announce_at is None else self._announce_at
-        if now < self._announce_at or (must_wait() and now < self._announce_at + every_s):
+        if now < self._announce_at or (must_wait and now < self._announce_at + every_s):
             return
         self._next = self._calls, to_disk and now >= self._writes_at
         if self._next[1]:

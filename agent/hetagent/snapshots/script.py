@@ -59,7 +59,6 @@ class Snapshots:
         self._step_ended = threading.Condition(self._lock)
         self._changes = ParameterChanges(state)
         self._whole_step: int | None = None  # of which the state is, until parameters change; None: not known
-        self._unknown_steps = 0  # how many in a row of which it is not known what has changed parameters
         self._saved: SnapshotId | None = None
         self._disabled_reason = ""  # why nothing can be saved
         self._held_until = 0.0  # training goes on at the end of a step only then (monotonic seconds)
@@ -131,10 +130,13 @@ class Snapshots:
             if self._has_agent:
                 self._attempt(lambda: os.pwrite(self._step_file, b"%d" % step, 0))  # steps count up
             is_known = self._changes.end_step()
-            self._count_unknown(step, is_known=is_known)
+            if self._changes.unknown_steps == UNKNOWN_STEPS:
+                _say(
+                    f"rank {self._rank} has called snaps.step({step}), but no optimizer of its state has told of a "
+                    "step: if something else changes parameters, steps since the last snapshot may be lost"
+                )
             has_slots = self._slots_thread is not None and not self._slots_thread.is_alive()
-            if self._slots_thread is None and self._is_complete():
-                self._attempt(self._make_slots)
+            self._attempt(self._make_slots)
             is_kept = not self._disabled_reason and not self._attempt(
                 lambda: self._copier.keep_small_state(values)
             )
@@ -147,7 +149,7 @@ class Snapshots:
             began,
             control.every_s,
             is_ready=is_kept and has_slots,
-            must_wait=lambda: self._is_writing() or control.must_wait,
+            must_wait=self._is_writing() or control.must_wait,
             to_disk=control.to_disk,
         )
         with self._lock:
@@ -156,22 +158,12 @@ class Snapshots:
                 self._attempt(lambda: self._take_due(SnapshotId(control.round, step), waits=waits))
             self._hold_training()
 
-    def _count_unknown(self, step: int, *, is_known: bool) -> None:
-        self._unknown_steps = 0 if is_known else self._unknown_steps + 1
-        if self._unknown_steps == UNKNOWN_STEPS:
-            _say(
-                f"rank {self._rank} has called snaps.step({step}), but no optimizer of its state has told of a "
-                "step: if something else changes parameters, steps since the last snapshot may be lost"
-            )
-
-    def _is_complete(self) -> bool:
-        """Whether optimizers have their tensors, as far as can be known."""
-        is_reported = self._changes.reported or self._unknown_steps == UNKNOWN_STEPS
-        return is_reported or not self._state.optimizers
-
     def _make_slots(self) -> None:
-        sizes = self._copier.measure_files()
-        self._slots_thread = self._start_thread("slots", lambda: self._copier.make_slots(sizes))
+        """Have memory for snapshots made, unless optimizers do not have their tensors yet, as far as can be known."""
+        may_be_known = self._changes.reported or self._changes.unknown_steps == UNKNOWN_STEPS
+        if self._slots_thread is None and (may_be_known or not self._state.optimizers):
+            sizes = self._copier.measure_files()
+            self._slots_thread = self._start_thread("slots", lambda: self._copier.make_slots(sizes))
 
     def _begin_optimizer_step(self) -> None:
         """An optimizer is about to change parameters: not while they are copied, or devices are behind."""

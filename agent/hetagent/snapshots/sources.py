@@ -82,22 +82,16 @@ class Source:
         with self.open(name) as file:
             for at, size in ranges or _split_evenly(expected.bytes):
                 for length in (at - end, size):
-                    piece = self._read_piece(file, length)
+                    if len(self._buffer) < length:
+                        self._buffer = bytearray(length)
+                    piece = memoryview(self._buffer)[:length]
+                    if file.readinto(piece) < length:  # type: ignore[attr-defined]
+                        raise EOFError("it is too short")
                     digest.update(piece)
                 yield piece
                 end = at + size
         if digest.hexdigest() != expected.digest:
             raise CorruptError(f"{name} {self.where} is corrupt")
-
-    def _read_piece(self, file: Any, size: int) -> memoryview:
-        if len(self._buffer) < size:
-            self._buffer = bytearray(size)
-        piece, got = memoryview(self._buffer)[:size], 0
-        while got < size:
-            if not (count := file.readinto(piece[got:])):
-                raise EOFError("it is too short")
-            got += count
-        return piece
 
     def read_index(self, rank: int) -> tuple[bytes, Index]:
         """The index of a rank's part; SourceError: it is not the one that was announced, or cannot be had."""

@@ -33,7 +33,7 @@ def a_busy_machine(dice: random.Random) -> Iterator[float]:
 def is_due(
     schedule: Schedule, now: float, *, ready: bool = True, waits: bool = False, disk: bool = False
 ) -> bool:
-    return schedule.is_due(now, EVERY_S, is_ready=ready, must_wait=lambda: waits, to_disk=disk)
+    return schedule.is_due(now, EVERY_S, is_ready=ready, must_wait=waits, to_disk=disk)
 
 
 def ranks(number: int) -> list[Schedule]:
@@ -54,7 +54,7 @@ def test_all_ranks_take_the_same_steps(durations: object) -> None:
             longest_s = max(longest_s, step_s)
             # Ranks are up to half a step apart.
             due = [
-                rank.is_due(at + dice.uniform(0, step_s / 2), EVERY_S, is_ready=True, must_wait=bool)
+                rank.is_due(at + dice.uniform(0, step_s / 2), EVERY_S, is_ready=True, must_wait=False)
                 for rank in world
             ]
             assert len(set(due)) == 1, (seed, at)

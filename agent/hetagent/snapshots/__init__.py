@@ -60,10 +60,10 @@ def open(  # noqa: A001 - as in `snapshots.open`
     from hetagent.snapshots.state import State
 
     worker = _find_rank()
-    told = os.environ.get(FOLDER)
-    where = told or (directory if AGENT not in os.environ else None)
+    agent_folder = os.environ.get(FOLDER)
+    where = agent_folder or (directory if AGENT not in os.environ else None)
     elsewhere = worker.world_size - worker.local_world_size
-    if not told and where is not None and elsewhere:
+    if not agent_folder and where is not None and elsewhere:
         where = None
         if worker.rank == 0:
             print(
@@ -72,9 +72,9 @@ def open(  # noqa: A001 - as in `snapshots.open`
                 file=sys.stderr,
             )
     folder = SnapshotFiles(Path(where)) if where is not None else None
-    if folder is not None and not told:
+    if folder is not None and not agent_folder:
         require_private(folder.path)
-    snaps = Snapshots(folder, State(state, per_rank or {}), worker, has_agent=bool(told))
+    snaps = Snapshots(folder, State(state, per_rank or {}), worker, has_agent=bool(agent_folder))
     _opened.append(snaps)
     return snaps
 

@@ -194,12 +194,12 @@ class Copier:
             files.pop(SHARED, None)
         self._remove_indexes(slot)
         copied, tensors = {}, []
-        with self.devices.copying():
+        with self.devices.use_copy_streams():
             small = self._copy_small_state()
             for name, part in files.items():
                 copied[name] = mapped = self._map_file(slot, name, part[-1][0].end)
                 for place, tensor in part:
-                    self.devices.copy(tensor, mapped.tensor_at(place))
+                    self.devices.copy_tensor(tensor, mapped.tensor_at(place))
                     aliases = self._state.aliases.get(place.name, ())
                     tensors += [place, *(place._replace(name=alias) for alias in aliases)]
         index = Index(
@@ -222,8 +222,6 @@ class Copier:
 
     def _lock_shared(self, slot: Slot, *, wait: bool) -> IO[bytes] | None:
         """The right to copy what all ranks have alike, unless another worker of this node has done that."""
-        if self.has_replicated(slot.stamp):
-            return None
         lock = write_lock(slot.path / LOCK, wait=wait)
         if lock is not None and self.has_replicated(slot.stamp):
             lock.close()
@@ -235,7 +233,7 @@ class Copier:
         for name, tensor in self._buffers.items():
             pins = tensor.device.type not in ON_HOST
             buffers[name] = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=pins)
-            self.devices.copy(tensor, buffers[name])
+            self.devices.copy_tensor(tensor, buffers[name])
         return buffers, self._values, _pickle(self._state.optimizer_values())
 
     def _map_file(self, slot: Slot, name: str, size: int) -> MappedFile:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 ON_HOST = ("cpu", "meta")
-"""Types of devices that do at once what they are told."""
+"""Types of devices that run what is queued at once."""
 
 
 class Devices:
@@ -21,7 +21,7 @@ class Devices:
         found = {tensor.device for tensor in tensors if tensor.device.type not in ON_HOST}
         self._devices = sorted(found, key=str)
         self._streams = [torch.Stream(device) for device in self._devices]
-        self._ended: Sequence[torch.Event] = ()  # the step that was told last
+        self._ended: Sequence[torch.Event] = ()  # the step that was queued last
 
     @property
     def needs_pinned_memory(self) -> bool:
@@ -33,23 +33,23 @@ class Devices:
         for device in self._devices[:1]:
             torch.get_device_module(device).set_device(device.index)
 
-    def wait(self) -> None:
-        """Wait until they have made copies and done what this thread has told them; see `is_capturing`."""
+    def synchronize(self) -> None:
+        """Wait until they have made copies and done what this thread has queued; see `is_capturing`."""
         self.wait_for_copies()
         for device in self._devices:
             torch.accelerator.current_stream(device).synchronize()
 
-    def end_step(self) -> None:
-        """The script has told all of a step."""
+    def record_step_end(self) -> None:
+        """All of a step is queued."""
         self._ended = [torch.accelerator.current_stream(device).record_event() for device in self._devices]
 
-    def has_ended(self) -> bool:
+    def has_ended_step(self) -> bool:
         """Whether they have come to the end of that."""
         return all(event.query() for event in self._ended)
 
     @contextmanager
-    def copying(self) -> Iterator[None]:
-        """What they are told meanwhile is for streams of their own, once they have ended that step."""
+    def use_copy_streams(self) -> Iterator[None]:
+        """What is queued meanwhile goes to streams of their own, once they have ended that step."""
         if not self._streams:
             yield
             return
@@ -67,7 +67,7 @@ class Devices:
             device.set_device(index)
 
     @staticmethod
-    def copy(source: Tensor, into: Tensor) -> None:
+    def copy_tensor(source: Tensor, into: Tensor) -> None:
         """Copy a tensor, or begin to: `source` has to stay until then, since its memory would be given to others."""
         into.copy_(source.detach(), non_blocking=True)
 

@@ -132,21 +132,21 @@ class Index:
 
     def to_json(self) -> bytes:
         """As it is in its file."""
-        told = {name: getattr(self, name) for name in self.__slots__ if name != "digest"}
-        return json.dumps({"v": VERSION, **told}).encode()
+        fields = {name: getattr(self, name) for name in self.__slots__ if name != "digest"}
+        return json.dumps({"v": VERSION, **fields}).encode()
 
     @classmethod
     def from_json(cls, text: bytes) -> "Index":
         """From its file; ValueError: it is none, or of a version that is not known."""
         try:
-            told = json.loads(text)
-            if (version := told.pop("v", None)) != VERSION:
+            fields = json.loads(text)
+            if (version := fields.pop("v", None)) != VERSION:
                 raise ValueError(f"it is of version {version!r:.20}: install the same hetrdzv everywhere")
-            told["stamp"] = SnapshotId(*told["stamp"])
-            told["files"] = {name: FileDigest(*what) for name, what in told["files"].items()}
-            places: Any = (map(_frozen, place) for place in told["tensors"])
-            told["tensors"] = tuple(TensorLocation(*place) for place in places)
-            index = cls(**told, digest=xxh3_64_hexdigest(text))
+            fields["stamp"] = SnapshotId(*fields["stamp"])
+            fields["files"] = {name: FileDigest(*what) for name, what in fields["files"].items()}
+            places: Any = (map(_frozen, place) for place in fields["tensors"])
+            fields["tensors"] = tuple(TensorLocation(*place) for place in places)
+            index = cls(**fields, digest=xxh3_64_hexdigest(text))
             if not 0 <= index.rank < index.world_size:
                 raise ValueError(f"it is of rank {index.rank} of {index.world_size}")
         except (KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -203,10 +203,10 @@ class SnapshotFiles:
         with contextlib.suppress(FileNotFoundError):
             stats = os.stat(self._control_file)
             if (of := (stats.st_mtime_ns, stats.st_ino)) != self._control_of:
-                told = json.loads(Path(self._control_file).read_bytes())
-                told["retained"] = tuple(SnapshotId(*each) for each in told.get("retained", ()))
-                told["ranks"] = tuple(told.get("ranks", ()))
-                self._control, self._control_of = RoundControl(**told), of
+                fields = json.loads(Path(self._control_file).read_bytes())
+                fields["retained"] = tuple(SnapshotId(*each) for each in fields.get("retained", ()))
+                fields["ranks"] = tuple(fields.get("ranks", ()))
+                self._control, self._control_of = RoundControl(**fields), of
         return self._control
 
     def write_control(self, control: RoundControl) -> None:
@@ -216,10 +216,10 @@ class SnapshotFiles:
     def read_start(self) -> Mapping[str, Any]:
         """From which snapshot to start, as the agent says; empty: from none."""
         try:
-            told: Mapping[str, Any] = json.loads((self.path / "start.json").read_bytes())
+            fields: Mapping[str, Any] = json.loads((self.path / "start.json").read_bytes())
         except FileNotFoundError:
             return {}
-        return told
+        return fields
 
     def slots(self) -> dict[SnapshotId, Slot]:
         """What is held, or being written."""

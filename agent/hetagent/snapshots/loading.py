@@ -24,7 +24,7 @@ from xxhash import xxh3_64_hexdigest
 from hetagent.snapshots import save_request
 from hetagent.snapshots.errors import SnapshotError
 from hetagent.snapshots.folder import FileDigest, Index, SnapshotFiles, SnapshotId, TensorLocation
-from hetagent.snapshots.memory import dtype_of, view_as_tensor
+from hetagent.snapshots.memory import get_dtype, view_as_tensor
 from hetagent.snapshots.sources import Source, SourceError
 from hetagent.snapshots.state import State
 
@@ -88,11 +88,11 @@ class Loader:
         parts = self._find_parts()
         index, content = self._read_small_file(parts)
         buffers, replicated, per_rank = read_small_state(content, state.device())
-        places = {metadata_index(place): place for _, index in parts for place in index.tensors}
-        shapes = {place.name: (torch.Size(place.shape), dtype_of(place)) for place in places.values()}
+        places = {get_metadata_index(place): place for _, index in parts for place in index.tensors}
+        shapes = {place.name: (torch.Size(place.shape), get_dtype(place)) for place in places.values()}
         targets = state.load_targets(shapes, buffers, replicated)
         planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-        planner.set_up_planner(targets, metadata_of(places.values()), is_coordinator=True)
+        planner.set_up_planner(targets, build_metadata(places.values()), is_coordinator=True)
         with torch.no_grad():
             self._fill_targets(parts, planner)
             is_own = self._rank == index.rank == index.writer
@@ -141,15 +141,15 @@ class Loader:
             for name, expected in index.files.items():
                 places = {place.at: place for place in reversed(index.tensors) if place.file == name}
                 first_names = [place for _, place in sorted(places.items())]
-                if wanted.keys() & set(map(metadata_index, first_names)):
+                if wanted.keys() & set(map(get_metadata_index, first_names)):
                     with self._collect_errors(source):
                         for place, saved in read_tensors(source, expected, first_names):
-                            for item in wanted.get(metadata_index(place), ()):
+                            for item in wanted.get(get_metadata_index(place), ()):
                                 box = zip(item.storage_offsets, item.lengths, strict=True)
                                 part = saved[tuple(slice(at, at + length) for at, length in box)]
                                 planner.resolve_tensor(item).detach().copy_(part)
                         for place in first_names:
-                            wanted.pop(metadata_index(place), None)
+                            wanted.pop(get_metadata_index(place), None)
         if wanted:
             raise self._give_up(f"nobody has '{min(index.fqn for index in wanted)}'")
 
@@ -178,17 +178,17 @@ def read_tensors(
         yield place, view_as_tensor(content, place._replace(at=0))
 
 
-def metadata_index(place: TensorLocation) -> MetadataIndex:
+def get_metadata_index(place: TensorLocation) -> MetadataIndex:
     """By what torch knows a tensor, or a part of one."""
     return MetadataIndex(place.name, place.offsets)
 
 
-def metadata_of(places: Iterable[TensorLocation]) -> Metadata:
+def build_metadata(places: Iterable[TensorLocation]) -> Metadata:
     """What torch's planner needs to know."""
     tensors: dict[str, Any] = {}
     for place in places:
         chunk = ChunkStorageMetadata(torch.Size(place.offsets), torch.Size(place.lengths))
-        properties = TensorProperties(dtype=dtype_of(place))
+        properties = TensorProperties(dtype=get_dtype(place))
         empty = TensorStorageMetadata(properties, size=torch.Size(place.shape), chunks=[])
         tensors.setdefault(place.name, empty).chunks.append(chunk)
     return Metadata(state_dict_metadata=tensors)

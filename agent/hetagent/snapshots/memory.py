@@ -31,17 +31,15 @@ class MappedFile:
     def __init__(self, path: Path, size: int) -> None:
         self.size = size
         self._path = path
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            os.posix_fallocate(fd, 0, size)
-            self._inode = os.fstat(fd).st_ino
-            self._map = mmap.mmap(fd, size)
+            with path.open("a+b") as file:
+                os.posix_fallocate(file.fileno(), 0, size)
+                self._inode = os.fstat(file.fileno()).st_ino
+                self._map = mmap.mmap(file.fileno(), size)
         except OSError as error:
             raise SnapshotError(
                 f"no room for {size / 1e6:.0f} MB in {path.parent}: {error.strerror}"
             ) from None
-        finally:
-            os.close(fd)
         self._address = torch.frombuffer(self._map, dtype=torch.uint8).data_ptr()
         # Without the GIL. Older kernels refuse, and the first copy takes 10 times as long.
         madvise = ctypes.CDLL(None).madvise
@@ -58,7 +56,7 @@ class MappedFile:
 
     def tensor_at(self, place: TensorLocation) -> Tensor:
         """Where a tensor goes; what `torch.load` expects before it is written."""
-        self._map[place.at - place.head : place.at] = _head(dtype_of(place), place.lengths)
+        self._map[place.at - place.head : place.at] = _head(get_dtype(place), place.lengths)
         return view_as_tensor(self._map, place)
 
     def pin(self) -> None:
@@ -103,7 +101,7 @@ def locate_tensor(
     )
 
 
-def dtype_of(place: TensorLocation) -> torch.dtype:
+def get_dtype(place: TensorLocation) -> torch.dtype:
     """Its dtype; ValueError: this torch has no such dtype."""
     dtype = getattr(torch, place.dtype, None)
     if not isinstance(dtype, torch.dtype):
@@ -114,6 +112,6 @@ def dtype_of(place: TensorLocation) -> torch.dtype:
 def view_as_tensor(memory: mmap.mmap | memoryview, place: TensorLocation) -> Tensor:
     """A tensor in memory."""
     if not place.bytes:
-        return torch.empty(place.lengths, dtype=dtype_of(place), device="cpu")
+        return torch.empty(place.lengths, dtype=get_dtype(place), device="cpu")
     count = math.prod(place.lengths)
-    return torch.frombuffer(memory, dtype=dtype_of(place), count=count, offset=place.at).view(place.lengths)
+    return torch.frombuffer(memory, dtype=get_dtype(place), count=count, offset=place.at).view(place.lengths)

@@ -57,12 +57,12 @@ class SnapshotMetadata:
         with contextlib.suppress(
             OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError
         ):
-            told: dict[str, Any] = json.loads((path / MARK).read_bytes())
-            if told.pop("v") == VERSION:
-                told |= {name: int(told[name]) for name in ("world_size", "size", "written_at")}
-                told["ranks"] = {int(rank): str(digest) for rank, digest in told["ranks"].items()}
-                told["after"] = tuple(map(str, told["after"]))
-                return cls(**told)
+            fields: dict[str, Any] = json.loads((path / MARK).read_bytes())
+            if fields.pop("v") == VERSION:
+                fields |= {name: int(fields[name]) for name in ("world_size", "size", "written_at")}
+                fields["ranks"] = {int(rank): str(digest) for rank, digest in fields["ranks"].items()}
+                fields["after"] = tuple(map(str, fields["after"]))
+                return cls(**fields)
         return None
 
 

@@ -38,9 +38,9 @@ def stop_listening(folder: Path, rank: int) -> None:
     (folder / ASK / str(rank)).unlink(missing_ok=True)
 
 
-def write_answer(folder: Path, rank: int, name: str, **told: object) -> None:
+def write_answer(folder: Path, rank: int, name: str, **fields: object) -> None:
     """Write what the agent reads: `done` (`step`, `why`) is an answer, `off` (`why`) says that no more snapshots are
     taken, `bad` (`stamp`, `node`, `why`) which one cannot be loaded.
     """
     with contextlib.suppress(OSError):
-        write_atomic(folder / ASK / f"{rank}.{name}", json.dumps(told).encode())
+        write_atomic(folder / ASK / f"{rank}.{name}", json.dumps(fields).encode())

@@ -121,7 +121,7 @@ class Snapshots:
         if not self._is_enabled:
             return
         if not self._changes.in_step:
-            self._copier.devices.wait()
+            self._copier.devices.synchronize()
         began = time.perf_counter()
         # Not within the lock: they may wait for a device.
         values = self._copier.pickle_values() if not self._disabled_reason else b""
@@ -132,7 +132,7 @@ class Snapshots:
             is_known = self._changes.end_step()
             if self._changes.unknown_steps == UNKNOWN_STEPS:
                 _say(
-                    f"rank {self._rank} has called snaps.step({step}), but no optimizer of its state has told of a "
+                    f"rank {self._rank} has called snaps.step({step}), but no optimizer of its state has reported a "
                     "step: if something else changes parameters, steps since the last snapshot may be lost"
                 )
             has_slots = self._slots_thread is not None and not self._slots_thread.is_alive()
@@ -140,7 +140,7 @@ class Snapshots:
             is_kept = not self._disabled_reason and not self._attempt(
                 lambda: self._copier.keep_small_state(values)
             )
-            self._copier.devices.end_step()
+            self._copier.devices.record_step_end()
             self._whole_step = step if is_known and is_kept else None
             control = self._folder.read_control()
             self._step_ended.notify_all()
@@ -176,7 +176,7 @@ class Snapshots:
         if self._changes.in_step:
             return
         if not is_captured:
-            self._copier.devices.wait()
+            self._copier.devices.synchronize()
         with self._lock:
             self._changes.begin_optimizer_step()
 
@@ -257,11 +257,11 @@ class Snapshots:
     def _is_whole(self) -> bool:
         """Whether the state is that after the last step, and devices have it."""
         is_known = self._whole_step is not None and not self._changes.in_step
-        return is_known and not self._changes.is_unreported() and self._copier.devices.has_ended()
+        return is_known and not self._changes.is_unreported() and self._copier.devices.has_ended_step()
 
     def _save_whole_step(self) -> None:
         until = time.monotonic() + HALF_STEP_S
-        while not self._copier.devices.has_ended() and time.monotonic() < until:
+        while not self._copier.devices.has_ended_step() and time.monotonic() < until:
             time.sleep(LOOK_S)
         if not self._is_whole() or self._whole_step is None:
             return

@@ -190,7 +190,7 @@ def test_the_last_step_is_saved_once_the_device_has_ended_it(
     job: Job, tmp_path: Path, history: list[dict[str, Any]], busy: Callable[[], None]
 ) -> None:
     job.train(2, busy, busy)
-    assert not job.snaps._copier.devices.has_ended()
+    assert not job.snaps._copier.devices.has_ended_step()
     job.snaps.save_now()
     assert_loads(tmp_path, 3, history[3])
 
@@ -212,7 +212,7 @@ def test_of_a_device_that_hangs_the_step_before_is_saved(
 def test_nothing_is_changed_before_it_is_copied(
     job: Job, tmp_path: Path, history: list[dict[str, Any]], busy: Callable[[], None]
 ) -> None:
-    with job.snaps._copier.devices.copying():
+    with job.snaps._copier.devices.use_copy_streams():
         busy()
     job.snaps._schedule.is_due = lambda *_, **__: True  # type: ignore
     job.train(2)

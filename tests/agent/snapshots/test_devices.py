@@ -58,7 +58,7 @@ def device(monkeypatch: pytest.MonkeyPatch, said: list[str], own: Stream) -> Dev
 
 
 def test_a_script_waits_for_what_it_has_told_and_for_copies(device: Devices, said: list[str]) -> None:
-    device.wait()
+    device.synchronize()
     assert said == ["waits for copies", "waits for own"]
 
 
@@ -66,9 +66,9 @@ def test_who_saves_waits_for_its_copies_although_the_script_has_waited_meanwhile
     device: Devices, said: list[str]
 ) -> None:
     """The script's hook waits outside the lock, while a thread that was asked to save begins to copy."""
-    device.end_step()
-    with device.copying():
-        device.wait()
+    device.record_step_end()
+    with device.use_copy_streams():
+        device.synchronize()
     said.clear()
     device.wait_for_copies()
     assert said == ["waits for copies"]
@@ -96,10 +96,10 @@ def test_a_cuda_graph_is_noticed_by_what_the_accelerator_says(
 def test_copies_come_after_the_step_and_a_script_finds_its_own_stream_and_device_again(
     device: Devices, said: list[str], own: Stream
 ) -> None:
-    device.end_step()
-    assert not device.has_ended()
-    with contextlib.suppress(RuntimeError), device.copying():
+    device.record_step_end()
+    assert not device.has_ended_step()
+    with contextlib.suppress(RuntimeError), device.use_copy_streams():
         raise RuntimeError("no room")
     assert said == ["copies waits for own", "now copies", "now own", "device 0"]
     own.is_done = True
-    assert device.has_ended()
+    assert device.has_ended_step()

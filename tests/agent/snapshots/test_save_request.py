@@ -217,7 +217,7 @@ def test_while_a_device_hangs_in_a_step_the_one_before_is_saved(
     """The script waits for it before its optimizer changes what there is on the CPU."""
     hangs, released = threading.Event(), threading.Event()
     with Trainer(tmp_path / "snaps", monkeypatch, sharded=False) as trainer:
-        monkeypatch.setattr(Devices, "wait", lambda self: (hangs.set(), released.wait(30)))
+        monkeypatch.setattr(Devices, "synchronize", lambda self: (hangs.set(), released.wait(30)))
         assert hangs.wait(30)
         trainer.ask()
         assert trainer.answer()["step"] == trainer.done

@@ -72,9 +72,9 @@ class Late:
         self._left: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._made = threading.Event()
         monkeypatch.setattr(
-            Devices, "copy", lambda _, source, into: self._left.append((source.detach(), into))
+            Devices, "copy_tensor", lambda _, source, into: self._left.append((source.detach(), into))
         )
-        for name in ("wait", "wait_for_copies"):
+        for name in ("synchronize", "wait_for_copies"):
             monkeypatch.setattr(Devices, name, lambda _: self._wait())
 
     def _wait(self) -> None:
@@ -144,7 +144,7 @@ def test_a_step_that_an_interrupt_cuts_short_is_not_saved_as_the_one_before(
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Devices, "end_step", interrupt)
+    monkeypatch.setattr(Devices, "record_step_end", interrupt)
     with pytest.raises(KeyboardInterrupt):
         job.snaps.step(5)
     job.snaps.save_now(ends=True)
@@ -169,7 +169,7 @@ def test_once_a_step_is_part_of_a_cuda_graph_nothing_is_saved_between_steps(
 ) -> None:
     """A replay changes parameters, and neither their versions nor an optimizer's hook tell."""
     waits: list[bool] = []
-    monkeypatch.setattr(Devices, "wait", lambda _: waits.append(script.is_capturing()))
+    monkeypatch.setattr(Devices, "synchronize", lambda _: waits.append(script.is_capturing()))
     job = rare(tmp_path)
     job.train(0, before)
     job.snaps.save_now()

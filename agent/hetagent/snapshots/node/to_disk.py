@@ -20,7 +20,7 @@ import torch.distributed.checkpoint as dcp
 
 from hetagent.snapshots.errors import SnapshotError, SnapshotSuperseded
 from hetagent.snapshots.folder import INDEX, NEW, SHARED, Index, Slot, SnapshotId, is_url, write_atomic
-from hetagent.snapshots.loading import metadata_index, metadata_of, read_small_state
+from hetagent.snapshots.loading import build_metadata, get_metadata_index, read_small_state
 from hetagent.snapshots.on_disk import (
     MARK,
     OTHERS,
@@ -119,8 +119,8 @@ def write_checkpoint(into: Path, after: Sequence[str]) -> None:
     buffers, replicated, _ = read_small_state((into / first.small_file).read_bytes(), torch.device("cpu"))
     writer = FsspecWriter(str(into)) if is_url(into) else dcp.FileSystemWriter(into)
     metadata = dcp.save({**buffers, **replicated}, storage_writer=writer, no_dist=True)
-    places = {metadata_index(place): place for index in indexes for place in index.tensors}
-    metadata.state_dict_metadata |= metadata_of(places.values()).state_dict_metadata
+    places = {get_metadata_index(place): place for index in indexes for place in index.tensors}
+    metadata.state_dict_metadata |= build_metadata(places.values()).state_dict_metadata
     metadata.planner_data |= {place.name: (place.name,) for place in places.values()}
     for name, (top, *rest) in metadata.planner_data.items():
         metadata.planner_data[name] = (*top.split(".", 1), *rest)

@@ -16,7 +16,7 @@ from xxhash import xxh3_64_hexdigest
 
 from hetagent.node.network import hold_port
 from hetagent.snapshots import sources
-from hetagent.snapshots.folder import AgentControl, SnapshotFiles
+from hetagent.snapshots.folder import RoundControl, SnapshotFiles
 from hetagent.snapshots.folder import SnapshotId as Taken
 from hetagent.snapshots.memory import MappedFile
 from hetagent.snapshots.node import prefetch
@@ -54,7 +54,7 @@ class Nodes:
 
     def runs(self, number: int, memory: int = 1 << 20) -> None:
         """The node that copies is in a round."""
-        SnapshotFiles(self.here).write_control(AgentControl(round=number, memory=memory))
+        SnapshotFiles(self.here).write_control(RoundControl(round=number, memory=memory))
 
     @property
     def copy(self) -> CopyOrder:

@@ -105,7 +105,7 @@ class Clouds:
         self._clouds = {"AWS": ask_aws, "Google Cloud": ask_google, "Azure": ask_azure}
         self._again_at = 0.0
 
-    def ask(self) -> PreemptionNotice | None:
+    def find_notice(self) -> PreemptionNotice | None:
         """What the cloud announces."""
         if time.monotonic() < self._again_at:
             return None

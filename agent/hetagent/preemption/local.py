@@ -45,7 +45,7 @@ class LeaveCommand:
         shell = self._shell
         return () if shell is None else (shell.process.pid,)
 
-    def ask(self) -> PreemptionNotice | None:
+    def find_notice(self) -> PreemptionNotice | None:
         """Start it, or see whether it has ended; if not, it goes on."""
         with self._lock:
             shell = self._shell

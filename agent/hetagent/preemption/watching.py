@@ -25,7 +25,7 @@ LEAD_S = 120.0
 """How long before its machine goes a node leaves at most (seconds), unless its grace is longer."""
 
 
-Ask = Callable[[], PreemptionNotice | None]
+NoticeSource = Callable[[], PreemptionNotice | None]
 """Looks for a notice, in a thread of its own; None: there is none, or no answer."""
 
 
@@ -33,24 +33,24 @@ class PreemptionWatch:
     """Has this node leave in time when its machine is taken away; one that is to go soon does not join any more.
 
     Args:
-        command: the one of `--leave-when`, if one of `asks` is its.
+        command: the one of `--leave-when`, if one of `sources` is its.
     """
 
     def __init__(
         self,
-        asks: Sequence[Ask],
+        sources: Sequence[NoticeSource],
         log: Callable[[str], None],
         grace_s: float,
         *,
         command: LeaveCommand | None = None,
         look_s: float = LOOK_S,
     ) -> None:
-        self._asks = asks
+        self._sources = sources
         self._command = command
         self._log_once = WarnOnce(log)
         self._lead_s = max(LEAD_S, grace_s)
         self._look_s = look_s
-        self._pending = set(asks)  # those that have not looked yet
+        self._pending = set(sources)  # those that have not looked yet
         self._is_watching = False
         self._over = threading.Event()
         self._notice: PreemptionNotice | None = None
@@ -59,8 +59,10 @@ class PreemptionWatch:
     def start(self) -> None:
         """Watch from now on, each in a thread of its own, since each may take its time."""
         self._is_watching = True
-        for ask in self._asks:
-            threading.Thread(target=self._watch, args=[ask], name="hetagent-preemption", daemon=True).start()
+        for source in self._sources:
+            threading.Thread(
+                target=self._watch_source, args=[source], name="hetagent-preemption", daemon=True
+            ).start()
 
     def check(self, cancelled: threading.Event) -> HealthResult:
         """Before a round: whether this machine stays, as far as the first look says."""
@@ -91,14 +93,14 @@ class PreemptionWatch:
             self._command.close()
         self._waker.close()
 
-    def _watch(self, ask: Ask) -> None:
+    def _watch_source(self, source: NoticeSource) -> None:
         while not self._over.is_set():
             try:
-                self._on_notice(ask())
+                self._on_notice(source())
             except Exception as error:  # it goes on, whatever is wrong with this answer
                 text = f"cannot see whether this machine is taken away: {type(error).__name__}: {error}"
-                self._warn(f"{text}; trying again")
-            self._pending.discard(ask)
+                self._log_warning(f"{text}; trying again")
+            self._pending.discard(source)
             self._over.wait(self._look_s)
 
     def _on_notice(self, notice: PreemptionNotice | None) -> None:
@@ -106,12 +108,12 @@ class PreemptionWatch:
             return
         left_s = 0.0 if notice.deadline is None else notice.deadline - time.monotonic()
         if left_s > self._lead_s:
-            self._warn(f"{notice.why}: leaving {self._lead_s:.0f} s before")
+            self._log_warning(f"{notice.why}: leaving {self._lead_s:.0f} s before")
         else:
             self._notice = notice
             self._waker.wake()
 
-    def _warn(self, text: str) -> None:
+    def _log_warning(self, text: str) -> None:
         if not self._over.is_set():
             self._log_once(text)
 
@@ -121,11 +123,11 @@ def preemption_watch(context: AgentContext) -> PreemptionWatch | None:
     options, log = context.options, context.tell
     if not (options.watch or options.leave_when):
         return None
-    asks: list[Ask] = [Clouds(log).ask] if options.watch is not None else []
+    sources: list[NoticeSource] = [Clouds(log).find_notice] if options.watch is not None else []
     command, when = None, options.leave_when or ""
     if len(when.split()) > 1 or shutil.which(when) is not None:
         command = LeaveCommand(when, context.identity.incarnation, log)
-        asks.append(command.ask)
+        sources.append(command.find_notice)
     elif when:
-        asks.append(partial(file_notice, Path(when)))
-    return PreemptionWatch(asks, log, options.grace_s, command=command)
+        sources.append(partial(file_notice, Path(when)))
+    return PreemptionWatch(sources, log, options.grace_s, command=command)

@@ -60,7 +60,7 @@ class ServerConnection:
         self._make_client = make_client
         self._log = log
         self._loop = asyncio.new_event_loop()
-        self._kick = asyncio.Event()
+        self._has_news = asyncio.Event()
         self._directives: deque[Directive] = deque()  # for the agent
         self._waker = SelfPipe()
         self._preflight: asyncio.Task[None] | None = (
@@ -90,15 +90,17 @@ class ServerConnection:
 
     def update_offer(self, **fields: Any) -> None:
         """Change fields of what this node offers, from the next join on."""
-        self._call(lambda now: self.session.update_offer(**fields))
+        self._call_in_thread(lambda now: self.session.update_offer(**fields))
 
     def set_ready(self, after_round: int, port: int, script_port: int, not_ready: str = "") -> None:
         """See `Session.set_ready`."""
-        self._call(lambda now: self.session.set_ready(after_round, port, script_port, now, not_ready))
+        self._call_in_thread(
+            lambda now: self.session.set_ready(after_round, port, script_port, now, not_ready)
+        )
 
     def send(self, report: Report[Any], since: float | None = None) -> None:
         """Send a report; `since`: when it became true (monotonic seconds) [now]."""
-        self._call(lambda now: self.session.send(report, now if since is None else since))
+        self._call_in_thread(lambda now: self.session.send(report, now if since is None else since))
 
     def ask(self, report: Report[R]) -> "Future[R]":
         """Send a report whose reply is wanted.
@@ -119,17 +121,17 @@ class ServerConnection:
             self._waker.wake()
 
         report.answered = answered
-        if not self._call(lambda now: self.session.send(report, now)):
+        if not self._call_in_thread(lambda now: self.session.send(report, now)):
             future.cancel()
         return future
 
     def push_progress(self) -> None:
         """See `Session.push_progress`."""
-        self._call(lambda now: self.session.push_progress())
+        self._call_in_thread(lambda now: self.session.push_progress())
 
     def announce_leave(self, report: Report[Any], *, workers_gone: bool = False) -> None:
         """See `Session.announce_leave`."""
-        self._call(lambda now: self.session.announce_leave(report, now, workers_gone=workers_gone))
+        self._call_in_thread(lambda now: self.session.announce_leave(report, now, workers_gone=workers_gone))
 
     def leave(
         self, why: str, timeout_s: float = LEAVE_S, is_hurried: Callable[[], bool] = lambda: False
@@ -141,7 +143,7 @@ class ServerConnection:
             is_hurried: polled meanwhile: whether it may take no longer than `HURRIED_LEAVE_S`.
         """
         timeout_s = min(timeout_s, HURRIED_LEAVE_S) if is_hurried() else timeout_s
-        self._call(lambda now: self.session.leave(why, now, timeout_s))
+        self._call_in_thread(lambda now: self.session.leave(why, now, timeout_s))
         began, is_logged = time.monotonic(), False
         while self._thread.is_alive():
             self._thread.join(LEAVE_LOOK_S)
@@ -161,13 +163,13 @@ class ServerConnection:
 
     def give_up(self, why: str) -> None:
         """The server is gone for good: have the agent exit."""
-        self._call(lambda now: self.session.give_up(why, "no server"))
+        self._call_in_thread(lambda now: self.session.give_up(why, "no server"))
 
-    def _call(self, call: Callable[[float], None]) -> bool:
+    def _call_in_thread(self, call: Callable[[float], None]) -> bool:
         """Have the thread call it with the time; returns whether there still is a thread."""
         self._calls.append(call)
         try:
-            self._loop.call_soon_threadsafe(self._kick.set)
+            self._loop.call_soon_threadsafe(self._has_news.set)
         except RuntimeError:  # the loop is closed: this agent has left already, or the thread broke
             return False
         return True
@@ -179,11 +181,11 @@ class ServerConnection:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
                 runner.run(self._run())
         except Exception as error:
-            self._break(error)
+            self._on_crash(error)
         finally:
             self.session.drop_reports()
 
-    def _break(self, error: Exception) -> None:
+    def _on_crash(self, error: Exception) -> None:
         """Make the agent exit, which would otherwise wait for ever."""
         while isinstance(error, ExceptionGroup):
             error = error.exceptions[0]
@@ -192,9 +194,9 @@ class ServerConnection:
         what = f"{type(error).__name__}: {error}"
         self.session.give_up(f"the thread that talks to the server broke, which is a bug: {what}", "broken")
         for directive in self.session.take_directives():
-            self._hand(directive)
+            self._hand_over(directive)
 
-    def _hand(self, directive: Directive) -> None:
+    def _hand_over(self, directive: Directive) -> None:
         self.handed_at = time.monotonic()
         self._directives.append(directive)
         self._waker.wake()
@@ -206,14 +208,14 @@ class ServerConnection:
                     self._calls.popleft()(time.monotonic())
                 for request in self.session.requests(time.monotonic()):
                     tasks.create_task(self._send(client, request))
-                self._pass_on(tasks)
+                self._handle_outputs(tasks)
                 if self.session.finished:
                     break
                 wakeup = self.session.next_wakeup()
                 timeout_s = None if wakeup is None else max(0.0, wakeup - time.monotonic())
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._kick.wait(), timeout_s)
-                self._kick.clear()
+                    await asyncio.wait_for(self._has_news.wait(), timeout_s)
+                self._has_news.clear()
             for task in asyncio.all_tasks() - {asyncio.current_task()}:
                 task.cancel()
 
@@ -224,9 +226,9 @@ class ServerConnection:
         except HetError as error:
             answer = error
         self.session.on_response(request, answer, time.monotonic())
-        self._kick.set()
+        self._has_news.set()
 
-    def _pass_on(self, tasks: asyncio.TaskGroup) -> None:
+    def _handle_outputs(self, tasks: asyncio.TaskGroup) -> None:
         if self.session.is_member != self._was_member:
             self._was_member = not self._was_member
             self.on_member(self._was_member)
@@ -238,19 +240,19 @@ class ServerConnection:
                 self._preflight.cancel()  # this one has overtaken that start
             start, own_id = directive.start, self.session.node_id
             if start is None or start.master.node_id == own_id or directive.round == self._reached_round:
-                self._hand(directive)
+                self._hand_over(directive)
             else:
-                self._preflight = tasks.create_task(self._reach(start.master, directive))
+                self._preflight = tasks.create_task(self._check_master(start.master, directive))
 
-    async def _reach(self, master: Member, start: Directive) -> None:
+    async def _check_master(self, master: Member, start: Directive) -> None:
         """Hand a start to the agent once its master was reached, or report that it cannot be."""
         reason = await preflight.find_connect_error(master.address, master.port)
         if reason is None:
             self._reached_round = start.round
-            self._hand(start)
+            self._hand_over(start)
             return
         what = f"{reason} ({host_port(master.address, master.port)})"
         self._log(f"cannot reach the master {master.node_id}: {what}; asking for another one")
         report = round_report(ReportKind.MASTER_UNREACHABLE, start.round, message=what)
         self.session.send(report, time.monotonic())
-        self._kick.set()
+        self._has_news.set()

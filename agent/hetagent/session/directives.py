@@ -109,22 +109,22 @@ class DirectiveFilter:
         self._counts_from, self.current = next_number, directive
         match kind:
             case DirectiveKind.EXIT:
-                self._exit(directive)
+                self._hand_out_exit(directive)
             case DirectiveKind.STOP if running and (is_newer or is_current):
                 if not self.stop_sent:
                     self.stop_sent = True
-                    self._hand(directive)
+                    self._hand_out(directive)
             case DirectiveKind.START if is_current:
                 if not self.stop_sent:
-                    self._hand(directive)  # what has come since the round's first start
+                    self._hand_out(directive)  # what has come since the round's first start
             case _ if running:
                 why = f"the server no longer knows round {self.newest_round} (it says: {directive.why})"
                 self.order_stop("forgotten", why)
             case DirectiveKind.START if is_newer:
                 self.newest_round, self.stop_sent = directive.round, False
-                self._hand(directive)
+                self._hand_out(directive)
             case DirectiveKind.WAIT:
-                self._hand(directive)
+                self._hand_out(directive)
             case DirectiveKind.STOP if is_newer:
                 self.over_round = self.newest_round = directive.round
                 return True
@@ -132,15 +132,15 @@ class DirectiveFilter:
                 return True
         return False
 
-    def _hand(self, directive: Directive) -> None:
+    def _hand_out(self, directive: Directive) -> None:
         if directive.version != self._handed_version:
             self._handed_version = directive.version
             self._out.append(directive)
 
-    def _exit(self, directive: Directive) -> None:
+    def _hand_out_exit(self, directive: Directive) -> None:
         if not self.exit_sent:
             self.exit_sent = True
-            self._hand(directive)
+            self._hand_out(directive)
 
     # -- on behalf of a server that does not answer ------------------------------------------------------------
 
@@ -148,14 +148,16 @@ class DirectiveFilter:
         """Have the agent stop its workers."""
         if not self.stop_sent and not self.exit_sent:
             self.stop_sent = True
-            self._hand(self._local(DirectiveKind.STOP, code, why))
+            self._hand_out(self._make_directive(DirectiveKind.STOP, code, why))
 
     def order_exit(self, code: str, why: str) -> None:
         """Have the agent stop its workers and exit with 1."""
-        self.current = self._local(DirectiveKind.EXIT, code, why, exit_code=1)
-        self._exit(self.current)
+        self.current = self._make_directive(DirectiveKind.EXIT, code, why, exit_code=1)
+        self._hand_out_exit(self.current)
 
-    def _local(self, kind: DirectiveKind, code: str, why: str, exit_code: int | None = None) -> Directive:
+    def _make_directive(
+        self, kind: DirectiveKind, code: str, why: str, exit_code: int | None = None
+    ) -> Directive:
         return Directive(
             kind=kind,
             version=f"own.{kind}.{self.newest_round}.{code}",

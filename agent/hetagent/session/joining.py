@@ -27,17 +27,17 @@ class JoinSchedule:
         log_lines: gets what to show.
 
     Attributes:
-        due: the join to send.
+        next_join: the join to send.
         due_at: not before that moment.
         number: of the newest join's request.
-        ever: whether the server has ever accepted one.
+        was_accepted: whether the server has ever accepted one.
     """
 
     def __init__(self, group: str, log_lines: list[str]) -> None:
-        self.due: JoinRequest | None = None
+        self.next_join: JoinRequest | None = None
         self.due_at = 0.0
         self.number = 0
-        self.ever = False
+        self.was_accepted = False
         self._group = group
         self._log_lines = log_lines
         self._sent_at = -inf
@@ -54,9 +54,9 @@ class JoinSchedule:
 
     def on_accepted(self, body: JoinRequest) -> None:
         """A server has accepted one."""
-        self.ever, self._refused_with = True, ""
-        if body == self.due:
-            self.due = None
+        self.was_accepted, self._refused_with = True, ""
+        if body == self.next_join:
+            self.next_join = None
 
     def on_refused(self, error: HetError, lease_s: float, now: float) -> str | None:
         """A server has refused one with a code of `MAY_PASS`; returns why not to try again, or None.

@@ -115,7 +115,7 @@ class Session:
         elif self.workers_may_run or not_ready == self.offer.not_ready:
             return
         self.update_offer(port=port, script_port=script_port, not_ready=not_ready)
-        self._join(now)
+        self._schedule_join(now)
 
     def update_offer(self, **fields: Any) -> None:
         """Change what this node offers, from the next join on."""
@@ -127,7 +127,7 @@ class Session:
         self._reports.append(report)
         asks_nobody = report.answered is not None and self._directives.exit_sent
         if self.finished or asks_nobody:
-            self._settle(report, None)
+            self._settle_report(report, None)
 
     def push_progress(self) -> None:
         """Send the workers' progress at once, beside the open poll."""
@@ -156,7 +156,7 @@ class Session:
         self.finished = self.finished or not self.may_be_member
 
     def _stop_joining(self, *, workers_gone: bool) -> None:
-        self.is_leaving, self._joining.due = True, None
+        self.is_leaving, self._joining.next_join = True, None
         if workers_gone:
             self._directives.on_left()
 
@@ -176,7 +176,7 @@ class Session:
         self._on_answer(request, now)
         match what:
             case Report():
-                self._settle(what, answer)
+                self._settle_report(what, answer)
             case Routes.join:
                 self.is_member = self.may_be_member = True
                 self._joining.on_accepted(request.body)
@@ -196,14 +196,14 @@ class Session:
     def requests(self, now: float) -> list[Request]:
         """The requests to send now; each is in flight until `on_response`."""
         self._pass_time(now)
-        due = [what for what, due_at in self._due() if now >= max(due_at, self._backoff.retry_at)]
-        sent = [self._request(what, now) for what in due]
+        due = [what for what, due_at in self._find_due() if now >= max(due_at, self._backoff.retry_at)]
+        sent = [self._make_request(what, now) for what in due]
         self._in_flight |= {request.what: request for request in sent}
         return sent
 
     def next_wakeup(self) -> float | None:
         """When to ask for `requests` again if nothing happens before; None: no need."""
-        moments: list[float | None] = [max(at, self._backoff.retry_at) for _, at in self._due()]
+        moments: list[float | None] = [max(at, self._backoff.retry_at) for _, at in self._find_due()]
         moments.append(self._disconnects_at())
         if self._goodbye is not None and not self.finished:
             moments.append(self._goodbye_until)
@@ -236,7 +236,7 @@ class Session:
 
     # -- what is to be sent, and when ----------------------------------------------------------------------
 
-    def _due(self) -> Iterator[tuple[Report[Any] | Route[Any], float]]:
+    def _find_due(self) -> Iterator[tuple[Report[Any] | Route[Any], float]]:
         """What is not in flight, and when it may be sent.
 
         Reports in order, joins and the goodbye go one at a time, in this order. Polls and other reports go beside them,
@@ -254,7 +254,7 @@ class Session:
             elif self._goodbye is not None:
                 waits = self.is_member and first and not self._backoff.is_away
                 yield Routes.leave, self._last_reports_until if waits else 0.0
-            elif self._joining.due is not None:
+            elif self._joining.next_join is not None:
                 yield Routes.join, self._joining.due_at
         if not self.is_member:
             return
@@ -274,9 +274,9 @@ class Session:
 
     @property
     def _is_joining(self) -> bool:
-        return self._joining.due is not None or Routes.join in self._in_flight
+        return self._joining.next_join is not None or Routes.join in self._in_flight
 
-    def _request(self, what: Report[Any] | Route[Any], now: float) -> Request:
+    def _make_request(self, what: Report[Any] | Route[Any], now: float) -> Request:
         """What is due, as it is now."""
         number, node_id = self._next_number, self.node_id
         self._next_number += 1
@@ -290,7 +290,7 @@ class Session:
             case Routes.leave:
                 query = {"incarnation": self.incarnation, "reason": self._goodbye or ""}
             case Routes.join:
-                body = self._joining.due
+                body = self._joining.next_join
                 self._joining.on_sent(number, now)
                 self.may_be_member = True
             case _:
@@ -313,7 +313,7 @@ class Session:
             query=query,
         )
 
-    def _settle(self, report: Report[Any], answer: Answer) -> None:
+    def _settle_report(self, report: Report[Any], answer: Answer) -> None:
         """A report was accepted or refused, or no longer matters (None)."""
         if report in self._reports:
             self._reports.remove(report)
@@ -323,7 +323,7 @@ class Session:
     def drop_reports(self) -> None:
         """There is nobody to send them to."""
         for report in self._reports[:]:
-            self._settle(report, None)
+            self._settle_report(report, None)
 
     def _disconnects_at(self) -> float | None:
         """When workers are to be stopped because no server answers (rule 8)."""
@@ -342,12 +342,12 @@ class Session:
             why = f"no server has {what} for {for_s:g} s (max_disconnect_s)"
             self._directives.order_stop("disconnected", f"{why}: {refusal}" if refusal else why)
 
-    def _join(self, at: float) -> None:
+    def _schedule_join(self, at: float) -> None:
         """Have a join sent, unless this node is about to leave."""
         if self.is_leaving or self._directives.exit_sent:
             return
         self._joining.due_at = at
-        self._joining.due = replace(self.offer, after_round=self._directives.over_round)
+        self._joining.next_join = replace(self.offer, after_round=self._directives.over_round)
 
     # -- directives ----------------------------------------------------------------------------------------
 
@@ -358,11 +358,11 @@ class Session:
             number, directive, next_number=self._next_number, out_of_touch=out_of_touch
         )
         if self._directives.exit_sent:
-            self._joining.due = None
+            self._joining.next_join = None
         if needs_join:
-            self._join(self._joining.next_at(now))
+            self._schedule_join(self._joining.next_at(now))
         elif self._is_contradicted(number, directive):
-            self._join(self._joining.next_at(now, CONTRADICTED_S))
+            self._schedule_join(self._joining.next_at(now, CONTRADICTED_S))
 
     def _is_contradicted(self, number: int, directive: Directive) -> bool:
         """Whether the server, which has had our last join, takes this node for ready, and it is not; or the reverse."""
@@ -384,7 +384,7 @@ class Session:
             self.finished = self.finished or self._goodbye is not None
         self.drop_reports()
         self._directives.order_exit(code, why)
-        self._joining.due = None
+        self._joining.next_join = None
 
     # -- answers and failures ------------------------------------------------------------------------------
 
@@ -396,13 +396,13 @@ class Session:
                 self.give_up(str(error), "replaced")
             case Report() as report, "stale_round":
                 self._on_answer(request, now)
-                self._settle(report, None)
+                self._settle_report(report, None)
                 if (directive := read_part(error, "directive", Directive)) is not None:
                     self._on_directive(request.number, directive, now)
             case Report(is_ordered=False) as report, code:
                 if is_final(error) and code not in STRANGERS:
                     self._on_answer(request, now)
-                    self._settle(report, error)
+                    self._settle_report(report, error)
                 else:
                     report.not_before = request.sent_at + PAUSE_S
             case routes.POLL | Report(), code if code in MISSING:
@@ -417,7 +417,9 @@ class Session:
                 lease_s = self._directives.current.lease_s
                 if (why := self._joining.on_refused(error, lease_s, now)) is not None:
                     self.give_up(why)
-            case Routes.join, code if not self._joining.ever if code in STRANGERS else is_final(error):
+            case Routes.join, code if (
+                not self._joining.was_accepted if code in STRANGERS else is_final(error)
+            ):
                 self.give_up(str(error))
             case _:
                 self._on_silence(request, error, now)
@@ -449,6 +451,6 @@ class Session:
             self.finished = True
         elif self.workers_may_run:
             self._directives.order_stop("forgotten", f"the server has forgotten this node: {error}")
-        elif not self.is_leaving and self._joining.due is None:
+        elif not self.is_leaving and self._joining.next_join is None:
             self._log_lines.append(f"the server has forgotten this node, joining again: {error}")
-            self._join(self._joining.next_at(now))
+            self._schedule_join(self._joining.next_at(now))

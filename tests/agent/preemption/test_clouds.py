@@ -165,17 +165,17 @@ def test_the_cloud_is_found_by_who_answers(monkeypatch: pytest.MonkeyPatch) -> N
     """Though each address is asked in turn, and others answer something, too."""
     service, said = Gce(), list[str]()
     found = clouds_of(service, monkeypatch, said)
-    assert found.ask() is None
+    assert found.find_notice() is None
     assert said == ["--watch: looking for what Google Cloud announces"]
     service.said["preempted"] = "TRUE"
-    assert found.ask() is not None
+    assert found.find_notice() is not None
     del service.said["preempted"]
-    assert found.ask() is None, "it does not answer at the moment"
+    assert found.find_notice() is None, "it does not answer at the moment"
 
 
 def test_where_no_cloud_answers_that_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     found = clouds_of(lambda *_: (404, "", {}), monkeypatch, said)
-    assert [found.ask(), found.ask()] == [None, None]
+    assert [found.find_notice(), found.find_notice()] == [None, None]
     assert len(said) == 1
     assert said[0].startswith("--watch: no metadata service of AWS, Google Cloud, Azure answers here")

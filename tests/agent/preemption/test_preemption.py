@@ -32,14 +32,14 @@ class Told:
         self.now: PreemptionNotice | None = None
         self.asked = 0
 
-    def ask(self) -> PreemptionNotice | None:
+    def find_notice(self) -> PreemptionNotice | None:
         self.asked += 1
         return self.now
 
 
 def watch(*sources: Told, grace_s: float = 60.0) -> Callable[[Callable[[str], None]], PreemptionWatch]:
     def make(tell: Callable[[str], None]) -> PreemptionWatch:
-        made = PreemptionWatch([source.ask for source in sources], tell, grace_s, look_s=0.02)
+        made = PreemptionWatch([source.find_notice for source in sources], tell, grace_s, look_s=0.02)
         made.start()
         return made
 
@@ -126,7 +126,7 @@ def test_a_source_that_fails_or_hangs_stops_no_other(watches: list[PreemptionWat
     over = threading.Event()
     told, said = Told(), list[str]()
     fails = Mock(side_effect=OSError("nothing but trouble"))
-    watches.append(PreemptionWatch([fails, hangs, told.ask], said.append, 60.0, look_s=0.02))
+    watches.append(PreemptionWatch([fails, hangs, told.find_notice], said.append, 60.0, look_s=0.02))
     watches[0].start()
     try:
         soon(lambda: fails.call_count > 2, "more looks")
@@ -141,7 +141,7 @@ def test_a_source_that_fails_or_hangs_stops_no_other(watches: list[PreemptionWat
 
 def test_a_node_whose_machine_is_to_go_does_not_join(watches: list[PreemptionWatch]) -> None:
     told = Told()
-    watches += [PreemptionWatch([told.ask], lambda text: None, 60.0) for _ in range(2)]
+    watches += [PreemptionWatch([told.find_notice], lambda text: None, 60.0) for _ in range(2)]
     assert watches[0].check(threading.Event()).why == ""
     reclaim(told, 60.0)()
     assert watches[1].check(threading.Event()).why == "AWS is about to terminate this instance"
@@ -178,17 +178,17 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
 
 def test_a_command_is_asked_again_until_it_says_so(command: Callable[[str], LeaveCommand]) -> None:
     source = command("echo x >> runs; test $(wc -l < runs) = 3 && echo a power cut at noon")
-    assert soon(source.ask) == PreemptionNotice("a power cut at noon", None)
+    assert soon(source.find_notice) == PreemptionNotice("a power cut at noon", None)
 
 
 def test_a_command_may_run_for_hours(command: Callable[[str], LeaveCommand], tmp_path: Path) -> None:
     source = command("echo x >> runs; sleep 3600 & until test -e go; do sleep 0.02; done")
     for _ in range(20):
-        assert source.ask() is None
+        assert source.find_notice() is None
         time.sleep(0.01)
     assert len(source.sessions()) == 1, "nobody ends it between rounds"
     (tmp_path / "go").touch()
-    assert soon(source.ask) == PreemptionNotice("the command of --leave-when says so", None)
+    assert soon(source.find_notice) == PreemptionNotice("the command of --leave-when says so", None)
     assert (tmp_path / "runs").read_text() == "x\n"
     assert processes.find_by_incarnation(MINE, processes.WATCH_FOR) == [], "nor is anything of it left"
 
@@ -196,9 +196,9 @@ def test_a_command_may_run_for_hours(command: Callable[[str], LeaveCommand], tmp
 def test_a_command_that_is_none_is_told_once(command: Callable[..., LeaveCommand], tmp_path: Path) -> None:
     said: list[str] = []
     source = command("echo x >> runs; no-such-program --at all", said.append)
-    soon(lambda: source.ask() or said, "what it says")
+    soon(lambda: source.find_notice() or said, "what it says")
     runs = tmp_path / "runs"
-    soon(lambda: source.ask() or len(runs.read_text().split()) > 2, "more runs")
+    soon(lambda: source.find_notice() or len(runs.read_text().split()) > 2, "more runs")
     assert len(said) == 1
     assert said[0].startswith("--leave-when: its command cannot be run (status 127): ")
     assert "no-such-program" in said[0]

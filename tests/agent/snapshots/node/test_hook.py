@@ -462,7 +462,7 @@ def joins(made: Rig) -> list[Holdings]:
     join = made.line.set_ready
 
     def ready(*args: Any) -> None:
-        made.line._call(lambda now: told.append(offered(made)))
+        made.line._call_in_thread(lambda now: told.append(offered(made)))
         join(*args)
 
     made.line.set_ready = ready  # type: ignore[method-assign]

@@ -109,7 +109,7 @@ Nodes = Annotated[
     Literal["all", "none"], Query(description="Whether the reply shows the nodes of the group.")
 ]
 Ranks = Annotated[
-    list[bounds.Rank],
+    tuple[bounds.Rank, ...],
     Query(max_length=128, description="Whose (global rank), may be repeated; default: all."),
 ]
 RoundNumber = Annotated[

@@ -37,7 +37,7 @@ def worker_reply(seen: WorkerSample, stall: Stall | None, now: float) -> WorkerR
 
 
 async def get_output(
-    service: Service, group_id: str, about: About, ranks: Sequence[int] | None, number: int | None
+    service: Service, group_id: str, about: About, ranks: Sequence[int], number: int | None
 ) -> StacksReply:
     """The stacks or logs of a round's workers: of the running one from their agents, else what was kept.
 
@@ -47,7 +47,7 @@ async def get_output(
     active = group.running_round
     if active is not None and number in (None, active.number):
         _require_ranks(group, active.number, active.world_size, ranks, "has")
-        found = await service.queries.query_workers(group, active, ranks, about)
+        found = await service.queries.query_workers(group, active, ranks or range(active.world_size), about)
         return StacksReply(round=active.number, workers=tuple(found))
     if about is About.LOGS and number is None and group.round is not None:
         number = group.round.number
@@ -67,8 +67,8 @@ async def get_output(
     return StacksReply(round=kept.round, workers=workers, over=True, at=at)
 
 
-def _require_ranks(group: Group, number: int, world_size: int, ranks: Sequence[int] | None, has: str) -> None:
-    unknown = [rank for rank in ranks or () if not 0 <= rank < world_size]
+def _require_ranks(group: Group, number: int, world_size: int, ranks: Sequence[int], has: str) -> None:
+    unknown = [rank for rank in ranks if not 0 <= rank < world_size]
     if unknown:
         known = str(Ranks(ranges=((0, world_size - 1),)))
         raise NotFound(

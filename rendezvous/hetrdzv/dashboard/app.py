@@ -7,6 +7,7 @@ import re
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, quote
 
 from starlette.applications import Starlette
@@ -14,7 +15,8 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
 
 from hetrdzv.auth.hosts import is_same_origin
 from hetrdzv.auth.token_files import TokenFile
@@ -36,21 +38,22 @@ MOST_FORM_BYTES = 4096
 PATHS = re.compile(r"/(groups/.*|static/.*|sign-in|sign-out)?")
 """What is a page."""
 
-_FOLDER = Path(__file__).parent / "static"
-_TYPES = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml"}
-FILES = {
-    path.name: (path.read_bytes(), _TYPES[path.suffix])
-    for path in sorted(_FOLDER.rglob("*"))
-    if path.suffix in _TYPES
-}
-"""What pages load, by name, with its type."""
+
+class PageFiles(StaticFiles):
+    """What pages load: scripts, a style sheet, a picture; the same for everybody."""
+
+    def file_response(self, *args: Any, **options: Any) -> Response:
+        response = super().file_response(*args, **options)
+        response.headers.update(HEADERS)
+        response.headers["Cache-Control"] = "no-cache"  # of another version, an upgrade would be half seen
+        return response
 
 
 def dashboard(replica: Replica, tokens: Tokens | None, *, secure: bool, note: Note) -> Starlette:
     """The pages. If `secure`, browsers reach this server over TLS; `note` logs a refusal."""
     group = "/groups/{group_id}"
-    routes = [
-        Route("/static/{name}", static),
+    routes: list[BaseRoute] = [
+        Mount("/static", PageFiles(directory=Path(__file__).parent / "static")),
         Route("/sign-in", sign_in_page),
         Route("/sign-in", sign_in, methods=["POST"]),
         Route("/sign-out", sign_out, methods=["POST"]),
@@ -149,15 +152,6 @@ async def sign_out(request: Request) -> Response:
 
 
 # -- everything else ---------------------------------------------------------------------------------------
-
-
-async def static(request: Request) -> Response:
-    """A script, a style sheet, a picture: the same for everybody."""
-    file = FILES.get(request.path_params["name"])
-    if file is None:
-        raise HTTPException(404)
-    headers = {**HEADERS, "Cache-Control": "no-cache"}  # of another version, an upgrade would be half seen
-    return Response(file[0], media_type=file[1], headers=headers)
 
 
 def _refusal(request: Request, error: HetError) -> Response:

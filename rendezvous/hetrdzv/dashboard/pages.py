@@ -91,9 +91,9 @@ async def group(request: Request, service: Service, grant: Grant) -> Response:
 async def output(request: Request, service: Service, grant: Grant) -> Response:
     """The end of what the workers of a round wrote; without `round` that of the one that others wait for, now."""
     group_id, number = request.path_params["group_id"], _round(request)
-    ranks = None if number is not None else views.ranks_behind(service.group(group_id))[:1]
+    ranks = () if number is not None else views.ranks_behind(service.group(group_id))[:1]
     try:
-        if ranks is not None and not ranks:
+        if number is None and not ranks:
             raise NoRound("nobody is waited for any more")
         found = await get_output(service, group_id, About.LOGS, ranks, number)
     except NoRound as error:
@@ -106,7 +106,7 @@ async def stacks(request: Request, service: Service, grant: Grant) -> Response:
     """The stacks of the workers of a round, equal ones once; without `round` of the one that runs, now."""
     group_id = request.path_params["group_id"]
     try:
-        found = await get_output(service, group_id, About.STACKS, None, _round(request))
+        found = await get_output(service, group_id, About.STACKS, (), _round(request))
     except NoRound as error:
         return page("nothing.html", why=str(error))
     verb = ("was", "were") if found.over else ("is", "are")

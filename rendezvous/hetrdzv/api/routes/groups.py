@@ -1,5 +1,6 @@
 """What people ask of groups and nodes: inspect, create, restart, cancel, drain, delete, look back."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query
@@ -26,6 +27,7 @@ from hetrdzv.protocol.requests import Changes, SpecFields
 from hetrdzv.protocol.rounds import RoundsReply
 from hetrdzv.protocol.snapshots import SnapshotsShown, UseSnapshot
 from hetrdzv.protocol.stacks import About
+from hetrdzv.service.service import Service
 
 READ, ADMIN = [Depends(Requires(Role.READ))], [Depends(Requires(Role.ADMIN))]
 
@@ -107,20 +109,31 @@ async def plan_group(
 
 
 @router.post("/{group_id}/stacks", response_model=StacksReply, dependencies=ADMIN)
-@router.post("/{group_id}/logs", response_model=StacksReply, dependencies=ADMIN)
-async def get_stacks_or_logs(
-    request: Request,
+async def get_stacks(
     service: CurrentService,
     group_id: Id,
-    rank: Ranks = [],  # noqa: B006 - FastAPI copies it
+    rank: Ranks = (),
     round: RoundNumber = 0,  # noqa: A002
 ) -> Response:
-    """The Python stacks of the workers of a round, or the end of what they have written, from their agents.
+    """The Python stacks of the workers of a round, from their agents; of a round that is over, those of its hang."""
+    return await output_response(service, group_id, About.STACKS, rank, round)
 
-    Of a round that is over: the stacks of its hang, and the logs that agents have kept, or sent as they left.
-    """
-    about = About(request.url.path.rpartition("/")[2])
-    found = await get_output(service, group_id, about, rank or None, round or None)
+
+@router.post("/{group_id}/logs", response_model=StacksReply, dependencies=ADMIN)
+async def get_logs(
+    service: CurrentService,
+    group_id: Id,
+    rank: Ranks = (),
+    round: RoundNumber = 0,  # noqa: A002
+) -> Response:
+    """The end of what the workers of a round have written, as their agents have kept it, or sent it as they left."""
+    return await output_response(service, group_id, About.LOGS, rank, round)
+
+
+async def output_response(
+    service: Service, group_id: str, about: About, ranks: Sequence[int], number: int
+) -> Response:
+    found = await get_output(service, group_id, about, ranks, number or None)
     return await views.json_response(len(found.workers), lambda: found)
 
 

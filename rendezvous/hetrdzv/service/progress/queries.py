@@ -36,10 +36,10 @@ class AgentQueries:
         self._numbers = count(1)
 
     async def query_workers(
-        self, group: Group, active: Round, ranks: Iterable[int] | None = None, about: About = About.STACKS
+        self, group: Group, active: Round, ranks: Iterable[int], about: About = About.STACKS
     ) -> list[Stack]:
-        """The stacks or logs of all or some of a round's workers, in order of ranks; each says why if there is none."""
-        asked = tuple(range(active.world_size) if ranks is None else sorted(set(ranks)))
+        """The stacks or logs of some of a round's workers, in order of ranks; each says why if there is none."""
+        asked = tuple(sorted(set(ranks)))
         most = min(MOST_OF_WORKER, MOST_OF_ALL // max(1, len(asked)))
         stacks, queries = dict[int, Stack](), dict[str, Query]()
         for member in active.members:

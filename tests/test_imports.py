@@ -19,7 +19,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "storage": {"core", "protocol", "auth.tls", "client.explain"},
     "service": {"core", "protocol", "storage"},
     "api": {"core", "protocol", "storage", "auth", "service", "dashboard"},
-    "dashboard": {"core", "protocol", "storage", "auth", "service", "api.views", "api.workers"},
+    "dashboard": {"core", "protocol", "storage", "auth", "service", "api.errors", "api.views", "api.workers"},
     "client": {"protocol", "auth"},
     "cli": {"core", "protocol", "storage", "auth", "service", "api", "client"},
 }

@@ -52,11 +52,15 @@ def error_response(error: HetError, request: Request) -> Response:
     if error.status == HTTPStatus.SERVICE_UNAVAILABLE:
         response.headers["retry-after"] = "1"
     if isinstance(error, NotLeader):
-        path: bytes = request.scope.get("raw_path") or quote(request.scope["path"]).encode()
-        query: bytes = request.scope.get("query_string", b"")
-        asked = (path + (b"?" + query if query else b"")).decode("latin-1")
-        response.headers["location"] = error.leader + asked
+        response.headers["location"] = error.leader + requested_target(request)
     return response
+
+
+def requested_target(request: Request) -> str:
+    """The path of a request with its query, as it was sent."""
+    path: bytes = request.scope.get("raw_path") or quote(request.scope["path"]).encode()
+    query: bytes = request.scope["query_string"]
+    return (path + (b"?" + query if query else b"")).decode("latin-1")
 
 
 # -- the log of refusals, rate-limited: what a client does again and again must not fill it; never the token -----

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, quote
+from urllib.parse import parse_qs
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -18,6 +18,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from hetrdzv.api.errors import requested_target
 from hetrdzv.auth.hosts import is_same_origin
 from hetrdzv.auth.token_files import TokenFile
 from hetrdzv.auth.tokens import Role, Tokens
@@ -108,7 +109,7 @@ def _route(path: str, handler: Handler, role: Role = Role.READ, method: str = "G
     async def endpoint(request: Request) -> Response:
         state, group_id = request.app.state, request.path_params.get("group_id")
         sessions: Sessions = state.sessions
-        grant = sessions.grant(request, role, group_id)
+        grant = sessions.check(request, role, group_id)
         if method == "POST":
             require_own_page(request)
         service: Service = state.replica.service()
@@ -157,8 +158,7 @@ async def sign_out(request: Request) -> Response:
 def _refusal(request: Request, error: HetError) -> Response:
     """An error as people see it: a page, or a part of one where a page asked for that."""
     if isinstance(error, NotLeader):
-        path = quote(request.scope["path"]) + (f"?{request.url.query}" if request.url.query else "")
-        return Response(status_code=307, headers={**HEADERS, "Location": error.leader + path})
+        return RedirectResponse(error.leader + requested_target(request), 307, dict(HEADERS))
     if "hx-request" in request.headers:
         return page("wrong.html", error.status, why=str(error))
     if isinstance(error, Unauthorized):

@@ -33,7 +33,7 @@ class Sessions:
             raise Unauthorized("this server does not accept that token: check that it was copied whole")
         request.session.update(fingerprint=self._fingerprint(digest(token)), end=time.time() + SESSION_S)
 
-    def _signed_in(self, request: Request) -> Grant:
+    def _find_grant(self, request: Request) -> Grant:
         """What the token may do, as it is now, that the browser has signed in with."""
         if self._tokens is None:
             return ANYBODY
@@ -44,9 +44,9 @@ class Sessions:
                     return grant
         raise Unauthorized("nobody is signed in here, or no longer: reload the page")
 
-    def grant(self, request: Request, role: Role, group_id: str | None) -> Grant:
+    def check(self, request: Request, role: Role, group_id: str | None) -> Grant:
         """What the browser may do, unless that is not what needs this role, in that group."""
-        grant = self._signed_in(request)
+        grant = self._find_grant(request)
         grant.check(role, group_id, "this page", scoped=True)
         return grant
 

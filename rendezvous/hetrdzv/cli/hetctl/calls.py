@@ -3,7 +3,7 @@
 import asyncio
 import os
 import sys
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 import click
@@ -74,14 +74,19 @@ async def retrying(ask: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
         await asyncio.sleep(EVERY_S)
 
 
-async def group_if_any(client: Client, group: str) -> GroupReply | None:
-    """A group; None: there is none."""
+async def none_if(code: str, reply: Awaitable[_T]) -> _T | None:
+    """A reply; None: the server answered with a problem that has this code."""
     try:
-        return await client.group(group)
+        return await reply
     except Problem as problem:
-        if problem.code != UnknownGroup.code:
+        if problem.code != code:
             raise
         return None
+
+
+async def group_if_any(client: Client, group: str) -> GroupReply | None:
+    """A group; None: there is none."""
+    return await none_if(UnknownGroup.code, client.group(group))
 
 
 # -- printing ----------------------------------------------------------------------------------------------

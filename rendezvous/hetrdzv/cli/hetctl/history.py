@@ -8,10 +8,11 @@ import click
 from rich.console import RenderableType
 
 from hetrdzv.cli.hetctl import tables
-from hetrdzv.cli.hetctl.calls import call, print_json, print_warning, retrying, show_reply
+from hetrdzv.cli.hetctl.calls import call, none_if, print_json, print_warning, retrying, show_reply
 from hetrdzv.cli.hetctl.options import GROUP, WIDE, command, shared
 from hetrdzv.client import Client
-from hetrdzv.protocol.errors import Problem, UnknownGroup
+from hetrdzv.protocol.errors import UnknownGroup
+from hetrdzv.protocol.pages import EventsReply
 from hetrdzv.protocol.rounds import (
     Downtime,
     Phase,
@@ -46,19 +47,14 @@ def events(group: str, follow: bool, after: int) -> None:
 
 async def _follow(client: Client, group: str, last: int) -> None:
     """Print the history as it grows; returns when the group is deleted."""
-    reply = await client.events(group, after=last)
-    while True:
+    reply: EventsReply | None = await client.events(group, after=last)
+    while reply is not None:
         for event in reply.events:
             print_json(event, indent=None) if shared().as_json else tables.write(tables.event_line(event))
         last = reply.last if reply.last >= last else 0  # the group was deleted and created again
         await asyncio.sleep(PAUSE_S)
-        try:
-            reply = await retrying(partial(client.events, group, after=last))
-        except Problem as problem:
-            if problem.code != UnknownGroup.code:
-                raise
-            print_warning(f"group '{group}' was deleted: its history ends here")
-            return
+        reply = await none_if(UnknownGroup.code, retrying(partial(client.events, group, after=last)))
+    print_warning(f"group '{group}' was deleted: its history ends here")
 
 
 # -- rounds ------------------------------------------------------------------------------------------------

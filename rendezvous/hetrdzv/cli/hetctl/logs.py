@@ -10,11 +10,11 @@ from rich.padding import Padding
 from rich.text import Text
 
 from hetrdzv.cli.hetctl import tables
-from hetrdzv.cli.hetctl.calls import EVERY_S, call, print_json, print_warning, retrying
+from hetrdzv.cli.hetctl.calls import EVERY_S, call, none_if, print_json, print_warning, retrying
 from hetrdzv.cli.hetctl.options import GROUP, RANKS, command, round_option, shared
 from hetrdzv.cli.hetctl.wait import OUTCOMES
 from hetrdzv.client import Client
-from hetrdzv.protocol.errors import NoRound, Problem
+from hetrdzv.protocol.errors import NoRound
 from hetrdzv.protocol.pages import StacksReply
 from hetrdzv.protocol.stacks import group_equal_stacks
 from hetrdzv.protocol.texts.phrasing import count
@@ -64,11 +64,9 @@ async def _follow(client: Client, group: str, ranks: Sequence[int], printer: "_P
     while True:
         await asyncio.sleep(EVERY_S)
         found = await retrying(lambda: client.group(group))
-        try:
-            printer.show(await retrying(lambda: client.logs_of(group, rank=ranks)))
-        except Problem as problem:
-            if problem.code != NoRound.code:
-                raise
+        news = await none_if(NoRound.code, retrying(lambda: client.logs_of(group, rank=ranks)))
+        if news is not None:
+            printer.show(news)
         if found.state in OUTCOMES and not found.counts.nodes:
             print_warning(f"group '{group}' is {found.state}: its logs end here")
             return

@@ -32,7 +32,6 @@ class Watchers:
     def __init__(self) -> None:
         self._groups: dict[str, dict[str, dict[asyncio.Future[None], None]]] = {}
         self._due: deque[asyncio.Future[None]] = deque()
-        self._left = AT_ONCE  # how many may still be woken in this turn
 
     def count(self) -> int:
         """How many wait."""
@@ -59,24 +58,17 @@ class Watchers:
                     del self._groups[group_id]
 
     def wake(self, group_id: str, node_ids: Iterable[str]) -> None:
-        """Wake the polls of some nodes of a group: some at once, many in the next turns."""
+        """Wake the polls of some nodes of a group in the next turns of the event loop."""
         waiting = self._groups.get(group_id, {})
+        if not self._due:
+            asyncio.get_running_loop().call_soon(self._wake_some)
         self._due.extend(woken for node_id in node_ids for woken in waiting.get(node_id, ()))
-        self._wake_some()
 
     def _wake_some(self) -> None:
-        before = self._left
-        while self._due and self._left:
-            woken = self._due.popleft()
-            if not woken.done():
-                woken.set_result(None)
-                self._left -= 1
-        if before == AT_ONCE > self._left:
-            asyncio.get_running_loop().call_soon(self._next_turn)
-
-    def _next_turn(self) -> None:
-        self._left = AT_ONCE
-        self._wake_some()
+        for _ in range(min(AT_ONCE, len(self._due))):
+            _resolve(self._due.popleft())
+        if self._due:
+            asyncio.get_running_loop().call_soon(self._wake_some)
 
     def wake_nodes(self, group_id: str, old: Group | None, new: Group | None) -> None:
         """Wake the polls whose directive a change of a group may have changed."""

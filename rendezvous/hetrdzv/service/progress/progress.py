@@ -99,11 +99,10 @@ class Progress:
 
     def record_progress(self, group_id: str, node_id: str, reported: NodeProgress, poll_s: float) -> None:
         """The accepted agent of a node has reported on its workers, and will again after `poll_s` at the latest."""
-        running = self._running(group_id)
-        member = running[1].places.get(node_id) if running is not None else None
-        if running is None or member is None or reported.round != running[1].number:
+        active = self._active_round(group_id)
+        member = active.places.get(node_id) if active is not None else None
+        if active is None or member is None or reported.round != active.number:
             return
-        active = running[1]
         seen_at = self._now() - reported.age_s
         known_until = seen_at + reported.known_s + poll_s + LATE_S
         watched = self._watched(group_id, active.number)
@@ -152,20 +151,18 @@ class Progress:
                 due.cancel()
             self._due[group_id] = loop.call_at(at, self._judge, group_id)
 
-    def _running(self, group_id: str) -> tuple[Group, Round] | None:
+    def _active_round(self, group_id: str) -> Round | None:
         group = self._groups().get(group_id)
-        active = group.running_round if group is not None else None
-        return (group, active) if group is not None and active is not None else None
+        return group.running_round if group is not None else None
 
     def _judge(self, group_id: str) -> None:
         del self._due[group_id]
-        if (running := self._running(group_id)) is None:
+        if (active := self._active_round(group_id)) is None:
             return
         if group_id in self._judging:  # what is news now, that look has not seen
             self.schedule_check(group_id)
             return
-        active, now = running[1], self._now()
-        seen = list(self.workers(running[0]).values())
+        seen, now = list(self.workers(self._groups()[group_id]).values()), self._now()
         if len(seen) > MANY:
             self._judging.add(group_id)
             self._spawn(self._judge_many(group_id, active, seen, now))
@@ -186,10 +183,9 @@ class Progress:
             self._judging.discard(group_id)
 
     def _conclude(self, group_id: str, number: int, found: HangVerdict, now: float) -> None:
-        if (running := self._running(group_id)) is None or running[1].number != number:
+        if (active := self._active_round(group_id)) is None or active.number != number:
             return
-        group, active = running
-        noted = active.stall
+        group, noted = self._groups()[group_id], active.stall
         stall = self._stall(group, active, found, found.hang, now) if found.hang is not None else None
         maybe = stall is None and noted is not None and noted.reported and found.unclear
         if not maybe and not is_already_noted(noted, stall, now):

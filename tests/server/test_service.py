@@ -91,13 +91,14 @@ async def test_what_many_say_in_one_turn_is_settled_and_committed_once() -> None
         assert kinds[:51] == [*["node_joined"] * 50, "round_formed"]
 
 
-async def test_whoever_acts_on_a_group_finds_it_settled() -> None:
+async def test_a_group_is_settled_once_all_of_a_turn_was_said() -> None:
     async with serving() as (service, _):
-        joins = [service.execute("g", join(name, min_nodes=2, max_nodes=2)) for name in "ab"]
+        joins = [service.execute("g", join(name, min_nodes=2, max_nodes=2)) for name in "abc"]
         await asyncio.gather(*joins, service.execute("g", Drain("b")))
         group = service.group("g")
-        assert group.round is not None  # it formed before b was drained
-        assert (group.last_round, group.round.end is not None) == (1, True)
+        assert group.round is not None
+        assert group.round.places.keys() == {"a", "c"}
+        assert group.last_round == 1
 
 
 @pytest.mark.parametrize("failure", [StorageError("the disk is full"), RuntimeError("the disk is full")])

@@ -11,7 +11,6 @@ from math import inf
 
 from hetrdzv.core.commands import (
     Command,
-    DeclareSnapshots,
     Disconnect,
     Join,
     Leave,
@@ -22,7 +21,6 @@ from hetrdzv.core.commands import (
 from hetrdzv.core.directive import acknowledges_stop
 from hetrdzv.core.model import Group, Node
 from hetrdzv.core.rounds.timers import SUSPECT_GRACE_S
-from hetrdzv.protocol.states import ReportKind
 from hetrdzv.service.clock import ServedClock
 
 logger = logging.getLogger(__name__)
@@ -230,13 +228,3 @@ def is_heartbeat(group: Group, command: Renew) -> bool:
     return node is None or (
         node.disconnected_at is None and not acknowledges_stop(group, node, command.holds)
     )
-
-
-def is_sent_by_all(command: Command) -> bool:
-    """Whether all nodes of a group say this at about the same time, so that many are handled at once."""
-    match command:
-        case Join() | Renew() | DeclareSnapshots():
-            return True
-        case Report(kind=kind):
-            return kind in (ReportKind.STARTED, ReportKind.READY_TO_STOP)
-    return False

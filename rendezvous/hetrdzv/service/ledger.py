@@ -98,6 +98,11 @@ class Ledger:
         turn = self._turn(group_id)
         return self.groups.get(group_id) if turn is None else turn.head
 
+    def pending_heads(self) -> list[tuple[str, Group]]:
+        """The heads proposed since the last commit, by id, without those that are deleted."""
+        turns = sorted(self._pending.items())
+        return [(group_id, turn.head) for group_id, turn in turns if turn.head is not None]
+
     def has_room(self, most: int) -> bool:
         """Whether there are fewer than `most` groups, counting those not committed yet."""
         new = {*self._pending, *self._in_flight}.difference(self.groups)
@@ -148,10 +153,6 @@ class Ledger:
         """Have the clock stored if the last time was long ago."""
         if (self.groups or self.is_failing) and self._clock_is_due(now):
             self._has_work.set()
-
-    def wake_up(self) -> None:
-        """Have `wait_for_work` return though nothing is proposed."""
-        self._has_work.set()
 
     # -- committing ------------------------------------------------------------------------------------------
 

@@ -39,7 +39,7 @@ from hetrdzv.protocol.snapshots import SnapshotsReply
 from hetrdzv.protocol.texts.who import Nodes
 from hetrdzv.service.clock import BEAT_S, ServedClock
 from hetrdzv.service.journal import log_events
-from hetrdzv.service.leases import LeaseTable, is_heartbeat, is_sent_by_all
+from hetrdzv.service.leases import LeaseTable, is_heartbeat
 from hetrdzv.service.ledger import Change, Ledger, describe_error, make_checked_changes, quarantined
 from hetrdzv.service.metrics import Metrics
 from hetrdzv.service.polls.watchers import Watchers
@@ -94,8 +94,6 @@ class Service:
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         self._clock = make_clock(0.0)  # loading moves it on to the store's high-water mark
-        self._unsettled: set[str] = set()  # groups to settle at the end of this turn
-        self._unable: dict[str, Exception] = {}  # groups whose tick has failed
         self._metrics = metrics or Metrics()
         self._limits = limits
         self._store = store
@@ -256,16 +254,12 @@ class Service:
                 return await self._renewed(head, command, now)
             if isinstance(command, Tick):
                 self.leases.has_expired(group_id)
-            later = is_sent_by_all(command) or not self._settle(group_id)
-            head = self._ledger.proposed_group(group_id) or head
-            transition = step(head, command, now, self.leases.expired_nodes, settles=not later)
+            transition = step(head, command, now, self.leases.expired_nodes, settles=False)
         except Refused:
             # a refusal must not reveal state that may never be committed
             await self._ledger.settle(group_id)
             raise
         self.leases.on_command(transition.group, command, now)  # a first join brings the group's lease
-        if later:
-            self._unsettled.add(group_id)
         group = await self._ledger.propose(group_id, transition.group, transition.events)
         if group is None:
             raise _unknown(group_id)  # it was deleted in the same turn
@@ -343,50 +337,43 @@ class Service:
     async def _commit_forever(self) -> None:
         while True:
             await self._ledger.wait_for_work()
-            for group_id in sorted(self._unsettled):
-                self._settle(group_id)
-            unable, self._unable = self._unable, {}
+            failed = self._settle_proposals()
             try:
-                changes, refused = await self._ledger.commit(self.now(), unable)
+                changes, refused = await self._ledger.commit(self.now(), failed)
                 for change in changes:
                     log_events(change)
                     self._follow_up(change)
                 for group_id in refused:
-                    self._require_going_on(group_id)
+                    self._quarantine_if_stuck(group_id)
             except NothingWritten as error:
                 logger.error("commit failed, nothing was changed: %s", error)
-                for group_id in {*self._ledger.refuse(error), *unable}:
-                    self._refused(group_id)
+                for group_id in {*self._ledger.refuse(error), *failed}:
+                    self._schedule_retry(group_id)
             except Exception as error:
                 bug = None if isinstance(error, StorageError) else error
                 logger.error("commit failed, reloading the state: %s", error, exc_info=bug)
                 self._ledger.refuse(error)
                 await self._reload()
 
-    def _refused(self, group_id: str) -> None:
+    def _schedule_retry(self, group_id: str) -> None:
         """A change of a group was not stored: what was due in it is tried again."""
         if group_id in self._ledger.groups:
             self._set_timer(group_id, RETRY_S)
 
-    def _settle(self, group_id: str) -> bool:
-        """Settle what many nodes have said in this turn of the event loop, once for all of them.
-
-        False if that failed; the group stays unsettled then.
-        """
-        head = self._ledger.proposed_group(group_id)
-        if group_id in self._unsettled and head is not None and not self._ledger.is_settled(group_id):
+    def _settle_proposals(self) -> dict[str, Exception]:
+        """Settle what was said in this turn of the event loop, once for each group; returns those where that failed."""
+        failed: dict[str, Exception] = {}
+        for group_id, head in self._ledger.pending_heads():
             try:
                 transition = step(head, Tick(), self.now(), self.leases.expired_nodes)
             except Exception as error:  # nothing of this turn can be kept
-                self._unable[group_id] = error
-                return False
-            self._ledger.amend(group_id, transition.group, transition.events)
-        self._unsettled.discard(group_id)
-        return True
+                failed[group_id] = error
+            else:
+                self._ledger.amend(group_id, transition.group, transition.events)
+        return failed
 
-    def _require_going_on(self, group_id: str) -> None:
+    def _quarantine_if_stuck(self, group_id: str) -> None:
         """Set a group aside if it cannot go on from what is committed either, after a turn of it was refused."""
-        self._unsettled.discard(group_id)
         base, now = self._ledger.groups.get(group_id), self.now()
         if base is None:
             return
@@ -397,7 +384,7 @@ class Service:
             self._ledger.quarantine(group_id, describe_error(error))
             self._follow_up(Change(group_id, base, None))
         else:
-            self._refused(group_id)
+            self._schedule_retry(group_id)
 
     def _follow_up(self, change: Change) -> None:
         """Count a committed change, set the timer of its group, wake the polls that it affects."""
@@ -428,8 +415,6 @@ class Service:
         snapshot = await self._store.load()
         if snapshot.clock > self.now():  # else this process has served all along, and ages go on
             self._clock.restart(snapshot.clock)
-        self._unsettled.clear()
-        self._unable.clear()
         await self._ledger.restore(snapshot, self.now())
         self.leases.restore(self._ledger.groups.values())
         for group_id in list(self._timers):
@@ -511,9 +496,6 @@ class Service:
             await self.execute(group_id, Tick())
         except HetError as error:  # a load sets the timers again, and a group that is gone needs none
             logger.debug("tick of group %s: %s", group_id, error)
-        except Exception as error:
-            self._unable[group_id] = error
-            self._ledger.wake_up()
 
     def metrics(self) -> bytes:
         """The metrics of this server in Prometheus' text format, while it answers for the groups."""

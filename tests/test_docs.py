@@ -252,7 +252,7 @@ def test_every_state_is_told() -> None:
 
 
 def test_every_metric_is_told() -> None:
-    text = Metrics().render((), now=0.0, open_polls=0, leads=True).decode()
+    text = Metrics().render_text((), now=0.0, open_polls=0, leads=True).decode()
     there = {
         f"{family.name}_total" if family.type == "counter" else family.name
         for family in text_string_to_metric_families(text)

@@ -16,7 +16,7 @@ import pytest
 
 from hetrdzv.auth.tls import ClientTls
 from hetrdzv.client import Client, normal_url, parse_server_urls
-from hetrdzv.client.explain import find_unusable_error, transport_error
+from hetrdzv.client.explain import explain_transport_error, find_unusable_error
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import HetError, NotHetserver, Problem, Unreachable, VersionMismatch
@@ -358,7 +358,7 @@ CUT_OFF = "connection cut before the answer came; if it speaks TLS, give https:/
     ],
 )
 def test_transport_errors_in_plain_words(error: httpx.TransportError, words: str) -> None:
-    explained = transport_error(error, "http://h:1", LIMITS, ClientTls(), answered_before=False)
+    explained = explain_transport_error(error, "http://h:1", LIMITS, ClientTls(), answered_before=False)
     assert (type(explained), str(explained)) == (Unreachable, words)
 
 
@@ -373,9 +373,9 @@ def test_transport_errors_in_plain_words(error: httpx.TransportError, words: str
 def test_a_port_that_was_left_out_is_named(given: str, hint: str) -> None:
     url = normal_url(given)
     for error, words in ((httpx.ConnectTimeout(""), "timed out after 3 s"), (REFUSED, "connection refused")):
-        said = transport_error(error, url, LIMITS, ClientTls(), answered_before=False)
+        said = explain_transport_error(error, url, LIMITS, ClientTls(), answered_before=False)
         assert str(said) == f"{words}{hint}"
-        said = transport_error(error, url, LIMITS, ClientTls(), answered_before=True)
+        said = explain_transport_error(error, url, LIMITS, ClientTls(), answered_before=True)
         assert str(said) == words, "it has answered: this is its port"
     stranger = find_unusable_error(httpx.Response(404, html="not here"), url)
     assert isinstance(stranger, NotHetserver)

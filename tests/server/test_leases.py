@@ -12,7 +12,7 @@ from hetrdzv.protocol.rounds import Failure
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.states import NodePhase, ReportKind
 from hetrdzv.service.clock import BEAT_S, LATE_S, ServedClock
-from hetrdzv.service.leases import MAX_POLL_S, LeaseTable, pace
+from hetrdzv.service.leases import MAX_POLL_S, LeaseTable, choose_pace
 from hetrdzv.service.service import Service
 from tests.support.served import FaultyStore, HandClock, join, serving, settled, two_nodes
 
@@ -67,8 +67,8 @@ def test_nobody_is_judged_by_a_shorter_lease_than_was_granted_and_only_the_accep
     None
 ):
     table = Table(group_of("a", "b", *(f"n{number}" for number in range(5_000))))
-    table.restore([table.group])
-    granted = pace(5.0, len(table)).lease_s
+    table.restore_leases([table.group])
+    granted = choose_pace(5.0, len(table)).lease_s
     assert granted > 15.0
     table.grant_lease(table.group, "a", "a-0")
     for node_id in ("a", "b"):
@@ -108,8 +108,8 @@ def test_after_a_stall_everybody_has_a_full_lease() -> None:
 
 def test_after_a_load_everybody_has_the_longest_lease_that_was_granted() -> None:
     table = Table(group_of(*(f"n{number}" for number in range(5_000))))
-    longest = pace(5.0, 5_000).lease_s
-    table.restore([table.group])
+    longest = choose_pace(5.0, 5_000).lease_s
+    table.restore_leases([table.group])
     assert len(table) == 5_000
     assert longest > 5.0
     assert table.lost(100.0 + longest) == []
@@ -135,7 +135,7 @@ def test_who_is_gone_is_forgotten_once_its_lease_is_over() -> None:
     table.polls("b", 104.0)
     assert table.lost(106.0) == []
     assert len(table) == 1
-    table.forget("g")
+    table.forget_group("g")
     assert len(table) == 0
 
 
@@ -153,7 +153,7 @@ def test_who_is_gone_is_forgotten_once_its_lease_is_over() -> None:
 def test_the_pace_follows_the_lease_and_the_number_of_nodes(
     lease_s: float, nodes: int, poll_s: float, lease: float
 ) -> None:
-    found = pace(lease_s, nodes)
+    found = choose_pace(lease_s, nodes)
     assert (found.poll_s, found.lease_s) == (poll_s, lease)
 
 

@@ -81,10 +81,10 @@ async def test_a_wrong_token_is_logged_once_and_never_shown(caplog: pytest.LogCa
 def test_what_is_refused_again_and_again_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "hetrdzv")
     now = [0.0]
-    log = RefusalLog(lambda: now[0])
+    refusals = RefusalLog(lambda: now[0])
 
     def refuse(client: str = "10.0.0.1") -> None:
-        log.note(Unauthorized("no"), {"client": (client, 1), "method": "GET", "path": "/v1/groups"})
+        refusals.log(Unauthorized("no"), {"client": (client, 1), "method": "GET", "path": "/v1/groups"})
 
     for _ in range(4):
         refuse()

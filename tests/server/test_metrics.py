@@ -31,7 +31,9 @@ class Counted(Story):
 
     def read(self, groups: int = 1) -> Callable[..., float]:
         """The samples of a scrape, by name and labels."""
-        text = self.metrics.render([self.group] * groups, now=self.now, open_polls=7, leads=True).decode()
+        text = self.metrics.render_text(
+            [self.group] * groups, now=self.now, open_polls=7, leads=True
+        ).decode()
         found = {
             (sample.name, frozenset(sample.labels.items())): sample.value
             for family in text_string_to_metric_families(text)

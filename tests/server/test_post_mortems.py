@@ -36,13 +36,13 @@ def test_the_newest_rounds_are_kept_of_each_kind(kept: PostMortems) -> None:
     kept.add_stacks("g", 1, 1, [Stack(rank=0, text="in load")])
     for number in range(1, EARLIER + 3):
         add(kept, running(number=number), f"round {number}")
-    assert kept.rounds("g", About.LOGS) == set(range(3, EARLIER + 3))
-    assert kept.rounds("g", About.STACKS) == {1}
-    newest = kept.of("g", About.LOGS)
+    assert kept.rounds_kept("g", About.LOGS) == set(range(3, EARLIER + 3))
+    assert kept.rounds_kept("g", About.STACKS) == {1}
+    newest = kept.find("g", About.LOGS)
     assert newest is not None
     assert (newest.round, newest.by_rank[0].text) == (EARLIER + 2, f"round {EARLIER + 2}")
-    assert kept.of("g", About.LOGS, 1) is None
-    assert kept.of("other", About.LOGS) is None
+    assert kept.find("g", About.LOGS, 1) is None
+    assert kept.find("other", About.LOGS) is None
 
 
 def test_what_is_replaced_is_gone_and_of_an_earlier_round_others_words_stay(kept: PostMortems) -> None:
@@ -52,10 +52,10 @@ def test_what_is_replaced_is_gone_and_of_an_earlier_round_others_words_stay(kept
         kept.add_logs(group, "a", 1, [Stack(rank=0, text=f"newer {number}", stderr="x" * number)])
     kept.add_logs(group, "b", 1, [Stack(rank=0, text="not a member")])
     add(kept, running(number=2), "late", "late", "late", "late", number=1, node="b")
-    logs = kept.of("g", About.LOGS, 1)
+    logs = kept.find("g", About.LOGS, 1)
     assert logs is not None
     assert [logs.by_rank[rank].text for rank in range(4)] == ["newer 9", "two", "three", "late"]
-    assert kept.rounds("g", About.LOGS) == {1}
+    assert kept.rounds_kept("g", About.LOGS) == {1}
     assert logs.size == len("newer 9" + "two" + "three" + "late") + 9 + 4 * ENTRY
 
 
@@ -66,7 +66,7 @@ def test_stacks_of_a_later_hang_replace_earlier_ones_unless_there_are_none(kept:
     hung("in load", "waits", "waits")
     hung("in save", "", "waits")
     hung("", "", "")  # nobody has answered
-    stacks = kept.of("g", About.STACKS)
+    stacks = kept.find("g", About.STACKS)
     assert stacks is not None
     assert {rank: stack.text for rank, stack in stacks.by_rank.items()} == {0: "in save", 2: "waits"}
 
@@ -76,11 +76,11 @@ def test_of_large_worlds_less_is_kept_of_each_worker_and_both_streams_have_their
 ) -> None:
     for world, most in ((2, MOST_OF_WORKER), (1 << 16, LEAST_OF_WORKER)):
         add(kept, running(world), "begins" + "." * 20_000 + "ends")
-        logs = kept.of("g", About.LOGS)
+        logs = kept.find("g", About.LOGS)
         assert logs is not None
         text = logs.by_rank[0].text
         assert (len(text), text.endswith("ends")) == (most, True)
-        kept.clear()
+        kept.forget_all()
     log = Stack(rank=0, text="out\n" * 50, stderr="err\n" * 50)
     for size, lines in ((400, (50, 50)), (200, (24, 24)), (99, (12, 12))):
         end = log.shortened(About.LOGS, size)
@@ -94,7 +94,7 @@ def test_the_group_with_the_oldest_news_gives_way(kept: PostMortems, monkeypatch
     for group in "abc":
         add(kept, running(group_id=group), "." * 10)
     add(kept, running(group_id="a", number=2), "")
-    assert [bool(kept.rounds(group, About.LOGS)) for group in "abc"] == [True, False, True]
+    assert [bool(kept.rounds_kept(group, About.LOGS)) for group in "abc"] == [True, False, True]
 
 
 # -- what hetctl shows of them -------------------------------------------------------------------------------

@@ -96,7 +96,7 @@ async def test_a_group_that_cannot_go_on_is_set_aside_and_deleted(monkeypatch: p
 
         monkeypatch.setattr(service_module, "step", step)
         before = {key for key in store.keys if key.startswith("groups/g/")}
-        service._judge("g")  # as its timer does
+        service._spawn_tick("g")  # as its timer does
         await settled()
         assert service.quarantined() == {"g": "RecursionError: maximum recursion depth exceeded"}
         for ask in (service.execute("g", join("a")), service.execute("g", Tick())):
@@ -108,7 +108,7 @@ async def test_a_group_that_cannot_go_on_is_set_aside_and_deleted(monkeypatch: p
             service.group("g")
         assert before <= store.keys
         assert service.group("h").nodes.keys() == {"c"}
-        assert "hetrdzv_quarantined_groups 1.0" in service.metrics().decode()
+        assert "hetrdzv_quarantined_groups 1.0" in service.render_metrics().decode()
         await service.delete("g")
         assert not any(key.startswith("groups/g/") for key in store.keys)
         assert (await service.execute("h", Drain("c"))).drained == {"c"}

@@ -33,7 +33,7 @@ async def left(service: Service, group_id: str = "g", by: Command | None = None)
 async def swept(service: Service, clock: HandClock, seconds: float = 0.0) -> list[str]:
     """The groups that are left after some time and a sweep."""
     clock.pass_by(service, seconds + SWEEP_EVERY_S)
-    service._sweep(service.now())
+    service._forget_outdated_groups(service.now())
     await settled()
     return [group.group_id for group in service.groups()]
 
@@ -92,7 +92,7 @@ async def test_an_agent_that_joins_as_its_idle_group_is_swept_finds_a_group() ->
     async with serving(clock=clock, limits=QUICK) as (service, _):
         await left(service)
         clock.pass_by(service, 200.0)
-        service._sweep(service.now())
+        service._forget_outdated_groups(service.now())
         assert [node.node_id for node in (await service.execute("g", join("c"))).live] == ["c"]
         await settled()
         assert [node.node_id for node in service.group("g").live] == ["c"]
@@ -137,7 +137,7 @@ async def test_a_group_is_not_forgotten_while_nobody_knows_what_is_stored() -> N
         store.load_failures.append(StorageError("timed out"))
         with pytest.raises(StorageError):
             await service.execute("g", join("c"))
-        service._sweep(service.now())
+        service._forget_outdated_groups(service.now())
         store.load_failures.clear()
         async with asyncio.timeout(20):
             while True:

@@ -45,7 +45,7 @@ def begun(work: Awaitable[Any]) -> "asyncio.Future[Any]":
 async def poll(service: Service, node_id: str) -> "asyncio.Future[Any]":
     """A poll that waits for another directive than the present one."""
     version = current_directive(service, "g", node_id, "1")[1].version
-    waiting = begun(Polls(service).answer(Caller(), "g", Renew(node_id, "1"), version, WAIT_S))
+    waiting = begun(Polls(service).answer_poll(Caller(), "g", Renew(node_id, "1"), version, WAIT_S))
     await settled()
     return waiting
 
@@ -280,7 +280,9 @@ async def test_a_change_of_a_node_concerns_it_and_those_that_have_left() -> None
     story = running("a", "b", "c")
     story.leave("b")
     before = story.group
-    waiting = {name: asyncio.ensure_future(watchers.wait("g", name, 60.0, Caller())) for name in "abc"}
+    waiting = {
+        name: asyncio.ensure_future(watchers.wait_for_news("g", name, 60.0, Caller())) for name in "abc"
+    }
     await asyncio.sleep(0)
     watchers.wake_nodes("g", before, before.with_node(replace(before.nodes["a"], slots=2)))
     await asyncio.sleep(0.01)
@@ -312,7 +314,7 @@ async def test_a_deleted_group_leaves_nothing_behind() -> None:
         await settled()
         with pytest.raises(UnknownGroup):
             waiting.result()
-        assert service.watchers.count() == 0
+        assert service.watchers.count_waiting() == 0
         assert store.keys == set()
         assert list(service.groups()) == []
         assert list(service._timers) == []
@@ -394,7 +396,9 @@ async def test_a_stall_is_measured_whatever_begins_the_next_beat() -> None:
         time.sleep(0.7)  # noqa: ASYNC251
         await service.on_poll_cut("g", "a", "1")
         await asyncio.sleep(0.01)
-        sums = [line for line in service.metrics().decode().splitlines() if "loop_late_seconds_sum" in line]
+        sums = [
+            line for line in service.render_metrics().decode().splitlines() if "loop_late_seconds_sum" in line
+        ]
         assert float(sums[0].split()[1]) > 0.3
 
 

@@ -282,4 +282,4 @@ def test_a_client_says_which_file_is_wrong(
 )
 def test_what_a_server_with_tls_advertises(given: str | None, advertised: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        assert hetserver.advertised(given, listener, tls=True).startswith(advertised)
+        assert hetserver.choose_advertised_url(given, listener, tls=True).startswith(advertised)

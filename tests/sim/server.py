@@ -16,7 +16,7 @@ from hetrdzv.core.commands import Command, DeclareSnapshots, Join, Leave, Renew,
 from hetrdzv.core.model import Group
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import Directive
-from hetrdzv.protocol.errors import HetError, Problem, StaleRound, StorageError, Unavailable
+from hetrdzv.protocol.errors import HetError, NotServing, Problem, StaleRound, StorageError
 from hetrdzv.protocol.progress import PollRequest
 from hetrdzv.protocol.requests import ReportRequest
 from hetrdzv.protocol.routes import Routes
@@ -61,7 +61,7 @@ class Connection:
     async def _answer(
         self, group: str, command: Join | Renew, after: str | None, wait_s: float, **more: Any
     ) -> Directive:
-        found = await self._polls.answer(self._caller, group, command, after, wait_s, **more)
+        found = await self._polls.answer_poll(self._caller, group, command, after, wait_s, **more)
         if found is None:
             raise _HungUp
         return found[1]
@@ -96,7 +96,7 @@ def as_a_client_sees(error: HetError) -> HetError:
     if isinstance(error, Problem):
         return error
     if error.status == 503:
-        return Unavailable(f"{error} (HTTP 503)")
+        return NotServing(f"{error} (HTTP 503)")
     return Problem(error.status, error.code, str(error), json.loads(codec.write(errors.problem_of(error))))
 
 

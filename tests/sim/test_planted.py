@@ -104,7 +104,7 @@ PLANTED: dict[str, tuple[Any, str, Any]] = {
     "the master is not of the round": (directive, "_start", _start_elsewhere(directive._start)),
     "what is not committed is read": (Service, "group", _ahead(Service.group)),
     "nodes are not stored": (ledger, "_make_changes", _without_nodes(ledger._make_changes)),
-    "no lease after a load": (LeaseTable, "restore", lambda leases, groups: None),
+    "no lease after a load": (LeaseTable, "restore_leases", lambda leases, groups: None),
     "polls renew no lease": (LeaseTable, "record_contact", _deaf_to_polls(LeaseTable.record_contact)),
     "time in which the server stood still counts": (clock.ServedClock, "beat", _beat_on_time),
     "nobody stops without a server": (Backoff, "workers_stop_at", lambda backoff, max_disconnect_s: None),

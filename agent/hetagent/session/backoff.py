@@ -4,7 +4,7 @@ import random
 from math import ceil
 
 from hetagent.session.refusals import CREDENTIALS
-from hetrdzv.protocol.errors import HetError, Problem, Unavailable
+from hetrdzv.protocol.errors import HetError, NotServing, Problem
 from hetrdzv.protocol.texts.phrasing import duration_text
 
 CONNECT_TIMEOUT_S = 60.0
@@ -131,4 +131,4 @@ class Backoff:
 
 
 def _first_contact_hint(error: HetError) -> str:
-    return "" if isinstance(error, Unavailable) else ": start hetserver there, or check --server"
+    return "" if isinstance(error, NotServing) else ": start hetserver there, or check --server"

@@ -74,7 +74,7 @@ def create_app(
         tokens=tokens,
         any_host=any_host,
         refusals=refusals,
-        pages=dashboard(replica, tokens, secure=secure, note=refusals.note),
+        pages=dashboard(replica, tokens, secure=secure, note=refusals.log),
         is_page=PATHS.fullmatch,
     )
     return app

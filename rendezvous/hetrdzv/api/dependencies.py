@@ -20,13 +20,13 @@ from hetrdzv.service.service import Service
 # -- who answers, and who asks -------------------------------------------------------------------------------
 
 
-async def service_of(request: Request) -> Service:
+async def get_service(request: Request) -> Service:
     """The service that answers a request."""
     service: Service = request.state.polls.service
     return service
 
 
-CurrentService = Annotated[Service, Depends(service_of)]
+CurrentService = Annotated[Service, Depends(get_service)]
 
 
 @dataclass(frozen=True)
@@ -122,15 +122,15 @@ PROBLEM = {"$ref": "#/components/schemas/ProblemReply"}
 # by reference: FastAPI would read the type of a problem anew for each route, at every start
 
 
-def _problem(description: str) -> dict[str, Any]:
+def _describe_problem(description: str) -> dict[str, Any]:
     return {"description": description, "content": {MEDIA_TYPE: {"schema": PROBLEM}}}
 
 
 ERRORS: dict[int | str, dict[str, Any]] = {
-    "4XX": _problem("Refused; `code` and `detail` say why"),
-    503: _problem("Not now; try again after `Retry-After` seconds"),
+    "4XX": _describe_problem("Refused; `code` and `detail` say why"),
+    503: _describe_problem("Not now; try again after `Retry-After` seconds"),
 }
 GROUP_ERRORS = ERRORS | {
-    307: _problem("Another server leads: `Location`"),
-    422: _problem("A field is missing, malformed or out of range"),
+    307: _describe_problem("Another server leads: `Location`"),
+    422: _describe_problem("A field is missing, malformed or out of range"),
 }

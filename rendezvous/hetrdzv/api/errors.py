@@ -86,7 +86,7 @@ class RefusalLog:
         self._until = 0.0
         self._logged: set[tuple[str, str]] = set()
 
-    def note(self, error: HetError, scope: Mapping[str, Any]) -> None:
+    def log(self, error: HetError, scope: Mapping[str, Any]) -> None:
         """Log a refusal, unless the same one of this client's was logged lately."""
         if not 400 <= error.status < 500 or error.code in ROUTINE:
             return
@@ -112,17 +112,17 @@ def install_handlers(app: FastAPI) -> None:
     """Register the handlers that turn errors into answers."""
 
     @app.exception_handler(HetError)
-    async def refused(request: Request, error: HetError) -> Response:
-        request.app.state.refusals.note(error, request.scope)
+    async def answer_refusal(request: Request, error: HetError) -> Response:
+        request.app.state.refusals.log(error, request.scope)
         return error_response(error, request)
 
     @app.exception_handler(RequestValidationError)
-    async def wrong(request: Request, error: RequestValidationError) -> Response:
+    async def answer_invalid(request: Request, error: RequestValidationError) -> Response:
         found = [codec.mistake(cast(ErrorDetails, {**one, "loc": one["loc"][1:]})) for one in error.errors()]
-        return await refused(request, make_invalid_request(found))
+        return await answer_refusal(request, make_invalid_request(found))
 
     @app.exception_handler(HTTPException)
-    async def http_error(request: Request, error: HTTPException) -> Response:
+    async def answer_http_error(request: Request, error: HTTPException) -> Response:
         path = request.url.path[:200]
         code, detail = {
             404: ("no_such_route", f"there is nothing at {path}; see /docs for all routes"),

@@ -82,8 +82,8 @@ class AccessMiddleware:
                 if self.is_page(path):
                     answers = self.pages
                 else:
-                    state["grant"] = _grant(headers.get("authorization", ""), self.tokens)
-                receive = await _with_body(scope, headers, receive)
+                    state["grant"] = _find_grant(headers.get("authorization", ""), self.tokens)
+                receive = await _read_body(scope, headers, receive)
                 if answers is self.app and path not in OF_THE_SERVER:
                     polls = state["polls"] = self._current_polls()
             await answers(scope, receive, reply)
@@ -92,7 +92,7 @@ class AccessMiddleware:
         except ClientDisconnect:  # in the middle of its body
             return
         except HetError as error:
-            self.refusals.note(error, scope)
+            self.refusals.log(error, scope)
             refused: HetError = error
         except asyncio.CancelledError:  # the server is stopping and no longer waits for this request
             refused = ServerStopping("the server is stopping; try again in a moment")
@@ -140,7 +140,7 @@ def _check_version(given: str | None) -> None:
         )
 
 
-def _grant(authorization: str, tokens: Tokens | None) -> Grant:
+def _find_grant(authorization: str, tokens: Tokens | None) -> Grant:
     """What a request may do."""
     if tokens is None:
         return ANYBODY
@@ -153,7 +153,7 @@ def _grant(authorization: str, tokens: Tokens | None) -> Grant:
     return grant
 
 
-async def _with_body(scope: Scope, headers: Mapping[str, str], receive: Receive) -> Receive:
+async def _read_body(scope: Scope, headers: Mapping[str, str], receive: Receive) -> Receive:
     """The channel of a request with its body read: nothing beyond the limit is ever held or parsed."""
     length = headers.get("content-length", "0")
     if length == "0" and "transfer-encoding" not in headers:

@@ -80,10 +80,10 @@ def group_summary(group: Group, now: float) -> GroupSummary:
         world_size=active.world_size if active is not None else 0,
         restarts=group.restarts,
         max_restarts=group.spec.max_restarts,
-        counts=_counts(group),
+        counts=_count_nodes(group),
         ended_s_ago=round(max(0.0, now - (group.finished_at or 0.0)), 3) if is_over else None,
         exit_code=late_exit_code(group),
-        snapshot=_safe(group),
+        snapshot=_safe_shown(group),
     )
 
 
@@ -93,7 +93,7 @@ def quarantined_summary(group_id: str, why: str) -> GroupSummary:
 
 
 @cached
-def _counts(group: Group) -> CountsReply:
+def _count_nodes(group: Group) -> CountsReply:
     live = group.live
     members = [node for node in live if group.active_round is not None and group.is_in_round(node)]
     return CountsReply(
@@ -124,11 +124,13 @@ def group_reply(
     return GroupReply(
         **summary,
         spec=codec.fields_of(group.spec),
-        current_round=_round(group, group.round, seen, now, nodes=nodes) if group.round is not None else None,
+        current_round=_round_reply(group, group.round, seen, now, nodes=nodes)
+        if group.round is not None
+        else None,
         nodes=tuple(node_reply(group, node, heard_at(node), now) for node in shown),
         drained=tuple(sorted(group.drained)),
         unreachable=tuple(sorted(group.unreachable)),
-        warnings=(*_warnings(group), *unwatched_warnings(group, seen, now)),
+        warnings=(*_find_warnings(group), *unwatched_warnings(group, seen, now)),
         next_step=advice.next_step(
             group.group_id,
             summary["reason"],
@@ -140,7 +142,7 @@ def group_reply(
 
 
 @cached
-def _warnings(group: Group) -> tuple[Reason, ...]:
+def _find_warnings(group: Group) -> tuple[Reason, ...]:
     """What differs between the nodes that are here and matters, and what was found in their round."""
     nodes = [node for node in group.live if node.job == group.job]
     current = group.active_round
@@ -148,7 +150,7 @@ def _warnings(group: Group) -> tuple[Reason, ...]:
     return (*drift(nodes), *of_round)
 
 
-def _round(
+def _round_reply(
     group: Group, current: Round, seen: Mapping[int, WorkerSample], now: float, *, nodes: bool
 ) -> RoundReply:
     stall = group.reported_stall
@@ -178,7 +180,7 @@ def node_reply(group: Group, node: Node, heard_at: float, now: float) -> NodeRep
         heard_s_ago=None if node.gone else max(0.0, now - heard_at),
         waited_for=member is not None and any(rank in member.ranks for rank in ranks_behind(group)),
         incarnation=node.incarnation,
-        reason=_why_out(group, node),
+        reason=_explain_out(group, node),
         failure=node.failure,
         **{name: getattr(node, name) for name in _OFFER_SHOWN},
     )
@@ -194,7 +196,7 @@ def ranks_behind(group: Group) -> Sequence[int]:
     return stall.hang.ranks if stall is not None else ()
 
 
-def _why_out(group: Group, node: Node) -> Reason | None:
+def _explain_out(group: Group, node: Node) -> Reason | None:
     """Why a node is gone, about to go, or in no round; None: there is nothing to say."""
     if (going := node.departure_reason or node.leaving) is not None:
         return going
@@ -250,24 +252,24 @@ def _snapshot_shown(group: Group, one: GroupSnapshot) -> SnapshotShown:
         sharded=one.sharded,
         lack=one.missing,
         undone=group.snapshots is not None and is_undone(group.snapshots, one.stamp),
-        nodes=_holders(one),
+        nodes=_holder_names(one),
         on_disk=one.on_disk is not None,
         size=one.on_disk.size if one.on_disk else sum(held.size for _, held in one.holders),
     )
 
 
-def _holders(one: GroupSnapshot) -> Nodes:
+def _holder_names(one: GroupSnapshot) -> Nodes:
     return Nodes.of([node.node_id for node, _ in one.holders])
 
 
 @cached
-def _safe(group: Group) -> SafeShown | None:
+def _safe_shown(group: Group) -> SafeShown | None:
     """What of a job's work is safe; None: no node holds snapshots."""
     if group.snapshots is None:
         return None
     newest, disk = safe_snapshot(group), on_disk(group)
     return SafeShown(
         safe=newest.stamp if newest is not None else None,
-        nodes=_holders(newest) if newest is not None else Nodes(),
+        nodes=_holder_names(newest) if newest is not None else Nodes(),
         on_disk=disk.stamp if disk is not None else None,
     )

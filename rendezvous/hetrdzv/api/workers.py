@@ -15,7 +15,7 @@ from hetrdzv.service.service import Service
 
 def worker_reply(seen: WorkerSample, stall: Stall | None, now: float) -> WorkerReply:
     """How far a worker has come; `stall`: of which people have been told."""
-    sample, worker = seen.sample, seen.worker(now)
+    sample, worker = seen.sample, seen.worker_at(now)
     state: str = worker.state
     if stall is not None and worker.state == "runs" and sample.rank in stall.hang.ranks:
         state = "waited for"
@@ -26,7 +26,7 @@ def worker_reply(seen: WorkerSample, stall: Stall | None, now: float) -> WorkerR
         node_id=seen.node_id,
         state=state,
         idle_s=round(worker.idle_s, 3),
-        unseen=seen.unseen(now),
+        unseen=seen.explain_unseen(now),
         collectives=sample.count,
         per_s=seen.collectives.per_s,
         step=sample.step,
@@ -51,9 +51,9 @@ async def get_output(
         return StacksReply(round=active.number, workers=tuple(found))
     if about is About.LOGS and number is None and group.round is not None:
         number = group.round.number
-    kept = service.post_mortems.of(group_id, about, number)
+    kept = service.post_mortems.find(group_id, about, number)
     if kept is None:
-        raise NoRound(_nothing(group, about, number, service.now()))
+        raise NoRound(_explain_nothing(group, about, number, service.now()))
     _require_ranks(group, kept.round, kept.world_size, ranks, "had")
     if about is About.STACKS:
         wanted, why = sorted(ranks or kept.by_rank), f"its stack was not taken when round {kept.round} hung"
@@ -76,7 +76,7 @@ def _require_ranks(group: Group, number: int, world_size: int, ranks: Sequence[i
         )
 
 
-def _nothing(group: Group, about: About, number: int | None, now: float) -> str:
+def _explain_nothing(group: Group, about: About, number: int | None, now: float) -> str:
     """Why there is nothing to be seen of a group's workers."""
     if number is None:
         return f"group '{group.group_id}' has no workers now: {in_words(why_group(group, now), now)}"

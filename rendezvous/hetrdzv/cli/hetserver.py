@@ -133,13 +133,13 @@ def main(**flags: object) -> None:
 def _serve_on_socket(options: SimpleNamespace) -> None:
     if options.insecure and options.token_file is not None:
         raise CannotServe("--insecure means no token, but --token-file names one: give only one of the two")
-    tls = _tls(options)
+    tls = _load_tls(options)
     _raise_open_files()
     with (
         listen(options.host, options.port) if options.fd is None else inherited_socket(options.fd) as listener
     ):
-        url = options.store or _default_store()
-        tokens = _tokens(listener, options, on_etcd=url.startswith("etcd:"))
+        url = options.store or _make_default_store()
+        tokens = _load_tokens(listener, options, on_etcd=url.startswith("etcd:"))
         asyncio.run(_serve(options, listener, tokens, tls, url))
     logger.info("stopped; state is in %s", url)
 
@@ -153,10 +153,10 @@ def _make_replica(
         from hetrdzv.storage.etcd.access import access_from
         from hetrdzv.storage.etcd.client import Etcd
 
-        advertise = advertised(options.advertise, listener, tls=options.tls_cert is not None)
+        advertise = choose_advertised_url(options.advertise, listener, tls=options.tls_cert is not None)
         files = ClientTls(options.etcd_ca_cert, options.etcd_cert, options.etcd_key)
         tls = files if files != ClientTls() else None
-        access = access_from(url, options.etcd_user, _etcd_password(options.etcd_password_file), tls)
+        access = access_from(url, options.etcd_user, _read_etcd_password(options.etcd_password_file), tls)
         return leadership.ElectedReplica(Etcd(access), advertise, make_service)
     for flag in ETCD_FLAGS:
         if getattr(options, flag):
@@ -165,7 +165,7 @@ def _make_replica(
     return make_service(open_store(url))
 
 
-def advertised(given: str | None, listener: socket.socket, *, tls: bool) -> str:
+def choose_advertised_url(given: str | None, listener: socket.socket, *, tls: bool) -> str:
     """Where agents reach this server: as `--advertise` says, else where it listens."""
     from hetrdzv.client.urls import normal_url  # a single server needs no client
 
@@ -188,7 +188,7 @@ def advertised(given: str | None, listener: socket.socket, *, tls: bool) -> str:
     return url
 
 
-def _etcd_password(path: Path | None) -> str | None:
+def _read_etcd_password(path: Path | None) -> str | None:
     """The password for etcd: that of a file, else of the environment."""
     if path is None:
         return os.environ.get("HET_ETCD_PASSWORD")
@@ -207,7 +207,7 @@ def state_home() -> Path:
     return base / "hetrdzv"
 
 
-def _default_store() -> str:
+def _make_default_store() -> str:
     """The URL of the store that is used unless `--store` names one; its directory is made."""
     path = state_home() / "state.db"
     with contextlib.suppress(OSError):  # opening the store says what is wrong
@@ -215,7 +215,7 @@ def _default_store() -> str:
     return f"sqlite:{path}"
 
 
-def _tls(options: SimpleNamespace) -> ServerTls | None:
+def _load_tls(options: SimpleNamespace) -> ServerTls | None:
     if options.tls_cert is None:
         for flag, given in (("--tls-key", options.tls_key), ("--tls-client-ca", options.tls_client_ca)):
             if given is not None:
@@ -226,7 +226,7 @@ def _tls(options: SimpleNamespace) -> ServerTls | None:
     return ServerTls(options.tls_cert, options.tls_key, options.tls_client_ca)
 
 
-def _tokens(listener: socket.socket, options: SimpleNamespace, *, on_etcd: bool) -> TokenFile | None:
+def _load_tokens(listener: socket.socket, options: SimpleNamespace, *, on_etcd: bool) -> TokenFile | None:
     """The tokens to require: an address that other machines can reach needs one, which is made."""
     if options.token_file is not None:
         return TokenFile(options.token_file)
@@ -242,7 +242,7 @@ def _tokens(listener: socket.socket, options: SimpleNamespace, *, on_etcd: bool)
     return TokenFile(path)
 
 
-def _say_first(
+def _log_addresses(
     options: SimpleNamespace, listener: socket.socket, tokens: TokenFile | None, store: str
 ) -> None:
     """Say where this server and its page are, and how an agent starts."""
@@ -290,7 +290,7 @@ async def _serve(
             if files is not None:
                 files.refresh(now=now)
 
-    async def look() -> None:
+    async def reload_changed_files() -> None:
         while True:
             await asyncio.sleep(LOOK_S)
             try:
@@ -300,7 +300,7 @@ async def _serve(
 
     server = HttpServer(app, replica, tls, reload)
     with server.signals():
-        looking = asyncio.create_task(look())
+        looking = asyncio.create_task(reload_changed_files())
         try:
             await replica.start()
             gc.collect()  # with 10,000 nodes each look for garbage holds the event loop for 0.2 to 0.5 s
@@ -308,7 +308,7 @@ async def _serve(
             gc.set_threshold(100_000, 50, 50)
             if options.stop_at_eof:
                 server.watch_stdin()
-            _say_first(options, listener, tokens, url)
+            _log_addresses(options, listener, tokens, url)
             await server.serve(sockets=[listener])
         finally:
             looking.cancel()

@@ -20,15 +20,15 @@ from hetrdzv.auth.tokens import is_token
 from hetrdzv.client.explain import (
     OutcomeUnknown,
     combine_errors,
+    explain_transport_error,
     find_unusable_error,
-    parsed,
-    problem_of,
-    transport_error,
+    parse_reply,
+    read_problem,
 )
 from hetrdzv.client.urls import normal_url, parse_server_urls
 from hetrdzv.protocol import codec, routes
 from hetrdzv.protocol.directive import Directive
-from hetrdzv.protocol.errors import HetError, Unauthorized, Unavailable
+from hetrdzv.protocol.errors import HetError, NotServing, Unauthorized
 from hetrdzv.protocol.progress import PollRequest
 from hetrdzv.protocol.routes import Reply, Route, Routes
 from hetrdzv.protocol.texts.ids import ID_RULE, is_id
@@ -90,7 +90,7 @@ class Client(Routes):
         self._renew_token = renew_token
         headers = {**routes.VERSION_HEADERS, "Accept": "application/json"}
         if token is not None:
-            headers["Authorization"] = _bearer(token)
+            headers["Authorization"] = _make_authorization(token)
         self._http = httpx.AsyncClient(
             headers=headers,
             verify=_tls_context(self._tls, self.servers),
@@ -142,7 +142,7 @@ class Client(Routes):
         content, head = None, {}
         if body is not None:
             content, head["Content-Type"] = codec.write(body, given=True), "application/json"
-        path = _path(route, names)
+        path = _make_path(route, names)
         params = {name: value for name, value in query.items() if value is not None}
 
         async def send(server: str) -> httpx.Response:
@@ -155,13 +155,13 @@ class Client(Routes):
         if not route.once and len(self.servers) > 1:
             silence_s = wait_s + SILENCE_S
         response = await self._first_answer(send, timeout, silence_s=silence_s, once=route.once)
-        if response.status_code == Unauthorized.status and self._got_new_token():
+        if response.status_code == Unauthorized.status and self._take_new_token():
             response = await self._first_answer(send, timeout, silence_s=silence_s, once=route.once)
         if response.status_code >= 400:
-            raise problem_of(response)
+            raise read_problem(response)
         if route.reply is NoneType:
             return cast(Reply, None)
-        return parsed(route.reply, response.content, self.last_server)
+        return parse_reply(route.reply, response.content, self.last_server)
 
     async def _first_answer(
         self, send: Send, limits: httpx.Timeout, *, silence_s: float | None, once: bool
@@ -197,13 +197,13 @@ class Client(Routes):
                         response = task.result()
                     except httpx.TransportError as error:
                         before = server in self._answered
-                        failures[server] = transport_error(
+                        failures[server] = explain_transport_error(
                             error, server, limits, self._tls, answered_before=before
                         )
                         unsent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
                     else:
                         self._answered.add(server)
-                        failure = find_unusable_error(response, server) or self._redirected(
+                        failure = find_unusable_error(response, server) or self._follow_redirect(
                             response, server, queue
                         )
                         if failure is None:
@@ -221,7 +221,7 @@ class Client(Routes):
                 task.cancel()
         raise combine_errors({server: failures[server] for server in self.servers if server in failures})
 
-    def _redirected(self, response: httpx.Response, server: str, queue: deque[str]) -> Unavailable | None:
+    def _follow_redirect(self, response: httpx.Response, server: str, queue: deque[str]) -> NotServing | None:
         """Put the server that a redirect points to first in the queue; None: the answer is no redirect."""
         if not 300 <= response.status_code < 400:
             return None
@@ -229,24 +229,22 @@ class Client(Routes):
         try:
             target = normal_url(f"{location.scheme}://{location.netloc}")
         except ValueError:
-            return Unavailable("points to another server, but not with a URL that could be followed")
+            return NotServing("points to another server, but not with a URL that could be followed")
         if response.status_code != 307 or target not in self.servers:
-            return Unavailable(
-                f"points to {target}, which is not among the servers given: add it to --server"
-            )
+            return NotServing(f"points to {target}, which is not among the servers given: add it to --server")
         queue.appendleft(target)
-        return Unavailable(f"points to {target}")
+        return NotServing(f"points to {target}")
 
-    def _got_new_token(self) -> bool:
+    def _take_new_token(self) -> bool:
         """Whether there is another token than the rejected one; if so, it is used from now on."""
         token = self._renew_token()
-        if token is None or self._http.headers.get("Authorization") == _bearer(token):
+        if token is None or self._http.headers.get("Authorization") == _make_authorization(token):
             return False
-        self._http.headers["Authorization"] = _bearer(token)
+        self._http.headers["Authorization"] = _make_authorization(token)
         return True
 
 
-def _bearer(token: str) -> str:
+def _make_authorization(token: str) -> str:
     if not is_token(token):
         raise ValueError("the token is empty or has characters that an HTTP header cannot carry")
     return f"Bearer {token}"
@@ -262,7 +260,7 @@ def _tls_context(tls: ClientTls, urls: Sequence[str]) -> ssl.SSLContext:
     return tls.context()
 
 
-def _path(route: Route[Any], names: Sequence[str]) -> str:
+def _make_path(route: Route[Any], names: Sequence[str]) -> str:
     """The path of a route with what it names; anything but ids could name another path, so it is never sent."""
     given = dict(zip(route.names, names, strict=True))
     for what, name in given.items():

@@ -18,8 +18,8 @@ from hetrdzv.protocol.errors import (
     LeaderLost,
     NotHetserver,
     NoTls,
+    NotServing,
     Problem,
-    Unavailable,
     Unreachable,
     VersionMismatch,
 )
@@ -32,7 +32,7 @@ TLS_HINT = "; if it speaks TLS, give https://"
 REFUSED = "connection refused"
 
 
-class OutcomeUnknown(Unavailable):
+class OutcomeUnknown(NotServing):
     """A server lost its leadership while it worked on the request, which may or may not have taken effect."""
 
 
@@ -60,13 +60,13 @@ def find_unusable_error(response: httpx.Response, server: str) -> HetError | Non
             f"{older} is older, upgrade it"
         )
     if status == 503:
-        problem = problem_of(response)
-        kind = OutcomeUnknown if problem.code == LeaderLost.code else Unavailable
+        problem = read_problem(response)
+        kind = OutcomeUnknown if problem.code == LeaderLost.code else NotServing
         return kind(f"{problem} (HTTP 503)")
     return None
 
 
-def transport_error(
+def explain_transport_error(
     error: httpx.TransportError, server: str, limits: httpx.Timeout, tls: ClientTls, *, answered_before: bool
 ) -> HetError:
     """A transport error in words that a person understands; `answered_before` by that server rules some causes out."""
@@ -81,7 +81,7 @@ def transport_error(
         if isinstance(error, httpx.ConnectTimeout):
             return Unreachable(f"timed out after {limits.connect:g} s{no_port}")
         return Unreachable(f"timed out after {limits.read:g} s")
-    for cause in causes(error):
+    for cause in walk_causes(error):
         if not isinstance(cause, ssl.SSLError):
             continue
         if is_plain(cause) and isinstance(error, httpx.ConnectError) and not answered_before:
@@ -91,7 +91,7 @@ def transport_error(
             refuses = isinstance(cause, ssl.SSLCertVerificationError) or "ALERT" in (cause.reason or "")
             kind = NoTls if refuses else Unreachable
             return kind(explain_tls(cause, urlsplit(server).hostname or "", tls))
-    if reason := connection_error(error):
+    if reason := explain_connection_error(error):
         return Unreachable(reason + (no_port if reason == REFUSED else ""))
     hint = "" if answered_before else tls_hint
     if with_tls and tls.cert is not None and not answered_before:
@@ -99,11 +99,11 @@ def transport_error(
     return Unreachable(f"connection cut before the answer came{hint}")
 
 
-def connection_error(error: BaseException) -> str:
+def explain_connection_error(error: BaseException) -> str:
     """Why there is no connection, in a few words; empty: there was one, or it is unknown."""
     if not isinstance(error, httpx.ConnectError):
         return ""
-    for cause in causes(error):
+    for cause in walk_causes(error):
         if isinstance(cause, socket.gaierror):
             return (
                 "host name lookup failed for now" if cause.errno == socket.EAI_AGAIN else "host name unknown"
@@ -123,14 +123,14 @@ def combine_errors(failures: Mapping[str, HetError]) -> HetError:
     ]
     if all(isinstance(error, NoTls) for error in failures.values()):
         return NoTls(f"no TLS connection ({'; '.join(reasons)})")
-    if not any(isinstance(error, Unavailable) for error in failures.values()):
+    if not any(isinstance(error, NotServing) for error in failures.values()):
         return Unreachable(f"no server answers ({'; '.join(reasons)})")
     if len(reasons) == 1:
-        return Unavailable(reasons[0])
-    return Unavailable(f"no server can do this now ({'; '.join(reasons)})")
+        return NotServing(reasons[0])
+    return NotServing(f"no server can do this now ({'; '.join(reasons)})")
 
 
-def problem_of(response: httpx.Response) -> Problem:
+def read_problem(response: httpx.Response) -> Problem:
     """The error that a server answered with, whatever is in its body."""
     try:
         body = json.loads(response.content)
@@ -147,7 +147,7 @@ def problem_of(response: httpx.Response) -> Problem:
     )
 
 
-def parsed(kind: type[_R], data: bytes | str, server: str) -> _R:
+def parse_reply(kind: type[_R], data: bytes | str, server: str) -> _R:
     """A reply from its JSON, or `NotHetserver` raised."""
     try:
         return codec.read(kind, data, unknown="ignore")
@@ -164,12 +164,12 @@ def _is_cut(error: httpx.ProtocolError) -> bool:
     return str(error).startswith(("Server disconnected", "peer closed connection"))
 
 
-def causes(error: BaseException) -> Iterator[BaseException]:
+def walk_causes(error: BaseException) -> Iterator[BaseException]:
     """An exception and everything that led to it, depth first."""
     yield error
     if isinstance(error, BaseExceptionGroup):
         for inner in error.exceptions:
-            yield from causes(inner)
+            yield from walk_causes(inner)
     before = error.__cause__ or error.__context__
     if before is not None:
-        yield from causes(before)
+        yield from walk_causes(before)

@@ -31,9 +31,9 @@ class Action:
     changes: Callable[[str], Changes] | None = None
     warns: Callable[[Group, str], list[str]] = lambda group, node_id: []
 
-    async def ask(self, request: Request, service: Service, grant: Grant) -> Response:
+    async def show_question(self, request: Request, service: Service, grant: Grant) -> Response:
         """What it would do."""
-        group, node_id = _named(request, service)
+        group, node_id = _find_target(request, service)
         if self.changes is not None:
             plan = await service.plan(group.group_id, self.changes(node_id))
             lines = list(describe_plan(plan))
@@ -42,9 +42,9 @@ class Action:
         title = f"{self.verb} {node_id or group.group_id}?"
         return page("question.html", verb=self.verb, path=request.url.path, title=title, lines=lines)
 
-    async def do(self, request: Request, service: Service, grant: Grant) -> Response:
+    async def perform(self, request: Request, service: Service, grant: Grant) -> Response:
         """Do it."""
-        group, node_id = _named(request, service)
+        group, node_id = _find_target(request, service)
         if self.command is None:
             await service.delete(group.group_id)
             return Response(status_code=204, headers={**HEADERS, "HX-Redirect": "/"})
@@ -54,11 +54,11 @@ class Action:
         return Response(status_code=204, headers={**HEADERS, "HX-Trigger": "done"})
 
 
-def _named(request: Request, service: Service) -> tuple[Group, str]:
+def _find_target(request: Request, service: Service) -> tuple[Group, str]:
     return service.group(request.path_params["group_id"]), request.path_params.get("node_id", "")
 
 
-def _cancel_warns(group: Group, node_id: str) -> list[str]:
+def _warn_of_cancel(group: Group, node_id: str) -> list[str]:
     active = group.active_round
     lines = ["All agents of the job exit with status 3."]
     if active is not None:
@@ -69,7 +69,7 @@ def _cancel_warns(group: Group, node_id: str) -> list[str]:
 
 GROUP_ACTIONS: Mapping[str, Action] = {
     "restart": Action("Restart", lambda _, by: Restart(), changes=lambda _: Changes(restart=True)),
-    "cancel": Action("Cancel the job", lambda _, by: Cancel(by), warns=_cancel_warns),
+    "cancel": Action("Cancel the job", lambda _, by: Cancel(by), warns=_warn_of_cancel),
     "delete": Action(
         "Delete",
         warns=lambda *_: [

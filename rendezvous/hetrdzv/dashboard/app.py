@@ -66,8 +66,8 @@ def dashboard(replica: Replica, tokens: Tokens | None, *, secure: bool, note: No
     for at, possible in ((group, GROUP_ACTIONS), (f"{group}/nodes/{{node_id}}", NODE_ACTIONS)):
         for name, action in possible.items():
             routes += [
-                _route(f"{at}/{name}", action.ask, Role.ADMIN),
-                _route(f"{at}/{name}", action.do, Role.ADMIN, "POST"),
+                _route(f"{at}/{name}", action.show_question, Role.ADMIN),
+                _route(f"{at}/{name}", action.perform, Role.ADMIN, "POST"),
             ]
     sessions, middleware = Sessions(tokens), []
     if tokens is not None:

@@ -74,7 +74,7 @@ def group_sections(
     rounds, (events, _) = service.rounds(group_id), service.history(group_id)
     seen, heard_at = dict(service.progress.workers(group)), partial(service.leases.heard_at, group)
     stall = group.reported_stall
-    kept = service.post_mortems.rounds if acts else lambda *_: frozenset()
+    kept = service.post_mortems.rounds_kept if acts else lambda *_: frozenset()
     outputs, stacks = kept(group_id, About.LOGS), kept(group_id, About.STACKS)
 
     def make() -> Mapping[str, str]:

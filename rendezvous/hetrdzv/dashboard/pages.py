@@ -31,13 +31,13 @@ MOST_STACKS = 8
 async def groups(request: Request, service: Service, grant: Grant) -> Response:
     """All groups that the token covers."""
     url, token_file = f"{request.url.scheme}://{request.url.netloc}", request.app.state.token_file
-    sections = await _cache(request, service).get(
+    sections = await _get_cache(request, service).get(
         (service, grant.scope, url),
         int(service.now() / EVERY_S),
         lambda: overview(service, grant, url, token_file),
         in_thread=sum(1 + len(each.nodes) for each in service.groups()) > LARGE,
     )
-    return _live(request, grant, sections, "groups_page.html")
+    return _live_response(request, grant, sections, "groups_page.html")
 
 
 def count_by_state(groups: Sequence[GroupSummary]) -> list[tuple[str, int]]:
@@ -77,7 +77,7 @@ def overview(
 
 async def group(request: Request, service: Service, grant: Grant) -> Response:
     """Everything about a group; `rows=all`: all its nodes and workers in rows, however many."""
-    cache, found = _cache(request, service), service.group(request.path_params["group_id"])
+    cache, found = _get_cache(request, service), service.group(request.path_params["group_id"])
     acts, whole = grant.role >= Role.ADMIN, request.query_params.get("rows") == "all"
     sections = await cache.get(
         (service, found.group_id, acts, whole),
@@ -85,12 +85,12 @@ async def group(request: Request, service: Service, grant: Grant) -> Response:
         lambda: group_sections(service, found, acts=acts, whole=whole),
         in_thread=len(found.nodes) > LARGE,
     )
-    return _live(request, grant, sections, "group_page.html", group_id=found.group_id)
+    return _live_response(request, grant, sections, "group_page.html", group_id=found.group_id)
 
 
 async def output(request: Request, service: Service, grant: Grant) -> Response:
     """The end of what the workers of a round wrote; without `round` that of the one that others wait for, now."""
-    group_id, number = request.path_params["group_id"], _round(request)
+    group_id, number = request.path_params["group_id"], _read_round(request)
     ranks = () if number is not None else views.ranks_behind(service.group(group_id))[:1]
     try:
         if number is None and not ranks:
@@ -98,30 +98,35 @@ async def output(request: Request, service: Service, grant: Grant) -> Response:
         found = await get_output(service, group_id, About.LOGS, ranks, number)
     except NoRound as error:
         return page("nothing.html", why=str(error))
-    logs = sorted(found.workers, key=lambda log: (not _raises(log), not log.size))
-    return page("output.html", **_some(logs, MOST_LOGS), **_when(found))
+    logs = sorted(found.workers, key=lambda log: (not _has_exception(log), not log.size))
+    return page("output.html", **_first_of(logs, MOST_LOGS), **_time_of(found))
 
 
 async def stacks(request: Request, service: Service, grant: Grant) -> Response:
     """The stacks of the workers of a round, equal ones once; without `round` of the one that runs, now."""
     group_id = request.path_params["group_id"]
     try:
-        found = await get_output(service, group_id, About.STACKS, (), _round(request))
+        found = await get_output(service, group_id, About.STACKS, (), _read_round(request))
     except NoRound as error:
         return page("nothing.html", why=str(error))
     verb = ("was", "were") if found.over else ("is", "are")
     return page(
-        "stacks.html", verb=verb, **_some(group_equal_stacks(found.workers), MOST_STACKS), **_when(found)
+        "stacks.html",
+        verb=verb,
+        **_first_of(group_equal_stacks(found.workers), MOST_STACKS),
+        **_time_of(found),
     )
 
 
-def _cache(request: Request, service: Service) -> SectionCache:
+def _get_cache(request: Request, service: Service) -> SectionCache:
     service.require_ready()
     cache: SectionCache = request.app.state.cache
     return cache
 
 
-def _live(request: Request, grant: Grant, sections: Sections, template: str, **values: Any) -> Response:
+def _live_response(
+    request: Request, grant: Grant, sections: Sections, template: str, **values: Any
+) -> Response:
     """A page; an open one that asks again gets the sections that have changed since."""
     if "hx-request" not in request.headers:
         who = str(grant) if "session" in request.scope else ""
@@ -132,7 +137,7 @@ def _live(request: Request, grant: Grant, sections: Sections, template: str, **v
     return answer
 
 
-def _round(request: Request) -> int | None:
+def _read_round(request: Request) -> int | None:
     text = request.query_params.get("round")
     if text is None:
         return None
@@ -141,14 +146,14 @@ def _round(request: Request) -> int | None:
     return int(text)
 
 
-def _raises(log: Stack) -> bool:
+def _has_exception(log: Stack) -> bool:
     """Whether an exception is among what a worker wrote last."""
     return any(find_exception(stream) is not None for stream in (log.text, log.stderr))
 
 
-def _some(values: Sequence[object], most: int) -> dict[str, Any]:
+def _first_of(values: Sequence[object], most: int) -> dict[str, Any]:
     return {"shown": values[:most], "more": max(0, len(values) - most)}
 
 
-def _when(found: StacksReply) -> dict[str, Any]:
+def _time_of(found: StacksReply) -> dict[str, Any]:
     return {"round": found.round, "at": found.at or datetime.now(UTC).isoformat(timespec="milliseconds")}

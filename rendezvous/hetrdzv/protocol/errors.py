@@ -181,7 +181,7 @@ class Unreachable(HetError, code="unreachable"):
     """No server answered."""
 
 
-class Unavailable(Unreachable):
+class NotServing(Unreachable):
     """A server answered, but none can serve the request now: ask again later."""
 
 

@@ -87,14 +87,14 @@ class ElectedReplica:
         until = boottime_s() + START_PATIENCE_S
         while not self._stop.is_set():
             try:
-                self._saw(await who_leads(self._etcd))
+                self._note_leader(await who_leads(self._etcd))
             except StorageError as error:
                 if isinstance(error, EtcdRefused) or boottime_s() >= until:
                     raise
-                self._complain(f"{error}; trying for {START_PATIENCE_S:g} s")
+                self._log_complaint(f"{error}; trying for {START_PATIENCE_S:g} s")
                 await self._pause(FOLLOW_S)
             else:
-                self._running = asyncio.ensure_future(self._run())
+                self._running = asyncio.ensure_future(self._follow_forever())
                 return
 
     def begin_stop(self) -> None:
@@ -108,16 +108,16 @@ class ElectedReplica:
             await self._running
         await self._etcd.close()
 
-    async def _run(self) -> None:
+    async def _follow_forever(self) -> None:
         """Follow whoever leads; campaign when nobody does."""
         while not self._stop.is_set():
             try:
-                self._saw(await who_leads(self._etcd))
+                self._note_leader(await who_leads(self._etcd))
                 if self._leader is None and (term := await campaign(self._etcd, self._url)):
                     await self._lead(term)
                     continue
             except StorageError as error:
-                self._complain(str(error))
+                self._log_complaint(str(error))
             except Exception:  # a bug must not take this server out of the election for good
                 logger.exception("following or leading failed; trying again")
             await self._pause(FOLLOW_S * random.uniform(0.8, 1.2))
@@ -128,7 +128,7 @@ class ElectedReplica:
         If the state cannot be served, its error comes after a pause in which other servers may try.
         """
         service = self._make_service(EtcdStore(self._etcd, term))
-        over = asyncio.ensure_future(renew_until_over(self._etcd, term, self._complain))
+        over = asyncio.ensure_future(renew_until_over(self._etcd, term, self._log_complaint))
         stop = asyncio.ensure_future(self._stop.wait())
         start = asyncio.ensure_future(service.start())
         try:
@@ -159,12 +159,12 @@ class ElectedReplica:
 
     # -- helpers ---------------------------------------------------------------------------------------------
 
-    def _saw(self, leader: str | None) -> None:
+    def _note_leader(self, leader: str | None) -> None:
         if leader is not None and leader != self._leader:
             logger.info("%s leads", leader)
         self._leader, self._seen_at = leader, boottime_s()
 
-    def _complain(self, what: str) -> None:
+    def _log_complaint(self, what: str) -> None:
         """Log a failure, but not the same one over and over."""
         said, at = self._complaint
         if what != said or boottime_s() - at > REPEAT_S:

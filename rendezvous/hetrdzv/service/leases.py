@@ -50,7 +50,7 @@ class PollPace:
     lease_s: float  # without a heartbeat for this long it is lost (seconds)
 
 
-def pace(lease_s: float, nodes: int) -> PollPace:
+def choose_pace(lease_s: float, nodes: int) -> PollPace:
     """How one of so many nodes of a server keeps in touch: few poll twice per lease, more as often as it has time."""
     poll_s = min(max(lease_s / 2, nodes / POLLS_PER_S), MAX_POLL_S)
     return PollPace(poll_s, max(lease_s, 2 * poll_s))
@@ -90,7 +90,7 @@ class LeaseTable:
     def on_command(self, group: Group, command: Command, now: float) -> None:
         """A command was applied to a group: its sender has a new lease, a node that was cut off a grace."""
         if isinstance(command, Disconnect):
-            lease = self._lease(group.group_id, command.node_id, command.incarnation)
+            lease = self._find_lease(group.group_id, command.node_id, command.incarnation)
             if lease is not None:
                 lease.disconnected_at = min(lease.disconnected_at, now)
         elif (speaker := sender_of(command)) is not None:
@@ -118,8 +118,8 @@ class LeaseTable:
 
     def grant_lease(self, group: Group, node_id: str, incarnation: str) -> PollPace:
         """How a node is to keep in touch from now on; it is granted that lease."""
-        promised = pace(group.spec.lease_s, self._count)
-        lease = self._lease(group.group_id, node_id, incarnation)
+        promised = choose_pace(group.spec.lease_s, self._count)
+        lease = self._find_lease(group.group_id, node_id, incarnation)
         if lease is not None:
             lease.lease_s = max(lease.lease_s, promised.lease_s)
         elif node_id not in self._of.get(group.group_id, ()) and node_id in group.nodes:
@@ -132,7 +132,7 @@ class LeaseTable:
         lease = self._of.get(group.group_id, {}).get(node.node_id)
         return lease.heard_at if lease is not None else node.heard_at
 
-    def _lease(self, group_id: str, node_id: str, incarnation: str) -> _Lease | None:
+    def _find_lease(self, group_id: str, node_id: str, incarnation: str) -> _Lease | None:
         lease = self._of.get(group_id, {}).get(node_id)
         return lease if lease is not None and lease.incarnation == incarnation else None
 
@@ -154,18 +154,18 @@ class LeaseTable:
         self.beat()
         return self._clock.now() < self._late_at + STALE_CUTS_S
 
-    def restore(self, groups: Iterable[Group]) -> None:
+    def restore_leases(self, groups: Iterable[Group]) -> None:
         """Groups were loaded: every live node has the longest lease from now that it can have been granted."""
         groups, now = list(groups), self._clock.now()
         self._of, self._overdue, self._count = {}, {}, 0
         nodes = sum(len(group.nodes) for group in groups)
         for group in groups:
-            lease_s = pace(group.spec.lease_s, nodes).lease_s
+            lease_s = choose_pace(group.spec.lease_s, nodes).lease_s
             for node in group.nodes.values():
                 if not node.gone:
                     self.record_contact(group.group_id, node.node_id, node.incarnation, lease_s, now)
 
-    def forget(self, group_id: str) -> None:
+    def forget_group(self, group_id: str) -> None:
         """A group was deleted."""
         self._count -= len(self._of.pop(group_id, {}))
         self._overdue.pop(group_id, None)
@@ -185,7 +185,7 @@ class LeaseTable:
             return False
         group = self._groups().get(group_id)
         if group is None:
-            self.forget(group_id)
+            self.forget_group(group_id)
             return False
         for node_id in overdue:
             if (node := group.nodes.get(node_id)) is None or node.gone:

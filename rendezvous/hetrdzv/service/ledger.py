@@ -90,12 +90,12 @@ class Ledger:
 
     # -- reading ---------------------------------------------------------------------------------------------
 
-    def _turn(self, group_id: str) -> _Turn | None:
+    def _find_turn(self, group_id: str) -> _Turn | None:
         return self._pending.get(group_id) or self._in_flight.get(group_id)
 
     def proposed_group(self, group_id: str) -> Group | None:
         """The state that the next change of a group applies to; None if there is none, or it is being deleted."""
-        turn = self._turn(group_id)
+        turn = self._find_turn(group_id)
         return self.groups.get(group_id) if turn is None else turn.head
 
     def pending_heads(self) -> list[tuple[str, Group]]:
@@ -108,15 +108,15 @@ class Ledger:
         new = {*self._pending, *self._in_flight}.difference(self.groups)
         return len(self.groups) + len(self.quarantined) + len(new) < most
 
-    def is_settled(self, group_id: str) -> bool:
+    def is_committed(self, group_id: str) -> bool:
         """Whether no change of a group is waiting for a commit."""
-        return self._turn(group_id) is None
+        return self._find_turn(group_id) is None
 
     def history(self, group_id: str) -> Iterable[Event]:
         """The events of a group, oldest first."""
         return self._events.get(group_id, ())
 
-    def summary(self) -> str:
+    def describe_loaded(self) -> str:
         """How much was loaded and how old it is, for a person who knows how much it should be."""
         if not self.groups:
             return f"loaded no groups: {'all are quarantined' if self.quarantined else 'the state is empty'}"
@@ -134,19 +134,19 @@ class Ledger:
             StorageError: nothing proposed since the last commit was stored.
             ServerFault, GroupQuarantined: it could not be loaded again, so it was not stored.
         """
-        self.amend(group_id, new, events)
+        self.replace_head(group_id, new, events)
         self._has_work.set()
         return await asyncio.shield(self._pending[group_id].done)
 
-    def amend(self, group_id: str, new: Group | None, events: Iterable[Reason]) -> None:
+    def replace_head(self, group_id: str, new: Group | None, events: Iterable[Reason]) -> None:
         """Make `new` the head of a group without waiting."""
         turn = self._pending.setdefault(group_id, _Turn(new))
         turn.head = new
         turn.events += events
 
-    async def settle(self, group_id: str) -> None:
+    async def wait_for_commit(self, group_id: str) -> None:
         """Wait until every proposed change of a group is committed; raises `StorageError` if it could not be."""
-        if (turn := self._turn(group_id)) is not None:
+        if (turn := self._find_turn(group_id)) is not None:
             await asyncio.shield(turn.done)
 
     def store_clock(self, now: float) -> None:
@@ -183,7 +183,7 @@ class Ledger:
                     refused[group_id] = error
         for group_id, why in refused.items():
             self._refuse_turn(group_id, why)
-        news = {group_id: self._numbered(group_id, turn) for group_id, turn in self._in_flight.items()}
+        news = {group_id: self._number_events(group_id, turn) for group_id, turn in self._in_flight.items()}
         for group_id, events in news.items():
             if self._in_flight[group_id].head is None:
                 changes |= dict.fromkeys(
@@ -203,19 +203,21 @@ class Ledger:
             self._metrics.commits.observe(time.perf_counter() - began)
             self.is_failing = False
         turns, self._in_flight = self._in_flight, {}
-        published = [self._publish(group_id, turn.head, news[group_id]) for group_id, turn in turns.items()]
+        published = [
+            self._publish_head(group_id, turn.head, news[group_id]) for group_id, turn in turns.items()
+        ]
         for turn in turns.values():
             turn.done.set_result(turn.head)
         return published, list(refused)
 
-    def _numbered(self, group_id: str, turn: _Turn) -> list[Event]:
+    def _number_events(self, group_id: str, turn: _Turn) -> list[Event]:
         at = self._wall().isoformat(timespec="milliseconds")
         known = self._events.get(group_id)
         last = known[-1].number if known else 0
         events = turn.events if turn.head is not None else ()
         return [Event(number=number, at=at, reason=reason) for number, reason in enumerate(events, last + 1)]
 
-    def _publish(self, group_id: str, new: Group | None, news: Iterable[Event]) -> Change:
+    def _publish_head(self, group_id: str, new: Group | None, news: Iterable[Event]) -> Change:
         """Make a head the committed group."""
         old = self.groups.get(group_id)
         if new is None:
@@ -233,9 +235,9 @@ class Ledger:
             f"hetserver could not keep what requests of this moment led to in group '{group_id}', so nothing was "
             f"changed: {describe_error(error)}. This is a fault of hetserver, whose log says more: please report it"
         )
-        self._refuse_all(group_id, fault)
+        self._refuse_group(group_id, fault)
 
-    def _refuse_all(self, group_id: str, error: Exception) -> None:
+    def _refuse_group(self, group_id: str, error: Exception) -> None:
         for turns in (self._in_flight, self._pending):
             if (turn := turns.pop(group_id, None)) is not None:
                 turn.refuse(error)
@@ -245,9 +247,9 @@ class Ledger:
         stored = records.group_changes(None, self.groups.pop(group_id))
         events = (records.event_key(group_id, event.number) for event in self._events.pop(group_id, ()))
         self.quarantined[group_id] = Quarantined(why, frozenset({*stored, *events}))
-        self._refuse_all(group_id, quarantined(group_id, why))
+        self._refuse_group(group_id, make_quarantined_error(group_id, why))
 
-    async def drain(self) -> None:
+    async def wait_for_all_commits(self) -> None:
         """Wait until everything proposed so far is committed or has failed."""
         while turns := [*self._in_flight.values(), *self._pending.values()]:
             await asyncio.wait([turn.done for turn in turns])
@@ -277,7 +279,7 @@ class Ledger:
             group_id: deque(events, maxlen=EVENTS_KEPT) for group_id, events in read.events.items()
         }
         for group_id, aside in self.quarantined.items():
-            logger.error("%s", quarantined(group_id, aside.why))
+            logger.error("%s", make_quarantined_error(group_id, aside.why))
         self.is_loaded = True
 
     def refuse(self, error: Exception) -> set[str]:
@@ -291,11 +293,11 @@ class Ledger:
         refusal = error if isinstance(error, StorageError) else StorageError(f"not stored: {error!r}")
         groups = {*self._in_flight, *self._pending}
         for group_id in groups:
-            self._refuse_all(group_id, refusal)
+            self._refuse_group(group_id, refusal)
         return groups
 
 
-def quarantined(group_id: str, why: str) -> GroupQuarantined:
+def make_quarantined_error(group_id: str, why: str) -> GroupQuarantined:
     """The answer to requests for a group that is set aside."""
     return GroupQuarantined(
         f"group '{group_id}' is quarantined, since hetserver cannot serve it: {why}. The other groups are served. "

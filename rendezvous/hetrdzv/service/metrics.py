@@ -76,7 +76,7 @@ class Metrics:
             self._slots.labels(doing)
         self._known: defaultdict[str, _Known] = defaultdict(_Known)
 
-    def forget(self) -> None:
+    def forget_groups(self) -> None:
         """The groups were reloaded, or belong to another server now: drop what was remembered of them."""
         self._known.clear()
 
@@ -111,9 +111,11 @@ class Metrics:
     def _count_slots(self, group: Group, now: float) -> None:
         since, active = self._known[group.group_id].counted_at, group.round
         if since is not None and active is not None and not group.state.terminal:
-            self._slots.labels(_doing(group, active)).inc(active.world_size * max(0.0, now - since))
+            self._slots.labels(_describe_activity(group, active)).inc(
+                active.world_size * max(0.0, now - since)
+            )
 
-    def render(
+    def render_text(
         self,
         groups: Iterable[Group],
         *,
@@ -144,7 +146,7 @@ class Metrics:
         return generate_latest(self._registry)
 
 
-def _doing(group: Group, newest: Round) -> str:
+def _describe_activity(group: Group, newest: Round) -> str:
     """What is done with the slots of a group's newest round, in a word."""
     if group.state is not GroupState.RUNNING:
         return group.state.value

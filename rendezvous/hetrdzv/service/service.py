@@ -40,7 +40,13 @@ from hetrdzv.protocol.texts.who import Nodes
 from hetrdzv.service.clock import BEAT_S, ServedClock
 from hetrdzv.service.journal import log_events
 from hetrdzv.service.leases import LeaseTable, is_heartbeat
-from hetrdzv.service.ledger import Change, Ledger, describe_error, make_checked_changes, quarantined
+from hetrdzv.service.ledger import (
+    Change,
+    Ledger,
+    describe_error,
+    make_checked_changes,
+    make_quarantined_error,
+)
 from hetrdzv.service.metrics import Metrics
 from hetrdzv.service.polls.watchers import Watchers
 from hetrdzv.service.progress.post_mortems import PostMortems
@@ -121,12 +127,12 @@ class Service:
 
     async def start(self) -> None:
         """Load the store and begin to serve; raises `StorageError` if it cannot be read."""
-        await self._load()
+        await self._load_store()
         is_empty = not (self._ledger.groups or self._ledger.quarantined)
-        logger.log(logging.DEBUG if is_empty else logging.INFO, "%s", self._ledger.summary())
+        logger.log(logging.DEBUG if is_empty else logging.INFO, "%s", self._ledger.describe_loaded())
         self._clock.restart(self.now())  # what it took to get here makes no beat late, so it excuses no cut
         self._spawn(self._commit_forever())
-        self._spawn(self._keep_time())
+        self._spawn(self._beat_forever())
 
     def begin_stop(self) -> None:
         """Answer every open poll now and refuse new commands."""
@@ -136,7 +142,7 @@ class Service:
     async def close(self) -> None:
         """Commit what is pending and close the store."""
         self.begin_stop()
-        await self._ledger.drain()
+        await self._ledger.wait_for_all_commits()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -190,7 +196,7 @@ class Service:
         group = self._ledger.groups.get(group_id)
         if group is None:
             self._require_served(group_id)
-            raise _unknown(group_id)
+            raise _make_unknown_group_error(group_id)
         return group
 
     def quarantined(self) -> Mapping[str, str]:
@@ -200,7 +206,7 @@ class Service:
 
     def _require_served(self, group_id: str) -> None:
         if (aside := self._ledger.quarantined.get(group_id)) is not None:
-            raise quarantined(group_id, aside.why)
+            raise make_quarantined_error(group_id, aside.why)
 
     def history(self, group_id: str, after: int = 0) -> tuple[list[Event], int]:
         """The events of a group after number `after`, and the number of its last one."""
@@ -234,12 +240,12 @@ class Service:
             GroupQuarantined: the group is set aside.
             ServerStopping: the server is shutting down.
         """
-        head = await self._head(group_id)
+        head = await self._find_head(group_id)
         now = self.now()
         if head is None:
             self._require_served(group_id)
             if not isinstance(command, Join | Put):
-                raise _unknown(group_id)
+                raise _make_unknown_group_error(group_id)
             if not self._ledger.has_room(self._limits.max_groups):
                 raise Refused(
                     f"this server keeps {self._limits.max_groups} groups and may keep no more: delete some (hetctl "
@@ -251,27 +257,27 @@ class Service:
             command = replace(command, age_s=self._clock.age(command.age_s))
         try:
             if isinstance(command, Renew) and is_heartbeat(head, command):
-                return await self._renewed(head, command, now)
+                return await self._record_heartbeat(head, command, now)
             if isinstance(command, Tick):
                 self.leases.has_expired(group_id)
             transition = step(head, command, now, self.leases.expired_nodes, settles=False)
         except Refused:
             # a refusal must not reveal state that may never be committed
-            await self._ledger.settle(group_id)
+            await self._ledger.wait_for_commit(group_id)
             raise
         self.leases.on_command(transition.group, command, now)  # a first join brings the group's lease
         group = await self._ledger.propose(group_id, transition.group, transition.events)
         if group is None:
-            raise _unknown(group_id)  # it was deleted in the same turn
+            raise _make_unknown_group_error(group_id)  # it was deleted in the same turn
         return group
 
-    async def _renewed(self, head: Group, command: Renew, now: float) -> Group:
+    async def _record_heartbeat(self, head: Group, command: Renew, now: float) -> Group:
         """Note a heartbeat, which commits nothing and wakes nobody; what was proposed before is committed first."""
         require_current_agent(head, command.node_id, command.incarnation)
         self.leases.on_command(head, command, now)
-        if self._ledger.is_settled(head.group_id):
+        if self._ledger.is_committed(head.group_id):
             return head
-        await self._ledger.settle(head.group_id)
+        await self._ledger.wait_for_commit(head.group_id)
         return self.group(head.group_id)
 
     async def record_refusal(self, group_id: str, node_id: str, conflict: Conflict) -> None:
@@ -298,11 +304,11 @@ class Service:
 
     async def delete(self, group_id: str) -> None:
         """Delete a group, unless it has live nodes and its job is not over."""
-        head = await self._head(group_id)
+        head = await self._find_head(group_id)
         if head is None and group_id not in self._ledger.quarantined:
-            raise _unknown(group_id)
+            raise _make_unknown_group_error(group_id)
         if head is not None and head.live and not head.state.terminal:
-            await self._ledger.settle(group_id)
+            await self._ledger.wait_for_commit(group_id)
             live = Nodes.of(node.node_id for node in head.live)
             raise Refused(f"group '{group_id}' still has nodes ({live}): delete it once its job is over")
         await self._ledger.propose(group_id, None)
@@ -320,15 +326,16 @@ class Service:
         try:
             await self.execute(group_id, Disconnect(node_id, incarnation))
             grace_s = SUSPECT_GRACE_S + TICK_MARGIN_S
-            asyncio.get_running_loop().call_later(grace_s, self._judge, group_id)
+            asyncio.get_running_loop().call_later(grace_s, self._spawn_tick, group_id)
         except HetError as error:  # the group is gone, or the server stops: nobody is left to suspect
             logger.debug("cut of %s in group %s: %s", node_id, group_id, error)
 
-    async def _head(self, group_id: str) -> Group | None:
+    async def _find_head(self, group_id: str) -> Group | None:
         """The state that the next command applies to; None: there is no such group."""
         self.require_ready()
-        while not self._ledger.is_settled(group_id) and self._ledger.proposed_group(group_id) is None:
-            await self._ledger.settle(group_id)  # it is being deleted: what comes next makes another group
+        while not self._ledger.is_committed(group_id) and self._ledger.proposed_group(group_id) is None:
+            # it is being deleted: what comes next makes another group
+            await self._ledger.wait_for_commit(group_id)
             self.require_ready()
         return self._ledger.proposed_group(group_id)
 
@@ -342,7 +349,7 @@ class Service:
                 changes, refused = await self._ledger.commit(self.now(), failed)
                 for change in changes:
                     log_events(change)
-                    self._follow_up(change)
+                    self._announce_change(change)
                 for group_id in refused:
                     self._quarantine_if_stuck(group_id)
             except NothingWritten as error:
@@ -353,7 +360,7 @@ class Service:
                 bug = None if isinstance(error, StorageError) else error
                 logger.error("commit failed, reloading the state: %s", error, exc_info=bug)
                 self._ledger.refuse(error)
-                await self._reload()
+                await self._reload_store()
 
     def _schedule_retry(self, group_id: str) -> None:
         """A change of a group was not stored: what was due in it is tried again."""
@@ -369,7 +376,7 @@ class Service:
             except Exception as error:  # nothing of this turn can be kept
                 failed[group_id] = error
             else:
-                self._ledger.amend(group_id, transition.group, transition.events)
+                self._ledger.replace_head(group_id, transition.group, transition.events)
         return failed
 
     def _quarantine_if_stuck(self, group_id: str) -> None:
@@ -382,47 +389,47 @@ class Service:
         except Exception as error:
             logger.error("group '%s' is quarantined: it cannot go on", group_id, exc_info=error)
             self._ledger.quarantine(group_id, describe_error(error))
-            self._follow_up(Change(group_id, base, None))
+            self._announce_change(Change(group_id, base, None))
         else:
             self._schedule_retry(group_id)
 
-    def _follow_up(self, change: Change) -> None:
+    def _announce_change(self, change: Change) -> None:
         """Count a committed change, set the timer of its group, wake the polls that it affects."""
         now = self.now()
         self._metrics.on_commit(change.group_id, change.old, change.new, change.events, now)
         if change.new is None:
             self._set_timer(change.group_id, None)
-            self.leases.forget(change.group_id)
+            self.leases.forget_group(change.group_id)
             self._used_at.pop(change.group_id, None)
-            self.post_mortems.forget(change.group_id)
+            self.post_mortems.forget_group(change.group_id)
         else:
             self._await_deadline(change.new)
             self._used_at[change.group_id] = now
         if change.new is None or change.new.state.terminal:
-            self.progress.forget(change.group_id)
+            self.progress.forget_group(change.group_id)
         self.watchers.wake_nodes(change.group_id, change.old, change.new)
 
-    async def _reload(self) -> None:
+    async def _reload_store(self) -> None:
         while not self._ledger.is_loaded:
             try:
-                await self._load(ticks_after_s=RETRY_S)  # the failure may come from a tick that is due
+                await self._load_store(ticks_after_s=RETRY_S)  # the failure may come from a tick that is due
             except Exception as error:
                 logger.error("cannot load the state: %s", error)
                 await asyncio.sleep(RETRY_S)
 
-    async def _load(self, ticks_after_s: float = 0.0) -> None:
+    async def _load_store(self, ticks_after_s: float = 0.0) -> None:
         """Replace what is in memory by what the store holds, and wake everybody who waits."""
         snapshot = await self._store.load()
         if snapshot.clock > self.now():  # else this process has served all along, and ages go on
             self._clock.restart(snapshot.clock)
         await self._ledger.restore(snapshot, self.now())
-        self.leases.restore(self._ledger.groups.values())
+        self.leases.restore_leases(self._ledger.groups.values())
         for group_id in list(self._timers):
             self._set_timer(group_id, None)
         self._used_at.clear()
-        self.progress.clear()
-        self.post_mortems.clear()
-        self._metrics.forget()
+        self.progress.forget_all()
+        self.post_mortems.forget_all()
+        self._metrics.forget_groups()
         for group in self._ledger.groups.values():
             self._await_deadline(group, ticks_after_s)
         self.watchers.wake_all()
@@ -433,7 +440,7 @@ class Service:
         """The server's clock (seconds this store has been served)."""
         return self._clock.now()
 
-    async def _keep_time(self) -> None:
+    async def _beat_forever(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
             due = loop.time() + BEAT_S
@@ -441,12 +448,12 @@ class Service:
             self._metrics.late.observe(max(0.0, loop.time() - due))  # ticks and cut polls begin beats as well
             self.leases.beat()
             for group_id in self.leases.find_expired_groups():
-                self._judge(group_id)
+                self._spawn_tick(group_id)
             now = self.now()
             self._ledger.store_clock(now)
-            self._sweep(now)
+            self._forget_outdated_groups(now)
 
-    def _sweep(self, now: float) -> None:
+    def _forget_outdated_groups(self, now: float) -> None:
         if now < self._sweep_at:
             return
         self._sweep_at = now + SWEEP_EVERY_S
@@ -457,9 +464,9 @@ class Service:
             if is_outdated(group, self._used_at.get(group.group_id), now, self._limits)
         )
         for group in list(islice(outdated, SWEEP_MOST)):
-            self._spawn(self._forget(group))
+            self._spawn(self._forget_group(group))
 
-    async def _forget(self, group: Group) -> None:
+    async def _forget_group(self, group: Group) -> None:
         if not self._ledger.is_loaded or self._ledger.proposed_group(group.group_id) is not group:
             return  # it is in use again, or may be
         try:
@@ -482,9 +489,9 @@ class Service:
             handle.cancel()
         if delay_s is not None:
             loop = asyncio.get_running_loop()
-            self._timers[group_id] = loop.call_later(delay_s + TICK_MARGIN_S, self._judge, group_id)
+            self._timers[group_id] = loop.call_later(delay_s + TICK_MARGIN_S, self._spawn_tick, group_id)
 
-    def _judge(self, group_id: str) -> None:
+    def _spawn_tick(self, group_id: str) -> None:
         """Time alone has changed something in a group, or may have."""
         self._spawn(self._tick(group_id))
 
@@ -497,19 +504,19 @@ class Service:
         except HetError as error:  # a load sets the timers again, and a group that is gone needs none
             logger.debug("tick of group %s: %s", group_id, error)
 
-    def metrics(self) -> bytes:
+    def render_metrics(self) -> bytes:
         """The metrics of this server in Prometheus' text format, while it answers for the groups."""
-        return self._metrics.render(
+        return self._metrics.render_text(
             self._ledger.groups.values(),
             now=self.now(),
-            open_polls=self.watchers.count(),
+            open_polls=self.watchers.count_waiting(),
             leads=True,
             quarantined=len(self._ledger.quarantined),
             failing=self.is_failing,
         )
 
 
-def _unknown(group_id: str) -> UnknownGroup:
+def _make_unknown_group_error(group_id: str) -> UnknownGroup:
     return UnknownGroup(f"there is no group '{group_id}'")
 
 

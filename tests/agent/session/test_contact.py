@@ -7,7 +7,7 @@ from tests.agent.session.driver import REFUSED, Bench
 
 from hetrdzv.core import commands
 from hetrdzv.protocol.directive import Directive
-from hetrdzv.protocol.errors import Unavailable, Unreachable
+from hetrdzv.protocol.errors import NotServing, Unreachable
 from hetrdzv.protocol.requests import SpecFields
 
 
@@ -110,7 +110,7 @@ def test_a_start_that_was_too_long_on_its_way_is_asked_for_again() -> None:
 
 
 def test_nobody_is_told_to_start_a_server_that_answered(bench: Bench) -> None:
-    bench.away(Unavailable("http://h:1: the disk is full (HTTP 503)"))
+    bench.away(NotServing("http://h:1: the disk is full (HTTP 503)"))
     bench.ready()
     bench.run(60)
     assert bench.last.why == "http://h:1: the disk is full (HTTP 503); gave up after 60 s"

@@ -105,9 +105,9 @@ async def _answer_poll(
     # joins and polls come by the thousand: two dependencies more took a tenth of their time
     polls: Polls = request.state.polls
     caller, node_id = Caller(), command.node_id
-    watching = asyncio.ensure_future(_hang_up(request, caller)) if wait_s > 0 else None
+    watching = asyncio.ensure_future(_watch_for_disconnect(request, caller)) if wait_s > 0 else None
     try:
-        told = await polls.answer(caller, group_id, command, after, wait_s, asks=asks, progress=progress)
+        told = await polls.answer_poll(caller, group_id, command, after, wait_s, asks=asks, progress=progress)
     finally:
         if watching is not None:
             watching.cancel()
@@ -115,29 +115,29 @@ async def _answer_poll(
         return Response(status_code=204)
     query = polls.service.queries.next_query(group_id, node_id) if asks else None
     if query is None:
-        return _directive(told)
+        return _directive_response(told)
     query.is_sent = True
     also: dict[str, Any] = {str(query.asked.about): query.asked}
-    return _json(codec.write(replace(told[1], **also)))
+    return _json_response(codec.write(replace(told[1], **also)))
 
 
-async def _hang_up(request: Request, caller: Caller) -> None:
+async def _watch_for_disconnect(request: Request, caller: Caller) -> None:
     """Tell a caller once its client is gone."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
     caller.hang_up()
 
 
-def _json(body: bytes) -> Response:
+def _json_response(body: bytes) -> Response:
     return Response(body, media_type="application/json")
 
 
-def _directive(told: GroupAndDirective) -> Response:
+def _directive_response(told: GroupAndDirective) -> Response:
     """A directive as JSON. All waiting nodes of a group get the same."""
     group, directive = told
     if directive.start is not None or directive.root_cause is not None:
-        return _json(codec.write(directive))
-    known = _replies(group)
+        return _json_response(codec.write(directive))
+    known = _cached_replies(group)
     key = (directive.version, int(directive.clock), directive.poll_s, directive.lease_s)
     reason, body = known.get(key, (None, b""))
     if reason != directive.reason:
@@ -145,11 +145,11 @@ def _directive(told: GroupAndDirective) -> Response:
             known.clear()
         body = codec.write(directive)
         known[key] = directive.reason, body
-    return _json(body)
+    return _json_response(body)
 
 
 @cached
-def _replies(group: Group) -> dict[tuple[object, ...], tuple[Reason, bytes]]:
+def _cached_replies(group: Group) -> dict[tuple[object, ...], tuple[Reason, bytes]]:
     return {}
 
 
@@ -185,7 +185,7 @@ async def _answer_member(
     except StaleRound as error:
         error.directive = current_directive(polls.service, group_id, speaker, incarnation)[1]
         raise
-    return _directive(current_directive(polls.service, group_id, speaker, incarnation))
+    return _directive_response(current_directive(polls.service, group_id, speaker, incarnation))
 
 
 @router.post("/stacks", status_code=204, response_class=Response)
@@ -213,7 +213,7 @@ async def declare_snapshots(
 ) -> Response:
     """What a member holds has changed while its round runs; answers what all nodes hold together."""
     command = DeclareSnapshots(node_id=node_id, **codec.fields_of(body))
-    return _json(codec.write(await service.declare_holdings(group_id, command)))
+    return _json_response(codec.write(await service.declare_holdings(group_id, command)))
 
 
 @router.delete("", status_code=204, response_class=Response)

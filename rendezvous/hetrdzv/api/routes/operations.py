@@ -48,9 +48,9 @@ async def metrics(request: Request) -> Response:
     replica: Replica = request.app.state.replica
     counted: Metrics = request.app.state.metrics
     try:
-        body = replica.service().metrics()
+        body = replica.service().render_metrics()
     except (NotLeader, NoLeader):
-        body = counted.render((), now=0.0, open_polls=0, leads=False)
+        body = counted.render_text((), now=0.0, open_polls=0, leads=False)
     return Response(body, media_type=CONTENT_TYPE)
 
 

@@ -67,13 +67,13 @@ def create(
     spec["command"] = command or None
     given: dict[str, Any] = {name: value for name, value in spec.items() if value is not None}
     if dry_run:
-        _create_dry(group, given)
+        _check_settings(group, given)
         return
     reply = call(lambda client: client.put(group, SpecFields(**given)))
     print_result(reply, f"group '{group}' exists and {describe_state(reply)}")
 
 
-def _create_dry(group: str, given: Mapping[str, Any]) -> None:
+def _check_settings(group: str, given: Mapping[str, Any]) -> None:
     """Check settings, and say whether the group exists and has others."""
 
     async def ask(client: Client) -> GroupReply | None:
@@ -110,7 +110,7 @@ def restart(group: str, step: int | None, dry_run: bool) -> None:
     if dry_run:
         if step is not None:
             raise click.UsageError("--dry-run shows nothing of --from: hetctl describe lists the snapshots")
-        _plan(group, Changes(restart=True))
+        _show_plan(group, Changes(restart=True))
         return
 
     async def ask(client: Client) -> GroupReply:
@@ -153,7 +153,7 @@ def delete(group: str) -> None:
 def drain(group: str, node: str, dry_run: bool) -> None:
     """Take NODE out of GROUP until it is undrained; its agent exits with 4."""
     if dry_run:
-        _plan(group, Changes(drain=node))
+        _show_plan(group, Changes(drain=node))
         return
     reply = call(lambda client: client.drain(group, node))
     print_result(reply, f"node '{node}' is drained; group '{group}' {describe_state(reply)}")
@@ -170,7 +170,7 @@ def undrain(group: str, node: str) -> None:
     )
 
 
-def _plan(group: str, changes: Changes) -> None:
+def _show_plan(group: str, changes: Changes) -> None:
     show_reply(
         lambda client: client.plan(group, changes), lambda plan: map(tables.one_line, describe_plan(plan))
     )

@@ -15,7 +15,7 @@ from hetrdzv.cli.hetctl import tables
 from hetrdzv.cli.hetctl.options import shared
 from hetrdzv.client import Client
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.errors import HetError, NoTls, Problem, Unavailable, UnknownGroup, Unreachable
+from hetrdzv.protocol.errors import HetError, NoTls, NotServing, Problem, UnknownGroup, Unreachable
 from hetrdzv.protocol.pages import GroupReply, GroupSummary
 from hetrdzv.protocol.texts.phrasing import predicate
 
@@ -56,12 +56,12 @@ def call(ask: Ask[_T], *, interrupted: int = 130) -> _T:
     except KeyboardInterrupt:
         sys.exit(interrupted)
     except HetError as error:
-        unreached = isinstance(error, Unreachable) and not isinstance(error, Unavailable | NoTls)
+        unreached = isinstance(error, Unreachable) and not isinstance(error, NotServing | NoTls)
         text = f"{error}; {ADVICE}" if unreached else str(error)
         raise click.ClickException(tables.one_line(text)) from None
 
 
-async def retrying(ask: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+async def await_answer(ask: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
     """The answer of a server that answered before, and may come back."""
     complained = False
     while True:

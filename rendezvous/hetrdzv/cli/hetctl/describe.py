@@ -117,7 +117,7 @@ def description_view(reply: Description) -> Iterator[RenderableType]:
     if current is not None and current.workers:
         yield ""
         yield _workers_table(current, nsmallest(MOST_ROWS, current.workers, key=attrgetter("sort_key")))
-        yield from _more(len(current.workers) - MOST_ROWS, "worker")
+        yield from _count_left_out(len(current.workers) - MOST_ROWS, "worker")
     if reply.snapshots is not None and reply.snapshots.snapshots:
         yield ""
         yield snapshots_table(reply.snapshots)
@@ -129,7 +129,7 @@ def description_view(reply: Description) -> Iterator[RenderableType]:
     yield from (Text(tables.event_line(event)) for event in reply.events[-LAST_EVENTS:])
 
 
-def _changed(spec: Mapping[str, object]) -> str:
+def _changed_settings(spec: Mapping[str, object]) -> str:
     """The settings that are no defaults."""
     texts = {name: setting_text(value) for name, value in spec.items()}
     changed = (name for name, text in texts.items() if text != setting_text(getattr(DEFAULTS, name, None)))
@@ -155,10 +155,10 @@ def group_view(group: GroupReply, *, wide: bool = False) -> Iterator[RenderableT
             for node in nsmallest(MOST_ROWS, group.nodes, key=lambda node: node.shown_state in FINE)
         }
         yield nodes_table([node for node in group.nodes if node.node_id in few], wide=wide)
-        yield from _more(len(group.nodes) - MOST_ROWS, "node")
+        yield from _count_left_out(len(group.nodes) - MOST_ROWS, "node")
 
 
-def _more(more: int, noun: str) -> Iterator[RenderableType]:
+def _count_left_out(more: int, noun: str) -> Iterator[RenderableType]:
     if more > 0:
         yield f"and {count(more, f'more {noun}')} (all: --json)"
 
@@ -171,7 +171,7 @@ def _heading(group: GroupReply) -> Table:
         nodes = count(len(current.members), "node")
         round_ = f"{current.number} (world size {current.world_size}, {nodes}{ended})"
         if current.ended is None:
-            progress = _progress(current.workers)
+            progress = _describe_progress(current.workers)
             master = f"{current.master.node_id} at {current.master.address} port {current.master.port}"
     here = ((counts.members, "in the round"), (counts.spares, "spare"), (counts.gone, "gone"))
     where = ", ".join([f"{counts.nodes} here", *(f"{number} {word}" for number, word in here if number)])
@@ -189,14 +189,14 @@ def _heading(group: GroupReply) -> Table:
             ("restarts", spent_of(group.restarts, group.max_restarts)),
             ("master", master),
             ("nodes", where),
-            ("settings", _changed(group.spec)),
+            ("settings", _changed_settings(group.spec)),
             ("drained", ", ".join(group.drained)),
             ("unreachable", ", ".join(f"{master} from {node_id}" for node_id, master in group.unreachable)),
         ]
     )
 
 
-def _progress(workers: Sequence[WorkerReply]) -> str:
+def _describe_progress(workers: Sequence[WorkerReply]) -> str:
     """How far a round is and how fast: the slowest worker counts, since the others wait for it."""
     steps = [worker.step for worker in workers if worker.step is not None]
     speeds = [worker.steps_per_s for worker in workers if worker.steps_per_s is not None]
@@ -282,14 +282,14 @@ def snapshots_table(reply: SnapshotsShown) -> Table:
             str(snapshot.stamp.round),
             decimal(int(snapshot.size)),
             "on disk" if snapshot.on_disk else str(snapshot.nodes),
-            "; ".join(_notes(snapshot, reply)),
+            "; ".join(_snapshot_notes(snapshot, reply)),
         ]
         for snapshot in reply.snapshots
     )
     return tables.table(columns, rows)
 
 
-def _notes(snapshot: SnapshotShown, reply: SnapshotsShown) -> Iterator[str]:
+def _snapshot_notes(snapshot: SnapshotShown, reply: SnapshotsShown) -> Iterator[str]:
     if snapshot.stamp.origin is not None:
         yield "of an earlier job"
     if snapshot.lack or snapshot.undone:  # another copy of that step may be whole: on disk, say

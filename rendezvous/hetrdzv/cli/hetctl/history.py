@@ -8,7 +8,14 @@ import click
 from rich.console import RenderableType
 
 from hetrdzv.cli.hetctl import tables
-from hetrdzv.cli.hetctl.calls import call, none_if, print_json, print_warning, retrying, show_reply
+from hetrdzv.cli.hetctl.calls import (
+    await_answer,
+    call,
+    none_if,
+    print_json,
+    print_warning,
+    show_reply,
+)
 from hetrdzv.cli.hetctl.options import GROUP, WIDE, command, shared
 from hetrdzv.client import Client
 from hetrdzv.protocol.errors import UnknownGroup
@@ -37,7 +44,7 @@ PAUSE_S = 1.0
 def events(group: str, follow: bool, after: int) -> None:
     """Show the history of GROUP: number, local time, what happened."""
     if follow:
-        call(lambda client: _follow(client, group, after), interrupted=0)
+        call(lambda client: _follow_events(client, group, after), interrupted=0)
     else:
         show_reply(
             lambda client: client.events(group, after=after),
@@ -45,7 +52,7 @@ def events(group: str, follow: bool, after: int) -> None:
         )
 
 
-async def _follow(client: Client, group: str, last: int) -> None:
+async def _follow_events(client: Client, group: str, last: int) -> None:
     """Print the history as it grows; returns when the group is deleted."""
     reply: EventsReply | None = await client.events(group, after=last)
     while reply is not None:
@@ -53,7 +60,7 @@ async def _follow(client: Client, group: str, last: int) -> None:
             print_json(event, indent=None) if shared().as_json else tables.write(tables.event_line(event))
         last = reply.last if reply.last >= last else 0  # the group was deleted and created again
         await asyncio.sleep(PAUSE_S)
-        reply = await none_if(UnknownGroup.code, retrying(partial(client.events, group, after=last)))
+        reply = await none_if(UnknownGroup.code, await_answer(partial(client.events, group, after=last)))
     print_warning(f"group '{group}' was deleted: its history ends here")
 
 
@@ -87,14 +94,14 @@ def rounds_view(reply: RoundsReply, most: int = 0, *, wide: bool = False) -> Ite
         *((tables.word_column("ENDED BY"),) if wide else ()),
         tables.folded_column("WHY", 20),
     ]
-    yield tables.table(columns, (_row(*each, wide) for each in with_downtimes(reply.rounds)[-most:]))
+    yield tables.table(columns, (_round_row(*each, wide) for each in with_downtimes(reply.rounds)[-most:]))
     yield ""
     spent = sum(record.cost_restart for record in reply.rounds)
     restarts = f", {count(spent, 'restart')} spent" if spent else ""
     yield f"{count(len(reply.rounds), 'round')}{restarts}; {time_text(total_time(reply.rounds))}"
 
 
-def _row(record: RoundRecord, down: Downtime | None, wide: bool) -> list[str]:
+def _round_row(record: RoundRecord, down: Downtime | None, wide: bool) -> list[str]:
     began = "" if record.formed_at is None else tables.local_time(record.formed_at)
     parts = [record.time.get(Phase.HANGING), *(down or [None] * 4)]
     more = ["" if seconds is None else duration_text(seconds) for seconds in parts]

@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from hetrdzv.cli.hetctl import tables
-from hetrdzv.cli.hetctl.calls import EVERY_S, call, none_if, print_json, print_warning, retrying
+from hetrdzv.cli.hetctl.calls import EVERY_S, await_answer, call, none_if, print_json, print_warning
 from hetrdzv.cli.hetctl.options import GROUP, RANKS, command, round_option, shared
 from hetrdzv.cli.hetctl.wait import OUTCOMES
 from hetrdzv.client import Client
@@ -50,7 +50,7 @@ def logs(group: str, ranks: tuple[int, ...], tail: int | None, number: int | Non
     if follow and number is not None:
         raise click.UsageError("--follow goes on with the newest round: give no --round with it")
     if follow:
-        call(lambda client: _follow(client, group, ranks, printer), interrupted=0)
+        call(lambda client: _follow_logs(client, group, ranks, printer), interrupted=0)
         return
     reply = call(lambda client: client.logs_of(group, rank=ranks, round=number))
     if reply.over and number is None:
@@ -58,13 +58,13 @@ def logs(group: str, ranks: tuple[int, ...], tail: int | None, number: int | Non
     printer.show(reply)
 
 
-async def _follow(client: Client, group: str, ranks: Sequence[int], printer: "_Printer") -> None:
+async def _follow_logs(client: Client, group: str, ranks: Sequence[int], printer: "_Printer") -> None:
     """Show what comes, until the job is over and its agents, which send the end of what was written, have left."""
     printer.show(await client.logs_of(group, rank=ranks))
     while True:
         await asyncio.sleep(EVERY_S)
-        found = await retrying(lambda: client.group(group))
-        news = await none_if(NoRound.code, retrying(lambda: client.logs_of(group, rank=ranks)))
+        found = await await_answer(lambda: client.group(group))
+        news = await none_if(NoRound.code, await_answer(lambda: client.logs_of(group, rank=ranks)))
         if news is not None:
             printer.show(news)
         if found.state in OUTCOMES and not found.counts.nodes:

@@ -53,7 +53,7 @@ def shared() -> SharedOptions:
     return click.get_current_context().ensure_object(SharedOptions)
 
 
-def _store(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+def _store_option(ctx: click.Context, param: click.Parameter, value: Any) -> None:
     """Store a shared option; one after the subcommand overrides the same one before it."""
     if value:
         setattr(ctx.ensure_object(SharedOptions), param.name or "", value)
@@ -72,7 +72,7 @@ def shared_options(*, of_subcommand: bool = False) -> list[click.Parameter]:
     """The options of `SharedOptions`; most are in the help of hetctl only, and only there from the environment."""
     help_ = f"URL of hetserver; several separated by commas. [default: {DEFAULT_SERVER}]"
     env = None if of_subcommand else "HET_SERVER"
-    more: Any = {"expose_value": False, "callback": _store}
+    more: Any = {"expose_value": False, "callback": _store_option}
     return [
         click.Option(
             ["--server"], type=SERVERS, envvar=env, show_envvar=True, help=help_, hidden=of_subcommand, **more

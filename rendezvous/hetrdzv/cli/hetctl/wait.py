@@ -4,7 +4,14 @@ import asyncio
 
 import click
 
-from hetrdzv.cli.hetctl.calls import call, describe_state, group_if_any, print_result, print_warning, retrying
+from hetrdzv.cli.hetctl.calls import (
+    await_answer,
+    call,
+    describe_state,
+    group_if_any,
+    print_result,
+    print_warning,
+)
 from hetrdzv.cli.hetctl.options import GROUP, command, shared
 from hetrdzv.cli.types import Typed
 from hetrdzv.client import Client
@@ -41,7 +48,7 @@ def wait(group: str, wanted: str, timeout: float | None) -> None:
     """
     ctx = click.get_current_context()
     try:
-        reply = call(lambda client: _until(client, group, wanted, timeout))
+        reply = call(lambda client: _wait_until(client, group, wanted, timeout))
     except TimeoutError:
         print_warning(f"group '{group}' is not {wanted} after {timeout:g} s: hetctl describe {group}")
         ctx.exit(TIMED_OUT)
@@ -60,7 +67,7 @@ def _is_reached(reply: GroupReply, wanted: str) -> bool:
     return reply.state == wanted or (wanted == ENDED and reply.state in OUTCOMES)
 
 
-async def _until(client: Client, group: str, wanted: str, timeout_s: float | None) -> GroupReply | None:
+async def _wait_until(client: Client, group: str, wanted: str, timeout_s: float | None) -> GroupReply | None:
     """The group, once it is where it should be, or its job is over; None: it was deleted.
 
     Raises:
@@ -72,7 +79,7 @@ async def _until(client: Client, group: str, wanted: str, timeout_s: float | Non
     async with asyncio.timeout(timeout_s):
         while reply is None or not (_is_reached(reply, wanted) or reply.state in OUTCOMES):
             await asyncio.sleep(EVERY_S)
-            before, reply = reply, await retrying(lambda: group_if_any(client, group))
+            before, reply = reply, await await_answer(lambda: group_if_any(client, group))
             if before is not None and reply is None:
                 return None
     return reply

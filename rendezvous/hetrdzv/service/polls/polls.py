@@ -35,7 +35,7 @@ class Polls:
         self._open: Counter[AgentKey] = Counter()
         self._turn = asyncio.Semaphore(AT_ONCE)
 
-    async def answer(
+    async def answer_poll(
         self,
         caller: Caller,
         group_id: str,
@@ -70,7 +70,7 @@ class Polls:
                 changed = current_head(self.service, *speaker).version != after
                 if changed or asked or left_s <= 0 or self.service.stopping:
                     return current_directive(self.service, *speaker)
-                await self.service.watchers.wait(*speaker[:2], left_s, caller)
+                await self.service.watchers.wait_for_news(*speaker[:2], left_s, caller)
             if self._open[speaker] == 1:  # this was the agent's only poll
                 await self.service.on_poll_cut(*speaker)
             return None

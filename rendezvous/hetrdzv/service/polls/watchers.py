@@ -33,19 +33,19 @@ class Watchers:
         self._groups: dict[str, dict[str, dict[asyncio.Future[None], None]]] = {}
         self._due: deque[asyncio.Future[None]] = deque()
 
-    def count(self) -> int:
+    def count_waiting(self) -> int:
         """How many wait."""
         return sum(len(waiting) for nodes in self._groups.values() for waiting in nodes.values())
 
-    async def wait(self, group_id: str, node_id: str, timeout_s: float, caller: Caller) -> None:
+    async def wait_for_news(self, group_id: str, node_id: str, timeout_s: float, caller: Caller) -> None:
         """Wait until woken, or for `timeout_s` seconds, or until the caller is gone."""
         loop = asyncio.get_running_loop()
         woken: asyncio.Future[None] = loop.create_future()
         nodes = self._groups.setdefault(group_id, {})
         waiting = nodes.setdefault(node_id, {})  # a dict keeps the order in which they came
         waiting[woken] = None
-        timer = loop.call_later(max(0.0, timeout_s), _resolve, woken)
-        caller.on_gone = partial(_resolve, woken)
+        timer = loop.call_later(max(0.0, timeout_s), _resolve_future, woken)
+        caller.on_gone = partial(_resolve_future, woken)
         try:
             await woken
         finally:
@@ -66,15 +66,15 @@ class Watchers:
 
     def _wake_some(self) -> None:
         for _ in range(min(AT_ONCE, len(self._due))):
-            _resolve(self._due.popleft())
+            _resolve_future(self._due.popleft())
         if self._due:
             asyncio.get_running_loop().call_soon(self._wake_some)
 
     def wake_nodes(self, group_id: str, old: Group | None, new: Group | None) -> None:
         """Wake the polls whose directive a change of a group may have changed."""
         node_ids = list(self._groups.get(group_id, ()))
-        if new is not None and old is not None and not _concerns_all(old, new):
-            node_ids = [each for each in node_ids if _is_concerned(old.nodes.get(each), new.nodes.get(each))]
+        if new is not None and old is not None and not _affects_all(old, new):
+            node_ids = [each for each in node_ids if _is_affected(old.nodes.get(each), new.nodes.get(each))]
         self.wake(group_id, node_ids)
 
     def wake_all(self) -> None:
@@ -83,7 +83,7 @@ class Watchers:
             self.wake(group_id, nodes)
 
 
-def _concerns_all(old: Group, new: Group) -> bool:
+def _affects_all(old: Group, new: Group) -> bool:
     """Whether a change may affect the directives of nodes whose own records stay the same."""
     return (
         old.round is not new.round
@@ -94,11 +94,11 @@ def _concerns_all(old: Group, new: Group) -> bool:
     )
 
 
-def _is_concerned(old: Node | None, new: Node | None) -> bool:
+def _is_affected(old: Node | None, new: Node | None) -> bool:
     """Whether a change of some nodes may affect the directive of one: that of one that has left depends on others."""
     return new is not old or (new is not None and new.phase is NodePhase.LEFT)
 
 
-def _resolve(woken: asyncio.Future[None]) -> None:
+def _resolve_future(woken: asyncio.Future[None]) -> None:
     if not woken.done():
         woken.set_result(None)

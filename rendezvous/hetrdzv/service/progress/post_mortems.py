@@ -47,7 +47,7 @@ class PostMortems:
                 kept.by_rank[one.rank] = replace(one, text=texts.setdefault(text, text))
         if any(texts):
             kept.size = sum(map(len, texts)) + ENTRY * len(kept.by_rank)
-            self._keep(group_id, About.STACKS, kept)
+            self._store(group_id, About.STACKS, kept)
 
     def add_logs(self, group: Group, node_id: str, number: int, logs: Iterable[Stack]) -> None:
         """What a node says that its workers wrote in a round, which may be over by now.
@@ -57,7 +57,7 @@ class PostMortems:
         newest = group.round
         if newest is None or not newest.number - EARLIER < number <= newest.number:
             return
-        kept = self.of(group.group_id, About.LOGS, number)
+        kept = self.find(group.group_id, About.LOGS, number)
         kept = kept or PostMortem(number, newest.world_size, self._wall())
         for log in logs:
             before = kept.by_rank.get(log.rank)
@@ -67,34 +67,34 @@ class PostMortems:
                 kept.by_rank[log.rank] = replace(end, node_id=node_id)
         if kept.by_rank:
             kept.at = self._wall()
-            self._keep(group.group_id, About.LOGS, kept)
+            self._store(group.group_id, About.LOGS, kept)
 
-    def _keep(self, group_id: str, about: About, kept: PostMortem) -> None:
+    def _store(self, group_id: str, about: About, kept: PostMortem) -> None:
         self._of[group_id] = of_group = self._of.pop(group_id, {})
         of_group[about, kept.round] = kept
-        if len(self.rounds(group_id, about)) > EARLIER:
-            del of_group[about, min(self.rounds(group_id, about))]
+        if len(self.rounds_kept(group_id, about)) > EARLIER:
+            del of_group[about, min(self.rounds_kept(group_id, about))]
         size = sum(one.size for one in of_group.values())
         self._size += size - self._sizes.get(group_id, 0)
         self._sizes[group_id] = size
         while self._size > MOST:
-            self.forget(next(iter(self._of)))
+            self.forget_group(next(iter(self._of)))
 
-    def of(self, group_id: str, about: About, number: int | None = None) -> PostMortem | None:
+    def find(self, group_id: str, about: About, number: int | None = None) -> PostMortem | None:
         """What is kept of a round, or of the newest one of which there is anything; None: nothing is."""
-        number = max(self.rounds(group_id, about), default=0) if number is None else number
+        number = max(self.rounds_kept(group_id, about), default=0) if number is None else number
         return self._of.get(group_id, {}).get((about, number))
 
-    def rounds(self, group_id: str, about: About) -> frozenset[int]:
+    def rounds_kept(self, group_id: str, about: About) -> frozenset[int]:
         """Of which rounds something is kept."""
         return frozenset(number for its, number in self._of.get(group_id, {}) if its is about)
 
-    def forget(self, group_id: str) -> None:
+    def forget_group(self, group_id: str) -> None:
         """A group is gone."""
         self._of.pop(group_id, None)
         self._size -= self._sizes.pop(group_id, 0)
 
-    def clear(self) -> None:
+    def forget_all(self) -> None:
         """The groups were loaded again."""
         for group_id in list(self._of):
-            self.forget(group_id)
+            self.forget_group(group_id)

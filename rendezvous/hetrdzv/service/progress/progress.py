@@ -94,7 +94,7 @@ class Progress:
         self._post_mortems = post_mortems
         self._of: dict[str, _Watched] = {}  # by group
         self._turn = asyncio.Lock()
-        self._judging: set[str] = set()  # groups that are judged in a thread
+        self._checking: set[str] = set()  # groups that are judged in a thread
         self._due: dict[str, asyncio.TimerHandle] = {}  # groups that will be judged
 
     def record_progress(self, group_id: str, node_id: str, reported: NodeProgress, poll_s: float) -> None:
@@ -105,7 +105,7 @@ class Progress:
             return
         seen_at = self._now() - reported.age_s
         known_until = seen_at + reported.known_s + poll_s + LATE_S
-        watched = self._watched(group_id, active.number)
+        watched = self._find_watched(group_id, active.number)
         workers = watched.workers
         for sample in reported.workers:
             before = workers.get(sample.rank)
@@ -115,11 +115,11 @@ class Progress:
             own = [workers[rank].began_at for rank in member.ranks if rank in workers]
             if (began_at := min(own, default=inf)) < inf and not watched.training_noted:
                 watched.training_noted = True
-                self._spawn(self._note(group_id, NoteTraining(active.number, began_at)))
+                self._spawn(self._execute_note(group_id, NoteTraining(active.number, began_at)))
         if active.stall is not None or any(worker.still for worker in reported.workers):
             self.schedule_check(group_id)
 
-    def _watched(self, group_id: str, number: int) -> _Watched:
+    def _find_watched(self, group_id: str, number: int) -> _Watched:
         """What is known of the workers of a group's newest round, which has this number."""
         watched = self._of.get(group_id)
         if watched is None or watched.round != number:
@@ -132,11 +132,11 @@ class Progress:
         is_known = watched is not None and newest is not None and watched.round == newest.number
         return watched.workers if watched is not None and is_known else {}
 
-    def forget(self, group_id: str) -> None:
+    def forget_group(self, group_id: str) -> None:
         """A group was deleted, or its job is over."""
         self._of.pop(group_id, None)
 
-    def clear(self) -> None:
+    def forget_all(self) -> None:
         """The groups were loaded again."""
         self._of.clear()
 
@@ -149,27 +149,27 @@ class Progress:
         if due is None or due.when() > at:
             if due is not None:
                 due.cancel()
-            self._due[group_id] = loop.call_at(at, self._judge, group_id)
+            self._due[group_id] = loop.call_at(at, self._check_workers, group_id)
 
     def _active_round(self, group_id: str) -> Round | None:
         group = self._groups().get(group_id)
         return group.running_round if group is not None else None
 
-    def _judge(self, group_id: str) -> None:
+    def _check_workers(self, group_id: str) -> None:
         del self._due[group_id]
         if (active := self._active_round(group_id)) is None:
             return
-        if group_id in self._judging:  # what is news now, that look has not seen
+        if group_id in self._checking:  # what is news now, that look has not seen
             self.schedule_check(group_id)
             return
         seen, now = list(self.workers(self._groups()[group_id]).values()), self._now()
         if len(seen) > MANY:
-            self._judging.add(group_id)
-            self._spawn(self._judge_many(group_id, active, seen, now))
+            self._checking.add(group_id)
+            self._spawn(self._check_in_thread(group_id, active, seen, now))
         else:
-            self._conclude(group_id, active.number, check_for_hang(seen, active.world_size, now), now)
+            self._act_on_verdict(group_id, active.number, check_for_hang(seen, active.world_size, now), now)
 
-    async def _judge_many(
+    async def _check_in_thread(
         self, group_id: str, active: Round, seen: Sequence[WorkerSample], now: float
     ) -> None:
         """Judge beside the event loop, one round at a time."""
@@ -177,25 +177,25 @@ class Progress:
             async with self._turn:
                 began = perf_counter()
                 found = await asyncio.to_thread(check_for_hang, seen, active.world_size, now)
-            self._conclude(group_id, active.number, found, now)
+            self._act_on_verdict(group_id, active.number, found, now)
             await asyncio.sleep((perf_counter() - began) / SHARE)
         finally:
-            self._judging.discard(group_id)
+            self._checking.discard(group_id)
 
-    def _conclude(self, group_id: str, number: int, found: HangVerdict, now: float) -> None:
+    def _act_on_verdict(self, group_id: str, number: int, found: HangVerdict, now: float) -> None:
         if (active := self._active_round(group_id)) is None or active.number != number:
             return
         group, noted = self._groups()[group_id], active.stall
-        stall = self._stall(group, active, found, found.hang, now) if found.hang is not None else None
+        stall = self._make_stall(group, active, found, found.hang, now) if found.hang is not None else None
         maybe = stall is None and noted is not None and noted.reported and found.unclear
         if not maybe and not is_already_noted(noted, stall, now):
-            self._spawn(self._note(group_id, NoteStall(number, stall)))
+            self._spawn(self._execute_note(group_id, NoteStall(number, stall)))
         if found.again_s < inf:
             self.schedule_check(group_id, found.again_s)
         if stall is not None:
-            self._take_stacks(group, active, stall, now)
+            self._request_stacks(group, active, stall, now)
 
-    def _stall(self, group: Group, active: Round, found: HangVerdict, hang: Hang, now: float) -> Stall:
+    def _make_stall(self, group: Group, active: Round, found: HangVerdict, hang: Hang, now: float) -> Stall:
         """What is found as it is noted; it ends its round only once everybody in it was seen to stand for so long.
 
         Nor before the stacks were asked for: nobody can take them when the round is over.
@@ -204,16 +204,16 @@ class Progress:
         if noted is not None and abs(noted.since - since) <= SAME_S:
             since = noted.since
         timeout_s = group.spec.hang_timeout_s
-        watched = self._watched(group.group_id, active.number)
+        watched = self._find_watched(group.group_id, active.number)
         answered = watched.asked is not None and not watched.is_asking
         if timeout_s is not None and (found.stood_s < timeout_s or not answered):
             known_until = min(known_until, since + timeout_s - SOONER_S)
-        kept = self._post_mortems.of(group.group_id, About.STACKS, active.number)
+        kept = self._post_mortems.find(group.group_id, About.STACKS, active.number)
         first = kept.by_rank.get(hang.ranks[0]) if kept is not None and hang.ranks else None
         stack = first.text or first.why if first is not None else ""
         return Stall(hang=replace(hang, for_s=0.0), since=since, known_until=known_until, stack=stack)
 
-    async def _note(self, group_id: str, command: NoteTraining | NoteStall) -> None:
+    async def _execute_note(self, group_id: str, command: NoteTraining | NoteStall) -> None:
         try:
             await self._execute(group_id, command)
         except HetError as error:
@@ -226,9 +226,9 @@ class Progress:
         if isinstance(command, NoteStall) and command.stall is not None:
             self.schedule_check(group_id)  # its workers may have moved again before the group knew of it
 
-    def _take_stacks(self, group: Group, active: Round, stall: Stall, now: float) -> None:
+    def _request_stacks(self, group: Group, active: Round, stall: Stall, now: float) -> None:
         """Ask for the stacks of workers once a stall has lasted."""
-        watched, asks = self._watched(group.group_id, active.number), (stall.since, stall.hang.ranks[:1])
+        watched, asks = self._find_watched(group.group_id, active.number), (stall.since, stall.hang.ranks[:1])
         if watched.is_asking or watched.asked == asks:
             return
         lasts_s = min(STALL_REPORTED_S, (group.spec.hang_timeout_s or inf) / 2)
@@ -259,7 +259,7 @@ class Progress:
 
 
 def check_for_hang(seen: Sequence[WorkerSample], world_size: int, now: float) -> HangVerdict:
-    workers = [entry.worker(now) for entry in seen]
+    workers = [entry.worker_at(now) for entry in seen]
     nodes = {entry.sample.rank: entry.node_id for entry in seen}
     hang = find_hang(workers, world_size, nodes.__getitem__)
     # it may be a stall once that is over
@@ -272,7 +272,7 @@ def check_for_hang(seen: Sequence[WorkerSample], world_size: int, now: float) ->
         hang,
         known_until=min((entry.known_until for entry in in_it), default=now),
         stood_s=min((entry.sample.idle_s for entry in in_it), default=0.0),
-        unclear=any(worker.state == UNKNOWN for worker in workers) and not any(map(_goes_on, workers)),
+        unclear=any(worker.state == UNKNOWN for worker in workers) and not any(map(_is_going_on, workers)),
         again_s=again_s,
     )
 
@@ -286,6 +286,6 @@ def is_already_noted(noted: Stall | None, stall: Stall | None, now: float) -> bo
     return same and known and abs(noted.since - stall.since) < SAME_S
 
 
-def _goes_on(worker: Worker) -> bool:
+def _is_going_on(worker: Worker) -> bool:
     known = worker.state == "runs" or worker.step is not None
     return worker.long_s > 0 or (known and worker.idle_s == 0 and not worker.ended)

@@ -28,7 +28,7 @@ class Rate:
     since: float = inf  # when the measurement that is under way began (seconds)
     base: int = 0  # with which number it began
 
-    def at(self, number: int | None, now: float) -> "Rate":
+    def measure_at(self, number: int | None, now: float) -> "Rate":
         """The rate after another look at the number."""
         if number is None:
             return Rate()
@@ -63,8 +63,8 @@ class WorkerSample:
         unseen_since = inf
         if sample.state == UNKNOWN or sample.unseen:
             unseen_since = min(seen_at, before.unseen_since) if before is not None else seen_at
-        collectives = (before.collectives if before is not None else Rate()).at(sample.count, seen_at)
-        steps = (before.steps if before is not None else Rate()).at(sample.step, seen_at)
+        collectives = (before.collectives if before is not None else Rate()).measure_at(sample.count, seen_at)
+        steps = (before.steps if before is not None else Rate()).measure_at(sample.step, seen_at)
         return cls(node_id, sample, seen_at, known_until, began_at, unseen_since, collectives, steps)
 
     @property
@@ -72,13 +72,13 @@ class WorkerSample:
         """When it last moved (seconds)."""
         return self.seen_at - self.sample.idle_s
 
-    def unseen(self, now: float) -> str:
+    def explain_unseen(self, now: float) -> str:
         """Why its collectives cannot be known now: often as its agent says; empty: they are."""
         if now > self.known_until:
             return "reports of the agent have stopped"
         return self.sample.unseen or ("torch is not imported" if self.sample.state == UNKNOWN else "")
 
-    def worker(self, now: float) -> Worker:
+    def worker_at(self, now: float) -> Worker:
         """The worker as it is now, as far as was seen: only one that stands still was idle after its agent looked."""
         sample = self.sample
         if now > self.known_until:
@@ -108,6 +108,6 @@ def unwatched_warnings(group: Group, seen: Mapping[int, WorkerSample], now: floa
         elif now >= min(entry.unseen_since, entry.known_until) + UNWATCHED_S and (
             entry.sample.step is None or now > entry.known_until
         ):
-            by_reason.setdefault(entry.unseen(now), []).append(rank)
+            by_reason.setdefault(entry.explain_unseen(now), []).append(rank)
     most = sorted(by_reason.items(), key=lambda item: (-len(item[1]), item[1]))[:3]
     return [ReasonCode.NOT_WATCHED.reason(ranks=Ranks.of(ranks), quote=why) for why, ranks in most]

@@ -81,7 +81,7 @@ def test_a_hang_ends_the_round_as_a_failure_of_the_culprit() -> None:
     story.wait(9)
     assert story.group.state == "running"
     story.wait(1)
-    hang = ends.hangs(replace(behind(2, "b"), for_s=30.0), "b", 2)
+    hang = ends.hangs(replace(behind(2, "b"), for_s=30.0))
     assert story.said("round_ended") == [
         bare(ReasonCode.ROUND_ENDED.reason(round=1, cause=hang, kind="failed"))
     ]
@@ -103,7 +103,7 @@ def test_a_hang_ends_the_round_as_a_failure_of_the_culprit() -> None:
     assert (cause.failure.rank, cause.failure.local_rank, cause.failure.message) == (3, 1, "line 9")
     assert story.told("a").root_cause == cause
     assert story.told("a").exit_code == 1
-    hang = ends.hangs(replace(stall.hang, for_s=30.0), "b", 3)
+    hang = ends.hangs(replace(stall.hang, for_s=30.0))
     assert cause.reason == ends.without_restart(hang, "used_up", 1)
 
 

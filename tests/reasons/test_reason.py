@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.reasons import ends
 from hetrdzv.protocol.reasons.ends import worker_failed
 from hetrdzv.protocol.reasons.reason import (
     MOST_CHARACTERS,
@@ -32,7 +31,7 @@ def test_what_every_reason_keeps_to() -> None:
     assert (len(found.message), len(found.quote)) == (MOST_CHARACTERS, MOST_QUOTED)
     assert (found.nodes, found.more_nodes, len(found.ranks)) == (tuple(many[:5]), 4, 5)
     assert reason(ReasonCode.NODE_LEFT, "a\n\x1b[31mb\x07  c\u202e").message == "a b c", "harmless, in a line"
-    assert ends.workers_stopped("a", "b\nc").message == "a left the round, which b c"
+    assert ReasonCode.WORKERS_STOPPED.reason("a", quote="b\nc").message == "a left the round, which b c"
     assert reason(ReasonCode.NODE_LEFT, "x", a=None, b=0, c="").data == {"b": 0, "c": ""}
     found = reason(ReasonCode.ROUND_ENDED, "y", cause=reason(ReasonCode.NODE_LOST, "x", cause=WAITS))
     assert found.cause is not None

@@ -1,6 +1,7 @@
 """What one node has to do now. Reads a group, decides nothing."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from hetrdzv.core import snapshots
@@ -38,14 +39,14 @@ class DirectiveHead:
     """What a directive says in its first line: all that its version depends on, and no reason.
 
     Attributes:
-        round: the round that it is about; 0 for none.
         code: what it says in a word.
+        round: the round that it is about; 0 for none.
     """
 
-    kind: DirectiveKind
     job: int
-    round: int
+    kind: DirectiveKind
     code: str
+    round: int = 0
 
     @property
     def version(self) -> str:
@@ -55,10 +56,7 @@ class DirectiveHead:
 
 def directive_head(group: Group, node: Node) -> DirectiveHead:
     """What a node of a group has to do now, without the details; costs the same however large the group is."""
-
-    def tell(kind: DirectiveKind, code: str, round_number: int = 0) -> DirectiveHead:
-        return DirectiveHead(kind, node.job, round_number, code)
-
+    tell = partial(DirectiveHead, node.job)
     if node.rejected is not None:
         return tell(DirectiveKind.EXIT, "rejected")
     if node.job != group.job:

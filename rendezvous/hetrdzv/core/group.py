@@ -185,7 +185,7 @@ def _ready_again(context: StepContext, node: Node, command: Join) -> None:
         _note_readiness(context, node, command.not_ready)
         return
     if group.active_round is not None and not returns:
-        why = ends.workers_stopped(node.node_id, command.stopped)
+        why = ReasonCode.WORKERS_STOPPED.reason(node.node_id, quote=command.stopped or "would have gone on")
         cause = Cause(kind=EndKind.LEFT, reason=why, node_id=node.node_id)
         remove_from_round(context, node, cause, done=group.can_leave_without_loss(node))
     context.change(last_round=max(group.last_round, command.after_round))

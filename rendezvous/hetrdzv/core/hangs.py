@@ -420,11 +420,10 @@ def settle_stall(context: StepContext) -> None:
         context.change(round=replace(active, stall=replace(stall, reported=True)))
         context.add_event(hangs.stalled(active.number, stall.hang_at(context.now)))
     if end_at is not None and stall.is_known_at(end_at) and context.is_due(end_at):
-        failure, node_id = Failure(local_rank=-1, rank=-1, at=stall.since), None  # of nobody in particular
-        first = stall.hang.ranks[0] if stall.hang.ranks else -1
-        if (member := next((one for one in active.members if first in one.ranks), None)) is not None:
-            rank, node_id = first, member.node_id
-            failure = replace(failure, rank=rank, local_rank=rank - member.rank_offset, message=stall.stack)
-        why = ends.hangs(stall.hang_at(context.now), node_id, failure.rank)
-        cause = Cause(kind=EndKind.FAILED, reason=why, node_id=node_id)
+        hang, failure = stall.hang_at(context.now), Failure(local_rank=-1, rank=-1, at=stall.since)
+        node_id = hang.nodes[0] if hang.nodes else None
+        if node_id is not None:
+            rank, offset = hang.ranks[0], active.places[node_id].rank_offset
+            failure = replace(failure, rank=rank, local_rank=rank - offset, message=stall.stack)
+        cause = Cause(kind=EndKind.FAILED, reason=ends.hangs(hang), node_id=node_id)
         end_round(context, cause, hang=failure, since=stall.since)

@@ -37,18 +37,18 @@ def time_until_end(current: Round, at: float, now: float) -> TimeSpent:
     return time
 
 
-def _newest(group: Group, now: float) -> RoundRecord | None:
-    """What the newest round has come to by now; None: there is none, or the job is over."""
+def rounds_of(group: Group, now: float, **more: Any) -> tuple[RoundRecord, ...]:
+    """The records of a group's rounds, with the newest one up to now; `more`: what that one has besides."""
     current = group.round
     if current is None or group.state.terminal:
-        return None
+        return group.records
     end = current.end
     if end is None:
         time = time_until_end(current, now, now)
     else:
         stopped_at = now if end.stopped_at is None else end.stopped_at
         time = {**end.time, Phase.STOPPING: stopped_at - end.at, Phase.WAITING: now - stopped_at}
-    return RoundRecord(
+    newest = RoundRecord(
         number=current.number,
         job=group.job,
         world_size=current.world_size,
@@ -57,9 +57,4 @@ def _newest(group: Group, now: float) -> RoundRecord | None:
         cost_restart=group.restarts > current.restart_count,
         time={str(phase): taken for phase, seconds in time.items() if (taken := round(seconds, 3)) > 0},
     )
-
-
-def rounds_of(group: Group, now: float, **more: Any) -> tuple[RoundRecord, ...]:
-    """The records of a group's rounds, with the newest one up to now; `more`: what that one has besides."""
-    newest = _newest(group, now)
-    return group.records if newest is None else (*group.records, replace(newest, **more))[-ROUNDS_KEPT:]
+    return (*group.records, replace(newest, **more))[-ROUNDS_KEPT:]

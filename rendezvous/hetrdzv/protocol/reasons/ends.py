@@ -57,14 +57,14 @@ def worker_failed(node_id: str, failure: Failure, before: EarlierSuccesses | Non
     )
 
 
-def hangs(hang: Hang, node_id: str | None = None, rank: int = -1) -> Reason:
-    """Workers have waited for too long: for one, or for nobody in particular."""
-    who = "a worker hangs" if rank >= 0 else "the workers hang"
+def hangs(hang: Hang) -> Reason:
+    """Workers have waited for too long: for one, which is named, or for nobody in particular."""
+    who = "a worker hangs" if hang.ranks else "the workers hang"
     return reason(
         ReasonCode(hang.kind),
         f"{who}: {hang.message(hang.for_s)}",
-        nodes=[node_id] if node_id is not None else [],
-        ranks=Ranks.of([rank]) if rank >= 0 else None,
+        nodes=hang.nodes[:1],
+        ranks=Ranks.of(hang.ranks[:1]),
         for_s=round(hang.for_s, 3),
     )
 
@@ -76,12 +76,6 @@ def node_drained(group_id: str, node_id: str) -> Reason:
     """A person took a node out."""
     text = f"{node_id} was drained; to readmit it: hetctl undrain {group_id} {node_id}"
     return reason(ReasonCode.NODE_DRAINED, text, nodes=[node_id])
-
-
-def workers_stopped(node_id: str, why: str = "") -> Reason:
-    """An agent stopped its workers in a round that would go on (`why`: as it goes on after "the round, which")."""
-    how = f"left the round, which {clipped(why)}" if why else "stopped its workers on its own"
-    return reason(ReasonCode.WORKERS_STOPPED, f"{node_id} {how}", nodes=[node_id], quote=why)
 
 
 # -- why a job fails -----------------------------------------------------------------------------------------

@@ -143,7 +143,7 @@ class ReasonCode(StrEnum):
     AGENT_REPLACED = "agent_replaced", "its agent was restarted"
     AGENT_LEFT = "agent_left", "{quote}"
     AGENT_DIED = "agent_died", "its agent died, and its workers were stopped"
-    WORKERS_STOPPED = "workers_stopped"
+    WORKERS_STOPPED = "workers_stopped", "{nodes} left the round, which {quote}"
     BAD_ADDRESS = (
         "bad_address",
         "{nodes} offers {address}, which no other host can reach: start hetagent with --local-addr or --interface",

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from hetrdzv.core.model import USED_LAST_AFTER, Group, Node, Round
-from hetrdzv.core.selection.order import may_be_master, rank_replacements
+from hetrdzv.core.selection.order import fill_gaps, may_be_master
 from hetrdzv.core.selection.select import Selection, Shortfall, ready_nodes, select
 from hetrdzv.protocol.directive import Member
 from hetrdzv.protocol.settings import GroupSpec
@@ -72,7 +72,7 @@ def best_of_all(case: Case) -> list[str] | None:
         value = one.labels.get(spec.unit) if spec.unit is not None else None
         units.setdefault(f"node {one.node_id}" if value is None else f"unit {value}", []).append(one)
     by_id = {one.node_id: one for one in case.ready}
-    gaps = rank_replacements(case.group, by_id)
+    gaps = {name: number for number, name in enumerate(fill_gaps(case.group, by_id).values())}
 
     def preference(unit: list[Node]) -> tuple[object, ...]:
         names = [one.node_id for one in unit]

@@ -45,28 +45,18 @@ def match_replacements(
     return fillers
 
 
-def rank_replacements(group: Group, nodes: Mapping[str, Node]) -> Mapping[str, int]:
-    """The nodes that would fill the gaps of the last round, numbered by how well they fit.
+def fill_gaps(group: Group, nodes: Mapping[str, Node]) -> Mapping[str, str]:
+    """Which of these nodes fills which gap of the last round, by gap, the best fit first.
 
     Those that are used last fill no gap that another can fill.
     """
-    last = group.last_resort_nodes
-    newcomers = sorted(
-        nodes.keys() - set(group.seats), key=lambda node_id: (node_id in last, natural_key(node_id))
-    )
-    taken = _fill(group, nodes, newcomers)
-    return {node_id: number for number, node_id in enumerate(taken.values())}
-
-
-def _fill(group: Group, chosen: Mapping[str, Node], newcomers: Sequence[str]) -> Mapping[str, str]:
-    """Which newcomer fills which gap, by gap, the best fit first."""
-    spec, last = group.spec, group.last_places
-    gaps = [node_id for node_id in group.seats if node_id in last and node_id not in chosen]
-    if not (gaps and newcomers):
-        return {}
+    spec, last, used_last = group.spec, group.last_places, group.last_resort_nodes
+    gaps = [node_id for node_id in group.seats if node_id in last and node_id not in nodes]
+    newcomers = nodes.keys() - set(group.seats) if gaps else set[str]()
+    in_order = sorted(newcomers, key=lambda node_id: (node_id in used_last, natural_key(node_id)))
     return match_replacements(
         {gap: _replacement_key(spec, last[gap].slots, group.nodes.get(gap)) for gap in gaps},
-        {node_id: _replacement_key(spec, chosen[node_id].slots, chosen[node_id]) for node_id in newcomers},
+        {node_id: _replacement_key(spec, nodes[node_id].slots, nodes[node_id]) for node_id in in_order},
     )
 
 
@@ -80,12 +70,11 @@ def order_nodes(
     """
     labels = order_labels(group.spec.rank_order)
     chosen = {node.node_id: node for node in nodes}
-    newcomers = sorted(chosen.keys() - set(group.seats), key=natural_key)
-    taken = _fill(group, chosen, newcomers)
-    placed = frozenset(taken.values())
+    taken = fill_gaps(group, chosen)
+    others = chosen.keys() - {*group.seats, *taken.values()}
     places = (
         *(taken.get(node_id, node_id) for node_id in group.seats),
-        *(node_id for node_id in newcomers if node_id not in placed),
+        *sorted(others, key=natural_key),
     )
     ordered = [chosen[node_id] for node_id in places if node_id in chosen]
     if labels:

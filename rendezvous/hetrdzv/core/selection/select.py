@@ -14,7 +14,7 @@ from functools import cached_property
 from hetrdzv.core.memo import cached
 from hetrdzv.core.model import USED_LAST_AFTER, Group, Node, Round
 from hetrdzv.core.selection.best_set import Item, WorldSizes, best_set
-from hetrdzv.core.selection.order import may_be_master, order_nodes, rank_replacements
+from hetrdzv.core.selection.order import fill_gaps, may_be_master, order_nodes
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.settings import GroupSpec, OnJoin
 from hetrdzv.protocol.states import NodePhase
@@ -179,7 +179,7 @@ class _Choice:
     def _units(self) -> list[list[Node]]:
         """What is taken as a whole, the preferred first."""
         by_id = {node.node_id: node for node in self._ready}
-        gaps = rank_replacements(self._group, by_id)
+        fits = {name: number for number, name in enumerate(fill_gaps(self._group, by_id).values())}
         seated, last = frozenset(self._group.seats), self._group.last_places
         used_last = self._group.last_resort_nodes
 
@@ -189,7 +189,7 @@ class _Choice:
                 not used_last.isdisjoint(names),
                 any(name not in last for name in names),
                 any(name not in seated for name in names),
-                min(gaps.get(name, len(gaps)) for name in names),
+                min(fits.get(name, len(fits)) for name in names),
                 -self.size(unit) / len(unit),
                 natural_key(names[0]),
             )

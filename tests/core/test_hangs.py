@@ -81,7 +81,7 @@ def test_a_hang_ends_the_round_as_a_failure_of_the_culprit() -> None:
     story.wait(9)
     assert story.group.state == "running"
     story.wait(1)
-    hang = ends.hangs(replace(behind(2, "b"), for_s=30.0))
+    hang = ends.workers_hang(replace(behind(2, "b"), for_s=30.0))
     assert story.said("round_ended") == [
         bare(ReasonCode.ROUND_ENDED.reason(round=1, cause=hang, kind="failed"))
     ]
@@ -103,7 +103,7 @@ def test_a_hang_ends_the_round_as_a_failure_of_the_culprit() -> None:
     assert (cause.failure.rank, cause.failure.local_rank, cause.failure.message) == (3, 1, "line 9")
     assert story.told("a").root_cause == cause
     assert story.told("a").exit_code == 1
-    hang = ends.hangs(replace(stall.hang, for_s=30.0))
+    hang = ends.workers_hang(replace(stall.hang, for_s=30.0))
     assert cause.reason == ends.without_restart(hang, "used_up", 1)
 
 
@@ -119,7 +119,7 @@ def test_a_hang_of_nobody_in_particular_blames_no_node(kind: StallKind) -> None:
     cause = story.root_cause
     assert (cause.reason.code, cause.node_id, cause.failure) == (hang.kind, None, None)
     hang = replace(hang, for_s=5.0)
-    assert cause.reason == ends.without_restart(ends.hangs(hang), "used_up", 0)
+    assert cause.reason == ends.without_restart(ends.workers_hang(hang), "used_up", 0)
 
 
 def test_a_stall_of_another_round_or_of_none_changes_nothing() -> None:

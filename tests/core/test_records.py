@@ -10,7 +10,7 @@ import pytest
 
 from hetrdzv.core.commands import NoteStall, NoteTraining
 from hetrdzv.core.model import Stall
-from hetrdzv.core.rounds.records import ROUNDS_KEPT, rounds_of
+from hetrdzv.core.rounds.records import ROUNDS_KEPT, list_records
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.progress import ProgressTimes
 from hetrdzv.protocol.reasons import ends
@@ -34,7 +34,7 @@ class Trained(Story):
 
     @property
     def rounds(self) -> tuple[RoundRecord, ...]:
-        return rounds_of(self.group, self.now)
+        return list_records(self.group, self.now)
 
     @property
     def times(self) -> list[dict[str, float]]:
@@ -186,7 +186,7 @@ def test_another_job_keeps_the_records_and_has_a_time_of_its_own() -> None:
 def test_only_the_last_records_are_kept() -> None:
     story = restarted()
     full = replace(story.group, records=story.rounds[:1] * ROUNDS_KEPT)
-    assert len(rounds_of(full, story.now)) == ROUNDS_KEPT
+    assert len(list_records(full, story.now)) == ROUNDS_KEPT
 
 
 # -- what counts as training ---------------------------------------------------------------------------------

@@ -65,7 +65,7 @@ def test_what_to_do_about_a_failure() -> None:
         exited(1, f"{TRACE}UnpicklingError: Weights only load failed. This"),
         exited(137, "Killed"),
         exited(None, signal="SIGBUS"),
-        ends.hangs(behind(2, "b", for_s=30.0)),
+        ends.workers_hang(behind(2, "b", for_s=30.0)),
         ReasonCode.IMPOSSIBLE_WORLD.reason(why=waiting.too_few(A, 1), timeout_s=12.0),
         ReasonCode.JOIN_TIMEOUT.reason(why=waiting.too_few(A, 1), timeout_s=12.0),
         ReasonCode.NODE_LOST.reason("b", why=ReasonCode.CONNECTION_LOST.reason()),

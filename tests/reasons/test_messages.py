@@ -44,8 +44,8 @@ def test_workers() -> None:
         ends.worker_failed(
             "a", Failure(local_rank=0, rank=0, exit_code=1), EarlierSuccesses(node_id="b", rank=4, others=2)
         ),
-        ends.hangs(HANG),
-        ends.hangs(of_nobody(0, 1)),
+        ends.workers_hang(HANG),
+        ends.workers_hang(of_nobody(0, 1)),
         ends.without_restart(BAD, "used_up", 3),
         ends.without_restart(BAD, "used_up", 0),
         ends.without_restart(BAD, "permanent"),

@@ -185,14 +185,14 @@ async def test_a_group_whose_timer_cannot_be_set_holds_up_no_other(monkeypatch: 
     async with serving(store) as (service, _):
         for name in ("g", "h"):
             await service.execute(name, join("a", min_nodes=2))
-    real = settle._form
+    real = settle._form_round
 
     def form(context: StepContext) -> None:
         if context.group.group_id == "g":
             raise IndexError("no such node")
         real(context)
 
-    monkeypatch.setattr(settle, "_form", form)
+    monkeypatch.setattr(settle, "_form_round", form)
     async with serving(FaultyStore(store.content)) as (service, _):
         async with asyncio.timeout(10):
             while "g" not in service.quarantined():

@@ -13,8 +13,13 @@ from hetagent.snapshots.folder import SLOTS, choose_evicted
 from hetagent.snapshots.folder import SnapshotId as Taken
 from hetagent.snapshots.node.reporter import SnapshotReporter
 from hetrdzv.core.model import Group, Node, Round
-from hetrdzv.core.snapshots import complete
-from hetrdzv.core.snapshots.complete import group_snapshots, has_copies, stamp_of, stamp_on_disk
+from hetrdzv.core.snapshots.catalog import (
+    has_copies,
+    is_staying,
+    list_group_snapshots,
+    snapshot_id_of,
+    snapshot_id_on_disk,
+)
 from hetrdzv.protocol.directive import Directive, Start
 from hetrdzv.protocol.routes import Routes
 from hetrdzv.protocol.snapshots import (
@@ -109,7 +114,7 @@ class Snapshots:
             self._memory["origin"] = start.origin
         self._round, self._start, began = directive.round, start, start.snapshot
         self._reached, self._asked = 0, None
-        self._due = stamp_of(began) if began is not None and not began.on_disk else None
+        self._due = snapshot_id_of(began) if began is not None and not began.on_disk else None
         joined = self._agent.session.offer.snapshots or Holdings()
         joined = replace(joined, origin=start.origin or "")
         self._reporter.begin(directive.round, start.nnodes, start.snapshot, joined)
@@ -132,12 +137,14 @@ class Snapshots:
         if workers is not self._agent.workers or not workers.alive or self._agent.stopping:
             return
         self._agent.world.note("a snapshot cannot be loaded")
-        stamp = stamp_on_disk(chosen, self._memory["origin"]) if chosen.on_disk else stamp_of(chosen)
+        stamp = (
+            snapshot_id_on_disk(chosen, self._memory["origin"]) if chosen.on_disk else snapshot_id_of(chosen)
+        )
         self._refused = (*self._refused, stamp)[-8:]
         self._agent.world.checks.unloadable.add(stamp)  # the agent may be gone before it says so
         if self._rng.random() < 0.5:
             for number, held in self._slots.items():
-                if held is not None and stamp_of(held) == stamp:
+                if held is not None and snapshot_id_of(held) == stamp:
                     self._slots[number] = None
         self._reached = 0
         self._agent.give_up()
@@ -238,7 +245,7 @@ class Snapshots:
         return slots
 
     def _room(self, stamp: SnapshotId) -> int | None:
-        slots = {number: held and _taken(stamp_of(held)) for number, held in self._slots.items()}
+        slots = {number: held and _taken(snapshot_id_of(held)) for number, held in self._slots.items()}
         numbers = {held: number for number, held in slots.items() if held is not None}
         try:
             oldest = choose_evicted(_taken(stamp), numbers, self._reporter.retained, sharded=self._sharded)
@@ -284,7 +291,7 @@ class Snapshots:
 
 
 def _is_of(held: HeldSnapshot | None, stamp: SnapshotId) -> bool:
-    return held is not None and stamp_of(held) == stamp
+    return held is not None and snapshot_id_of(held) == stamp
 
 
 def _is_safe(stamp: SnapshotId, safe: Taken | None) -> bool:
@@ -362,7 +369,7 @@ class SafeOutlivesANode:
         safe = next(
             (
                 one
-                for one in group_snapshots(new)
+                for one in list_group_snapshots(new)
                 if not one.missing and has_copies(one)
                 # what the round did not begin from although it is newer has come back too late
                 if one.stamp.round == new.active_round.number
@@ -392,9 +399,7 @@ class SafeOutlivesANode:
             node_id
             for node_id, key in self._holders.items()
             if _key(group.nodes[node_id]) != key
-            or not (
-                complete.is_staying(group, group.nodes[node_id]) or _serves(group, node_id, current.formed_at)
-            )
+            or not (is_staying(group, group.nodes[node_id]) or _serves(group, node_id, current.formed_at))
         ]
         if len(gone) > 1:
             self._safe = None
@@ -410,7 +415,7 @@ def _began_from(current: Round, origin: str) -> SnapshotId | None:
     chosen = current.snapshot
     if chosen is None:
         return None
-    return stamp_on_disk(chosen, origin) if chosen.on_disk else stamp_of(chosen)
+    return snapshot_id_on_disk(chosen, origin) if chosen.on_disk else snapshot_id_of(chosen)
 
 
 def _key(node: Node) -> str:

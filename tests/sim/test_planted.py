@@ -19,7 +19,7 @@ from hetrdzv.core.model import Group, Node
 from hetrdzv.core.rounds import settle, timers, transitions
 from hetrdzv.core.selection import best_set
 from hetrdzv.core.selection.best_set import WorldSizes
-from hetrdzv.core.snapshots import complete
+from hetrdzv.core.snapshots import catalog
 from hetrdzv.service import clock, ledger
 from hetrdzv.service.leases import LeaseTable
 from hetrdzv.service.service import Service
@@ -87,7 +87,7 @@ def _any_number(real: Any) -> Any:
 
 
 def _of_any_job(group: Group, node: Node, origin: str, alone: str | None = None) -> Any:
-    return node.snapshots.held if node.snapshots is not None and complete.is_staying(group, node) else ()
+    return node.snapshots.held if node.snapshots is not None and catalog.is_staying(group, node) else ()
 
 
 def _in_memory(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -112,12 +112,20 @@ PLANTED: dict[str, tuple[Any, str, Any]] = {
     "who has to go is given no time": (transitions, "notice_until", lambda group, now, leaves_at: now + 0.05),
     "any world size is a multiple": (WorldSizes, "sizes_down_from", _downward),
     "bounds in nodes are forgotten": (best_set, "_exact", _any_number(best_set._exact)),
-    "a snapshot need not be complete": (snapshots, "choose", lambda kept, found: found[0] if found else None),
-    "what nobody can load is taken": (complete, "_refused", lambda group, members: {}),
-    "holdings of another job count": (complete, "usable", _of_any_job),
-    "nodes that are gone hold snapshots": (complete, "is_staying", lambda group, node: True),
+    "a snapshot need not be complete": (
+        snapshots,
+        "select_snapshot",
+        lambda kept, found: found[0] if found else None,
+    ),
+    "what nobody can load is taken": (catalog, "_refused", lambda group, members: {}),
+    "holdings of another job count": (catalog, "list_usable", _of_any_job),
+    "nodes that are gone hold snapshots": (catalog, "is_staying", lambda group, node: True),
     "an agent that is gone serves": (snapshots, "forget_parted", lambda *work: None),
-    "what is on disk is not seen": (snapshots, "job_snapshots", _in_memory(snapshots.job_snapshots)),
+    "what is on disk is not seen": (
+        snapshots,
+        "list_job_snapshots",
+        _in_memory(snapshots.list_job_snapshots),
+    ),
     "what may be safe is overwritten": (
         SnapshotReporter,
         "retained",

@@ -118,21 +118,23 @@ OF_NODE: Mapping[str, Flag] = {
     ),
     "--interface": Flag("The network interface whose address this node offers.", metavar="NAME"),
     "--port-range": Flag("The ports this node may offer (for firewalls).", parse_port_range, metavar="A-B"),
-    "--label": Flag("A label for this node; repeatable.", typed.label, (), metavar="KEY=VALUE", repeats=True),
+    "--label": Flag(
+        "A label for this node; repeatable.", typed.parse_label, (), metavar="KEY=VALUE", repeats=True
+    ),
     "--weight": Flag(
         "How fast each worker here is, compared with those of other nodes: for shares, which otherwise "
         "follow the time that workers need (default, if any node has one: 1).",
-        typed.weight,
+        typed.parse_weight,
         metavar="X",
     ),
     "--world-size": Flag(
         "How many workers the job may have in all; the nodes that fit best are used, the others are spares.",
-        typed.world_size,
+        typed.parse_world_size,
         metavar="N|MIN:MAX",
     ),
     "--connect-timeout-s": Flag(
         f"Seconds to wait for a server's first answer (default: {CONNECT_TIMEOUT_S:g}).",
-        typed.seconds,
+        typed.parse_seconds,
         CONNECT_TIMEOUT_S,
         metavar="S",
     ),

@@ -19,7 +19,7 @@ from hetagent.options.values import (
 )
 from hetrdzv.protocol.settings import DEFAULTS, SETTINGS
 from hetrdzv.protocol.texts.ids import checked_id
-from hetrdzv.protocol.texts.typed import nodes, seconds
+from hetrdzv.protocol.texts.typed import parse_nodes, parse_seconds
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """torchrun's default for --signals-to-handle."""
@@ -56,7 +56,8 @@ def switch_flag(text: str, **row: Any) -> Flag:
 
 ACCEPTED: Mapping[str, Flag] = {
     "--nnodes": Flag(
-        "Number of nodes, N or MIN:MAX (default: Slurm's, or whoever has joined by the last call).", nodes
+        "Number of nodes, N or MIN:MAX (default: Slurm's, or whoever has joined by the last call).",
+        parse_nodes,
     ),
     "--nproc-per-node": Flag(
         "torchrun's spelling of --gpus: a number of workers of any kind, or gpu, cpu, xpu, auto."
@@ -113,7 +114,7 @@ ACCEPTED: Mapping[str, Flag] = {
     ),
     "--shutdown-timeout": Flag(
         "Seconds between SIGTERM and SIGKILL on this node (default: --stop-timeout-s).",
-        seconds,
+        parse_seconds,
         variable="TORCH_ELASTIC_SHUTDOWN_TIMEOUT",
     ),
     "--virtual-local-rank": switch_flag("Each worker sees only its own GPU, and its LOCAL_RANK is 0."),

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from hetagent.snapshots.folder import is_url
 from hetagent.snapshots.on_disk import parse_path
-from hetrdzv.protocol.texts.typed import seconds
+from hetrdzv.protocol.texts.typed import parse_seconds
 
 ON_OFF = ("on", "off")
 
@@ -37,7 +37,7 @@ def parse_switch(text: str) -> bool:
 
 def parse_grace(text: str) -> float:
     """How long a node has that has to go (seconds)."""
-    if (value := seconds(text)) > MOST_GRACE_S:
+    if (value := parse_seconds(text)) > MOST_GRACE_S:
         raise ValueError(f"{text} s are more than a day: give at most {MOST_GRACE_S:g}")
     return value
 

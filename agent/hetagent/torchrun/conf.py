@@ -22,7 +22,7 @@ from hetrdzv.protocol import codec
 from hetrdzv.protocol.requests import JoinRequest, SpecFields
 from hetrdzv.protocol.settings import SETTINGS, UNLIMITED_RESTARTS
 from hetrdzv.protocol.texts.ids import checked_id
-from hetrdzv.protocol.texts.typed import seconds
+from hetrdzv.protocol.texts.typed import parse_seconds
 
 TORCHS_OWN = frozenset({"timeout"})
 """Options that torch adds to every job for its own backends; ignored."""
@@ -36,7 +36,7 @@ OPTIONS: Mapping[str, Callable[[str], Any]] = {
     "local_addr": str,
     "interface": str,
     "port_range": parse_port_range,
-    "connect_timeout_s": seconds,
+    "connect_timeout_s": parse_seconds,
     "token_file": parse_absolute,
     "ca_cert": parse_absolute,
     "client_cert": parse_absolute,

@@ -11,11 +11,11 @@ from starlette.responses import Response
 from hetrdzv.api.workers import worker_reply
 from hetrdzv.core.commands import Command
 from hetrdzv.core.directive import late_exit_code, stop_notice
-from hetrdzv.core.drift import drift
+from hetrdzv.core.drift import find_differences
 from hetrdzv.core.memo import cached
 from hetrdzv.core.model import OFFERED, Group, Node, Round
-from hetrdzv.core.snapshots import is_undone, next_snapshot, on_disk, safe_snapshot, snapshot_warnings
-from hetrdzv.core.snapshots.complete import GroupSnapshot, group_snapshots
+from hetrdzv.core.snapshots import is_undone, newest_on_disk, next_snapshot, safe_snapshot, snapshot_warnings
+from hetrdzv.core.snapshots.catalog import GroupSnapshot, list_group_snapshots
 from hetrdzv.core.why import why, why_ended, why_left_out
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.pages import (
@@ -147,7 +147,7 @@ def _find_warnings(group: Group) -> tuple[Reason, ...]:
     nodes = [node for node in group.live if node.job == group.job]
     current = group.active_round
     of_round = snapshot_warnings(group, current) if current is not None else ()
-    return (*drift(nodes), *of_round)
+    return (*find_differences(nodes), *of_round)
 
 
 def _round_reply(
@@ -241,7 +241,7 @@ def snapshots_shown(group: Group) -> SnapshotsShown:
         next=after.stamp if after is not None else None,
         wanted=known is not None and after is not None and known.wanted == after.stamp,
         safe=newest.stamp if newest is not None else None,
-        snapshots=tuple(_snapshot_shown(group, one) for one in group_snapshots(group)[:MOST_SHOWN]),
+        snapshots=tuple(_snapshot_shown(group, one) for one in list_group_snapshots(group)[:MOST_SHOWN]),
     )
 
 
@@ -267,7 +267,7 @@ def _safe_shown(group: Group) -> SafeShown | None:
     """What of a job's work is safe; None: no node holds snapshots."""
     if group.snapshots is None:
         return None
-    newest, disk = safe_snapshot(group), on_disk(group)
+    newest, disk = safe_snapshot(group), newest_on_disk(group)
     return SafeShown(
         safe=newest.stamp if newest is not None else None,
         nodes=_holder_names(newest) if newest is not None else Nodes(),

@@ -6,7 +6,7 @@ from typing import Any
 
 from hetrdzv.core.commands import Join
 from hetrdzv.core.model import Group, Node
-from hetrdzv.core.rounds.records import rounds_of
+from hetrdzv.core.rounds.records import list_records
 from hetrdzv.core.rounds.settle import settle
 from hetrdzv.core.rounds.timers import STOP_GRACE_S
 from hetrdzv.core.rounds.transitions import StepContext, begin_job, expire_leases, is_reusable
@@ -44,7 +44,7 @@ def adopt_settings(
         if context.group.by_put or context.group.state.terminal:
             raise _conflict(context, replaced, [])
         # The last round was formed under the old ones, so it is no longer the newest one.
-        records = rounds_of(context.group, context.now)
+        records = list_records(context.group, context.now)
         spec = replace(group.spec, **news)
         restarts = min(context.group.restarts, spec.max_restarts)
         context.change(spec=spec, round=None, records=records, restarts=restarts)

@@ -9,7 +9,7 @@ from hetrdzv.core.memo import cached
 from hetrdzv.core.model import Group, Node, Round
 from hetrdzv.core.rounds.timers import in_grace_period
 from hetrdzv.core.rounds.transitions import is_reusable
-from hetrdzv.core.snapshots.sources import for_member
+from hetrdzv.core.snapshots.sources import select_sources
 from hetrdzv.core.why import why, why_ended, why_node_waits
 from hetrdzv.protocol.directive import Directive, Start, StopNotice
 from hetrdzv.protocol.reasons import advice, ends
@@ -106,11 +106,11 @@ def directive(group: Group, node: Node, now: float) -> Directive:
         hang_timeout_s=spec.hang_timeout_s,
         notice_s=spec.notice_s,
         restarts=group.restarts,
-        **_details(group, node, head, now),
+        **_make_details(group, node, head, now),
     )
 
 
-def _details(group: Group, node: Node, head: DirectiveHead, now: float) -> dict[str, Any]:
+def _make_details(group: Group, node: Node, head: DirectiveHead, now: float) -> dict[str, Any]:
     """The reason for a directive, and what else comes with it."""
     current, node_id = group.round, node.node_id
     match head.code:
@@ -120,7 +120,7 @@ def _details(group: Group, node: Node, head: DirectiveHead, now: float) -> dict[
             if node.job != group.job:
                 earlier = ReasonCode.EARLIER_JOB.reason(outcome=outcome)
                 return {"reason": earlier, "outcome": outcome, "exit_code": _exit_code(outcome, None)}
-            late = _came_late(group, node)
+            late = _why_late(group, node)
             return {
                 "reason": late or why(group, now),
                 "came_late": late is not None or None,
@@ -164,7 +164,7 @@ def _time_of_job(group: Group) -> TimeSpent:
     return total_time(record for record in group.records if record.job == group.job)
 
 
-def _came_late(group: Group, node: Node) -> Reason | None:
+def _why_late(group: Group, node: Node) -> Reason | None:
     """What a node hears that joined after the end of the job; None for a node that was in it."""
     if group.finished_at is None or node.joined_at < group.finished_at:
         return None
@@ -211,6 +211,6 @@ def _start(group: Group, current: Round, node: Node) -> Start:
         shares=current.shares,
         restarted_by=restarted_by,
         advice=advice.after_exit(restarted_by) if restarted_by is not None else "",
-        snapshot=for_member(current.snapshot, member) if current.snapshot is not None else None,
+        snapshot=select_sources(current.snapshot, member) if current.snapshot is not None else None,
         origin=group.snapshots.origin if group.snapshots is not None else None,
     )

@@ -34,13 +34,13 @@ MOST_CHARACTERS = 16
 """How much of a version, or of what is none, is told."""
 
 
-def drift(nodes: Sequence[Node]) -> tuple[Reason, ...]:
+def find_differences(nodes: Sequence[Node]) -> tuple[Reason, ...]:
     """Each difference that matters: `gpu3 has torch 2.12.1, gpu1, gpu2 have 2.13.0`; scripts only within a role."""
     differences = []
     for name, (_, counts) in PARTS.items():
         having: defaultdict[str, defaultdict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
         for node in nodes:
-            if version := _version(node.device.get(name, ""), counts):
+            if version := _shorten_version(node.device.get(name, ""), counts):
                 having["" if counts else node.role][version].append(node.node_id)
         differences += [versions_differ(name, of_role) for of_role in having.values() if len(of_role) > 1]
     return tuple(differences)
@@ -49,18 +49,18 @@ def drift(nodes: Sequence[Node]) -> tuple[Reason, ...]:
 def missing_labels(spec: GroupSpec, nodes: Sequence[Node]) -> tuple[Reason, ...]:
     """The labels that `rank_order` or `unit` names and nodes lack."""
     labels = order_labels(spec.rank_order)
-    warnings = [no_label(label, without) for label in labels if (without := _without(label, nodes))]
-    if spec.unit is not None and (without := _without(spec.unit, nodes)):
+    warnings = [no_label(label, without) for label in labels if (without := _nodes_without(label, nodes))]
+    if spec.unit is not None and (without := _nodes_without(spec.unit, nodes)):
         warnings.append(no_label(spec.unit, without, units=True))
     return tuple(warnings)
 
 
-def _without(label: str, nodes: Sequence[Node]) -> Nodes:
+def _nodes_without(label: str, nodes: Sequence[Node]) -> Nodes:
     return Nodes.of([node.node_id for node in nodes if label not in node.labels])
 
 
 @lru_cache(maxsize=256)
-def _version(text: str, parts: int) -> str:
+def _shorten_version(text: str, parts: int) -> str:
     """The first numbers of a version, without what follows them (`2.13.0+cu130`); with no parts, how a text begins."""
     match = re.match(rf"\d+(?:\.\d+){{0,{parts - 1}}}" if parts else ".*", text)
     return match[0][:MOST_CHARACTERS] if match is not None else ""

@@ -7,26 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hetrdzv.core import snapshots
+from hetrdzv.core import commands, snapshots
 from hetrdzv.core.agreement import adopt_settings, require_same_script
-from hetrdzv.core.commands import (
-    Cancel,
-    Command,
-    DeclareSnapshots,
-    Disconnect,
-    Drain,
-    Join,
-    Leave,
-    NoteStall,
-    NoteTraining,
-    Put,
-    Renew,
-    Report,
-    Restart,
-    StartDaemon,
-    Tick,
-    Undrain,
-)
 from hetrdzv.core.directive import acknowledges_stop
 from hetrdzv.core.hangs import note_stall
 from hetrdzv.core.model import OFFERED, Cause, Group, Node, Round
@@ -35,10 +17,10 @@ from hetrdzv.core.rounds.timers import Lapsed, in_grace_period
 from hetrdzv.core.rounds.transitions import (
     StepContext,
     begin_job,
+    cancel_job,
     end_round,
     expire_leases,
-    finish_cancelled,
-    finish_failed,
+    fail_job,
     is_reusable,
     record_contact,
     remove_from_round,
@@ -80,7 +62,9 @@ def new_group(group_id: str, now: float) -> Group:
     return Group(group_id=group_id, spec=GroupSpec(), fixed_settings=frozenset(), created_at=now)
 
 
-def step(group: Group, command: Command, now: float, lapsed: Lapsed, *, settles: bool = True) -> Transition:
+def step(
+    group: Group, command: commands.Command, now: float, lapsed: Lapsed, *, settles: bool = True
+) -> Transition:
     """Apply one command to a group.
 
     Args:
@@ -92,16 +76,16 @@ def step(group: Group, command: Command, now: float, lapsed: Lapsed, *, settles:
         Refused: the command is not allowed (its subclass says why); the group is unchanged.
     """
     context = StepContext(group, now, lapsed)
-    if isinstance(command, Renew):
-        settles = _renew(context, command) and settles
+    if isinstance(command, commands.Renew):
+        settles = _renew_lease(context, command) and settles
     else:
-        _APPLY[type(command)](context, command)
+        _HANDLERS[type(command)](context, command)
     if settles:
         settle(context)
     return Transition(context.group, tuple(context.events))
 
 
-def _put(context: StepContext, command: Put) -> None:
+def _create_group(context: StepContext, command: commands.Put) -> None:
     if is_reusable(context.group):
         begin_job(context)
     known = context.group.by_put
@@ -111,13 +95,13 @@ def _put(context: StepContext, command: Put) -> None:
         context.add_event(ReasonCode.GROUP_CREATED.reason(group=context.group.group_id))
 
 
-def _join(context: StepContext, command: Join) -> None:
+def _add_node(context: StepContext, command: commands.Join) -> None:
     group = context.group
     node = group.nodes.get(command.node_id)
     if node is not None and node.incarnation == command.incarnation:
-        _ready_again(context, node, command)
+        _rejoin_node(context, node, command)
         return
-    former = _take_place(context, node, command.incarnation) if node is not None else ()
+    former = _take_over_node_id(context, node, command.incarnation) if node is not None else ()
     if is_reusable(group) and command.node_id not in group.drained:
         begin_job(context)
     if not context.group.state.terminal and command.node_id not in group.drained:  # else it is told to exit
@@ -144,7 +128,7 @@ def _join(context: StepContext, command: Join) -> None:
     context.add_event(events.node_joined(command.node_id, command.slots, command.address, command.not_ready))
 
 
-def _take_place(context: StepContext, node: Node, incarnation: str) -> tuple[str, ...]:
+def _take_over_node_id(context: StepContext, node: Node, incarnation: str) -> tuple[str, ...]:
     """Let another agent take over a node id if the present one is cut off, expired or gone (rule 6).
 
     Returns the earlier incarnations of the node.
@@ -167,7 +151,7 @@ def _take_place(context: StepContext, node: Node, incarnation: str) -> tuple[str
     return (*node.former, node.incarnation)[-FORMER_KEPT:]
 
 
-def _ready_again(context: StepContext, node: Node, command: Join) -> None:
+def _rejoin_node(context: StepContext, node: Node, command: commands.Join) -> None:
     """A known incarnation joins: it acknowledges `stop`, returns, is ready or no longer, or repeats itself."""
     if (node.phase is NodePhase.LEFT or _has_died(node)) and node.rejected is None:
         raise StaleIncarnation(f"node '{node.node_id}' has left the group; to rejoin, restart its agent")
@@ -217,7 +201,7 @@ def _note_readiness(context: StepContext, node: Node, why: str) -> None:
         context.add_event(ReasonCode.NODE_NOT_READY.reason(node.node_id, quote=why))
 
 
-def _renew(context: StepContext, command: Renew) -> bool:
+def _renew_lease(context: StepContext, command: commands.Renew) -> bool:
     """Renew the lease; returns whether anything else can have changed."""
     node = require_current_agent(context.group, command.node_id, command.incarnation)
     knows = acknowledges_stop(context.group, node, command.holds)
@@ -228,23 +212,23 @@ def _renew(context: StepContext, command: Renew) -> bool:
     return news
 
 
-def _disconnect(context: StepContext, command: Disconnect) -> None:
+def _mark_suspect(context: StepContext, command: commands.Disconnect) -> None:
     node = context.group.nodes.get(command.node_id)
     known = node is not None and node.incarnation == command.incarnation
     if node is not None and known and not node.gone and node.disconnected_at is None:
         context.change_node(node, disconnected_at=context.now)
 
 
-def _leave(context: StepContext, command: Leave) -> None:
+def _let_node_leave(context: StepContext, command: commands.Leave) -> None:
     node = require_current_agent(context.group, command.node_id, command.incarnation)
     if command.died and not _has_died(node):
         remove_node(context, node, NodePhase.LOST, ReasonCode.AGENT_DIED.reason())
     elif node.phase is not NodePhase.LEFT and not command.died:
-        _say_goodbye(context, node, command.why)
+        _remove_left_node(context, node, command.why)
     snapshots.forget_parted(context, node)
 
 
-def _say_goodbye(context: StepContext, node: Node, why: str) -> None:
+def _remove_left_node(context: StepContext, node: Node, why: str) -> None:
     said = node.leaving if node.leaving is not None and not why else None
     remove_node(
         context, node, NodePhase.LEFT, said or ReasonCode.AGENT_LEFT.reason(quote=why or "its agent left")
@@ -255,7 +239,7 @@ def _has_died(node: Node) -> bool:
     return node.departure_reason is not None and node.departure_reason.code == ReasonCode.AGENT_DIED
 
 
-def _report(context: StepContext, command: Report) -> None:
+def _apply_report(context: StepContext, command: commands.Report) -> None:
     node = record_contact(context, require_current_agent(context.group, command.node_id, command.incarnation))
     group = context.group
     if command.kind is ReportKind.LEAVING:
@@ -266,15 +250,15 @@ def _report(context: StepContext, command: Report) -> None:
     if command.kind is ReportKind.PARTING:
         snapshots.record_parting(context, node, command)
         if not node.gone:
-            _say_goodbye(context, context.group.nodes[node.node_id], command.message)
+            _remove_left_node(context, context.group.nodes[node.node_id], command.message)
         return
     current = group.round
-    if current is None or _is_stale(group, current, node, command):
+    if current is None or _is_stale_report(group, current, node, command):
         raise stale_round(group, command.round, node.node_id)
     if command.kind in (ReportKind.STARTED, ReportKind.SUCCEEDED) and command.met is not None:
-        _count_met(context, node, current, command.met)
+        _record_met_workers(context, node, current, command.met)
     if command.kind in (ReportKind.STARTED, ReportKind.SUCCEEDED, ReportKind.FAILED):
-        _note_moved(context, current, command.moved, command.age_s)
+        _record_progress_times(context, current, command.moved, command.age_s)
     match command.kind:
         case ReportKind.STARTED:
             if node.phase is NodePhase.STARTING:
@@ -288,14 +272,14 @@ def _report(context: StepContext, command: Report) -> None:
             latest = context.group.round
             strangers = partially_connected(latest) if latest is not None else None
             if command.must_meet and strangers is not None:
-                finish_failed(context, RootCause(reason=strangers, round=current.number))
+                fail_job(context, RootCause(reason=strangers, round=current.number))
         case ReportKind.READY_TO_STOP:
             if current.notice is not None:
                 context.change_node(node, ready_to_stop=current.number)
         case ReportKind.FAILED:
-            _worker_failed(context, node, current, command)
+            _record_failure(context, node, current, command)
         case ReportKind.ENDED:
-            _note_ended(context, current, command)
+            _record_earlier_successes(context, current, command)
         case ReportKind.MASTER_UNREACHABLE:
             master = current.master.node_id
             # Only a member that has reached the master starts its workers.
@@ -311,7 +295,7 @@ def _report(context: StepContext, command: Report) -> None:
             end_round(context, Cause(kind=EndKind.MASTER_UNREACHABLE, reason=why, node_id=node.node_id))
 
 
-def _is_stale(group: Group, current: Round, node: Node, command: Report) -> bool:
+def _is_stale_report(group: Group, current: Round, node: Node, command: commands.Report) -> bool:
     """Whether what a node reports on a round changes nothing any more."""
     if group.state.terminal or node.gone or not group.is_in_round(node) or command.round != current.number:
         return True
@@ -328,7 +312,7 @@ def _is_stale(group: Group, current: Round, node: Node, command: Report) -> bool
     return end.is_judged
 
 
-def _note_training(context: StepContext, command: NoteTraining) -> None:
+def _record_training(context: StepContext, command: commands.NoteTraining) -> None:
     active = context.group.running_round
     if active is not None and active.number == command.round and active.trains_at is None:
         trains_at = min(context.now, max(active.formed_at, command.at))
@@ -336,11 +320,13 @@ def _note_training(context: StepContext, command: NoteTraining) -> None:
         context.add_event(ReasonCode.TRAINING_BEGAN.reason(round=command.round))
 
 
-def _note_moved(context: StepContext, current: Round, moved: ProgressTimes | None, age_s: float) -> None:
+def _record_progress_times(
+    context: StepContext, current: Round, moved: ProgressTimes | None, age_s: float
+) -> None:
     """A member has said of its workers when they moved, really `age_s` seconds ago; None: nobody can tell."""
     at = context.now - age_s
     if moved is not None and moved.began_s is not None:
-        _note_training(context, NoteTraining(current.number, at - moved.began_s))
+        _record_training(context, commands.NoteTraining(current.number, at - moved.began_s))
     active = context.group.active_round
     if active is not None and moved is None:
         context.change(round=replace(active, unseen=True))
@@ -348,7 +334,7 @@ def _note_moved(context: StepContext, current: Round, moved: ProgressTimes | Non
         context.change(round=replace(active, moved_at=max(active.moved_at or 0.0, at - moved.idle_s)))
 
 
-def _count_met(context: StepContext, node: Node, current: Round, met: int) -> None:
+def _record_met_workers(context: StepContext, node: Node, current: Round, met: int) -> None:
     if node.node_id != current.master.node_id or met == current.met:
         return
     current = replace(current, met=met)
@@ -357,7 +343,9 @@ def _count_met(context: StepContext, node: Node, current: Round, met: int) -> No
         context.add_event(strangers)
 
 
-def _ended_before(group: Group, current: Round, ended: EarlierSuccesses | None) -> EarlierSuccesses | None:
+def _find_earlier_successes(
+    group: Group, current: Round, ended: EarlierSuccesses | None
+) -> EarlierSuccesses | None:
     """Whose workers had ended well when the first one of a round failed."""
     done = [
         EarlierSuccesses(node_id=member.node_id, rank=member.rank_offset, others=member.slots - 1)
@@ -370,7 +358,7 @@ def _ended_before(group: Group, current: Round, ended: EarlierSuccesses | None) 
     return replace(known[0], others=sum(1 + each.others for each in known) - 1, before_s=0.0)
 
 
-def _note_ended(context: StepContext, current: Round, command: Report) -> None:
+def _record_earlier_successes(context: StepContext, current: Round, command: commands.Report) -> None:
     """A node tells of workers that had ended well, after a worker of another one has failed."""
     end, ended = current.end, command.ended
     if ended is None or end is None or end.kind is not EndKind.FAILED or end.before is not None:
@@ -384,16 +372,16 @@ def _note_ended(context: StepContext, current: Round, command: Report) -> None:
         context.change(round=replace(current, end=replace(end, before=replace(ended, before_s=0.0))))
 
 
-def _worker_failed(context: StepContext, node: Node, current: Round, command: Report) -> None:
+def _record_failure(context: StepContext, node: Node, current: Round, command: commands.Report) -> None:
     if node.failure is not None or not (current.end is not None or node.phase in _AT_WORK):
         return  # idempotent by (incarnation, round, kind)
     failure = command.failure or Failure(local_rank=-1, rank=-1, message=command.message)
     failure = replace(failure, at=context.now - command.age_s)
     phase = NodePhase.FAILED if node.phase in _AT_WORK else node.phase
     node = context.change_node(node, phase=phase, failure=failure)
-    before = _ended_before(context.group, current, command.ended) if current.end is None else None
+    before = _find_earlier_successes(context.group, current, command.ended) if current.end is None else None
     why = ends.worker_failed(node.node_id, failure, before)
-    _note_ended(context, current, command)
+    _record_earlier_successes(context, current, command)
     context.add_event(why)
     raised_at = failure.at - failure.raised_s
     # A node's clock may have been set meanwhile.
@@ -402,7 +390,7 @@ def _worker_failed(context: StepContext, node: Node, current: Round, command: Re
     end_round(context, cause, before=before, since=since)
 
 
-def _start_daemon(context: StepContext, command: StartDaemon) -> None:
+def _start_daemon(context: StepContext, command: commands.StartDaemon) -> None:
     """Keep the daemon that the master has a member run until that member has stopped it with the round."""
     master = record_contact(
         context, require_current_agent(context.group, command.master, command.incarnation)
@@ -442,7 +430,7 @@ def _start_daemon(context: StepContext, command: StartDaemon) -> None:
 _AT_WORK = (NodePhase.STARTING, NodePhase.RUNNING, NodePhase.SUCCEEDED)
 
 
-def _drain(context: StepContext, command: Drain) -> None:
+def _drain_node(context: StepContext, command: commands.Drain) -> None:
     group = context.group
     if (node := group.nodes.get(command.node_id)) is None:
         raise NotFound(
@@ -456,7 +444,7 @@ def _drain(context: StepContext, command: Drain) -> None:
         set_leaving(context, node, ReasonCode.NODE_DRAINED.reason())
 
 
-def _undrain(context: StepContext, command: Undrain) -> None:
+def _undrain_node(context: StepContext, command: commands.Undrain) -> None:
     group = context.group
     if command.node_id not in group.drained | group.last_resort_nodes:
         if command.node_id not in group.nodes:
@@ -470,7 +458,7 @@ def _undrain(context: StepContext, command: Undrain) -> None:
     context.add_event(ReasonCode.NODE_UNDRAINED.reason(command.node_id))
 
 
-def _restart(context: StepContext, _: Restart) -> None:
+def _restart_job(context: StepContext, _: commands.Restart) -> None:
     group = context.group
     if group.state.terminal:
         begin_job(context, group.spec)
@@ -485,7 +473,7 @@ def _restart(context: StepContext, _: Restart) -> None:
         stop_with_grace(context, Cause(kind=EndKind.RESTARTED, reason=why))
 
 
-def _cancel(context: StepContext, command: Cancel) -> None:
+def _cancel_job(context: StepContext, command: commands.Cancel) -> None:
     group = context.group
     if group.state is GroupState.CANCELLED:
         return
@@ -493,28 +481,28 @@ def _cancel(context: StepContext, command: Cancel) -> None:
         raise Refused(f"group '{group.group_id}' is over ({group.state}): there is nothing to cancel")
     active = group.active_round
     if active is not None and active.is_cancelled:  # it will not wait any longer
-        finish_cancelled(context)
+        cancel_job(context)
     else:
         why = ReasonCode.GROUP_CANCELLED.reason(by=command.by)
         context.change(cancellation=why)
         stop_with_grace(context, Cause(kind=EndKind.CANCELLED, reason=why))
 
 
-_APPLY: dict[type, Callable[[StepContext, Any], None]] = {
-    Join: _join,
-    Disconnect: _disconnect,
-    Report: _report,
-    NoteStall: note_stall,
-    NoteTraining: _note_training,
-    DeclareSnapshots: snapshots.record_holdings,
-    UseSnapshot: snapshots.choose_snapshot,
-    StartDaemon: _start_daemon,
-    Leave: _leave,
-    Drain: _drain,
-    Undrain: _undrain,
-    Restart: _restart,
-    Cancel: _cancel,
-    Put: _put,
-    Tick: lambda context, command: None,
+_HANDLERS: dict[type, Callable[[StepContext, Any], None]] = {
+    commands.Join: _add_node,
+    commands.Disconnect: _mark_suspect,
+    commands.Report: _apply_report,
+    commands.NoteStall: note_stall,
+    commands.NoteTraining: _record_training,
+    commands.DeclareSnapshots: snapshots.record_holdings,
+    UseSnapshot: snapshots.record_wanted_snapshot,
+    commands.StartDaemon: _start_daemon,
+    commands.Leave: _let_node_leave,
+    commands.Drain: _drain_node,
+    commands.Undrain: _undrain_node,
+    commands.Restart: _restart_job,
+    commands.Cancel: _cancel_job,
+    commands.Put: _create_group,
+    commands.Tick: lambda context, command: None,
 }
 """What each command does; `Renew` is apart, since most change nothing."""

@@ -152,7 +152,7 @@ def find_hang(workers: Sequence[Worker], world_size: int, node_of: NodeOf) -> Ha
     if any(worker.collectives for worker in known):
         groups = _process_groups(known, world_size)
     else:
-        groups = _steps(workers, world_size)
+        groups = _compare_steps(workers, world_size)
     waiting = {worker.rank for group in groups for worker in group.waiting}
     # where a member has announced a long pause nothing need move
     groups = [group for group in groups if not any(place.worker.long_s > 0 for place in group.positions)]
@@ -162,9 +162,9 @@ def find_hang(workers: Sequence[Worker], world_size: int, node_of: NodeOf) -> Ha
         worker.idle_s >= NOTED_S and not worker.long_s for worker in known
     )
     return (
-        _mismatch(groups, node_of)
-        or _behind(groups, waiting, node_of)
-        or _nothing_completes([group for group in groups if group.stuck or (quiet and group.waiting)])
+        _find_mismatch(groups, node_of)
+        or _find_behind(groups, waiting, node_of)
+        or _find_incomplete([group for group in groups if group.stuck or (quiet and group.waiting)])
     )
 
 
@@ -173,18 +173,18 @@ def find_hang(workers: Sequence[Worker], world_size: int, node_of: NodeOf) -> Ha
 
 def _process_groups(workers: Sequence[Worker], world_size: int) -> list[ProcessGroup]:
     """The process groups in which somebody waits, of the world's known workers."""
-    moving = sum(map(_moves, workers))
+    moving = sum(map(_is_moving, workers))
     groups = []
-    for (name, size), members in _members(workers).items():
-        if name.endswith(MIXED) and not _agree([at for _, at in members]):
+    for (name, size), members in _find_members(workers).items():
+        if name.endswith(MIXED) and not _counts_agree([at for _, at in members]):
             continue
         # where all have asked for the same, who has begun less is behind
         same = len(members) == size and len({at.enqueued for _, at in members}) == 1
-        places = [_place(worker, at, at.started if same else 0) for worker, at in members]
+        places = [_locate_worker(worker, at, at.started if same else 0) for worker, at in members]
         missing = max(0, size - len(places))
         if not size and len(members) < world_size:
             # nobody knows whether these are all: who moves elsewhere may be about to come
-            others_move = moving > sum(_moves(worker) for worker, _ in members)
+            others_move = moving > sum(_is_moving(worker) for worker, _ in members)
             unknown = len(workers) < world_size or not any(at.completed for _, at in members)
             missing = int(unknown or others_move)
         groups.append(ProcessGroup(name, size, places, missing))
@@ -198,13 +198,13 @@ def _process_groups(workers: Sequence[Worker], world_size: int) -> list[ProcessG
             absent = [worker for worker in free if worker.rank not in here]
             if len(absent) <= most:
                 nothing = Collectives(name=group.name, size=group.size)
-                places = [*group.positions, *(_place(worker, nothing, 0) for worker in absent)]
+                places = [*group.positions, *(_locate_worker(worker, nothing, 0) for worker in absent)]
                 groups[index] = ProcessGroup(group.name, group.size, places, group.missing - len(absent))
                 room -= len(absent)
     return groups
 
 
-def _members(workers: Sequence[Worker]) -> Mapping[tuple[str, int], list[tuple[Worker, Collectives]]]:
+def _find_members(workers: Sequence[Worker]) -> Mapping[tuple[str, int], list[tuple[Worker, Collectives]]]:
     """The process groups in which somebody waits, by name and size, with the workers that have used them."""
     members: dict[tuple[str, int], list[tuple[Worker, Collectives]]] = {
         (at.name, at.size): []
@@ -219,7 +219,7 @@ def _members(workers: Sequence[Worker]) -> Mapping[tuple[str, int], list[tuple[W
     return members
 
 
-def _steps(workers: Sequence[Worker], world_size: int) -> list[ProcessGroup]:
+def _compare_steps(workers: Sequence[Worker], world_size: int) -> list[ProcessGroup]:
     """The steps of scripts as collectives; nothing unless those of all are known and none has moved for long."""
     known = [worker for worker in workers if worker.state in _SEEN or worker.step is not None]
     places = []
@@ -232,17 +232,17 @@ def _steps(workers: Sequence[Worker], world_size: int) -> list[ProcessGroup]:
     return [ProcessGroup("0", world_size, places, unit="step")]
 
 
-def _place(worker: Worker, at: Collectives, started: int) -> WorkerPosition:
+def _locate_worker(worker: Worker, at: Collectives, started: int) -> WorkerPosition:
     pending = at.completed < at.enqueued and _is_still(worker)
     return WorkerPosition(worker, at, (at.enqueued, started, worker.answers), pending)
 
 
-def _agree(members: Sequence[Collectives]) -> bool:
+def _counts_agree(members: Sequence[Collectives]) -> bool:
     """Whether their numbers may all be those of the same collectives."""
     return max(at.completed for at in members) <= min(at.enqueued for at in members) + AHEAD
 
 
-def _moves(worker: Worker) -> bool:
+def _is_moving(worker: Worker) -> bool:
     return worker.idle_s < NOTED_S and not worker.ended
 
 
@@ -253,7 +253,7 @@ def _is_still(worker: Worker) -> bool:
 # -- somebody is behind --------------------------------------------------------------------------------------
 
 
-def _behind(groups: Sequence[ProcessGroup], waiting: Iterable[int], node_of: NodeOf) -> Hang | None:
+def _find_behind(groups: Sequence[ProcessGroup], waiting: Iterable[int], node_of: NodeOf) -> Hang | None:
     """Those who are furthest behind in a group, and wait in none, keep all others waiting."""
     waiting = frozenset(waiting)
     found: dict[int, tuple[ProcessGroup, WorkerPosition]] = {}
@@ -278,7 +278,7 @@ def _behind(groups: Sequence[ProcessGroup], waiting: Iterable[int], node_of: Nod
     alike = all(other is group and one.level == place.level for other, one in worst)
     who, named = _name_culprits(culprits, node_of)
     which = "which" if alike else f"of which rank {first.rank}"
-    state = _state(group, place, culprits if alike else [first])
+    state = _describe_state(group, place, culprits if alike else [first])
     return Hang(
         kind=StallKind.BEHIND if first.answers else StallKind.NO_ANSWER,
         waiting=Ranks.of(waiting),
@@ -288,7 +288,7 @@ def _behind(groups: Sequence[ProcessGroup], waiting: Iterable[int], node_of: Nod
     )
 
 
-def _state(group: ProcessGroup, place: WorkerPosition, culprits: Sequence[Worker]) -> str:
+def _describe_state(group: ProcessGroup, place: WorkerPosition, culprits: Sequence[Worker]) -> str:
     """What those do that are waited for: `is at collective 5 of 6, and sleeps`."""
     is_, has, s = ("are", "have", "") if len(culprits) > 1 else ("is", "has", "s")
     state, at = place.worker.state, group.position(place.at.enqueued) if place.at.enqueued else ""
@@ -324,7 +324,7 @@ def _name_culprits(culprits: Sequence[Worker], node_of: NodeOf) -> tuple[str, Ma
 # -- nobody is -----------------------------------------------------------------------------------------------
 
 
-def _nothing_completes(groups: Sequence[ProcessGroup]) -> Hang | None:
+def _find_incomplete(groups: Sequence[ProcessGroup]) -> Hang | None:
     """Members wait at the same collective, or for each other in several groups, or for some that cannot be told."""
     if not groups:
         return None
@@ -340,12 +340,12 @@ def _nothing_completes(groups: Sequence[ProcessGroup]) -> Hang | None:
     )
 
 
-def _mismatch(groups: Iterable[ProcessGroup], node_of: NodeOf) -> Hang | None:
+def _find_mismatch(groups: Iterable[ProcessGroup], node_of: NodeOf) -> Hang | None:
     """Members of a group have asked for different operations; if most agree, the others are to blame."""
     for group in groups:
         top, alike = group.last_collective, defaultdict[str, list[Worker]](list)
         for place in group.positions:
-            if place.pending and place.at.enqueued == top and (what := _comparable(place.at.op)):
+            if place.pending and place.at.enqueued == top and (what := _comparable_op(place.at.op)):
                 alike[what].append(place.worker)
         if len(alike) < 2:
             continue
@@ -354,10 +354,10 @@ def _mismatch(groups: Iterable[ProcessGroup], node_of: NodeOf) -> Hang | None:
         wrong = sorted((worker for _, side in sides[1:] for worker in side), key=attrgetter("rank"))
         is_clear = len(most) > len(second) + group.missing  # those may have asked for the same as the others
         who, named = _name_culprits(wrong, node_of) if is_clear else ("each other", {})
-        ops = ", ".join(f"{_ranks_of(side)} asked for {op}" for op, side in sides[:MOST_SHOWN])
+        ops = ", ".join(f"{_list_ranks(side)} asked for {op}" for op, side in sides[:MOST_SHOWN])
         return Hang(
             kind=StallKind.MISMATCH,
-            waiting=_ranks_of(most if is_clear else [*most, *wrong]),
+            waiting=_list_ranks(most if is_clear else [*most, *wrong]),
             wait_for=f"{who}: as {group.position(top)}, {ops}",
             for_s=min(worker.idle_s for worker in [*most, *wrong]),
             **named,
@@ -365,12 +365,12 @@ def _mismatch(groups: Iterable[ProcessGroup], node_of: NodeOf) -> Hang | None:
     return None
 
 
-def _ranks_of(workers: Iterable[Worker]) -> Ranks:
+def _list_ranks(workers: Iterable[Worker]) -> Ranks:
     return Ranks.of(worker.rank for worker in workers)
 
 
 @lru_cache(maxsize=1024)
-def _comparable(op: str) -> str:
+def _comparable_op(op: str) -> str:
     """What members of a group must agree on; empty: nothing.
 
     Inputs of the same size may have different shapes: only how many elements each has is compared.
@@ -425,5 +425,5 @@ def settle_stall(context: StepContext) -> None:
         if node_id is not None:
             rank, offset = hang.ranks[0], active.places[node_id].rank_offset
             failure = replace(failure, rank=rank, local_rank=rank - offset, message=stall.stack)
-        cause = Cause(kind=EndKind.FAILED, reason=ends.hangs(hang), node_id=node_id)
+        cause = Cause(kind=EndKind.FAILED, reason=ends.workers_hang(hang), node_id=node_id)
         end_round(context, cause, hang=failure, since=stall.since)

@@ -24,53 +24,53 @@ def plan(group: Group, changes: Changes, now: float) -> Plan:
     """What would happen to a group, if every node did what it is told and nothing else happened."""
     after = group
     if (active := group.active_round) is not None:
-        after = _applied(after, NoteStall(active.number, None), now)
+        after = _apply(after, NoteStall(active.number, None), now)
     if changes.drain is not None:
-        after = _applied(after, Drain(changes.drain), now)
+        after = _apply(after, Drain(changes.drain), now)
     if changes.restart:
-        after = _applied(after, Restart(), now)
-    return _compared(group, *_played(after, now), now)
+        after = _apply(after, Restart(), now)
+    return _compare_groups(group, *_play_until_idle(after, now), now)
 
 
 # -- playing ---------------------------------------------------------------------------------------------------
 
 
-def _applied(group: Group, command: Command, now: float) -> Group:
+def _apply(group: Group, command: Command, now: float) -> Group:
     return step(group, command, now, nobody_lapsed, settles=isinstance(command, Tick)).group
 
 
-def _played(group: Group, now: float) -> tuple[Group, float]:
+def _play_until_idle(group: Group, now: float) -> tuple[Group, float]:
     """What a group becomes, and when, until only new nodes could change anything."""
-    group = _applied(group, Tick(), now)
+    group = _apply(group, Tick(), now)
     for _ in range(MOST_TURNS):
         before = group
         for node in before.live:  # each does what it has to do now
-            if (command := _answer(before, node)) is not None:
-                group = _applied(group, command, now)
+            if (command := _next_command(before, node)) is not None:
+                group = _apply(group, command, now)
         if group is before:
             if (at := _under_way_until(before, now)) is None:
                 break
             now = at
-        group = _applied(group, Tick(), now)
+        group = _apply(group, Tick(), now)
     return group, now
 
 
-def _answer(group: Group, node: Node) -> Command | None:
+def _next_command(group: Group, node: Node) -> Command | None:
     """What the agent of a live node says once it has done what it has to do; None: it has nothing to say."""
     head = directive_head(group, node)
     if head.code == "notice" and node.ready_to_stop < head.round:
-        return _report(node, head.round, ReportKind.READY_TO_STOP)
+        return _make_report(node, head.round, ReportKind.READY_TO_STOP)
     if head.kind is DirectiveKind.EXIT or node.leaving is not None or group.has_given_up(node):
         return Leave(node_id=node.node_id, incarnation=node.incarnation)
     if head.kind is DirectiveKind.STOP:
         offer = {name: getattr(node, name) for name in OFFERED}
         return Join(node_id=node.node_id, incarnation=node.incarnation, after_round=node.member_of, **offer)
     if head.kind is DirectiveKind.START and node.phase is NodePhase.STARTING:
-        return _report(node, head.round, ReportKind.STARTED)
+        return _make_report(node, head.round, ReportKind.STARTED)
     return None if node.disconnected_at is None else Renew(node.node_id, node.incarnation)
 
 
-def _report(node: Node, number: int, kind: ReportKind) -> Report:
+def _make_report(node: Node, number: int, kind: ReportKind) -> Report:
     return Report(node_id=node.node_id, incarnation=node.incarnation, round=number, kind=kind)
 
 
@@ -89,7 +89,7 @@ def _under_way_until(group: Group, now: float) -> float | None:
 # -- what differs ----------------------------------------------------------------------------------------------
 
 
-def _compared(before: Group, after: Group, then: float, now: float) -> Plan:
+def _compare_groups(before: Group, after: Group, then: float, now: float) -> Plan:
     """What differs between a group and what became of it."""
     was, round_ = before.round if after.job == before.job else None, after.active_round
     members = round_.members if round_ is not None else ()

@@ -20,11 +20,11 @@ from hetrdzv.core.selection.select import (
     Selection,
     Shortfall,
     ShortfallKind,
-    growth,
-    joiners,
-    next_round,
+    find_joiners,
+    find_larger_round,
     not_ready_nodes,
     ready_nodes,
+    select_next_round,
     spare_reason,
 )
 from hetrdzv.protocol.reasons import events, hangs, waiting
@@ -104,7 +104,7 @@ def why_ended(number: int, end: End) -> Reason:
 
 def why_group_waits(group: Group) -> Reason:
     """What a group waits for that has no round, or whose round was judged; and which nodes are not ready, and why."""
-    waits, unready = _waits_for(group), not_ready_nodes(group)
+    waits, unready = _why_no_round(group), not_ready_nodes(group)
     if not unready:
         return waits
     first = min(unready, key=lambda node: natural_key(node.node_id))
@@ -112,9 +112,9 @@ def why_group_waits(group: Group) -> Reason:
     return waiting.also_not_ready(waits, late)
 
 
-def _waits_for(group: Group) -> Reason:
-    there, answer = ready_nodes(group), next_round(group)
-    ready, until = ready_of(group.spec, there), gives_up_at(group)
+def _why_no_round(group: Group) -> Reason:
+    there, answer = ready_nodes(group), select_next_round(group)
+    ready, until = count_ready(group.spec, there), gives_up_at(group)
     if isinstance(answer, Shortfall) and answer.kind is ShortfallKind.ALLOWED_MASTER:
         return ReasonCode.NO_ALLOWED_MASTER.reason(
             nodes=ready.nodes, ready=ready, master=group.spec.master, until=until
@@ -133,12 +133,12 @@ def _waits_for(group: Group) -> Reason:
             since=_deserted_since(group),
             until=until,
         )
-        return _in_place_of_gone(group, few)
+        return _name_gone_members(group, few)
     if group.bounds_since is None:
         return waiting.no_master(unreachable_masters(group, there), group.spec.master, until)
     if answer.suspects:
         return ReasonCode.RECONNECTING.reason(*(node.node_id for node in answer.suspects), ready=ready)
-    return _last_wait(group, ready, answer)
+    return _why_not_yet(group, ready, answer)
 
 
 def _deserted_since(group: Group) -> float | None:
@@ -147,7 +147,7 @@ def _deserted_since(group: Group) -> float | None:
     return max((at for at in went if at is not None), default=None) if None not in went else None
 
 
-def _last_wait(group: Group, ready: waiting.Ready, answer: Selection | Shortfall) -> Reason:
+def _why_not_yet(group: Group, ready: waiting.Ready, answer: Selection | Shortfall) -> Reason:
     until, code, more = forms_at(group, answer), ReasonCode.LAST_CALL, dict[str, Any]()
     if group.backoff_until is not None and group.backoff_until == until:
         code, more = ReasonCode.RESTART_BACKOFF, {"restart": group.restarts, "quick": group.quick}
@@ -156,7 +156,7 @@ def _last_wait(group: Group, ready: waiting.Ready, answer: Selection | Shortfall
     return code.reason(nodes=ready.nodes, ready=ready, until=until, **more)
 
 
-def ready_of(spec: GroupSpec, there: Sequence[Node]) -> waiting.Ready:
+def count_ready(spec: GroupSpec, there: Sequence[Node]) -> waiting.Ready:
     """How many nodes there are: of how many, or with how many slots where those may be too few."""
     enough = spec.sized and len(there) >= spec.min_nodes
     slots = sum(node.slots for node in there) if enough else None
@@ -172,7 +172,7 @@ def unreachable_masters(group: Group, there: Sequence[Node]) -> dict[str, list[s
     return by_master
 
 
-def _in_place_of_gone(group: Group, waits: Reason) -> Reason:
+def _name_gone_members(group: Group, waits: Reason) -> Reason:
     """What a group waits for, with the members of the last round that are gone."""
     members, known = group.round.members if group.round is not None else (), group.nodes
     gone = [one.node_id for one in members if (node := known.get(one.node_id)) is None or node.gone]
@@ -198,6 +198,6 @@ def why_left_out(group: Group, node: Node) -> Reason:
         return ReasonCode.NO_COMMAND.reason(node.node_id, group=group.group_id)
     if node.not_ready:
         return waiting.not_ready(Nodes.of([node.node_id]), node.not_ready)
-    if (larger := growth(group)) is not None and node.node_id in joiners(group):
+    if (larger := find_larger_round(group)) is not None and node.node_id in find_joiners(group):
         return ReasonCode.JOINS_NEXT_ROUND.reason(node.node_id, until=admits_at(group, larger))
     return spare_reason(group, node, active)

@@ -201,14 +201,12 @@ class Downtime(NamedTuple):
 
 def downtime_after(ended: RoundRecord, following: RoundRecord | None) -> Downtime | None:
     """How long nobody trained after a round; None: it runs, or the job ended with it at once."""
-    if not ended.ended_by:
-        return None
     noticing, stopping, waiting = (
         ended.time.get(phase, 0.0) for phase in (Phase.NOTICING, Phase.STOPPING, Phase.WAITING)
     )
-    if ended.is_last:
-        return Downtime(noticing, stopping, waiting, 0.0) if noticing + stopping + waiting else None
-    starting = following.time.get(Phase.STARTING_UP, 0.0) if following is not None else 0.0
+    if not ended.ended_by or (ended.is_last and not noticing + stopping + waiting):
+        return None
+    starting = following.time.get(Phase.STARTING_UP, 0.0) if following and not ended.is_last else 0.0
     return Downtime(noticing, stopping, waiting, starting)
 
 

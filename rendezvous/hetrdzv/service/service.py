@@ -16,12 +16,12 @@ from hetrdzv.core.commands import Command, DeclareSnapshots, Disconnect, Join, P
 from hetrdzv.core.group import new_group, step
 from hetrdzv.core.model import Group
 from hetrdzv.core.plan import plan
-from hetrdzv.core.rounds.records import rounds_of
+from hetrdzv.core.rounds.records import list_records
 from hetrdzv.core.rounds.settle import deadline
 from hetrdzv.core.rounds.timers import SUSPECT_GRACE_S
 from hetrdzv.core.rounds.transitions import require_current_agent, stale_round
 from hetrdzv.core.snapshots import complete_in_memory
-from hetrdzv.core.snapshots.sources import copy_for
+from hetrdzv.core.snapshots.sources import next_copy
 from hetrdzv.protocol.errors import (
     Conflict,
     HetError,
@@ -219,7 +219,9 @@ class Service:
         group = self.group(group_id)
         events = self._ledger.history(group_id)
         formed = {one.reason.round: one.at for one in events if one.reason.code == ReasonCode.ROUND_FORMED}
-        return tuple(replace(one, formed_at=formed.get(one.number)) for one in rounds_of(group, self.now()))
+        return tuple(
+            replace(one, formed_at=formed.get(one.number)) for one in list_records(group, self.now())
+        )
 
     async def plan(self, group_id: str, changes: Changes) -> Plan:
         """What would happen to a group if nodes came or went. Plans are made in a thread, one at a time."""
@@ -300,7 +302,7 @@ class Service:
         ):  # it has ended in the same turn
             raise stale_round(group, command.round, command.node_id)
         complete = complete_in_memory(group)
-        return SnapshotsReply(complete=complete, copy=copy_for(group, node, complete))
+        return SnapshotsReply(complete=complete, copy=next_copy(group, node, complete))
 
     async def delete(self, group_id: str) -> None:
         """Delete a group, unless it has live nodes and its job is not over."""

@@ -8,7 +8,7 @@ import pytest
 from hetrdzv.core.commands import Drain
 from hetrdzv.core.model import Group
 from hetrdzv.core.snapshots import safe_snapshot
-from hetrdzv.core.snapshots.sources import copy_for, kept_members
+from hetrdzv.core.snapshots.sources import kept_members, next_copy
 from hetrdzv.protocol.snapshots import RankPart, SnapshotId
 from tests.core.snapshots.test_snapshots import NOTHING, Job, held
 
@@ -65,15 +65,15 @@ def test_copies_are_kept_in_another_unit_where_there_is_one(
 def test_a_keeper_is_told_what_it_lacks_once_it_is_there() -> None:
     job = begun("a", "b", "c", min_nodes=3, max_nodes=3)
     declare(job, "b", 1)
-    assert copy_for(job.group, job.node("b")) is None  # a has not said anything yet
+    assert next_copy(job.group, job.node("b")) is None  # a has not said anything yet
     declare(job, "a", 0)
-    copy = copy_for(job.group, job.node("b"))
+    copy = next_copy(job.group, job.node("b"))
     assert copy is not None
     assert copy.stamp == SnapshotId(round=1, step=8)
     assert (copy.source.node_id, copy.source.port, copy.source.key) == ("a", 7000, "secret")
     assert copy.source.ranks == (RankPart(rank=0, digest="d0"),)
     declare(job, "b", 0, 1)
-    assert copy_for(job.group, job.node("b")) is None
+    assert next_copy(job.group, job.node("b")) is None
 
 
 def test_what_a_round_began_from_is_copied_where_it_lives_once() -> None:
@@ -88,7 +88,7 @@ def test_what_a_round_began_from_is_copied_where_it_lives_once() -> None:
     job.started(*job.order)
     assert job.began is not None
     assert job.began.step == 8
-    copies = {name: copy_for(job.group, job.node(name)) for name in "abc"}
+    copies = {name: next_copy(job.group, job.node(name)) for name in "abc"}
     lone = {"a": 0, "b": 1}
     for member, keeper in keepers(job.group).items():
         copy = copies[keeper]
@@ -111,11 +111,11 @@ def test_what_a_node_that_has_left_alone_has_two_members_copy() -> None:
     job.wait(10.0)
     assert job.began is not None
     assert {source.node_id for source in job.began.sources} == {"a", "b", "c"}
-    copies = {name: copy_for(job.group, job.node(name)) for name in "ab"}
+    copies = {name: next_copy(job.group, job.node(name)) for name in "ab"}
     of_c = {name: copy for name, copy in copies.items() if copy is not None and copy.source.node_id == "c"}
     assert {name: copy.source.ranks[0].rank for name, copy in of_c.items()} == {"a": 2, "b": 2}
     safe = SnapshotId(round=1, step=8)
-    assert [copy_for(job.group, job.node(name), safe) for name in "ab"] == [None, None]
+    assert [next_copy(job.group, job.node(name), safe) for name in "ab"] == [None, None]
 
 
 def test_what_only_a_node_that_has_left_has_at_all_two_members_copy() -> None:
@@ -129,7 +129,7 @@ def test_what_only_a_node_that_has_left_has_at_all_two_members_copy() -> None:
     job.wait(30.0)
     assert job.began is not None
     assert {source.node_id for source in job.began.sources} == {"d"}
-    copies = [copy_for(job.group, job.node(member.node_id)) for member in job.round.members]
+    copies = [next_copy(job.group, job.node(member.node_id)) for member in job.round.members]
     assert [copy is not None for copy in copies] == [True, True, False]
 
 

@@ -9,8 +9,8 @@ from hetrdzv.core.commands import DeclareSnapshots, Leave
 from hetrdzv.core.invariants import violations
 from hetrdzv.core.rounds.transitions import GONE_NODES_KEPT
 from hetrdzv.core.snapshots import complete_in_memory, is_undone, snapshot_warnings
-from hetrdzv.core.snapshots.complete import group_snapshots, missing_ranks
-from hetrdzv.core.snapshots.sources import MOST_WHOLE, for_member
+from hetrdzv.core.snapshots.catalog import list_group_snapshots, missing_ranks
+from hetrdzv.core.snapshots.sources import MOST_WHOLE, select_sources
 from hetrdzv.protocol.errors import NodeIdInUse, NotFound, StaleIncarnation, StaleRound
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.reasons.snapshots import (
@@ -129,7 +129,7 @@ def test_a_sharded_snapshot_needs_the_part_of_every_rank() -> None:
 def test_what_is_missing_is_named() -> None:
     job = Job().begin()
     job.declare("a", job.holds(held(3, whole=False), held(2, sharded=True, world_size=9, ranks=(0, 2, 3, 8))))
-    assert [one.missing for one in group_snapshots(job.group)] == [
+    assert [one.missing for one in list_group_snapshots(job.group)] == [
         "no node has all that its ranks have alike",
         "nobody has the parts of ranks 1 and 4 to 7",
     ]
@@ -170,9 +170,9 @@ def test_nodes_that_are_gone_or_leave_hold_nothing() -> None:
     job = Job(min_nodes=1, max_nodes=3, replace_wait_s=0.0).begin("a", "b", "c")
     job.declare("c", job.holds(held(100)))
     job.declare("a", job.holds(held(90)))
-    assert [one.stamp.step for one in group_snapshots(job.group)] == [100, 90]
+    assert [one.stamp.step for one in list_group_snapshots(job.group)] == [100, 90]
     job.leaving("c")
-    assert [one.stamp.step for one in group_snapshots(job.group)] == [90]
+    assert [one.stamp.step for one in list_group_snapshots(job.group)] == [90]
     job.leave("c")
     job.join("a", snapshots=job.holds(held(80)))
     job.join("b", snapshots=job.holds(held(85)))
@@ -369,7 +369,7 @@ def test_a_member_is_told_a_few_copies_and_the_parts_of_its_ranks() -> None:
         job.join(name, snapshots=job.holds(held(5, world_size=12, whole=rank != 3, ranks=(rank,))))
     asked: list[str] = []
     for place, member in enumerate(job.round.members):
-        sources = for_member(job.began, member).sources if job.began is not None else ()
+        sources = select_sources(job.began, member).sources if job.began is not None else ()
         assert sources[0].node_id == member.node_id
         assert sum(one.whole for one in sources) in (MOST_WHOLE, MOST_WHOLE + 1)
         parts = [(one.node_id, part.rank) for one in sources for part in one.ranks]
@@ -378,7 +378,7 @@ def test_a_member_is_told_a_few_copies_and_the_parts_of_its_ranks() -> None:
     assert max(map(asked.count, names)) <= MOST_WHOLE + 2, "all are asked about equally often"
     smaller = replace(job.round.members[0], node_id="new", slots=2, rank_offset=2)
     parts = (
-        [(one.node_id, part.rank) for one in for_member(job.began, smaller).sources for part in one.ranks]
+        [(one.node_id, part.rank) for one in select_sources(job.began, smaller).sources for part in one.ranks]
         if job.began is not None
         else []
     )
@@ -433,7 +433,7 @@ def test_what_another_job_has_on_disk_is_older_than_anything_of_this_one() -> No
     assert (job.began.step, job.began.on_disk, job.began.lost) == (4, False, 0)
     job.again(replace(job.holds(reached=6), on_disk=(other, on_disk(5, of=2, job=job.origin))))
     assert (job.began.step, job.began.on_disk, job.began.lost) == (5, True, 1)
-    assert [one.stamp.step for one in group_snapshots(job.group)] == [5, 1200]
+    assert [one.stamp.step for one in list_group_snapshots(job.group)] == [5, 1200]
     job.again(replace(job.holds(reached=6), on_disk=(other,)))
     assert (job.began.step, job.began.lost) == (1200, 6), "it did not begin from there"
     job.again(replace(job.holds(reached=1203), on_disk=(other,)))
@@ -444,7 +444,7 @@ def test_what_cannot_be_loaded_of_another_job_says_nothing_about_this_one() -> N
     job = Job().begin()
     refuses = (SnapshotId(round=1, step=90, origin="earlier"),)
     job.again(replace(job.holds(held(90)), refused=refuses, on_disk=(on_disk(90, of=1),)))
-    assert [(one.stamp.origin, not one.missing) for one in group_snapshots(job.group)] == [
+    assert [(one.stamp.origin, not one.missing) for one in list_group_snapshots(job.group)] == [
         (None, True),
         ("earlier", False),
     ]
@@ -490,7 +490,7 @@ def test_the_disk_counts_where_memory_has_nothing_newer() -> None:
     assert (job.began.step, job.began.on_disk) == (100, False)
     job.again(job.holds(held(90), on_disk=disk))
     assert (job.began.step, job.began.on_disk) == (100, True)
-    assert [(one.stamp.step, one.on_disk is not None) for one in group_snapshots(job.group)] == [
+    assert [(one.stamp.step, one.on_disk is not None) for one in list_group_snapshots(job.group)] == [
         (100, True),
         (90, False),
         (80, True),

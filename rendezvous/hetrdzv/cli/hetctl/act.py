@@ -19,7 +19,7 @@ from hetrdzv.protocol.snapshots import UseSnapshot
 from hetrdzv.protocol.states import GroupState
 from hetrdzv.protocol.texts import typed
 
-NNODES, WORLD_SIZE = Typed("N|MIN:MAX", typed.nodes), Typed("N|MIN:MAX", typed.world_size)
+NNODES, WORLD_SIZE = Typed("N|MIN:MAX", typed.parse_nodes), Typed("N|MIN:MAX", typed.parse_world_size)
 
 # -- groups ------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from hetrdzv.cli.types import Typed
 from hetrdzv.client import Client
 from hetrdzv.protocol.pages import GroupReply
 from hetrdzv.protocol.states import GroupState
-from hetrdzv.protocol.texts.typed import seconds
+from hetrdzv.protocol.texts.typed import parse_seconds
 
 EVERY_S = 0.5
 """How long to pause between two requests (seconds)."""
@@ -40,7 +40,7 @@ OUTCOMES = tuple(state.value for state in GroupState if state.terminal)
     required=True,
     help="What to wait for; ended: any outcome.",
 )
-@click.option("--timeout", type=Typed("S", seconds), help="Give up after so long (default: never).")
+@click.option("--timeout", type=Typed("S", parse_seconds), help="Give up after so long (default: never).")
 def wait(group: str, wanted: str, timeout: float | None) -> None:
     """Wait until GROUP is running, or its job has an outcome. A group that is not there yet is waited for, too.
 

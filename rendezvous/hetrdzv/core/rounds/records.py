@@ -37,7 +37,7 @@ def time_until_end(current: Round, at: float, now: float) -> TimeSpent:
     return time
 
 
-def rounds_of(group: Group, now: float, **more: Any) -> tuple[RoundRecord, ...]:
+def list_records(group: Group, now: float, **more: Any) -> tuple[RoundRecord, ...]:
     """The records of a group's rounds, with the newest one up to now; `more`: what that one has besides."""
     current = group.round
     if current is None or group.state.terminal:

@@ -9,10 +9,10 @@ from itertools import groupby
 from math import inf
 
 from hetrdzv.core import snapshots
-from hetrdzv.core.drift import drift, missing_labels
+from hetrdzv.core.drift import find_differences, missing_labels
 from hetrdzv.core.hangs import settle_stall
 from hetrdzv.core.model import USED_LAST_AFTER, Cause, Group, Node, Round
-from hetrdzv.core.rounds.records import rounds_of
+from hetrdzv.core.rounds.records import list_records
 from hetrdzv.core.rounds.timers import (
     admits_at,
     forms_at,
@@ -28,10 +28,10 @@ from hetrdzv.core.rounds.transitions import (
     blame_leaving_node,
     end_round,
     expire_leases,
-    finish,
-    finish_failed,
+    fail_job,
+    finish_job,
     prune_gone_nodes,
-    reject,
+    reject_node,
     stop_with_grace,
 )
 from hetrdzv.core.selection.order import assign_ranks
@@ -39,12 +39,12 @@ from hetrdzv.core.selection.select import (
     Selection,
     Shortfall,
     ShortfallKind,
-    growth,
-    joiners,
-    next_round,
+    find_joiners,
+    find_larger_round,
     not_ready_nodes,
     ready_nodes,
     select,
+    select_next_round,
 )
 from hetrdzv.core.why import partially_connected, unreachable_masters, why_group_waits
 from hetrdzv.protocol.directive import Weights
@@ -69,11 +69,11 @@ def settle(context: StepContext) -> None:
     if not context.group.state.terminal:
         snapshots.forget_parted(context)
         if context.group.active_round is None:
-            _judge(context)
-            _form(context)
+            _judge_end(context)
+            _form_round(context)
         else:
-            _progress(context)
-            _stop_in_time(context)
+            _update_state(context)
+            _end_noticed_round(context)
             settle_stall(context)
     if context.group.running_round is not None:
         _admit_joiners(context)
@@ -103,12 +103,12 @@ def deadline(group: Group, now: float) -> float | None:
 # -- a round runs and ends -----------------------------------------------------------------------------------
 
 
-def _progress(context: StepContext) -> None:
+def _update_state(context: StepContext) -> None:
     """Check whether all members of the active round have started, or succeeded."""
     group, active = context.group, context.group.active_round
     assert active is not None
     if group.all_succeeded(active):
-        finish(context, GroupState.SUCCEEDED, events.group_succeeded(partially_connected(active)))
+        finish_job(context, GroupState.SUCCEEDED, events.group_succeeded(partially_connected(active)))
     elif group.state is GroupState.STARTING and not any(
         group.phase_of(member) is NodePhase.STARTING for member in active.members
     ):
@@ -116,7 +116,7 @@ def _progress(context: StepContext) -> None:
         context.add_event(waiting.round_running(active.number, len(active.members), active.world_size))
 
 
-def _stop_in_time(context: StepContext) -> None:
+def _end_noticed_round(context: StepContext) -> None:
     """End a round whose workers got a notice, once all are ready for that, or their time is over."""
     active = context.group.running_round
     if active is None or (notice := active.notice) is None:
@@ -133,7 +133,7 @@ def _stop_in_time(context: StepContext) -> None:
     end_round(context, notice.cause)
 
 
-def _judge(context: StepContext) -> None:
+def _judge_end(context: StepContext) -> None:
     """Decide what an ended round costs, once every member has stopped, is gone or is overdue (rule 5)."""
     ended = context.group.round
     if ended is None or ended.end is None or ended.end.is_judged:
@@ -141,7 +141,7 @@ def _judge(context: StepContext) -> None:
     if not context.is_due(resolved_at(context.group, ended.end)):
         return
     end = replace(blame_leaving_node(context, ended, ended.end), stopped_at=context.now)
-    failures = _failures(context.group, replace(ended, end=end))
+    failures = _list_failures(context.group, replace(ended, end=end))
     if end.kind is EndKind.FAILED:
         first = failures[0]
         end = replace(end, cause=Cause(kind=end.kind, reason=first.reason, node_id=first.node_id))
@@ -151,7 +151,7 @@ def _judge(context: StepContext) -> None:
     left = [node for node in group.live if group.may_take_part(node) and not group.has_given_up(node)]
     # Later, a joiner that lacks a module, or a file server that is away, must not end a job that has worked.
     if ended.first and (hopeless := [one for one in failures if one.failure and one.failure.permanent]):
-        _fail_at_once(context, hopeless[0], "permanent")
+        _fail_without_restart(context, hopeless[0], "permanent")
         return
     gave_up = {one.node_id for one in failures if one.node_id and one.failure and one.failure.final}
     gave_up -= {node.node_id for node in left}
@@ -160,14 +160,14 @@ def _judge(context: StepContext) -> None:
         cause = failures[0]
         if end.kind in LOSSES:  # the failures came of that
             cause = RootCause(reason=end.reason, round=ended.number, node_id=end.node_id)
-        finish_failed(context, cause, gave_up=Nodes.of(gave_up))
+        fail_job(context, cause, gave_up=Nodes.of(gave_up))
     elif end.kind is EndKind.FAILED and gave_up and failures[0].failure and failures[0].failure.is_start:
-        _note_blame(context, ended, failures[0].node_id or "")  # it may come again and again
+        _count_failed_round(context, ended, failures[0].node_id or "")  # it may come again and again
     elif end.kind is EndKind.FAILED:
-        _charge(context, ended, failures[0])
+        _spend_restart(context, ended, failures[0])
 
 
-def _failures(group: Group, ended: Round) -> list[RootCause]:
+def _list_failures(group: Group, ended: Round) -> list[RootCause]:
     """The failures of an ended round, the earliest first."""
     end, number = ended.end, ended.number
     assert end is not None
@@ -189,18 +189,18 @@ def _failures(group: Group, ended: Round) -> list[RootCause]:
     return [hang, *failures]
 
 
-def _charge(context: StepContext, ended: Round, first: RootCause) -> None:
+def _spend_restart(context: StepContext, ended: Round, first: RootCause) -> None:
     """Charge one restart for a round that ended with a failure, or fail the group."""
     group, end = context.group, ended.end
     lasted = end is not None and end.at - ended.formed_at >= LASTED_S
     quick = 1 if lasted else group.quick + 1
     if first.node_id is not None:
-        _note_blame(context, ended, first.node_id)
+        _count_failed_round(context, ended, first.node_id)
     budget = group.spec.max_restarts
     if first.failure is not None and first.failure.exit_code in group.spec.no_restart_on:
-        _fail_at_once(context, first, "no_restart_on")
+        _fail_without_restart(context, first, "no_restart_on")
     elif group.restarts >= budget:
-        _fail_at_once(context, first, "used_up", budget)
+        _fail_without_restart(context, first, "used_up", budget)
     else:
         # The first restart does not wait, those in quick succession 1 s, 2 s, 4 s ...
         wait_s = min(group.spec.restart_wait_s, 2.0 ** min(quick - 2, 30)) if quick > 1 else 0.0
@@ -209,11 +209,11 @@ def _charge(context: StepContext, ended: Round, first: RootCause) -> None:
         context.add_event(events.restart_spent(first.reason, group.restarts + 1, budget))
 
 
-def _fail_at_once(context: StepContext, cause: RootCause, why: str, budget: int = 0) -> None:
-    finish_failed(context, replace(cause, reason=ends.without_restart(cause.reason, why, budget)))
+def _fail_without_restart(context: StepContext, cause: RootCause, why: str, budget: int = 0) -> None:
+    fail_job(context, replace(cause, reason=ends.without_restart(cause.reason, why, budget)))
 
 
-def _note_blame(context: StepContext, ended: Round, node_id: str) -> None:
+def _count_failed_round(context: StepContext, ended: Round, node_id: str) -> None:
     """Count a failed round against a node, and end the rows of the others that were in it."""
     known = {
         name: times
@@ -231,7 +231,7 @@ def _note_blame(context: StepContext, ended: Round, node_id: str) -> None:
 # -- the next round forms ------------------------------------------------------------------------------------
 
 
-def _form(context: StepContext) -> None:
+def _form_round(context: StepContext) -> None:
     """Form a round if the bounds hold and there is nothing left to wait for (rule 3)."""
     group = context.group
     if group.state.terminal or (
@@ -239,7 +239,7 @@ def _form(context: StepContext) -> None:
     ):
         return
     _reject_unreachable(context, [node.address for node in ready_nodes(group)])
-    ready, answer = ready_nodes(context.group), next_round(context.group)
+    ready, answer = ready_nodes(context.group), select_next_round(context.group)
     _track_waiting(context, ready, answer)
     if context.group.bounds_since is not None:
         if answer.suspects or not context.is_due(forms_at(context.group, answer)):
@@ -250,13 +250,13 @@ def _form(context: StepContext) -> None:
         _start_round(context, answer)
     elif answer.kind is ShortfallKind.MASTER:
         why = waiting.no_master(unreachable_masters(context.group, ready), context.group.spec.master)
-        finish_failed(context, RootCause(reason=why))
+        fail_job(context, RootCause(reason=why))
     else:
         why = why_group_waits(context.group)
         never = answer.never and why.code in (ReasonCode.TOO_FEW_NODES, ReasonCode.TOO_FEW_SLOTS)
         code = ReasonCode.IMPOSSIBLE_WORLD if never else ReasonCode.JOIN_TIMEOUT
         timeout_s = context.group.spec.join_timeout_s
-        finish_failed(context, RootCause(reason=code.reason(nodes=why.who, why=why, timeout_s=timeout_s)))
+        fail_job(context, RootCause(reason=code.reason(nodes=why.who, why=why, timeout_s=timeout_s)))
 
 
 def _track_waiting(context: StepContext, ready: Sequence[Node], answer: Selection | Shortfall) -> None:
@@ -298,8 +298,8 @@ def _start_round(context: StepContext, selection: Selection) -> None:
         formed_at=context.now,
         first=former is None or (former.first and never_started),
         restarted_by=end.cause.reason if restarted and end and end.kind is EndKind.FAILED else None,
-        warnings=(*drift(selection.nodes), *missing_labels(group.spec, selection.nodes)),
-        weights=_weights(members),
+        warnings=(*find_differences(selection.nodes), *missing_labels(group.spec, selection.nodes)),
+        weights=_collect_weights(members),
     )
     context.change(
         state=GroupState.STARTING,
@@ -319,10 +319,10 @@ def _start_round(context: StepContext, selection: Selection) -> None:
     context.add_event(events.round_formed(number, new.world_size, places, more, after))
     if former is None and not group.spec.bounded:
         context.add_event(ReasonCode.STARTED_UNBOUNDED.reason())
-    context.change(records=rounds_of(group, context.now, cost=snapshots.choose_start(context, group)))
+    context.change(records=list_records(group, context.now, cost=snapshots.choose_start(context, group)))
 
 
-def _weights(members: Sequence[Node]) -> Weights:
+def _collect_weights(members: Sequence[Node]) -> Weights:
     """The weights of a round, its members in rank order; empty: nobody gave one."""
     if not any(node.weight is not None for node in members):
         return ()
@@ -335,7 +335,7 @@ def _reject_unreachable(context: StepContext, addresses: Sequence[str]) -> None:
     if not all(map(is_loopback, addresses)):
         for node in ready_nodes(context.group):
             if is_loopback(node.address):
-                reject(context, node)
+                reject_node(context, node)
 
 
 # -- a running round takes nodes in --------------------------------------------------------------------------
@@ -348,7 +348,7 @@ def _admit_joiners(context: StepContext) -> None:
     _reject_unreachable(context, [active.master.address])
     if active.notice is not None:
         return
-    larger, who = growth(context.group), sorted(joiners(context.group))
+    larger, who = find_larger_round(context.group), sorted(find_joiners(context.group))
     if larger is None:
         context.change(joiners_since=None)
         return

@@ -52,7 +52,7 @@ def members_not_ready_to_stop(group: Group) -> Sequence[str]:
     active = group.active_round
     if active is None:
         return []
-    return [member.node_id for member in active.members if not _is_ready(group, active, member)]
+    return [member.node_id for member in active.members if not _is_ready_to_stop(group, active, member)]
 
 
 def in_grace_period(group: Group, node: Node) -> bool:
@@ -69,7 +69,7 @@ def in_grace_period(group: Group, node: Node) -> bool:
     return node.leaving is None or not group.can_leave_without_loss(node)
 
 
-def _is_ready(group: Group, active: Round, member: Member) -> bool:
+def _is_ready_to_stop(group: Group, active: Round, member: Member) -> bool:
     if member.node_id in active.finished:
         return True
     node = group.current_node(member)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import inf
 
 from hetrdzv.core.model import Cause, End, Group, Node, Notice, Round
-from hetrdzv.core.rounds.records import rounds_of, time_until_end
+from hetrdzv.core.rounds.records import list_records, time_until_end
 from hetrdzv.core.rounds.timers import Lapsed, notice_until
 from hetrdzv.protocol.errors import GroupFinishing, NotFound, StaleIncarnation, StaleRound
 from hetrdzv.protocol.reasons import ends, events
@@ -160,16 +160,16 @@ def set_leaving(context: StepContext, node: Node, why: Reason, leaves_at: float 
     node = context.change_node(node, leaving=why)
     context.add_event(ReasonCode.NODE_LEAVING.reason(node.node_id, why=why))
     if not context.group.can_leave_without_loss(node):
-        remove_from_round(context, node, _leaving(node.node_id, why), done=False, leaves_at=leaves_at)
+        remove_from_round(context, node, _leaving_cause(node.node_id, why), done=False, leaves_at=leaves_at)
 
 
-def _leaving(node_id: str, why: Reason) -> Cause:
+def _leaving_cause(node_id: str, why: Reason) -> Cause:
     """What ends a round of which a member is about to leave."""
     kind = EndKind.DRAINED if why.code == ReasonCode.NODE_DRAINED else EndKind.LEFT
     return Cause(kind=kind, reason=ReasonCode.NODE_LEAVING.reason(node_id, why=why), node_id=node_id)
 
 
-def reject(context: StepContext, node: Node) -> None:
+def reject_node(context: StepContext, node: Node) -> None:
     """Reject a node that no other host can reach; its agent is told to exit."""
     why = ReasonCode.BAD_ADDRESS.reason(node.node_id, address=node.address)
     context.add_event(why)
@@ -203,7 +203,7 @@ def end_round(
     """
     current = context.group.round
     if cause.kind is EndKind.CANCELLED or (current is not None and current.is_cancelled):
-        finish_cancelled(context)
+        cancel_job(context)
     elif current is None:
         return
     elif current.end is None:
@@ -215,7 +215,7 @@ def end_round(
             ReasonCode.ROUND_ENDED.reason(round=current.number, cause=cause.reason, kind=cause.kind)
         )
     elif cause.kind in LOSSES and current.end.kind is EndKind.FAILED and not current.end.is_judged:
-        _blame(context, current, current.end, cause)
+        _blame_departure(context, current, current.end, cause)
 
 
 def blame_leaving_node(context: StepContext, ended: Round, end: End) -> End:
@@ -230,11 +230,11 @@ def blame_leaving_node(context: StepContext, ended: Round, end: End) -> End:
         if node is None or node.leaving is None or member.node_id in ended.finished:
             continue
         if node.phase is not NodePhase.SUCCEEDED and not context.group.has_given_up(node):
-            return _blame(context, ended, end, _leaving(node.node_id, node.leaving))
+            return _blame_departure(context, ended, end, _leaving_cause(node.node_id, node.leaving))
     return end
 
 
-def _blame(context: StepContext, ended: Round, end: End, cause: Cause) -> End:
+def _blame_departure(context: StepContext, ended: Round, end: End, cause: Cause) -> End:
     why = ends.consequences(cause.reason)
     end = replace(end, cause=replace(cause, reason=why))
     context.change(round=replace(ended, end=end))
@@ -266,18 +266,18 @@ def stop_with_grace(context: StepContext, cause: Cause, leaves_at: float | None 
         )
 
 
-def finish_failed(context: StepContext, cause: RootCause, *, gave_up: Nodes | None = None) -> None:
+def fail_job(context: StepContext, cause: RootCause, *, gave_up: Nodes | None = None) -> None:
     """Finish the job, which has failed; `gave_up`: see `group_failed`."""
-    finish(context, GroupState.FAILED, events.group_failed(cause.reason, gave_up), cause)
+    finish_job(context, GroupState.FAILED, events.group_failed(cause.reason, gave_up), cause)
 
 
-def finish_cancelled(context: StepContext) -> None:
+def cancel_job(context: StepContext) -> None:
     """Finish the job since a person has cancelled it."""
     assert context.group.cancellation is not None
-    finish(context, GroupState.CANCELLED, context.group.cancellation)
+    finish_job(context, GroupState.CANCELLED, context.group.cancellation)
 
 
-def finish(
+def finish_job(
     context: StepContext, state: GroupState, event: Reason, root_cause: RootCause | None = None
 ) -> None:
     """Finish the job."""
@@ -285,12 +285,12 @@ def finish(
     if active is not None and active.notice is not None:
         context.change(round=replace(active, notice=None))
         if active.is_cancelled and state is not GroupState.CANCELLED:
-            finish_cancelled(context)  # a person was told so; scripts may exit with 0 once they have saved
+            cancel_job(context)  # a person was told so; scripts may exit with 0 once they have saved
             return
     why = replace(event if root_cause is None else root_cause.reason, quote="", cause=None)
     context.change(
         state=state,
-        records=rounds_of(context.group, context.now, ended_by=state, reason=why, is_last=True),
+        records=list_records(context.group, context.now, ended_by=state, reason=why, is_last=True),
         root_cause=root_cause,
         cancellation=context.group.cancellation if state is GroupState.CANCELLED else None,
         finished_at=context.now,

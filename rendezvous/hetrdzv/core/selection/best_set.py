@@ -90,11 +90,13 @@ def best_set(items: Sequence[Item], worlds: WorldSizes, base: Sequence[Item] = (
         return _exact(items, worlds, base)
     # with few nodes only the large ones may do, with many only the small ones
     by_size = sorted(items, key=lambda item: item.slots / item.nodes)
-    tries = (items, _mixed(items, worlds, base), by_size[::-1], by_size)
-    return next((found for each in tries if (found := _near_full(each, worlds, base)) is not None), None)
+    tries = (items, _mix_sizes(items, worlds, base), by_size[::-1], by_size)
+    return next(
+        (found for each in tries if (found := _choose_near_full(each, worlds, base)) is not None), None
+    )
 
 
-def _near_full(items: Sequence[Item], worlds: WorldSizes, base: Sequence[Item]) -> list[Item] | None:
+def _choose_near_full(items: Sequence[Item], worlds: WorldSizes, base: Sequence[Item]) -> list[Item] | None:
     """Take items as they come, but choose those around the place where the world is full."""
     full_at, count = _full_at(items, worlds, base), min(len(items), MOST_EXACT)
     while True:
@@ -117,7 +119,7 @@ def _full_at(items: Sequence[Item], worlds: WorldSizes, base: Sequence[Item]) ->
     return max(1, bisect_right(sums, worlds.largest_up_to(sums[-1]) or sums[-1])) - 1
 
 
-def _mixed(items: Sequence[Item], worlds: WorldSizes, base: Sequence[Item]) -> list[Item]:
+def _mix_sizes(items: Sequence[Item], worlds: WorldSizes, base: Sequence[Item]) -> list[Item]:
     """Items as they come, but with some of each size around the place where the world is full.
 
     The larger ones come first, so those around that place may be all of one size, of which no number makes a world.

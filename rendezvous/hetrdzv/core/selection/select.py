@@ -86,7 +86,7 @@ def unit_of(spec: GroupSpec, node: Node) -> str | None:
     return None if spec.unit is None else node.labels.get(spec.unit)
 
 
-def in_units(spec: GroupSpec, nodes: Iterable[Node]) -> list[list[Node]]:
+def group_by_unit(spec: GroupSpec, nodes: Iterable[Node]) -> list[list[Node]]:
     """Nodes that are taken together or not at all, each unit in natural order."""
     if spec.unit is None:
         return [[node] for node in nodes]
@@ -194,7 +194,7 @@ class _Choice:
                 natural_key(names[0]),
             )
 
-        return sorted(in_units(self._spec, self._ready), key=preference)
+        return sorted(group_by_unit(self._spec, self._ready), key=preference)
 
     def served(self, chosen: list[Node]) -> tuple[list[Node], str] | None:
         """A master and the nodes that can reach it: all that were chosen, or the most that one serves."""
@@ -245,7 +245,7 @@ def not_ready_nodes(group: Group) -> Sequence[Node]:
 
 
 @cached
-def next_round(group: Group) -> Selection | Shortfall:
+def select_next_round(group: Group) -> Selection | Shortfall:
     """What `select` answers for the ready nodes of a group that runs no round."""
     return select(group, ready_nodes(group))
 
@@ -254,10 +254,10 @@ def next_round(group: Group) -> Selection | Shortfall:
 
 
 @cached
-def growth(group: Group) -> Selection | None:
+def find_larger_round(group: Group) -> Selection | None:
     """The larger round that is worth ending the running one for (rule 3c); None: there is none."""
     active, spec = group.active_round, group.spec
-    if active is None or _nobody_joins(group) is not None:
+    if active is None or _why_nobody_joins(group) is not None:
         return None
     local = is_loopback(active.master.address)
     spares = [node for node in ready_nodes(group) if is_loopback(node.address) is local]
@@ -273,16 +273,16 @@ def growth(group: Group) -> Selection | None:
 
 
 @cached
-def joiners(group: Group) -> Collection[str]:
+def find_joiners(group: Group) -> Collection[str]:
     """The nodes that would be taken into that larger round, by node id."""
-    larger, active = growth(group), group.active_round
+    larger, active = find_larger_round(group), group.active_round
     new = (node.node_id for node in larger.nodes) if larger is not None else ()
     return frozenset(name for name in new if active is not None and name not in active.places)
 
 
 def spare_reason(group: Group, node: Node, active: Round) -> Reason:
     """Why a ready node that is not a joiner is kept as a spare."""
-    code, most, node_id, master = _nobody_joins(group), group.spec.max_nodes, node.node_id, active.master
+    code, most, node_id, master = _why_nobody_joins(group), group.spec.max_nodes, node.node_id, active.master
     if code is not None and code is not ReasonCode.MAX_NODES:
         return code.reason(node_id)
     loopback = is_loopback(master.address) and not is_loopback(node.address)
@@ -296,7 +296,7 @@ def spare_reason(group: Group, node: Node, active: Round) -> Reason:
 
 
 @cached
-def _nobody_joins(group: Group) -> ReasonCode | None:
+def _why_nobody_joins(group: Group) -> ReasonCode | None:
     """Why a running round takes in nobody at all; None: it would."""
     active = group.active_round
     assert active is not None

@@ -12,17 +12,17 @@ from hetrdzv.core.commands import DeclareSnapshots, Report
 from hetrdzv.core.memo import cached
 from hetrdzv.core.model import Group, Node, Round
 from hetrdzv.core.rounds.transitions import StepContext, require_current_agent, stale_round
-from hetrdzv.core.snapshots.complete import (
+from hetrdzv.core.snapshots.catalog import (
     GroupSnapshot,
-    group_snapshots,
+    describe_newer,
     has_all,
     has_copies,
     is_serving,
     is_staying,
-    job_snapshots,
-    newer_than,
+    list_group_snapshots,
+    list_job_snapshots,
 )
-from hetrdzv.core.snapshots.sources import chosen_from
+from hetrdzv.core.snapshots.sources import make_start_snapshot
 from hetrdzv.protocol.errors import NotFound, Refused
 from hetrdzv.protocol.reasons import snapshots as reasons
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
@@ -46,20 +46,20 @@ def choose_start(context: StepContext, before: Group) -> str:
     members = [group.nodes[member.node_id] for member in current.members]
     known = group.snapshots
     if known is None:
-        origin = _origin(before, members)
+        origin = _name_job(before, members)
         if origin is None:
             return ""
         known = JobSnapshotState(origin=origin)
-    all_found = job_snapshots(group, known.origin, [node.node_id for node in members], before.last_round)
-    taken = choose(known, all_found)
+    all_found = list_job_snapshots(group, known.origin, [node.node_id for node in members], before.last_round)
+    taken = select_snapshot(known, all_found)
     if taken is not None and taken.stamp == known.wanted:
         known = replace(known, undone=taken.stamp, undone_before=current.number)
     context.change(snapshots=replace(known, wanted=None))
-    lost = _lost(before, known, taken)
-    newer = newer_than(taken.stamp.step if taken is not None else 0, all_found) if lost != 0 else ""
+    lost = _count_lost_steps(before, known, taken)
+    newer = describe_newer(taken.stamp.step if taken is not None else 0, all_found) if lost != 0 else ""
     holders = [node.node_id for node, _ in taken.holders] if taken is not None else []
     if taken is not None:
-        snapshot = chosen_from(taken, (node.node_id for node in members), lost)
+        snapshot = make_start_snapshot(taken, (node.node_id for node in members), lost)
         context.change(round=replace(current, snapshot=snapshot))
     if taken is not None or lost != 0:
         stamp, on_disk = (taken.stamp, taken.on_disk is not None) if taken is not None else (None, False)
@@ -133,7 +133,7 @@ def _warnings(nodes: Sequence[Node]) -> Sequence[Reason]:
     return tuple(warnings)
 
 
-def choose(known: JobSnapshotState, found: Sequence[GroupSnapshot]) -> GroupSnapshot | None:
+def select_snapshot(known: JobSnapshotState, found: Sequence[GroupSnapshot]) -> GroupSnapshot | None:
     """The snapshot from which a round would begin, of all, the newest first; None: there is none."""
     complete = [one for one in found if not one.missing]
     wanted = (one for one in complete if one.stamp == known.wanted)
@@ -153,7 +153,7 @@ def others_stay(group: Group) -> bool:
     return any(is_staying(group, node) for node in group.nodes.values())
 
 
-def _origin(before: Group, members: Sequence[Node]) -> str | None:
+def _name_job(before: Group, members: Sequence[Node]) -> str | None:
     """The name of a job whose nodes hold snapshots; None: none does.
 
     A server may have forgotten a job that goes on: agents that have run a round of it know its name.
@@ -168,18 +168,18 @@ def _origin(before: Group, members: Sequence[Node]) -> str | None:
     return blake2s(members[0].incarnation.encode(), digest_size=8).hexdigest()
 
 
-def _lost(before: Group, known: JobSnapshotState, taken: GroupSnapshot | None) -> int | None:
+def _count_lost_steps(before: Group, known: JobSnapshotState, taken: GroupSnapshot | None) -> int | None:
     """How many steps of the round that has ended are lost with what the next one begins from; None: nobody knows."""
-    reached = _reached(before, known)
+    reached = _find_reached_step(before, known)
     if reached is None:
-        return None if taken is not None or _had_any(before, known.origin) else 0
+        return None if taken is not None or _had_snapshots(before, known.origin) else 0
     step = taken.stamp.step if taken is not None else 0
     if taken is not None and taken.stamp.origin is not None and reached < step:
         return reached  # this job did not begin from what another one has written
     return max(0, reached - step)
 
 
-def _reached(before: Group, known: JobSnapshotState) -> int | None:
+def _find_reached_step(before: Group, known: JobSnapshotState) -> int | None:
     """The newest step that a worker had reached in the round that has ended; None: nobody who is here knows.
 
     That was at least the step from which it was to begin, also where nobody could load it.
@@ -203,7 +203,7 @@ def _reached(before: Group, known: JobSnapshotState) -> int | None:
     return max(*told_by, began) if told_by else None
 
 
-def _had_any(before: Group, origin: str) -> bool:
+def _had_snapshots(before: Group, origin: str) -> bool:
     """Whether there ever was a snapshot of a job, as far as is known."""
     if before.round is not None and before.round.snapshot is not None:
         return True
@@ -213,12 +213,14 @@ def _had_any(before: Group, origin: str) -> bool:
 
 def next_snapshot(group: Group) -> GroupSnapshot | None:
     """The snapshot from which a round would begin now; None: there is none."""
-    return choose(group.snapshots, group_snapshots(group)) if group.snapshots is not None else None
+    return (
+        select_snapshot(group.snapshots, list_group_snapshots(group)) if group.snapshots is not None else None
+    )
 
 
-def on_disk(group: Group) -> GroupSnapshot | None:
+def newest_on_disk(group: Group) -> GroupSnapshot | None:
     """The newest snapshot on disk that can be read; None: there is none."""
-    return next((one for one in group_snapshots(group) if one.on_disk and not one.missing), None)
+    return next((one for one in list_group_snapshots(group) if one.on_disk and not one.missing), None)
 
 
 @cached
@@ -230,7 +232,7 @@ def complete_in_memory(group: Group) -> SnapshotId | None:
     return next(
         (
             one.stamp
-            for one in group_snapshots(group)
+            for one in list_group_snapshots(group)
             if not one.missing
             and not one.on_disk
             and not (known is not None and is_undone(known, one.stamp))
@@ -247,7 +249,9 @@ def safe_snapshot(group: Group) -> GroupSnapshot | None:
     if group.snapshots is None:
         return None
     alone = len(group.live) < 2
-    return choose(group.snapshots, [one for one in group_snapshots(group) if alone or has_copies(one)])
+    return select_snapshot(
+        group.snapshots, [one for one in list_group_snapshots(group) if alone or has_copies(one)]
+    )
 
 
 def record_holdings(context: StepContext, command: DeclareSnapshots) -> None:
@@ -265,12 +269,12 @@ def record_holdings(context: StepContext, command: DeclareSnapshots) -> None:
             context.add_event(warning)
 
 
-def choose_snapshot(context: StepContext, command: UseSnapshot) -> None:
+def record_wanted_snapshot(context: StepContext, command: UseSnapshot) -> None:
     """A person chooses the snapshot from which the next round begins."""
     group = context.group
     if group.state.terminal:
         raise Refused(f"group '{group.group_id}' is over ({group.state}): no round follows")
-    complete = [one.stamp for one in group_snapshots(group) if not one.missing]
+    complete = [one.stamp for one in list_group_snapshots(group) if not one.missing]
     stamp = next((one for one in complete if one.step == command.step), None)
     if stamp is None or group.snapshots is None:
         steps = ", ".join(str(one.step) for one in complete[:MOST_SHOWN])

@@ -11,7 +11,7 @@ from dataclasses import replace
 from hetrdzv.core.memo import cached
 from hetrdzv.core.model import Group, Node, Round
 from hetrdzv.core.selection.select import unit_of
-from hetrdzv.core.snapshots.complete import GroupSnapshot, stamp_of, usable
+from hetrdzv.core.snapshots.catalog import GroupSnapshot, list_usable, snapshot_id_of
 from hetrdzv.protocol.directive import Member
 from hetrdzv.protocol.snapshots import CopyOrder, Holdings, RankPart, SnapshotId, Source, StartSnapshot
 
@@ -25,7 +25,7 @@ COPIES = 2
 """How many nodes have all of a snapshot that outlives any node."""
 
 
-def chosen_from(found: GroupSnapshot, members: Iterable[str], lost: int | None) -> StartSnapshot:
+def make_start_snapshot(found: GroupSnapshot, members: Iterable[str], lost: int | None) -> StartSnapshot:
     """A snapshot as a round keeps it: first who has all that its ranks have alike, and of those its members."""
     inside = frozenset(members)
     holders = sorted(found.holders, key=lambda holder: (not holder[1].whole, holder[0].node_id not in inside))
@@ -36,7 +36,7 @@ def chosen_from(found: GroupSnapshot, members: Iterable[str], lost: int | None) 
         sharded=found.sharded,
         lost=lost,
         sources=tuple(
-            _source(node, held.ranks, whole=held.whole)
+            _make_source(node, held.ranks, whole=held.whole)
             for node, held in holders[: None if found.sharded else MOST_SOURCES]
         ),
         on_disk=found.on_disk is not None,
@@ -44,18 +44,18 @@ def chosen_from(found: GroupSnapshot, members: Iterable[str], lost: int | None) 
     )
 
 
-def _source(node: Node, ranks: tuple[RankPart, ...], *, whole: bool = False) -> Source:
+def _make_source(node: Node, ranks: tuple[RankPart, ...], *, whole: bool = False) -> Source:
     own = node.snapshots or Holdings()
     return Source(
         node_id=node.node_id, address=node.address, port=own.port, key=own.key, whole=whole, ranks=ranks
     )
 
 
-def for_member(snapshot: StartSnapshot, member: Member) -> StartSnapshot:
+def select_sources(snapshot: StartSnapshot, member: Member) -> StartSnapshot:
     """What a member is told: its own copy first, then those that it needs; see `StartSnapshot`."""
     if snapshot.on_disk:
         return snapshot
-    by_node, by_rank, whole = _index(snapshot)
+    by_node, by_rank, whole = _index_sources(snapshot)
     own = [by_node[member.node_id]] if member.node_id in by_node else []
     if snapshot.sharded:
         needed = [*own, *snapshot.sources]
@@ -67,7 +67,9 @@ def for_member(snapshot: StartSnapshot, member: Member) -> StartSnapshot:
 
 
 @cached
-def _index(snapshot: StartSnapshot) -> tuple[Mapping[str, Source], Mapping[int, Source], Sequence[Source]]:
+def _index_sources(
+    snapshot: StartSnapshot,
+) -> tuple[Mapping[str, Source], Mapping[int, Source], Sequence[Source]]:
     """The sources of a snapshot by node, by the ranks that they have parts of, and those that have all."""
     by_rank: dict[int, Source] = {}
     for source in snapshot.sources:
@@ -80,7 +82,7 @@ def _index(snapshot: StartSnapshot) -> tuple[Mapping[str, Source], Mapping[int, 
 # -- copies of what lives once -----------------------------------------------------------------------------
 
 
-def copy_for(group: Group, node: Node, safe: SnapshotId | None = None) -> CopyOrder | None:
+def next_copy(group: Group, node: Node, safe: SnapshotId | None = None) -> CopyOrder | None:
     """The next parts that a member is to copy, the oldest first: they may be overwritten; None: none by now.
 
     They are of the snapshot that the round began from, and of those of the round of which the member has something;
@@ -89,22 +91,22 @@ def copy_for(group: Group, node: Node, safe: SnapshotId | None = None) -> CopyOr
     current, own = group.active_round, node.snapshots
     if current is None or own is None:
         return None
-    has = {stamp_of(held): {part.rank for part in held.ranks} for held in own.held}
+    has = {snapshot_id_of(held): {part.rank for part in held.ranks} for held in own.held}
     wanted: list[tuple[SnapshotId, str, Container[int]]] = []
-    if (began := _began(current)) is not None:
-        wanted += [(stamp_of(began), *lone) for lone in _lone(group).get(node.node_id, ())]
+    if (began := _find_sharded_start(current)) is not None:
+        wanted += [(snapshot_id_of(began), *lone) for lone in _find_lone_parts(group).get(node.node_id, ())]
     of_round = [stamp for stamp in has if stamp.round == current.number]
     for stamp in sorted(of_round, key=lambda stamp: stamp.step):
         wanted += [(stamp, one.node_id, one.ranks) for one in kept_members(group).get(node.node_id, ())]
     copies = (
-        _copy(group, holder, stamp, ranks, has.get(stamp, ()))
+        _order_copy(group, holder, stamp, ranks, has.get(stamp, ()))
         for stamp, holder, ranks in wanted
         if safe is None or stamp.sort_key > safe.sort_key
     )
     return next(filter(None, copies), None)
 
 
-def _copy(
+def _order_copy(
     group: Group, holder: str, stamp: SnapshotId, wanted: Container[int], has: Container[int]
 ) -> CopyOrder | None:
     """What a node has of some parts of a snapshot, but for those that the one who asks has; None: nothing."""
@@ -113,29 +115,29 @@ def _copy(
         return None
     ranks = tuple(
         part
-        for held in usable(group, node, group.snapshots.origin)
-        if held.sharded and stamp_of(held) == stamp
+        for held in list_usable(group, node, group.snapshots.origin)
+        if held.sharded and snapshot_id_of(held) == stamp
         for part in held.ranks
         if part.rank in wanted and part.rank not in has
     )
-    return CopyOrder(stamp=stamp, source=_source(node, ranks)) if ranks else None
+    return CopyOrder(stamp=stamp, source=_make_source(node, ranks)) if ranks else None
 
 
-def _began(current: Round) -> StartSnapshot | None:
+def _find_sharded_start(current: Round) -> StartSnapshot | None:
     """What a round began from, if it lives in memory, in parts."""
     began = current.snapshot
     return None if began is None or began.on_disk or not began.sharded else began
 
 
 @cached
-def _lone(group: Group) -> Mapping[str, Sequence[tuple[str, Container[int]]]]:
+def _find_lone_parts(group: Group) -> Mapping[str, Sequence[tuple[str, Container[int]]]]:
     """From whom each member is to copy which parts of what the round began from: first from who is not in it.
 
     Those are the parts of which fewer than `COPIES` members had one then; two members copy those of a node that is not
     in it.
     """
     current = group.active_round
-    began = _began(current) if current is not None else None
+    began = _find_sharded_start(current) if current is not None else None
     if current is None or began is None:
         return {}
     names = [member.node_id for member in current.members]

@@ -57,7 +57,7 @@ def worker_failed(node_id: str, failure: Failure, before: EarlierSuccesses | Non
     )
 
 
-def hangs(hang: Hang) -> Reason:
+def workers_hang(hang: Hang) -> Reason:
     """Workers have waited for too long: for one, which is named, or for nobody in particular."""
     who = "a worker hangs" if hang.ranks else "the workers hang"
     return reason(

@@ -36,16 +36,20 @@ def hang(number: int, of: Hang, since: float, *, known: bool = True, until: floa
     """A round runs, but workers wait for others."""
     unclear = "" if known else "; whether they still wait is no longer known"
     text = f"round {number}: {of.message()}{unclear}"
-    return _of(of, ReasonCode(of.kind), text, number, since=since, until=until, unclear=None if known else 1)
+    return _hang_reason(
+        of, ReasonCode(of.kind), text, number, since=since, until=until, unclear=None if known else 1
+    )
 
 
 def stalled(number: int, of: Hang, *, goes_on: bool = False) -> Reason:
     """Workers have waited long for others; `goes_on`: and wait no longer."""
     code, how = (ReasonCode.GOES_ON, "goes on, after") if goes_on else (ReasonCode.STALLED, "hangs:")
-    return _of(of, code, f"round {number} {how} {of.message(of.for_s)}", number, for_s=round(of.for_s, 3))
+    return _hang_reason(
+        of, code, f"round {number} {how} {of.message(of.for_s)}", number, for_s=round(of.for_s, 3)
+    )
 
 
-def _of(of: Hang, code: ReasonCode, text: str, number: int, **more: Any) -> Reason:
+def _hang_reason(of: Hang, code: ReasonCode, text: str, number: int, **more: Any) -> Reason:
     """Its nodes and ranks are those that are waited for; with nobody in particular, the ranks are those that wait."""
     return reason(
         code,

@@ -10,12 +10,12 @@ LONGEST = 256
 """Characters of the name and of the value of a label."""
 
 
-def seconds(text: str) -> float:
+def parse_seconds(text: str) -> float:
     """A duration in seconds, zero or more."""
     return _number(text, 0, MAX_SECONDS, "of seconds, such as 5 or 0.5, without a unit")
 
 
-def weight(text: str) -> float:
+def parse_weight(text: str) -> float:
     """How fast a node is, compared with others."""
     return _number(text, MIN_WEIGHT, MAX_WEIGHT, f"from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}")
 
@@ -27,7 +27,7 @@ def _number(text: str, least: float, most: float, which: str) -> float:
     raise ValueError(f"{text!r} is not a number {which}")
 
 
-def label(text: str) -> tuple[str, str]:
+def parse_label(text: str) -> tuple[str, str]:
     """Name and value of `LABEL=VALUE`."""
     name, equals, value = text.partition("=")
     if not (name and equals) or max(len(name), len(value)) > LONGEST:
@@ -35,13 +35,13 @@ def label(text: str) -> tuple[str, str]:
     return name, value
 
 
-def nodes(text: str) -> tuple[int, int]:
+def parse_nodes(text: str) -> tuple[int, int]:
     """The fewest and most nodes of `N` or `MIN:MAX`."""
     fewest, most = _range(text, r"\d{1,9}(:\d{1,9})?", "N or MIN:MAX, for example 2 or 2:4", MAX_NODES)
     return fewest or 1, most or MAX_NODES
 
 
-def world_size(text: str) -> tuple[int | None, int | None]:
+def parse_world_size(text: str) -> tuple[int | None, int | None]:
     """The smallest and largest world size of `N`, `MIN:MAX`, `MIN:` or `:MAX`, in slots."""
     forms = "N or MIN:MAX in slots, for example 8 or 8:16, or 8: for 8 or more"
     return _range(text, r"\d{1,9}|\d{0,9}:\d{1,9}|\d{1,9}:", forms, MAX_WORLD_SIZE)

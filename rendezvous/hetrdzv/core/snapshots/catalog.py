@@ -32,15 +32,15 @@ class GroupSnapshot:
 
 
 @cached
-def group_snapshots(group: Group) -> Sequence[GroupSnapshot]:
+def list_group_snapshots(group: Group) -> Sequence[GroupSnapshot]:
     """All snapshots of a group, the newest first; of its running round, if one runs, each node may use its own."""
     active = group.active_round
     members = [member.node_id for member in active.members] if active is not None else list(group.nodes)
     origin = group.snapshots.origin if group.snapshots is not None else ""
-    return job_snapshots(group, origin, members, group.last_round)
+    return list_job_snapshots(group, origin, members, group.last_round)
 
 
-def job_snapshots(
+def list_job_snapshots(
     group: Group, origin: str, members: Sequence[str], last_round: int
 ) -> Sequence[GroupSnapshot]:
     """All snapshots of a job (`origin`) that the nodes of a group have or see on disk, the newest first.
@@ -54,13 +54,13 @@ def job_snapshots(
     for node in group.nodes.values():
         if node.snapshots is None:
             continue
-        for held in usable(group, node, origin, alone):
+        for held in list_usable(group, node, origin, alone):
             if held.round <= last_round:
-                holders[stamp_of(held), held.world_size, held.sharded].append((node, held))
+                holders[snapshot_id_of(held), held.world_size, held.sharded].append((node, held))
         if is_staying(group, node):
-            disk.update((stamp_on_disk(one, origin), one) for one in node.snapshots.on_disk)
+            disk.update((snapshot_id_on_disk(one, origin), one) for one in node.snapshots.on_disk)
     found = [
-        GroupSnapshot(stamp, size, sharded, tuple(some), _lack(size, sharded, some))
+        GroupSnapshot(stamp, size, sharded, tuple(some), _find_missing(size, sharded, some))
         for (stamp, size, sharded), some in holders.items()
     ]
     found += [GroupSnapshot(stamp, one.world_size, one.sharded, on_disk=one) for stamp, one in disk.items()]
@@ -94,7 +94,7 @@ def has_all(held: HeldSnapshot) -> bool:
     return held.whole and len({part.rank for part in held.ranks}) >= held.world_size
 
 
-def usable(group: Group, node: Node, origin: str, alone: str | None = None) -> Iterable[HeldSnapshot]:
+def list_usable(group: Group, node: Node, origin: str, alone: str | None = None) -> Iterable[HeldSnapshot]:
     """What a node has of the snapshots of a job that others can use; `alone`: that only it will use them."""
     holdings = node.snapshots
     assert holdings is not None
@@ -125,7 +125,7 @@ def has_copies(one: GroupSnapshot) -> bool:
     )
 
 
-def newer_than(step: int, found: Iterable[GroupSnapshot]) -> str:
+def describe_newer(step: int, found: Iterable[GroupSnapshot]) -> str:
     """What there is of a job's steps after one: the newest; empty: nothing, or all of one that is undone."""
     newer = [one for one in found if one.stamp.origin is None and one.stamp.step > step]
     if not newer or not all(one.missing for one in newer):
@@ -133,17 +133,17 @@ def newer_than(step: int, found: Iterable[GroupSnapshot]) -> str:
     return f"of step {newer[0].stamp.step} {newer[0].missing}"
 
 
-def stamp_of(held: HeldSnapshot | StartSnapshot) -> SnapshotId:
+def snapshot_id_of(held: HeldSnapshot | StartSnapshot) -> SnapshotId:
     """Which snapshot in memory it is, or is of."""
     return SnapshotId(round=held.round, step=held.step)
 
 
-def stamp_on_disk(one: DiskSnapshot | StartSnapshot, origin: str) -> SnapshotId:
+def snapshot_id_on_disk(one: DiskSnapshot | StartSnapshot, origin: str) -> SnapshotId:
     """Which snapshot on disk it is, for a job."""
     return SnapshotId(round=one.round, step=one.step, origin=one.origin if one.origin != origin else None)
 
 
-def _lack(world_size: int, sharded: bool, holders: Sequence[tuple[Node, HeldSnapshot]]) -> str:
+def _find_missing(world_size: int, sharded: bool, holders: Sequence[tuple[Node, HeldSnapshot]]) -> str:
     if not any(held.whole for _, held in holders):
         return "no node has all that its ranks have alike"
     if sharded:

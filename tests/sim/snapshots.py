@@ -311,7 +311,7 @@ def _is_whole(parts: Iterable[RankPart]) -> bool:
 
 
 class BeginsFromTheNewest:
-    """A round begins from the newest complete snapshot of its job; see `choose`."""
+    """A round begins from the newest complete snapshot of its job; see `select_snapshot`."""
 
     def __init__(self, checks: "Checks") -> None:
         self._checks = checks

@@ -135,9 +135,8 @@ class Watcher(RoundHook):
 
     def _sample(self) -> NodeProgress | None:
         watch = self._watch
-        progress = watch.progress() if watch is not None else None
         with suppress(ValueError):  # of what no server takes, none is told: that must not end the job
-            return codec.validate(NodeProgress, progress) if progress is not None else None
+            return codec.validate(NodeProgress, watch.progress()) if watch is not None else None
         return None
 
     def _on_question(self, asked: OutputQuery) -> None:

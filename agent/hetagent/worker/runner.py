@@ -180,8 +180,8 @@ def _run_recorded(run: "Callable[[], None]", start_over: "Callable[[str], NoRetu
             _record_end(error, theirs, start_over)
         _hide_our_frames(theirs)
         raise
-    if os.getpid() == pid and not _is_done(None):
-        _save_state()
+    if os.getpid() == pid:
+        _save_state(None)
 
 
 def _record_end(
@@ -199,12 +199,18 @@ def _record_end(
         _record_error(error.with_traceback(theirs), permanent=_is_permanent(error, theirs))
     elif refusal := _find_refusal(error, theirs):
         _write_record(refusal, refusal, permanent=True)
-    if not _is_done(error):
-        _save_state()  # after the record, whose time is that of the exception
+    _save_state(error)  # after the record, whose time is that of the exception
 
 
-def _save_state() -> None:
-    """Have a script save its last step if it keeps snapshots."""
+def _save_state(error: "BaseException | None") -> None:
+    """Have a script save its last step if it keeps snapshots.
+
+    Nobody wants it if the script has ended well, unless its round is about to end, since others go on from there, or
+    snapshots are written to disk.
+    """
+    is_good = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
+    if is_good and not os.path.exists(os.environ.get(NOTICE) or "") and TO_DISK not in os.environ:
+        return
     save_now = getattr(sys.modules.get(SNAPSHOTS), "save_now", None)
     if save_now is not None:
         save_now(ends=True)
@@ -227,15 +233,6 @@ def _find_refusal(error: BaseException, traceback: "TracebackType | None") -> st
     except Exception:
         pass  # as if it had ended in another way
     return ""
-
-
-def _is_done(error: "BaseException | None") -> bool:
-    """Whether the script has ended well, and nobody wants its last step.
-
-    Its round may be about to end, and others go on from there; or snapshots are written to disk.
-    """
-    is_good = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
-    return is_good and not os.path.exists(os.environ.get(NOTICE) or "") and TO_DISK not in os.environ
 
 
 def _is_permanent(error: BaseException, traceback: "TracebackType | None") -> bool:

@@ -4,9 +4,11 @@ import contextlib
 import itertools
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TextIO
+
+from hetrdzv.protocol.texts.who import Ranks
 
 WAIT_S = 0.5
 """How long a line waits for its like from other ranks (seconds)."""
@@ -40,7 +42,9 @@ class MergedTail:
     twice. `prefix` makes the beginning of a line that some local ranks have written.
     """
 
-    def __init__(self, files: Mapping[int, str], out: TextIO, prefix: Callable[[Sequence[int]], str]) -> None:
+    def __init__(
+        self, files: Mapping[int, str], out: TextIO, prefix: Callable[[Collection[int]], str]
+    ) -> None:
         self._files = files
         self._out = out
         self._prefix = prefix
@@ -103,17 +107,13 @@ class MergedTail:
                 break
             del self._waiting[0]
             with contextlib.suppress(OSError, ValueError):  # the console has gone, or cannot show it
-                self._out.write(f"{self._prefix(sorted(line.ranks))}{line.text}")
+                self._out.write(f"{self._prefix(line.ranks)}{line.text}")
         with contextlib.suppress(OSError, ValueError):
             self._out.flush()
 
 
-def ranges(numbers: Sequence[int]) -> str:
-    """Ascending numbers in short: `0-3,5`."""
-    spans: list[list[int]] = []
-    for number in numbers:
-        if spans and number == spans[-1][-1] + 1:
-            spans[-1][1:] = [number]
-        else:
-            spans.append([number])
-    return ",".join("-".join(map(str, span)) for span in spans)
+def format_ranks(numbers: Collection[int]) -> str:
+    """Ranks in short: `0-3,5`; behind the first few ranges, how many more there are: `+4`."""
+    ranks = Ranks.of(numbers)
+    parts = [f"{first}-{last}" if last > first else str(first) for first, last in ranks.ranges]
+    return ",".join(parts + ([f"+{ranks.more}"] if ranks.more else []))

@@ -26,7 +26,7 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import Subproc
 from hetagent.launch.base import Assignment, PredictedCommand
 from hetagent.launch.command import WorkerCommand
 from hetagent.torch_compat.flags import changes_the_command, substitute_macros
-from hetagent.workers.collapse import MergedTail, ranges
+from hetagent.workers.collapse import MergedTail, format_ranks
 from hetagent.workers.output import STDERR, STDOUT, OutputCapture, wait_for_log_copies
 from hetagent.workers.starter import Program, StartedWorker, Take
 from hetagent.workers.store import HetRendezvousHandler
@@ -242,9 +242,12 @@ class TorchStarter(LocalElasticAgent):
         assert self._assignment is not None
         offset, role, tail_log = self._assignment.start.rank_offset, self.spec.role, processes_api.TailLog
 
-        def prefix(local_ranks: Sequence[int]) -> str:
-            ranks = ranges([offset + local_rank for local_rank in local_ranks])
-            return self._prefix.safe_substitute(role_name=role, rank=ranks, local_rank=ranges(local_ranks))
+        def prefix(local_ranks: Collection[int]) -> str:
+            local_rank, rank = (
+                format_ranks(local_ranks),
+                format_ranks({offset + each for each in local_ranks}),
+            )
+            return self._prefix.safe_substitute(role_name=role, rank=rank, local_rank=local_rank)
 
         def make_tail(name: str, files: dict[int, str], out: TextIO, *args: Any, **kwargs: Any) -> Any:
             is_merged = files and out in (sys.stdout, sys.stderr)

@@ -9,7 +9,7 @@ from tests.support.cluster import wait_for
 from torch.distributed.elastic.multiprocessing import Std
 
 from hetagent.workers import collapse
-from hetagent.workers.collapse import MergedTail, ranges
+from hetagent.workers.collapse import MergedTail, format_ranks
 
 
 class Tail:
@@ -21,7 +21,9 @@ class Tail:
         for rank in self.files:
             self.write(rank, "")
         self.tail = MergedTail(
-            self.files, self.out, lambda ranks: f"{ranges([2 + rank for rank in ranks])}/{ranges(ranks)}:"
+            self.files,
+            self.out,
+            lambda ranks: f"{format_ranks([2 + rank for rank in ranks])}/{format_ranks(ranks)}:",
         )
 
     def write(self, rank: int, text: str) -> None:

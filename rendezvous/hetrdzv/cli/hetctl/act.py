@@ -8,10 +8,11 @@ from typing import Any
 import click
 
 from hetrdzv.cli.hetctl import tables
-from hetrdzv.cli.hetctl.calls import call, describe_state, group_if_any, print_result, show_reply
+from hetrdzv.cli.hetctl.calls import call, describe_state, none_if, print_result, show_reply
 from hetrdzv.cli.hetctl.options import DRY_RUN, GROUP, ID, NODE, command, shared
 from hetrdzv.cli.types import Typed
 from hetrdzv.client import Client
+from hetrdzv.protocol.errors import UnknownGroup
 from hetrdzv.protocol.pages import GroupReply, describe_plan
 from hetrdzv.protocol.requests import Changes, SpecFields
 from hetrdzv.protocol.settings import SETTINGS, GroupSpec, Setting, setting_text
@@ -78,7 +79,7 @@ def _check_settings(group: str, given: Mapping[str, Any]) -> None:
 
     async def ask(client: Client) -> GroupReply | None:
         GroupSpec(**given)
-        return await group_if_any(client, group)
+        return await none_if(UnknownGroup.code, client.group(group))
 
     there = call(ask)
     if there is None:

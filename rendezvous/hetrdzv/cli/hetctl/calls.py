@@ -15,7 +15,7 @@ from hetrdzv.cli.hetctl import tables
 from hetrdzv.cli.hetctl.options import shared
 from hetrdzv.client import Client
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.errors import HetError, NoTls, NotServing, Problem, UnknownGroup, Unreachable
+from hetrdzv.protocol.errors import HetError, NoTls, NotServing, Problem, Unreachable
 from hetrdzv.protocol.pages import GroupReply, GroupSummary
 from hetrdzv.protocol.texts.phrasing import predicate
 
@@ -61,8 +61,8 @@ def call(ask: Ask[_T], *, interrupted: int = 130) -> _T:
         raise click.ClickException(tables.one_line(text)) from None
 
 
-async def await_answer(ask: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
-    """The answer of a server that answered before, and may come back."""
+async def ask_again(ask: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+    """Ask until a server answers: one did before, and may come back."""
     complained = False
     while True:
         try:
@@ -82,11 +82,6 @@ async def none_if(code: str, reply: Awaitable[_T]) -> _T | None:
         if problem.code != code:
             raise
         return None
-
-
-async def group_if_any(client: Client, group: str) -> GroupReply | None:
-    """A group; None: there is none."""
-    return await none_if(UnknownGroup.code, client.group(group))
 
 
 # -- printing ----------------------------------------------------------------------------------------------

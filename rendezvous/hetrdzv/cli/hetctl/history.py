@@ -8,14 +8,7 @@ import click
 from rich.console import RenderableType
 
 from hetrdzv.cli.hetctl import tables
-from hetrdzv.cli.hetctl.calls import (
-    await_answer,
-    call,
-    none_if,
-    print_json,
-    print_warning,
-    show_reply,
-)
+from hetrdzv.cli.hetctl.calls import ask_again, call, none_if, print_json, print_warning, show_reply
 from hetrdzv.cli.hetctl.options import GROUP, WIDE, command, shared
 from hetrdzv.client import Client
 from hetrdzv.protocol.errors import UnknownGroup
@@ -60,7 +53,7 @@ async def _follow_events(client: Client, group: str, last: int) -> None:
             print_json(event, indent=None) if shared().as_json else tables.write(tables.event_line(event))
         last = reply.last if reply.last >= last else 0  # the group was deleted and created again
         await asyncio.sleep(PAUSE_S)
-        reply = await none_if(UnknownGroup.code, await_answer(partial(client.events, group, after=last)))
+        reply = await none_if(UnknownGroup.code, ask_again(partial(client.events, group, after=last)))
     print_warning(f"group '{group}' was deleted: its history ends here")
 
 

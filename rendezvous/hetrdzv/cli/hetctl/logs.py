@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from hetrdzv.cli.hetctl import tables
-from hetrdzv.cli.hetctl.calls import EVERY_S, await_answer, call, none_if, print_json, print_warning
+from hetrdzv.cli.hetctl.calls import EVERY_S, ask_again, call, none_if, print_json, print_warning
 from hetrdzv.cli.hetctl.options import GROUP, RANKS, command, round_option, shared
 from hetrdzv.cli.hetctl.wait import OUTCOMES
 from hetrdzv.client import Client
@@ -63,8 +63,8 @@ async def _follow_logs(client: Client, group: str, ranks: Sequence[int], printer
     printer.show(await client.logs_of(group, rank=ranks))
     while True:
         await asyncio.sleep(EVERY_S)
-        found = await await_answer(lambda: client.group(group))
-        news = await none_if(NoRound.code, await_answer(lambda: client.logs_of(group, rank=ranks)))
+        found = await ask_again(lambda: client.group(group))
+        news = await none_if(NoRound.code, ask_again(lambda: client.logs_of(group, rank=ranks)))
         if news is not None:
             printer.show(news)
         if found.state in OUTCOMES and not found.counts.nodes:

@@ -4,17 +4,11 @@ import asyncio
 
 import click
 
-from hetrdzv.cli.hetctl.calls import (
-    await_answer,
-    call,
-    describe_state,
-    group_if_any,
-    print_result,
-    print_warning,
-)
+from hetrdzv.cli.hetctl.calls import ask_again, call, describe_state, none_if, print_result, print_warning
 from hetrdzv.cli.hetctl.options import GROUP, command, shared
 from hetrdzv.cli.types import Typed
 from hetrdzv.client import Client
+from hetrdzv.protocol.errors import UnknownGroup
 from hetrdzv.protocol.pages import GroupReply
 from hetrdzv.protocol.states import GroupState
 from hetrdzv.protocol.texts.typed import parse_seconds
@@ -73,13 +67,14 @@ async def _wait_until(client: Client, group: str, wanted: str, timeout_s: float 
     Raises:
         TimeoutError: it is neither in time; it is looked at once at least.
     """
-    reply = await group_if_any(client, group)
+    reply = await none_if(UnknownGroup.code, client.group(group))
     if reply is None:
         print_warning(f"there is no group '{group}' yet: waiting for it")
     async with asyncio.timeout(timeout_s):
         while reply is None or not (_is_reached(reply, wanted) or reply.state in OUTCOMES):
             await asyncio.sleep(EVERY_S)
-            before, reply = reply, await await_answer(lambda: group_if_any(client, group))
+            before, asked = reply, ask_again(lambda: client.group(group))
+            reply = await none_if(UnknownGroup.code, asked)
             if before is not None and reply is None:
                 return None
     return reply

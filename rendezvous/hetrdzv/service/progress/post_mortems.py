@@ -35,7 +35,6 @@ class PostMortems:
         self._wall = wall
         self._of: dict[str, dict[tuple[About, int], PostMortem]] = {}  # the group with the oldest news first
         self._sizes: dict[str, int] = {}  # of each group (characters)
-        self._size = 0  # of all
 
     def add_stacks(self, group_id: str, number: int, world_size: int, stacks: Iterable[Stack]) -> None:
         """The stacks of a round that hangs; they replace those of an earlier hang of it. Equal ones are kept once."""
@@ -74,10 +73,8 @@ class PostMortems:
         of_group[about, kept.round] = kept
         if len(self.rounds_kept(group_id, about)) > EARLIER:
             del of_group[about, min(self.rounds_kept(group_id, about))]
-        size = sum(one.size for one in of_group.values())
-        self._size += size - self._sizes.get(group_id, 0)
-        self._sizes[group_id] = size
-        while self._size > MOST:
+        self._sizes[group_id] = sum(one.size for one in of_group.values())
+        while sum(self._sizes.values()) > MOST:
             self.forget_group(next(iter(self._of)))
 
     def find(self, group_id: str, about: About, number: int | None = None) -> PostMortem | None:
@@ -92,9 +89,9 @@ class PostMortems:
     def forget_group(self, group_id: str) -> None:
         """A group is gone."""
         self._of.pop(group_id, None)
-        self._size -= self._sizes.pop(group_id, 0)
+        self._sizes.pop(group_id, None)
 
     def forget_all(self) -> None:
         """The groups were loaded again."""
-        for group_id in list(self._of):
-            self.forget_group(group_id)
+        self._of.clear()
+        self._sizes.clear()

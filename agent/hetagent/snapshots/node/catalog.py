@@ -90,7 +90,8 @@ class DiskCatalog:
     @property
     def marks(self) -> Mapping[SnapshotId, SnapshotMetadata]:
         """In the order in which this job would go on from them."""
-        return {stamp: self._found[stamp] for stamp in newest_first(self._found, self.origin)}
+        found = self._found  # a look may end meanwhile
+        return {stamp: found[stamp] for stamp in newest_first(found, self.origin)}
 
     def path_of(self, stamp: SnapshotId) -> Path:
         """The directory of a snapshot."""
@@ -112,12 +113,12 @@ class DiskCatalog:
             if stamp.round
         )[:MOST_ON_DISK]
 
-    def make_source(self, chosen: StartSnapshot) -> dict[str, object]:
+    def _make_source(self, stamp: SnapshotId) -> Mapping[str, object]:
         """Where workers read it, if that is still safe: an entry of `sources` in `start.json`."""
         self.refresh(PATIENT_S, again=True)
-        mark = self._found.get(_snapshot_id(chosen))
+        mark = self._found.get(stamp)
         ranks = {str(rank): digest for rank, digest in mark.ranks.items()} if mark is not None else {}
-        return {"node": "", "path": str(self.path_of(_snapshot_id(chosen))), "ranks": ranks}
+        return {"node": "", "path": str(self.path_of(stamp)), "ranks": ranks}
 
     def describe(self, chosen: StartSnapshot) -> str:
         """Of which job it is, how old, and where."""
@@ -140,10 +141,10 @@ class DiskCatalog:
         origin = origin if origin.isalnum() else ""  # it names directories
         if origin != self.origin:
             self.origin, self.ancestors = origin, ()
-        source = self.make_source(chosen) if chosen is not None and chosen.on_disk else None
-        began = [_snapshot_id(chosen)] if chosen is not None and chosen.on_disk else []
+        began = _snapshot_id(chosen) if chosen is not None and chosen.on_disk else None
+        source = self._make_source(began) if began is not None else None
         for stamp, mark in self.marks.items():
-            if stamp in began or stamp.origin == origin:
+            if stamp == began or stamp.origin == origin:
                 jobs = dict.fromkeys((*self.ancestors, *mark.after, stamp.origin))
                 self.ancestors = [job for job in jobs if job != origin][-MOST_JOBS:]
         return source

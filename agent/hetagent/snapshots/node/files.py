@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from hetagent.node.network import host_port
 from hetagent.snapshots.folder import Index, Slot, SnapshotFiles, SnapshotId, write_atomic
 from hetagent.snapshots.save_request import ASK
-from hetrdzv.protocol.snapshots import MOST_HELD, HeldSnapshot, RankPart, Source, StartSnapshot
+from hetrdzv.protocol.snapshots import HeldSnapshot, RankPart, Source, StartSnapshot
 
 MOST_WHY = 256
 """Length of a reason that the server takes (characters)."""
@@ -82,7 +82,7 @@ class SnapshotDir(SnapshotFiles):
         held = (
             _describe_held(slot, indexes) for slot in slots if (indexes := slot.read_indexes(_read_index))
         )
-        return tuple(held)[:MOST_HELD]
+        return tuple(held)
 
     def read_last_step(self) -> int:
         """The newest step that a worker of this node has ended."""

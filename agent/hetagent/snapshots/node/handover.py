@@ -4,10 +4,10 @@ import time
 from collections.abc import Callable
 
 from hetagent.session.connection import ServerConnection
-from hetagent.session.requests import round_report
+from hetagent.session.requests import Report
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.snapshots import Holdings
-from hetrdzv.protocol.states import DirectiveKind, ReportKind
+from hetrdzv.protocol.states import DirectiveKind
 
 SERVES_S = 60.0
 """At most (seconds)."""
@@ -33,22 +33,14 @@ def serving_time_s(holdings: Holdings, until: float | None, *, alone: bool) -> f
 
 
 def hand_over(
-    connection: ServerConnection,
-    number: int,
-    why: str,
-    holdings: Holdings,
-    serves_s: float,
-    is_hurried: Callable[[], bool],
+    connection: ServerConnection, report: Report[Directive], serves_s: float, is_hurried: Callable[[], bool]
 ) -> None:
-    """Say that this node has left, and wait until nobody needs it, or the server says nothing for half of that time.
+    """Report that this node has left, and wait until nobody needs what it serves, or somebody waits for its end.
 
     Args:
-        number: its newest round.
-        serves_s: for how long it serves what it holds (seconds); 0: nobody needs that.
-        is_hurried: whether somebody waits for the end of this agent.
+        serves_s: how long at most, and half of that if the server says nothing (seconds); 0: nobody needs anything.
     """
-    fields = {"message": why, "snapshots": holdings, "serves_s": serves_s}
-    connection.announce_leave(round_report(ReportKind.PARTING, number, **fields), workers_gone=True)
+    connection.announce_leave(report, workers_gone=True)
     began = time.monotonic()
     while not is_hurried() and connection.session.may_be_member:
         directive = connection.session.newest_directive

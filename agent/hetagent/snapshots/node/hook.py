@@ -19,7 +19,7 @@ from hetagent.node.memory import free_memory
 from hetagent.options.model import SnapshotOptions
 from hetagent.roundhook import RoundHook
 from hetagent.session.connection import ServerConnection
-from hetagent.session.requests import Report
+from hetagent.session.requests import Report, round_report
 from hetagent.snapshots.folder import FOLDER, RoundControl
 from hetagent.snapshots.node.catalog import DiskCatalog
 from hetagent.snapshots.node.disk import DiskWriter
@@ -42,7 +42,7 @@ from hetrdzv.protocol.snapshots import (
     StartSnapshot,
 )
 from hetrdzv.protocol.snapshots import SnapshotId as ServerStamp
-from hetrdzv.protocol.states import DirectiveKind
+from hetrdzv.protocol.states import DirectiveKind, ReportKind
 
 EXIT_MARGIN_S = 0.5
 """How long before it has to be gone this agent stops writing and serving (seconds)."""
@@ -195,7 +195,9 @@ class SnapshotHook(RoundHook):
                 f"the other nodes load what only this one has of its last step, for {serves_s:.0f} s at most; "
                 "Ctrl-C leaves at once"
             )
-        hand_over(self._connection, self._round, why, holdings, serves_s, is_hurried)
+        fields = {"message": why, "snapshots": holdings, "serves_s": serves_s}
+        report = round_report(ReportKind.PARTING, self._round, **fields)
+        hand_over(self._connection, report, serves_s, is_hurried)
 
     def close(self) -> None:
         """Look no more; `leave` follows."""

@@ -64,6 +64,10 @@ class Node:
             (path / MARK).write_bytes(mark.to_json())
         return path
 
+    def source(self, step: int) -> Any:
+        """Where workers read a snapshot that a round begins from."""
+        return self.catalog.begin_round(JOB, chosen(step))
+
     def declares(self) -> list[tuple[str, int]]:
         self.catalog.refresh(60.0)
         return [(one.origin, one.step) for one in self.catalog.on_disk()]
@@ -91,12 +95,12 @@ def test_the_newest_that_are_complete_are_told(node: Node) -> None:
     assert node.catalog.on_disk() == tuple(
         DiskSnapshot(round=1, step=step, origin=JOB, world_size=2, size=7) for step in (50, 40, 30, 20)
     )
-    source = node.catalog.make_source(chosen(40))
+    source = node.source(40)
     assert (source["path"], source["ranks"]) == (
         str(node.catalog.path / "step-40-round-1-job-0f3a"),
         {"0": "d"},
     )
-    assert node.catalog.make_source(chosen(60))["ranks"] == {}
+    assert node.source(60)["ranks"] == {}
 
 
 def test_the_oldest_are_removed_and_what_is_not_ours_stays(node: Node) -> None:
@@ -155,9 +159,9 @@ def test_nothing_is_read_where_others_can_write(node: Node, tmp_path: Path) -> N
         assert text.endswith(f": chmod -R go-w {path}")
     for safe, found in ((False, {}), (True, {"0": "d"})):
         (node.catalog.path / directory_name(SnapshotId(1, 10, JOB))).chmod(0o755 if safe else 0o777)
-        assert node.catalog.make_source(chosen(10))["ranks"] == found, "as it is when it is used"
+        assert node.source(10)["ranks"] == found, "as it is when it is used"
     node.catalog.path.chmod(0o775)
-    assert node.catalog.make_source(chosen(10))["ranks"] == {}
+    assert node.source(10)["ranks"] == {}
     with pytest.raises(UsageError, match=r"others can write to .*: chmod -R go-w"):
         Node(tmp_path)
 

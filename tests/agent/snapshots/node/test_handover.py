@@ -9,11 +9,11 @@ import pytest
 from tests.agent.session.driver import Bench, problem
 from tests.agent.workers.test_store import start
 
-from hetagent.session.requests import Report
+from hetagent.session.requests import Report, round_report
 from hetagent.snapshots.node.handover import SERVES_S, do_others_continue, hand_over, serving_time_s
 from hetrdzv.core import commands
 from hetrdzv.protocol.snapshots import HeldSnapshot, Holdings
-from hetrdzv.protocol.states import DirectiveKind
+from hetrdzv.protocol.states import DirectiveKind, ReportKind
 
 
 def held(step: int = 120, port: int = 7000, **more: Any) -> Holdings:
@@ -23,7 +23,9 @@ def held(step: int = 120, port: int = 7000, **more: Any) -> Holdings:
 
 def leaves(line: Any, **limits: Any) -> bool:
     """It waits no longer than a test may; returns whether others go on."""
-    hand_over(line, 3, "SIGTERM", held(), **{"serves_s": 600.0, "is_hurried": bool} | limits)
+    limits = {"serves_s": 600.0, "is_hurried": bool} | limits
+    fields = {"message": "SIGTERM", "snapshots": held(), "serves_s": limits["serves_s"]}
+    hand_over(line, round_report(ReportKind.PARTING, 3, **fields), **limits)
     return do_others_continue(line.session.newest_directive)
 
 

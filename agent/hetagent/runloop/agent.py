@@ -252,8 +252,8 @@ class Agent:
 
     def _send_report(self, kind: ReportKind, since: float | None = None, **fields: Any) -> None:
         """Report what happened to the workers; `since`: see `ServerConnection.send`."""
-        fields["moved"] = self.parts.progress_times()
-        self.server.send(round_report(kind, self.round_number, **fields), since)
+        moved = self.parts.monitor.progress_times() if self.parts.monitor is not None else None
+        self.server.send(round_report(kind, self.round_number, moved=moved, **fields), since)
 
     def _cause_suffix(self, cause: str) -> str:
         """The suffix that says what ended the round; empty if that was logged last."""

@@ -3,9 +3,9 @@
 import signal
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hetagent.errors import OutOfResourcesError
 from hetagent.launch.base import Assignment, Launch
@@ -55,8 +55,7 @@ class Phase(StrEnum):
     GONE = "gone"  # they were cleared away, or never came to be
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(NamedTuple):
     """A stop of the workers: the signal that they get, and when they are killed (monotonic seconds)."""
 
     signum: int
@@ -64,8 +63,7 @@ class Stop:
     kill_at: float
 
 
-@dataclass(frozen=True, slots=True)
-class End:
+class End(NamedTuple):
     """How the processes of a round ended on this node.
 
     Attributes:
@@ -146,7 +144,7 @@ class LocalRound:
             moments.append(self._saves_until())
         elif self.phase is not Phase.STOPPING:
             moments += [self._look_at] if self.phase is Phase.RUNNING else []
-            moments += [self._end.due_at] if self.phase is Phase.ENDING and self._end is not None else []
+            moments += [self._end.due_at] if self._end is not None else []
             moments += [at for hook in self._parts.hooks if (at := hook.due_at()) is not None]
         return min(moments, default=None)
 

@@ -13,7 +13,6 @@ from hetagent.runloop.share_files import ShareFiles
 from hetagent.runloop.start_check import StartCheck
 from hetagent.snapshots.node.hook import SnapshotHook
 from hetagent.standby.keeper import Standbys
-from hetrdzv.protocol.progress import ProgressTimes
 
 
 @dataclass(slots=True, kw_only=True)
@@ -75,10 +74,6 @@ class Parts:
         return any(
             part is not None and part.supports_graceful_stop() for part in (self.notices, self.snapshots)
         )
-
-    def progress_times(self) -> ProgressTimes | None:
-        """When the workers of this node moved in the round, counted from now; None: nobody can tell."""
-        return self.monitor.progress_times() if self.monitor is not None else None
 
     def first_death_at(self) -> float | None:
         """When the first process died that this node's program has started (monotonic seconds); None: none has."""

@@ -143,11 +143,12 @@ class Standbys(RoundHook):
                 continue
             notes, left_out = self._notes_file(rank), [*self._left_out]
             try:
-                self._standbys[rank] = Standby(self._programs[rank], self._preload, notes, left_out)
+                standby = Standby(self._programs[rank], self._preload, notes, left_out)
+                self._poller.register(standby, select.EPOLLIN)
             except OSError as error:
                 self._on_failure(f"cannot be started: {error}")
             else:
-                self._poller.register(self._standbys[rank], select.EPOLLIN)
+                self._standbys[rank] = standby
 
     def _check(self, rank: int, standby: Standby) -> None:
         """See what has become of a standby."""

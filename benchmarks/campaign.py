@@ -1,5 +1,6 @@
 """Runs random faults against a real job, one after another, and checks every recovery."""
 
+import contextlib
 import random
 import signal
 import subprocess
@@ -245,11 +246,12 @@ class Campaign:
         kind.recoveries.append(Recovery(time.monotonic() - at))
         time.sleep(1.0)  # for a round that should not come
         group, made = self._job.group(), self._made()
-        running = {pid for pid, node in marked().items() if node in self._nodes}
-        if (group["state"], group["round"]) != ("running", self._world.round) or running != self._world.pids:
+        if (group["state"], group["round"]) != ("running", self._world.round):
             self._wrong(
-                f"{group['state']} in round {group['round']} after {self._world.round}: {group['why']}"
+                f"{group['state']} in round {group['round']} after {self._world.round}: {group['reason']}"
             )
+        if ended := self._world.pids - marked().keys():
+            self._wrong(f"workers have ended: {sorted(ended)}")
         time.sleep(0.2)
         if min(self._made().values()) <= max(made.values()):
             self._wrong("no steps were made after the server was back")
@@ -310,8 +312,8 @@ class Campaign:
         self._check(still)
 
     def _check(self, still: str = "") -> None:
-        """Nothing but the world's processes is there (or those of `still`), and all that was logged is right."""
-        ours = self._world.pids
+        """Nothing but the world's processes and standbys is there (or `still`'s), and all that was logged is right."""
+        ours = self._world.pids | self._standbys()
         strangers = [pid for pid, node in marked().items() if pid not in ours and node != still]
         if strangers:
             self._last.orphans += len(strangers)
@@ -320,6 +322,14 @@ class Campaign:
             if what not in self._told:
                 self._told.add(what)
                 self._wrong(what)
+
+    def _standbys(self) -> set[int]:
+        """The agents' children that were no workers yet; those of a killed agent are not its children any more."""
+        children: set[int] = set()
+        for agent in self._job.agents.values():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                children |= {child.pid for child in psutil.Process(agent.pid).children()}
+        return children - {line["pid"] for line in self._job.log.lines()}
 
     def _parts(self, before: World, world: World, at: float) -> tuple[float, ...]:
         """The way to the next world; see `SPAN`. Events are on the wall clock of this machine, to 1 ms."""

@@ -1,5 +1,6 @@
 """What the API refuses, and its error messages; no sockets."""
 
+import asyncio
 import json
 import logging
 from typing import Any
@@ -10,7 +11,8 @@ import pytest
 from hetrdzv.api import middleware
 from hetrdzv.api.app import create_app
 from hetrdzv.protocol.bounds import MAX_BODY_BYTES
-from tests.support.served import api, ask_raw, serving, two_nodes
+from hetrdzv.protocol.states import GroupState
+from tests.support.served import api, ask_raw, serving, settled, two_nodes
 
 JOIN = {"incarnation": "i", "slots": 1, "address": "10.0.0.1", "port": 4000}
 NODE = "/v1/groups/g/nodes/n"
@@ -274,3 +276,31 @@ async def test_the_docs_need_nothing_from_elsewhere_and_name_every_route() -> No
                 assert f"<summary>{method.upper()} {path}</summary>" in page.text
         for name in document["components"]["schemas"]:
             assert f"<summary>{name}</summary>" in page.text
+
+
+async def test_what_waited_for_its_turn_while_its_client_hung_up_is_not_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else a server that is behind works for clients that have gone, and more and more of them ask again."""
+    monkeypatch.setattr("hetrdzv.service.polls.polls.AT_ONCE", 1)
+    report = {"incarnation": "1", "round": 1, "kind": "master_unreachable", "message": "timed out"}
+
+    def sent(body: dict[str, Any], *more: dict[str, Any]) -> list[Any]:
+        return [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}, *more]
+
+    async with serving() as (service, store):
+        await two_nodes(service)
+        app, nodes, hung_up = create_app(service), "/v1/groups/g/nodes", {"type": "http.disconnect"}
+        store.open.clear()
+        asking = []
+        for request in (
+            (f"{nodes}/c", sent(JOIN), "PUT"),
+            (f"{nodes}/d", sent(JOIN, hung_up), "PUT"),
+            (f"{nodes}/a/report", sent(report, hung_up), "POST"),
+        ):
+            asking.append(asyncio.ensure_future(ask_raw(app, *request)))
+            await settled(50)
+        store.open.set()
+        await asyncio.gather(*asking)
+        group = service.group("g")
+        assert (set(group.nodes), group.state) == ({"a", "b", "c"}, GroupState.RUNNING)

@@ -1,6 +1,8 @@
 """What agents ask: join, poll for the directive, report, answer questions, leave."""
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -104,16 +106,11 @@ async def _answer_poll(
 ) -> Response:
     # joins and polls come by the thousand: two dependencies more took a tenth of their time
     polls: Polls = request.state.polls
-    caller, node_id = Caller(), command.node_id
-    watching = asyncio.ensure_future(_watch_for_disconnect(request, caller)) if wait_s > 0 else None
-    try:
+    with _calling(request) as caller:
         told = await polls.answer_poll(caller, group_id, command, after, wait_s, asks=asks, progress=progress)
-    finally:
-        if watching is not None:
-            watching.cancel()
-    if told is None:  # nobody reads it
-        return Response(status_code=204)
-    query = polls.service.queries.next_query(group_id, node_id) if asks else None
+    if told is None:
+        return _response_to_nobody()
+    query = polls.service.queries.next_query(group_id, command.node_id) if asks else None
     if query is None:
         return _directive_response(told)
     query.is_sent = True
@@ -121,11 +118,26 @@ async def _answer_poll(
     return _json_response(codec.write(replace(told[1], **also)))
 
 
-async def _watch_for_disconnect(request: Request, caller: Caller) -> None:
-    """Tell a caller once its client is gone."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-    caller.hang_up()
+@contextmanager
+def _calling(request: Request) -> Iterator[Caller]:
+    """The client of a request, which hangs up once it is gone."""
+    caller = Caller()
+
+    async def watch_for_disconnect() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        caller.hang_up()
+
+    watching = asyncio.ensure_future(watch_for_disconnect())
+    try:
+        yield caller
+    finally:
+        watching.cancel()
+
+
+def _response_to_nobody() -> Response:
+    """The client has hung up."""
+    return Response(status_code=204)
 
 
 def _json_response(body: bytes) -> Response:
@@ -162,7 +174,7 @@ async def report(
 ) -> Response:
     """Report on a member's workers. A report on an older round gets 409 and the current directive."""
     command = Report(node_id=node_id, **codec.fields_of(body))
-    return await _answer_member(request.state.polls, group_id, node_id, body.incarnation, command)
+    return await _answer_member(request, group_id, node_id, body.incarnation, command)
 
 
 @router.post("/daemon", response_model=Directive)
@@ -173,15 +185,18 @@ async def start_daemon(
     if (why := daemon_refusal(body.words)) is not None:
         raise Refused(f"node '{node_id}' cannot be asked to run this: {why}")
     command = StartDaemon(node_id=node_id, **codec.fields_of(body))
-    return await _answer_member(request.state.polls, group_id, body.master, body.incarnation, command)
+    return await _answer_member(request, group_id, body.master, body.incarnation, command)
 
 
 async def _answer_member(
-    polls: Polls, group_id: str, speaker: str, incarnation: str, command: Report | StartDaemon
+    request: Request, group_id: str, speaker: str, incarnation: str, command: Report | StartDaemon
 ) -> Response:
     """Execute what a member of a round says and reply with its directive, even if the round is over."""
+    polls: Polls = request.state.polls
     try:
-        await polls.execute(group_id, command)
+        with _calling(request) as caller:
+            if await polls.execute(caller, group_id, command) is None:
+                return _response_to_nobody()
     except StaleRound as error:
         error.directive = current_directive(polls.service, group_id, speaker, incarnation)[1]
         raise

@@ -55,22 +55,22 @@ class Polls:
         # counted before the command: an older poll may be found cut while that is committed
         self._open[speaker] += 1
         try:
-            group = await self.execute(group_id, command)
-            granted = self.service.leases.grant_lease(group, *speaker[1:])
-            if progress is not None:
-                self.service.progress.record_progress(*speaker[:2], progress, granted.poll_s)
-            if isinstance(command, Join):
-                head = current_head(self.service, *speaker)
-                after = head.version if head.kind is DirectiveKind.WAIT else None
-            loop = asyncio.get_running_loop()
-            until = loop.time() + min(wait_s, granted.poll_s)
-            while not caller.gone:
-                left_s = until - loop.time()
-                asked = asks and self.service.queries.next_query(*speaker[:2]) is not None
-                changed = current_head(self.service, *speaker).version != after
-                if changed or asked or left_s <= 0 or self.service.stopping:
-                    return current_directive(self.service, *speaker)
-                await self.service.watchers.wait_for_news(*speaker[:2], left_s, caller)
+            if (group := await self.execute(caller, group_id, command)) is not None:
+                granted = self.service.leases.grant_lease(group, *speaker[1:])
+                if progress is not None:
+                    self.service.progress.record_progress(*speaker[:2], progress, granted.poll_s)
+                if isinstance(command, Join):
+                    head = current_head(self.service, *speaker)
+                    after = head.version if head.kind is DirectiveKind.WAIT else None
+                loop = asyncio.get_running_loop()
+                until = loop.time() + min(wait_s, granted.poll_s)
+                while not caller.gone:
+                    left_s = until - loop.time()
+                    asked = asks and self.service.queries.next_query(*speaker[:2]) is not None
+                    changed = current_head(self.service, *speaker).version != after
+                    if changed or asked or left_s <= 0 or self.service.stopping:
+                        return current_directive(self.service, *speaker)
+                    await self.service.watchers.wait_for_news(*speaker[:2], left_s, caller)
             if self._open[speaker] == 1:  # this was the agent's only poll
                 await self.service.on_poll_cut(*speaker)
             return None
@@ -79,15 +79,16 @@ class Polls:
             if not self._open[speaker]:
                 del self._open[speaker]
 
-    async def execute(self, group_id: str, command: Command) -> Group:
+    async def execute(self, caller: Caller, group_id: str, command: Command) -> Group | None:
         """Apply an agent's command to its group, as `Service.execute` does, a few at a time.
 
-        When thousands of agents speak at once, the first are answered before the last are read.
+        When thousands of agents speak at once, the first are answered before the last are read. None if the client hung
+        up while its command waited: it asks again, and work for those who have gone makes the others give up as well.
         """
         if isinstance(command, Renew):  # nearly always only a heartbeat, which is not to wait for the store
             return await self.service.execute(group_id, command)
         async with self._turn:
-            return await self.service.execute(group_id, command)
+            return None if caller.gone else await self.service.execute(group_id, command)
 
 
 def current_head(service: Service, group_id: str, node_id: str, incarnation: str) -> DirectiveHead:

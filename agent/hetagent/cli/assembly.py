@@ -141,6 +141,7 @@ def _make_agent(context: AgentContext, child: ChildServer | None, logs_specs: Lo
     parts = _make_parts(context, server, handler)
     if parts.ready_file is not None:
         server.on_member = parts.ready_file.set_known
+    pipes = parts.snapshots.pipe_folder() if parts.snapshots is not None else None
     if child is not None:
         child.on_exit(server.give_up)
     return Agent(
@@ -148,7 +149,7 @@ def _make_agent(context: AgentContext, child: ChildServer | None, logs_specs: Lo
         address=context.address,
         server=server,
         # a server of its own dies with this process
-        guardian=Guardian(context.identity, context.access if child is None else None),
+        guardian=Guardian(context.identity, context.access if child is None else None, pipes),
         starter=_make_starter(context, handler, logs_specs),
         handler=handler,
         hold_script_port=context.hold_script_port,

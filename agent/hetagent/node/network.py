@@ -1,5 +1,6 @@
 """The address, interface and ports that this node offers to the others."""
 
+import contextlib
 import errno
 import ipaddress
 import os
@@ -222,21 +223,14 @@ def _find_bindable(address: str) -> tuple[socket.AddressFamily, str]:
     """
     address = "127.0.0.1" if address == "localhost" else address
     ip = _parse_ip(address)
-    families = [socket.AF_INET6, socket.AF_INET]
-    if ip is not None and ip.version == 4:
-        families.reverse()
-    candidates = [(families[0], address)] if ip is not None else []
-    candidates += [(family, WILDCARDS[family]) for family in families]
-    return next((place for place in candidates if _can_bind(*place)), candidates[-1])
-
-
-def _can_bind(family: socket.AddressFamily, host: str) -> bool:
-    try:
-        with socket.socket(family, socket.SOCK_STREAM) as sock:
-            sock.bind((host, 0))
-    except OSError:
-        return False
-    return True
+    family = socket.AF_INET if ip is not None and ip.version == 4 else socket.AF_INET6
+    if ip is not None:
+        with contextlib.suppress(OSError), socket.socket(family) as sock:
+            sock.bind((address, 0))
+            return family, address
+    if not socket.has_dualstack_ipv6():
+        family = socket.AF_INET
+    return family, WILDCARDS[family]
 
 
 def _interface_addresses() -> Iterator[tuple[str, IPAddress, str]]:

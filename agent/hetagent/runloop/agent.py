@@ -103,8 +103,6 @@ class Agent:
         capture = process_signals.capture_signals(self.signals, self._got_signals)
         with contextlib.closing(self.starter), capture as woken:
             try:
-                snapshots = self.parts.snapshots
-                self.guardian.pipes = snapshots.pipe_folder() if snapshots is not None else None
                 self.guardian.start()
                 self.server.start()
                 self._prepare_join()

@@ -35,18 +35,18 @@ class Guardian:
 
     Args:
         access: how it says goodbye; None: to nobody.
+        pipes: the folder where workers listen that save their state when asked; None: none do.
 
     Attributes:
-        pipes: the folder where workers listen that save their state when asked; None: none do.
         pickled_goodbye: who leaves, and how the guardian says so, if anybody is to know.
         pid: the guardian's; None before `start` and after `dismiss`.
     """
 
-    def __init__(self, identity: Identity, access: ServerAccess | None) -> None:
+    def __init__(self, identity: Identity, access: ServerAccess | None, pipes: Path | None = None) -> None:
         self.pickled_goodbye = pickle.dumps((identity, access)).hex() if access is not None else ""
         self._incarnation = identity.incarnation
         self._who = f"the guardian of node {identity.node_id!r}"
-        self.pipes: Path | None = None
+        self._pipes = str(pipes or "")
         self._sessions: list[int] = []
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -76,8 +76,8 @@ class Guardian:
             )
         except OSError as error:  # no process or file descriptor is left
             raise GuardianError(f"{self._who} cannot be started ({error}): {WITHOUT}") from None
-        first = {"incarnation": self._incarnation, "goodbye": self.pickled_goodbye, "sys_path": sys_path()}
-        self._send(first)
+        agent = {"incarnation": self._incarnation, "goodbye": self.pickled_goodbye, "pipes": self._pipes}
+        self._send(agent | {"sys_path": sys_path()})
         if not wait_readable([self], START_TIMEOUT_S):
             self._process.kill()
         if os.read(self.fileno(), 64) != b"ready\n":
@@ -85,8 +85,7 @@ class Guardian:
             raise GuardianError(
                 f"{self._who} did not start (status {status} of {' '.join(command)}): {WITHOUT}; stderr says more"
             )
-        if self._sessions:
-            self.set_sessions(self._sessions)
+        self.set_sessions(self._sessions)
 
     def set_sessions(self, sessions: Collection[int]) -> None:
         """Tell it which sessions are the workers', so that it finds even those that overwrote their environment.
@@ -94,7 +93,7 @@ class Guardian:
         Call this with none once the workers are gone: their ids may be reused.
         """
         self._sessions = list(sessions)
-        self._send({"sessions": self._sessions, "pipes": str(self.pipes or "")})
+        self._send(self._sessions)
 
     def dismiss(self) -> int | None:
         """End it without any action on its part; returns its exit status, None: it was not running."""

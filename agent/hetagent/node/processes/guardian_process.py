@@ -1,10 +1,10 @@
 """The guardian's program: ends the workers of an agent that died.
 
-`guardian.Guardian` starts it as `python -I -S guardian_process.py`. Without site-packages it starts in some 20 ms,
-and it stays small until there are workers. It reads JSON objects from stdin, one a line: first who the agent is, which
-it answers with `ready`; later `{"sessions": PIDS, "pipes": FOLDER}` (the workers' sessions from now on, and where those
-listen that save their state when asked). If the pipe or the agent ends, the workers belong to nobody; an agent that
-ends in order kills it before. Nothing is passed by arguments or environment, since these are public.
+`guardian.Guardian` starts it as `python -I -S guardian_process.py`. Without site-packages it starts in some 20 ms, and
+it stays small for a while. It reads JSON from stdin, a value a line: first who the agent is and where those workers
+listen that save their state when asked, which it answers with `ready`; later the workers' sessions from now on, as
+pids. If the pipe or the agent ends, the workers belong to nobody; an agent that ends in order kills it before. Nothing
+is passed by arguments or environment, since these are public.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hetagent.node.processes.identity import Identity, ServerAccess
@@ -79,13 +79,12 @@ def main() -> int:
         prepared = threading.Timer(PREPARE_AFTER_S, _import_for_goodbye, [agent["goodbye"]])
         prepared.daemon = True
         prepared.start()
-    watched: dict[str, Any] = {"sessions": [], "pipes": ""}
+    sessions: list[int] = []
     for line in lines:
-        watched = json.loads(line)
-    if watched["pipes"] and watched["sessions"]:
-        have_workers_save(watched["pipes"])
-    stubborn = processes.kill_all_of(agent["incarnation"], watched["sessions"])
-    if stubborn:
+        sessions = json.loads(line)
+    if agent["pipes"] and sessions:
+        have_workers_save(agent["pipes"])
+    if stubborn := processes.kill_all_of(agent["incarnation"], sessions):
         _log(
             f"processes cannot be killed: {processes.describe_stuck(stubborn)}; "
             "check the node (GPU driver, file server) before you use it again"

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from math import inf
 
 from hetrdzv.core import group as machine
-from hetrdzv.core.commands import Command
+from hetrdzv.core.commands import Command, Tick
 from hetrdzv.core.group import Transition
 from hetrdzv.core.model import Group, Node
 from hetrdzv.core.rounds import settle
@@ -20,8 +20,11 @@ def lapsed(group: Group, now: float) -> Sequence[tuple[Node, float]]:
     return [(node, group.spec.lease_s) for node in group.live if now > ends_at(group, node)]
 
 
-def step(group: Group, command: Command, now: float, *, settles: bool = True) -> Transition:
-    return machine.step(group, command, now, lapsed, settles=settles)
+def step(group: Group, command: Command, now: float) -> Transition:
+    """A turn of one command."""
+    applied = machine.step(group, command, now, lapsed)
+    settled = machine.step(applied.group, Tick(), now, lapsed)
+    return Transition(settled.group, applied.events + settled.events)
 
 
 def deadline(group: Group, now: float) -> float | None:

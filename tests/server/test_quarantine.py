@@ -28,9 +28,9 @@ def faulty_core(monkeypatch: pytest.MonkeyPatch) -> None:
     """A core with a fault: settling a group with a node called `bad` in it makes its number of restarts impossible."""
     real = service_module.step
 
-    def step(group: Group, command: Any, now: float, leases: Any, **more: Any) -> Transition:
-        found = real(group, command, now, leases, **more)
-        if more.get("settles", True) and BAD in found.group.nodes:
+    def step(group: Group, command: Any, now: float, leases: Any) -> Transition:
+        found = real(group, command, now, leases)
+        if isinstance(command, Tick) and BAD in found.group.nodes:
             return replace(found, group=replace(found.group, restarts=found.group.spec.max_restarts + 1))
         return found
 
@@ -89,10 +89,10 @@ async def test_a_group_that_cannot_go_on_is_set_aside_and_deleted(monkeypatch: p
         await service.execute("h", join("c"))
         real = service_module.step
 
-        def step(group: Group, *args: Any, settles: bool = True) -> Transition:
-            if settles and group.group_id == "g":
+        def step(group: Group, command: Any, *args: Any) -> Transition:
+            if isinstance(command, Tick) and group.group_id == "g":
                 raise RecursionError("maximum recursion depth exceeded")
-            return real(group, *args, settles=settles)
+            return real(group, command, *args)
 
         monkeypatch.setattr(service_module, "step", step)
         before = {key for key in store.keys if key.startswith("groups/g/")}

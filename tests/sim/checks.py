@@ -108,11 +108,9 @@ class Checks:
         ):
             yield
 
-    def _step(
-        self, group: Group, command: commands.Command, now: float, lapsed: Lapsed, *, settles: bool = True
-    ) -> Transition:
+    def _step(self, group: Group, command: commands.Command, now: float, lapsed: Lapsed) -> Transition:
         try:
-            transition = step(group, command, now, lapsed, settles=settles)
+            transition = step(group, command, now, lapsed)
         except Refused as error:
             if not isinstance(command, commands.Renew):
                 self.say("core", f"refuses {_words(command)}: {error}")
@@ -122,11 +120,7 @@ class Checks:
             raise
         if transition.group is not group:
             self._stepped(group, command, transition, now, lapsed)
-            if (
-                settles
-                and not isinstance(command, commands.Renew)
-                and (wrong := _wrong_time(transition.group, now))
-            ):
+            if isinstance(command, commands.Tick) and (wrong := _wrong_time(transition.group, now)):
                 self.violate("nothing before the deadline, something past it", wrong)
         return transition
 

@@ -1,6 +1,6 @@
 """The state machine: `step(group, command, now)` says what is next and what happened (the rules: docs/design.md).
 
-A step applies its command and then *settles* the group (settle.py). `deadline` says when a `Tick` is due.
+A `Tick` *settles* the group (settle.py): it follows the commands of a turn, and is due when `deadline` says.
 """
 
 from collections.abc import Callable
@@ -62,26 +62,18 @@ def new_group(group_id: str, now: float) -> Group:
     return Group(group_id=group_id, spec=GroupSpec(), fixed_settings=frozenset(), created_at=now)
 
 
-def step(
-    group: Group, command: commands.Command, now: float, lapsed: Lapsed, *, settles: bool = True
-) -> Transition:
+def step(group: Group, command: commands.Command, now: float, lapsed: Lapsed) -> Transition:
     """Apply one command to a group.
 
     Args:
         now: the server's clock (seconds this store has been served).
         lapsed: says whose lease has ended.
-        settles: whether to draw the conclusions; if not, a `Tick` at the same moment has to follow.
 
     Raises:
         Refused: the command is not allowed (its subclass says why); the group is unchanged.
     """
     context = StepContext(group, now, lapsed)
-    if isinstance(command, commands.Renew):
-        settles = _renew_lease(context, command) and settles
-    else:
-        _HANDLERS[type(command)](context, command)
-    if settles:
-        settle(context)
+    _HANDLERS[type(command)](context, command)
     return Transition(context.group, tuple(context.events))
 
 
@@ -201,15 +193,12 @@ def _note_readiness(context: StepContext, node: Node, why: str) -> None:
         context.add_event(ReasonCode.NODE_NOT_READY.reason(node.node_id, quote=why))
 
 
-def _renew_lease(context: StepContext, command: commands.Renew) -> bool:
-    """Renew the lease; returns whether anything else can have changed."""
+def _renew_lease(context: StepContext, command: commands.Renew) -> None:
     node = require_current_agent(context.group, command.node_id, command.incarnation)
     knows = acknowledges_stop(context.group, node, command.holds)
-    news = node.disconnected_at is not None or knows
     node = record_contact(context, node)
     if knows:
         context.change_node(node, stop_acked_at=context.now)
-    return news
 
 
 def _mark_suspect(context: StepContext, command: commands.Disconnect) -> None:
@@ -503,6 +492,7 @@ _HANDLERS: dict[type, Callable[[StepContext, Any], None]] = {
     commands.Restart: _restart_job,
     commands.Cancel: _cancel_job,
     commands.Put: _create_group,
-    commands.Tick: lambda context, command: None,
+    commands.Renew: _renew_lease,
+    commands.Tick: lambda context, command: settle(context),
 }
-"""What each command does; `Renew` is apart, since most change nothing."""
+"""What each command does."""

@@ -36,7 +36,7 @@ def plan(group: Group, changes: Changes, now: float) -> Plan:
 
 
 def _apply(group: Group, command: Command, now: float) -> Group:
-    return step(group, command, now, nobody_lapsed, settles=isinstance(command, Tick)).group
+    return step(group, command, now, nobody_lapsed).group
 
 
 def _play_until_idle(group: Group, now: float) -> tuple[Group, float]:

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Any, Protocol
 
 from hetrdzv.core.commands import Command, DeclareSnapshots, Disconnect, Join, Put, Renew, Report, Tick
-from hetrdzv.core.group import new_group, step
+from hetrdzv.core.group import Transition, new_group, step
 from hetrdzv.core.model import Group
 from hetrdzv.core.plan import plan
 from hetrdzv.core.rounds.records import list_records
@@ -262,7 +262,9 @@ class Service:
                 return await self._record_heartbeat(head, command, now)
             if isinstance(command, Tick):
                 self.leases.has_expired(group_id)
-            transition = step(head, command, now, self.leases.expired_nodes, settles=False)
+                transition = Transition(head)  # it settles at the end of the turn
+            else:
+                transition = step(head, command, now, self.leases.expired_nodes)
         except Refused:
             # a refusal must not reveal state that may never be committed
             await self._ledger.wait_for_commit(group_id)

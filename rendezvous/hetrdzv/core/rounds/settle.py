@@ -1,6 +1,6 @@
 """Conclusions from a group's state and the time: rounds are judged and formed, joiners admitted.
 
-A group settles after every command. What it waits for is bounded by `deadline`.
+A group settles after the commands of a turn. What it waits for is bounded by `deadline`.
 """
 
 from collections.abc import Sequence

@@ -493,6 +493,38 @@ async def test_what_answers_but_is_no_etcd_is_not_taken_for_an_empty_one(says: b
             await reach(access_from(f"etcd://127.0.0.1:{port}"), 1.0)
 
 
+async def test_a_member_that_answers_a_byte_at_a_time_is_given_up_in_time() -> None:
+    """Else a leader could not renew its lease by another member, nor learn that it leads no longer."""
+
+    async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        with suppress(ConnectionError):
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
+            for _ in range(1000):
+                writer.write(b" ")
+                await writer.drain()
+                await asyncio.sleep(0.02)
+        writer.close()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        body = json.dumps({"result": {"TTL": "7"}}).encode()
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+        writer.close()
+
+    async with (
+        await asyncio.start_server(drip, "127.0.0.1", 0) as slow,
+        await asyncio.start_server(answer, "127.0.0.1", 0) as good,
+    ):
+        members = ",".join(f"127.0.0.1:{one.sockets[0].getsockname()[1]}" for one in (slow, good))
+        etcd = Etcd(access_from(f"etcd://{members}"))
+        async with asyncio.timeout(10.0):
+            with pytest.raises(EtcdUnavailable, match=r"no answer within 0.3 s"):
+                await etcd.keep_alive(1, within_s=0.3)
+            assert await etcd.keep_alive(1, within_s=0.3) == 7
+        await etcd.close()
+
+
 @pytest.mark.etcd
 async def test_tls(tmp_path: Path) -> None:
     tls, other_tls = make_tls(tmp_path / "tls"), make_tls(tmp_path / "other")

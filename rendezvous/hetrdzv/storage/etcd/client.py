@@ -182,13 +182,14 @@ class Etcd:
                     why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
                     raise EtcdUnavailable(f"no etcd member answers ({why or 'no time left to ask'})")
                 url = f"{self._scheme}://{member}/v3/{path}"
+                sign_in_s = SIGN_IN_S if self.access.user is not None else 0.0
                 try:
-                    response = await self._http.post(url, content=content, timeout=timeout_s)
+                    async with asyncio.timeout(timeout_s + sign_in_s):  # that of httpx is for each wait for some bytes
+                        response = await self._http.post(url, content=content, timeout=timeout_s)
                     return _read_reply(response, self.access)
-                except (httpx.RequestError, _MemberAway) as error:
-                    reasons.setdefault(
-                        member, _explain_failure(error, timeout_s)
-                    )  # later it has hardly any time
+                except (httpx.RequestError, TimeoutError, _MemberAway) as error:
+                    # later it has hardly any time
+                    reasons.setdefault(member, _explain_failure(error, timeout_s))
                     self._members.remove(member)  # from now on the next one is asked first
                     self._members.append(member)
             await asyncio.sleep(PAUSE_S)
@@ -235,7 +236,7 @@ def _explain_failure(error: BaseException, timeout_s: float) -> str:
     """Why one member did not answer, in a few words."""
     if isinstance(error, _MemberAway):
         return str(error)
-    if isinstance(error, httpx.TimeoutException):
+    if isinstance(error, httpx.TimeoutException | TimeoutError):
         return f"no answer within {timeout_s:.1f} s"
     for cause in walk_causes(error):
         if isinstance(cause, ssl.SSLCertVerificationError):

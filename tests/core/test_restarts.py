@@ -270,6 +270,15 @@ def test_who_is_forgotten_is_no_longer_out_of_reach() -> None:
     assert {node_id for pair in story.group.unreachable for node_id in pair} <= story.group.nodes.keys()
 
 
+def test_of_those_who_came_and_went_few_are_remembered() -> None:
+    """A group that waits for nodes does not grow with each agent that did not wait with it."""
+    story = Story(min_nodes=2)
+    for number in range(GONE_NODES_KEPT + 10):
+        story.join(f"x{number}")
+        story.leave(f"x{number}")
+    assert [*story.group.nodes] == [f"x{number}" for number in range(10, GONE_NODES_KEPT + 10)]
+
+
 @pytest.mark.parametrize(("reported_s", "known"), [(1.0, True), (0.1, False)])
 def test_who_had_ended_well_before_the_failure_is_named_with_it(reported_s: float, known: bool) -> None:
     """Its node succeeded, or tells of it once the round is over; whoever ended later explains nothing."""

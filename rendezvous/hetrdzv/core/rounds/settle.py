@@ -77,7 +77,7 @@ def settle(context: StepContext) -> None:
             settle_stall(context)
     if context.group.running_round is not None:
         _admit_joiners(context)
-    if context.events and len(context.group.nodes) > GONE_NODES_KEPT:
+    if sum(node.departed_at is not None for node in context.group.nodes.values()) > GONE_NODES_KEPT:
         current = context.group.round
         keep = {member.node_id for member in current.members} if current is not None else set()
         keep |= {

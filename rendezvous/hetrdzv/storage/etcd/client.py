@@ -184,7 +184,8 @@ class Etcd:
                 url = f"{self._scheme}://{member}/v3/{path}"
                 sign_in_s = SIGN_IN_S if self.access.user is not None else 0.0
                 try:
-                    async with asyncio.timeout(timeout_s + sign_in_s):  # that of httpx is for each wait for some bytes
+                    # httpx's own is for each wait for some bytes
+                    async with asyncio.timeout(timeout_s + sign_in_s):
                         response = await self._http.post(url, content=content, timeout=timeout_s)
                     return _read_reply(response, self.access)
                 except (httpx.RequestError, TimeoutError, _MemberAway) as error:

@@ -7,7 +7,6 @@ import httpx
 from hetrdzv.api.app import create_app
 from hetrdzv.service.clock import ServedClock
 from hetrdzv.service.metrics import Metrics
-from hetrdzv.service.retention import DEFAULT_LIMITS, Limits
 from hetrdzv.service.service import Service
 from tests.sim.loop import ServerLoop
 from tests.sim.timeline import Timeline
@@ -20,11 +19,11 @@ class VirtualServer:
     Requests are made one after the other, from outside of the loop; time passes while they wait.
 
     Args:
-        limits: of the service and its API.
+        settings: of the service.
     """
 
-    def __init__(self, limits: Limits = DEFAULT_LIMITS) -> None:
-        self._limits = limits
+    def __init__(self, **settings: Any) -> None:
+        self._settings = settings
         self._timeline = Timeline()
         self._loop = ServerLoop(self._timeline, lambda: None)
         self._replica = self._new_replica()
@@ -73,7 +72,7 @@ class VirtualServer:
 
     def _new_replica(self) -> Service:
         self._store = FaultyStore()
-        return Service(self._store, lambda base: ServedClock(base, self._loop.time), limits=self._limits)
+        return Service(self._store, lambda base: ServedClock(base, self._loop.time), **self._settings)
 
 
 class _Current:

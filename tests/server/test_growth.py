@@ -7,9 +7,8 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from hetrdzv.service import ledger
+from hetrdzv.service import ledger, retention
 from hetrdzv.service import service as service_module
-from hetrdzv.service.retention import Limits
 from tests.fuzz.virtual import VirtualServer
 
 HOUR_S = 3_600.0
@@ -96,8 +95,9 @@ def live_an_hour(server: VirtualServer, hour: int) -> None:
 @pytest.mark.long
 def test_nothing_only_ever_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service_module, "BEAT_S", 0.5)  # half of the work
+    monkeypatch.setattr(retention, "KEEP_IDLE_S", 600.0)
     monkeypatch.setattr(ledger, "EVENTS_KEPT", 50)  # full when the day begins
-    with VirtualServer(Limits(keep_finished_s=600.0, keep_idle_s=600.0)) as server:
+    with VirtualServer(keep_finished_s=600.0) as server:
         stays = {**OFFER, "incarnation": "1", "spec": {"min_nodes": 1, "max_nodes": 4, "lease_s": 60}}
         assert server.send("PUT", "/v1/groups/other/nodes/stays", json=stays).status_code == 200
         roots = (server.app, server.replica)

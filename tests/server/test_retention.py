@@ -9,12 +9,19 @@ import pytest
 from hetrdzv.core.commands import Cancel, Command, Drain, Leave, Put, Restart, Tick, Undrain
 from hetrdzv.protocol.errors import Refused, StorageError
 from hetrdzv.protocol.states import ReportKind
-from hetrdzv.service.retention import Limits
+from hetrdzv.service import retention
+from hetrdzv.service import service as service_module
 from hetrdzv.service.service import SWEEP_EVERY_S, Service
 from tests.support.served import FaultyStore, HandClock, join, serving, settled, started, two_nodes
 
 DAY_S = 86_400.0
-QUICK = Limits(keep_idle_s=100.0, keep_finished_s=50.0, max_groups=3)
+
+
+@pytest.fixture(autouse=True)
+def low_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention, "KEEP_IDLE_S", 100.0)
+    monkeypatch.setattr(retention, "MAX_NODES_PER_GROUP", 2)
+    monkeypatch.setattr(service_module, "MAX_GROUPS", 3)
 
 
 async def all_leave(service: Service, group_id: str = "g") -> None:
@@ -44,7 +51,7 @@ async def swept(service: Service, clock: HandClock, seconds: float = 0.0) -> lis
 async def test_groups_that_all_agents_left_make_room_for_others() -> None:
     """As on Slurm, where every job has a group of its own and ends with scancel."""
     clock = HandClock()
-    async with serving(clock=clock, limits=QUICK) as (service, store):
+    async with serving(clock=clock, keep_finished_s=50.0) as (service, store):
         for name in ("a", "b", "c"):
             await left(service, name)
         with pytest.raises(Refused, match="--keep-finished"):
@@ -57,7 +64,7 @@ async def test_groups_that_all_agents_left_make_room_for_others() -> None:
 
 async def test_a_group_whose_nodes_are_lost_is_idle_from_the_loss_on() -> None:
     clock = HandClock()
-    async with serving(clock=clock, limits=QUICK) as (service, _):
+    async with serving(clock=clock, keep_finished_s=50.0) as (service, _):
         await two_nodes(service)
         clock.pass_by(service, 200.0)
         assert not any(node.gone for node in service.group("g").nodes.values()), "nothing ticked yet"
@@ -68,7 +75,7 @@ async def test_a_group_whose_nodes_are_lost_is_idle_from_the_loss_on() -> None:
 
 async def test_a_group_with_a_live_node_and_one_that_a_person_made_are_kept() -> None:
     clock = HandClock()
-    async with serving(clock=clock, limits=QUICK) as (service, _):
+    async with serving(clock=clock, keep_finished_s=50.0) as (service, _):
         await service.execute("new", Put({"command": ("train.py",)}))
         await service.execute("used", Put({"command": ("train.py",), "min_nodes": 2, "max_nodes": 2}))
         await left(service, "used")
@@ -78,8 +85,7 @@ async def test_a_group_with_a_live_node_and_one_that_a_person_made_are_kept() ->
 
 async def test_a_finished_group_that_a_person_restarts_is_not_idle_yet() -> None:
     clock = HandClock()
-    limits = Limits(keep_idle_s=100.0, keep_finished_s=DAY_S)
-    async with serving(clock=clock, limits=limits) as (service, _):
+    async with serving(clock=clock, keep_finished_s=DAY_S) as (service, _):
         await left(service, by=Cancel())
         clock.pass_by(service, 1000.0)
         assert not (await service.execute("g", Restart())).state.terminal
@@ -89,7 +95,7 @@ async def test_a_finished_group_that_a_person_restarts_is_not_idle_yet() -> None
 
 async def test_an_agent_that_joins_as_its_idle_group_is_swept_finds_a_group() -> None:
     clock = HandClock()
-    async with serving(clock=clock, limits=QUICK) as (service, _):
+    async with serving(clock=clock, keep_finished_s=50.0) as (service, _):
         await left(service)
         clock.pass_by(service, 200.0)
         service._forget_outdated_groups(service.now())
@@ -100,11 +106,11 @@ async def test_an_agent_that_joins_as_its_idle_group_is_swept_finds_a_group() ->
 
 async def test_time_in_which_no_server_ran_does_not_count() -> None:
     clock = HandClock()
-    async with serving(clock=clock, limits=QUICK) as (service, store):
+    async with serving(clock=clock, keep_finished_s=50.0) as (service, store):
         await left(service)
         clock.pass_by(service, 60.0)
     clock.at += DAY_S
-    async with serving(FaultyStore(store.content), clock, limits=QUICK) as (service, _):
+    async with serving(FaultyStore(store.content), clock, keep_finished_s=50.0) as (service, _):
         assert await swept(service, clock, 30.0) == ["g"]
         assert await swept(service, clock, 10.0) == []
 
@@ -114,7 +120,7 @@ async def test_time_in_which_no_server_ran_does_not_count() -> None:
 
 async def test_a_finished_group_is_forgotten_when_its_time_is_over_and_its_nodes_are_gone() -> None:
     clock = HandClock()
-    async with serving(clock=clock, limits=QUICK) as (service, store):
+    async with serving(clock=clock, keep_finished_s=50.0) as (service, store):
         await left(service, "gone", by=Cancel())
         await two_nodes(service, "used", lease_s=3600.0)
         await service.execute("used", Cancel())
@@ -126,7 +132,7 @@ async def test_a_finished_group_is_forgotten_when_its_time_is_over_and_its_nodes
 async def test_a_group_is_not_forgotten_while_nobody_knows_what_is_stored() -> None:
     """The commit of a new job failed, or so it seemed: it had been stored."""
     clock = HandClock()
-    async with serving(clock=clock, limits=Limits(keep_finished_s=1.0)) as (service, store):
+    async with serving(clock=clock, keep_finished_s=1.0) as (service, store):
         await two_nodes(service)
         for node_id in "ab":
             await service.execute("g", replace(started(node_id), kind=ReportKind.SUCCEEDED))
@@ -153,7 +159,7 @@ async def test_a_group_is_not_forgotten_while_nobody_knows_what_is_stored() -> N
 
 
 async def test_groups_are_counted_whoever_makes_them() -> None:
-    async with serving(limits=Limits(max_groups=3)) as (service, _):
+    async with serving() as (service, _):
         made = await asyncio.gather(
             *(service.execute(f"g{n}", Put({}) if n % 2 else join("a")) for n in range(5)),
             return_exceptions=True,
@@ -168,7 +174,7 @@ async def test_groups_are_counted_whoever_makes_them() -> None:
 
 
 async def test_nodes_are_counted_while_they_live() -> None:
-    async with serving(limits=Limits(max_nodes_per_group=2)) as (service, _):
+    async with serving() as (service, _):
         await service.execute("g", join("a", min_nodes=9))
         await service.execute("g", join("b"))
         with pytest.raises(Refused, match=r"group 'g' may have 2 nodes .*another group"):

@@ -27,7 +27,6 @@ from hetrdzv.cli.types import FILE, Typed, duration
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.texts.ids import DEFAULT_PORT, is_loopback
 from hetrdzv.service.metrics import Metrics
-from hetrdzv.service.retention import Limits
 from hetrdzv.service.service import Replica, Service
 from hetrdzv.storage import open_store
 from hetrdzv.storage.base import StateStore
@@ -276,7 +275,7 @@ async def _serve(
     url: str,
 ) -> None:
     metrics = Metrics()
-    make_service = partial(Service, metrics=metrics, limits=Limits(keep_finished_s=options.keep_finished))
+    make_service = partial(Service, metrics=metrics, keep_finished_s=options.keep_finished)
     try:
         replica = _make_replica(url, options, make_service, listener)
     except ValueError as error:

@@ -52,12 +52,7 @@ from hetrdzv.service.polls.watchers import Watchers
 from hetrdzv.service.progress.post_mortems import PostMortems
 from hetrdzv.service.progress.progress import Progress
 from hetrdzv.service.progress.queries import AgentQueries
-from hetrdzv.service.retention import (
-    DEFAULT_LIMITS,
-    Limits,
-    is_outdated,
-    require_room_for_nodes,
-)
+from hetrdzv.service.retention import KEEP_FINISHED_S, MAX_GROUPS, is_outdated, require_room_for_nodes
 from hetrdzv.storage.base import NothingWritten, StateStore
 
 logger = logging.getLogger(__name__)
@@ -97,11 +92,11 @@ class Service:
         make_clock: Callable[[float], ServedClock] = ServedClock,
         wall: Callable[[], datetime] = lambda: datetime.now(UTC),
         metrics: Metrics | None = None,
-        limits: Limits = DEFAULT_LIMITS,
+        keep_finished_s: float = KEEP_FINISHED_S,
     ) -> None:
         self._clock = make_clock(0.0)  # loading moves it on to the store's high-water mark
         self._metrics = metrics or Metrics()
-        self._limits = limits
+        self._keep_finished_s = keep_finished_s
         self._store = store
         self._ledger = Ledger(store, wall, self._metrics)
         self.watchers = Watchers()
@@ -248,13 +243,13 @@ class Service:
             self._require_served(group_id)
             if not isinstance(command, Join | Put):
                 raise _make_unknown_group_error(group_id)
-            if not self._ledger.has_room(self._limits.max_groups):
+            if not self._ledger.has_room(MAX_GROUPS):
                 raise Refused(
-                    f"this server keeps {self._limits.max_groups} groups and may keep no more: delete some (hetctl "
+                    f"this server keeps {MAX_GROUPS} groups and may keep no more: delete some (hetctl "
                     f"delete GROUP), or start hetserver with a shorter --keep-finished"
                 )
             head = new_group(group_id, now)
-        require_room_for_nodes(head, command, self._limits)
+        require_room_for_nodes(head, command)
         if isinstance(command, Report):
             command = replace(command, age_s=self._clock.age(command.age_s))
         try:
@@ -465,7 +460,7 @@ class Service:
         outdated = (
             group
             for group in groups
-            if is_outdated(group, self._used_at.get(group.group_id), now, self._limits)
+            if is_outdated(group, self._used_at.get(group.group_id), now, self._keep_finished_s)
         )
         for group in list(islice(outdated, SWEEP_MOST)):
             self._spawn(self._forget_group(group))

@@ -208,7 +208,7 @@ class Story:
 
     @property
     def ended(self) -> str | None:
-        return None if self.round.end is None else str(self.round.end.kind)
+        return None if self.round.end is None else str(self.round.end.cause.kind)
 
     @property
     def deadline_in(self) -> float | None:

@@ -68,7 +68,7 @@ def over(group: Group) -> str:
     """What the round has ended with."""
     if group.state is GroupState.CANCELLED:
         return "cancelled"
-    return str(group.round.end.kind) if group.round is not None and group.round.end is not None else ""
+    return str(group.round.end.cause.kind) if group.round is not None and group.round.end is not None else ""
 
 
 @pytest.mark.parametrize("kind", [kind for kind in PLANNED if kind != "left"])

@@ -7,7 +7,6 @@ from itertools import permutations
 
 import pytest
 
-from hetrdzv.core.drift import no_label
 from hetrdzv.core.model import Node
 from hetrdzv.core.selection.order import assign_ranks
 from hetrdzv.core.selection.select import Selection, select
@@ -15,7 +14,6 @@ from hetrdzv.protocol.directive import Member
 from hetrdzv.protocol.reasons import waiting
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.settings import SETTINGS, GroupSpec, allows_master, order_labels
-from hetrdzv.protocol.texts.who import Nodes
 from tests.core.driver import Story
 from tests.core.script import play
 from tests.support.every_set import group_of
@@ -190,9 +188,8 @@ def test_what_an_order_goes_by_and_nodes_lack_is_a_warning(
     for number, names in enumerate(labels):
         story.join(f"n{number}", labels={{"z": "zone", "r": "rack"}[name]: "1" for name in names})
     story.wait(10)
-    units = "unit" in spec
     assert story.round.warnings == tuple(
-        no_label(label, Nodes.of(names), units=units) for label, names in lacking
+        ReasonCode.NO_LABEL.reason(*names, label=label, setting=next(iter(spec))) for label, names in lacking
     )
 
 

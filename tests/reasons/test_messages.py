@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from hetrdzv.core.drift import no_label, versions_differ
+from hetrdzv.core.drift import versions_differ
 from hetrdzv.protocol.errors import Difference
 from hetrdzv.protocol.reasons import ends, events, hangs, snapshots, waiting
 from hetrdzv.protocol.reasons.hangs import Hang
@@ -241,8 +241,7 @@ def test_warnings_and_snapshots() -> None:
     found = [
         versions_differ("torch", {"2.13.0": ["b", "c"], "2.12.1": ["b"]}),
         versions_differ("cuda", {f"12.{number}": ["b", "c"][: number - 3] for number in (4, 5, 6, 7, 8, 9)}),
-        no_label("rack", B),
-        no_label("rack", BC, units=True),
+        ReasonCode.NO_LABEL.reason("b", "c", label="rack", setting="unit"),
         snapshots.began_from_snapshot(3, stamp, BC, 7, "of step 107 nobody has the part of rank 1"),
         snapshots.began_from_snapshot(3, stamp, B, 0),
         snapshots.began_from_snapshot(3, None, NOBODY, None),
@@ -253,8 +252,7 @@ def test_warnings_and_snapshots() -> None:
         """
 versions_differ: b has torch 2.12.1, b, c have 2.13.0
 versions_differ: b has CUDA 12.4, b, c have 12.5, b, c have 12.6, b, c have 12.7, 2 more versions on other nodes
-no_label: b has no label rack, by which ranks are ordered: it comes last
-no_label: b, c have no label rack, by which units are formed: each is a unit by itself
+no_label: no label rack, by which unit goes: b, c
 began_from_snapshot: round 3 begins from the snapshot of step 100 of round 2, which b, c have: 7 steps lost (of step \
 107 nobody has the part of rank 1)
 began_from_snapshot: round 3 begins from the snapshot of step 100 of round 2, which b has: no step lost

@@ -214,7 +214,7 @@ class Checks:
         hangs = ended.end is not None and ended.end.hang is not None
         if number not in self._failed and not hangs:
             self.violate("failures are true", f"round {number} is charged, but no worker of it failed")
-        if ended.end is None or ended.end.kind is not EndKind.FAILED:
+        if ended.end is None or ended.end.cause.kind is not EndKind.FAILED:
             self.violate("losses cost nothing", f"round {number} ended by {ended.end}, but is charged")
             return
         overdue = now >= ended.end.at + new.spec.stop_timeout_s + STOP_GRACE_S
@@ -314,7 +314,7 @@ class Checks:
             gone_at = now - command.age_s + command.grace_s
             self._gone_at[before.number] = min(gone_at, self._gone_at.get(before.number, gone_at))
         cancelled = new.state is GroupState.CANCELLED and not old.state.terminal
-        planned = after.end is not None and after.end.kind in (
+        planned = after.end is not None and after.end.cause.kind in (
             EndKind.JOINED,
             EndKind.DRAINED,
             EndKind.RESTARTED,

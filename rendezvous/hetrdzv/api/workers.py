@@ -55,14 +55,10 @@ async def get_output(
     if kept is None:
         raise NoRound(_explain_nothing(group, about, number, service.now()))
     _require_ranks(group, kept.round, kept.world_size, ranks, "had")
-    if about is About.STACKS:
-        wanted, why = sorted(ranks or kept.by_rank), f"its stack was not taken when round {kept.round} hung"
-    else:
-        wanted, why = (
-            sorted(ranks or range(kept.world_size)),
-            f"nobody has kept what it wrote in round {kept.round}",
-        )
-    workers = tuple(kept.by_rank.get(rank) or Stack(rank=rank, why=why) for rank in dict.fromkeys(wanted))
+    # stacks are taken of some workers, logs come of all
+    wanted = {*(ranks or (kept.by_rank if about is About.STACKS else range(kept.world_size)))}
+    why = f"nobody has kept its {about} of round {kept.round}"
+    workers = tuple(kept.by_rank.get(rank) or Stack(rank=rank, why=why) for rank in sorted(wanted))
     at = kept.at.isoformat(timespec="milliseconds")
     return StacksReply(round=kept.round, workers=workers, over=True, at=at)
 

@@ -13,7 +13,7 @@ from hetrdzv.core.model import Node
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode, reason
 from hetrdzv.protocol.settings import GroupSpec, order_labels
 from hetrdzv.protocol.texts.ids import natural_key
-from hetrdzv.protocol.texts.phrasing import count, have, singular_or_plural
+from hetrdzv.protocol.texts.phrasing import count, have
 from hetrdzv.protocol.texts.who import Nodes
 
 PARTS: Mapping[str, tuple[str, int]] = {
@@ -48,15 +48,14 @@ def find_differences(nodes: Sequence[Node]) -> tuple[Reason, ...]:
 
 def missing_labels(spec: GroupSpec, nodes: Sequence[Node]) -> tuple[Reason, ...]:
     """The labels that `rank_order` or `unit` names and nodes lack."""
-    labels = order_labels(spec.rank_order)
-    warnings = [no_label(label, without) for label in labels if (without := _nodes_without(label, nodes))]
-    if spec.unit is not None and (without := _nodes_without(spec.unit, nodes)):
-        warnings.append(no_label(spec.unit, without, units=True))
-    return tuple(warnings)
-
-
-def _nodes_without(label: str, nodes: Sequence[Node]) -> Nodes:
-    return Nodes.of([node.node_id for node in nodes if label not in node.labels])
+    needed = [("rank_order", label) for label in order_labels(spec.rank_order)]
+    if spec.unit is not None:
+        needed.append(("unit", spec.unit))
+    return tuple(
+        ReasonCode.NO_LABEL.reason(*without, label=label, setting=setting)
+        for setting, label in needed
+        if (without := [node.node_id for node in nodes if label not in node.labels])
+    )
 
 
 @lru_cache(maxsize=256)
@@ -77,13 +76,3 @@ def versions_differ(part: str, having: Mapping[str, Sequence[str]]) -> Reason:
     if more := len(versions) - len(shown):
         shown.append(f"{count(more, 'more version')} on other nodes")
     return reason(ReasonCode.VERSIONS_DIFFER, ", ".join(shown), nodes=of_first, part=part)
-
-
-def no_label(label: str, nodes: Nodes, *, units: bool = False) -> Reason:
-    """Nodes lack a label by which ranks are ordered, or units are formed."""
-    if units:
-        by, so = "units are formed", f"{singular_or_plural(nodes, 'it', 'each')} is a unit by itself"
-    else:
-        by, so = "ranks are ordered", f"{singular_or_plural(nodes, 'it comes', 'they come')} last"
-    text = f"{have(nodes)} no label {label}, by which {by}: {so}"
-    return reason(ReasonCode.NO_LABEL, text, nodes=nodes, label=label)

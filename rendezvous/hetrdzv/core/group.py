@@ -294,7 +294,7 @@ def _is_stale_report(group: Group, current: Round, node: Node, command: commands
     match command.kind:
         case ReportKind.STARTED | ReportKind.SUCCEEDED:
             return True
-        case ReportKind.MASTER_UNREACHABLE if end.kind is not EndKind.MASTER_UNREACHABLE:
+        case ReportKind.MASTER_UNREACHABLE if end.cause.kind is not EndKind.MASTER_UNREACHABLE:
             return True  # the master's store closes when its agent is told to stop: that is no fault of the network
         case ReportKind.MASTER_UNREACHABLE if group.current_node(current.master) is None:
             return True  # it is late, and about another agent on that node
@@ -350,7 +350,7 @@ def _find_earlier_successes(
 def _record_earlier_successes(context: StepContext, current: Round, command: commands.Report) -> None:
     """A node tells of workers that had ended well, after a worker of another one has failed."""
     end, ended = current.end, command.ended
-    if ended is None or end is None or end.kind is not EndKind.FAILED or end.before is not None:
+    if ended is None or end is None or end.cause.kind is not EndKind.FAILED or end.before is not None:
         return  # that somebody had is known
     ended_at = context.now - command.age_s - ended.before_s
     nodes = (context.group.current_node(member) for member in current.members)

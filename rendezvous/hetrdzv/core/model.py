@@ -124,21 +124,6 @@ class End:
         """Whether it has been decided if this end costs a restart."""
         return self.stopped_at is not None
 
-    @property
-    def kind(self) -> EndKind:
-        """What ended it."""
-        return self.cause.kind
-
-    @property
-    def reason(self) -> Reason:
-        """What ended it."""
-        return self.cause.reason
-
-    @property
-    def node_id(self) -> str | None:
-        """The node that caused it, or None."""
-        return self.cause.node_id
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:

@@ -99,7 +99,7 @@ def _why_waiting(group: Group) -> Reason:
 
 def why_ended(number: int, end: End) -> Reason:
     """What ended a round."""
-    return replace(end.reason, round=number)
+    return replace(end.cause.reason, round=number)
 
 
 def why_group_waits(group: Group) -> Reason:

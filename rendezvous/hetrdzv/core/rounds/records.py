@@ -52,8 +52,8 @@ def list_records(group: Group, now: float, **more: Any) -> tuple[RoundRecord, ..
         number=current.number,
         job=group.job,
         world_size=current.world_size,
-        ended_by=end.kind if end is not None else "",
-        reason=replace(end.reason, quote="", cause=None) if end is not None else None,
+        ended_by=end.cause.kind if end is not None else "",
+        reason=replace(end.cause.reason, quote="", cause=None) if end is not None else None,
         cost_restart=group.restarts > current.restart_count,
         time={str(phase): taken for phase, seconds in time.items() if (taken := round(seconds, 3)) > 0},
     )

@@ -142,9 +142,10 @@ def _judge_end(context: StepContext) -> None:
         return
     end = replace(blame_leaving_node(context, ended, ended.end), stopped_at=context.now)
     failures = _list_failures(context.group, replace(ended, end=end))
-    if end.kind is EndKind.FAILED:
+    has_failed = end.cause.kind is EndKind.FAILED
+    if has_failed:
         first = failures[0]
-        end = replace(end, cause=Cause(kind=end.kind, reason=first.reason, node_id=first.node_id))
+        end = replace(end, cause=replace(end.cause, reason=first.reason, node_id=first.node_id))
     ended = replace(ended, end=end)
     context.change(round=ended)
     group = context.group
@@ -158,12 +159,12 @@ def _judge_end(context: StepContext) -> None:
     anywhere = replace(group, unreachable=frozenset())
     if gave_up and isinstance(select(anywhere, left), Shortfall):
         cause = failures[0]
-        if end.kind in LOSSES:  # the failures came of that
-            cause = RootCause(reason=end.reason, round=ended.number, node_id=end.node_id)
+        if end.cause.kind in LOSSES:  # the failures came of that
+            cause = RootCause(reason=end.cause.reason, round=ended.number, node_id=end.cause.node_id)
         fail_job(context, cause, gave_up=Nodes.of(gave_up))
-    elif end.kind is EndKind.FAILED and gave_up and failures[0].failure and failures[0].failure.is_start:
+    elif has_failed and gave_up and failures[0].failure and failures[0].failure.is_start:
         _count_failed_round(context, ended, failures[0].node_id or "")  # it may come again and again
-    elif end.kind is EndKind.FAILED:
+    elif has_failed:
         _spend_restart(context, ended, failures[0])
 
 
@@ -184,8 +185,8 @@ def _list_failures(group: Group, ended: Round) -> list[RootCause]:
     if end.hang is None:
         return failures
     # What is reported after a hang comes of being stopped.
-    failure = end.hang if end.node_id is not None else None
-    hang = RootCause(reason=end.cause.reason, round=number, node_id=end.node_id, failure=failure)
+    failure = end.hang if end.cause.node_id is not None else None
+    hang = RootCause(reason=end.cause.reason, round=number, node_id=end.cause.node_id, failure=failure)
     return [hang, *failures]
 
 
@@ -289,7 +290,7 @@ def _start_round(context: StepContext, selection: Selection) -> None:
         for member in placed
     ]
     nodes = {**group.nodes, **{node.node_id: node for node in members}}
-    never_started = end is not None and end.kind is EndKind.MASTER_UNREACHABLE
+    never_started = end is not None and end.cause.kind is EndKind.MASTER_UNREACHABLE
     restarted = former is not None and group.restarts != former.restart_count
     new = Round(
         number=number,
@@ -297,7 +298,7 @@ def _start_round(context: StepContext, selection: Selection) -> None:
         restart_count=group.restarts,
         formed_at=context.now,
         first=former is None or (former.first and never_started),
-        restarted_by=end.cause.reason if restarted and end and end.kind is EndKind.FAILED else None,
+        restarted_by=end.cause.reason if restarted and end and end.cause.kind is EndKind.FAILED else None,
         warnings=(*find_differences(selection.nodes), *missing_labels(group.spec, selection.nodes)),
         weights=_collect_weights(members),
     )
@@ -315,7 +316,7 @@ def _start_round(context: StepContext, selection: Selection) -> None:
         joiners_since=None,
     )
     places = [(member.node_id, member.ranks) for member in new.members[:MOST_PLACES]]
-    more, after = len(new.members) - len(places), end.kind if end is not None else None
+    more, after = len(new.members) - len(places), end.cause.kind if end is not None else None
     context.add_event(events.round_formed(number, new.world_size, places, more, after))
     if former is None and not group.spec.bounded:
         context.add_event(ReasonCode.STARTED_UNBOUNDED.reason())

@@ -214,7 +214,7 @@ def end_round(
         context.add_event(
             ReasonCode.ROUND_ENDED.reason(round=current.number, cause=cause.reason, kind=cause.kind)
         )
-    elif cause.kind in LOSSES and current.end.kind is EndKind.FAILED and not current.end.is_judged:
+    elif cause.kind in LOSSES and current.end.cause.kind is EndKind.FAILED and not current.end.is_judged:
         _blame_departure(context, current, current.end, cause)
 
 
@@ -223,7 +223,7 @@ def blame_leaving_node(context: StepContext, ended: Round, end: End) -> End:
 
     It may have been drained before the failure, and have stopped its workers without having said goodbye.
     """
-    if end.kind is not EndKind.FAILED:
+    if end.cause.kind is not EndKind.FAILED:
         return end
     for member in ended.members:
         node = context.group.current_node(member)

@@ -199,7 +199,7 @@ class ReasonCode(StrEnum):
     )
     # warnings
     VERSIONS_DIFFER = "versions_differ"
-    NO_LABEL = "no_label"
+    NO_LABEL = "no_label", "no label {label}, by which {setting} goes: {nodes}"
     NOT_WATCHED = "not_watched", "{ranks} cannot be watched: {quote}"
     # snapshots
     BEGAN_FROM_SNAPSHOT = "began_from_snapshot"

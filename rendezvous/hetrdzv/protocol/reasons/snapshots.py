@@ -29,10 +29,6 @@ def lost_text(steps: int | None, newer: str = "") -> str:
     return f"{count(steps, 'step') if steps else 'no step'} lost{why}"
 
 
-def _which(stamp: SnapshotId) -> str:
-    return _step(stamp, f" of round {stamp.round}")
-
-
 def began_from_snapshot(
     number: int,
     stamp: SnapshotId | None,
@@ -43,21 +39,22 @@ def began_from_snapshot(
     on_disk: bool = False,
 ) -> Reason:
     """A round begins from a snapshot, which some nodes have, or which is on disk."""
-    cost = lost_text(steps_lost, newer)
+    cost, step, of_round = lost_text(steps_lost, newer), None, None
     if stamp is None:
         text = f"round {number} begins from nothing: {cost}"
     else:
-        whose = "is on disk" if on_disk else have(nodes)
+        step, of_round = stamp.step, stamp.round
+        where = "is on disk" if on_disk else have(nodes)
+        which = f"{_step(stamp, f' of round {of_round}')}, which {where}"
         # that nothing is lost says nothing about another job, which has written it
-        said = f": {cost}" if stamp.origin is None or steps_lost != 0 else ""
-        text = f"round {number} begins from the snapshot of {_which(stamp)}, which {whose}{said}"
-    step = stamp.step if stamp is not None else None
+        loss = f": {cost}" if stamp.origin is None or steps_lost != 0 else ""
+        text = f"round {number} begins from the snapshot of {which}{loss}"
     return reason(
         ReasonCode.BEGAN_FROM_SNAPSHOT,
         text,
         nodes=nodes,
         round=number,
         step=step,
-        of_round=stamp.round if stamp is not None else None,
+        of_round=of_round,
         lost=steps_lost,
     )

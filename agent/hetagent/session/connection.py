@@ -183,7 +183,14 @@ class ServerConnection:
         except Exception as error:
             self._on_crash(error)
         finally:
+            with contextlib.suppress(Exception):  # the one that has crashed
+                self._make_calls()  # those that came as the loop was being closed
             self.session.drop_reports()
+
+    def _make_calls(self) -> None:
+        """Do what the agent has asked for."""
+        while self._calls:
+            self._calls.popleft()(time.monotonic())
 
     def _on_crash(self, error: Exception) -> None:
         """Make the agent exit, which would otherwise wait for ever."""
@@ -204,8 +211,7 @@ class ServerConnection:
     async def _run(self) -> None:
         async with self._make_client() as client, asyncio.TaskGroup() as tasks:
             while True:
-                while self._calls:
-                    self._calls.popleft()(time.monotonic())
+                self._make_calls()
                 for request in self.session.requests(time.monotonic()):
                     tasks.create_task(self._send(client, request))
                 self._handle_outputs(tasks)

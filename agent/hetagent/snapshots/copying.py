@@ -70,12 +70,14 @@ class Copy:
         Others may copy what all ranks have alike from then on, unless this worker has. FileNotFoundError: the slot was
         given away meanwhile.
         """
-        self.devices.wait_for_copies()
-        if found := is_good():
-            self._write_index()
-        if self.lock is not None:
-            self.lock.close()
-        return found
+        try:
+            self.devices.wait_for_copies()
+            if found := is_good():
+                self._write_index()
+            return found
+        finally:
+            if self.lock is not None:
+                self.lock.close()
 
     def _write_index(self) -> None:
         file = BytesIO()

@@ -6,6 +6,8 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from io import BytesIO
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -139,16 +141,15 @@ class Loader:
             wanted[item.storage_index].append(item)
         for source, index in parts:
             for name, expected in index.files.items():
-                places = {place.at: place for place in reversed(index.tensors) if place.file == name}
-                first_names = [place for _, place in sorted(places.items())]
-                if wanted.keys() & set(map(get_metadata_index, first_names)):
+                places = [place for place in index.tensors if place.file == name]
+                if wanted.keys() & set(map(get_metadata_index, places)):
                     with self._collect_errors(source):
-                        for place, saved in read_tensors(source, expected, first_names):
+                        for place, saved in read_tensors(source, expected, places):
                             for item in wanted.get(get_metadata_index(place), ()):
                                 box = zip(item.storage_offsets, item.lengths, strict=True)
                                 part = saved[tuple(slice(at, at + length) for at, length in box)]
                                 planner.resolve_tensor(item).detach().copy_(part)
-                        for place in first_names:
+                        for place in places:
                             wanted.pop(get_metadata_index(place), None)
         if wanted:
             raise self._give_up(f"nobody has '{min(index.fqn for index in wanted)}'")
@@ -172,10 +173,15 @@ class Loader:
 def read_tensors(
     source: Source, expected: FileDigest, places: Sequence[TensorLocation]
 ) -> Iterator[tuple[TensorLocation, Tensor]]:
-    """Read a file to its end; yields the tensors in it, each in memory that the next one takes."""
-    ranges = [(place.at, place.bytes) for place in places]
-    for place, content in zip(places, source.read(places[0].file, expected, ranges), strict=True):
-        yield place, view_as_tensor(content, place._replace(at=0))
+    """Read a file to its end; yields the tensors in it, each in memory that the next one takes.
+
+    `places` are in their order in the file; those of a tensor with several names are the same.
+    """
+    names = [list(same) for _, same in groupby(places, attrgetter("at"))]
+    ranges = [(first.at, first.bytes) for first, *_ in names]
+    for same, content in zip(names, source.read(places[0].file, expected, ranges), strict=True):
+        for place in same:
+            yield place, view_as_tensor(content, place._replace(at=0))
 
 
 def get_metadata_index(place: TensorLocation) -> MetadataIndex:

@@ -97,6 +97,10 @@ class Snapshots:
         self._folder.forget_newer(SnapshotId(start["round"], start["step"]) if start else None)
         if not start:
             return None
+        if self._index_thread is not None:
+            self._index_thread.join()
+        with self._lock:
+            self._whole_step = self._saved = None  # they are of what is loaded over now
         loader = Loader(self._folder, self._rank, start, has_agent=self._has_agent)
         loader.load(self._state)
         self._changes.begin_from_snapshot()

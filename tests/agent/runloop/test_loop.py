@@ -245,6 +245,31 @@ def test_the_second_signal_kills(rig: Make) -> None:
     assert "got SIGINT again: killing the workers" in made.said
 
 
+def test_a_start_that_comes_while_the_node_leaves_is_ignored(
+    rig: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server has formed the round before it knows that the node leaves."""
+    made = rig("touch up")
+    held_back: list[Directive] = []
+    take = made.line.take_directives
+
+    def hold_start_back() -> list[Directive]:
+        held_back.extend(take())
+        if not any(each.kind is DirectiveKind.START for each in held_back):
+            return []
+        if not made.agent.shutdown.ended_by:
+            os.kill(os.getpid(), signal.SIGTERM)
+            return []
+        return held_back
+
+    monkeypatch.setattr(made.line, "take_directives", hold_start_back)
+    made.run()
+    assert [each.kind for each in held_back][-1] is DirectiveKind.START
+    assert made.agent.round_number == 0
+    assert not (made.folder / "up").exists()
+    assert [node["state"] for node in made.group()["nodes"]] == ["left"]
+
+
 def test_a_signal_that_is_ignored_stays_ignored(rig: Make) -> None:
     """`nohup hetagent ... &` is for jobs that outlive the terminal."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)

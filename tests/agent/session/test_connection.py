@@ -3,12 +3,18 @@
 import asyncio
 import signal
 import time
+from concurrent.futures import Future
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from tests.agent.rig import Make, OtherNode, soon
 from tests.support.servers import Hetserver
 
 from hetagent.session import preflight
+from hetagent.session.requests import Report
+from hetrdzv.client.client import Client
+from hetrdzv.protocol.routes import Routes
 
 
 def test_a_stop_overtakes_a_start_whose_master_does_not_answer(
@@ -42,3 +48,17 @@ def test_whoever_is_in_a_hurry_does_not_wait_for_a_server_that_is_away(rig: Make
         acts += [made.says("for 8 s at most; press again to end"), lambda: begun.append(time.monotonic())]
         assert made.run(*acts, made.gets(signal.SIGINT)) is None
     assert time.monotonic() < begun[0] + 4.0
+
+
+def test_what_is_asked_as_the_thread_ends_is_not_waited_for_for_ever(rig: Make, server: Hetserver) -> None:
+    made = rig("exit 0")
+    answers: list[Future[Any]] = []
+
+    class LateClient(Client):
+        async def __aexit__(self, *error: object) -> None:
+            answers.append(made.line.ask(Report(Routes.declare_snapshots, Mock())))
+            await super().__aexit__(*error)
+
+    made.line._make_client = lambda: LateClient([server.url])
+    assert made.run() == 0
+    assert answers[0].cancelled()

@@ -188,6 +188,51 @@ def test_modules_with_equal_names_of_parameters_may_share_an_optimizer(tmp_path:
         assert_same(again.state[after], optimizer.state[before])
 
 
+class Tied(nn.Module):
+    """An embedding whose weight is that of the head, unless it is not."""
+
+    def __init__(self, *, is_tied: bool) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Linear(3, 3), nn.Linear(3, 3, bias=False)
+        if is_tied:
+            self.head.weight = self.embedding.weight
+
+
+def test_weights_that_were_tied_come_back_under_each_of_their_names(tmp_path: Path) -> None:
+    def make_job(*, is_tied: bool) -> tuple[Tied, torch.optim.Optimizer, Snapshots]:
+        model = Tied(is_tied=is_tied)
+        optimizer = plain(model.embedding.parameters())
+        state = {"model": model, "optimizer": optimizer}
+        return model, optimizer, snapshots.open(state, directory=tmp_path)
+
+    model, optimizer, snaps = make_job(is_tied=True)
+    model.head(model.embedding(torch.ones(3))).sum().backward()
+    optimizer.step()
+    snaps.step(1)
+    snaps.save_now()
+    again, _, snaps = make_job(is_tied=False)
+    assert snaps.load() == 1
+    assert_same(dict(again.state_dict()), dict(model.state_dict()))
+
+
+def test_a_state_that_was_loaded_is_not_saved_as_that_of_a_step_before(tmp_path: Path) -> None:
+    """A script may go back while it runs, since its loss is no number any more."""
+    model = nn.Linear(3, 3)
+    optimizer = plain(model.parameters())
+    snaps = snapshots.open({"model": model, "optimizer": optimizer}, directory=tmp_path)
+    for step in range(4):
+        model(torch.ones(3)).sum().backward()
+        optimizer.step()
+        snaps.step(step + 1)
+        settle(snaps)
+    went_back_to = snaps.load()
+    assert went_back_to == 2, "the one that was due"
+    loaded = {name: value.clone() for name, value in model.state_dict().items()}
+    snaps.save_now()
+    assert snaps.load() == went_back_to
+    assert_same(dict(model.state_dict()), loaded)
+
+
 def test_a_value_that_cannot_be_pickled_is_named(tmp_path: Path) -> None:
     job = Job(tmp_path, adamw)
     job.seen["how"] = lambda: 0
@@ -282,6 +327,18 @@ def test_what_a_worker_had_copied_that_died_before_it_had_written_it_is_copied_a
     written = (slot.path / "0.json").stat().st_mtime_ns
     job.snaps.save_now()
     assert (slot.path / "0.json").stat().st_mtime_ns == written
+
+
+def test_a_copy_whose_slot_was_given_away_does_not_keep_others_from_copying(tmp_path: Path) -> None:
+    job = Job(tmp_path, adamw)
+    job.train(0, 2)
+    stamp = SnapshotId(0, 9)
+    copy = job.snaps._copier.begin_copy(stamp, now=True)
+    SnapshotFiles(tmp_path).release_slot(stamp)
+    with pytest.raises(FileNotFoundError):
+        copy.finish(lambda: True)
+    assert copy.lock is not None
+    assert copy.lock.closed
 
 
 @pytest.mark.parametrize("cut", [False, True], ids=["a bit", "the end"])

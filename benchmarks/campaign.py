@@ -313,9 +313,8 @@ class Campaign:
 
     def _check(self, still: str = "") -> None:
         """Nothing but the world's processes and standbys is there (or `still`'s), and all that was logged is right."""
-        ours = self._world.pids | self._standbys()
-        strangers = [pid for pid, node in marked().items() if pid not in ours and node != still]
-        if strangers:
+        others = {pid for pid, node in marked().items() if pid not in self._world.pids and node != still}
+        if strangers := others - self._standbys():  # looked at last: new ones may begin at any time
             self._last.orphans += len(strangers)
             say(f"ORPHANS: {strangers}")
         for what in complaints(self._job.log.lines()):

@@ -58,9 +58,10 @@ class MergedTail:
         self._thread.start()
 
     def stop(self) -> None:
-        """Nothing is added any more: copy the rest."""
+        """Nothing is added any more: copy the rest. Harmless before `start`: torch stops all if a worker cannot start."""
         self._stopped.set()
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
 
     def _run(self) -> None:
         with contextlib.ExitStack() as stack:

@@ -24,7 +24,7 @@ def test_a_process_that_hangs_in_the_kernel_is_said_to_once_it_has_for_a_while(t
         watch = RoundWatch(1, [probe], lambda: None)
         assert files.asked.wait(15)
         process.kill()  # until then it waits as for any file
-        soon(lambda: proctree.state(process.pid) == "D", "its hang")
+        soon(lambda: proctree.read_state(process.pid) == "D", "its hang")
         soon(
             lambda: watch.take_stacks(None, 0.1)[0].why == "its process hangs in the kernel (state D)", "that"
         )

@@ -5,11 +5,14 @@ from pathlib import Path
 
 import pytest
 from tests.agent.rig import Make
+from tests.agent.workers.test_torch_starter import assignment, handler, spec
 from tests.support.cluster import wait_for
-from torch.distributed.elastic.multiprocessing import Std
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 
+from hetagent.launch.command import WorkerCommand
 from hetagent.workers import collapse
 from hetagent.workers.collapse import MergedTail, format_ranks
+from hetagent.workers.torch_starter import TorchStarter
 
 
 class Tail:
@@ -76,3 +79,12 @@ def test_all_that_torch_copies_of_several_ranks_arrives_as_one(
     assert lines[:900] == [f"[a:0-2] {number}" for number in range(1, 901)]  # fewer than may wait
     assert sorted(lines[900:]) == [f"[a:{rank}] rank {rank}" for rank in range(3)]
     assert "[a:0-2] no such data" in said.err.splitlines()
+
+
+def test_what_keeps_a_worker_from_starting_is_what_is_raised(tmp_path: Path) -> None:
+    logs = DefaultLogsSpecs(str(tmp_path), tee=Std.ALL)
+    command = WorkerCommand(str(tmp_path / "nothing"), (), is_python=False)
+    with pytest.raises(FileNotFoundError):
+        TorchStarter(spec(handler()), logs, collapse=True).start(
+            assignment(), command, [{"HET_ROUND": "5"}] * 2
+        )

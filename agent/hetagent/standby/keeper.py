@@ -131,24 +131,23 @@ class Standbys(RoundHook):
         missing = [rank for rank in sorted(self._programs) if rank not in self._standbys]
         if not missing or self._died >= ATTEMPTS:
             return
-        if free_memory() < (needed := len(missing) * NEEDED_BYTES):
-            self._log_once(
-                "no standbys for now, so a restart imports everything again: "
-                f"less than {needed / 2**30:.0f} GiB of memory are free"
-            )
-            return
-        for rank in missing:
-            is_settled = self._noted_at(rank) + SETTLED_S <= time.time()
-            if not is_settled or self._not_before > time.monotonic():
-                continue
-            notes, left_out = self._notes_file(rank), [*self._left_out]
-            try:
-                standby = Standby(self._programs[rank], self._preload, notes, left_out)
-                self._poller.register(standby, select.EPOLLIN)
-            except OSError as error:
-                self._on_failure(f"cannot be started: {error}")
-            else:
-                self._standbys[rank] = standby
+        try:
+            if free_memory() < (needed := len(missing) * NEEDED_BYTES):
+                self._log_once(
+                    "no standbys for now, so a restart imports everything again: "
+                    f"less than {needed / 2**30:.0f} GiB of memory are free"
+                )
+                return
+            for rank in missing:
+                is_settled = self._noted_at(rank) + SETTLED_S <= time.time()
+                if is_settled and self._not_before <= time.monotonic():
+                    standby = Standby(
+                        self._programs[rank], self._preload, self._notes_file(rank), [*self._left_out]
+                    )
+                    self._poller.register(standby, select.EPOLLIN)
+                    self._standbys[rank] = standby
+        except OSError as error:  # this process has no descriptors left, for instance
+            self._on_failure(f"cannot be started: {error}")
 
     def _check(self, rank: int, standby: Standby) -> None:
         """See what has become of a standby."""

@@ -58,7 +58,7 @@ class MergedTail:
         self._thread.start()
 
     def stop(self) -> None:
-        """Nothing is added any more: copy the rest. Harmless before `start`: torch stops all if a worker cannot start."""
+        """Nothing is added any more: copy the rest. Also without `start`: torch may fail to start a worker before."""
         self._stopped.set()
         if self._thread.is_alive():
             self._thread.join()

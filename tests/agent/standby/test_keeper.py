@@ -1,5 +1,6 @@
 """There is a standby for each local rank, in time, and what goes wrong costs no restart."""
 
+import resource
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -93,6 +94,22 @@ def test_three_that_die_while_they_import_are_the_last(
     assert "3 in a row failed; the last one exited with code 7 while it imported dies: cannot" in line
     assert kept.take(0, program) is None
     assert kept.standbys.pids() == {}
+
+
+def test_an_agent_without_descriptors_goes_on_without_standbys(
+    keep: Callable[..., Kept], program: Program
+) -> None:
+    kept = keep("imported")
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
+    try:
+        kept.standbys.start_predicted([program])
+        kept.standbys.on_wakeup()
+        kept.standbys.on_wakeup()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    [line] = kept.told
+    assert "3 in a row failed; the last one cannot be started" in line
 
 
 def test_a_module_is_left_out_once_for_all_ranks(

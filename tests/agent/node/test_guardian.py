@@ -252,9 +252,13 @@ def test_a_goodbye_is_said_again_while_one_server_takes_over_from_another(
 def test_a_goodbye_that_fails_is_said_in_time(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(guardian_process, "GOODBYE_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(guardian_process, "GOODBYE_PAUSE_S", 30.0)  # one attempt
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        for port, why in ((1, "Unreachable"), (silent.getsockname()[1], "TimeoutError")):
+        for port, timeout_s, why in (
+            (1, 30.0, "Unreachable"),
+            (silent.getsockname()[1], 0.3, "TimeoutError"),
+        ):
+            monkeypatch.setattr(guardian_process, "GOODBYE_TIMEOUT_S", timeout_s)
             guardian_process.say_goodbye(make_guardian([f"http://127.0.0.1:{port}"]).pickled_goodbye)
             said = capfd.readouterr().err
             assert said.startswith(f"hetagent guardian: could not tell the server that node 'n1' left ({why}")

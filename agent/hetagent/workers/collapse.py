@@ -92,8 +92,8 @@ class MergedTail:
         return has_read
 
     def _add_line(self, rank: int, text: str) -> None:
-        last = max((index for index, line in enumerate(self._waiting) if rank in line.ranks), default=-1)
-        line = next((line for line in self._waiting[last + 1 :] if line.text == text), None)
+        newer = list(itertools.takewhile(lambda line: rank not in line.ranks, reversed(self._waiting)))
+        line = next((line for line in reversed(newer) if line.text == text), None)
         if line is None:
             line = _Line(text, set(), time.monotonic() + WAIT_S)
             self._waiting.append(line)

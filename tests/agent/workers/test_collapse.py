@@ -1,6 +1,7 @@
 """Lines that several ranks write alike."""
 
 import io
+import time
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,19 @@ def test_a_line_waits_for_the_others_but_not_for_long(tmp_path: Path) -> None:
     made.write(0, "a=1")
     made.tail.stop()
     assert made.out.getvalue() == "3/1:a=1\n2/0:a=1\n"
+
+
+def test_many_lines_that_nobody_else_writes_take_little_time(tmp_path: Path) -> None:
+    made, began = Tail(tmp_path, 4), time.process_time()
+    numbers = range(10_000)
+    for rank in made.files:
+        made.write(rank, "".join(f"{rank}.{number}\n" for number in numbers))
+    made.tail.start()
+    made.tail.stop()
+    lines = made.out.getvalue().splitlines()
+    assert [line for line in lines if "/0:" in line] == [f"2/0:0.{number}" for number in numbers]
+    assert len(lines) == 4 * len(numbers)
+    assert time.process_time() < began + 2.0
 
 
 def test_all_that_torch_copies_of_several_ranks_arrives_as_one(

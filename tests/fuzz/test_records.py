@@ -74,7 +74,7 @@ def read(stored: dict[str, bytes], key: str) -> None:
 
 def live_with(group: Group) -> None:
     """What a server does with every group that it has read."""
-    views.group_reply(group, NOW, lambda node: node.heard_at)
+    views.group_reply(group, NOW, lambda node: node.heard_at, {})
     for node in group.nodes.values():
         codec.write(directive(group, node, NOW))
     for seconds in (0.0, 6.0, 1e6):

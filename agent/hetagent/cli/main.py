@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from hetagent import statuses
 from hetagent.node.console import flush, print_to_stderr
-from hetrdzv.auth.files import AccessError, client_token
+from hetrdzv.auth.files import AccessError, client_token, warn_if_exposed
 from hetrdzv.auth.tls import ClientTls, TlsError
 
 if TYPE_CHECKING:
@@ -85,7 +85,9 @@ def _server_access(options: "Options") -> "ServerAccess":
     """How to speak to the servers; our own speaks plain HTTP on loopback. No child inherits the token."""
     from hetagent.node.processes.identity import ServerAccess
 
-    token = client_token(options.token_file, lambda text: print_to_stderr(f"hetagent: {text}"))
+    if (file := options.token_file) is not None:
+        warn_if_exposed("token file", file, lambda text: print_to_stderr(f"hetagent: {text}"))
+    token = client_token(options.token_file)
     os.environ.pop("HET_TOKEN", None)
     if options.standalone:
         return ServerAccess(servers=())

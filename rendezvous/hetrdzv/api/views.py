@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
-from types import MappingProxyType
 
 from starlette.responses import Response
 
@@ -109,7 +108,7 @@ def group_reply(
     group: Group,
     now: float,
     heard_at: Callable[[Node], float],
-    seen: Mapping[int, WorkerSample] = MappingProxyType({}),
+    seen: Mapping[int, WorkerSample],
     *,
     nodes: bool = True,
 ) -> GroupReply:

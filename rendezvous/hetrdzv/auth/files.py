@@ -46,15 +46,13 @@ def is_private(path: Path) -> bool:
         return True
 
 
-def read_secret(what: str, path: Path, warn: Callable[[str], object] = logger.warning) -> str:
-    """The text of a file with a secret; warns if other users can read it."""
+def read_secret(what: str, path: Path) -> str:
+    """The text of a file with a secret."""
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise AccessError(f"{what} {path} cannot be read: {reason}") from None
-    warn_if_exposed(what, path, warn)
-    return text
 
 
 def warn_if_exposed(what: str, path: Path, warn: Callable[[str], object] = logger.warning) -> None:
@@ -75,10 +73,10 @@ def _stamp(path: Path) -> tuple[int, ...] | None:
 # -- the token of an agent or of hetctl --------------------------------------------------------------------
 
 
-def client_token(token_file: Path | None, warn: Callable[[str], None] = lambda text: None) -> str | None:
-    """The token in `--token-file`, else in `HET_TOKEN`; None if there is none. Warns if others can read that file."""
+def client_token(token_file: Path | None) -> str | None:
+    """The token in `--token-file`, else in `HET_TOKEN`; None if there is none."""
     if token_file is not None:
-        return read_token(token_file, warn)
+        return read_token(token_file)
     token = os.environ.get("HET_TOKEN", "").strip()
     if token and os.path.isfile(path := os.path.expanduser(token)):
         raise AccessError(
@@ -98,9 +96,9 @@ def reread_token(token_file: Path | None) -> str | None:
         return None
 
 
-def read_token(path: Path, warn: Callable[[str], None] = lambda text: None) -> str:
+def read_token(path: Path) -> str:
     """The only token in a file."""
-    token = read_secret("token file", path, warn).strip()
+    token = read_secret("token file", path).strip()
     if not is_token(token):
         what = "holds more than that" if token else "is empty"
         raise AccessError(

@@ -7,7 +7,7 @@ import secrets
 from functools import partial
 from pathlib import Path
 
-from hetrdzv.auth.files import AccessError, ReloadedFiles, is_private, read_secret
+from hetrdzv.auth.files import AccessError, ReloadedFiles, is_private, read_secret, warn_if_exposed
 from hetrdzv.auth.tokens import EVERYTHING, Grant, Role, Tokens
 
 logger = logging.getLogger(__name__)
@@ -31,6 +31,7 @@ class TokenFile(ReloadedFiles, Tokens):
         logger.info("reloaded token file %s: %d valid", self.path, len(self.grants))
 
     def _load(self) -> dict[str, Grant]:
+        warn_if_exposed("token file", self.path)
         return parse(read_secret("token file", self.path), self.path)
 
 

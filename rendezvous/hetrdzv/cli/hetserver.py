@@ -191,6 +191,7 @@ def _read_etcd_password(path: Path | None) -> str | None:
     """The password for etcd: that of a file, else of the environment."""
     if path is None:
         return os.environ.get("HET_ETCD_PASSWORD")
+    warn_if_exposed("password file", path)
     if not (password := read_secret("password file", path).strip()):
         raise CannotServe(f"password file {path} is empty")
     return password

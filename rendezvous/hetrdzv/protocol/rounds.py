@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import zip_longest
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 from annotated_types import Ge, Lt
 
@@ -190,13 +190,8 @@ def share_trained(time: TimeSpent) -> float | None:
     return min(1.0, time.get(Phase.TRAINING, 0.0) / known) if known > 0 else None
 
 
-class Downtime(NamedTuple):
-    """How long nobody trained after a round, until the next one had started up (seconds)."""
-
-    noticing: float
-    stopping: float
-    waiting: float
-    starting_up: float
+Downtime = tuple[float, float, float, float]
+"""How long nobody trained after a round: noticing, stopping, waiting, and starting up the next one (seconds)."""
 
 
 def downtime_after(ended: RoundRecord, following: RoundRecord | None) -> Downtime | None:
@@ -207,7 +202,7 @@ def downtime_after(ended: RoundRecord, following: RoundRecord | None) -> Downtim
     if not ended.ended_by or (ended.is_last and not noticing + stopping + waiting):
         return None
     starting = following.time.get(Phase.STARTING_UP, 0.0) if following and not ended.is_last else 0.0
-    return Downtime(noticing, stopping, waiting, starting)
+    return noticing, stopping, waiting, starting
 
 
 def with_downtimes(rounds: Sequence[RoundRecord]) -> list[tuple[RoundRecord, Downtime | None]]:

@@ -166,8 +166,8 @@ class ElectedReplica:
 
     def _log_complaint(self, what: str) -> None:
         """Log a failure, but not the same one over and over."""
-        said, at = self._complaint
-        if what != said or boottime_s() - at > REPEAT_S:
+        last, at = self._complaint
+        if what != last or boottime_s() - at > REPEAT_S:
             self._complaint = (what, boottime_s())
             logger.error("%s", what)
 

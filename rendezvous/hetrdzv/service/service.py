@@ -206,8 +206,8 @@ class Service:
     def history(self, group_id: str, after: int = 0) -> tuple[list[Event], int]:
         """The events of a group after number `after`, and the number of its last one."""
         self.group(group_id)
-        kept = list(self._ledger.history(group_id))
-        return [stored for stored in kept if stored.number > after], kept[-1].number if kept else 0
+        events = list(self._ledger.history(group_id))
+        return [event for event in events if event.number > after], events[-1].number if events else 0
 
     def rounds(self, group_id: str) -> tuple[RoundRecord, ...]:
         """The records of a group's rounds, with when each formed, as far as its events go back."""

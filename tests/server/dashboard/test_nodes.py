@@ -22,7 +22,7 @@ def fleet() -> Story:
 
 def shown(group: Group | None) -> list[NodeReply]:
     assert group is not None
-    return list(views.group_reply(group, 0.0, lambda node: 0.0).nodes)
+    return list(views.group_reply(group, 0.0, lambda node: 0.0, {}).nodes)
 
 
 def test_members_come_in_the_order_of_their_ranks_and_stay_there_when_they_are_lost() -> None:

@@ -107,15 +107,17 @@ async def _answer_poll(
     # joins and polls come by the thousand: two dependencies more took a tenth of their time
     polls: Polls = request.state.polls
     with _calling(request) as caller:
-        told = await polls.answer_poll(caller, group_id, command, after, wait_s, asks=asks, progress=progress)
-    if told is None:
+        answer = await polls.answer_poll(
+            caller, group_id, command, after, wait_s, asks=asks, progress=progress
+        )
+    if answer is None:
         return _response_to_nobody()
     query = polls.service.queries.next_query(group_id, command.node_id) if asks else None
     if query is None:
-        return _directive_response(told)
+        return _directive_response(answer)
     query.is_sent = True
     also: dict[str, Any] = {str(query.asked.about): query.asked}
-    return _json_response(codec.write(replace(told[1], **also)))
+    return _json_response(codec.write(replace(answer[1], **also)))
 
 
 @contextmanager
@@ -144,9 +146,9 @@ def _json_response(body: bytes) -> Response:
     return Response(body, media_type="application/json")
 
 
-def _directive_response(told: GroupAndDirective) -> Response:
+def _directive_response(answer: GroupAndDirective) -> Response:
     """A directive as JSON. All waiting nodes of a group get the same."""
-    group, directive = told
+    group, directive = answer
     if directive.start is not None or directive.root_cause is not None:
         return _json_response(codec.write(directive))
     known = _cached_replies(group)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import click
 from rich.console import RenderableType
 
-from hetrdzv.auth.files import client_token, reread_token
+from hetrdzv.auth.files import client_token, reread_token, warn_if_exposed
 from hetrdzv.auth.tls import ClientTls
 from hetrdzv.cli.hetctl import tables
 from hetrdzv.cli.hetctl.options import shared
@@ -32,11 +32,13 @@ View = Callable[[_T], Iterable[RenderableType]]
 def connect() -> Client:
     """A client of the server that the shared options name."""
     options = shared()
+    if options.token_file is not None:
+        warn_if_exposed("token file", options.token_file, print_warning)
     files = {name: getattr(options, name) for name in ("ca_cert", "client_cert", "client_key")}
     try:
         return Client(
             options.server,
-            token=client_token(options.token_file, print_warning),
+            token=client_token(options.token_file),
             renew_token=lambda: reread_token(options.token_file),  # `events --follow` may run for days
             tls=ClientTls.from_flags(files, os.environ),
         )

@@ -100,6 +100,6 @@ def current_head(service: Service, group_id: str, node_id: str, incarnation: str
 def current_directive(service: Service, group_id: str, node_id: str, incarnation: str) -> GroupAndDirective:
     """What a node has to do now, and how it keeps in touch; it is granted that lease."""
     group = service.group(group_id)
-    told = directive(group, require_current_agent(group, node_id, incarnation), service.now())
+    answer = directive(group, require_current_agent(group, node_id, incarnation), service.now())
     pace = service.leases.grant_lease(group, node_id, incarnation)
-    return group, replace(told, poll_s=pace.poll_s, lease_s=pace.lease_s)
+    return group, replace(answer, poll_s=pace.poll_s, lease_s=pace.lease_s)

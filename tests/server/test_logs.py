@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from hetrdzv.api import errors
 from hetrdzv.api.errors import EVERY_S, MOST_LOGGED, RefusalLog
 from hetrdzv.cli.logs import MAX_LINES, JsonFormatter, TextFormatter, logging_to_stderr
 from hetrdzv.core.commands import Cancel, Leave
@@ -78,10 +79,13 @@ async def test_a_wrong_token_is_logged_once_and_never_shown(caplog: pytest.LogCa
     assert not any(word in text for text in said(caplog, 0) for word in (TOKEN, "the-wrong-one"))
 
 
-def test_what_is_refused_again_and_again_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_refused_again_and_again_does_not_fill_the_log(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     caplog.set_level(logging.INFO, "hetrdzv")
     now = [0.0]
-    refusals = RefusalLog(lambda: now[0])
+    monkeypatch.setattr(errors, "monotonic", lambda: now[0])
+    refusals = RefusalLog()
 
     def refuse(client: str = "10.0.0.1") -> None:
         refusals.log(Unauthorized("no"), {"client": (client, 1), "method": "GET", "path": "/v1/groups"})

@@ -257,7 +257,7 @@ async def test_logs_of_a_job_that_is_over_are_those_that_its_agents_sent_as_they
         for more in ({}, {"round": 1}):
             refused = await client.post(f"{GROUP}/logs", params={"rank": [1, 7], **more})
             assert (refused.status_code, refused.json()["code"]) == (404, "not_found")
-            assert refused.json()["detail"] == "no such rank: round 1 of group 'g' had ranks 0 and 1, not 7"
+            assert refused.json()["detail"] == "no such rank: round 1 of group 'g' has ranks 0 and 1, not 7"
         (await client.delete(GROUP)).raise_for_status()
         assert service.post_mortems.find("g", About.LOGS) is None
 

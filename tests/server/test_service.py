@@ -16,6 +16,7 @@ from hetrdzv.protocol.errors import (
     StorageError,
     UnknownGroup,
 )
+from hetrdzv.protocol.progress import PollRequest
 from hetrdzv.protocol.states import GroupState, NodePhase
 from hetrdzv.service import clock as clock_module
 from hetrdzv.service import ledger
@@ -45,7 +46,8 @@ def begun(work: Awaitable[Any]) -> "asyncio.Future[Any]":
 async def poll(service: Service, node_id: str) -> "asyncio.Future[Any]":
     """A poll that waits for another directive than the present one."""
     version = current_directive(service, "g", node_id, "1")[1].version
-    waiting = begun(Polls(service).answer_poll(Caller(), "g", Renew(node_id, "1"), version, WAIT_S))
+    asked = PollRequest(incarnation="1", after=version, wait_s=WAIT_S)
+    waiting = begun(Polls(service).answer_poll(Caller(), "g", Renew(node_id, "1"), asked))
     await settled()
     return waiting
 

@@ -55,13 +55,12 @@ class Connection:
     async def poll(self, group: str, node: str, request: PollRequest) -> Directive:
         """As `POST .../directive`."""
         renew = Renew(node, request.incarnation, request.after)
-        more = {"asks": True, "progress": request.progress}
-        return await self._answer(group, renew, request.after, request.wait_s, **more)
+        return await self._answer(group, renew, request, asks=True)
 
     async def _answer(
-        self, group: str, command: Join | Renew, after: str | None, wait_s: float, **more: Any
+        self, group: str, command: Join | Renew, poll: PollRequest, *, asks: bool = False
     ) -> Directive:
-        found = await self._polls.answer_poll(self._caller, group, command, after, wait_s, **more)
+        found = await self._polls.answer_poll(self._caller, group, command, poll, asks=asks)
         if found is None:
             raise _HungUp
         return found[1]
@@ -69,7 +68,8 @@ class Connection:
     async def ask(self, route: Any, group: str, node: str, body: Any, **query: str) -> Any:
         """As the client does; no agent of the simulation asks anything else."""
         if route is Routes.join:
-            return await self._answer(group, Join(node_id=node, **codec.fields_of(body)), None, 0.0)
+            poll = PollRequest(incarnation=body.incarnation)
+            return await self._answer(group, Join(node_id=node, **codec.fields_of(body)), poll)
         if route is Routes.leave:
             return await self._leave(group, node, **query)
         if route is Routes.report:

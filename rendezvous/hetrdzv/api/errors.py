@@ -1,9 +1,9 @@
 """Every error as problem details (RFC 9457): what routes raise, and what no route takes."""
 
 import logging
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
+from time import monotonic
 from typing import Any, cast
 from urllib.parse import quote
 
@@ -81,8 +81,7 @@ ROUTINE = frozenset({"stale_round", "unknown_group", "not_found", "not_leader", 
 class RefusalLog:
     """Refusals that were logged lately, by client address and code."""
 
-    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self._monotonic = monotonic
+    def __init__(self) -> None:
         self._until = 0.0
         self._logged: set[tuple[str, str]] = set()
 
@@ -90,7 +89,7 @@ class RefusalLog:
         """Log a refusal, unless the same one of this client's was logged lately."""
         if not 400 <= error.status < 500 or error.code in ROUTINE:
             return
-        if (now := self._monotonic()) >= self._until:
+        if (now := monotonic()) >= self._until:
             self._until = now + EVERY_S
             self._logged.clear()
         client = scope["client"][0] if scope.get("client") else "an unknown address"

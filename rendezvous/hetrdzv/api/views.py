@@ -8,6 +8,7 @@ from functools import partial
 from starlette.responses import Response
 
 from hetrdzv.api.workers import worker_reply
+from hetrdzv.auth.tokens import Grant
 from hetrdzv.core.commands import Command
 from hetrdzv.core.directive import late_exit_code, stop_notice
 from hetrdzv.core.drift import find_differences
@@ -89,6 +90,19 @@ def group_summary(group: Group, now: float) -> GroupSummary:
 def quarantined_summary(group_id: str, why: str) -> GroupSummary:
     """A group that is set aside, in brief."""
     return GroupSummary(group_id=group_id, state=QUARANTINED, reason=ReasonCode.QUARANTINED.reason(quote=why))
+
+
+def group_summaries(service: Service, grant: Grant) -> Callable[[], list[GroupSummary]]:
+    """What makes all groups that a grant covers, in brief, in a thread if need be."""
+    now = service.now()
+    groups = [group for group in service.groups() if grant.covers(group.group_id)]
+    aside = [(name, why) for name, why in service.quarantined().items() if grant.covers(name)]
+
+    def make() -> list[GroupSummary]:
+        served = [group_summary(group, now) for group in groups]
+        return served + [quarantined_summary(*each) for each in aside]
+
+    return make
 
 
 @cached

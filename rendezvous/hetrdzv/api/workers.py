@@ -46,7 +46,7 @@ async def get_output(
     group = service.group(group_id)
     active = group.running_round
     if active is not None and number in (None, active.number):
-        _require_ranks(group, active.number, active.world_size, ranks, "has")
+        _require_ranks(group, active.number, active.world_size, ranks)
         found = await service.queries.query_workers(group, active, ranks or range(active.world_size), about)
         return StacksReply(round=active.number, workers=tuple(found))
     if about is About.LOGS and number is None and group.round is not None:
@@ -54,7 +54,7 @@ async def get_output(
     kept = service.post_mortems.find(group_id, about, number)
     if kept is None:
         raise NoRound(_explain_nothing(group, about, number, service.now()))
-    _require_ranks(group, kept.round, kept.world_size, ranks, "had")
+    _require_ranks(group, kept.round, kept.world_size, ranks)
     # stacks are taken of some workers, logs come of all
     wanted = {*(ranks or (kept.by_rank if about is About.STACKS else range(kept.world_size)))}
     why = f"nobody has kept its {about} of round {kept.round}"
@@ -63,12 +63,12 @@ async def get_output(
     return StacksReply(round=kept.round, workers=workers, over=True, at=at)
 
 
-def _require_ranks(group: Group, number: int, world_size: int, ranks: Sequence[int], has: str) -> None:
+def _require_ranks(group: Group, number: int, world_size: int, ranks: Sequence[int]) -> None:
     unknown = [rank for rank in ranks if not 0 <= rank < world_size]
     if unknown:
         known = str(Ranks(ranges=((0, world_size - 1),)))
         raise NotFound(
-            f"no such rank: round {number} of group '{group.group_id}' {has} {known}, not {unknown[0]}"
+            f"no such rank: round {number} of group '{group.group_id}' has {known}, not {unknown[0]}"
         )
 
 

@@ -153,8 +153,7 @@ def _make_replica(
         from hetrdzv.storage.etcd.client import Etcd
 
         advertise = choose_advertised_url(options.advertise, listener, tls=options.tls_cert is not None)
-        files = ClientTls(options.etcd_ca_cert, options.etcd_cert, options.etcd_key)
-        tls = files if files != ClientTls() else None
+        tls = ClientTls(options.etcd_ca_cert, options.etcd_cert, options.etcd_key)
         access = access_from(url, options.etcd_user, _read_etcd_password(options.etcd_password_file), tls)
         return leadership.ElectedReplica(Etcd(access), advertise, make_service)
     for flag in ETCD_FLAGS:

@@ -218,10 +218,9 @@ def _let_node_leave(context: StepContext, command: commands.Leave) -> None:
 
 
 def _remove_left_node(context: StepContext, node: Node, why: str) -> None:
-    said = node.leaving if node.leaving is not None and not why else None
-    remove_node(
-        context, node, NodePhase.LEFT, said or ReasonCode.AGENT_LEFT.reason(quote=why or "its agent left")
-    )
+    leaving = None if why else node.leaving
+    quote = why or "its agent left"
+    remove_node(context, node, NodePhase.LEFT, leaving or ReasonCode.AGENT_LEFT.reason(quote=quote))
 
 
 def _has_died(node: Node) -> bool:

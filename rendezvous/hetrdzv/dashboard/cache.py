@@ -37,8 +37,7 @@ class Sections:
 class SectionCache:
     """The newest sections of each page that somebody looks at."""
 
-    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._pages: OrderedDict[Hashable, Sections] = OrderedDict()
         self._making = asyncio.Lock()
 
@@ -58,11 +57,11 @@ class SectionCache:
         """
         async with self._making if in_thread else nullcontext():
             found = self._pages.pop(key, None)
-            if found is None or (found.version != version and self._clock() >= found.fresh_until):
-                began, make = self._clock(), begin()
+            if found is None or (found.version != version and monotonic() >= found.fresh_until):
+                began, make = monotonic(), begin()
                 html = await asyncio.to_thread(make) if in_thread else make()
                 # the first time its templates may have been compiled
-                pause_s = 0.0 if found is None else (self._clock() - began) / LARGEST_SHARE
+                pause_s = 0.0 if found is None else (monotonic() - began) / LARGEST_SHARE
                 parts = (hashlib.blake2b(part.encode(), digest_size=9).hexdigest() for part in html.values())
                 etag = f'"{".".join(parts)}"'
                 found = Sections(html, etag, version, began + pause_s)

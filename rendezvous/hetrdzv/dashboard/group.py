@@ -62,7 +62,7 @@ def bars(rounds: Sequence[RoundRecord]) -> list[Bar]:
 
 
 def group_sections(
-    service: Service, group: Group, *, acts: bool, whole: bool = False
+    service: Service, group: Group, *, acts: bool, whole: bool
 ) -> Callable[[], Mapping[str, str]]:
     """What makes the sections of a group; all that it takes from the service is taken now, for it may be in a thread.
 

@@ -50,15 +50,11 @@ def overview(
     service: Service, grant: Grant, url: str, token_file: str = ""
 ) -> Callable[[], Mapping[str, str]]:
     """What makes the section of all groups that a grant covers, in a thread if need be."""
-    now = service.now()
-    groups = [group for group in service.groups() if grant.covers(group.group_id)]
-    aside = [(name, why) for name, why in service.quarantined().items() if grant.covers(name)]
+    now, groups, summarize = service.now(), service.groups(), views.group_summaries(service, grant)
     token = f"--token-file {shlex.quote(token_file)} " if token_file else ""
 
     def make() -> Mapping[str, str]:
-        shown = [views.group_summary(group, now) for group in groups]
-        shown += [views.quarantined_summary(*each) for each in aside]
-        shown.sort(key=urgency)
+        shown = sorted(summarize(), key=urgency)
         old = [group for group in shown if is_old(group)]
         html = section(
             "groups.html",

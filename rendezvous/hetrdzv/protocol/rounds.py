@@ -89,7 +89,7 @@ class RootCause:
         if (failure := self.failure) is not None:
             if failure.rank >= 0:
                 parts.append(f"rank {failure.rank} (local rank {failure.local_rank})")
-            if (failure.exit_code, failure.signal) != (None, None) or failure.lingers or failure.rank >= 0:
+            if not failure.is_start:
                 parts.append(failure.how)
         if self.round:
             parts.append(f"round {self.round}")

@@ -6,7 +6,7 @@ bounds in the OpenAPI document follow from it; docs/groups.md is checked against
 
 # ruff: noqa: RUF009 - `_flag` makes dataclass fields
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
@@ -64,11 +64,18 @@ def order_labels(text: str) -> tuple[str, ...]:
     return labels
 
 
-def check_master(text: str) -> None:
-    """Raise a ValueError if `master` cannot have this value."""
+def check_rank_order(text: str) -> str:
+    """The value, if `rank_order` can have it; else a ValueError."""
+    order_labels(text)
+    return text
+
+
+def check_master(text: str) -> str:
+    """The value, if `master` can have it; else a ValueError."""
     label, equals, _ = text.partition("=")
     if not (label if equals else is_id(text)):
         raise ValueError("must be LABEL=VALUE or a node id")
+    return text
 
 
 def allows_master(rule: str, node_id: str, labels: Mapping[str, str]) -> bool:
@@ -77,25 +84,20 @@ def allows_master(rule: str, node_id: str, labels: Mapping[str, str]) -> bool:
     return labels.get(label) == value if equals else node_id == rule
 
 
-def check_unit(text: str) -> None:
-    """Raise a ValueError if `unit` cannot have this value."""
+def check_unit(text: str) -> str:
+    """The value, if `unit` can have it; else a ValueError."""
     if not text or "=" in text or "," in text:
         raise ValueError("must be the name of one label, such as rack")
+    return text
 
 
-def _checked(check: Callable[[Any], object]) -> AfterValidator:
-    def checked(value: Any) -> Any:
-        check(value)
-        return value
-
-    return AfterValidator(checked)
-
-
-def _check_command(words: tuple[str, ...]) -> None:
+def check_command(words: tuple[str, ...]) -> tuple[str, ...]:
+    """The value, if `command` can have it; else a ValueError."""
     if not words:
         raise ValueError("it is empty: name a script, for example: -- train.py --lr 0.1")
     if sum(map(len, words)) > MAX_COMMAND:
         raise ValueError(f"A command should have at most {MAX_COMMAND} characters in all")
+    return words
 
 
 _Text = Annotated[str, MaxLen(16_384)]
@@ -104,8 +106,8 @@ _WorldSize = Annotated[int, Ge(1), Le(MAX_WORLD_SIZE)]
 _UpToADay = Annotated[float, Ge(0), Le(DAY_S)]
 
 
-def _flag(default: Any, help: str = "", metavar: str = "S") -> Any:  # noqa: A002 - argparse's and click's own word
-    """A setting with a flag of its own, unless it has no help."""
+def _flag(default: Any, help: str, metavar: str = "S") -> Any:  # noqa: A002 - argparse's and click's own word
+    """A setting with a flag of its own."""
     return field(default=default, metadata={"help": help, "metavar": metavar})
 
 
@@ -159,21 +161,22 @@ class GroupSpec:
         "What a node that joins a running group does: restart the job, or wait as a spare.",
         "",
     )
-    rank_order: Annotated[_Text, _checked(order_labels)] = _flag(
+    rank_order: Annotated[_Text, AfterValidator(check_rank_order)] = _flag(
         "sticky",
         "How ranks are ordered: sticky, or topology:LABEL[,LABEL] (nodes of one label value side by side).",
         "ORDER",
     )
-    master: Annotated[_Text, _checked(check_master)] | None = _flag(
+    master: Annotated[_Text, AfterValidator(check_master)] | None = _flag(
         None, "Who may be master: the nodes with a label of this value, or one node id.", "LABEL=VALUE|ID"
     )
-    unit: Annotated[_Text, _checked(check_unit)] | None = _flag(
+    unit: Annotated[_Text, AfterValidator(check_unit)] | None = _flag(
         None,
         "Nodes with the same value of this label are used all together or not at all, as in rack.",
         "LABEL",
     )
     command: (
-        Annotated[tuple[_Text, ...], MaxLen(1024), Field(fail_fast=True), _checked(_check_command)] | None
+        Annotated[tuple[_Text, ...], MaxLen(1024), Field(fail_fast=True), AfterValidator(check_command)]
+        | None
     ) = None
 
     def __post_init__(self) -> None:

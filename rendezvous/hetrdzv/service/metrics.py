@@ -117,15 +117,15 @@ class Metrics:
 
     def render_text(
         self,
-        groups: Iterable[Group],
+        groups: Iterable[Group] = (),
         *,
-        now: float,
-        open_polls: int,
-        leads: bool,
+        now: float = 0.0,
+        open_polls: int = 0,
+        leads: bool = False,
         quarantined: int = 0,
         failing: bool = False,
     ) -> bytes:
-        """All metrics in Prometheus' text format (`CONTENT_TYPE`)."""
+        """All metrics in Prometheus' text format (`CONTENT_TYPE`); by default those of one that does not lead."""
         states: Tally[str] = Tally({state.value: 0 for state in GroupState})
         phases: Tally[str] = Tally({phase.value: 0 for phase in NodePhase})
         stalls: Tally[str] = Tally(dict.fromkeys(StallKind, 0))

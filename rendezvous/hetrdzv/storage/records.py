@@ -37,7 +37,7 @@ _NOT_STORED: Mapping[type, AbstractSet[str]] = {
 }
 """The fields of each kind of record that are not in it."""
 
-_KINDS = {"nodes": Node, "round": Round, "rounds": RoundRecord, "group": Group, "events": Event}
+KINDS = {"nodes": Node, "round": Round, "rounds": RoundRecord, "group": Group, "events": Event}
 """What the records below a group's prefix are."""
 
 _STORED = {
@@ -61,11 +61,6 @@ class Restored:
     groups: dict[str, Group] = field(default_factory=dict)
     events: dict[str, list[Event]] = field(default_factory=dict)
     quarantined: dict[str, Quarantined] = field(default_factory=dict)
-
-
-def build_record_validators() -> None:
-    """Make what reads and writes records now, so that the first commit need not wait for it."""
-    codec.build_validators(*_KINDS.values())
 
 
 # -- writing ---------------------------------------------------------------------------------------------
@@ -159,17 +154,17 @@ def restore(
 
 def _assemble(group_id: str, records: Mapping[str, bytes], now: float) -> tuple[Group | None, list[Event]]:
     """A group and its events from their records; no group if only events of it are left."""
-    found: dict[str, dict[str, Any]] = {part: {} for part in _KINDS}
+    found: dict[str, dict[str, Any]] = {part: {} for part in KINDS}
 
     def malformed(key: str, why: object) -> InvariantError:
         return InvariantError(group_id, f"record {key} is malformed ({why})")
 
     for key, record in records.items():
         part, *name = key.split("/")[2:]
-        if part not in _KINDS or len(name) != part.endswith("s"):
+        if part not in KINDS or len(name) != part.endswith("s"):
             raise malformed(key, "this hetserver does not know such a key")
         try:
-            found[part][unquote("".join(name))] = codec.read(_KINDS[part], record, unknown="ignore")
+            found[part][unquote("".join(name))] = codec.read(KINDS[part], record, unknown="ignore")
         except (codec.Malformed, InvalidSpec) as error:
             raise malformed(key, error) from error
     by_number = attrgetter("number")

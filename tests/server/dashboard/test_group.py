@@ -9,6 +9,7 @@ import pytest
 from hetrdzv.auth.tokens import EVERYTHING
 from hetrdzv.core.commands import Cancel, Leave, NoteStall, Report, Tick
 from hetrdzv.core.model import Stall
+from hetrdzv.dashboard import cache as cache_module
 from hetrdzv.dashboard.cache import LARGEST_SHARE, MOST, SectionCache
 from hetrdzv.dashboard.group import bars, group_sections
 from hetrdzv.dashboard.pages import overview
@@ -39,9 +40,9 @@ async def service(clock: HandClock) -> AsyncIterator[Service]:
         yield running
 
 
-def shown(service: Service, name: str, **more: bool) -> str:
+def shown(service: Service, name: str, *, whole: bool = False) -> str:
     """A section as it is now."""
-    return group_sections(service, service.group("g"), acts=True, **more)()[name]
+    return group_sections(service, service.group("g"), acts=True, whole=whole)()[name]
 
 
 async def test_nodes_that_need_attention_have_rows_and_all_have_them_for_who_asks(service: Service) -> None:
@@ -152,9 +153,12 @@ class Making:
         return {"now": str(self.made), "rounds": "none"}
 
 
-async def test_a_version_is_made_once_however_many_look_and_only_what_changed_is_sent() -> None:
+async def test_a_version_is_made_once_however_many_look_and_only_what_changed_is_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     making = Making()
-    cache = SectionCache(lambda: making.now)
+    monkeypatch.setattr(cache_module, "monotonic", lambda: making.now)
+    cache = SectionCache()
     several = [cache.get("g", 1, making.begin, in_thread=True) for _ in range(5)]
     assert {each.html["now"] for each in await asyncio.gather(*several)} == {"1"}
     first = await cache.get("g", 1, making.begin, in_thread=False)
@@ -166,9 +170,10 @@ async def test_a_version_is_made_once_however_many_look_and_only_what_changed_is
     assert (await cache.get("other", 2, making.begin, in_thread=False)).html["now"] == "3"
 
 
-async def test_what_takes_long_is_made_more_rarely() -> None:
+async def test_what_takes_long_is_made_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
     making = Making(takes_s=1.0)
-    cache = SectionCache(lambda: making.now)
+    monkeypatch.setattr(cache_module, "monotonic", lambda: making.now)
+    cache = SectionCache()
     await cache.get("g", 0, making.begin, in_thread=False)
     began = making.now
     for version, (at_s, made) in enumerate(
@@ -179,9 +184,10 @@ async def test_what_takes_long_is_made_more_rarely() -> None:
         assert making.made == made
 
 
-async def test_the_cache_is_bounded() -> None:
+async def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     making = Making()
-    cache = SectionCache(lambda: making.now)
+    monkeypatch.setattr(cache_module, "monotonic", lambda: making.now)
+    cache = SectionCache()
     for number in (0, *range(MOST), 0, MOST + 1, 1):
         await cache.get(number, 1, making.begin, in_thread=False)
     assert making.made == MOST + 2, "the first was asked for again, so the second went"

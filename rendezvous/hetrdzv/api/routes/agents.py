@@ -28,7 +28,7 @@ from hetrdzv.protocol import codec
 from hetrdzv.protocol.bounds import Id, ShortText
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import Refused, SpecConflict, StaleRound
-from hetrdzv.protocol.progress import NodeProgress, PollRequest
+from hetrdzv.protocol.progress import PollRequest
 from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.requests import DaemonRequest, JoinRequest, ReportRequest, daemon_refusal
 from hetrdzv.protocol.snapshots import SnapshotsReply, SnapshotsRequest
@@ -63,9 +63,8 @@ async def join(
         asked = "a command in the spec of a join, which other nodes would run,"
         request.state.grant.check(Role.ADMIN, group_id, asked)
     try:
-        return await _answer_poll(
-            request, group_id, Join(node_id=node_id, **codec.fields_of(body)), None, wait
-        )
+        poll = PollRequest(incarnation=body.incarnation, wait_s=wait)
+        return await _answer_poll(request, group_id, Join(node_id=node_id, **codec.fields_of(body)), poll)
     except SpecConflict as conflict:
         await request.state.polls.service.record_refusal(group_id, node_id, conflict.conflict)
         raise
@@ -81,35 +80,24 @@ async def get_directive(
     wait: Wait = 0.0,
 ) -> Response:
     """Long poll: replies once the version differs from `after`, or after `wait` seconds. Renews the lease."""
-    command = Renew(node_id, incarnation, after or None)
-    return await _answer_poll(request, group_id, command, after or None, wait)
+    poll = PollRequest(incarnation=incarnation, after=after or None, wait_s=wait)
+    return await _answer_poll(request, group_id, Renew(node_id, incarnation, poll.after), poll)
 
 
 @router.post("/directive", response_model=Directive)
 async def poll(request: Request, group_id: Id, node_id: Id, body: Annotated[PollRequest, AGENTS]) -> Response:
     """The same poll, which also says how far the node's workers have come. May be answered with a question."""
     command = Renew(node_id, body.incarnation, body.after)
-    return await _answer_poll(
-        request, group_id, command, body.after, body.wait_s, asks=True, progress=body.progress
-    )
+    return await _answer_poll(request, group_id, command, body, asks=True)
 
 
 async def _answer_poll(
-    request: Request,
-    group_id: str,
-    command: Join | Renew,
-    after: str | None,
-    wait_s: float,
-    *,
-    asks: bool = False,
-    progress: NodeProgress | None = None,
+    request: Request, group_id: str, command: Join | Renew, poll: PollRequest, *, asks: bool = False
 ) -> Response:
     # joins and polls come by the thousand: two dependencies more took a tenth of their time
     polls: Polls = request.state.polls
     with _calling(request) as caller:
-        answer = await polls.answer_poll(
-            caller, group_id, command, after, wait_s, asks=asks, progress=progress
-        )
+        answer = await polls.answer_poll(caller, group_id, command, poll, asks=asks)
     if answer is None:
         return _response_to_nobody()
     query = polls.service.queries.next_query(group_id, command.node_id) if asks else None

@@ -37,15 +37,9 @@ router = APIRouter(prefix="/v1/groups", route_class=JsonRoute, tags=["groups"], 
 @router.get("", response_model=GroupsReply, dependencies=[Depends(Requires(Role.READ, scoped=True))])
 async def list_groups(request: Request, service: CurrentService) -> Response:
     """All groups in the scope of the token, in brief."""
-    now, grant = service.now(), request.state.grant
-    covered = [group for group in service.groups() if grant.covers(group.group_id)]
-    aside = [(name, why) for name, why in service.quarantined().items() if grant.covers(name)]
-
-    def reply() -> GroupsReply:
-        served = [views.group_summary(group, now) for group in covered]
-        return GroupsReply(groups=(*served, *(views.quarantined_summary(*each) for each in aside)))
-
-    return await views.json_response(sum(len(group.nodes) for group in covered), reply)
+    make = views.group_summaries(service, request.state.grant)
+    nodes = sum(len(group.nodes) for group in service.groups())
+    return await views.json_response(nodes, lambda: GroupsReply(groups=tuple(make())))
 
 
 @router.get("/{group_id}", response_model=GroupReply, dependencies=READ)

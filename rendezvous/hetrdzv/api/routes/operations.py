@@ -50,7 +50,7 @@ async def metrics(request: Request) -> Response:
     try:
         body = replica.service().render_metrics()
     except (NotLeader, NoLeader):
-        body = counted.render_text((), now=0.0, open_polls=0, leads=False)
+        body = counted.render_text()
     return Response(body, media_type=CONTENT_TYPE)
 
 

@@ -41,9 +41,8 @@ def notice_until(group: Group, now: float, leaves_at: float | None) -> float | N
     """
     if group.state is not GroupState.RUNNING or not members_not_ready_to_stop(group):
         return None
-    allowed = [now + group.spec.notice_s] if group.spec.notice_s > 0 else []
-    until = min([*allowed, *([leaves_at] if leaves_at is not None else [])], default=now)
-    return until if until > now else None
+    until = min(now + (group.spec.notice_s or inf), inf if leaves_at is None else leaves_at)
+    return until if now < until < inf else None
 
 
 @cached

@@ -47,7 +47,7 @@ class WorldSizes:
     def of(cls, spec: GroupSpec) -> "WorldSizes":
         """The world sizes that settings allow."""
         return cls(
-            least=max(1, spec.min_world_size or 1),
+            least=spec.min_world_size or 1,
             most=spec.max_world_size,
             multiple=spec.world_size_multiple,
             min_nodes=spec.min_nodes,

@@ -138,13 +138,12 @@ class _Choice:
     """The choice among the nodes that are ready. Where world sizes are not bounded, every node counts as one slot."""
 
     def __init__(self, group: Group, ready: Sequence[Node]) -> None:
-        spec = group.spec
-        self._spec, self._ready, self._group, self._sized = spec, ready, group, spec.sized
-        self.worlds = WorldSizes.of(spec)
+        self._spec, self._ready, self._group = group.spec, ready, group
+        self.worlds = WorldSizes.of(group.spec)
 
     def size(self, nodes: Iterable[Node]) -> int:
         """How many slots nodes have, or how many nodes there are."""
-        return sum(node.slots for node in nodes) if self._sized else sum(1 for _ in nodes)
+        return sum(node.slots for node in nodes) if self._spec.sized else sum(1 for _ in nodes)
 
     def best(self, masters: AbstractSet[str], without: AbstractSet[str] = frozenset()) -> list[Node] | None:
         """The best set of nodes, with one of `masters` and none of `without`."""

@@ -17,19 +17,18 @@ def worker_failed(node_id: str, failure: Failure, before: EarlierSuccesses | Non
     chose its status may have logged an exception before: that counts only if it is the last that it wrote.
     """
     text = failure.message.rstrip()
-    if failure.exit_code is None and failure.signal is None and not failure.lingers:
-        said = clipped(text)
-        message = f"{node_id} could not start its workers{f': {said}' if said else ''}"
+    if failure.is_start:
+        message = f"{node_id} could not start its workers{f': {clipped(text)}' if text else ''}"
         return reason(ReasonCode.START_FAILED, message, nodes=[node_id], quote=text)
-    said = where = ""
+    quote = where = ""
     if failure.signal is None:
         exception = find_exception(text)
         if exception is not None and (
             failure.exit_code == 1 or failure.lingers or exception.end == len(text)
         ):
-            said, where = exception.headline, exception.where
+            quote, where = exception.headline, exception.where
         else:
-            said = text.rpartition("\n")[2].strip()
+            quote = text.rpartition("\n")[2].strip()
     ended = ""
     if before is not None:
         others = f" and {count(before.others, 'other worker')}" if before.others else ""
@@ -37,18 +36,18 @@ def worker_failed(node_id: str, failure: Failure, before: EarlierSuccesses | Non
     who = f"rank {failure.rank} on {node_id}" if failure.rank >= 0 else f"the program of {node_id}"
     if where:
         message = (
-            f"{clipped(said)} ({clipped(where)}, {who}{', has not ended since' if failure.lingers else ''})"
+            f"{clipped(quote)} ({clipped(where)}, {who}{', has not ended since' if failure.lingers else ''})"
         )
     else:
         how = f"was killed by {failure.signal}" if failure.signal else f"exited with code {failure.exit_code}"
-        how = "has not ended" if failure.lingers else how
-        message = f"{who} {how}{f': {clipped(said)}' if said else ''}"
+        how = "has not ended" if failure.exit_code is None and not failure.signal else how
+        message = f"{who} {how}{f': {clipped(quote)}' if quote else ''}"
     return reason(
         ReasonCode.WORKER_FAILED,
         f"{message}{ended}",
         nodes=[node_id],
         ranks=Ranks.of([failure.rank]) if failure.rank >= 0 else None,
-        quote=said,
+        quote=quote,
         exit_code=failure.exit_code,
         signal=failure.signal,
         where=where or None,

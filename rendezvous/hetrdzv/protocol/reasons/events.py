@@ -19,7 +19,7 @@ def settings_changed(node_id: str | None, changes: Sequence[Difference]) -> Reas
 
 
 def round_formed(
-    number: int, size: int, places: Sequence[tuple[str, range]], more: int = 0, cause: str | None = None
+    number: int, size: int, places: Sequence[tuple[str, range]], more: int, cause: str | None
 ) -> Reason:
     """The server chose nodes, ranks and master."""
     members = ", ".join(f"{node_id} {Ranks.of(ranks)}" for node_id, ranks in places)

@@ -21,7 +21,7 @@ def safe_text(value: SafeShown | None) -> str:
     return f"{_step(value.safe)} is safe ({'; '.join(where)})"
 
 
-def lost_text(steps: int | None, newer: str = "") -> str:
+def lost_text(steps: int | None, newer: str) -> str:
     """How many steps were lost, and why: `no step lost`, `7 steps lost (of step 127 nobody has the part of rank 1)`."""
     why = f" ({newer})" if newer else ""
     if steps is None:

@@ -30,7 +30,7 @@ class Ready:
         return f"{of} ready ({self.nodes})"
 
 
-def no_world(spec: GroupSpec, never: Sequence[int] = (), *, too_small: bool = False) -> str:
+def no_world(spec: GroupSpec, never: Sequence[int], *, too_small: bool) -> str:
     """Why nodes make no world; `never`: no number of nodes with so many slots each ever makes one."""
     sizes = world_sizes(spec)
     if never:

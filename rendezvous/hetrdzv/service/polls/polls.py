@@ -12,7 +12,7 @@ from hetrdzv.core.directive import DirectiveHead, directive, directive_head
 from hetrdzv.core.model import Group
 from hetrdzv.core.rounds.transitions import require_current_agent
 from hetrdzv.protocol.directive import Directive
-from hetrdzv.protocol.progress import NodeProgress
+from hetrdzv.protocol.progress import PollRequest
 from hetrdzv.protocol.states import DirectiveKind
 from hetrdzv.service.polls.watchers import Caller
 from hetrdzv.service.service import Service
@@ -40,13 +40,11 @@ class Polls:
         caller: Caller,
         group_id: str,
         command: Join | Renew,
-        after: str | None,
-        wait_s: float,
+        poll: PollRequest,
         *,
         asks: bool = False,
-        progress: NodeProgress | None = None,
     ) -> GroupAndDirective | None:
-        """Apply a command, then answer with the directive, at the latest after `wait_s` seconds.
+        """Apply a command, then answer a poll with the directive.
 
         A join waits while there is nothing to do, another poll until the version is not `after`, or, where it `asks`,
         until there is a query for its node. None if the client hung up before.
@@ -57,13 +55,14 @@ class Polls:
         try:
             if (group := await self.execute(caller, group_id, command)) is not None:
                 granted = self.service.leases.grant_lease(group, *speaker[1:])
-                if progress is not None:
-                    self.service.progress.record_progress(*speaker[:2], progress, granted.poll_s)
+                if poll.progress is not None:
+                    self.service.progress.record_progress(*speaker[:2], poll.progress, granted.poll_s)
+                after = poll.after
                 if isinstance(command, Join):
                     head = current_head(self.service, *speaker)
                     after = head.version if head.kind is DirectiveKind.WAIT else None
                 loop = asyncio.get_running_loop()
-                until = loop.time() + min(wait_s, granted.poll_s)
+                until = loop.time() + min(poll.wait_s, granted.poll_s)
                 while not caller.gone:
                     left_s = until - loop.time()
                     asked = asks and self.service.queries.next_query(*speaker[:2]) is not None

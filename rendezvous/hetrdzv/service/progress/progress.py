@@ -129,8 +129,9 @@ class Progress:
     def workers(self, group: Group) -> Mapping[int, WorkerSample]:
         """The workers of a group's newest round, by global rank, as far as is known."""
         watched, newest = self._of.get(group.group_id), group.round
-        is_known = watched is not None and newest is not None and watched.round == newest.number
-        return watched.workers if watched is not None and is_known else {}
+        if watched is None or newest is None or watched.round != newest.number:
+            return {}
+        return watched.workers
 
     def forget_group(self, group_id: str) -> None:
         """A group was deleted, or its job is over."""

@@ -1,7 +1,6 @@
 """Queries for the stacks and logs of workers: sent in the replies to polls, answered by a request of their own."""
 
 import asyncio
-from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -39,11 +38,11 @@ class AgentQueries:
         self, group: Group, active: Round, ranks: Iterable[int], about: About = About.STACKS
     ) -> list[Stack]:
         """The stacks or logs of some of a round's workers, in order of ranks; each says why if there is none."""
-        asked = tuple(sorted(set(ranks)))
-        most = min(MOST_OF_WORKER, MOST_OF_ALL // max(1, len(asked)))
+        wanted = frozenset(ranks)
+        most = min(MOST_OF_WORKER, MOST_OF_ALL // max(1, len(wanted)))
         stacks, queries = dict[int, Stack](), dict[str, Query]()
         for member in active.members:
-            own = asked[bisect_left(asked, member.ranks.start) : bisect_left(asked, member.ranks.stop)]
+            own = tuple(rank for rank in member.ranks if rank in wanted)
             node = group.nodes.get(member.node_id)
             why = "its node is gone"
             if own and node is not None and not node.gone:
@@ -67,7 +66,7 @@ class AgentQueries:
         for query in queries.values():
             if query.answer.done():
                 stacks |= {stack.rank: stack for stack in query.answer.result()}
-        return [stacks[rank] for rank in asked if rank in stacks]
+        return [stacks[rank] for rank in sorted(stacks)]
 
     def next_query(self, group_id: str, node_id: str) -> Query | None:
         """The query that a node has to be sent, if there is one."""

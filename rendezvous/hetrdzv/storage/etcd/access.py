@@ -54,8 +54,11 @@ def _endpoint(text: str) -> str:
 
 
 def access_from(
-    url: str, user: str | None = None, password: str | None = None, tls: ClientTls | None = None
+    url: str,
+    user: str | None = None,
+    password: str | None = None,
+    tls: ClientTls = ClientTls(),  # noqa: B008 - it is frozen
 ) -> EtcdAccess:
     """Access as the options say; raises `ValueError`, or `TlsError` for a file."""
-    context = tls.context("--etcd-ca-cert", "--etcd-cert", "--etcd-key") if tls is not None else None
+    context = tls.context("--etcd-ca-cert", "--etcd-cert", "--etcd-key") if tls != ClientTls() else None
     return EtcdAccess(*parse_url(url), user, password, context)

@@ -101,7 +101,7 @@ class HealthChecks:
 
     def _run_checks(self, cancelled: threading.Event) -> HealthResult:
         try:
-            results = (check(cancelled) for check in self._checks)
+            results = (check(cancelled) for check in self._checks if not cancelled.is_set())
             return next((result for result in results if result.why), HEALTHY)
         except Exception as error:  # else the node would wait for ever, and nobody would know why
             why = f"checking whether it is ready failed, which is a bug: {type(error).__name__}: {error}"

@@ -126,6 +126,23 @@ def test_the_guardian_ends_a_check_as_well(tmp_path: Path) -> None:
     assert not thread.is_alive()
 
 
+def test_after_a_check_that_is_no_longer_wanted_there_is_no_other() -> None:
+    others: list[threading.Event] = []
+
+    def wait(cancelled: threading.Event) -> HealthResult:
+        cancelled.wait()
+        return HEALTHY
+
+    def note(cancelled: threading.Event) -> HealthResult:
+        others.append(cancelled)
+        return HEALTHY
+
+    checks = HealthChecks([wait, note])
+    checks.start()
+    checks.close(30.0)
+    assert others == []
+
+
 def test_a_gpu_that_is_lost_while_the_node_waits_takes_it_out() -> None:
     lost = HealthResult("its GPU 3: GPU is lost", fatal=True)
     answers = [HEALTHY, HEALTHY, lost]

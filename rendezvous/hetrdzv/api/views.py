@@ -272,7 +272,7 @@ def _snapshot_shown(group: Group, one: GroupSnapshot) -> SnapshotShown:
 
 
 def _holder_names(one: GroupSnapshot) -> Nodes:
-    return Nodes.of([node.node_id for node, _ in one.holders])
+    return Nodes.of(node.node_id for node, _ in one.holders)
 
 
 @cached

@@ -108,7 +108,7 @@ def why_group_waits(group: Group) -> Reason:
     if not unready:
         return waits
     first = min(unready, key=lambda node: natural_key(node.node_id))
-    late = waiting.not_ready(Nodes.of([node.node_id for node in unready]), first.not_ready)
+    late = waiting.not_ready(Nodes.of(node.node_id for node in unready), first.not_ready)
     return waiting.also_not_ready(waits, late)
 
 
@@ -160,7 +160,7 @@ def count_ready(spec: GroupSpec, there: Sequence[Node]) -> waiting.Ready:
     """How many nodes there are: of how many, or with how many slots where those may be too few."""
     enough = spec.sized and len(there) >= spec.min_nodes
     slots = sum(node.slots for node in there) if enough else None
-    return waiting.Ready(Nodes.of([node.node_id for node in there]), spec.min_nodes, slots)
+    return waiting.Ready(Nodes.of(node.node_id for node in there), spec.min_nodes, slots)
 
 
 def unreachable_masters(group: Group, there: Sequence[Node]) -> dict[str, list[str]]:

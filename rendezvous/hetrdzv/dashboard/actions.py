@@ -49,8 +49,7 @@ class Action:
             await service.delete(group.group_id)
             return Response(status_code=204, headers={**HEADERS, "HX-Redirect": "/"})
         host = request.client.host if request.client is not None else ""
-        by = grant.bearer(host)
-        await service.execute(group.group_id, self.command(node_id, by))
+        await service.execute(group.group_id, self.command(node_id, grant.bearer(host)))
         return Response(status_code=204, headers={**HEADERS, "HX-Trigger": "done"})
 
 

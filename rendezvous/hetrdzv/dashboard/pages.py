@@ -105,10 +105,9 @@ async def stacks(request: Request, service: Service, grant: Grant) -> Response:
         found = await get_output(service, group_id, About.STACKS, (), _read_round(request))
     except NoRound as error:
         return page("nothing.html", why=str(error))
-    verb = ("was", "were") if found.over else ("is", "are")
     return page(
         "stacks.html",
-        verb=verb,
+        verb=("was", "were") if found.over else ("is", "are"),
         **_first_of(group_equal_stacks(found.workers), MOST_STACKS),
         **_time_of(found),
     )

@@ -26,7 +26,6 @@ EVERY_S = 2.0
 
 _T = TypeVar("_T")
 Ask = Callable[[Client], Coroutine[Any, Any, _T]]
-View = Callable[[_T], Iterable[RenderableType]]
 
 
 def connect() -> Client:
@@ -112,7 +111,7 @@ def print_warning(text: str) -> None:
     click.echo(f"hetctl: {tables.one_line(text)}", err=True)
 
 
-def show_reply(ask: Ask[_T], view: View[_T]) -> None:
+def show_reply(ask: Ask[_T], view: Callable[[_T], Iterable[RenderableType]]) -> None:
     """Show what a server says: its JSON, or what `view` makes of it."""
     reply = call(ask)
     if shared().as_json:

@@ -46,9 +46,6 @@ FINE = frozenset({"running", "starting", "ready", "spare", "succeeded"})
 """States of nodes that need no explanation."""
 
 
-NO_GROUPS = "no groups yet; the first agent to join creates one, or: hetctl create GROUP"
-
-
 @command("List groups, or show one with its nodes.")
 @click.argument("group", type=ID, required=False)
 @WIDE
@@ -63,7 +60,7 @@ def get(group: str | None, wide: bool) -> None:
 def groups_view(reply: GroupsReply) -> Iterator[RenderableType]:
     """Groups, one per row: what needs attention first."""
     if not reply.groups:
-        yield NO_GROUPS
+        yield "no groups yet; the first agent to join creates one, or: hetctl create GROUP"
         return
     columns = [
         tables.folded_column("GROUP", 8),
@@ -292,11 +289,13 @@ def snapshots_table(reply: SnapshotsShown) -> Table:
 def _snapshot_notes(snapshot: SnapshotShown, reply: SnapshotsShown) -> Iterator[str]:
     if snapshot.stamp.origin is not None:
         yield "of an earlier job"
+    if snapshot.lack:
+        yield snapshot.lack
+    if snapshot.undone:
+        yield "undone with restart --from"
     if snapshot.lack or snapshot.undone:  # another copy of that step may be whole: on disk, say
-        yield "; ".join(
-            filter(None, [snapshot.lack, "undone with restart --from" if snapshot.undone else ""])
-        )
-    elif snapshot.stamp == reply.next:
+        return
+    if snapshot.stamp == reply.next:
         yield "the next round begins here" + (", as chosen with restart --from" if reply.wanted else "")
         if reply.safe is None:
             yield "or anew if a node is lost"

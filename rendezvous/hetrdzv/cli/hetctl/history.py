@@ -83,10 +83,11 @@ def rounds_view(reply: RoundsReply, most: int = 0, *, wide: bool = False) -> Ite
         tables.word_column("ROUND"),
         tables.word_column("BEGAN"),
         *tables.number_columns("WORLD", "TRAINED", "DOWN"),
-        *(tables.number_columns("HUNG", "NOTICED", "STOPPED", "FORMED", "STARTED") if wide else ()),
-        *((tables.word_column("ENDED BY"),) if wide else ()),
-        tables.folded_column("WHY", 20),
     ]
+    if wide:
+        columns += tables.number_columns("HUNG", "NOTICED", "STOPPED", "FORMED", "STARTED")
+        columns.append(tables.word_column("ENDED BY"))
+    columns.append(tables.folded_column("WHY", 20))
     yield tables.table(columns, (_round_row(*each, wide) for each in with_downtimes(reply.rounds)[-most:]))
     yield ""
     spent = sum(record.cost_restart for record in reply.rounds)

@@ -57,13 +57,13 @@ def choose_start(context: StepContext, before: Group) -> str:
     context.change(snapshots=replace(known, wanted=None))
     lost = _count_lost_steps(before, known, taken)
     newer = describe_newer(taken.stamp.step if taken is not None else 0, all_found) if lost != 0 else ""
-    holders = [node.node_id for node, _ in taken.holders] if taken is not None else []
+    holders = taken.holders if taken is not None else ()
     if taken is not None:
         snapshot = make_start_snapshot(taken, (node.node_id for node in members), lost)
         context.change(round=replace(current, snapshot=snapshot))
     if taken is not None or lost != 0:
         stamp, on_disk = (taken.stamp, taken.on_disk is not None) if taken is not None else (None, False)
-        who = Nodes.of(holders)
+        who = Nodes.of(node.node_id for node, _ in holders)
         context.add_event(
             reasons.began_from_snapshot(current.number, stamp, who, lost, newer, on_disk=on_disk)
         )

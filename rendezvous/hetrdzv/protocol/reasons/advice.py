@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from hetrdzv.protocol.reasons.hangs import HANG_CODES
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.texts.phrasing import are, count, singular_or_plural
-from hetrdzv.protocol.texts.who import Nodes
 
 _WAITS: Mapping[str, str] = {
     ReasonCode.GROUP_CANCELLED: "to begin again: hetctl restart {group}, then start hetagent on each node",
@@ -37,15 +36,15 @@ def next_step(group_id: str, why: Reason, *, failed: bool = False, stays: bool =
     if why.code in HANG_CODES:
         again = "" if why.until else f"; to begin the round again: hetctl restart {group_id}"
         return f"to see where the ranks are: hetctl stacks {group_id}{again}"
-    who = why.who
-    known = _for_nodes(group_id, why, who) or _WAITS.get(why.code, "").format(group=group_id)
+    known = _for_nodes(group_id, why) or _WAITS.get(why.code, "").format(group=group_id)
     return known if why.since is None else f"{known}; to give the job up: hetctl cancel {group_id}"
 
 
-def _for_nodes(group_id: str, why: Reason, who: Nodes) -> str:
+def _for_nodes(group_id: str, why: Reason) -> str:
     """What brings the nodes that a group waits for; empty: it only has to wait."""
     if why.code not in (ReasonCode.TOO_FEW_NODES, ReasonCode.TOO_FEW_SLOTS):
         return ""
+    who = why.who
     if "drained" in why.data:
         first = who.first[0]
         again = f"hetctl undrain {group_id} {first}, then start hetagent there; or start it on another node"

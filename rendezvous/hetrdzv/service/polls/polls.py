@@ -23,16 +23,13 @@ AT_ONCE = 128
 GroupAndDirective = tuple[Group, Directive]
 """A group, and what a node of it has to do."""
 
-AgentKey = tuple[str, str, str]
-"""Group id, node id and incarnation."""
-
 
 class Polls:
     """The open polls. An agent may have several while it gives up on one connection for another."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
-        self._open: Counter[AgentKey] = Counter()
+        self._open: Counter[tuple[str, str, str]] = Counter()  # by group id, node id and incarnation
         self._turn = asyncio.Semaphore(AT_ONCE)
 
     async def answer_poll(

@@ -71,8 +71,8 @@ class PostMortems:
     def _store(self, group_id: str, about: About, kept: PostMortem) -> None:
         self._of[group_id] = of_group = self._of.pop(group_id, {})
         of_group[about, kept.round] = kept
-        if len(self.rounds_kept(group_id, about)) > EARLIER:
-            del of_group[about, min(self.rounds_kept(group_id, about))]
+        if len(rounds := self.rounds_kept(group_id, about)) > EARLIER:
+            del of_group[about, min(rounds)]
         self._sizes[group_id] = sum(one.size for one in of_group.values())
         while sum(self._sizes.values()) > MOST:
             self.forget_group(next(iter(self._of)))

@@ -79,10 +79,8 @@ class Connection:
         return await self._service.declare_holdings(group, declared)
 
     async def _report(self, group: str, node: str, request: ReportRequest) -> Directive:
-        report = Report(node_id=node, **codec.fields_of(request))
         try:
-            if await self._polls.execute(self._caller, group, report) is None:
-                raise _HungUp
+            await self._service.execute(group, Report(node_id=node, **codec.fields_of(request)))
         except StaleRound as error:
             error.directive = current_directive(self._service, group, node, request.incarnation)[1]
             raise as_a_client_sees(error) from None

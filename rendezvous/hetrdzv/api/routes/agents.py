@@ -98,8 +98,8 @@ async def _answer_poll(
     polls: Polls = request.state.polls
     with _calling(request) as caller:
         answer = await polls.answer_poll(caller, group_id, command, poll, asks=asks)
-    if answer is None:
-        return _response_to_nobody()
+    if answer is None:  # nobody reads it
+        return Response(status_code=204)
     query = polls.service.queries.next_query(group_id, command.node_id) if asks else None
     if query is None:
         return _directive_response(answer)
@@ -123,11 +123,6 @@ def _calling(request: Request) -> Iterator[Caller]:
         yield caller
     finally:
         watching.cancel()
-
-
-def _response_to_nobody() -> Response:
-    """The client has hung up."""
-    return Response(status_code=204)
 
 
 def _json_response(body: bytes) -> Response:
@@ -164,7 +159,7 @@ async def report(
 ) -> Response:
     """Report on a member's workers. A report on an older round gets 409 and the current directive."""
     command = Report(node_id=node_id, **codec.fields_of(body))
-    return await _answer_member(request, group_id, node_id, body.incarnation, command)
+    return await _answer_member(request.state.polls, group_id, node_id, body.incarnation, command)
 
 
 @router.post("/daemon", response_model=Directive)
@@ -175,18 +170,15 @@ async def start_daemon(
     if (why := daemon_refusal(body.words)) is not None:
         raise Refused(f"node '{node_id}' cannot be asked to run this: {why}")
     command = StartDaemon(node_id=node_id, **codec.fields_of(body))
-    return await _answer_member(request, group_id, body.master, body.incarnation, command)
+    return await _answer_member(request.state.polls, group_id, body.master, body.incarnation, command)
 
 
 async def _answer_member(
-    request: Request, group_id: str, speaker: str, incarnation: str, command: Report | StartDaemon
+    polls: Polls, group_id: str, speaker: str, incarnation: str, command: Report | StartDaemon
 ) -> Response:
     """Execute what a member of a round says and reply with its directive, even if the round is over."""
-    polls: Polls = request.state.polls
     try:
-        with _calling(request) as caller:
-            if await polls.execute(caller, group_id, command) is None:
-                return _response_to_nobody()
+        await polls.execute(group_id, command)  # it is true though its client may have hung up
     except StaleRound as error:
         error.directive = current_directive(polls.service, group_id, speaker, incarnation)[1]
         raise

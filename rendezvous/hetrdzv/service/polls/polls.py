@@ -50,7 +50,7 @@ class Polls:
         # counted before the command: an older poll may be found cut while that is committed
         self._open[speaker] += 1
         try:
-            if (group := await self.execute(caller, group_id, command)) is not None:
+            if (group := await self.execute(group_id, command, caller)) is not None:
                 granted = self.service.leases.grant_lease(group, *speaker[1:])
                 if poll.progress is not None:
                     self.service.progress.record_progress(*speaker[:2], poll.progress, granted.poll_s)
@@ -75,16 +75,18 @@ class Polls:
             if not self._open[speaker]:
                 del self._open[speaker]
 
-    async def execute(self, caller: Caller, group_id: str, command: Command) -> Group | None:
+    async def execute(self, group_id: str, command: Command, caller: Caller | None = None) -> Group | None:
         """Apply an agent's command to its group, as `Service.execute` does, a few at a time.
 
-        When thousands of agents speak at once, the first are answered before the last are read. None if the client hung
+        When thousands of agents speak at once, the first are answered before the last are read. None if the caller hung
         up while its command waited: it asks again, and work for those who have gone makes the others give up as well.
         """
         if isinstance(command, Renew):  # nearly always only a heartbeat, which is not to wait for the store
             return await self.service.execute(group_id, command)
         async with self._turn:
-            return None if caller.gone else await self.service.execute(group_id, command)
+            if caller is not None and caller.gone:
+                return None
+            return await self.service.execute(group_id, command)
 
 
 def current_head(service: Service, group_id: str, node_id: str, incarnation: str) -> DirectiveHead:

@@ -324,11 +324,17 @@ class Campaign:
 
     def _standbys(self) -> set[int]:
         """The agents' children that were no workers yet; those of a killed agent are not its children any more."""
-        children: set[int] = set()
+        booted = time.time() - time.monotonic()
+        began: dict[int, float] = {}
         for agent in self._job.agents.values():
             with contextlib.suppress(psutil.NoSuchProcess):
-                children |= {child.pid for child in psutil.Process(agent.pid).children()}
-        return children - {line["pid"] for line in self._job.log.lines()}
+                began |= {child.pid: child.create_time() for child in psutil.Process(agent.pid).children()}
+        workers = {  # not those that had the pid before
+            line["pid"]
+            for line in self._job.log.lines()
+            if line["pid"] in began and booted + line["at"] > began[line["pid"]]
+        }
+        return began.keys() - workers
 
     def _parts(self, before: World, world: World, at: float) -> tuple[float, ...]:
         """The way to the next world; see `SPAN`. Events are on the wall clock of this machine, to 1 ms."""

@@ -208,7 +208,7 @@ class Agent:
     def _on_hooks(self, ready: Collection[Readable]) -> None:
         """Run the hooks that are due."""
         for hook in self.parts.hooks:
-            due_at = hook.due_at() if self._local.works else None
+            due_at = None if self._local.is_stopping else hook.due_at()
             if hook in ready or (due_at is not None and time.monotonic() >= due_at):
                 hook.on_wakeup()
         if why := self._local.abandon_reason():

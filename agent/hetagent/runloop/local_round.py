@@ -119,6 +119,11 @@ class LocalRound:
         return self.phase in (Phase.RUNNING, Phase.ENDING)
 
     @property
+    def is_stopping(self) -> bool:
+        """Whether the workers have yet to end that were asked to stop, or to save before that: no hook is due then."""
+        return self.phase in (Phase.SAVING, Phase.STOPPING)
+
+    @property
     def pids(self) -> list[int]:
         """The workers' pids, by local rank."""
         return list(self._workers.pids.values())
@@ -137,15 +142,13 @@ class LocalRound:
 
     def due_at(self) -> float | None:
         """When to look again even if nothing happens (monotonic seconds); None: no need."""
-        if not self.has_processes:
-            return None
-        moments = [self._stop.kill_at] if self._stop is not None else []
-        if self.phase is Phase.SAVING:
-            moments.append(self._saves_until())
-        elif self.phase is not Phase.STOPPING:
+        hooks = () if self.is_stopping else self._parts.hooks
+        moments = [at for hook in hooks if (at := hook.due_at()) is not None]
+        if self.has_processes:
+            moments += [self._stop.kill_at] if self._stop is not None else []
+            moments += [self._saves_until()] if self.phase is Phase.SAVING else []
             moments += [self._look_at] if self.phase is Phase.RUNNING else []
-            moments += [self._end.due_at] if self._end is not None else []
-            moments += [at for hook in self._parts.hooks if (at := hook.due_at()) is not None]
+            moments += [self._end.due_at] if self._end is not None and not self.is_stopping else []
         return min(moments, default=None)
 
     # -- start -----------------------------------------------------------------------------------------------

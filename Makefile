@@ -176,7 +176,7 @@ mutants: $(STAMP)  ## show which small changes of a module of the core no test n
 session: $(DEMO)  ## record docs/session.svg, the picture in README (a minute, on an idle machine)
 	$(BIN)/python docs/session.py
 
-bench: $(STAMP)  ## measure what a server bears (docs/performance.md), recovery from faults, failover and uneven batches (two hours, on an idle machine)
+bench: $(STAMP)  ## measure what a server bears (docs/performance.md), recovery from faults, acknowledged writes, failover and uneven batches (two hours, on an idle machine)
 	$(BIN)/python -m benchmarks.idle
 	$(BIN)/python -m benchmarks.rendezvous
 	$(BIN)/python -m benchmarks.rendezvous --store memory --nodes 128,1000
@@ -189,6 +189,8 @@ bench: $(STAMP)  ## measure what a server bears (docs/performance.md), recovery 
 	$(BIN)/python -m benchmarks.warm
 	$(BIN)/python -m benchmarks.viewers
 	$(BIN)/python -m benchmarks.failover
+	$(BIN)/python -m benchmarks.writes etcd
+	$(BIN)/python -m benchmarks.writes sqlite
 	$(BIN)/python -m benchmarks.uneven
 	$(BIN)/python -m benchmarks.snapshots
 	$(BIN)/python -m benchmarks.snapshot_costs

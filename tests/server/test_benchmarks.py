@@ -1,9 +1,10 @@
 """The benchmarks of servers run, at sizes at which their figures mean nothing, and count what goes wrong."""
 
 import resource
+from pathlib import Path
 
 import pytest
-from benchmarks import rendezvous
+from benchmarks import rendezvous, writes
 from benchmarks.tables import growth
 
 
@@ -23,3 +24,17 @@ def test_rendezvous(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
     for phase in ("rendezvous", "push", "re-form"):
         assert f"| 3 | {phase} |" in printed
     assert "not within" not in printed
+
+
+@pytest.mark.parametrize(("store", "is_lost"), [("sqlite", False), ("memory", True)])
+async def test_writes(store: str, is_lost: bool, tmp_path: Path) -> None:
+    """In memory nothing that was acknowledged survives a kill, which has to be found."""
+    wrong: list[str] = []
+    await writes.kill_server(f"sqlite:{tmp_path}/state.db" if store == "sqlite" else store, 1, wrong)
+    assert any("acknowledged was" in line for line in wrong) == bool(wrong) == is_lost, wrong
+
+
+def test_writes_refuses_faults_that_there_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["writes", "etcd", "--faults", str(len(writes.KINDS) + 1)])
+    with pytest.raises(SystemExit, match="2"):
+        writes.main()

@@ -44,13 +44,17 @@ class Servers:
 
     def heal(self) -> None:
         """Restart those that are not running, and wait until one leads."""
+        self.restart()
+        self.leader()
+
+    def restart(self) -> None:
+        """Restart those that are not running."""
         gone = [server for server in self.all if server.process.poll() is not None]
         for server in gone:
             if server.process.stdin is not None:
                 server.process.stdin.close()
         with ThreadPoolExecutor() as pool:
             list(pool.map(Hetserver.start, gone))
-        self.leader()
 
     def leader(self) -> Hetserver:
         """Wait until one leads; returns it."""

@@ -134,6 +134,10 @@ class Hetserver:
         """Raise OSError unless it is ready."""
         _open(f"{self.url}/readyz", timeout=1.0).close()
 
+    def send(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+        self.process.send_signal(number)
+
     def stop(self) -> int:
         """Ask it to stop (SIGTERM); returns its exit status."""
         return self._end(signal.SIGTERM)

@@ -25,7 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 """By folder of hetrdzv (or module at the top): the others, or single modules of one, that it may import."""
 
-AGENT_MAY_IMPORT = {"auth.files", "auth.tls", "cli.hetctl.tables", "client", "protocol"}
+AGENT_MAY_IMPORT = {"auth.files", "auth.tls", "cli.hetctl.printing", "client", "protocol"}
 """What hetagent may import of hetrdzv."""
 
 MAY_IMPORT_ETCD = {"service.leadership"}

@@ -248,11 +248,11 @@ class UnevenBatchSampler(Sampler[list[int]]):
             self._timer.pause()
             expected = len(self)
             if isinstance(loader, Sized) and len(loader) != expected:
-                raise _wrong_batches(len(loader), expected)
+                raise _make_batch_count_error(len(loader), expected)
             batches = self._batches(self.shares, self._consumed)
             for given, (batch, own) in enumerate(itertools.zip_longest(loader, batches)):
                 if batch is None or own is None:
-                    raise _wrong_batches(given + (batch is not None), expected)
+                    raise _make_batch_count_error(given + (batch is not None), expected)
                 part = own[2]
                 is_timed = follows and not self._untimed and part.total == self._global_batch
                 if part.last:
@@ -419,7 +419,7 @@ def _list_bounds(memory: Memory, ranks: int) -> list[int | None]:
     return listed
 
 
-def _wrong_batches(given: int, expected: int) -> RuntimeError:
+def _make_batch_count_error(given: int, expected: int) -> RuntimeError:
     return RuntimeError(
         f"the loader gives {given} batches, but the sampler has {expected}: make it with "
         "DataLoader(dataset, batch_sampler=sampler), and let no framework replace the sampler "

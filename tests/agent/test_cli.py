@@ -27,7 +27,7 @@ from hetagent.launch.base import Launch
 from hetagent.launch.command import WorkerCommand, parse_group_command, worker_command
 from hetagent.launch.slots import choose_worker_devices
 from hetagent.node.gpu import devices
-from hetagent.node.gpu.discovery import Gpu
+from hetagent.node.gpu.driver import Gpu
 from hetagent.node.processes import proctree as processes
 from hetagent.node.processes.identity import Identity
 from hetagent.options.model import Options

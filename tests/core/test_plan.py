@@ -4,7 +4,7 @@ import pytest
 
 from hetrdzv.core.plan import plan
 from hetrdzv.protocol.errors import NotFound, Refused
-from hetrdzv.protocol.pages import Plan
+from hetrdzv.protocol.replies import Plan
 from hetrdzv.protocol.requests import Changes
 from hetrdzv.protocol.states import GroupState
 from tests.core.driver import Story, running

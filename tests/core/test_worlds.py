@@ -66,7 +66,7 @@ def random_case(rng: random.Random) -> Case:
         )
     except InvalidSpec:
         return random_case(rng)
-    if not spec.sized:
+    if not spec.counts_slots:
         return random_case(rng)
     seats = [f"n{number}" for number in range(1, 30) if rng.random() < 0.4]
     rng.shuffle(seats)

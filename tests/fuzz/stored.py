@@ -11,8 +11,8 @@ from pathlib import Path
 
 from hetrdzv.core.directive import directive
 from hetrdzv.core.model import Group
-from hetrdzv.protocol.pages import Event
 from hetrdzv.protocol.reasons.reason import Reason
+from hetrdzv.protocol.replies import Event
 from hetrdzv.protocol.settings import OnJoin
 from hetrdzv.storage.records import event_key, record_of
 from tests.core.driver import Story, running

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from hetagent.node.gpu.devices import VISIBLE, Devices, choose_devices, visible_devices_env
-from hetagent.node.gpu.discovery import list_gpus
+from hetagent.node.gpu.driver import list_gpus
 from tests.gpu.machine import START_S, Machine, torch_sees
 from tests.support.servers import Hetserver
 

@@ -20,8 +20,8 @@ from hetrdzv.client.explain import explain_transport_error, find_unusable_error
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import HetError, NotHetserver, Problem, Unreachable, VersionMismatch
-from hetrdzv.protocol.pages import Event, GroupReply
 from hetrdzv.protocol.progress import PollRequest
+from hetrdzv.protocol.replies import Event, GroupReply
 from hetrdzv.protocol.requests import JoinRequest, SpecFields
 from hetrdzv.protocol.routes import API_VERSION
 from tests.support.filled import filled

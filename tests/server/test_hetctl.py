@@ -21,7 +21,7 @@ import pytest
 from click.testing import CliRunner
 
 from hetrdzv.cli import hetctl
-from hetrdzv.cli.hetctl import tables, wait
+from hetrdzv.cli.hetctl import printing, wait
 from hetrdzv.cli.hetctl.describe import (
     TRACEBACK_LINES,
     Description,
@@ -31,8 +31,8 @@ from hetrdzv.cli.hetctl.describe import (
 )
 from hetrdzv.cli.hetctl.history import rounds_view
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.pages import RECENT_S, GroupReply, GroupsReply, GroupSummary, WorkerReply
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
+from hetrdzv.protocol.replies import RECENT_S, GroupReply, GroupsReply, GroupSummary, WorkerReply
 from hetrdzv.protocol.rounds import RoundRecord, RoundsReply
 from hetrdzv.protocol.snapshots import SnapshotId, SnapshotShown, SnapshotsShown
 from tests.support.servers import ROOT, Hetserver
@@ -218,7 +218,7 @@ def test_of_many_nodes_and_workers_those_are_shown_that_need_attention(job: Job)
     ]
     current = replace(reply.current_round, workers=tuple(workers))
     found = Description(group=replace(reply, nodes=nodes, current_round=current), rounds=(), events=())
-    text = "\n".join(tables.lines(*description_view(found)))
+    text = "\n".join(printing.lines(*description_view(found)))
     assert "n90" in [row[0] for row in rows(text, "NODE")]
     assert "and 36 more nodes (all: --json)\n" in text
     ranks = rows(text, "RANK")
@@ -388,7 +388,7 @@ def test_groups_come_first_that_need_attention() -> None:
     with click.Context(click.Command("get")):
         shown = [
             (line.split() or [""])[0]
-            for line in tables.lines(*groups_view(GroupsReply(groups=tuple(groups))))
+            for line in printing.lines(*groups_view(GroupsReply(groups=tuple(groups))))
         ]
     assert [word for word in shown if word in states] == [*states]
 
@@ -414,10 +414,10 @@ def test_a_history_fits_a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch
         reason=ReasonCode.NODE_LOST.reason(LONG, why=ReasonCode.LEASE_EXPIRED.reason(for_s=5.0)),
         time={"training": 3599.0, "hanging": 3599.0, "noticing": 3599.0, "waiting": 3600.0},
     )
-    shown = tables.lines(*rounds_view(RoundsReply(rounds=(record,))))
+    shown = printing.lines(*rounds_view(RoundsReply(rounds=(record,))))
     assert max(map(len, shown[:-1])) <= 80, shown
     assert any(
-        len(line) > 80 for line in tables.lines(*rounds_view(RoundsReply(rounds=(record,)), wide=True))
+        len(line) > 80 for line in printing.lines(*rounds_view(RoundsReply(rounds=(record,)), wide=True))
     )
 
 
@@ -468,7 +468,7 @@ def test_what_is_not_copied_yet_is_not_all_that_is_told(monkeypatch: pytest.Monk
 
     def notes(safe: SnapshotId | None) -> list[str]:
         reply = SnapshotsShown(group_id="bert", next=newest, safe=safe, snapshots=kept)
-        return [line.split("nobody")[1].strip() for line in tables.lines(snapshots_table(reply))[1:]]
+        return [line.split("nobody")[1].strip() for line in printing.lines(snapshots_table(reply))[1:]]
 
     here = "the next round begins here"
     assert notes(newest) == [here, "-"]

@@ -73,7 +73,7 @@ async def test_a_record_that_no_store_takes_is_refused_in_its_group_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Names of nodes that have nothing in common may make a record of many megabytes."""
-    monkeypatch.setattr(base, "MAX_RECORD", 3_000)
+    monkeypatch.setattr(base, "MAX_RECORD_BYTES", 3_000)
     async with serving() as (service, _):
         for _ in range(3):  # its agents try again
             bad = [service.execute("g", join(token_hex(60), max_nodes=40, last_call_s=0)) for _ in range(40)]

@@ -118,7 +118,7 @@ async def servers(cluster: EtcdCluster) -> AsyncIterator[Cluster]:
 @pytest.fixture(autouse=True)
 def small_transactions(monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch need not be large for a log of three parts, which three transactions apply."""
-    monkeypatch.setattr(etcd_store, "MAX_BYTES", 20_000)
+    monkeypatch.setattr(etcd_store, "MAX_TRANSACTION_BYTES", 20_000)
 
 
 BEFORE = Snapshot({"kept": b"1", "changed": b"old", "gone": b"1"}, 1.0)

@@ -9,8 +9,8 @@ import pytest
 
 from hetrdzv.core.model import Group
 from hetrdzv.protocol.errors import StorageError
-from hetrdzv.protocol.pages import Event
 from hetrdzv.protocol.reasons.events import node_joined
+from hetrdzv.protocol.replies import Event
 from hetrdzv.protocol.states import NodePhase
 from hetrdzv.storage.records import event_key, group_changes, group_prefix, record_of
 from tests.support.filled import filled

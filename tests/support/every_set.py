@@ -102,7 +102,7 @@ def not_best(old: Group, new: Group) -> str:
     formed = new.round
     if formed is None or new.last_round == old.last_round or formed.number != new.last_round:
         return ""
-    if not new.spec.sized or new.spec != old.spec or new.job != old.job:
+    if not new.spec.counts_slots or new.spec != old.spec or new.job != old.job:
         return ""
     members = [new.nodes[member.node_id] for member in formed.members]
     ready = [*members, *ready_nodes(new)]

@@ -27,7 +27,7 @@ from hetagent.monitor.watcher import Watcher
 from hetagent.node import console, names
 from hetagent.node.console import print_to_stderr
 from hetagent.node.gpu import devices
-from hetagent.node.gpu.discovery import find_versions
+from hetagent.node.gpu.driver import find_versions
 from hetagent.node.network import find_address
 from hetagent.node.processes import proctree as processes
 from hetagent.node.processes.guardian import Guardian

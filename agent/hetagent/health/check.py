@@ -14,15 +14,15 @@ from hetagent.errors import UsageError
 from hetagent.launch.slots import choose_worker_devices, hide_other_devices
 from hetagent.node import network, release
 from hetagent.node.gpu import devices
-from hetagent.node.gpu.discovery import GpuBroken, Usage, find_versions, query_memory
+from hetagent.node.gpu.driver import GpuBroken, Usage, find_versions, query_memory
 from hetagent.node.network import host_port
 from hetagent.node.processes.identity import ServerAccess
 from hetagent.options.model import Options
 from hetagent.session.preflight import find_connect_error
 from hetrdzv import __version__
-from hetrdzv.cli.hetctl.tables import folded_column, show, table, word_column
+from hetrdzv.cli.hetctl.printing import folded_column, show, table, word_column
 from hetrdzv.protocol.errors import HetError, UnknownGroup
-from hetrdzv.protocol.pages import NodeReply
+from hetrdzv.protocol.replies import NodeReply
 from hetrdzv.protocol.texts.ids import is_loopback
 
 GIB = 1 << 30

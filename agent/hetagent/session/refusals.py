@@ -8,7 +8,7 @@ from hetrdzv.protocol.errors import SCRIPT, Conflict, HetError, Problem
 _R = TypeVar("_R")
 
 STRANGERS = frozenset(
-    {"not_hetserver", "no_tls", "version_mismatch", "unauthorized", "forbidden", "foreign_host"}
+    {"not_hetserver", "not_trusted", "version_mismatch", "unauthorized", "forbidden", "foreign_host"}
 )
 """Before the first join: --server, --ca-cert or the token is wrong. Later: a proxy has a hiccup."""
 

@@ -10,7 +10,7 @@ from math import inf
 
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 
-from hetagent.node.gpu.discovery import find_versions
+from hetagent.node.gpu.driver import find_versions
 from hetagent.node.network import AdvertisedAddress, find_address
 from hetagent.node.self_pipe import wait_readable
 from hetagent.session.connection import ServerConnection

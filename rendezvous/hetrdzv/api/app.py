@@ -17,7 +17,7 @@ from hetrdzv.auth.tokens import Tokens
 from hetrdzv.dashboard.app import PATHS, dashboard
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import Directive
-from hetrdzv.protocol.pages import GroupReply, ProblemReply
+from hetrdzv.protocol.replies import GroupReply, ProblemReply
 from hetrdzv.service.metrics import Metrics
 from hetrdzv.service.service import Replica
 from hetrdzv.storage import records

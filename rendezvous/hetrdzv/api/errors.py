@@ -17,7 +17,7 @@ from starlette.responses import Response
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.codec import Mistake
 from hetrdzv.protocol.errors import HetError, InvalidRequest, NotLeader, Problem
-from hetrdzv.protocol.pages import ProblemReply
+from hetrdzv.protocol.replies import ProblemReply
 
 logger = logging.getLogger(__name__)
 

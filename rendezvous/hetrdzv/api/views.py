@@ -18,7 +18,9 @@ from hetrdzv.core.snapshots import is_undone, newest_on_disk, next_snapshot, saf
 from hetrdzv.core.snapshots.catalog import GroupSnapshot, list_group_snapshots
 from hetrdzv.core.why import why, why_ended, why_left_out
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.pages import (
+from hetrdzv.protocol.reasons import advice, waiting
+from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
+from hetrdzv.protocol.replies import (
     QUARANTINED,
     CountsReply,
     GroupReply,
@@ -26,8 +28,6 @@ from hetrdzv.protocol.pages import (
     NodeReply,
     RoundReply,
 )
-from hetrdzv.protocol.reasons import advice, waiting
-from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.snapshots import SafeShown, SnapshotShown, SnapshotsShown
 from hetrdzv.protocol.states import GroupState, NodePhase
 from hetrdzv.protocol.texts.who import Nodes

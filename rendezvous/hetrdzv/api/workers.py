@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from hetrdzv.core.model import Group, Stall
 from hetrdzv.core.why import why as why_group
 from hetrdzv.protocol.errors import NoRound, NotFound
-from hetrdzv.protocol.pages import StacksReply, WorkerReply
 from hetrdzv.protocol.reasons.reason import full_text as in_words
+from hetrdzv.protocol.replies import StacksReply, WorkerReply
 from hetrdzv.protocol.stacks import About, Stack
 from hetrdzv.protocol.texts.who import Ranks
 from hetrdzv.service.progress.samples import WorkerSample

@@ -17,8 +17,8 @@ from hetrdzv.protocol.errors import (
     HetError,
     LeaderLost,
     NotHetserver,
-    NoTls,
     NotServing,
+    NotTrusted,
     Problem,
     Unreachable,
     VersionMismatch,
@@ -89,9 +89,9 @@ def explain_transport_error(
         if cause.reason != "APPLICATION_DATA_AFTER_CLOSE_NOTIFY":
             # a side that does not trust the other's certificate never will; other errors may pass
             refuses = isinstance(cause, ssl.SSLCertVerificationError) or "ALERT" in (cause.reason or "")
-            kind = NoTls if refuses else Unreachable
+            kind = NotTrusted if refuses else Unreachable
             return kind(explain_tls(cause, urlsplit(server).hostname or "", tls))
-    if reason := explain_connection_error(error):
+    if reason := explain_failed_connect(error):
         return Unreachable(reason + (no_port if reason == REFUSED else ""))
     hint = "" if answered_before else tls_hint
     if with_tls and tls.cert is not None and not answered_before:
@@ -99,7 +99,7 @@ def explain_transport_error(
     return Unreachable(f"connection cut before the answer came{hint}")
 
 
-def explain_connection_error(error: BaseException) -> str:
+def explain_failed_connect(error: BaseException) -> str:
     """Why there is no connection, in a few words; empty: there was one, or it is unknown."""
     if not isinstance(error, httpx.ConnectError):
         return ""
@@ -121,8 +121,8 @@ def combine_errors(failures: Mapping[str, HetError]) -> HetError:
     reasons = [
         str(error) if error in strangers else f"{server}: {error}" for server, error in failures.items()
     ]
-    if all(isinstance(error, NoTls) for error in failures.values()):
-        return NoTls(f"no TLS connection ({'; '.join(reasons)})")
+    if all(isinstance(error, NotTrusted) for error in failures.values()):
+        return NotTrusted(f"no TLS connection ({'; '.join(reasons)})")
     if not any(isinstance(error, NotServing) for error in failures.values()):
         return Unreachable(f"no server answers ({'; '.join(reasons)})")
     if len(reasons) == 1:

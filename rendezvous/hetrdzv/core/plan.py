@@ -11,7 +11,7 @@ from hetrdzv.core.model import OFFERED, Group, Node
 from hetrdzv.core.rounds.settle import deadline
 from hetrdzv.core.rounds.timers import nobody_lapsed
 from hetrdzv.core.why import why
-from hetrdzv.protocol.pages import Plan
+from hetrdzv.protocol.replies import Plan
 from hetrdzv.protocol.requests import Changes
 from hetrdzv.protocol.states import DirectiveKind, NodePhase, ReportKind
 from hetrdzv.protocol.texts.ids import natural_key

@@ -158,7 +158,7 @@ def _why_not_yet(group: Group, ready: waiting.Ready, answer: Selection | Shortfa
 
 def count_ready(spec: GroupSpec, there: Sequence[Node]) -> waiting.Ready:
     """How many nodes there are: of how many, or with how many slots where those may be too few."""
-    enough = spec.sized and len(there) >= spec.min_nodes
+    enough = spec.counts_slots and len(there) >= spec.min_nodes
     slots = sum(node.slots for node in there) if enough else None
     return waiting.Ready(Nodes.of(node.node_id for node in there), spec.min_nodes, slots)
 

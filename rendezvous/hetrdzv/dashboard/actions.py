@@ -10,7 +10,7 @@ from hetrdzv.auth.tokens import Grant
 from hetrdzv.core.commands import Cancel, Command, Drain, Restart, Undrain
 from hetrdzv.core.model import Group
 from hetrdzv.dashboard.render import HEADERS, page
-from hetrdzv.protocol.pages import describe_plan
+from hetrdzv.protocol.replies import describe_plan
 from hetrdzv.protocol.requests import Changes
 from hetrdzv.protocol.texts.phrasing import count
 from hetrdzv.service.service import Service

@@ -84,7 +84,7 @@ def dashboard(replica: Replica, tokens: Tokens | None, *, secure: bool, note: No
             )
         )
 
-    async def refused(request: Request, error: Exception) -> Response:
+    async def answer_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HetError)
         note(error, request)
         return _refusal(request, error)
@@ -92,7 +92,7 @@ def dashboard(replica: Replica, tokens: Tokens | None, *, secure: bool, note: No
     app = Starlette(
         routes=routes,
         middleware=middleware,
-        exception_handlers={HetError: refused, HTTPException: _http_error},
+        exception_handlers={HetError: answer_error, HTTPException: _http_error},
     )
     app.router.redirect_slashes = False
     app.state.replica = replica

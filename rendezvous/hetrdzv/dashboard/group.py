@@ -10,9 +10,9 @@ from statistics import median
 from hetrdzv.api import views
 from hetrdzv.core.model import Group
 from hetrdzv.dashboard.render import section
-from hetrdzv.protocol.pages import WORKER_COLUMNS, WorkerReply
 from hetrdzv.protocol.reasons.advice import after_exit
 from hetrdzv.protocol.reasons.snapshots import safe_text
+from hetrdzv.protocol.replies import WORKER_COLUMNS, WorkerReply
 from hetrdzv.protocol.rounds import RoundRecord, total_time, with_downtimes
 from hetrdzv.protocol.stacks import About
 from hetrdzv.service.service import Service

@@ -16,7 +16,7 @@ from hetrdzv.dashboard.cache import SectionCache, Sections
 from hetrdzv.dashboard.group import LARGE, group_sections
 from hetrdzv.dashboard.render import EVERY_S, page, section
 from hetrdzv.protocol.errors import InvalidRequest, NoRound
-from hetrdzv.protocol.pages import BY_URGENCY, GroupSummary, StacksReply, is_old, urgency
+from hetrdzv.protocol.replies import BY_URGENCY, GroupSummary, StacksReply, is_old, urgency
 from hetrdzv.protocol.stacks import About, Stack, group_equal_stacks
 from hetrdzv.protocol.texts.raised import find_exception
 from hetrdzv.service.service import Service
@@ -94,7 +94,7 @@ async def output(request: Request, service: Service, grant: Grant) -> Response:
         found = await get_output(service, group_id, About.LOGS, ranks, number)
     except NoRound as error:
         return page("nothing.html", why=str(error))
-    logs = sorted(found.workers, key=lambda log: (not _has_exception(log), not log.size))
+    logs = sorted(found.workers, key=lambda log: (not _shows_exception(log), not log.size))
     return page("output.html", **_first_of(logs, MOST_LOGS), **_time_of(found))
 
 
@@ -141,7 +141,7 @@ def _read_round(request: Request) -> int | None:
     return int(text)
 
 
-def _has_exception(log: Stack) -> bool:
+def _shows_exception(log: Stack) -> bool:
     """Whether an exception is among what a worker wrote last."""
     return any(find_exception(stream) is not None for stream in (log.text, log.stderr))
 

@@ -185,7 +185,7 @@ class NotServing(Unreachable):
     """A server answered, but none can serve the request now: ask again later."""
 
 
-class NoTls(Unreachable, code="no_tls"):
+class NotTrusted(Unreachable, code="not_trusted"):
     """A server answered, but one side does not trust the other's certificate."""
 
 

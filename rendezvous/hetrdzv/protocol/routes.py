@@ -13,7 +13,7 @@ from types import NoneType
 from typing import Any, Generic, TypeVar, overload
 
 from hetrdzv.protocol.directive import Directive
-from hetrdzv.protocol.pages import EventsReply, GroupReply, GroupsReply, HealthReply, Plan, StacksReply
+from hetrdzv.protocol.replies import EventsReply, GroupReply, GroupsReply, HealthReply, Plan, StacksReply
 from hetrdzv.protocol.rounds import RoundsReply
 from hetrdzv.protocol.snapshots import SnapshotsReply, SnapshotsShown
 

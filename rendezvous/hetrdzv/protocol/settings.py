@@ -185,13 +185,13 @@ class GroupSpec:
             raise InvalidSpec(f"{field} is {text}", field)
 
     @property
-    def bounded(self) -> bool:
+    def has_bounds(self) -> bool:
         """Whether a number of nodes, or of slots in all, was given."""
         given = (self.max_nodes, self.min_world_size, self.max_world_size)
         return self.min_nodes > 1 or any(bound is not None for bound in given)
 
     @property
-    def sized(self) -> bool:
+    def counts_slots(self) -> bool:
         """Whether nodes are chosen by their slots: not every world size is allowed, or not every set of nodes."""
         asked = (self.min_world_size, self.max_world_size, self.unit)
         return self.world_size_multiple > 1 or any(bound is not None for bound in asked)

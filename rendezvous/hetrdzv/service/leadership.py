@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from hetrdzv.protocol.errors import NoLeader, NotLeader, ServerStopping, StorageError
-from hetrdzv.protocol.pages import ReadyReply
+from hetrdzv.protocol.replies import ReadyReply
 from hetrdzv.service.service import Service
 from hetrdzv.storage.base import StateStore
 from hetrdzv.storage.etcd.client import Etcd, EtcdRefused

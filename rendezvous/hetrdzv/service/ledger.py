@@ -24,8 +24,8 @@ from functools import partial
 from hetrdzv.core.invariants import InvariantError, check
 from hetrdzv.core.model import Group
 from hetrdzv.protocol.errors import GroupQuarantined, ServerFault, StorageError
-from hetrdzv.protocol.pages import Event
 from hetrdzv.protocol.reasons.reason import Reason
+from hetrdzv.protocol.replies import Event
 from hetrdzv.protocol.texts.phrasing import count
 from hetrdzv.service.metrics import Metrics
 from hetrdzv.storage import records

@@ -30,9 +30,9 @@ from hetrdzv.protocol.errors import (
     StorageError,
     UnknownGroup,
 )
-from hetrdzv.protocol.pages import Event, Plan, ReadyReply
 from hetrdzv.protocol.reasons.events import node_refused
 from hetrdzv.protocol.reasons.reason import ReasonCode
+from hetrdzv.protocol.replies import Event, Plan, ReadyReply
 from hetrdzv.protocol.requests import Changes
 from hetrdzv.protocol.rounds import RoundRecord
 from hetrdzv.protocol.snapshots import SnapshotsReply

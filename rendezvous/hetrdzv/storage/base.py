@@ -19,13 +19,13 @@ a field needs none either, and an older server can take over. Anything else does
 """
 
 
-MAX_RECORD = 1_400_000
+MAX_RECORD_BYTES = 1_400_000
 """How large a record may be when compressed (bytes), below etcd's default, 1.5 MiB. A round of 16,384 takes 0.8 MB."""
 
 
 def fits(record: bytes) -> bool:
     """Whether every store takes such a record."""
-    return len(record) <= MAX_RECORD or len(zlib.compress(record, 1)) < MAX_RECORD
+    return len(record) <= MAX_RECORD_BYTES or len(zlib.compress(record, 1)) < MAX_RECORD_BYTES
 
 
 class NothingWritten(StorageError):

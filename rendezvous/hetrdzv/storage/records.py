@@ -24,7 +24,7 @@ from hetrdzv.core.invariants import InvariantError
 from hetrdzv.core.model import Group, Node, Round, changed_nodes
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import InvalidSpec, StorageError
-from hetrdzv.protocol.pages import Event
+from hetrdzv.protocol.replies import Event
 from hetrdzv.protocol.rounds import RoundRecord
 from hetrdzv.storage.base import Changes
 

@@ -11,11 +11,11 @@ from tests.support.servers import Hetserver, free_port
 from hetagent.cli.parse import parse
 from hetagent.health import check
 from hetagent.health.check import Finding, Grade, run_check
-from hetagent.node.gpu.discovery import Usage
+from hetagent.node.gpu.driver import Usage
 from hetagent.node.processes.identity import ServerAccess
 from hetagent.options.model import Options
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.pages import GroupReply
+from hetrdzv.protocol.replies import GroupReply
 
 GIB = 1 << 30
 

@@ -14,7 +14,7 @@ from tests.support.fuse import DeadFiles
 from hetagent.health import gpus, node_check
 from hetagent.health.checks import HEALTHY, HealthChecks, HealthResult
 from hetagent.health.node_check import MOST_CHARACTERS, NodeCheck
-from hetagent.node.gpu.discovery import GpuBroken, Usage
+from hetagent.node.gpu.driver import GpuBroken, Usage
 from hetagent.node.processes import proctree as processes
 
 NEVER = threading.Event()

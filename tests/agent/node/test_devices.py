@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from hetagent.node.gpu import devices, discovery
+from hetagent.node.gpu import devices, driver
 from hetagent.node.gpu.devices import DeviceError, Devices, choose_devices, mig_slices, visible_devices_env
-from hetagent.node.gpu.discovery import Gpu, GpuBroken, NoGpus, Usage
+from hetagent.node.gpu.driver import Gpu, GpuBroken, NoGpus, Usage
 
 GIB = 2**30
 FOUR = [Gpu(f"GPU-{letter * 8}-1", "H200", 139 * GIB) for letter in "abcd"]
@@ -202,20 +202,20 @@ class FakeNvml:
 def test_what_nvml_says(monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = FakeNvml()
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    found = discovery.list_gpus()
+    found = driver.list_gpus()
     assert [gpu.uuid for gpu in found] == ["GPU-0", "GPU-2", "MIG-0", "MIG-2"]
     assert [gpu.memory_bytes for gpu in found] == [80, 0, 80, 80]
     uuids = ["GPU-0", "MIG-1234-5678-90ab", "GPU-2", "GPU-gone"]
-    assert discovery.query_memory(uuids) == [
+    assert driver.query_memory(uuids) == [
         Usage("GPU 4", 5, (7, 7), 80),
         Usage("MIG slice 1234-5678-90ab", 5, (), 80),
     ]
     nvml.lost = 15
     with pytest.raises(GpuBroken, match="GPU gone: error 15"):
-        discovery.query_memory(uuids)
+        driver.query_memory(uuids)
     assert nvml.open == 0
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert discovery.query_memory(uuids) == []
+    assert driver.query_memory(uuids) == []
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_discovery_without_a_driver(
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     with pytest.raises(NoGpus, match=message):
-        discovery.list_gpus()
+        driver.list_gpus()
 
 
 @pytest.fixture

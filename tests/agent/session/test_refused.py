@@ -8,7 +8,7 @@ from tests.agent.session.driver import SPEC, Bench, problem
 
 from hetrdzv.core import commands
 from hetrdzv.protocol import states
-from hetrdzv.protocol.errors import HetError, NotHetserver, NoTls, VersionMismatch
+from hetrdzv.protocol.errors import HetError, NotHetserver, NotTrusted, VersionMismatch
 from hetrdzv.protocol.requests import SpecFields
 
 OTHER = commands.Join(node_id="b", incarnation="i0", slots=2, address="10.0.0.9", port=1)
@@ -28,7 +28,7 @@ FATAL_AT_FIRST = [
     problem(404, "no_such_route"),
     VersionMismatch("the server's text"),
     NotHetserver("the server's text"),
-    NoTls("the server's text"),
+    NotTrusted("the server's text"),
 ]
 
 
@@ -62,7 +62,7 @@ STRANGE_LATER = [
     problem(403, "foreign_host"),
     VersionMismatch("the server's text"),
     NotHetserver("the server's text"),
-    NoTls("the server's text"),
+    NotTrusted("the server's text"),
     problem(500, "internal"),
 ]
 

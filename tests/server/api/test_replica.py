@@ -12,7 +12,7 @@ from hetrdzv.api.app import create_app
 from hetrdzv.auth.tokens import EVERYTHING, Tokens
 from hetrdzv.core.commands import Put
 from hetrdzv.protocol.errors import HetError, NoLeader, NotLeader, ServerStopping
-from hetrdzv.protocol.pages import ReadyReply
+from hetrdzv.protocol.replies import ReadyReply
 from hetrdzv.service.service import Service
 from hetrdzv.storage.base import NothingWritten
 from tests.support.served import FaultyStore, api, ask_raw, serving, settled, two_nodes

@@ -13,8 +13,8 @@ from hetrdzv.dashboard import cache as cache_module
 from hetrdzv.dashboard.cache import LARGEST_SHARE, MOST, SectionCache
 from hetrdzv.dashboard.group import bars, group_sections
 from hetrdzv.dashboard.pages import overview
-from hetrdzv.protocol.pages import RECENT_S
 from hetrdzv.protocol.progress import NodeProgress, Worker
+from hetrdzv.protocol.replies import RECENT_S
 from hetrdzv.protocol.rounds import Failure, RoundRecord
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.service.service import Service

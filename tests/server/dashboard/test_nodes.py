@@ -7,8 +7,8 @@ from hetrdzv.api import views
 from hetrdzv.api.workers import worker_reply
 from hetrdzv.core.model import Group, Stall
 from hetrdzv.dashboard.group import FEW_WORKERS, OUTLIERS, paces
-from hetrdzv.protocol.pages import NodeReply, WorkerReply
 from hetrdzv.protocol.progress import Worker
+from hetrdzv.protocol.replies import NodeReply, WorkerReply
 from hetrdzv.service.progress.samples import WorkerSample
 from tests.core.driver import Story, running
 from tests.support.hangs import behind

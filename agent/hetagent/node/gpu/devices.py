@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetagent.errors import UsageError
-from hetagent.node.gpu.discovery import Gpu, NoGpus, is_rocm, list_gpus, list_rocm_gpus
+from hetagent.node.gpu.driver import Gpu, NoGpus, is_rocm, list_gpus, list_rocm_gpus
 from hetrdzv.protocol.settings import MAX_SLOTS
 from hetrdzv.protocol.texts.phrasing import count as counted
 

@@ -22,7 +22,7 @@ from hetrdzv.api.workers import get_output
 from hetrdzv.auth.tokens import Role
 from hetrdzv.core.commands import Cancel, Drain, Put, Restart, Undrain
 from hetrdzv.protocol.bounds import MAX_NUMBER, Id
-from hetrdzv.protocol.pages import EventsReply, GroupReply, GroupsReply, Plan, StacksReply
+from hetrdzv.protocol.replies import EventsReply, GroupReply, GroupsReply, Plan, StacksReply
 from hetrdzv.protocol.requests import Changes, SpecFields
 from hetrdzv.protocol.rounds import RoundsReply
 from hetrdzv.protocol.snapshots import SnapshotsShown, UseSnapshot

@@ -18,7 +18,7 @@ from hetrdzv.api.dependencies import ERRORS, Requires
 from hetrdzv.auth.tokens import Role
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import NoLeader, NotLeader
-from hetrdzv.protocol.pages import HealthReply, ProblemReply, ReadyReply
+from hetrdzv.protocol.replies import HealthReply, ProblemReply, ReadyReply
 from hetrdzv.service.metrics import CONTENT_TYPE, Metrics
 from hetrdzv.service.service import Replica
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import click
 
-from hetrdzv.cli.hetctl import tables
+from hetrdzv.cli.hetctl import printing
 from hetrdzv.cli.hetctl.calls import call, describe_state, none_if, print_result, show_reply
 from hetrdzv.cli.hetctl.options import DRY_RUN, GROUP, ID, NODE, command, shared
 from hetrdzv.cli.types import Typed
 from hetrdzv.client import Client
 from hetrdzv.protocol.errors import UnknownGroup
-from hetrdzv.protocol.pages import GroupReply, describe_plan
+from hetrdzv.protocol.replies import GroupReply, describe_plan
 from hetrdzv.protocol.requests import Changes, SpecFields
 from hetrdzv.protocol.settings import SETTINGS, GroupSpec, Setting, setting_text
 from hetrdzv.protocol.snapshots import UseSnapshot
@@ -84,13 +84,13 @@ def _check_settings(group: str, given: Mapping[str, Any]) -> None:
     there = call(ask)
     if there is None:
         chosen = ", ".join(f"{name}={value}" for name, value in given.items()) or "defaults only"
-        tables.write(tables.one_line(f"group '{group}' would be created: {chosen}"))
+        printing.write(printing.one_line(f"group '{group}' would be created: {chosen}"))
         return
     for name, value in given.items():
         has = there.spec[name]
         if has != (list(value) if isinstance(value, tuple) else value):
             raise click.ClickException(f"group '{group}' exists with {name}={has}, not {value}")
-    tables.write(f"nothing: group '{group}' exists with these settings")
+    printing.write(f"nothing: group '{group}' exists with these settings")
 
 
 @command("End a group's round so that another forms.")
@@ -141,7 +141,7 @@ def delete(group: str) -> None:
     """Forget GROUP, whose nodes are gone or whose job is over. Prints nothing with --json."""
     call(lambda client: client.delete(group))
     if not shared().as_json:
-        tables.write(f"group '{group}' is deleted")
+        printing.write(f"group '{group}' is deleted")
 
 
 # -- nodes -------------------------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ def undrain(group: str, node: str) -> None:
 
 def _show_plan(group: str, changes: Changes) -> None:
     show_reply(
-        lambda client: client.plan(group, changes), lambda plan: map(tables.one_line, describe_plan(plan))
+        lambda client: client.plan(group, changes), lambda plan: map(printing.one_line, describe_plan(plan))
     )
 
 
@@ -194,7 +194,7 @@ def dashboard(group: str | None, no_open: bool) -> None:
         return client.last_server
 
     url = f"{call(ask)}/{f'groups/{group}' if group is not None else ''}"
-    tables.write(url)
+    printing.write(url)
     has_screen = sys.platform == "darwin" or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
     if has_screen and sys.stdout.isatty() and not no_open:  # a browser in the terminal would take it away
         click.launch(url)

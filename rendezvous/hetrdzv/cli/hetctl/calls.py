@@ -11,12 +11,12 @@ from rich.console import RenderableType
 
 from hetrdzv.auth.files import client_token, reread_token, warn_if_exposed
 from hetrdzv.auth.tls import ClientTls
-from hetrdzv.cli.hetctl import tables
+from hetrdzv.cli.hetctl import printing
 from hetrdzv.cli.hetctl.options import shared
 from hetrdzv.client import Client
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.errors import HetError, NoTls, NotServing, Problem, Unreachable
-from hetrdzv.protocol.pages import GroupReply, GroupSummary
+from hetrdzv.protocol.errors import HetError, NotServing, NotTrusted, Problem, Unreachable
+from hetrdzv.protocol.replies import GroupReply, GroupSummary
 from hetrdzv.protocol.texts.phrasing import predicate
 
 ADVICE = "start hetserver there, or name another server with --server or HET_SERVER"
@@ -57,9 +57,9 @@ def call(ask: Ask[_T], *, interrupted: int = 130) -> _T:
     except KeyboardInterrupt:
         sys.exit(interrupted)
     except HetError as error:
-        unreached = isinstance(error, Unreachable) and not isinstance(error, NotServing | NoTls)
+        unreached = isinstance(error, Unreachable) and not isinstance(error, NotServing | NotTrusted)
         text = f"{error}; {ADVICE}" if unreached else str(error)
-        raise click.ClickException(tables.one_line(text)) from None
+        raise click.ClickException(printing.one_line(text)) from None
 
 
 async def ask_again(ask: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
@@ -93,7 +93,7 @@ def print_result(reply: GroupReply, text: str) -> None:
     if shared().as_json:
         print_json(reply)
     else:
-        tables.write(tables.one_line(text))
+        printing.write(printing.one_line(text))
 
 
 def describe_state(group: GroupSummary) -> str:
@@ -103,12 +103,12 @@ def describe_state(group: GroupSummary) -> str:
 
 def print_json(reply: object, *, indent: int | None = 2) -> None:
     """Print a reply as the API sends it."""
-    tables.write(codec.write(reply, nulls=True, indent=indent).decode())
+    printing.write(codec.write(reply, nulls=True, indent=indent).decode())
 
 
 def print_warning(text: str) -> None:
     """Print a remark to stderr, in one line."""
-    click.echo(f"hetctl: {tables.one_line(text)}", err=True)
+    click.echo(f"hetctl: {printing.one_line(text)}", err=True)
 
 
 def show_reply(ask: Ask[_T], view: Callable[[_T], Iterable[RenderableType]]) -> None:
@@ -117,4 +117,4 @@ def show_reply(ask: Ask[_T], view: Callable[[_T], Iterable[RenderableType]]) -> 
     if shared().as_json:
         print_json(reply)
     elif parts := list(view(reply)):
-        tables.show(*parts)
+        printing.show(*parts)

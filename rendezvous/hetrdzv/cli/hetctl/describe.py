@@ -13,12 +13,14 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from hetrdzv.cli.hetctl import tables
+from hetrdzv.cli.hetctl import printing
 from hetrdzv.cli.hetctl.calls import show_reply
 from hetrdzv.cli.hetctl.history import rounds_view
 from hetrdzv.cli.hetctl.options import GROUP, ID, WIDE, command
 from hetrdzv.client import Client
-from hetrdzv.protocol.pages import (
+from hetrdzv.protocol.reasons.events import spent_of
+from hetrdzv.protocol.reasons.snapshots import safe_text
+from hetrdzv.protocol.replies import (
     WORKER_COLUMNS,
     Event,
     GroupReply,
@@ -29,8 +31,6 @@ from hetrdzv.protocol.pages import (
     WorkerReply,
     urgency,
 )
-from hetrdzv.protocol.reasons.events import spent_of
-from hetrdzv.protocol.reasons.snapshots import safe_text
 from hetrdzv.protocol.rounds import RootCause, RoundRecord, RoundsReply
 from hetrdzv.protocol.settings import DEFAULTS, setting_text
 from hetrdzv.protocol.snapshots import SnapshotShown, SnapshotsShown
@@ -63,18 +63,18 @@ def groups_view(reply: GroupsReply) -> Iterator[RenderableType]:
         yield "no groups yet; the first agent to join creates one, or: hetctl create GROUP"
         return
     columns = [
-        tables.folded_column("GROUP", 8),
-        tables.word_column("STATE"),
-        *tables.number_columns("ROUND", "WORLD", "NODES", "RESTARTS"),
-        tables.folded_column("WHY", 20),
+        printing.folded_column("GROUP", 8),
+        printing.word_column("STATE"),
+        *printing.number_columns("ROUND", "WORLD", "NODES", "RESTARTS"),
+        printing.folded_column("WHY", 20),
     ]
-    yield tables.table(columns, (_summary_row(group) for group in sorted(reply.groups, key=urgency)))
+    yield printing.table(columns, (_summary_row(group) for group in sorted(reply.groups, key=urgency)))
 
 
 def _summary_row(group: GroupSummary) -> list[str | Text]:
     return [
         group.group_id,
-        tables.state_text(group.shown_state),
+        printing.state_text(group.shown_state),
         str(group.round or ""),
         str(group.world_size or ""),
         str(group.counts.nodes),
@@ -123,7 +123,7 @@ def description_view(reply: Description) -> Iterator[RenderableType]:
         yield from rounds_view(RoundsReply(rounds=reply.rounds), most=LAST_ROUNDS)
     yield ""
     yield Text("last events", style="bold")
-    yield from (Text(tables.event_line(event)) for event in reply.events[-LAST_EVENTS:])
+    yield from (Text(printing.event_line(event)) for event in reply.events[-LAST_EVENTS:])
 
 
 def _changed_settings(spec: Mapping[str, object]) -> str:
@@ -172,10 +172,10 @@ def _heading(group: GroupReply) -> Table:
             master = f"{current.master.node_id} at {current.master.address} port {current.master.port}"
     here = ((counts.members, "in the round"), (counts.spares, "spare"), (counts.gone, "gone"))
     where = ", ".join([f"{counts.nodes} here", *(f"{number} {word}" for number, word in here if number)])
-    return tables.grid(
+    return printing.grid(
         [
             ("group", group.group_id),
-            ("state", tables.state_text(group.shown_state)),
+            ("state", printing.state_text(group.shown_state)),
             ("why", group.why),
             ("next", group.next_step),
             *(("warning", warning.message) for warning in group.warnings),
@@ -203,10 +203,12 @@ def _describe_progress(workers: Sequence[WorkerReply]) -> str:
 
 def _root_cause(cause: RootCause) -> Iterator[RenderableType]:
     """Where and how it came to the failure, and the end of the traceback."""
-    text = tables.one_line(cause.details or cause.reason.message)
+    text = printing.one_line(cause.details or cause.reason.message)
     yield Text.assemble(("root cause", "bold"), f": {text}")
     lines = (
-        tables.strip_control(cause.failure.message).rstrip().splitlines() if cause.failure is not None else []
+        printing.strip_control(cause.failure.message).rstrip().splitlines()
+        if cause.failure is not None
+        else []
     )
     if len(lines) > TRACEBACK_LINES:
         yield Text(f"  … {len(lines) - TRACEBACK_LINES} lines before (all: --json)", style="dim")
@@ -220,18 +222,18 @@ def _root_cause(cause: RootCause) -> Iterator[RenderableType]:
 def nodes_table(nodes: Sequence[NodeReply], *, wide: bool) -> Table:
     """Nodes, one per row; if `wide`, with roles, labels and devices."""
     columns = [
-        tables.folded_column("NODE", 10),
-        tables.word_column("STATE"),
-        *tables.number_columns("RANKS", "SLOTS"),
-        tables.folded_column("ADDRESS", min(15, max(len(node.address) for node in nodes))),
-        *tables.number_columns("HEARD"),
-        *(tables.folded_column(name, 8) for name in ("ROLE", "FACTS") if wide),
-        tables.folded_column("WHY", 10),
+        printing.folded_column("NODE", 10),
+        printing.word_column("STATE"),
+        *printing.number_columns("RANKS", "SLOTS"),
+        printing.folded_column("ADDRESS", min(15, max(len(node.address) for node in nodes))),
+        *printing.number_columns("HEARD"),
+        *(printing.folded_column(name, 8) for name in ("ROLE", "FACTS") if wide),
+        printing.folded_column("WHY", 10),
     ]
     rows = (
         [
             node.node_id,
-            tables.state_text(node.shown_state),
+            printing.state_text(node.shown_state),
             node.ranks(),
             str(node.slots),
             node.address,
@@ -241,15 +243,15 @@ def nodes_table(nodes: Sequence[NodeReply], *, wide: bool) -> Table:
         ]
         for node in nodes
     )
-    return tables.table(columns, rows)
+    return printing.table(columns, rows)
 
 
 def _workers_table(current: RoundReply, workers: Iterable[WorkerReply]) -> Table:
     weights = current.shares.of_ranks() if current.shares is not None else []
     columns = [
-        *tables.number_columns("RANK"),
-        tables.folded_column("NODE", 10),
-        *tables.number_columns(*map(str.upper, WORKER_COLUMNS), "WEIGHT"),
+        *printing.number_columns("RANK"),
+        printing.folded_column("NODE", 10),
+        *printing.number_columns(*map(str.upper, WORKER_COLUMNS), "WEIGHT"),
     ]
     rows = (
         [
@@ -260,7 +262,7 @@ def _workers_table(current: RoundReply, workers: Iterable[WorkerReply]) -> Table
         ]
         for worker in workers
     )
-    return tables.table(columns, rows)
+    return printing.table(columns, rows)
 
 
 # -- snapshots ---------------------------------------------------------------------------------------------
@@ -269,9 +271,9 @@ def _workers_table(current: RoundReply, workers: Iterable[WorkerReply]) -> Table
 def snapshots_table(reply: SnapshotsShown) -> Table:
     """From which steps a job can go on, and from which of them the next round does."""
     columns = [
-        *tables.number_columns("STEP", "ROUND", "SIZE"),
-        tables.folded_column("NODES", 10),
-        tables.folded_column("NOTE", 20),
+        *printing.number_columns("STEP", "ROUND", "SIZE"),
+        printing.folded_column("NODES", 10),
+        printing.folded_column("NOTE", 20),
     ]
     rows = (
         [
@@ -283,7 +285,7 @@ def snapshots_table(reply: SnapshotsShown) -> Table:
         ]
         for snapshot in reply.snapshots
     )
-    return tables.table(columns, rows)
+    return printing.table(columns, rows)
 
 
 def _snapshot_notes(snapshot: SnapshotShown, reply: SnapshotsShown) -> Iterator[str]:

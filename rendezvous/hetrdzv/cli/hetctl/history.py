@@ -7,12 +7,12 @@ from functools import partial
 import click
 from rich.console import RenderableType
 
-from hetrdzv.cli.hetctl import tables
+from hetrdzv.cli.hetctl import printing
 from hetrdzv.cli.hetctl.calls import ask_again, call, none_if, print_json, print_warning, show_reply
 from hetrdzv.cli.hetctl.options import GROUP, WIDE, command, shared
 from hetrdzv.client import Client
 from hetrdzv.protocol.errors import UnknownGroup
-from hetrdzv.protocol.pages import EventsReply
+from hetrdzv.protocol.replies import EventsReply
 from hetrdzv.protocol.rounds import (
     Downtime,
     Phase,
@@ -41,7 +41,7 @@ def events(group: str, follow: bool, after: int) -> None:
     else:
         show_reply(
             lambda client: client.events(group, after=after),
-            lambda reply: map(tables.event_line, reply.events),
+            lambda reply: map(printing.event_line, reply.events),
         )
 
 
@@ -50,7 +50,7 @@ async def _follow_events(client: Client, group: str, last: int) -> None:
     reply: EventsReply | None = await client.events(group, after=last)
     while reply is not None:
         for event in reply.events:
-            print_json(event, indent=None) if shared().as_json else tables.write(tables.event_line(event))
+            print_json(event, indent=None) if shared().as_json else printing.write(printing.event_line(event))
         last = reply.last if reply.last >= last else 0  # the group was deleted and created again
         await asyncio.sleep(PAUSE_S)
         reply = await none_if(UnknownGroup.code, ask_again(partial(client.events, group, after=last)))
@@ -80,15 +80,15 @@ def rounds_view(reply: RoundsReply, most: int = 0, *, wide: bool = False) -> Ite
         yield "no round has formed yet"
         return
     columns = [
-        tables.word_column("ROUND"),
-        tables.word_column("BEGAN"),
-        *tables.number_columns("WORLD", "TRAINED", "DOWN"),
+        printing.word_column("ROUND"),
+        printing.word_column("BEGAN"),
+        *printing.number_columns("WORLD", "TRAINED", "DOWN"),
     ]
     if wide:
-        columns += tables.number_columns("HUNG", "NOTICED", "STOPPED", "FORMED", "STARTED")
-        columns.append(tables.word_column("ENDED BY"))
-    columns.append(tables.folded_column("WHY", 20))
-    yield tables.table(columns, (_round_row(*each, wide) for each in with_downtimes(reply.rounds)[-most:]))
+        columns += printing.number_columns("HUNG", "NOTICED", "STOPPED", "FORMED", "STARTED")
+        columns.append(printing.word_column("ENDED BY"))
+    columns.append(printing.folded_column("WHY", 20))
+    yield printing.table(columns, (_round_row(*each, wide) for each in with_downtimes(reply.rounds)[-most:]))
     yield ""
     spent = sum(record.cost_restart for record in reply.rounds)
     restarts = f", {count(spent, 'restart')} spent" if spent else ""
@@ -96,7 +96,7 @@ def rounds_view(reply: RoundsReply, most: int = 0, *, wide: bool = False) -> Ite
 
 
 def _round_row(record: RoundRecord, down: Downtime | None, wide: bool) -> list[str]:
-    began = "" if record.formed_at is None else tables.local_time(record.formed_at)
+    began = "" if record.formed_at is None else printing.local_time(record.formed_at)
     parts = [record.time.get(Phase.HANGING), *(down or [None] * 4)]
     more = ["" if seconds is None else duration_text(seconds) for seconds in parts]
     return [

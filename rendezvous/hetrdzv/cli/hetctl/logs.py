@@ -9,13 +9,13 @@ from rich.console import RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from hetrdzv.cli.hetctl import tables
+from hetrdzv.cli.hetctl import printing
 from hetrdzv.cli.hetctl.calls import EVERY_S, ask_again, call, none_if, print_json, print_warning
 from hetrdzv.cli.hetctl.options import GROUP, RANKS, command, round_option, shared
 from hetrdzv.cli.hetctl.wait import OUTCOMES
 from hetrdzv.client import Client
 from hetrdzv.protocol.errors import NoRound
-from hetrdzv.protocol.pages import StacksReply
+from hetrdzv.protocol.replies import StacksReply
 from hetrdzv.protocol.stacks import group_equal_stacks
 from hetrdzv.protocol.texts.phrasing import count
 from hetrdzv.protocol.texts.who import Nodes, Ranks
@@ -92,7 +92,7 @@ class _Printer:
         for log in reply.workers:
             for stream, text in enumerate((log.text, log.stderr)):
                 for line in self._new_lines((reply.round, log.rank, stream), text):
-                    tables.write(f"{'' if self._alone else f'{log.node_id}:{log.rank}  '}{line}")
+                    printing.write(f"{'' if self._alone else f'{log.node_id}:{log.rank}  '}{line}")
             if log.why:
                 self._complain(f"rank {log.rank}{f' ({log.node_id})' if log.node_id else ''}: {log.why}")
 
@@ -100,7 +100,7 @@ class _Printer:
         before = self._printed.get(key)
         if text:
             self._printed[key] = text
-        new = [tables.strip_control(line) for line in new_text(before or "", text).splitlines()]
+        new = [printing.strip_control(line) for line in new_text(before or "", text).splitlines()]
         return new[-self._most :] if before is None and self._most else new
 
 
@@ -134,7 +134,7 @@ def stacks(group: str, ranks: tuple[int, ...], number: int | None) -> None:
         return
     if reply.over and number is None:
         print_warning(f"no round runs now; these were taken when round {reply.round} hung")
-    tables.show(*stacks_view(reply))
+    printing.show(*stacks_view(reply))
 
 
 def stacks_view(reply: StacksReply) -> Iterator[RenderableType]:
@@ -147,8 +147,8 @@ def stacks_view(reply: StacksReply) -> Iterator[RenderableType]:
     for equal in groups:
         yield ""
         text, nodes = equal[0].text, Nodes.of({stack.node_id for stack in equal})
-        why = "" if text else f": no stack: {tables.one_line(equal[0].why)}"
+        why = "" if text else f": no stack: {printing.one_line(equal[0].why)}"
         yield Text.assemble((str(Ranks.of(stack.rank for stack in equal)), "bold"), f" ({nodes}){why}")
         if text:
-            shown = Text(tables.strip_control(text).rstrip(), overflow="fold")
+            shown = Text(printing.strip_control(text).rstrip(), overflow="fold")
             yield Padding(shown, (0, 0, 0, 2), expand=False)

@@ -9,7 +9,7 @@ from hetrdzv.cli.hetctl.options import GROUP, command, shared
 from hetrdzv.cli.types import Typed
 from hetrdzv.client import Client
 from hetrdzv.protocol.errors import UnknownGroup
-from hetrdzv.protocol.pages import GroupReply
+from hetrdzv.protocol.replies import GroupReply
 from hetrdzv.protocol.states import GroupState
 from hetrdzv.protocol.texts.typed import parse_seconds
 

@@ -318,7 +318,7 @@ def _start_round(context: StepContext, selection: Selection) -> None:
     places = [(member.node_id, member.ranks) for member in new.members[:MOST_PLACES]]
     more, after = len(new.members) - len(places), end.cause.kind if end is not None else None
     context.add_event(events.round_formed(number, new.world_size, places, more, after))
-    if former is None and not group.spec.bounded:
+    if former is None and not group.spec.has_bounds:
         context.add_event(ReasonCode.STARTED_UNBOUNDED.reason())
     context.change(records=list_records(group, context.now, cost=snapshots.choose_start(context, group)))
 

@@ -130,7 +130,7 @@ def select(group: Group, ready: Sequence[Node]) -> Selection | Shortfall:
     size = choice.size(chosen)
     # more of a unit may be on its way, and then another set is the best
     full = spec.unit is None and (size == choice.worlds.largest or len(chosen) == spec.max_nodes)
-    smaller = size < (sum(member.slots for member in last.values()) if spec.sized else len(last))
+    smaller = size < (sum(member.slots for member in last.values()) if spec.counts_slots else len(last))
     return Selection(nodes=tuple(chosen), master=master, suspects=suspects, full=full, smaller=smaller)
 
 
@@ -143,7 +143,7 @@ class _Choice:
 
     def size(self, nodes: Iterable[Node]) -> int:
         """How many slots nodes have, or how many nodes there are."""
-        return sum(node.slots for node in nodes) if self._spec.sized else sum(1 for _ in nodes)
+        return sum(node.slots for node in nodes) if self._spec.counts_slots else sum(1 for _ in nodes)
 
     def best(self, masters: AbstractSet[str], without: AbstractSet[str] = frozenset()) -> list[Node] | None:
         """The best set of nodes, with one of `masters` and none of `without`."""
@@ -261,13 +261,17 @@ def find_larger_round(group: Group) -> Selection | None:
     local = is_loopback(active.master.address)
     spares = [node for node in ready_nodes(group) if is_loopback(node.address) is local]
     slots = active.world_size + sum(node.slots for node in spares)
-    if not spares or (spec.sized and WorldSizes.of(spec).largest_up_to(slots) <= active.world_size):
+    if not spares or (spec.counts_slots and WorldSizes.of(spec).largest_up_to(slots) <= active.world_size):
         return None
     there = [*(group.nodes[member.node_id] for member in active.members), *spares]
     answer = select(group, there)
     if isinstance(answer, Shortfall):
         return None
-    grows = answer.world_size > active.world_size if spec.sized else len(answer.nodes) > len(active.members)
+    grows = (
+        answer.world_size > active.world_size
+        if spec.counts_slots
+        else len(answer.nodes) > len(active.members)
+    )
     return answer if grows else None
 
 
@@ -302,7 +306,7 @@ def _why_nobody_joins(group: Group) -> ReasonCode | None:
     if group.spec.on_join is not OnJoin.RESTART:
         return ReasonCode.ON_JOIN_SPARE
     most = group.spec.max_nodes
-    if most is not None and len(active.members) >= most and not group.spec.sized:
+    if most is not None and len(active.members) >= most and not group.spec.counts_slots:
         return ReasonCode.MAX_NODES
     if active.finished or any(group.phase_of(member) is NodePhase.SUCCEEDED for member in active.members):
         return ReasonCode.OTHERS_SUCCEEDED

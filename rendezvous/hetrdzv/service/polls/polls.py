@@ -56,14 +56,14 @@ class Polls:
                     self.service.progress.record_progress(*speaker[:2], poll.progress, granted.poll_s)
                 after = poll.after
                 if isinstance(command, Join):
-                    head = current_head(self.service, *speaker)
+                    head = current_directive_head(self.service, *speaker)
                     after = head.version if head.kind is DirectiveKind.WAIT else None
                 loop = asyncio.get_running_loop()
                 until = loop.time() + min(poll.wait_s, granted.poll_s)
                 while not caller.gone:
                     left_s = until - loop.time()
                     asked = asks and self.service.queries.next_query(*speaker[:2]) is not None
-                    changed = current_head(self.service, *speaker).version != after
+                    changed = current_directive_head(self.service, *speaker).version != after
                     if changed or asked or left_s <= 0 or self.service.stopping:
                         return current_directive(self.service, *speaker)
                     await self.service.watchers.wait_for_news(*speaker[:2], left_s, caller)
@@ -89,7 +89,7 @@ class Polls:
             return await self.service.execute(group_id, command)
 
 
-def current_head(service: Service, group_id: str, node_id: str, incarnation: str) -> DirectiveHead:
+def current_directive_head(service: Service, group_id: str, node_id: str, incarnation: str) -> DirectiveHead:
     """What a node has to do now, without the details; raises as `current_directive` does."""
     group = service.group(group_id)
     return directive_head(group, require_current_agent(group, node_id, incarnation))

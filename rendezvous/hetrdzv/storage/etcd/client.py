@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from hetrdzv.client.explain import explain_connection_error, walk_causes
+from hetrdzv.client.explain import explain_failed_connect, walk_causes
 from hetrdzv.protocol.errors import StorageError
 from hetrdzv.storage.etcd.access import EtcdAccess
 
@@ -244,9 +244,7 @@ def _explain_failure(error: BaseException, timeout_s: float) -> str:
             return "its certificate is not for this name, or not signed by the CA in --etcd-ca-cert"
         if isinstance(cause, ssl.SSLError):
             return "TLS failed: does it speak TLS, and does it ask for --etcd-cert?"
-    return (
-        explain_connection_error(error) or "it closes the connection: does it ask for TLS (--etcd-ca-cert)?"
-    )
+    return explain_failed_connect(error) or "it closes the connection: does it ask for TLS (--etcd-ca-cert)?"
 
 
 def _explain_error(text: str, access: EtcdAccess) -> StorageError:

@@ -39,7 +39,7 @@ from hetrdzv.storage.etcd.election import Term
 MAX_OPERATIONS = 127
 """The default of etcd's `--max-txn-ops`, less one for meta."""
 
-MAX_BYTES = 1 << 20
+MAX_TRANSACTION_BYTES = 1 << 20
 """How much we put into one transaction, or into one part of the log (bytes)."""
 
 LARGE = 1 << 16
@@ -161,9 +161,11 @@ class EtcdStore:
             [delete(self._log + b"%06d" % number) for number in range(MAX_OPERATIONS)]
         )
         log = await asyncio.to_thread(_compress_log, changes)
-        starts = range(0, len(log), MAX_BYTES)
+        starts = range(0, len(log), MAX_TRANSACTION_BYTES)
         for number, start in enumerate(starts):
-            await self._send_transaction([put(self._log + b"%06d" % number, log[start : start + MAX_BYTES])])
+            await self._send_transaction(
+                [put(self._log + b"%06d" % number, log[start : start + MAX_TRANSACTION_BYTES])]
+            )
         await self._send_transaction([], clock, log=len(starts))
         self._unapplied = transactions
 
@@ -174,7 +176,9 @@ class EtcdStore:
         for name, value in changes.items():
             key, packed = self._records + name.encode(), _compress(value) if value is not None else None
             more = len(key) + len(packed or b"")
-            if transactions[-1] and (len(transactions[-1]) == MAX_OPERATIONS or size + more > MAX_BYTES):
+            if transactions[-1] and (
+                len(transactions[-1]) == MAX_OPERATIONS or size + more > MAX_TRANSACTION_BYTES
+            ):
                 transactions.append([])
                 size = 0
             transactions[-1].append(put(key, packed) if packed is not None else delete(key))

@@ -12,7 +12,7 @@ from rich.console import Console, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from hetrdzv.protocol.pages import Event
+from hetrdzv.protocol.replies import Event
 from hetrdzv.protocol.texts.phrasing import strip_control_characters
 
 PIPED_WIDTH = 10_000

@@ -287,7 +287,7 @@ def test_promtool_takes_the_rules_and_they_fire(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", [RULES, GRAFANA], ids=lambda path: path.name)
 def test_alerts_and_panels_speak_of_metrics_that_exist(path: Path) -> None:
-    text = Metrics().render([], now=0.0, open_polls=0, leads=True).decode()
+    text = Metrics().render_text([], now=0.0, open_polls=0, leads=True).decode()
     there = set(re.findall(r"^# TYPE (\S+) ", text, re.MULTILINE))
     there |= {f"{name}_bucket" for name in re.findall(r"^# TYPE (\S+) histogram$", text, re.MULTILINE)}
     rules = path.read_text(encoding="utf-8").replace('\\"', '"')

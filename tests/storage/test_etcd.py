@@ -535,7 +535,7 @@ async def test_tls(tmp_path: Path) -> None:
         for known in (url, url.replace("127.0.0.1", "localhost")):
             await reach(access_from(known, tls=ClientTls(tls.ca, tls.cert, tls.key)))
         for files, why in (
-            (None, r"does it ask for TLS \(--etcd-ca-cert\)"),
+            (ClientTls(), r"does it ask for TLS \(--etcd-ca-cert\)"),
             (ClientTls(tls.ca), "does it ask for|closes the connection"),
             (ClientTls(other_tls.ca, tls.cert, tls.key), "its certificate is not for this name"),
         ):

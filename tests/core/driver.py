@@ -11,19 +11,19 @@ from hetrdzv.core.commands import (
     Drain,
     Join,
     Leave,
-    NoteStall,
-    Put,
-    Renew,
+    PutSpec,
+    RecordStall,
+    RenewLease,
     Report,
     Restart,
     Tick,
     Undrain,
 )
-from hetrdzv.core.directive import directive, directive_head
+from hetrdzv.core.directive import make_directive, make_directive_head
 from hetrdzv.core.group import new_group
 from hetrdzv.core.invariants import check
 from hetrdzv.core.model import Group, Node, Round, Stall
-from hetrdzv.core.why import why
+from hetrdzv.core.why import explain_group
 from hetrdzv.protocol.directive import Directive, Start
 from hetrdzv.protocol.reasons import ends
 from hetrdzv.protocol.reasons.reason import Reason, full_text
@@ -108,7 +108,7 @@ class Story:
     def renew(self, *node_ids: str) -> None:
         for node_id in node_ids:
             node = self.group.nodes[node_id]
-            self.do(Renew(node_id, node.incarnation, directive_head(self.group, node).version))
+            self.do(RenewLease(node_id, node.incarnation, make_directive_head(self.group, node).version))
 
     def cut(self, node_id: str) -> None:
         self.do(Disconnect(node_id, self.group.nodes[node_id].incarnation))
@@ -121,11 +121,11 @@ class Story:
         last = self.round.members[-1]
         stall = Stall(hang=behind(last.rank_offset, last.node_id), since=self.now - for_s)
         stall = replace(stall, **more)
-        self.do(NoteStall(self.round.number, stall))
+        self.do(RecordStall(self.round.number, stall))
         return stall
 
     def goes_on(self) -> None:
-        self.do(NoteStall(self.round.number, None))
+        self.do(RecordStall(self.round.number, None))
 
     # -- what people say -------------------------------------------------------------------------------------
 
@@ -142,7 +142,7 @@ class Story:
         self.do(Cancel())
 
     def put(self, **spec: object) -> None:
-        self.do(Put(spec))
+        self.do(PutSpec(spec))
 
     # -- time ------------------------------------------------------------------------------------------------
 
@@ -155,7 +155,7 @@ class Story:
         while self.now < until:
             self.now = min(until, self.now + 1.0)
             for node in list(self.group.nodes.values()):
-                if node.node_id not in silent and not node.gone and node.disconnected_at is None:
+                if node.node_id not in silent and not node.is_gone and node.disconnected_at is None:
                     self.renew(node.node_id)
             self.tick()
 
@@ -173,14 +173,14 @@ class Story:
     # -- what the group says ---------------------------------------------------------------------------------
 
     def told(self, node_id: str) -> Directive:
-        return directive(self.group, self.node(node_id), self.now)
+        return make_directive(self.group, self.node(node_id), self.now)
 
     def node(self, node_id: str) -> Node:
         return self.group.nodes[node_id]
 
     @property
     def reason(self) -> Reason:
-        return why(self.group, self.now)
+        return explain_group(self.group, self.now)
 
     @property
     def why(self) -> str:

@@ -17,18 +17,18 @@ def ends_at(group: Group, node: Node) -> float:
 
 
 def lapsed(group: Group, now: float) -> Sequence[tuple[Node, float]]:
-    return [(node, group.spec.lease_s) for node in group.live if now > ends_at(group, node)]
+    return [(node, group.spec.lease_s) for node in group.live_nodes if now > ends_at(group, node)]
 
 
 def step(group: Group, command: Command, now: float) -> Transition:
     """A turn of one command."""
-    applied = machine.step(group, command, now, lapsed)
-    settled = machine.step(applied.group, Tick(), now, lapsed)
+    applied = machine.apply_command(group, command, now, lapsed)
+    settled = machine.apply_command(applied.group, Tick(), now, lapsed)
     return Transition(settled.group, applied.events + settled.events)
 
 
 def deadline(group: Group, now: float) -> float | None:
     """When the next `Tick` is due, the ends of leases included."""
     at = settle.deadline(group, now)
-    moments = [ends_at(group, node) for node in group.live]
+    moments = [ends_at(group, node) for node in group.live_nodes]
     return min([*moments, *([] if at is None else [at])], default=None)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from hetrdzv.core.why import why_left_out
+from hetrdzv.core.why import explain_left_out_node
 from hetrdzv.protocol import errors
 from hetrdzv.protocol.reasons.reason import Reason
 from tests.core.driver import Story, running
@@ -64,7 +64,7 @@ def _play(story: Story, words: list[str]) -> None:
 
 def _obey(story: Story) -> None:
     for _ in range(8):
-        for node in story.group.live:
+        for node in story.group.live_nodes:
             match story.told(node.node_id).kind:
                 case "start" if node.phase == "starting":
                     story.started(node.node_id)
@@ -122,7 +122,7 @@ def fact(story: Story, name: str, *args: str) -> str:
             told = story.told(args[0])
             return " ".join(str(part) for part in (told.kind, told.code, told.exit_code) if part is not None)
         case "left":  # why a node is not in the round that runs
-            return _words(why_left_out(group, story.node(args[0])))
+            return _words(explain_left_out_node(group, story.node(args[0])))
         case "phase" | "port" | "weight":
             return str(getattr(story.node(args[0]), name))
         case "shares":  # of a node's start: how many ranks have which weight

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from hetrdzv.core.drift import PARTS, find_differences, versions_differ
+from hetrdzv.core.drift import PARTS, describe_version_differences, find_differences
 from hetrdzv.core.model import Node
 from hetrdzv.protocol.codec import write
 from hetrdzv.protocol.reasons.reason import MOST_CHARACTERS
@@ -41,7 +41,9 @@ def nodes(devices: Mapping[str, Mapping[str, str]]) -> list[Node]:
 )
 def test_what_differs(name: str, versions: list[str], differ: dict[str, list[int]]) -> None:
     known = {version: [f"gpu{one}" for one in ones] for version, ones in differ.items()}
-    assert find_differences(having(name, *versions)) == ((versions_differ(name, known),) if known else ())
+    assert find_differences(having(name, *versions)) == (
+        (describe_version_differences(name, known),) if known else ()
+    )
 
 
 def test_another_role_may_run_another_script_and_more_versions_are_counted() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from hetrdzv.core.commands import NoteStall
+from hetrdzv.core.commands import RecordStall
 from hetrdzv.core.model import Stall
 from hetrdzv.protocol.errors import StaleRound
 from hetrdzv.protocol.reasons import ends, events, hangs
@@ -94,7 +94,7 @@ def test_a_hang_ends_the_round_as_a_failure_of_the_culprit() -> None:
 
     story.started("a", "b")
     stall = Stall(hang=behind(3, "b", stopped=True), since=story.now, stack="line 9")
-    story.do(NoteStall(2, stall))
+    story.do(RecordStall(2, stall))
     story.wait(30)
     story.joins("a", "b")
     cause = story.root_cause
@@ -125,11 +125,11 @@ def test_a_hang_of_nobody_in_particular_blames_no_node(kind: StallKind) -> None:
 def test_a_stall_of_another_round_or_of_none_changes_nothing() -> None:
     story = job()
     before = story.group
-    story.do(NoteStall(7, Stall(hang=behind(0, "a", waiting=(1,)), since=0.0)))
+    story.do(RecordStall(7, Stall(hang=behind(0, "a", waiting=(1,)), since=0.0)))
     assert story.group is before
     story.restart()
     before = story.group
-    story.do(NoteStall(1, Stall(hang=behind(0, "a", waiting=(1,)), since=0.0)))
+    story.do(RecordStall(1, Stall(hang=behind(0, "a", waiting=(1,)), since=0.0)))
     assert story.group is before
     with pytest.raises(StaleRound):
         story.succeeded("a")

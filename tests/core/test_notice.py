@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from hetrdzv.core.commands import Cancel, Tick
-from hetrdzv.core.invariants import violations
-from hetrdzv.core.model import Cause, Group, Notice
+from hetrdzv.core.invariants import list_violations
+from hetrdzv.core.model import EndCause, EndNotice, Group
 from hetrdzv.protocol.reasons import ends, waiting
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.states import EndKind, GroupState
@@ -177,12 +177,12 @@ def test_an_impossible_notice_is_noticed(state: GroupState, until: float) -> Non
     story = running("a", notice_s=30.0)
 
     def with_notice(state: GroupState, until: float) -> Group:
-        notice = Notice(
-            cause=Cause(kind=EndKind.RESTARTED, reason=ReasonCode.RESTART_REQUESTED.reason()),
+        notice = EndNotice(
+            cause=EndCause(kind=EndKind.RESTARTED, reason=ReasonCode.RESTART_REQUESTED.reason()),
             at=0.0,
             until=until,
         )
         return replace(story.group, state=state, round=replace(story.group.round, notice=notice))
 
-    assert list(violations(with_notice(GroupState.RUNNING, 30.0))) == []
-    assert any("is about to end" in wrong for wrong in violations(with_notice(state, until)))
+    assert list(list_violations(with_notice(GroupState.RUNNING, 30.0))) == []
+    assert any("is about to end" in wrong for wrong in list_violations(with_notice(state, until)))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hetrdzv.core.plan import plan
+from hetrdzv.core.plan import make_plan
 from hetrdzv.protocol.errors import NotFound, Refused
 from hetrdzv.protocol.replies import Plan
 from hetrdzv.protocol.requests import Changes
@@ -22,7 +22,7 @@ def uneven(**spec: object) -> Story:
 def planned(story: Story, *, drain: str | None = None, restart: bool = False) -> Plan:
     """A plan, which leaves the group as it is."""
     before = story.group
-    found = plan(before, Changes(drain=drain, restart=restart), story.now)
+    found = make_plan(before, Changes(drain=drain, restart=restart), story.now)
     assert story.group == before
     return found
 

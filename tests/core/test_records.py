@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hetrdzv.core.commands import NoteStall, NoteTraining
+from hetrdzv.core.commands import RecordStall, RecordTraining
 from hetrdzv.core.model import Stall
 from hetrdzv.core.rounds.records import ROUNDS_KEPT, list_records
 from hetrdzv.protocol.errors import HetError
@@ -42,7 +42,7 @@ class Trained(Story):
 
     def trains(self) -> None:
         """The workers of the newest round ask for their first collective."""
-        self.do(NoteTraining(self.round.number, self.now))
+        self.do(RecordTraining(self.round.number, self.now))
 
     def dies(self, moved: ProgressTimes | None) -> None:
         """A worker of a fails; when the workers there moved."""
@@ -195,7 +195,7 @@ def test_only_the_last_records_are_kept() -> None:
 def test_training_begins_with_the_first_collective_and_ends_with_the_last() -> None:
     story = starting("a", "b")
     story.wait(10.0)
-    story.do(NoteTraining(1, story.now - 3.0))
+    story.do(RecordTraining(1, story.now - 3.0))
     story.wait(20.0)
     story.dies(ProgressTimes(began_s=23.0, idle_s=4.0))
     assert story.times == [{"starting_up": 9.0, "training": 19.0, "idle": 4.0}]
@@ -228,16 +228,16 @@ def test_what_nobody_can_see_is_unknown(started: ProgressTimes | None) -> None:
 def test_a_stall_is_a_hang_from_its_beginning_live_and_later() -> None:
     story = training("a", "b", hang_timeout_s=60.0)
     story.wait(20.0)
-    story.do(NoteStall(1, Stall(hang=behind(1, "b", waiting=(0,)), since=story.now)))
+    story.do(RecordStall(1, Stall(hang=behind(1, "b", waiting=(0,)), since=story.now)))
     story.wait(5.0)
     assert story.times == [{"starting_up": 2.0, "training": 25.0}]  # who knows
     story.wait(11.0)
     assert story.times == [{"starting_up": 2.0, "training": 20.0, "hanging": 16.0}]
     story.wait(4.0)
-    story.do(NoteStall(1, None))
+    story.do(RecordStall(1, None))
     story.wait(10.0)
     assert story.times == [{"starting_up": 2.0, "training": 30.0, "hanging": 20.0}]
-    story.do(NoteStall(1, Stall(hang=behind(1, "b", waiting=(0,)), since=story.now)))
+    story.do(RecordStall(1, Stall(hang=behind(1, "b", waiting=(0,)), since=story.now)))
     story.wait(61.0)
     assert story.ended == "failed"
     time = story.rounds[0].time
@@ -285,5 +285,5 @@ def test_whatever_happens_the_parts_add_up_and_each_round_has_one_record(seed: i
         assert [record.number for record in rounds] == formed
         assert all(seconds > 0 for record in rounds for seconds in record.time.values())
         current = story.group.round
-        if current is not None and not story.group.state.terminal:
+        if current is not None and not story.group.state.is_terminal:
             assert sum(rounds[-1].time.values()) == pytest.approx(story.now - current.formed_at, abs=0.01)

@@ -305,11 +305,11 @@ def fails(story: Story, node_id: str) -> None:
 
 def rejoin(story: Story) -> None:
     """All who have to, stop and start their workers."""
-    for node in story.group.live:
+    for node in story.group.live_nodes:
         if story.told(node.node_id).kind == "stop":
             story.join(node.node_id)
     story.wait(1.1)
-    story.started(*(node.node_id for node in story.group.live if node.phase == "starting"))
+    story.started(*(node.node_id for node in story.group.live_nodes if node.phase == "starting"))
 
 
 def test_a_node_whose_workers_fail_again_and_again_is_used_last() -> None:

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from hetrdzv.core.commands import Renew, Tick
-from hetrdzv.core.why import why_ended
+from hetrdzv.core.commands import RenewLease, Tick
+from hetrdzv.core.why import explain_round_end
 from hetrdzv.protocol.reasons import events
 from hetrdzv.protocol.reasons.reason import ReasonCode
 from tests.core.driver import Story, running
@@ -130,13 +130,13 @@ def test_any_end_stops_all_members_at_once(end: str) -> None:
     assert story.round.end is not None
     for node_id in ("a", "c"):
         assert fact(story, "told", node_id) == "stop round_ended"
-        assert story.told(node_id).reason == why_ended(1, story.round.end)
+        assert story.told(node_id).reason == explain_round_end(1, story.round.end)
 
 
 def test_who_was_sent_the_end_of_its_round_may_not_have_got_it() -> None:
     story = running("a", "b", min_nodes=1, stop_timeout_s=2, lease_s=40)
     story.failed("a")
-    story.do(Renew("b", "b-1"))  # the answer is lost, and so is all that follows
+    story.do(RenewLease("b", "b-1"))  # the answer is lost, and so is all that follows
     story.join("a")
     story.wait(39, silent=("b",))
     assert story.group.state == "waiting"

@@ -109,7 +109,7 @@ def test_of_many_nodes_a_set_within_all_bounds_is_found(most: int, monkeypatch: 
 
 def test_a_master_is_taken_where_the_best_set_cannot_be_found_for_certain() -> None:
     dice = random.Random(1)
-    items = [best_set.Item(f"n{number:02}", dice.randint(1, 1024)) for number in range(64)]
+    items = [best_set.Candidate(f"n{number:02}", dice.randint(1, 1024)) for number in range(64)]
     worlds = best_set.WorldSizes(least=16000, most=16384, multiple=7, min_nodes=20, max_nodes=40)
     found = best_set.best_set(items[:63], worlds, items[63:])
     assert found is not None
@@ -196,14 +196,16 @@ def test_a_selection_among_many_unlike_nodes_looks_at_few(
     unit: str | None, most: int, apart: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[int] = []
-    exact = best_set._exact
+    exact = best_set._choose_exactly
 
-    def counted(items: Sequence[best_set.Item], worlds: WorldSizes, *more: Any) -> list[best_set.Item] | None:
-        assert best_set._is_small(items, worlds)
+    def counted(
+        items: Sequence[best_set.Candidate], worlds: WorldSizes, *more: Any
+    ) -> list[best_set.Candidate] | None:
+        assert best_set._can_choose_exactly(items, worlds)
         calls.append(len(items))
         return exact(items, worlds, *more)
 
-    monkeypatch.setattr(best_set, "_exact", counted)
+    monkeypatch.setattr(best_set, "_choose_exactly", counted)
     dice = random.Random(most)
     ready = [
         node(number, dice.randint((most + 1) // 2, most), f"r{number // 3}", number % 2 == 1)
@@ -230,7 +232,7 @@ def test_a_selection_among_many_unlike_nodes_looks_at_few(
 
 def test_a_world_is_found_though_no_size_at_the_end_makes_up_for_what_was_taken_before() -> None:
     """An odd number of slots is taken anyway, the last nodes have even ones: no multiple of 2 is found at first."""
-    items = [best_set.Item(f"n{number}", 1023 if number < 501 else 1024) for number in range(1_000)]
+    items = [best_set.Candidate(f"n{number}", 1023 if number < 501 else 1024) for number in range(1_000)]
     found = best_set.best_set(items, WorldSizes.of(GroupSpec(world_size_multiple=2)))
     assert found is not None
     assert sum(item.slots for item in found) == 500 * 1023 + 499 * 1024

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from hetrdzv.core.directive import directive
+from hetrdzv.core.directive import make_directive
 from hetrdzv.core.model import Group
 from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.replies import Event
@@ -109,7 +109,7 @@ def records_of(group: Group, events: list[Reason]) -> dict[str, bytes]:
 
 def told(group: Group, now: float) -> dict[str, str]:
     """What each node of a group is told."""
-    return {node_id: directive(group, node, now).version for node_id, node in group.nodes.items()}
+    return {node_id: make_directive(group, node, now).version for node_id, node in group.nodes.items()}
 
 
 def fixture(story: Story) -> Mapping[str, object]:

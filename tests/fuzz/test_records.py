@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hetrdzv.api import views
 from hetrdzv.core.commands import Tick
-from hetrdzv.core.directive import directive
+from hetrdzv.core.directive import make_directive
 from hetrdzv.core.invariants import InvariantError, check
 from hetrdzv.core.model import Group
 from hetrdzv.protocol import codec
@@ -76,7 +76,7 @@ def live_with(group: Group) -> None:
     """What a server does with every group that it has read."""
     views.group_reply(group, NOW, lambda node: node.heard_at, {})
     for node in group.nodes.values():
-        codec.write(directive(group, node, NOW))
+        codec.write(make_directive(group, node, NOW))
     for seconds in (0.0, 6.0, 1e6):
         try:
             group = step(group, Tick(), NOW + seconds).group

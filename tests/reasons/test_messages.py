@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from hetrdzv.core.drift import versions_differ
+from hetrdzv.core.drift import describe_version_differences
 from hetrdzv.protocol.errors import Difference
 from hetrdzv.protocol.reasons import ends, events, hangs, snapshots, waiting
 from hetrdzv.protocol.reasons.hangs import Hang
@@ -239,8 +239,10 @@ goes_on: round 4 goes on, after rank 1 has waited 30 s for rank 0 (gpu2), which 
 def test_warnings_and_snapshots() -> None:
     stamp, earlier = SnapshotId(round=2, step=100), SnapshotId(round=9, step=1200, origin="x")
     found = [
-        versions_differ("torch", {"2.13.0": ["b", "c"], "2.12.1": ["b"]}),
-        versions_differ("cuda", {f"12.{number}": ["b", "c"][: number - 3] for number in (4, 5, 6, 7, 8, 9)}),
+        describe_version_differences("torch", {"2.13.0": ["b", "c"], "2.12.1": ["b"]}),
+        describe_version_differences(
+            "cuda", {f"12.{number}": ["b", "c"][: number - 3] for number in (4, 5, 6, 7, 8, 9)}
+        ),
         ReasonCode.NO_LABEL.reason("b", "c", label="rack", setting="unit"),
         snapshots.began_from_snapshot(3, stamp, BC, 7, "of step 107 nobody has the part of rank 1"),
         snapshots.began_from_snapshot(3, stamp, B, 0),

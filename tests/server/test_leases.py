@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from hetrdzv.core.commands import Command, Disconnect, Leave, Put, Renew, Report
+from hetrdzv.core.commands import Command, Disconnect, Leave, PutSpec, RenewLease, Report
 from hetrdzv.core.group import new_group
 from hetrdzv.core.model import Group, Node
 from hetrdzv.protocol.errors import StorageError
@@ -39,7 +39,7 @@ class Table(LeaseTable):
         self.on_command(replace(self.group, spec=GroupSpec(lease_s=lease_s)), command, at)
 
     def polls(self, node_id: str, at: float, lease_s: float = 5.0) -> None:
-        self.says(Renew(node_id, f"{node_id}-1"), at, lease_s)
+        self.says(RenewLease(node_id, f"{node_id}-1"), at, lease_s)
 
     def pass_by(self, at: float) -> None:
         while self.at < at:
@@ -220,7 +220,7 @@ async def test_a_failed_commit_between_two_reports_does_not_change_the_root_caus
         clock.pass_by(service, 0.5)
         store.failures.append(StorageError("the disk is full"))
         with pytest.raises(StorageError):
-            await service.execute("other", Put({}))
+            await service.execute("other", PutSpec({}))
         await settled()
         clock.pass_by(service, 0.5)
         assert await both(service, failed("b", age_s=2.0)) == "b"

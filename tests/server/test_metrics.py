@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from hetrdzv.core.commands import Command, NoteStall, NoteTraining
+from hetrdzv.core.commands import Command, RecordStall, RecordTraining
 from hetrdzv.core.model import Group, Stall
 from hetrdzv.core.rounds.timers import STALL_REPORTED_S
 from hetrdzv.protocol.progress import ProgressTimes
@@ -91,9 +91,9 @@ def test_what_running_workers_do_is_counted() -> None:
     story.join("a", 2)
     story.report("a", "started", moved=ProgressTimes())
     story.wait(3.0)
-    story.do(NoteTraining(1, story.now))
+    story.do(RecordTraining(1, story.now))
     story.wait(10.0)
-    story.do(NoteStall(1, Stall(hang=behind(1, "a", waiting=(0,)), since=story.now)))
+    story.do(RecordStall(1, Stall(hang=behind(1, "a", waiting=(0,)), since=story.now)))
     story.wait(16.0)
     doing = partial(story.read(), "slot_seconds_total")
     assert (doing(doing="starting_up"), doing(doing="training")) == (

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from hetrdzv.core.commands import Cancel, Command, Drain, Leave, Put, Restart, Tick, Undrain
+from hetrdzv.core.commands import Cancel, Command, Drain, Leave, PutSpec, Restart, Tick, Undrain
 from hetrdzv.protocol.errors import Refused, StorageError
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.service import retention
@@ -25,7 +25,7 @@ def low_limits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def all_leave(service: Service, group_id: str = "g") -> None:
-    for node in service.group(group_id).live:
+    for node in service.group(group_id).live_nodes:
         await service.execute(group_id, Leave(node_id=node.node_id, incarnation=node.incarnation))
 
 
@@ -67,8 +67,8 @@ async def test_a_group_whose_nodes_are_lost_is_idle_from_the_loss_on() -> None:
     async with serving(clock=clock, keep_finished_s=50.0) as (service, _):
         await two_nodes(service)
         clock.pass_by(service, 200.0)
-        assert not any(node.gone for node in service.group("g").nodes.values()), "nothing ticked yet"
-        assert all(node.gone for node in (await service.execute("g", Tick())).nodes.values())
+        assert not any(node.is_gone for node in service.group("g").nodes.values()), "nothing ticked yet"
+        assert all(node.is_gone for node in (await service.execute("g", Tick())).nodes.values())
         assert await swept(service, clock, 90.0) == ["g"]
         assert await swept(service, clock, 10.0) == []
 
@@ -76,8 +76,8 @@ async def test_a_group_whose_nodes_are_lost_is_idle_from_the_loss_on() -> None:
 async def test_a_group_with_a_live_node_and_one_that_a_person_made_are_kept() -> None:
     clock = HandClock()
     async with serving(clock=clock, keep_finished_s=50.0) as (service, _):
-        await service.execute("new", Put({"command": ("train.py",)}))
-        await service.execute("used", Put({"command": ("train.py",), "min_nodes": 2, "max_nodes": 2}))
+        await service.execute("new", PutSpec({"command": ("train.py",)}))
+        await service.execute("used", PutSpec({"command": ("train.py",), "min_nodes": 2, "max_nodes": 2}))
         await left(service, "used")
         await service.execute("g", join("a", min_nodes=2, lease_s=3600.0, join_timeout_s=DAY_S))
         assert await swept(service, clock, 1000.0) == ["g", "new", "used"]
@@ -88,7 +88,7 @@ async def test_a_finished_group_that_a_person_restarts_is_not_idle_yet() -> None
     async with serving(clock=clock, keep_finished_s=DAY_S) as (service, _):
         await left(service, by=Cancel())
         clock.pass_by(service, 1000.0)
-        assert not (await service.execute("g", Restart())).state.terminal
+        assert not (await service.execute("g", Restart())).state.is_terminal
         assert await swept(service, clock, 90.0) == ["g"]
         assert await swept(service, clock, 10.0) == []
 
@@ -99,9 +99,9 @@ async def test_an_agent_that_joins_as_its_idle_group_is_swept_finds_a_group() ->
         await left(service)
         clock.pass_by(service, 200.0)
         service._forget_outdated_groups(service.now())
-        assert [node.node_id for node in (await service.execute("g", join("c"))).live] == ["c"]
+        assert [node.node_id for node in (await service.execute("g", join("c"))).live_nodes] == ["c"]
         await settled()
-        assert [node.node_id for node in service.group("g").live] == ["c"]
+        assert [node.node_id for node in service.group("g").live_nodes] == ["c"]
 
 
 async def test_time_in_which_no_server_ran_does_not_count() -> None:
@@ -161,7 +161,7 @@ async def test_a_group_is_not_forgotten_while_nobody_knows_what_is_stored() -> N
 async def test_groups_are_counted_whoever_makes_them() -> None:
     async with serving() as (service, _):
         made = await asyncio.gather(
-            *(service.execute(f"g{n}", Put({}) if n % 2 else join("a")) for n in range(5)),
+            *(service.execute(f"g{n}", PutSpec({}) if n % 2 else join("a")) for n in range(5)),
             return_exceptions=True,
         )
         assert [type(one).__name__ for one in made] == ["Group"] * 3 + ["Refused"] * 2
@@ -170,7 +170,7 @@ async def test_groups_are_counted_whoever_makes_them() -> None:
         await service.execute("g0", join("b"))
         await service.execute("g1", Cancel())
         await service.delete("g1")
-        await service.execute("more", Put({}))
+        await service.execute("more", PutSpec({}))
 
 
 async def test_nodes_are_counted_while_they_live() -> None:

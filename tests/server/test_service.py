@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hetrdzv.core.commands import Cancel, Disconnect, Drain, Put, Renew, Restart, Tick
+from hetrdzv.core.commands import Cancel, Disconnect, Drain, PutSpec, RenewLease, Restart, Tick
 from hetrdzv.protocol.errors import (
     ServerStopping,
     SpecConflict,
@@ -47,7 +47,7 @@ async def poll(service: Service, node_id: str) -> "asyncio.Future[Any]":
     """A poll that waits for another directive than the present one."""
     version = current_directive(service, "g", node_id, "1")[1].version
     asked = PollRequest(incarnation="1", after=version, wait_s=WAIT_S)
-    waiting = begun(Polls(service).answer_poll(Caller(), "g", Renew(node_id, "1"), asked))
+    waiting = begun(Polls(service).answer_poll(Caller(), "g", RenewLease(node_id, "1"), asked))
     await settled()
     return waiting
 
@@ -99,7 +99,7 @@ async def test_a_group_is_settled_once_all_of_a_turn_was_said() -> None:
         await asyncio.gather(*joins, service.execute("g", Drain("b")))
         group = service.group("g")
         assert group.round is not None
-        assert group.round.places.keys() == {"a", "c"}
+        assert group.round.members_by_id.keys() == {"a", "c"}
         assert group.last_round == 1
 
 
@@ -114,7 +114,7 @@ async def test_a_failed_commit_changes_nothing_and_is_told_to_everybody_in_it_an
         before = service.now()
         store.open.clear()
         store.failures.append(failure)
-        tried = [begun(service.execute("g", join("b"))), begun(service.execute("h", Put({})))]
+        tried = [begun(service.execute("g", join("b"))), begun(service.execute("h", PutSpec({})))]
         await settled()
         tried.append(begun(service.execute("g", join("c"))))
         await settled()
@@ -144,7 +144,7 @@ async def test_while_the_store_cannot_be_loaded_reads_are_refused_and_it_is_trie
             with pytest.raises(StorageError, match="not loaded"):
                 read()
         with pytest.raises(StorageError, match="not loaded"):
-            await service.execute("g", Renew("a", "1"))
+            await service.execute("g", RenewLease("a", "1"))
         async with asyncio.timeout(5):
             while True:
                 try:
@@ -184,7 +184,7 @@ async def test_what_is_committed_is_served_while_nothing_can_be_written(
             assert service.group("g") is before
             assert service.is_failing
         commits = len(store.commits)
-        await service.execute("g", Renew("b", "1"))
+        await service.execute("g", RenewLease("b", "1"))
         await settled()
         assert len(store.commits) == commits
         assert not waiting.done()
@@ -218,7 +218,7 @@ async def test_what_was_due_while_nothing_could_be_written_is_done_later(
             await service.execute("g", join("a", "2"))
         for _ in range(12):
             hand.pass_by(service, 1.0)
-            await service.execute("g", Renew("b", "1"))
+            await service.execute("g", RenewLease("b", "1"))
         store.failures = [NothingWritten("the disk is full")] * 3
         with pytest.raises(NothingWritten):
             await service.execute("g", Tick())
@@ -248,7 +248,7 @@ async def test_a_refusal_waits_for_the_state_that_it_speaks_of() -> None:
         store.open.clear()
         changes = [
             begun(service.execute("g", Drain("b"))),
-            begun(service.execute("h", Put({"min_nodes": 2}))),
+            begun(service.execute("h", PutSpec({"min_nodes": 2}))),
         ]
         await settled()
         stale = begun(service.execute("g", started("a", 7)))
@@ -272,7 +272,7 @@ async def test_a_suspect_that_is_heard_again_lets_the_round_form_for_all() -> No
         await service.execute("g", join("b"))
         waiting = await poll(service, "b")
         assert not waiting.done()
-        await service.execute("g", Renew("a", "1"))
+        await service.execute("g", RenewLease("a", "1"))
         assert await told(waiting) == "start"
 
 
@@ -320,7 +320,7 @@ async def test_a_deleted_group_leaves_nothing_behind() -> None:
         assert store.keys == set()
         assert list(service.groups()) == []
         assert list(service._timers) == []
-        for command in (Renew("a", "1"), Restart(), Tick()):
+        for command in (RenewLease("a", "1"), Restart(), Tick()):
             with pytest.raises(UnknownGroup):
                 await service.execute("g", command)
         with pytest.raises(UnknownGroup):
@@ -369,7 +369,7 @@ async def test_after_a_stall_nobody_counts_as_told_to_stop() -> None:
         await two_nodes(service)
         await service.execute("g", Restart())
         clock.at += 60.0
-        await service.execute("g", Renew("a", "1", current_directive(service, "g", "a", "1")[1].version))
+        await service.execute("g", RenewLease("a", "1", current_directive(service, "g", "a", "1")[1].version))
         nodes = service.group("g").nodes
         assert nodes["a"].stop_acked_at is not None
         assert nodes["b"].stop_acked_at is None
@@ -384,11 +384,11 @@ async def test_what_is_in_the_sockets_of_a_late_server_counts_before_anybody_is_
         judging = begun(service._tick("g"))
         await asyncio.sleep(0)  # accepted
         await asyncio.sleep(0)  # read
-        await service.execute("g", Renew("a", "1"))
+        await service.execute("g", RenewLease("a", "1"))
         await judging
         await settled()
         nodes = service.group("g").nodes
-        assert (nodes["a"].gone, nodes["b"].gone) == (False, True)
+        assert (nodes["a"].is_gone, nodes["b"].is_gone) == (False, True)
 
 
 async def test_a_stall_is_measured_whatever_begins_the_next_beat() -> None:
@@ -435,19 +435,19 @@ async def test_a_tick_that_fails_is_tried_again_though_nothing_else_is_due(
 ) -> None:
     monkeypatch.setattr(service_module, "RETRY_S", 0.01)
     failures: list[Exception] = [ValueError("a bug")]
-    real = service_module.step
+    real = service_module.apply_command
 
     def step(group: Any, command: Any, now: float, lapsed: Any, **more: Any) -> Any:
         if isinstance(command, Tick) and failures and lapsed(group, now):
             raise failures.pop()
         return real(group, command, now, lapsed, **more)
 
-    monkeypatch.setattr(service_module, "step", step)
+    monkeypatch.setattr(service_module, "apply_command", step)
     async with serving() as (service, _):
         await service.execute("g", join("a", max_nodes=1, lease_s=1.0))
         await service.execute("g", started("a"))
         assert "g" not in service._timers
         async with asyncio.timeout(10):
-            while not service.group("g").nodes["a"].gone:  # noqa: ASYNC110 - nobody tells
+            while not service.group("g").nodes["a"].is_gone:  # noqa: ASYNC110 - nobody tells
                 await asyncio.sleep(0.05)
         assert not failures

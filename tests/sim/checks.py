@@ -13,13 +13,13 @@ from unittest import mock
 
 from hetagent.session.requests import Answer, Request
 from hetrdzv.core import commands
-from hetrdzv.core.directive import directive
-from hetrdzv.core.group import Transition, step
-from hetrdzv.core.invariants import violations
+from hetrdzv.core.directive import make_directive
+from hetrdzv.core.group import Transition, apply_command
+from hetrdzv.core.invariants import list_violations
 from hetrdzv.core.model import Group, Round
 from hetrdzv.core.rounds.settle import deadline
-from hetrdzv.core.rounds.timers import STOP_GRACE_S, Lapsed, nobody_lapsed
-from hetrdzv.core.why import why
+from hetrdzv.core.rounds.timers import STOP_GRACE_S, Lapsed, no_expired_leases
+from hetrdzv.core.why import explain_group
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import Refused
 from hetrdzv.protocol.routes import Routes
@@ -103,16 +103,16 @@ class Checks:
             self._heard[args[2]] = self._timeline.now
 
         with (
-            mock.patch.object(service_module, "step", self._step),
+            mock.patch.object(service_module, "apply_command", self._step),
             mock.patch.object(leases_module.LeaseTable, "record_contact", record),
         ):
             yield
 
     def _step(self, group: Group, command: commands.Command, now: float, lapsed: Lapsed) -> Transition:
         try:
-            transition = step(group, command, now, lapsed)
+            transition = apply_command(group, command, now, lapsed)
         except Refused as error:
-            if not isinstance(command, commands.Renew):
+            if not isinstance(command, commands.RenewLease):
                 self.say("core", f"refuses {_words(command)}: {error}")
             raise
         except Exception as error:
@@ -128,9 +128,9 @@ class Checks:
         self, old: Group, command: commands.Command, transition: Transition, now: float, lapsed: Lapsed
     ) -> None:
         new = transition.group
-        if isinstance(command, commands.Renew) and not transition.events and new.round is old.round:
+        if isinstance(command, commands.RenewLease) and not transition.events and new.round is old.round:
             return
-        if not isinstance(command, commands.Renew | commands.Tick):
+        if not isinstance(command, commands.RenewLease | commands.Tick):
             self.say("core", _words(command))
         self._undrained = self._undrained or isinstance(command, commands.Undrain)
         for event in transition.events:
@@ -138,7 +138,7 @@ class Checks:
             self.say("core", f"    {event.code}: {event}")
         self._begins.stepped(old, new)
         self._safe.stepped(old, new)
-        for wrong in violations(new):
+        for wrong in list_violations(new):
             self.violate("invariants", wrong)
         if new.last_round > old.last_round and new.active_round is not None and (left := left_behind(new)):
             self.violate(
@@ -147,22 +147,22 @@ class Checks:
         if wrong := not_best(old, new):
             self.violate("the best set", wrong)
         if new.job == old.job:
-            if new.restarts > old.restarts or (new.state is GroupState.FAILED and not old.state.terminal):
+            if new.restarts > old.restarts or (new.state is GroupState.FAILED and not old.state.is_terminal):
                 self._charges(old, new, now)
             if new.last_round < old.last_round:
                 self.violate("rounds only grow", f"from {old.last_round} to {new.last_round}")
         if new.job == old.job:
             self._announced(old, command, new, now)
-        if new.state is GroupState.SUCCEEDED and not old.state.terminal and new.round is not None:
+        if new.state is GroupState.SUCCEEDED and not old.state.is_terminal and new.round is not None:
             for member in new.round.members:
                 if (member.node_id, member.incarnation, new.round.number) not in self._succeeded:
                     self.violate("success is true", f"the workers of {member.node_id} have not succeeded")
         for node in new.nodes.values():
-            if not directive(new, node, now).reason.message:
+            if not make_directive(new, node, now).reason.message:
                 self.violate("the state says why", f"not to {node.node_id}")
             if (
                 node.departure_reason is not None and node.departure_reason.code == "lease_expired"
-            ) and not old.nodes[node.node_id].gone:
+            ) and not old.nodes[node.node_id].is_gone:
                 heard_at = max(self._heard.get(node.incarnation, 0.0), self._serves_since)
                 silent_s = self._timeline.now - heard_at
                 if silent_s < new.spec.lease_s - 1e-6:
@@ -184,9 +184,11 @@ class Checks:
             and _hastened(old, new)
         ):
             return  # the first was late, and did not say so: the node goes earlier than it seemed
-        renewed = step(old, commands.Renew(command.node_id, command.incarnation), now, lapsed).group
-        settled = step(new, commands.Tick(), now, lapsed).group
-        if step(renewed, commands.Tick(), now, lapsed).group != settled:
+        renewed = apply_command(
+            old, commands.RenewLease(command.node_id, command.incarnation), now, lapsed
+        ).group
+        settled = apply_command(new, commands.Tick(), now, lapsed).group
+        if apply_command(renewed, commands.Tick(), now, lapsed).group != settled:
             self.violate("retries change nothing", f"{_words(command)} came again and changed the group")
 
     def _charges(self, old: Group, new: Group, now: float) -> None:
@@ -223,7 +225,7 @@ class Checks:
             for member in ended.members
             if (node := old.current_node(member)) is not None
             and node.phase is NodePhase.SUCCEEDED
-            and (old.can_leave_without_loss(node) or new.phase_of(member) is NodePhase.LEFT)
+            and (old.can_leave_without_loss(node) or new.member_phase(member) is NodePhase.LEFT)
         }  # who of them goes now has done its part
         for name in _gone_or_open(new, ended, overdue, done):
             self.violate("losses cost nothing", f"round {number} is charged as a failure, but {name}")
@@ -313,7 +315,7 @@ class Checks:
         if isinstance(command, commands.Report) and command.grace_s is not None:
             gone_at = now - command.age_s + command.grace_s
             self._gone_at[before.number] = min(gone_at, self._gone_at.get(before.number, gone_at))
-        cancelled = new.state is GroupState.CANCELLED and not old.state.terminal
+        cancelled = new.state is GroupState.CANCELLED and not old.state.is_terminal
         planned = after.end is not None and after.end.cause.kind in (
             EndKind.JOINED,
             EndKind.DRAINED,
@@ -334,7 +336,7 @@ class Checks:
         again = isinstance(command, commands.Restart | commands.Cancel)
         again = again or (isinstance(command, commands.Report) and command.kind is ReportKind.LEAVING)
         at_work = (NodePhase.RUNNING, NodePhase.SUCCEEDED)
-        dead = any(new.phase_of(member) not in at_work for member in before.members)
+        dead = any(new.member_phase(member) not in at_work for member in before.members)
         until = min(goes, given.at + (new.spec.notice_s or inf)) if given is not None else inf
         early = new.spec.notice_s > 0 if given is None else now < until and not again
         if late and early and not (cancelled and dead):
@@ -400,7 +402,7 @@ def _wrong_time(group: Group, now: float) -> str:
     """What time alone does to a group that was settled, other than its deadline says; empty: nothing."""
 
     def after(seconds: float) -> Group:
-        return step(group, commands.Tick(), now + seconds, nobody_lapsed).group
+        return apply_command(group, commands.Tick(), now + seconds, no_expired_leases).group
 
     at = deadline(group, now)
     if after(0.0) != group:
@@ -420,9 +422,9 @@ def _gone_or_open(group: Group, ended: Round, overdue: bool, done: Collection[st
         node = group.nodes.get(member.node_id)
         if node is None or node.incarnation != member.incarnation:
             yield f"the agent of {member.node_id} was replaced"
-        elif member.node_id in ended.finished or (node.gone and member.node_id in done):
+        elif member.node_id in ended.finished or (node.is_gone and member.node_id in done):
             continue
-        elif node.gone:
+        elif node.is_gone:
             yield f"{member.node_id} is {node.phase}"
         elif node.leaving is not None:
             yield f"{member.node_id} is leaving"
@@ -512,4 +514,4 @@ def _words(what: commands.Command | Request) -> str:
 
 def standing(group: Group | None, now: float) -> str:
     """Where a group stands, for a story that does not end."""
-    return "no server or no group" if group is None else why(group, now).message
+    return "no server or no group" if group is None else explain_group(group, now).message

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from hetrdzv.core.commands import Cancel, Drain, NoteStall, Restart, Undrain
+from hetrdzv.core.commands import Cancel, Drain, RecordStall, Restart, Undrain
 from hetrdzv.core.model import Stall
 from hetrdzv.protocol.states import StallKind
 from tests.sim.machine import Machine
@@ -92,8 +92,8 @@ class Faults:
         stall = Stall(
             hang=of_kind(kind, member.rank_offset, member.node_id), since=server.served_s - self._later(0, 3)
         )
-        self._world.timeline.at(self._later(1, 30), server.command, NoteStall(active.number, None))
-        return server.command(NoteStall(active.number, stall))
+        self._world.timeline.at(self._later(1, 30), server.command, RecordStall(active.number, None))
+        return server.command(RecordStall(active.number, stall))
 
     def agent_is_killed(self, machine: Machine) -> None:
         self._kill(machine, guardian=False)

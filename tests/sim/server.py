@@ -12,7 +12,7 @@ from typing import Any
 
 from hetagent.session.requests import Answer
 from hetrdzv.api import errors
-from hetrdzv.core.commands import Command, DeclareSnapshots, Join, Leave, Renew, Report
+from hetrdzv.core.commands import Command, DeclareSnapshots, Join, Leave, RenewLease, Report
 from hetrdzv.core.model import Group
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import Directive
@@ -54,11 +54,11 @@ class Connection:
 
     async def poll(self, group: str, node: str, request: PollRequest) -> Directive:
         """As `POST .../directive`."""
-        renew = Renew(node, request.incarnation, request.after)
+        renew = RenewLease(node, request.incarnation, request.after)
         return await self._answer(group, renew, request, asks=True)
 
     async def _answer(
-        self, group: str, command: Join | Renew, poll: PollRequest, *, asks: bool = False
+        self, group: str, command: Join | RenewLease, poll: PollRequest, *, asks: bool = False
     ) -> Directive:
         found = await self._polls.answer_poll(self._caller, group, command, poll, asks=asks)
         if found is None:

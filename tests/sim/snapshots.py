@@ -14,11 +14,11 @@ from hetagent.snapshots.folder import SnapshotId as Taken
 from hetagent.snapshots.node.reporter import SnapshotReporter
 from hetrdzv.core.model import Group, Node, Round
 from hetrdzv.core.snapshots.catalog import (
-    has_copies,
+    disk_snapshot_id,
     is_staying,
     list_group_snapshots,
-    snapshot_id_of,
-    snapshot_id_on_disk,
+    memory_snapshot_id,
+    survives_node_loss,
 )
 from hetrdzv.protocol.directive import Directive, Start
 from hetrdzv.protocol.routes import Routes
@@ -114,7 +114,7 @@ class Snapshots:
             self._memory["origin"] = start.origin
         self._round, self._start, began = directive.round, start, start.snapshot
         self._reached, self._asked = 0, None
-        self._due = snapshot_id_of(began) if began is not None and not began.on_disk else None
+        self._due = memory_snapshot_id(began) if began is not None and not began.on_disk else None
         joined = self._agent.session.offer.snapshots or Holdings()
         joined = replace(joined, origin=start.origin or "")
         self._reporter.begin(directive.round, start.nnodes, start.snapshot, joined)
@@ -138,13 +138,13 @@ class Snapshots:
             return
         self._agent.world.note("a snapshot cannot be loaded")
         stamp = (
-            snapshot_id_on_disk(chosen, self._memory["origin"]) if chosen.on_disk else snapshot_id_of(chosen)
+            disk_snapshot_id(chosen, self._memory["origin"]) if chosen.on_disk else memory_snapshot_id(chosen)
         )
         self._refused = (*self._refused, stamp)[-8:]
         self._agent.world.checks.unloadable.add(stamp)  # the agent may be gone before it says so
         if self._rng.random() < 0.5:
             for number, held in self._slots.items():
-                if held is not None and snapshot_id_of(held) == stamp:
+                if held is not None and memory_snapshot_id(held) == stamp:
                     self._slots[number] = None
         self._reached = 0
         self._agent.give_up()
@@ -245,7 +245,7 @@ class Snapshots:
         return slots
 
     def _room(self, stamp: SnapshotId) -> int | None:
-        slots = {number: held and _taken(snapshot_id_of(held)) for number, held in self._slots.items()}
+        slots = {number: held and _taken(memory_snapshot_id(held)) for number, held in self._slots.items()}
         numbers = {held: number for number, held in slots.items() if held is not None}
         try:
             oldest = choose_evicted(_taken(stamp), numbers, self._reporter.retained, sharded=self._sharded)
@@ -291,7 +291,7 @@ class Snapshots:
 
 
 def _is_of(held: HeldSnapshot | None, stamp: SnapshotId) -> bool:
-    return held is not None and snapshot_id_of(held) == stamp
+    return held is not None and memory_snapshot_id(held) == stamp
 
 
 def _is_safe(stamp: SnapshotId, safe: Taken | None) -> bool:
@@ -338,7 +338,7 @@ class BeginsFromTheNewest:
             what = f"round {current.number} of job {new.job} begins from {stamp}"
             self._checks.violate("snapshots are of this job", what)
         for source in chosen.sources if chosen is not None else ():
-            if new.nodes[source.node_id].gone and not _serves(new, source.node_id, current.formed_at):
+            if new.nodes[source.node_id].is_gone and not _serves(new, source.node_id, current.formed_at):
                 self._checks.violate("sources are there", f"{source.node_id} is gone")
 
     def round_is_durable(self, record: dict[str, Any]) -> None:
@@ -370,7 +370,7 @@ class SafeOutlivesANode:
             (
                 one
                 for one in list_group_snapshots(new)
-                if not one.missing and has_copies(one)
+                if not one.missing and survives_node_loss(one)
                 # what the round did not begin from although it is newer has come back too late
                 if one.stamp.round == new.active_round.number
                 or (began is not None and one.stamp.sort_key <= began.sort_key)
@@ -415,7 +415,7 @@ def _began_from(current: Round, origin: str) -> SnapshotId | None:
     chosen = current.snapshot
     if chosen is None:
         return None
-    return snapshot_id_on_disk(chosen, origin) if chosen.on_disk else snapshot_id_of(chosen)
+    return disk_snapshot_id(chosen, origin) if chosen.on_disk else memory_snapshot_id(chosen)
 
 
 def _key(node: Node) -> str:
@@ -446,7 +446,7 @@ def _complete(group: Group, origin: str, now: float) -> set[Which]:
     parts: set[tuple[int, int, int]] = set()
     for node in group.nodes.values():
         holdings = node.snapshots
-        out = node.gone or node.job != group.job or node.leaving is not None or node.rejected is not None
+        out = node.is_gone or node.job != group.job or node.leaving is not None or node.rejected is not None
         if node.job == group.job and _serves(group, node.node_id, now):
             out = False
         if out or holdings is None or holdings.origin != origin:
@@ -469,7 +469,7 @@ def _on_disk(group: Group) -> set[Which]:
     found: set[Which] = set()
     for node in group.nodes.values():
         holdings = node.snapshots
-        out = node.gone or node.job != group.job or node.leaving is not None or node.rejected is not None
+        out = node.is_gone or node.job != group.job or node.leaving is not None or node.rejected is not None
         if holdings is not None and not out:
             found |= {(one.origin, one.step, one.round) for one in holdings.on_disk}
     return found - _refused(group)

@@ -128,11 +128,11 @@ def test_what_is_right_passes(story: Story, checks: Checks) -> None:
     checks.round_is_durable(stored_round(story))
     story.started("a", "b")
     stall = Stall(hang=of_kind(StallKind.BEHIND, 2, "b"), since=story.now)
-    story.do(commands.NoteStall(1, stall))
+    story.do(commands.RecordStall(1, stall))
     story.wait(STALL_REPORTED_S + 1)
     hangs = told(story, "b")
     assert hangs.code == "stalled"
-    story.do(commands.NoteStall(1, None))
+    story.do(commands.RecordStall(1, None))
     for news in (hangs, told(story, "b")):
         checks.heeds("b", "b-1", news, takes_notice=False)
     checks.worker_failed("b", 1, "exit code 1")

@@ -152,11 +152,11 @@ class World:
         """Once a second: does the group run, or is it over?"""
         passed_s = self.timeline.now - calm_since
         group = self.server.group
-        if group is not None and not group.state.terminal:
+        if group is not None and not group.state.is_terminal:
             for node_id in sorted(group.drained):
                 self.server.command(Undrain(node_id))
         for machine in self.machines:
-            if machine.agent is None and group is not None and not group.state.terminal and passed_s > 3:
+            if machine.agent is None and group is not None and not group.state.is_terminal and passed_s > 3:
                 self.start_agent(machine)
         if group is not None and passed_s > 4 and self._is_settled(group):
             self._settled_s = passed_s
@@ -172,13 +172,13 @@ class World:
     def _is_settled(self, group: Group) -> bool:
         """Whether the group is over and its agents have exited, or it runs and its members really do."""
         agents = {m.agent.incarnation: m.agent for m in self.machines if m.agent is not None}
-        if group.state.terminal:
+        if group.state.is_terminal:
             return not any(agent.workers for agent in agents.values())
         if group.state is not GroupState.RUNNING or group.round is None or group.joiners_since is not None:
             return False
         if group.round.notice is not None:
             return False
-        if any(node.not_ready and node.incarnation in agents for node in group.live):
+        if any(node.not_ready and node.incarnation in agents for node in group.live_nodes):
             return False  # all nodes are ready by now
         for member in group.round.members:
             agent, node = agents.get(member.incarnation), group.nodes.get(member.node_id)

@@ -41,7 +41,7 @@ class Kept:
 def as_restored(group: Group) -> Group:
     """What a server has to find after this group: everybody who is there has a full lease, and nobody is waited for."""
     nodes = {
-        n.node_id: replace(n, heard_at=0.0 if n.gone else NOW, disconnected_at=None, stop_acked_at=None)
+        n.node_id: replace(n, heard_at=0.0 if n.is_gone else NOW, disconnected_at=None, stop_acked_at=None)
         for n in group.nodes.values()
     }
     current = replace(group.round, stall=None, moved_at=None) if group.round is not None else None

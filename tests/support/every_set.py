@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from hetrdzv.core.model import USED_LAST_AFTER, Group, Node, Round
-from hetrdzv.core.selection.order import fill_gaps, may_be_master
+from hetrdzv.core.selection.order import find_gap_fillers, may_be_master
 from hetrdzv.core.selection.select import Selection, Shortfall, ready_nodes, select
 from hetrdzv.protocol.directive import Member
 from hetrdzv.protocol.settings import GroupSpec
@@ -66,13 +66,13 @@ def best_of_all(case: Case) -> list[str] | None:
 
     The largest world is best; of equals the set that has the first item in the order of preference, then the second.
     """
-    spec, last, used_last = case.group.spec, case.group.last_places, case.group.last_resort_nodes
+    spec, last, used_last = case.group.spec, case.group.last_members_by_id, case.group.last_resort_nodes
     units: dict[str, list[Node]] = {}
     for one in sorted(case.ready, key=lambda one: natural_key(one.node_id)):
         value = one.labels.get(spec.unit) if spec.unit is not None else None
         units.setdefault(f"node {one.node_id}" if value is None else f"unit {value}", []).append(one)
     by_id = {one.node_id: one for one in case.ready}
-    gaps = {name: number for number, name in enumerate(fill_gaps(case.group, by_id).values())}
+    gaps = {name: number for number, name in enumerate(find_gap_fillers(case.group, by_id).values())}
 
     def preference(unit: list[Node]) -> tuple[object, ...]:
         names = [one.node_id for one in unit]

@@ -171,7 +171,7 @@ async def _check_group(options: Options, access: ServerAccess) -> list[Finding]:
         async with access.client() as client:
             reply = await client.group(options.group)
         text = f"{reply.shown_state}: {reply.why}"
-        nodes = [node for node in reply.nodes if not node.gone and node.node_id != options.node_id]
+        nodes = [node for node in reply.nodes if not node.is_gone and node.node_id != options.node_id]
     except HetError as error:
         if error.code != UnknownGroup.code:
             return [Finding(what, "wrong", str(error))]

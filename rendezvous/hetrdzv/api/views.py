@@ -10,13 +10,19 @@ from starlette.responses import Response
 from hetrdzv.api.workers import worker_reply
 from hetrdzv.auth.tokens import Grant
 from hetrdzv.core.commands import Command
-from hetrdzv.core.directive import late_exit_code, stop_notice
+from hetrdzv.core.directive import late_joiner_exit_code, make_stop_notice
 from hetrdzv.core.drift import find_differences
 from hetrdzv.core.memo import cached
 from hetrdzv.core.model import OFFERED, Group, Node, Round
-from hetrdzv.core.snapshots import is_undone, newest_on_disk, next_snapshot, safe_snapshot, snapshot_warnings
+from hetrdzv.core.snapshots import (
+    is_undone,
+    newest_on_disk,
+    newest_safe_snapshot,
+    next_snapshot,
+    snapshot_warnings,
+)
 from hetrdzv.core.snapshots.catalog import GroupSnapshot, list_group_snapshots
-from hetrdzv.core.why import why, why_ended, why_left_out
+from hetrdzv.core.why import explain_group, explain_left_out_node, explain_round_end
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.reasons import advice, waiting
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
@@ -69,11 +75,11 @@ async def json_response(items: int, make: Callable[[], object]) -> Response:
 def group_summary(group: Group, now: float) -> GroupSummary:
     """A group in brief."""
     active = group.active_round
-    is_over = group.state.terminal and group.finished_at is not None
+    is_over = group.state.is_terminal and group.finished_at is not None
     return GroupSummary(
         group_id=group.group_id,
         state=group.state,
-        reason=why(group, now),
+        reason=explain_group(group, now),
         clock=now,
         job=group.job,
         round=group.last_round,
@@ -82,7 +88,7 @@ def group_summary(group: Group, now: float) -> GroupSummary:
         max_restarts=group.spec.max_restarts,
         counts=_count_nodes(group),
         ended_s_ago=round(max(0.0, now - (group.finished_at or 0.0)), 3) if is_over else None,
-        exit_code=late_exit_code(group),
+        exit_code=late_joiner_exit_code(group),
         snapshot=_safe_shown(group),
     )
 
@@ -107,7 +113,7 @@ def group_summaries(service: Service, grant: Grant) -> Callable[[], list[GroupSu
 
 @cached
 def _count_nodes(group: Group) -> CountsReply:
-    live = group.live
+    live = group.live_nodes
     members = [node for node in live if group.active_round is not None and group.is_in_round(node)]
     return CountsReply(
         nodes=len(live),
@@ -131,7 +137,7 @@ def group_reply(
     ranks = {member.node_id: member.group_rank for member in members}
     shown = sorted(
         group.nodes.values() if nodes else (),
-        key=lambda node: (ranks.get(node.node_id, len(ranks)), node.gone, node.node_id),
+        key=lambda node: (ranks.get(node.node_id, len(ranks)), node.is_gone, node.node_id),
     )
     summary = codec.fields_of(group_summary(group, now))
     return GroupReply(
@@ -157,7 +163,7 @@ def group_reply(
 @cached
 def _find_warnings(group: Group) -> tuple[Reason, ...]:
     """What differs between the nodes that are here and matters, and what was found in their round."""
-    nodes = [node for node in group.live if node.job == group.job]
+    nodes = [node for node in group.live_nodes if node.job == group.job]
     current = group.active_round
     of_round = snapshot_warnings(group, current) if current is not None else ()
     return (*find_differences(nodes), *of_round)
@@ -173,9 +179,9 @@ def _round_reply(
         restart_count=current.restart_count,
         master=current.master,
         members=current.members if nodes else (),
-        ended=why_ended(current.number, current.end) if current.end is not None else None,
+        ended=explain_round_end(current.number, current.end) if current.end is not None else None,
         met=current.met,
-        notice=stop_notice(group, now),
+        notice=make_stop_notice(group, now),
         workers=tuple(worker_reply(seen[rank], stall, now) for rank in sorted(seen)) if nodes else (),
         shares=current.shares,
     )
@@ -184,13 +190,15 @@ def _round_reply(
 def node_reply(group: Group, node: Node, heard_at: float, now: float) -> NodeReply:
     """A node of a group."""
     active = group.active_round
-    member = active.places.get(node.node_id) if active is not None and group.is_in_round(node) else None
+    member = (
+        active.members_by_id.get(node.node_id) if active is not None and group.is_in_round(node) else None
+    )
     return NodeReply(
         node_id=node.node_id,
         state=node_state(group, node),
         group_rank=member.group_rank if member is not None else None,
         rank_offset=member.rank_offset if member is not None else None,
-        heard_s_ago=None if node.gone else max(0.0, now - heard_at),
+        heard_s_ago=None if node.is_gone else max(0.0, now - heard_at),
         waited_for=member is not None and any(rank in member.ranks for rank in ranks_behind(group)),
         incarnation=node.incarnation,
         reason=_explain_out(group, node),
@@ -223,14 +231,14 @@ def _explain_out(group: Group, node: Node) -> Reason | None:
         or group.is_in_round(node)
     ):
         return None
-    return why_left_out(group, node)
+    return explain_left_out_node(group, node)
 
 
 def node_state(group: Group, node: Node) -> str:
     """A node's state for people, one of `NODE_STATES`."""
     if node.phase is NodePhase.LEFT and (node.is_drained or node.node_id in group.drained):
         return "drained"
-    if node.gone:
+    if node.is_gone:
         return node.phase
     if node.disconnected_at is not None:
         return "suspect"
@@ -248,7 +256,7 @@ def node_state(group: Group, node: Node) -> str:
 
 def snapshots_shown(group: Group) -> SnapshotsShown:
     """The snapshots of a group as people see them."""
-    after, newest, known = next_snapshot(group), safe_snapshot(group), group.snapshots
+    after, newest, known = next_snapshot(group), newest_safe_snapshot(group), group.snapshots
     return SnapshotsShown(
         group_id=group.group_id,
         next=after.stamp if after is not None else None,
@@ -280,7 +288,7 @@ def _safe_shown(group: Group) -> SafeShown | None:
     """What of a job's work is safe; None: no node holds snapshots."""
     if group.snapshots is None:
         return None
-    newest, disk = safe_snapshot(group), newest_on_disk(group)
+    newest, disk = newest_safe_snapshot(group), newest_on_disk(group)
     return SafeShown(
         safe=newest.stamp if newest is not None else None,
         nodes=_holder_names(newest) if newest is not None else Nodes(),

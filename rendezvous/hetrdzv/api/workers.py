@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from hetrdzv.core.model import Group, Stall
-from hetrdzv.core.why import why as why_group
+from hetrdzv.core.why import explain_group
 from hetrdzv.protocol.errors import NoRound, NotFound
 from hetrdzv.protocol.reasons.reason import full_text as in_words
 from hetrdzv.protocol.replies import StacksReply, WorkerReply
@@ -75,7 +75,7 @@ def _require_ranks(group: Group, number: int, world_size: int, ranks: Sequence[i
 def _explain_nothing(group: Group, about: About, number: int | None, now: float) -> str:
     """Why there is nothing to be seen of a group's workers."""
     if number is None:
-        return f"group '{group.group_id}' has no workers now: {in_words(why_group(group, now), now)}"
+        return f"group '{group.group_id}' has no workers now: {in_words(explain_group(group, now), now)}"
     if number > group.last_round:
         newest = f"its newest is round {group.last_round}" if group.last_round else "it has had none yet"
         return f"group '{group.group_id}' has no round {number}: {newest}"

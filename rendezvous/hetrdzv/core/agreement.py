@@ -34,24 +34,24 @@ def adopt_settings(
     replaced = differences(group.spec, news, group.fixed_settings)
     if replaced:
         expire_leases(context)
-        if holders := _holders(context.group):
-            raise _conflict(context, replaced, holders)
+        if holders := _nodes_bound_by_settings(context.group):
+            raise _make_conflict(context, replaced, holders)
         settle(context)  # the last round is judged
         if is_reusable(context.group):
             begin_job(context)
             adopt_settings(context, given, final=final, node_id=node_id)
             return
-        if context.group.by_put or context.group.state.terminal:
-            raise _conflict(context, replaced, [])
+        if context.group.by_put or context.group.state.is_terminal:
+            raise _make_conflict(context, replaced, [])
         # The last round was formed under the old ones, so it is no longer the newest one.
         records = list_records(context.group, context.now)
         spec = replace(group.spec, **news)
         restarts = min(context.group.restarts, spec.max_restarts)
-        context.change(spec=spec, round=None, records=records, restarts=restarts)
+        context.update_group(spec=spec, round=None, records=records, restarts=restarts)
         context.add_event(settings_changed(node_id, replaced))
     elif news:
-        context.change(spec=replace(group.spec, **news))
-    context.change(fixed_settings=group.fixed_settings.union(SETTINGS if final else given))
+        context.update_group(spec=replace(group.spec, **news))
+    context.update_group(fixed_settings=group.fixed_settings.union(SETTINGS if final else given))
 
 
 def require_same_script(context: StepContext, join: Join) -> None:
@@ -66,22 +66,22 @@ def require_same_script(context: StepContext, join: Join) -> None:
     alike = (
         node
         for node in context.group.nodes.values()
-        if not node.gone and node.job == job and node.script and node.role == join.role
+        if not node.is_gone and node.job == job and node.script and node.role == join.role
     )
     if (other := next(alike, None)) is not None and other.script != join.script:  # it speaks for all
-        raise _conflict(context, [Difference(SCRIPT, other.script, join.script)], [other, *alike])
+        raise _make_conflict(context, [Difference(SCRIPT, other.script, join.script)], [other, *alike])
 
 
-def _holders(group: Group) -> list[Node]:
+def _nodes_bound_by_settings(group: Group) -> list[Node]:
     """The live nodes that rely on the group's settings, not those that joined only to be told to exit."""
     return [
         node
-        for node in group.live
+        for node in group.live_nodes
         if node.job == group.job and not (node.has_no_workers and node.node_id in group.drained)
     ]
 
 
-def _conflict(
+def _make_conflict(
     context: StepContext, differences: Sequence[Difference], holders: Sequence[Node]
 ) -> SpecConflict:
     group = context.group

@@ -16,7 +16,7 @@ class Join(JoinRequest):
 
 
 @dataclass(frozen=True, slots=True)
-class Renew:
+class RenewLease:
     """The agent was heard from: it asked for its directive.
 
     Attributes:
@@ -44,7 +44,7 @@ class Report(ReportRequest):
 
 
 @dataclass(frozen=True, slots=True)
-class NoteTraining:
+class RecordTraining:
     """The server's own observation: the workers of a round have begun to train.
 
     Attributes:
@@ -57,7 +57,7 @@ class NoteTraining:
 
 
 @dataclass(frozen=True, slots=True)
-class NoteStall:
+class RecordStall:
     """The server's own observation: who is waited for in a round has changed.
 
     Attributes:
@@ -113,7 +113,7 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
-class Put:
+class PutSpec:
     """A person creates a group, or confirms the spec of one that exists."""
 
     spec: Mapping[str, object]
@@ -133,11 +133,11 @@ class Tick:
 
 Command = (
     Join
-    | Renew
+    | RenewLease
     | Disconnect
     | Report
-    | NoteStall
-    | NoteTraining
+    | RecordStall
+    | RecordTraining
     | DeclareSnapshots
     | UseSnapshot
     | StartDaemon
@@ -146,6 +146,6 @@ Command = (
     | Undrain
     | Restart
     | Cancel
-    | Put
+    | PutSpec
     | Tick
 )

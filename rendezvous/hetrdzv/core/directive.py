@@ -7,10 +7,10 @@ from typing import Any
 from hetrdzv.core import snapshots
 from hetrdzv.core.memo import cached
 from hetrdzv.core.model import Group, Node, Round
-from hetrdzv.core.rounds.timers import in_grace_period
+from hetrdzv.core.rounds.timers import is_in_grace_period
 from hetrdzv.core.rounds.transitions import is_reusable
 from hetrdzv.core.snapshots.sources import select_sources
-from hetrdzv.core.why import why, why_ended, why_node_waits
+from hetrdzv.core.why import explain_group, explain_node_waiting, explain_round_end
 from hetrdzv.protocol.directive import Directive, Start, StopNotice
 from hetrdzv.protocol.reasons import advice, ends
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode, reason
@@ -25,7 +25,7 @@ from hetrdzv.protocol.states import (
 )
 
 
-def stop_notice(group: Group, now: float) -> StopNotice | None:
+def make_stop_notice(group: Group, now: float) -> StopNotice | None:
     """What the members of the newest round are told if it is about to end; None: it is not."""
     notice = group.round.notice if group.round is not None else None
     if notice is None:
@@ -54,20 +54,20 @@ class DirectiveHead:
         return f"{self.job}.{self.kind}.{self.round}.{self.code}"
 
 
-def directive_head(group: Group, node: Node) -> DirectiveHead:
+def make_directive_head(group: Group, node: Node) -> DirectiveHead:
     """What a node of a group has to do now, without the details; costs the same however large the group is."""
     tell = partial(DirectiveHead, node.job)
     if node.rejected is not None:
         return tell(DirectiveKind.EXIT, "rejected")
     if node.job != group.job:
         return tell(DirectiveKind.EXIT, group.previous_outcome or GroupState.FAILED)
-    if group.state.terminal:
+    if group.state.is_terminal:
         return tell(DirectiveKind.EXIT, group.state, group.round.number if group.round is not None else 0)
     if node.phase is NodePhase.LEFT:
-        if snapshots.is_needed(group, node):
+        if snapshots.is_holder_needed(group, node):
             return tell(DirectiveKind.WAIT, "serves")
-        return tell(DirectiveKind.EXIT, "left" if snapshots.others_stay(group) else "last")
-    if in_grace_period(group, node):
+        return tell(DirectiveKind.EXIT, "left" if snapshots.has_staying_nodes(group) else "last")
+    if is_in_grace_period(group, node):
         news = "notice" if node.takes_notice else "round_formed"
         return tell(DirectiveKind.START, news, node.member_of)
     if node.is_drained or node.node_id in group.drained:
@@ -87,12 +87,12 @@ def directive_head(group: Group, node: Node) -> DirectiveHead:
 def acknowledges_stop(group: Group, node: Node, holds: str | None) -> bool:
     """Whether a poll, which names the version that its agent holds, is the first to show that it knows of the end."""
     has_ended = group.round is not None and group.round.end is not None and group.is_in_round(node)
-    return has_ended and node.stop_acked_at is None and holds == directive_head(group, node).version
+    return has_ended and node.stop_acked_at is None and holds == make_directive_head(group, node).version
 
 
-def directive(group: Group, node: Node, now: float) -> Directive:
+def make_directive(group: Group, node: Node, now: float) -> Directive:
     """What a node of a group has to do now."""
-    head = directive_head(group, node)
+    head = make_directive_head(group, node)
     spec = group.spec
     return Directive(
         kind=head.kind,
@@ -120,15 +120,15 @@ def _make_details(group: Group, node: Node, head: DirectiveHead, now: float) -> 
             if node.job != group.job:
                 earlier = ReasonCode.EARLIER_JOB.reason(outcome=outcome)
                 return {"reason": earlier, "outcome": outcome, "exit_code": _exit_code(outcome, None)}
-            late = _why_late(group, node)
+            late = _explain_late_join(group, node)
             return {
-                "reason": late or why(group, now),
+                "reason": late or explain_group(group, now),
                 "came_late": late is not None or None,
                 "stays": not is_reusable(group) or None,
                 "outcome": outcome,
                 "exit_code": _exit_code(outcome, group.root_cause),
                 "root_cause": group.root_cause,
-                "time": _time_of_job(group),
+                "time": _sum_job_time(group),
             }
         case "left" | "last" | "serves" | "lost":
             code = ReasonCode.NODE_LOST if head.code == "lost" else ReasonCode.NODE_LEFT
@@ -138,9 +138,9 @@ def _make_details(group: Group, node: Node, head: DirectiveHead, now: float) -> 
             drained = ends.node_drained(group.group_id, node_id)
             return {"reason": drained, "exit_code": EXIT_DRAINED}
         case "round_ended" if current is not None and current.end is not None:
-            return {"reason": why_ended(current.number, current.end)}
+            return {"reason": explain_round_end(current.number, current.end)}
         case "round_formed" | "daemon" | "stalled" | "notice" if current is not None:
-            about = why(group, now)
+            about = explain_group(group, now)
             if head.code == "round_formed":
                 about = ReasonCode.ROUND_FORMED.reason(round=head.round)
             elif head.code == "daemon":
@@ -149,22 +149,22 @@ def _make_details(group: Group, node: Node, head: DirectiveHead, now: float) -> 
             return {
                 "reason": about,
                 "start": _start(group, current, node),
-                "notice": stop_notice(group, now) if head.code == "notice" else None,
+                "notice": make_stop_notice(group, now) if head.code == "notice" else None,
                 "warnings": current.warnings or None,
             }
         case "round_over":
             over = f"round {node.member_of} is over"
             return {"reason": reason(ReasonCode.ROUND_ENDED, over, round=node.member_of)}
         case _:
-            return {"reason": why_node_waits(group, node, now)}
+            return {"reason": explain_node_waiting(group, node, now)}
 
 
 @cached
-def _time_of_job(group: Group) -> TimeSpent:
+def _sum_job_time(group: Group) -> TimeSpent:
     return total_time(record for record in group.records if record.job == group.job)
 
 
-def _why_late(group: Group, node: Node) -> Reason | None:
+def _explain_late_join(group: Group, node: Node) -> Reason | None:
     """What a node hears that joined after the end of the job; None for a node that was in it."""
     if group.finished_at is None or node.joined_at < group.finished_at:
         return None
@@ -172,9 +172,9 @@ def _why_late(group: Group, node: Node) -> Reason | None:
     return ReasonCode.CAME_LATE.reason(group=group.group_id, outcome=group.state, by=by)
 
 
-def late_exit_code(group: Group) -> int | None:
+def late_joiner_exit_code(group: Group) -> int | None:
     """With which status agents exit that join now: the job is over, and they begin no new one; None: they may join."""
-    if not group.state.terminal or is_reusable(group):
+    if not group.state.is_terminal or is_reusable(group):
         return None
     return _exit_code(group.state, group.root_cause)
 
@@ -193,7 +193,7 @@ def _exit_code(outcome: GroupState, root_cause: RootCause | None) -> int:
 
 
 def _start(group: Group, current: Round, node: Node) -> Start:
-    member, restarted_by = current.places[node.node_id], current.restarted_by
+    member, restarted_by = current.members_by_id[node.node_id], current.restarted_by
     return Start(
         group_rank=member.group_rank,
         rank_offset=member.rank_offset,

@@ -42,11 +42,13 @@ def find_differences(nodes: Sequence[Node]) -> tuple[Reason, ...]:
         for node in nodes:
             if version := _shorten_version(node.device.get(name, ""), counts):
                 having["" if counts else node.role][version].append(node.node_id)
-        differences += [versions_differ(name, of_role) for of_role in having.values() if len(of_role) > 1]
+        differences += [
+            describe_version_differences(name, of_role) for of_role in having.values() if len(of_role) > 1
+        ]
     return tuple(differences)
 
 
-def missing_labels(spec: GroupSpec, nodes: Sequence[Node]) -> tuple[Reason, ...]:
+def describe_missing_labels(spec: GroupSpec, nodes: Sequence[Node]) -> tuple[Reason, ...]:
     """The labels that `rank_order` or `unit` names and nodes lack."""
     needed = [("rank_order", label) for label in order_labels(spec.rank_order)]
     if spec.unit is not None:
@@ -65,7 +67,7 @@ def _shorten_version(text: str, parts: int) -> str:
     return match[0][:MOST_CHARACTERS] if match is not None else ""
 
 
-def versions_differ(part: str, having: Mapping[str, Sequence[str]]) -> Reason:
+def describe_version_differences(part: str, having: Mapping[str, Sequence[str]]) -> Reason:
     """Which nodes have which version of something that should be the same, the rarest first."""
     versions = sorted(
         having.items(), key=lambda version: (len(version[1]), min(map(natural_key, version[1])))

@@ -1,4 +1,4 @@
-"""The state machine: `step(group, command, now)` says what is next and what happened (the rules: docs/design.md).
+"""The state machine: `apply_command` says what is next for a group and what happened (the rules: docs/design.md).
 
 A `Tick` *settles* the group (settle.py): it follows the commands of a turn, and is due when `deadline` says.
 """
@@ -10,10 +10,10 @@ from typing import Any
 from hetrdzv.core import commands, snapshots
 from hetrdzv.core.agreement import adopt_settings, require_same_script
 from hetrdzv.core.directive import acknowledges_stop
-from hetrdzv.core.hangs import note_stall
-from hetrdzv.core.model import OFFERED, Cause, Group, Node, Round
+from hetrdzv.core.hangs import record_stall
+from hetrdzv.core.model import OFFERED, EndCause, Group, Node, Round
 from hetrdzv.core.rounds.settle import settle
-from hetrdzv.core.rounds.timers import Lapsed, in_grace_period
+from hetrdzv.core.rounds.timers import Lapsed, is_in_grace_period
 from hetrdzv.core.rounds.transitions import (
     StepContext,
     begin_job,
@@ -22,15 +22,15 @@ from hetrdzv.core.rounds.transitions import (
     expire_leases,
     fail_job,
     is_reusable,
+    make_stale_round_error,
     record_contact,
+    record_leaving,
     remove_from_round,
     remove_node,
     require_current_agent,
-    set_leaving,
-    stale_round,
     stop_with_grace,
 )
-from hetrdzv.core.why import partially_connected
+from hetrdzv.core.why import explain_partial_connection
 from hetrdzv.protocol.errors import NodeIdInUse, NotFound, Refused, StaleIncarnation
 from hetrdzv.protocol.progress import ProgressTimes
 from hetrdzv.protocol.reasons import ends, events
@@ -62,7 +62,7 @@ def new_group(group_id: str, now: float) -> Group:
     return Group(group_id=group_id, spec=GroupSpec(), fixed_settings=frozenset(), created_at=now)
 
 
-def step(group: Group, command: commands.Command, now: float, lapsed: Lapsed) -> Transition:
+def apply_command(group: Group, command: commands.Command, now: float, lapsed: Lapsed) -> Transition:
     """Apply one command to a group.
 
     Args:
@@ -77,12 +77,12 @@ def step(group: Group, command: commands.Command, now: float, lapsed: Lapsed) ->
     return Transition(context.group, tuple(context.events))
 
 
-def _create_group(context: StepContext, command: commands.Put) -> None:
+def _create_group(context: StepContext, command: commands.PutSpec) -> None:
     if is_reusable(context.group):
         begin_job(context)
     known = context.group.by_put
     adopt_settings(context, command.spec, final=True)
-    context.change(by_put=True)
+    context.update_group(by_put=True)
     if not known:
         context.add_event(ReasonCode.GROUP_CREATED.reason(group=context.group.group_id))
 
@@ -96,11 +96,13 @@ def _add_node(context: StepContext, command: commands.Join) -> None:
     former = _take_over_node_id(context, node, command.incarnation) if node is not None else ()
     if is_reusable(group) and command.node_id not in group.drained:
         begin_job(context)
-    if not context.group.state.terminal and command.node_id not in group.drained:  # else it is told to exit
+    if (
+        not context.group.state.is_terminal and command.node_id not in group.drained
+    ):  # else it is told to exit
         require_same_script(context, command)
         adopt_settings(context, command.spec, final=not command.wants_command, node_id=command.node_id)
     group = context.group
-    context.change(
+    context.update_group(
         last_round=max(group.last_round, command.after_round),
         unreachable=frozenset(pair for pair in group.unreachable if command.node_id not in pair),
         failed_masters=0,  # this one may serve
@@ -132,7 +134,7 @@ def _take_over_node_id(context: StepContext, node: Node, incarnation: str) -> tu
         )
     expire_leases(context)
     node = context.group.nodes[node.node_id]
-    if not node.gone:
+    if not node.is_gone:
         if node.disconnected_at is None:
             raise NodeIdInUse(
                 f"node id '{node.node_id}' of group '{context.group.group_id}' belongs to an agent at "
@@ -149,7 +151,7 @@ def _rejoin_node(context: StepContext, node: Node, command: commands.Join) -> No
         raise StaleIncarnation(f"node '{node.node_id}' has left the group; to rejoin, restart its agent")
     node = record_contact(context, node)
     group = context.group
-    if node.rejected is not None or node.job != group.job or group.state.terminal:
+    if node.rejected is not None or node.job != group.job or group.state.is_terminal:
         return
     if command.after_round < node.member_of:
         return  # sent before its round formed: a retry that changes nothing
@@ -157,15 +159,15 @@ def _rejoin_node(context: StepContext, node: Node, command: commands.Join) -> No
     refreshed = {name: getattr(command, name) for name in REFRESHED_ON_REJOIN}
     if node.phase is NodePhase.READY and command.after_round <= node.acked_round:
         if any(getattr(node, name) != value for name, value in refreshed.items()):
-            node = context.change_node(node, **refreshed)
-        _note_readiness(context, node, command.not_ready)
+            node = context.update_node(node, **refreshed)
+        _record_readiness(context, node, command.not_ready)
         return
     if group.active_round is not None and not returns:
         why = ReasonCode.WORKERS_STOPPED.reason(node.node_id, quote=command.stopped or "would have gone on")
-        cause = Cause(kind=EndKind.LEFT, reason=why, node_id=node.node_id)
+        cause = EndCause(kind=EndKind.LEFT, reason=why, node_id=node.node_id)
         remove_from_round(context, node, cause, done=group.can_leave_without_loss(node))
-    context.change(last_round=max(group.last_round, command.after_round))
-    node = context.change_node(
+    context.update_group(last_round=max(group.last_round, command.after_round))
+    node = context.update_node(
         node,
         phase=NodePhase.READY,
         acked_round=max(node.acked_round, command.after_round),
@@ -179,45 +181,45 @@ def _rejoin_node(context: StepContext, node: Node, command: commands.Join) -> No
     )
     if returns:
         context.add_event(ReasonCode.NODE_RETURNED.reason(node.node_id))
-    _note_readiness(context, node, command.not_ready)
+    _record_readiness(context, node, command.not_ready)
 
 
-def _note_readiness(context: StepContext, node: Node, why: str) -> None:
+def _record_readiness(context: StepContext, node: Node, why: str) -> None:
     """Keep why a node takes part in no round, or that it can again; reasons that follow each other are one event."""
     if why == node.not_ready:
         return
-    context.change_node(node, not_ready=why)
+    context.update_node(node, not_ready=why)
     if not why:
         context.add_event(ReasonCode.NODE_READY.reason(node.node_id))
     elif not node.not_ready:
         context.add_event(ReasonCode.NODE_NOT_READY.reason(node.node_id, quote=why))
 
 
-def _renew_lease(context: StepContext, command: commands.Renew) -> None:
+def _renew_lease(context: StepContext, command: commands.RenewLease) -> None:
     node = require_current_agent(context.group, command.node_id, command.incarnation)
     knows = acknowledges_stop(context.group, node, command.holds)
     node = record_contact(context, node)
     if knows:
-        context.change_node(node, stop_acked_at=context.now)
+        context.update_node(node, stop_acked_at=context.now)
 
 
 def _mark_suspect(context: StepContext, command: commands.Disconnect) -> None:
     node = context.group.nodes.get(command.node_id)
     known = node is not None and node.incarnation == command.incarnation
-    if node is not None and known and not node.gone and node.disconnected_at is None:
-        context.change_node(node, disconnected_at=context.now)
+    if node is not None and known and not node.is_gone and node.disconnected_at is None:
+        context.update_node(node, disconnected_at=context.now)
 
 
-def _let_node_leave(context: StepContext, command: commands.Leave) -> None:
+def _apply_leave(context: StepContext, command: commands.Leave) -> None:
     node = require_current_agent(context.group, command.node_id, command.incarnation)
     if command.died and not _has_died(node):
         remove_node(context, node, NodePhase.LOST, ReasonCode.AGENT_DIED.reason())
     elif node.phase is not NodePhase.LEFT and not command.died:
-        _remove_left_node(context, node, command.why)
-    snapshots.forget_parted(context, node)
+        _remove_departed_node(context, node, command.why)
+    snapshots.forget_expired_holders(context, node)
 
 
-def _remove_left_node(context: StepContext, node: Node, why: str) -> None:
+def _remove_departed_node(context: StepContext, node: Node, why: str) -> None:
     leaving = None if why else node.leaving
     quote = why or "its agent left"
     remove_node(context, node, NodePhase.LEFT, leaving or ReasonCode.AGENT_LEFT.reason(quote=quote))
@@ -233,37 +235,37 @@ def _apply_report(context: StepContext, command: commands.Report) -> None:
     if command.kind is ReportKind.LEAVING:
         leaves_at = None if command.grace_s is None else context.now - command.age_s + command.grace_s
         why = ReasonCode.AGENT_LEFT.reason(quote=command.message or "its agent is leaving")
-        set_leaving(context, node, why, leaves_at)
+        record_leaving(context, node, why, leaves_at)
         return
     if command.kind is ReportKind.PARTING:
-        snapshots.record_parting(context, node, command)
-        if not node.gone:
-            _remove_left_node(context, context.group.nodes[node.node_id], command.message)
+        snapshots.record_serving_time(context, node, command)
+        if not node.is_gone:
+            _remove_departed_node(context, context.group.nodes[node.node_id], command.message)
         return
     current = group.round
     if current is None or _is_stale_report(group, current, node, command):
-        raise stale_round(group, command.round, node.node_id)
+        raise make_stale_round_error(group, command.round, node.node_id)
     if command.kind in (ReportKind.STARTED, ReportKind.SUCCEEDED) and command.met is not None:
-        _record_met_workers(context, node, current, command.met)
+        _record_connected_workers(context, node, current, command.met)
     if command.kind in (ReportKind.STARTED, ReportKind.SUCCEEDED, ReportKind.FAILED):
         _record_progress_times(context, current, command.moved, command.age_s)
     match command.kind:
         case ReportKind.STARTED:
             if node.phase is NodePhase.STARTING:
-                context.change_node(node, phase=NodePhase.RUNNING)
+                context.update_node(node, phase=NodePhase.RUNNING)
             if node.node_id != current.master.node_id:
-                context.change(failed_masters=0)
+                context.update_group(failed_masters=0)
         case ReportKind.SUCCEEDED:
             if node.phase in (NodePhase.STARTING, NodePhase.RUNNING):
-                context.change_node(node, phase=NodePhase.SUCCEEDED)
+                context.update_node(node, phase=NodePhase.SUCCEEDED)
                 context.add_event(ReasonCode.NODE_SUCCEEDED.reason(node.node_id))
             latest = context.group.round
-            strangers = partially_connected(latest) if latest is not None else None
+            strangers = explain_partial_connection(latest) if latest is not None else None
             if command.must_meet and strangers is not None:
                 fail_job(context, RootCause(reason=strangers, round=current.number))
         case ReportKind.READY_TO_STOP:
             if current.notice is not None:
-                context.change_node(node, ready_to_stop=current.number)
+                context.update_node(node, ready_to_stop=current.number)
         case ReportKind.FAILED:
             _record_failure(context, node, current, command)
         case ReportKind.ENDED:
@@ -272,20 +274,25 @@ def _apply_report(context: StepContext, command: commands.Report) -> None:
             master = current.master.node_id
             # Only a member that has reached the master starts its workers.
             unreached = current.end is None and all(
-                group.phase_of(member) in (NodePhase.STARTING, NodePhase.LOST, NodePhase.LEFT)
+                group.member_phase(member) in (NodePhase.STARTING, NodePhase.LOST, NodePhase.LEFT)
                 for member in current.members[1:]
             )
-            context.change(
+            context.update_group(
                 unreachable=group.unreachable | {(node.node_id, master)},
                 failed_masters=group.failed_masters + unreached,
             )
             why = ReasonCode.MASTER_UNREACHABLE.reason(node.node_id, master=master, quote=command.message)
-            end_round(context, Cause(kind=EndKind.MASTER_UNREACHABLE, reason=why, node_id=node.node_id))
+            end_round(context, EndCause(kind=EndKind.MASTER_UNREACHABLE, reason=why, node_id=node.node_id))
 
 
 def _is_stale_report(group: Group, current: Round, node: Node, command: commands.Report) -> bool:
     """Whether what a node reports on a round changes nothing any more."""
-    if group.state.terminal or node.gone or not group.is_in_round(node) or command.round != current.number:
+    if (
+        group.state.is_terminal
+        or node.is_gone
+        or not group.is_in_round(node)
+        or command.round != current.number
+    ):
         return True
     end = current.end
     if end is None:
@@ -300,11 +307,11 @@ def _is_stale_report(group: Group, current: Round, node: Node, command: commands
     return end.is_judged
 
 
-def _record_training(context: StepContext, command: commands.NoteTraining) -> None:
+def _record_training(context: StepContext, command: commands.RecordTraining) -> None:
     active = context.group.running_round
     if active is not None and active.number == command.round and active.trains_at is None:
         trains_at = min(context.now, max(active.formed_at, command.at))
-        context.change(round=replace(active, trains_at=trains_at))
+        context.update_group(round=replace(active, trains_at=trains_at))
         context.add_event(ReasonCode.TRAINING_BEGAN.reason(round=command.round))
 
 
@@ -314,20 +321,20 @@ def _record_progress_times(
     """A member has said of its workers when they moved, really `age_s` seconds ago; None: nobody can tell."""
     at = context.now - age_s
     if moved is not None and moved.began_s is not None:
-        _record_training(context, commands.NoteTraining(current.number, at - moved.began_s))
+        _record_training(context, commands.RecordTraining(current.number, at - moved.began_s))
     active = context.group.active_round
     if active is not None and moved is None:
-        context.change(round=replace(active, unseen=True))
+        context.update_group(round=replace(active, unseen=True))
     elif active is not None and moved is not None and moved.idle_s is not None:
-        context.change(round=replace(active, moved_at=max(active.moved_at or 0.0, at - moved.idle_s)))
+        context.update_group(round=replace(active, moved_at=max(active.moved_at or 0.0, at - moved.idle_s)))
 
 
-def _record_met_workers(context: StepContext, node: Node, current: Round, met: int) -> None:
+def _record_connected_workers(context: StepContext, node: Node, current: Round, met: int) -> None:
     if node.node_id != current.master.node_id or met == current.met:
         return
     current = replace(current, met=met)
-    context.change(round=current)
-    if (strangers := partially_connected(current)) is not None:
+    context.update_group(round=current)
+    if (strangers := explain_partial_connection(current)) is not None:
         context.add_event(strangers)
 
 
@@ -338,7 +345,7 @@ def _find_earlier_successes(
     done = [
         EarlierSuccesses(node_id=member.node_id, rank=member.rank_offset, others=member.slots - 1)
         for member in current.members
-        if member.node_id in current.finished or group.phase_of(member) is NodePhase.SUCCEEDED
+        if member.node_id in current.finished or group.member_phase(member) is NodePhase.SUCCEEDED
     ]
     known = [*done, ended] if ended is not None else done
     if not known:
@@ -357,7 +364,7 @@ def _record_earlier_successes(context: StepContext, current: Round, command: com
         (node.failure.at for node in nodes if node is not None and node.failure is not None), default=end.at
     )
     if ended_at <= failed_at:
-        context.change(round=replace(current, end=replace(end, before=replace(ended, before_s=0.0))))
+        context.update_group(round=replace(current, end=replace(end, before=replace(ended, before_s=0.0))))
 
 
 def _record_failure(context: StepContext, node: Node, current: Round, command: commands.Report) -> None:
@@ -366,7 +373,7 @@ def _record_failure(context: StepContext, node: Node, current: Round, command: c
     failure = command.failure or Failure(local_rank=-1, rank=-1, message=command.message)
     failure = replace(failure, at=context.now - command.age_s)
     phase = NodePhase.FAILED if node.phase in _AT_WORK else node.phase
-    node = context.change_node(node, phase=phase, failure=failure)
+    node = context.update_node(node, phase=phase, failure=failure)
     before = _find_earlier_successes(context.group, current, command.ended) if current.end is None else None
     why = ends.worker_failed(node.node_id, failure, before)
     _record_earlier_successes(context, current, command)
@@ -374,7 +381,7 @@ def _record_failure(context: StepContext, node: Node, current: Round, command: c
     raised_at = failure.at - failure.raised_s
     # A node's clock may have been set meanwhile.
     since = min(max(raised_at, current.formed_at), failure.at)
-    cause = Cause(kind=EndKind.FAILED, reason=why, node_id=node.node_id)
+    cause = EndCause(kind=EndKind.FAILED, reason=why, node_id=node.node_id)
     end_round(context, cause, before=before, since=since)
 
 
@@ -386,18 +393,18 @@ def _start_daemon(context: StepContext, command: commands.StartDaemon) -> None:
     group, name, number = context.group, context.group.group_id, command.round
     current = group.running_round
     if current is None or not group.is_in_round(master) or number != current.number:
-        raise stale_round(group, number, master.node_id)
+        raise make_stale_round_error(group, number, master.node_id)
     if current.master.node_id != master.node_id:
         raise Refused(
             f"node '{master.node_id}' is not the master of round {number} of group '{name}', which is "
             f"'{current.master.node_id}': only the master may have another node run a daemon"
         )
-    member = current.places.get(command.node_id)
+    member = current.members_by_id.get(command.node_id)
     node = group.current_node(member) if member is not None else None
-    if node is None or node.gone or node.node_id == master.node_id:
+    if node is None or node.is_gone or node.node_id == master.node_id:
         raise NotFound(f"'{command.node_id}' is not another member of round {number} of group '{name}'")
     if node.has_no_workers:
-        raise stale_round(group, number, node.node_id)
+        raise make_stale_round_error(group, number, node.node_id)
     if not node.wants_daemon:
         raise Refused(
             f"the agent of node '{node.node_id}' runs nothing for the master '{master.node_id}', since it was "
@@ -409,7 +416,7 @@ def _start_daemon(context: StepContext, command: commands.StartDaemon) -> None:
         raise Refused(
             f"node '{node.node_id}' already runs another daemon in round {number}: a node runs one per round"
         )
-    context.change_node(node, daemon=command.words)
+    context.update_node(node, daemon=command.words)
     if not any(other.daemon for other in group.nodes.values()):  # a large group needs no such event of each
         program = command.words[0].rpartition("/")[2]
         context.add_event(ReasonCode.DAEMON_STARTED.reason(master.node_id, program=program))
@@ -426,10 +433,10 @@ def _drain_node(context: StepContext, command: commands.Drain) -> None:
         )
     if command.node_id in group.drained:
         return
-    context.change(drained=group.drained | {command.node_id})
+    context.update_group(drained=group.drained | {command.node_id})
     context.add_event(ends.node_drained(group.group_id, command.node_id))
-    if not (node.gone or group.state.terminal):
-        set_leaving(context, node, ReasonCode.NODE_DRAINED.reason())
+    if not (node.is_gone or group.state.is_terminal):
+        record_leaving(context, node, ReasonCode.NODE_DRAINED.reason())
 
 
 def _undrain_node(context: StepContext, command: commands.Undrain) -> None:
@@ -439,16 +446,16 @@ def _undrain_node(context: StepContext, command: commands.Undrain) -> None:
             raise NotFound(f"group '{group.group_id}' has no node '{command.node_id}', drained or not")
         return
     failed_rounds = {name: times for name, times in group.failed_rounds.items() if name != command.node_id}
-    context.change(drained=group.drained - {command.node_id}, failed_rounds=failed_rounds)
+    context.update_group(drained=group.drained - {command.node_id}, failed_rounds=failed_rounds)
     node = group.nodes.get(command.node_id)
-    if node is not None and node.is_drained and in_grace_period(group, node):
-        context.change_node(node, leaving=None)  # its agent has not been told to exit
+    if node is not None and node.is_drained and is_in_grace_period(group, node):
+        context.update_node(node, leaving=None)  # its agent has not been told to exit
     context.add_event(ReasonCode.NODE_UNDRAINED.reason(command.node_id))
 
 
 def _restart_job(context: StepContext, _: commands.Restart) -> None:
     group = context.group
-    if group.state.terminal:
+    if group.state.is_terminal:
         begin_job(context, group.spec)
     elif group.active_round is None:
         raise Refused(f"group '{group.group_id}' has no running round to restart: it is waiting for nodes")
@@ -458,40 +465,40 @@ def _restart_job(context: StepContext, _: commands.Restart) -> None:
         end_round(context, group.active_round.notice.cause)  # it will not wait any longer
     else:
         why = ReasonCode.RESTART_REQUESTED.reason()
-        stop_with_grace(context, Cause(kind=EndKind.RESTARTED, reason=why))
+        stop_with_grace(context, EndCause(kind=EndKind.RESTARTED, reason=why))
 
 
 def _cancel_job(context: StepContext, command: commands.Cancel) -> None:
     group = context.group
     if group.state is GroupState.CANCELLED:
         return
-    if group.state.terminal:
+    if group.state.is_terminal:
         raise Refused(f"group '{group.group_id}' is over ({group.state}): there is nothing to cancel")
     active = group.active_round
     if active is not None and active.is_cancelled:  # it will not wait any longer
         cancel_job(context)
     else:
         why = ReasonCode.GROUP_CANCELLED.reason(by=command.by)
-        context.change(cancellation=why)
-        stop_with_grace(context, Cause(kind=EndKind.CANCELLED, reason=why))
+        context.update_group(cancellation=why)
+        stop_with_grace(context, EndCause(kind=EndKind.CANCELLED, reason=why))
 
 
 _HANDLERS: dict[type, Callable[[StepContext, Any], None]] = {
     commands.Join: _add_node,
     commands.Disconnect: _mark_suspect,
     commands.Report: _apply_report,
-    commands.NoteStall: note_stall,
-    commands.NoteTraining: _record_training,
+    commands.RecordStall: record_stall,
+    commands.RecordTraining: _record_training,
     commands.DeclareSnapshots: snapshots.record_holdings,
     UseSnapshot: snapshots.record_wanted_snapshot,
     commands.StartDaemon: _start_daemon,
-    commands.Leave: _let_node_leave,
+    commands.Leave: _apply_leave,
     commands.Drain: _drain_node,
     commands.Undrain: _undrain_node,
     commands.Restart: _restart_job,
     commands.Cancel: _cancel_job,
-    commands.Put: _create_group,
-    commands.Renew: _renew_lease,
+    commands.PutSpec: _create_group,
+    commands.RenewLease: _renew_lease,
     commands.Tick: lambda context, command: settle(context),
 }
 """What each command does."""

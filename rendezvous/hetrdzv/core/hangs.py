@@ -17,8 +17,8 @@ from math import inf, prod
 from operator import attrgetter
 from typing import Any
 
-from hetrdzv.core.commands import NoteStall
-from hetrdzv.core.model import Cause
+from hetrdzv.core.commands import RecordStall
+from hetrdzv.core.model import EndCause
 from hetrdzv.core.rounds.timers import STALL_REPORTED_S, is_stall_suspended, stall_ends_round_at
 from hetrdzv.core.rounds.transitions import StepContext, end_round
 from hetrdzv.protocol.progress import NO_ANSWER, Collectives, Worker
@@ -134,25 +134,25 @@ class ProcessGroup:
         """The number of the last collective that a member has asked for."""
         return max(place.at.enqueued for place in self.positions)
 
-    def named(self, preposition: str) -> str:
+    def name_suffix(self, preposition: str) -> str:
         """` of process group tp`; empty for the default group."""
         default = self.name.partition("/")[0] in DEFAULT_GROUPS
         return "" if default else f" {preposition} process group {self.name}"
 
-    def position(self, number: int) -> str:
+    def describe_position(self, number: int) -> str:
         """`collective 5`, `collective 5 of 6 in process group tp`."""
         if number == self.last_collective:
-            return f"{self.unit} {number:,}{self.named('of')}"
-        return f"{self.unit} {number:,} of {self.last_collective:,}{self.named('in')}"
+            return f"{self.unit} {number:,}{self.name_suffix('of')}"
+        return f"{self.unit} {number:,} of {self.last_collective:,}{self.name_suffix('in')}"
 
 
 def find_hang(workers: Sequence[Worker], world_size: int, node_of: NodeOf) -> Hang | None:
     """Who is waited for, by whom, and since when; None: nobody, as far as can be seen."""
     known = sorted((worker for worker in workers if worker.state in _SEEN), key=attrgetter("rank"))
     if any(worker.collectives for worker in known):
-        groups = _process_groups(known, world_size)
+        groups = _make_process_groups(known, world_size)
     else:
-        groups = _compare_steps(workers, world_size)
+        groups = _make_step_group(workers, world_size)
     waiting = {worker.rank for group in groups for worker in group.waiting}
     # where a member has announced a long pause nothing need move
     groups = [group for group in groups if not any(place.worker.long_s > 0 for place in group.positions)]
@@ -162,20 +162,22 @@ def find_hang(workers: Sequence[Worker], world_size: int, node_of: NodeOf) -> Ha
         worker.idle_s >= NOTED_S and not worker.long_s for worker in known
     )
     return (
-        _find_mismatch(groups, node_of)
-        or _find_behind(groups, waiting, node_of)
-        or _find_incomplete([group for group in groups if group.stuck or (quiet and group.waiting)])
+        _find_mismatched_collective(groups, node_of)
+        or _find_lagging_workers(groups, waiting, node_of)
+        or _find_incomplete_collective(
+            [group for group in groups if group.stuck or (quiet and group.waiting)]
+        )
     )
 
 
 # -- who waits for whom --------------------------------------------------------------------------------------
 
 
-def _process_groups(workers: Sequence[Worker], world_size: int) -> list[ProcessGroup]:
+def _make_process_groups(workers: Sequence[Worker], world_size: int) -> list[ProcessGroup]:
     """The process groups in which somebody waits, of the world's known workers."""
     moving = sum(map(_is_moving, workers))
     groups = []
-    for (name, size), members in _find_members(workers).items():
+    for (name, size), members in _find_waiting_groups(workers).items():
         if name.endswith(MIXED) and not _counts_agree([at for _, at in members]):
             continue
         # where all have asked for the same, who has begun less is behind
@@ -204,7 +206,9 @@ def _process_groups(workers: Sequence[Worker], world_size: int) -> list[ProcessG
     return groups
 
 
-def _find_members(workers: Sequence[Worker]) -> Mapping[tuple[str, int], list[tuple[Worker, Collectives]]]:
+def _find_waiting_groups(
+    workers: Sequence[Worker],
+) -> Mapping[tuple[str, int], list[tuple[Worker, Collectives]]]:
     """The process groups in which somebody waits, by name and size, with the workers that have used them."""
     members: dict[tuple[str, int], list[tuple[Worker, Collectives]]] = {
         (at.name, at.size): []
@@ -219,7 +223,7 @@ def _find_members(workers: Sequence[Worker]) -> Mapping[tuple[str, int], list[tu
     return members
 
 
-def _compare_steps(workers: Sequence[Worker], world_size: int) -> list[ProcessGroup]:
+def _make_step_group(workers: Sequence[Worker], world_size: int) -> list[ProcessGroup]:
     """The steps of scripts as collectives; nothing unless those of all are known and none has moved for long."""
     known = [worker for worker in workers if worker.state in _SEEN or worker.step is not None]
     places = []
@@ -253,7 +257,9 @@ def _is_still(worker: Worker) -> bool:
 # -- somebody is behind --------------------------------------------------------------------------------------
 
 
-def _find_behind(groups: Sequence[ProcessGroup], waiting: Iterable[int], node_of: NodeOf) -> Hang | None:
+def _find_lagging_workers(
+    groups: Sequence[ProcessGroup], waiting: Iterable[int], node_of: NodeOf
+) -> Hang | None:
     """Those who are furthest behind in a group, and wait in none, keep all others waiting."""
     waiting = frozenset(waiting)
     found: dict[int, tuple[ProcessGroup, WorkerPosition]] = {}
@@ -278,7 +284,7 @@ def _find_behind(groups: Sequence[ProcessGroup], waiting: Iterable[int], node_of
     alike = all(other is group and one.level == place.level for other, one in worst)
     who, named = _name_culprits(culprits, node_of)
     which = "which" if alike else f"of which rank {first.rank}"
-    state = _describe_state(group, place, culprits if alike else [first])
+    state = _describe_culprits(group, place, culprits if alike else [first])
     return Hang(
         kind=StallKind.BEHIND if first.answers else StallKind.NO_ANSWER,
         waiting=Ranks.of(waiting),
@@ -288,10 +294,10 @@ def _find_behind(groups: Sequence[ProcessGroup], waiting: Iterable[int], node_of
     )
 
 
-def _describe_state(group: ProcessGroup, place: WorkerPosition, culprits: Sequence[Worker]) -> str:
+def _describe_culprits(group: ProcessGroup, place: WorkerPosition, culprits: Sequence[Worker]) -> str:
     """What those do that are waited for: `is at collective 5 of 6, and sleeps`."""
     is_, has, s = ("are", "have", "") if len(culprits) > 1 else ("is", "has", "s")
-    state, at = place.worker.state, group.position(place.at.enqueued) if place.at.enqueued else ""
+    state, at = place.worker.state, group.describe_position(place.at.enqueued) if place.at.enqueued else ""
     if state in NO_ANSWER:
         what = "stopped by a signal" if state == "stopped" else "stuck in the kernel (state D)"
         return f"{is_} {what}{f', last seen at {at}' if at else ''}"
@@ -303,7 +309,7 @@ def _describe_state(group: ProcessGroup, place: WorkerPosition, culprits: Sequen
         burns, sleeps = min(shares) > BURNS, max(shares) < SLEEPS
         cpu = f", and burn{s} CPU" if burns else f", and sleep{s}" if sleeps else ""
     if not place.at.enqueued:
-        return f"{has} asked for no collective{group.named('of')} yet{cpu}"
+        return f"{has} asked for no collective{group.name_suffix('of')} yet{cpu}"
     return (
         f"{has} not begun {at}{cpu}" if place.at.enqueued == group.last_collective else f"{is_} at {at}{cpu}"
     )
@@ -324,12 +330,12 @@ def _name_culprits(culprits: Sequence[Worker], node_of: NodeOf) -> tuple[str, Ma
 # -- nobody is -----------------------------------------------------------------------------------------------
 
 
-def _find_incomplete(groups: Sequence[ProcessGroup]) -> Hang | None:
+def _find_incomplete_collective(groups: Sequence[ProcessGroup]) -> Hang | None:
     """Members wait at the same collective, or for each other in several groups, or for some that cannot be told."""
     if not groups:
         return None
     workers = {worker.rank: worker for group in groups for worker in group.waiting}
-    shown = [group.position(group.last_collective) for group in groups[:MOST_SHOWN]]
+    shown = [group.describe_position(group.last_collective) for group in groups[:MOST_SHOWN]]
     more = [f"{len(groups) - MOST_SHOWN} more"] if len(groups) > MOST_SHOWN else []
     do = "does" if len(groups) == 1 else "do"
     return Hang(
@@ -340,7 +346,7 @@ def _find_incomplete(groups: Sequence[ProcessGroup]) -> Hang | None:
     )
 
 
-def _find_mismatch(groups: Iterable[ProcessGroup], node_of: NodeOf) -> Hang | None:
+def _find_mismatched_collective(groups: Iterable[ProcessGroup], node_of: NodeOf) -> Hang | None:
     """Members of a group have asked for different operations; if most agree, the others are to blame."""
     for group in groups:
         top, alike = group.last_collective, defaultdict[str, list[Worker]](list)
@@ -358,7 +364,7 @@ def _find_mismatch(groups: Iterable[ProcessGroup], node_of: NodeOf) -> Hang | No
         return Hang(
             kind=StallKind.MISMATCH,
             waiting=_list_ranks(most if is_clear else [*most, *wrong]),
-            wait_for=f"{who}: as {group.position(top)}, {ops}",
+            wait_for=f"{who}: as {group.describe_position(top)}, {ops}",
             for_s=min(worker.idle_s for worker in [*most, *wrong]),
             **named,
         )
@@ -388,7 +394,7 @@ def _comparable_op(op: str) -> str:
 # -- what follows for the round ------------------------------------------------------------------------------
 
 
-def note_stall(context: StepContext, command: NoteStall) -> None:
+def record_stall(context: StepContext, command: RecordStall) -> None:
     """Record who is waited for in the running round; nothing happens if that round is over."""
     active, new = context.group.running_round, command.stall
     if active is None or active.number != command.round:
@@ -406,10 +412,10 @@ def note_stall(context: StepContext, command: NoteStall) -> None:
             same = new.hang.kind == old.hang.kind and bool(ranks == before or ranks & before)
             new = replace(new, since=old.since, reported=old.reported and same)
     if new != active.stall:
-        context.change(round=replace(active, stall=new))
+        context.update_group(round=replace(active, stall=new))
 
 
-def settle_stall(context: StepContext) -> None:
+def escalate_stall(context: StepContext) -> None:
     """Tell of a stall that has lasted, and end its round where it lasts for too long."""
     active = context.group.running_round
     if active is None or active.stall is None or is_stall_suspended(context.group):
@@ -417,13 +423,13 @@ def settle_stall(context: StepContext) -> None:
     stall, end_at = active.stall, stall_ends_round_at(context.group, active.stall)
     at = min(stall.since + STALL_REPORTED_S, end_at or inf)
     if not stall.reported and stall.is_known_at(at) and context.is_due(at):
-        context.change(round=replace(active, stall=replace(stall, reported=True)))
+        context.update_group(round=replace(active, stall=replace(stall, reported=True)))
         context.add_event(hangs.stalled(active.number, stall.hang_at(context.now)))
     if end_at is not None and stall.is_known_at(end_at) and context.is_due(end_at):
         hang, failure = stall.hang_at(context.now), Failure(local_rank=-1, rank=-1, at=stall.since)
         node_id = hang.nodes[0] if hang.nodes else None
         if node_id is not None:
-            rank, offset = hang.ranks[0], active.places[node_id].rank_offset
+            rank, offset = hang.ranks[0], active.members_by_id[node_id].rank_offset
             failure = replace(failure, rank=rank, local_rank=rank - offset, message=stall.stack)
-        cause = Cause(kind=EndKind.FAILED, reason=ends.workers_hang(hang), node_id=node_id)
+        cause = EndCause(kind=EndKind.FAILED, reason=ends.workers_hang(hang), node_id=node_id)
         end_round(context, cause, hang=failure, since=stall.since)

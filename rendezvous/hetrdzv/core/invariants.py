@@ -21,12 +21,12 @@ class InvariantError(AssertionError):
 
 def check(group: Group) -> None:
     """Raise InvariantError if a group violates an invariant."""
-    wrong = list(violations(group))
+    wrong = list(list_violations(group))
     if wrong:
         raise InvariantError(group.group_id, "; ".join(wrong[:5]))
 
 
-def violations(group: Group) -> Iterator[str]:
+def list_violations(group: Group) -> Iterator[str]:
     """The violations of a group, one sentence each."""
     if group.restarts > group.spec.max_restarts:
         yield f"{group.restarts} restarts were spent of {group.spec.max_restarts}"
@@ -50,14 +50,14 @@ def violations(group: Group) -> Iterator[str]:
 
 def _node_violations(group: Group) -> Iterator[str]:
     for node_id, node in group.nodes.items():
-        phase, gone = node.phase, node.gone
+        phase, gone = node.phase, node.is_gone
         if node.node_id != node_id:
             yield f"node '{node.node_id}' is filed under '{node_id}'"
         if node.member_of > group.last_round:
             yield f"{node_id} is a member of round {node.member_of}, but the last round is {group.last_round}"
         if gone != (node.departed_at is not None):
             yield f"{node_id} is {phase}, but departed_at is {node.departed_at}"
-        if group.round is not None and group.is_in_round(node) and node_id not in group.round.places:
+        if group.round is not None and group.is_in_round(node) and node_id not in group.round.members_by_id:
             yield f"{node_id} claims to be a member of the newest round, which does not name it"
         if phase in _WORKING and node.has_no_workers:
             yield f"{node_id} is {phase}, but has no workers"
@@ -88,7 +88,7 @@ def _round_violations(group: Group, current: Round) -> Iterator[str]:
             yield f"round {current.number} is about to end, but its workers have no time for it"
     if current.end is not None and current.stall is not None:
         yield f"round {current.number} has ended, but is said to stall"
-    if not current.finished <= current.places.keys():
+    if not current.finished <= current.members_by_id.keys():
         yield f"round {current.number} has finished nodes that are no members: {sorted(current.finished)}"
 
 
@@ -111,10 +111,10 @@ def _member_violations(group: Group, current: Round) -> Iterator[str]:
     if not (worlds := WorldSizes.of(group.spec)).allows(offset):
         yield f"round {current.number} has world size {offset}, which is none of {worlds}"
 
-    number, runs = current.number, current.end is None and not group.state.terminal
+    number, runs = current.number, current.end is None and not group.state.is_terminal
     for member in current.members if runs else ():
         node = group.nodes.get(member.node_id)
-        if node is None or node.incarnation != member.incarnation or node.gone:
+        if node is None or node.incarnation != member.incarnation or node.is_gone:
             if member.node_id not in current.finished:
                 yield f"round {number} runs, but its member {member.node_id} is gone"
         elif node.member_of != number and member.node_id not in current.finished:

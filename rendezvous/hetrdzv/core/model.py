@@ -1,6 +1,6 @@
 """What a group is: its spec, its nodes and its rounds, as frozen values.
 
-Times are seconds on the server's clock (`now` of `step`), durations are seconds. Fields marked *memory only*
+Times are seconds on the server's clock (`now` of `apply_command`), durations are seconds. Fields marked *memory only*
 are not stored: they record when a node was last heard from, and are reset when a server loads the group.
 """
 
@@ -68,9 +68,9 @@ class Node(Offer):
     former: tuple[str, ...] = ()
 
     @property
-    def gone(self) -> bool:
+    def is_gone(self) -> bool:
         """Whether the node is lost or has left."""
-        return self.phase.gone
+        return self.phase.is_gone
 
     @property
     def is_drained(self) -> bool:
@@ -84,7 +84,7 @@ class Node(Offer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cause:
+class EndCause:
     """What ends a round.
 
     Attributes:
@@ -98,7 +98,7 @@ class Cause:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class End:
+class RoundEnd:
     """How a round ended.
 
     Attributes:
@@ -111,7 +111,7 @@ class End:
         time: what the time of the round went into until then.
     """
 
-    cause: Cause
+    cause: EndCause
     at: float
     time: TimeSpent = field(default_factory=dict)
     before: EarlierSuccesses | None = None
@@ -126,7 +126,7 @@ class End:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Notice:
+class EndNotice:
     """A round is about to end though it runs well; its workers know, and have some time to save (timers.py).
 
     Attributes:
@@ -135,7 +135,7 @@ class Notice:
         until: when it ends at the latest (seconds).
     """
 
-    cause: Cause
+    cause: EndCause
     at: float
     until: float
 
@@ -209,8 +209,8 @@ class Round:
     unseen: bool = False
     hung_s: float = 0.0
     stall: Stall | None = None
-    notice: Notice | None = None
-    end: End | None = None
+    notice: EndNotice | None = None
+    end: RoundEnd | None = None
 
     @property
     def world_size(self) -> int:
@@ -239,7 +239,7 @@ class Round:
         return self.notice is not None and self.notice.cause.kind is EndKind.CANCELLED
 
     @cached_property
-    def places(self) -> Mapping[str, Member]:
+    def members_by_id(self) -> Mapping[str, Member]:
         """Its members by node id."""
         return {member.node_id: member for member in self.members}
 
@@ -310,9 +310,9 @@ class Group:
         return replace(self, nodes={**self.nodes, node.node_id: node})
 
     @property
-    def live(self) -> list[Node]:
+    def live_nodes(self) -> list[Node]:
         """Nodes of any job that are neither lost nor left."""
-        return [node for node in self.nodes.values() if not node.gone]
+        return [node for node in self.nodes.values() if not node.is_gone]
 
     @property
     def last_resort_nodes(self) -> frozenset[str]:
@@ -320,9 +320,9 @@ class Group:
         return frozenset(name for name, times in self.failed_rounds.items() if times >= USED_LAST_AFTER)
 
     @property
-    def last_places(self) -> Mapping[str, Member]:
+    def last_members_by_id(self) -> Mapping[str, Member]:
         """The members of the newest round, by node id."""
-        return self.round.places if self.round is not None else {}
+        return self.round.members_by_id if self.round is not None else {}
 
     @property
     def active_round(self) -> Round | None:
@@ -332,7 +332,7 @@ class Group:
     @property
     def running_round(self) -> Round | None:
         """The round that is starting or running, or None; None once the job is over."""
-        return None if self.state.terminal else self.active_round
+        return None if self.state.is_terminal else self.active_round
 
     @property
     def reported_stall(self) -> Stall | None:
@@ -358,17 +358,17 @@ class Group:
         node = self.nodes.get(member.node_id)
         return node if node is not None and node.incarnation == member.incarnation else None
 
-    def phase_of(self, member: Member) -> NodePhase:
+    def member_phase(self, member: Member) -> NodePhase:
         """How far a member has come; a member whose agent was replaced is lost."""
         node = self.current_node(member)
         return node.phase if node is not None else NodePhase.LOST
 
-    def all_succeeded(self, current: Round, ignoring: str | None = None) -> bool:
+    def all_workers_succeeded(self, current: Round, ignoring: str | None = None) -> bool:
         """Whether all workers of a round succeeded, not counting those of one node."""
         return all(
             member.node_id == ignoring
             or member.node_id in current.finished
-            or self.phase_of(member) is NodePhase.SUCCEEDED
+            or self.member_phase(member) is NodePhase.SUCCEEDED
             for member in current.members
         )
 
@@ -377,7 +377,9 @@ class Group:
         current = self.round
         if current is None or not self.is_in_round(node) or node.phase is not NodePhase.SUCCEEDED:
             return False
-        return current.master.node_id != node.node_id or self.all_succeeded(current, ignoring=node.node_id)
+        return current.master.node_id != node.node_id or self.all_workers_succeeded(
+            current, ignoring=node.node_id
+        )
 
 
 def changed_nodes(old: Group | None, new: Group) -> list[Node]:

@@ -4,13 +4,13 @@ Nothing is decided here. The change is made with the commands that would really 
 is told, at once and without a fault, until the group waits for nobody but new nodes.
 """
 
-from hetrdzv.core.commands import Command, Drain, Join, Leave, NoteStall, Renew, Report, Restart, Tick
-from hetrdzv.core.directive import directive_head
-from hetrdzv.core.group import step
+from hetrdzv.core.commands import Command, Drain, Join, Leave, RecordStall, RenewLease, Report, Restart, Tick
+from hetrdzv.core.directive import make_directive_head
+from hetrdzv.core.group import apply_command
 from hetrdzv.core.model import OFFERED, Group, Node
 from hetrdzv.core.rounds.settle import deadline
-from hetrdzv.core.rounds.timers import nobody_lapsed
-from hetrdzv.core.why import why
+from hetrdzv.core.rounds.timers import no_expired_leases
+from hetrdzv.core.why import explain_group
 from hetrdzv.protocol.replies import Plan
 from hetrdzv.protocol.requests import Changes
 from hetrdzv.protocol.states import DirectiveKind, NodePhase, ReportKind
@@ -20,35 +20,35 @@ MOST_TURNS = 60
 """How many turns a rehearsal takes at most; the longest that anybody has seen took 20."""
 
 
-def plan(group: Group, changes: Changes, now: float) -> Plan:
+def make_plan(group: Group, changes: Changes, now: float) -> Plan:
     """What would happen to a group, if every node did what it is told and nothing else happened."""
     after = group
     if (active := group.active_round) is not None:
-        after = _apply(after, NoteStall(active.number, None), now)
+        after = _apply(after, RecordStall(active.number, None), now)
     if changes.drain is not None:
         after = _apply(after, Drain(changes.drain), now)
     if changes.restart:
         after = _apply(after, Restart(), now)
-    return _compare_groups(group, *_play_until_idle(after, now), now)
+    return _compare_groups(group, *_simulate_until_idle(after, now), now)
 
 
 # -- playing ---------------------------------------------------------------------------------------------------
 
 
 def _apply(group: Group, command: Command, now: float) -> Group:
-    return step(group, command, now, nobody_lapsed).group
+    return apply_command(group, command, now, no_expired_leases).group
 
 
-def _play_until_idle(group: Group, now: float) -> tuple[Group, float]:
+def _simulate_until_idle(group: Group, now: float) -> tuple[Group, float]:
     """What a group becomes, and when, until only new nodes could change anything."""
     group = _apply(group, Tick(), now)
     for _ in range(MOST_TURNS):
         before = group
-        for node in before.live:  # each does what it has to do now
+        for node in before.live_nodes:  # each does what it has to do now
             if (command := _next_command(before, node)) is not None:
                 group = _apply(group, command, now)
         if group is before:
-            if (at := _under_way_until(before, now)) is None:
+            if (at := _find_next_change_time(before, now)) is None:
                 break
             now = at
         group = _apply(group, Tick(), now)
@@ -57,7 +57,7 @@ def _play_until_idle(group: Group, now: float) -> tuple[Group, float]:
 
 def _next_command(group: Group, node: Node) -> Command | None:
     """What the agent of a live node says once it has done what it has to do; None: it has nothing to say."""
-    head = directive_head(group, node)
+    head = make_directive_head(group, node)
     if head.code == "notice" and node.ready_to_stop < head.round:
         return _make_report(node, head.round, ReportKind.READY_TO_STOP)
     if head.kind is DirectiveKind.EXIT or node.leaving is not None or group.has_given_up(node):
@@ -67,16 +67,16 @@ def _next_command(group: Group, node: Node) -> Command | None:
         return Join(node_id=node.node_id, incarnation=node.incarnation, after_round=node.member_of, **offer)
     if head.kind is DirectiveKind.START and node.phase is NodePhase.STARTING:
         return _make_report(node, head.round, ReportKind.STARTED)
-    return None if node.disconnected_at is None else Renew(node.node_id, node.incarnation)
+    return None if node.disconnected_at is None else RenewLease(node.node_id, node.incarnation)
 
 
 def _make_report(node: Node, number: int, kind: ReportKind) -> Report:
     return Report(node_id=node.node_id, incarnation=node.incarnation, round=number, kind=kind)
 
 
-def _under_way_until(group: Group, now: float) -> float | None:
+def _find_next_change_time(group: Group, now: float) -> float | None:
     """When a group will have done the next thing that it does by itself; None: it waits for nobody but new nodes."""
-    if group.state.terminal:
+    if group.state.is_terminal:
         return None
     if group.active_round is not None:
         waits = group.joiners_since is not None
@@ -94,13 +94,13 @@ def _compare_groups(before: Group, after: Group, then: float, now: float) -> Pla
     was, round_ = before.round if after.job == before.job else None, after.active_round
     members = round_.members if round_ is not None else ()
     nodes = [before.current_node(member) for member in was.members] if was is not None else []
-    at_work = [node.node_id for node in nodes if node and not node.gone and not node.has_no_workers]
+    at_work = [node.node_id for node in nodes if node and not node.is_gone and not node.has_no_workers]
     goes_on = was is not None and round_ is not None and was.number == round_.number
     in_round = {member.node_id for member in members}
-    spares = [node.node_id for node in after.live if node.node_id not in in_round]
+    spares = [node.node_id for node in after.live_nodes if node.node_id not in in_round]
     return Plan(
         state=after.state,
-        reason=why(after, then),
+        reason=explain_group(after, then),
         clock=then,
         in_s=then - now,
         round=round_.number if round_ is not None else 0,

@@ -6,13 +6,13 @@ from math import inf
 from typing import Any
 
 from hetrdzv.core.memo import cached
-from hetrdzv.core.model import End, Group, Node, Round
+from hetrdzv.core.model import Group, Node, Round, RoundEnd
 from hetrdzv.core.rounds.timers import (
-    admits_at,
-    forms_at,
-    gives_up_at,
+    group_gives_up_at,
+    joiners_admitted_at,
     members_not_ready_to_stop,
     resolved_at,
+    round_forms_at,
     stall_ends_round_at,
     unresolved_members,
 )
@@ -20,12 +20,12 @@ from hetrdzv.core.selection.select import (
     Selection,
     Shortfall,
     ShortfallKind,
+    explain_spare,
     find_joiners,
     find_larger_round,
     not_ready_nodes,
     ready_nodes,
     select_next_round,
-    spare_reason,
 )
 from hetrdzv.protocol.reasons import events, hangs, waiting
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
@@ -35,26 +35,28 @@ from hetrdzv.protocol.texts.ids import natural_key
 from hetrdzv.protocol.texts.who import Nodes
 
 
-def why(group: Group, now: float) -> Reason:
+def explain_group(group: Group, now: float) -> Reason:
     """Why the group stands where it stands at `now`."""
     active = group.active_round
     stall = active.reported_stall if active is not None and active.notice is None else None
     if active is None or stall is None or group.state is not GroupState.RUNNING:
-        return _why(group)
+        return _explain_without_hang(group)
     known = stall.is_known_at(now)
     until = stall_ends_round_at(group, stall) if known else None
     return hangs.hang(active.number, stall.hang, stall.since, known=known, until=until)
 
 
 @cached
-def _why(group: Group) -> Reason:
+def _explain_without_hang(group: Group) -> Reason:
     """Why it stands there but for a hang: found once per change, since every node gets it."""
     current = group.round
     match group.state:
         case GroupState.WAITING:
-            return _why_waiting(group)
+            return _explain_waiting(group)
         case GroupState.SUCCEEDED:
-            return events.group_succeeded(partially_connected(current) if current is not None else None)
+            return events.group_succeeded(
+                explain_partial_connection(current) if current is not None else None
+            )
         case GroupState.CANCELLED:
             assert group.cancellation is not None
             return group.cancellation
@@ -63,18 +65,18 @@ def _why(group: Group) -> Reason:
             return group.root_cause.reason
     assert current is not None
     if group.state is GroupState.STARTING:
-        late = [one.node_id for one in current.members if group.phase_of(one) is NodePhase.STARTING]
+        late = [one.node_id for one in current.members if group.member_phase(one) is NodePhase.STARTING]
         return ReasonCode.ROUND_STARTING.reason(*late, round=current.number)
     if (notice := current.notice) is not None:
         return waiting.about_to_end(
             current.number, notice.cause.reason, members_not_ready_to_stop(group), notice.until
         )
     return waiting.round_running(
-        current.number, len(current.members), current.world_size, partially_connected(current)
+        current.number, len(current.members), current.world_size, explain_partial_connection(current)
     )
 
 
-def partially_connected(current: Round) -> Reason | None:
+def explain_partial_connection(current: Round) -> Reason | None:
     """That workers of a round are known not to have met; None: they have, or nobody knows."""
     if current.met is None or current.met >= current.world_size:
         return None
@@ -84,27 +86,27 @@ def partially_connected(current: Round) -> Reason | None:
 # -- no round runs -------------------------------------------------------------------------------------------
 
 
-def _why_waiting(group: Group) -> Reason:
+def _explain_waiting(group: Group) -> Reason:
     last = group.round
     if last is None or last.end is None:
-        return why_group_waits(group)
-    ended = why_ended(last.number, last.end)
+        return explain_group_waiting(group)
+    ended = explain_round_end(last.number, last.end)
     if last.end.is_judged:
-        return replace(why_group_waits(group), cause=ended)
+        return replace(explain_group_waiting(group), cause=ended)
     until = resolved_at(group, last.end)
     stopping = [node.node_id for node in unresolved_members(group)]
     stops = ReasonCode.STOPPING.reason(*stopping, until=until if until < inf else None)
     return replace(stops, cause=ended)
 
 
-def why_ended(number: int, end: End) -> Reason:
+def explain_round_end(number: int, end: RoundEnd) -> Reason:
     """What ended a round."""
     return replace(end.cause.reason, round=number)
 
 
-def why_group_waits(group: Group) -> Reason:
+def explain_group_waiting(group: Group) -> Reason:
     """What a group waits for that has no round, or whose round was judged; and which nodes are not ready, and why."""
-    waits, unready = _why_no_round(group), not_ready_nodes(group)
+    waits, unready = _explain_no_round(group), not_ready_nodes(group)
     if not unready:
         return waits
     first = min(unready, key=lambda node: natural_key(node.node_id))
@@ -112,15 +114,17 @@ def why_group_waits(group: Group) -> Reason:
     return waiting.also_not_ready(waits, late)
 
 
-def _why_no_round(group: Group) -> Reason:
+def _explain_no_round(group: Group) -> Reason:
     there, answer = ready_nodes(group), select_next_round(group)
-    ready, until = count_ready(group.spec, there), gives_up_at(group)
+    ready, until = count_ready_nodes(group.spec, there), group_gives_up_at(group)
     if isinstance(answer, Shortfall) and answer.kind is ShortfallKind.ALLOWED_MASTER:
         return ReasonCode.NO_ALLOWED_MASTER.reason(
             nodes=ready.nodes, ready=ready, master=group.spec.master, until=until
         )
     if isinstance(answer, Shortfall) and answer.kind is not ShortfallKind.MASTER:
-        wanting = [node.node_id for node in group.live if node.wants_command and group.spec.command is None]
+        wanting = [
+            node.node_id for node in group.live_nodes if node.wants_command and group.spec.command is None
+        ]
         if wanting:
             return ReasonCode.NO_COMMAND.reason(*wanting, group=group.group_id)
         no_world = answer.kind is ShortfallKind.WORLD  # else they are just too few
@@ -130,25 +134,25 @@ def _why_no_round(group: Group) -> Reason:
             0 if answer.never else answer.missing,
             unit="node" if answer.kind is ShortfallKind.NODES else "slot",
             world=waiting.no_world(group.spec, never, too_small=bool(answer.missing)) if no_world else None,
-            since=_deserted_since(group),
+            since=_empty_since(group),
             until=until,
         )
-        return _name_gone_members(group, few)
+        return _add_gone_members(group, few)
     if group.bounds_since is None:
-        return waiting.no_master(unreachable_masters(group, there), group.spec.master, until)
+        return waiting.no_master(find_unreachable_masters(group, there), group.spec.master, until)
     if answer.suspects:
         return ReasonCode.RECONNECTING.reason(*(node.node_id for node in answer.suspects), ready=ready)
-    return _why_not_yet(group, ready, answer)
+    return _explain_round_delay(group, ready, answer)
 
 
-def _deserted_since(group: Group) -> float | None:
+def _empty_since(group: Group) -> float | None:
     """When the last node went; None: some are here, or none is known to have been."""
     went = [node.departed_at for node in group.nodes.values()]
     return max((at for at in went if at is not None), default=None) if None not in went else None
 
 
-def _why_not_yet(group: Group, ready: waiting.Ready, answer: Selection | Shortfall) -> Reason:
-    until, code, more = forms_at(group, answer), ReasonCode.LAST_CALL, dict[str, Any]()
+def _explain_round_delay(group: Group, ready: waiting.Ready, answer: Selection | Shortfall) -> Reason:
+    until, code, more = round_forms_at(group, answer), ReasonCode.LAST_CALL, dict[str, Any]()
     if group.backoff_until is not None and group.backoff_until == until:
         code, more = ReasonCode.RESTART_BACKOFF, {"restart": group.restarts, "quick": group.quick}
     elif not group.last_call:
@@ -156,14 +160,14 @@ def _why_not_yet(group: Group, ready: waiting.Ready, answer: Selection | Shortfa
     return code.reason(nodes=ready.nodes, ready=ready, until=until, **more)
 
 
-def count_ready(spec: GroupSpec, there: Sequence[Node]) -> waiting.Ready:
+def count_ready_nodes(spec: GroupSpec, there: Sequence[Node]) -> waiting.Ready:
     """How many nodes there are: of how many, or with how many slots where those may be too few."""
     enough = spec.counts_slots and len(there) >= spec.min_nodes
     slots = sum(node.slots for node in there) if enough else None
     return waiting.Ready(Nodes.of(node.node_id for node in there), spec.min_nodes, slots)
 
 
-def unreachable_masters(group: Group, there: Sequence[Node]) -> dict[str, list[str]]:
+def find_unreachable_masters(group: Group, there: Sequence[Node]) -> dict[str, list[str]]:
     """Which of the nodes that are ready cannot be reached as master, and from where."""
     among, by_master = {node.node_id for node in there}, dict[str, list[str]]()
     for node_id, master in group.unreachable:
@@ -172,25 +176,25 @@ def unreachable_masters(group: Group, there: Sequence[Node]) -> dict[str, list[s
     return by_master
 
 
-def _name_gone_members(group: Group, waits: Reason) -> Reason:
+def _add_gone_members(group: Group, waits: Reason) -> Reason:
     """What a group waits for, with the members of the last round that are gone."""
     members, known = group.round.members if group.round is not None else (), group.nodes
-    gone = [one.node_id for one in members if (node := known.get(one.node_id)) is None or node.gone]
+    gone = [one.node_id for one in members if (node := known.get(one.node_id)) is None or node.is_gone]
     return waiting.in_place_of(waits, gone, group.drained.intersection(gone or group.drained))
 
 
 # -- a node is in no round -----------------------------------------------------------------------------------
 
 
-def why_node_waits(group: Group, node: Node, now: float) -> Reason:
+def explain_node_waiting(group: Group, node: Node, now: float) -> Reason:
     """Why a node that has nothing to do has nothing to do."""
     active = group.active_round
     if active is None or active.notice is not None:
-        return why(group, now)
-    return waiting.left_out(active.number, node.node_id, why_left_out(group, node))
+        return explain_group(group, now)
+    return waiting.left_out(active.number, node.node_id, explain_left_out_node(group, node))
 
 
-def why_left_out(group: Group, node: Node) -> Reason:
+def explain_left_out_node(group: Group, node: Node) -> Reason:
     """Why a node is not in the running round, in a clause."""
     active = group.active_round
     assert active is not None
@@ -199,5 +203,5 @@ def why_left_out(group: Group, node: Node) -> Reason:
     if node.not_ready:
         return waiting.not_ready(Nodes.of([node.node_id]), node.not_ready)
     if (larger := find_larger_round(group)) is not None and node.node_id in find_joiners(group):
-        return ReasonCode.JOINS_NEXT_ROUND.reason(node.node_id, until=admits_at(group, larger))
-    return spare_reason(group, node, active)
+        return ReasonCode.JOINS_NEXT_ROUND.reason(node.node_id, until=joiners_admitted_at(group, larger))
+    return explain_spare(group, node, active)

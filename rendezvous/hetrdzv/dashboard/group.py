@@ -79,7 +79,7 @@ def group_sections(
 
     def make() -> Mapping[str, str]:
         reply = views.group_reply(group, now, heard_at, seen)
-        running, current, over = group.active_round, reply.current_round, group.state.terminal
+        running, current, over = group.active_round, reply.current_round, group.state.is_terminal
         failed = running.restarted_by if running is not None and not over else None
         every = reply.nodes if len(reply.nodes) > (ALL_ROWS if whole else ROWS) else ()
         unusual = [node for node in every if node.shown_state not in ORDINARY]

@@ -116,7 +116,7 @@ class NodeReply:
     failure: Failure | None = None
 
     @property
-    def gone(self) -> bool:
+    def is_gone(self) -> bool:
         """Whether it is lost or has left."""
         return self.heard_s_ago is None
 
@@ -256,7 +256,7 @@ class Plan:
 
 def describe_plan(plan: Plan) -> Iterator[str]:
     """A plan in sentences."""
-    if GroupState(plan.state).terminal:
+    if GroupState(plan.state).is_terminal:
         yield f"Nothing changes: the job is over ({plan.state})."
         return
     if plan.stops:

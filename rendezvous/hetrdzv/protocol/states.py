@@ -19,7 +19,7 @@ class GroupState(StrEnum):
     CANCELLED = "cancelled"
 
     @property
-    def terminal(self) -> bool:
+    def is_terminal(self) -> bool:
         """Whether the group's outcome is decided."""
         return self in (GroupState.SUCCEEDED, GroupState.FAILED, GroupState.CANCELLED)
 
@@ -40,7 +40,7 @@ class NodePhase(StrEnum):
     LEFT = "left"
 
     @property
-    def gone(self) -> bool:
+    def is_gone(self) -> bool:
         """Whether the server no longer counts on the node."""
         return self in (NodePhase.LOST, NodePhase.LEFT)
 
@@ -59,7 +59,7 @@ class EndKind(StrEnum):
     JOINED = "joined"
     RESTARTED = "restarted"
     MASTER_UNREACHABLE = "master_unreachable"
-    CANCELLED = "cancelled"  # of a `Notice` only: the job finishes then
+    CANCELLED = "cancelled"  # of a `EndNotice` only: the job finishes then
 
 
 class StallKind(StrEnum):

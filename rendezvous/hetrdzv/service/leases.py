@@ -14,7 +14,7 @@ from hetrdzv.core.commands import (
     Disconnect,
     Join,
     Leave,
-    Renew,
+    RenewLease,
     Report,
     StartDaemon,
 )
@@ -94,7 +94,7 @@ class LeaseTable:
             if lease is not None:
                 lease.disconnected_at = min(lease.disconnected_at, now)
         elif (speaker := sender_of(command)) is not None:
-            polls = isinstance(command, Renew)
+            polls = isinstance(command, RenewLease)
             self.record_contact(group.group_id, *speaker, group.spec.lease_s, now, polls=polls)
 
     def record_contact(
@@ -162,7 +162,7 @@ class LeaseTable:
         for group in groups:
             lease_s = choose_pace(group.spec.lease_s, nodes).lease_s
             for node in group.nodes.values():
-                if not node.gone:
+                if not node.is_gone:
                     self.record_contact(group.group_id, node.node_id, node.incarnation, lease_s, now)
 
     def forget_group(self, group_id: str) -> None:
@@ -188,7 +188,7 @@ class LeaseTable:
             self.forget_group(group_id)
             return False
         for node_id in overdue:
-            if (node := group.nodes.get(node_id)) is None or node.gone:
+            if (node := group.nodes.get(node_id)) is None or node.is_gone:
                 del leases[node_id]
                 self._count -= 1
         self._overdue[group_id] = [node_id for node_id in overdue if node_id in leases]
@@ -210,7 +210,7 @@ class LeaseTable:
 def sender_of(command: Command) -> tuple[str, str] | None:
     """The node id and incarnation of the agent that sent a command, or None."""
     match command:
-        case Join() | Renew() | Report() | Leave():
+        case Join() | RenewLease() | Report() | Leave():
             return command.node_id, command.incarnation
         case StartDaemon():
             return command.master, command.incarnation
@@ -218,7 +218,7 @@ def sender_of(command: Command) -> tuple[str, str] | None:
             return None
 
 
-def is_heartbeat(group: Group, command: Renew) -> bool:
+def is_heartbeat(group: Group, command: RenewLease) -> bool:
     """Whether a poll renews a lease and changes nothing else.
 
     It does change something if the node was suspect, if another seemed to take its place, or if it shows only now that

@@ -70,7 +70,7 @@ class Metrics:
         )
         # these start at 0, or the first one would not be an increase
         for state in GroupState:
-            if state.terminal:
+            if state.is_terminal:
                 self._finished.labels(state.value)
         for doing in ("training", "unknown"):
             self._slots.labels(doing)
@@ -104,13 +104,13 @@ class Metrics:
                     known.ended_at = None
                 case "restart_spent":
                     self._restarts.inc()
-        if new.state.terminal and not (old is not None and old.state.terminal and old.job == new.job):
+        if new.state.is_terminal and not (old is not None and old.state.is_terminal and old.job == new.job):
             self._finished.labels(new.state.value).inc()
             self._known[group_id] = _Known(now)
 
     def _count_slots(self, group: Group, now: float) -> None:
         since, active = self._known[group.group_id].counted_at, group.round
-        if since is not None and active is not None and not group.state.terminal:
+        if since is not None and active is not None and not group.state.is_terminal:
             self._slots.labels(_describe_activity(group, active)).inc(
                 active.world_size * max(0.0, now - since)
             )

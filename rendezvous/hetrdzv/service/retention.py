@@ -23,7 +23,7 @@ def require_room_for_nodes(group: Group, command: Command) -> None:
     match command:
         case Join(node_id=node_id) if len(group.nodes) >= most:
             node = group.nodes.get(node_id)
-            full = (node is None or node.gone) and len(group.live) >= most
+            full = (node is None or node.is_gone) and len(group.live_nodes) >= most
         case Drain(node_id=node_id):
             full = len(group.drained) >= most and node_id not in group.drained
         case _:
@@ -40,9 +40,9 @@ def is_outdated(group: Group, used_at: float | None, now: float, keep_finished_s
     that joins. A group that a person made with `PUT` holds a spec and a command that no agent brings, so it
     stays until a person deletes it or its job ends. No group with live nodes is ever forgotten.
     """
-    if group.state.terminal:
+    if group.state.is_terminal:
         over = group.finished_at is not None and now > group.finished_at + keep_finished_s
     else:
         went_at = max((node.departed_at or 0.0 for node in group.nodes.values()), default=0.0)
         over = not group.by_put and now > max(used_at or group.created_at, went_at) + KEEP_IDLE_S
-    return over and all(node.gone for node in group.nodes.values())
+    return over and all(node.is_gone for node in group.nodes.values())

@@ -12,16 +12,25 @@ from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, Protocol
 
-from hetrdzv.core.commands import Command, DeclareSnapshots, Disconnect, Join, Put, Renew, Report, Tick
-from hetrdzv.core.group import Transition, new_group, step
+from hetrdzv.core.commands import (
+    Command,
+    DeclareSnapshots,
+    Disconnect,
+    Join,
+    PutSpec,
+    RenewLease,
+    Report,
+    Tick,
+)
+from hetrdzv.core.group import Transition, apply_command, new_group
 from hetrdzv.core.model import Group
-from hetrdzv.core.plan import plan
+from hetrdzv.core.plan import make_plan
 from hetrdzv.core.rounds.records import list_records
 from hetrdzv.core.rounds.settle import deadline
 from hetrdzv.core.rounds.timers import SUSPECT_GRACE_S
-from hetrdzv.core.rounds.transitions import require_current_agent, stale_round
-from hetrdzv.core.snapshots import complete_in_memory
-from hetrdzv.core.snapshots.sources import next_copy
+from hetrdzv.core.rounds.transitions import make_stale_round_error, require_current_agent
+from hetrdzv.core.snapshots import newest_in_memory
+from hetrdzv.core.snapshots.sources import next_copy_order
 from hetrdzv.protocol.errors import (
     Conflict,
     HetError,
@@ -222,7 +231,7 @@ class Service:
         """What would happen to a group if nodes came or went. Plans are made in a thread, one at a time."""
         group = self.group(group_id)
         async with self._planning:  # else whoever may read could take all of the server's time
-            return await asyncio.to_thread(plan, group, changes, self.now())
+            return await asyncio.to_thread(make_plan, group, changes, self.now())
 
     # -- writing ---------------------------------------------------------------------------------------------
 
@@ -241,7 +250,7 @@ class Service:
         now = self.now()
         if head is None:
             self._require_served(group_id)
-            if not isinstance(command, Join | Put):
+            if not isinstance(command, Join | PutSpec):
                 raise _make_unknown_group_error(group_id)
             if not self._ledger.has_room(MAX_GROUPS):
                 raise Refused(
@@ -253,13 +262,13 @@ class Service:
         if isinstance(command, Report):
             command = replace(command, age_s=self._clock.age(command.age_s))
         try:
-            if isinstance(command, Renew) and is_heartbeat(head, command):
+            if isinstance(command, RenewLease) and is_heartbeat(head, command):
                 return await self._record_heartbeat(head, command, now)
             if isinstance(command, Tick):
                 self.leases.has_expired(group_id)
                 transition = Transition(head)  # it settles at the end of the turn
             else:
-                transition = step(head, command, now, self.leases.expired_nodes)
+                transition = apply_command(head, command, now, self.leases.expired_nodes)
         except Refused:
             # a refusal must not reveal state that may never be committed
             await self._ledger.wait_for_commit(group_id)
@@ -270,7 +279,7 @@ class Service:
             raise _make_unknown_group_error(group_id)  # it was deleted in the same turn
         return group
 
-    async def _record_heartbeat(self, head: Group, command: Renew, now: float) -> Group:
+    async def _record_heartbeat(self, head: Group, command: RenewLease, now: float) -> Group:
         """Note a heartbeat, which commits nothing and wakes nobody; what was proposed before is committed first."""
         require_current_agent(head, command.node_id, command.incarnation)
         self.leases.on_command(head, command, now)
@@ -297,18 +306,18 @@ class Service:
         if (
             node is None or current is None or current.number != command.round
         ):  # it has ended in the same turn
-            raise stale_round(group, command.round, command.node_id)
-        complete = complete_in_memory(group)
-        return SnapshotsReply(complete=complete, copy=next_copy(group, node, complete))
+            raise make_stale_round_error(group, command.round, command.node_id)
+        complete = newest_in_memory(group)
+        return SnapshotsReply(complete=complete, copy=next_copy_order(group, node, complete))
 
     async def delete(self, group_id: str) -> None:
         """Delete a group, unless it has live nodes and its job is not over."""
         head = await self._find_head(group_id)
         if head is None and group_id not in self._ledger.quarantined:
             raise _make_unknown_group_error(group_id)
-        if head is not None and head.live and not head.state.terminal:
+        if head is not None and head.live_nodes and not head.state.is_terminal:
             await self._ledger.wait_for_commit(group_id)
-            live = Nodes.of(node.node_id for node in head.live)
+            live = Nodes.of(node.node_id for node in head.live_nodes)
             raise Refused(f"group '{group_id}' still has nodes ({live}): delete it once its job is over")
         await self._ledger.propose(group_id, None)
 
@@ -371,7 +380,7 @@ class Service:
         failed: dict[str, Exception] = {}
         for group_id, head in self._ledger.pending_heads():
             try:
-                transition = step(head, Tick(), self.now(), self.leases.expired_nodes)
+                transition = apply_command(head, Tick(), self.now(), self.leases.expired_nodes)
             except Exception as error:  # nothing of this turn can be kept
                 failed[group_id] = error
             else:
@@ -384,7 +393,7 @@ class Service:
         if base is None:
             return
         try:
-            make_checked_changes(base, step(base, Tick(), now, self.leases.expired_nodes).group)
+            make_checked_changes(base, apply_command(base, Tick(), now, self.leases.expired_nodes).group)
         except Exception as error:
             logger.error("group '%s' is quarantined: it cannot go on", group_id, exc_info=error)
             self._ledger.quarantine(group_id, describe_error(error))
@@ -404,7 +413,7 @@ class Service:
         else:
             self._await_deadline(change.new)
             self._used_at[change.group_id] = now
-        if change.new is None or change.new.state.terminal:
+        if change.new is None or change.new.state.is_terminal:
             self.progress.forget_group(change.group_id)
         self.watchers.wake_nodes(change.group_id, change.old, change.new)
 

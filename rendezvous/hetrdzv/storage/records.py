@@ -179,5 +179,5 @@ def _assemble(group_id: str, records: Mapping[str, bytes], now: float) -> tuple[
     if group.group_id != group_id:
         raise malformed(f"{group_prefix(group_id)}group", f"it is about group '{group.group_id}'")
     in_order = sorted(found["nodes"].items(), key=lambda item: (item[1].joined_at, item[0]))
-    nodes = {node_id: node if node.gone else replace(node, heard_at=now) for node_id, node in in_order}
+    nodes = {node_id: node if node.is_gone else replace(node, heard_at=now) for node_id, node in in_order}
     return replace(group, nodes=nodes, round=found["round"].get(""), records=tuple(rounds)), events

@@ -11,7 +11,7 @@ from tests.core.leases import deadline, step
 from hetagent.session.requests import Answer, Report, Request, round_report
 from hetagent.session.session import Session
 from hetrdzv.core import commands
-from hetrdzv.core.directive import directive
+from hetrdzv.core.directive import make_directive
 from hetrdzv.core.group import new_group
 from hetrdzv.core.invariants import check
 from hetrdzv.core.model import Group
@@ -49,7 +49,7 @@ class Server:
         """Apply a command."""
         group = self.groups.get(group_id)
         if group is None:
-            if not isinstance(command, commands.Join | commands.Put):
+            if not isinstance(command, commands.Join | commands.PutSpec):
                 raise UnknownGroup(f"there is no group '{group_id}'")
             group = new_group(group_id, now)
         self.groups[group_id] = step(group, command, now).group
@@ -71,7 +71,7 @@ class Server:
             raise UnknownGroup(f"there is no group '{group_id}'")
         if node_id not in group.nodes:
             raise NotFound(f"group '{group_id}' has no node '{node_id}'")
-        found, lease_s = directive(group, group.nodes[node_id], now), group.spec.lease_s
+        found, lease_s = make_directive(group, group.nodes[node_id], now), group.spec.lease_s
         return replace(found, poll_s=lease_s / 2, lease_s=lease_s)
 
     def execute(self, request: Request, now: float) -> Answer:
@@ -86,7 +86,7 @@ class Server:
                 case Request(route=Routes.join, body=body):
                     self.do(commands.Join(node_id=node_id, **codec.fields_of(body)), now, group_id)
                 case Request(route=routes.POLL, body=poll):
-                    self.do(commands.Renew(node_id, poll.incarnation, poll.after), now, group_id)
+                    self.do(commands.RenewLease(node_id, poll.incarnation, poll.after), now, group_id)
                     self.progress += [poll.progress] if poll.progress is not None else []
                     return replace(self.told(node_id, now, group_id), stacks=self.asks)
                 case Request(route=Routes.report, body=report):

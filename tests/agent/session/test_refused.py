@@ -117,7 +117,7 @@ def test_a_node_id_in_use_by_an_agent_that_lives_is_final(bench: Bench) -> None:
     bench.ready()
     while bench.now < begun + 6.9:
         bench.run(0.1)
-        bench.server.do(commands.Renew("a", "i0"), bench.now)
+        bench.server.do(commands.RenewLease("a", "i0"), bench.now)
         assert bench.told == []
     bench.run(0.1)
     assert bench.last.kind == "exit"
@@ -180,7 +180,7 @@ def test_settings_are_given_again_until_the_last_old_node_should_have_gone(goes:
     assert notice.endswith("trying again until it goes (at most 11 s more)")
     for _ in range(129):
         bench.run(0.1)
-        bench.server.do(commands.Renew("b", "i0"), bench.now)
+        bench.server.do(commands.RenewLease("b", "i0"), bench.now)
         assert bench.told == []
     if goes:
         bench.server.do(commands.Leave(node_id="b", incarnation="i0"), bench.now)

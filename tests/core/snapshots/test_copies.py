@@ -7,15 +7,19 @@ import pytest
 
 from hetrdzv.core.commands import Drain
 from hetrdzv.core.model import Group
-from hetrdzv.core.snapshots import safe_snapshot
-from hetrdzv.core.snapshots.sources import kept_members, next_copy
+from hetrdzv.core.snapshots import newest_safe_snapshot
+from hetrdzv.core.snapshots.sources import map_backed_up_members, next_copy_order
 from hetrdzv.protocol.snapshots import RankPart, SnapshotId
 from tests.core.snapshots.test_snapshots import NOTHING, Job, held
 
 
 def keepers(group: Group) -> Mapping[str, str]:
     """The keeper of each member."""
-    return {member.node_id: keeper for keeper, members in kept_members(group).items() for member in members}
+    return {
+        member.node_id: keeper
+        for keeper, members in map_backed_up_members(group).items()
+        for member in members
+    }
 
 
 def begun(*names: str, racks: Mapping[str, str] | None = None, **spec: Any) -> Job:
@@ -65,15 +69,15 @@ def test_copies_are_kept_in_another_unit_where_there_is_one(
 def test_a_keeper_is_told_what_it_lacks_once_it_is_there() -> None:
     job = begun("a", "b", "c", min_nodes=3, max_nodes=3)
     declare(job, "b", 1)
-    assert next_copy(job.group, job.node("b")) is None  # a has not said anything yet
+    assert next_copy_order(job.group, job.node("b")) is None  # a has not said anything yet
     declare(job, "a", 0)
-    copy = next_copy(job.group, job.node("b"))
+    copy = next_copy_order(job.group, job.node("b"))
     assert copy is not None
     assert copy.stamp == SnapshotId(round=1, step=8)
     assert (copy.source.node_id, copy.source.port, copy.source.key) == ("a", 7000, "secret")
     assert copy.source.ranks == (RankPart(rank=0, digest="d0"),)
     declare(job, "b", 0, 1)
-    assert next_copy(job.group, job.node("b")) is None
+    assert next_copy_order(job.group, job.node("b")) is None
 
 
 def test_what_a_round_began_from_is_copied_where_it_lives_once() -> None:
@@ -88,7 +92,7 @@ def test_what_a_round_began_from_is_copied_where_it_lives_once() -> None:
     job.started(*job.order)
     assert job.began is not None
     assert job.began.step == 8
-    copies = {name: next_copy(job.group, job.node(name)) for name in "abc"}
+    copies = {name: next_copy_order(job.group, job.node(name)) for name in "abc"}
     lone = {"a": 0, "b": 1}
     for member, keeper in keepers(job.group).items():
         copy = copies[keeper]
@@ -111,11 +115,11 @@ def test_what_a_node_that_has_left_alone_has_two_members_copy() -> None:
     job.wait(10.0)
     assert job.began is not None
     assert {source.node_id for source in job.began.sources} == {"a", "b", "c"}
-    copies = {name: next_copy(job.group, job.node(name)) for name in "ab"}
+    copies = {name: next_copy_order(job.group, job.node(name)) for name in "ab"}
     of_c = {name: copy for name, copy in copies.items() if copy is not None and copy.source.node_id == "c"}
     assert {name: copy.source.ranks[0].rank for name, copy in of_c.items()} == {"a": 2, "b": 2}
     safe = SnapshotId(round=1, step=8)
-    assert [next_copy(job.group, job.node(name), safe) for name in "ab"] == [None, None]
+    assert [next_copy_order(job.group, job.node(name), safe) for name in "ab"] == [None, None]
 
 
 def test_what_only_a_node_that_has_left_has_at_all_two_members_copy() -> None:
@@ -129,7 +133,7 @@ def test_what_only_a_node_that_has_left_has_at_all_two_members_copy() -> None:
     job.wait(30.0)
     assert job.began is not None
     assert {source.node_id for source in job.began.sources} == {"d"}
-    copies = [next_copy(job.group, job.node(member.node_id)) for member in job.round.members]
+    copies = [next_copy_order(job.group, job.node(member.node_id)) for member in job.round.members]
     assert [copy is not None for copy in copies] == [True, True, False]
 
 
@@ -137,9 +141,9 @@ def test_a_step_is_safe_once_its_shards_are_on_two_nodes() -> None:
     job = begun("a", "b", min_nodes=2, max_nodes=2)
     declare(job, "a", 0, whole=True)
     declare(job, "b", 1, whole=True)
-    assert safe_snapshot(job.group) is None
+    assert newest_safe_snapshot(job.group) is None
     declare(job, "b", 0, 1, whole=True)
     declare(job, "a", 0, 1, whole=True)
-    safe = safe_snapshot(job.group)
+    safe = newest_safe_snapshot(job.group)
     assert safe is not None
     assert safe.stamp == SnapshotId(round=1, step=8)

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from hetrdzv.core.commands import DeclareSnapshots, Leave
-from hetrdzv.core.invariants import violations
+from hetrdzv.core.invariants import list_violations
 from hetrdzv.core.rounds.transitions import GONE_NODES_KEPT
-from hetrdzv.core.snapshots import complete_in_memory, is_undone, snapshot_warnings
+from hetrdzv.core.snapshots import is_undone, newest_in_memory, snapshot_warnings
 from hetrdzv.core.snapshots.catalog import list_group_snapshots, missing_ranks
 from hetrdzv.core.snapshots.sources import MOST_WHOLE, select_sources
 from hetrdzv.protocol.errors import NodeIdInUse, NotFound, StaleIncarnation, StaleRound
@@ -203,9 +203,9 @@ def test_a_node_that_leaves_serves_what_only_it_has() -> None:
     assert (job.step, job.began and job.began.lost) == (100, 0)
     assert job.began is not None
     assert {source.node_id for source in job.began.sources} == {"a", "b"}
-    assert job.node("b").gone
+    assert job.node("b").is_gone
     assert (job.told("b").kind, job.told("b").code) == ("wait", "serves")
-    assert list(violations(job.group)) == []
+    assert list(list_violations(job.group)) == []
     job.run()
     job.failed("a")
     assert (job.told("b").kind, job.told("b").code) == ("wait", "serves")
@@ -421,7 +421,7 @@ def test_a_new_job_begins_from_what_is_on_disk() -> None:
     for name in ("a", "b"):
         start = job.start(name)
         assert start.snapshot == job.began
-    assert not list(violations(job.group))
+    assert not list(list_violations(job.group))
 
 
 def test_what_another_job_has_on_disk_is_older_than_anything_of_this_one() -> None:
@@ -502,9 +502,9 @@ def test_what_one_other_node_has_is_no_reason_for_the_only_member_to_drop_its_ow
     lone = {"sharded": True, "world_size": 1, "ranks": (0,)}
     job.join("b", snapshots=job.holds(held(100, **lone)))
     job.declare("a", job.holds(held(90, **lone)))
-    assert complete_in_memory(job.group) == SnapshotId(round=1, step=90)
+    assert newest_in_memory(job.group) == SnapshotId(round=1, step=90)
     job.declare("a", job.holds(held(90, **lone), held(100, **lone)))
-    assert complete_in_memory(job.group) == SnapshotId(round=1, step=100)
+    assert newest_in_memory(job.group) == SnapshotId(round=1, step=100)
 
 
 def test_workers_that_take_none_are_said_once_a_round_and_shown_until_they_do() -> None:

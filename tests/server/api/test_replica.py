@@ -10,7 +10,7 @@ import pytest
 
 from hetrdzv.api.app import create_app
 from hetrdzv.auth.tokens import EVERYTHING, Tokens
-from hetrdzv.core.commands import Put
+from hetrdzv.core.commands import PutSpec
 from hetrdzv.protocol.errors import HetError, NoLeader, NotLeader, ServerStopping
 from hetrdzv.protocol.replies import ReadyReply
 from hetrdzv.service.service import Service
@@ -156,7 +156,7 @@ async def test_a_request_that_a_deposed_and_stopping_server_gives_up_is_answered
     """uvicorn cancels what is still running after its grace period."""
     async with serving() as (service, store):
         fake = FakeReplica(service)
-        await service.execute("g", Put({}))
+        await service.execute("g", PutSpec({}))
         store.open.clear()
         asking = asyncio.ensure_future(ask_raw(create_app(fake), "/v1/groups/g", [], "DELETE"))
         await settled()

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from hetrdzv.auth.tokens import EVERYTHING
-from hetrdzv.core.commands import Cancel, Leave, NoteStall, Report, Tick
+from hetrdzv.core.commands import Cancel, Leave, RecordStall, Report, Tick
 from hetrdzv.core.model import Stall
 from hetrdzv.dashboard import cache as cache_module
 from hetrdzv.dashboard.cache import LARGEST_SHARE, MOST, SectionCache
@@ -89,20 +89,20 @@ async def test_the_card_of_the_cause_is_there_where_there_is_more_than_the_headl
         assert "rank 1: exit code 1" in shown(service, "nodes")
         clock.pass_by(service, 120.0)
         await service.execute("g", Tick())
-        assert service.group("g").state.terminal
+        assert service.group("g").state.is_terminal
         assert "Root cause" in shown(service, "cause")
     async with serving(clock=clock) as (service, _):
         await service.execute("g", join("a", min_nodes=2, join_timeout_s=1.0))
         clock.pass_by(service, 2.0)
         await service.execute("g", Tick())
-        assert service.group("g").state.terminal
+        assert service.group("g").state.is_terminal
         assert "Root cause" not in shown(service, "cause")
 
 
 async def test_a_group_that_hangs_is_said_to_and_comes_first(service: Service) -> None:
     await service.execute("b", join("b", min_nodes=2))
     stall = Stall(hang=behind(3, "n003"), since=0.0, reported=True)
-    await service.execute("g", NoteStall(round=1, stall=stall))
+    await service.execute("g", RecordStall(round=1, stall=stall))
     page = overview(service, EVERYTHING, "http://h:1")()["groups"]
     assert page.index('href="/groups/g"') < page.index('href="/groups/b"')
     assert "hangs" in page
@@ -111,7 +111,7 @@ async def test_a_group_that_hangs_is_said_to_and_comes_first(service: Service) -
     assert "hetctl stacks g" in now
     assert "hetctl restart g" in now
     assert "Where rank 3 is" not in now
-    await service.execute("g", NoteStall(round=1, stall=replace(stall, stack='File "train.py", line 7')))
+    await service.execute("g", RecordStall(round=1, stall=replace(stall, stack='File "train.py", line 7')))
     now = shown(service, "now")
     assert "Where rank 3 is" in now
     assert "train.py" in now

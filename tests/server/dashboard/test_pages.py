@@ -12,7 +12,7 @@ import pytest
 from hetrdzv.api.app import create_app
 from hetrdzv.auth.token_files import TokenFile
 from hetrdzv.auth.tokens import Grant, Role, Tokens
-from hetrdzv.core.commands import Cancel, NoteStall, Report
+from hetrdzv.core.commands import Cancel, RecordStall, Report
 from hetrdzv.core.model import Stall
 from hetrdzv.dashboard.sessions import SESSION_S
 from hetrdzv.protocol.rounds import Failure
@@ -86,7 +86,7 @@ async def test_what_the_worker_wrote_that_is_waited_for_is_asked_of_its_agent(se
     async with browser(service, Tokens(TOKENS)) as client:
         await sign_in(client, "an-admin-token")
         assert "Nobody is waited for" in (await client.get("/groups/g/output")).text
-        await service.execute("g", NoteStall(round=1, stall=stall))
+        await service.execute("g", RecordStall(round=1, stall=stall))
         assert 'hx-get="/groups/g/output"' in (await client.get("/groups/g")).text
         asked = asyncio.create_task(client.get("/groups/g/output"))
         await settled()

@@ -20,7 +20,7 @@ from hetrdzv.api.dependencies import (
     Wait,
 )
 from hetrdzv.auth.tokens import Role
-from hetrdzv.core.commands import DeclareSnapshots, Join, Leave, Renew, Report, StartDaemon
+from hetrdzv.core.commands import DeclareSnapshots, Join, Leave, RenewLease, Report, StartDaemon
 from hetrdzv.core.memo import cached
 from hetrdzv.core.model import Group
 from hetrdzv.core.rounds.transitions import require_current_agent
@@ -81,18 +81,18 @@ async def get_directive(
 ) -> Response:
     """Long poll: replies once the version differs from `after`, or after `wait` seconds. Renews the lease."""
     poll = PollRequest(incarnation=incarnation, after=after or None, wait_s=wait)
-    return await _answer_poll(request, group_id, Renew(node_id, incarnation, poll.after), poll)
+    return await _answer_poll(request, group_id, RenewLease(node_id, incarnation, poll.after), poll)
 
 
 @router.post("/directive", response_model=Directive)
 async def poll(request: Request, group_id: Id, node_id: Id, body: Annotated[PollRequest, AGENTS]) -> Response:
     """The same poll, which also says how far the node's workers have come. May be answered with a question."""
-    command = Renew(node_id, body.incarnation, body.after)
+    command = RenewLease(node_id, body.incarnation, body.after)
     return await _answer_poll(request, group_id, command, body, asks=True)
 
 
 async def _answer_poll(
-    request: Request, group_id: str, command: Join | Renew, poll: PollRequest, *, asks: bool = False
+    request: Request, group_id: str, command: Join | RenewLease, poll: PollRequest, *, asks: bool = False
 ) -> Response:
     # joins and polls come by the thousand: two dependencies more took a tenth of their time
     polls: Polls = request.state.polls

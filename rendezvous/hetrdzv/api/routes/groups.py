@@ -20,7 +20,7 @@ from hetrdzv.api.dependencies import (
 )
 from hetrdzv.api.workers import get_output
 from hetrdzv.auth.tokens import Role
-from hetrdzv.core.commands import Cancel, Drain, Put, Restart, Undrain
+from hetrdzv.core.commands import Cancel, Drain, PutSpec, Restart, Undrain
 from hetrdzv.protocol.bounds import MAX_NUMBER, Id
 from hetrdzv.protocol.replies import EventsReply, GroupReply, GroupsReply, Plan, StacksReply
 from hetrdzv.protocol.requests import Changes, SpecFields
@@ -54,7 +54,7 @@ async def get_group(service: CurrentService, group_id: Id, nodes: Nodes = "all")
 @router.put("/{group_id}", response_model=GroupReply, dependencies=ADMIN)
 async def put_group(service: CurrentService, group_id: Id, body: Annotated[SpecFields, PEOPLES]) -> Response:
     """Create a group with a spec. The same spec again changes nothing, another one gets 409."""
-    return await views.execute_and_respond(service, group_id, Put(body))
+    return await views.execute_and_respond(service, group_id, PutSpec(body))
 
 
 @router.delete("/{group_id}", status_code=204, response_class=Response, dependencies=ADMIN)

@@ -22,7 +22,7 @@ TIMED_OUT, ENDED_OTHERWISE = 3, 4
 ENDED = "ended"
 """Stands for every outcome."""
 
-OUTCOMES = tuple(state.value for state in GroupState if state.terminal)
+OUTCOMES = tuple(state.value for state in GroupState if state.is_terminal)
 
 
 @command("Wait until a group runs, or its job is over.")

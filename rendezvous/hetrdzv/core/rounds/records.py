@@ -10,7 +10,7 @@ ROUNDS_KEPT = 500
 """How many records a group has: the last ones."""
 
 
-def time_until_end(current: Round, at: float, now: float) -> TimeSpent:
+def split_round_time(current: Round, at: float, now: float) -> TimeSpent:
     """What the time of a round went into that ends now, of something that happened `at` that time."""
     formed = current.formed_at
     at = min(max(formed, at), now)
@@ -40,11 +40,11 @@ def time_until_end(current: Round, at: float, now: float) -> TimeSpent:
 def list_records(group: Group, now: float, **more: Any) -> tuple[RoundRecord, ...]:
     """The records of a group's rounds, with the newest one up to now; `more`: what that one has besides."""
     current = group.round
-    if current is None or group.state.terminal:
+    if current is None or group.state.is_terminal:
         return group.records
     end = current.end
     if end is None:
-        time = time_until_end(current, now, now)
+        time = split_round_time(current, now, now)
     else:
         stopped_at = now if end.stopped_at is None else end.stopped_at
         time = {**end.time, Phase.STOPPING: stopped_at - end.at, Phase.WAITING: now - stopped_at}

@@ -9,17 +9,17 @@ from itertools import groupby
 from math import inf
 
 from hetrdzv.core import snapshots
-from hetrdzv.core.drift import find_differences, missing_labels
-from hetrdzv.core.hangs import settle_stall
-from hetrdzv.core.model import USED_LAST_AFTER, Cause, Group, Node, Round
+from hetrdzv.core.drift import describe_missing_labels, find_differences
+from hetrdzv.core.hangs import escalate_stall
+from hetrdzv.core.model import USED_LAST_AFTER, EndCause, Group, Node, Round
 from hetrdzv.core.rounds.records import list_records
 from hetrdzv.core.rounds.timers import (
-    admits_at,
-    forms_at,
-    gives_up_at,
+    group_gives_up_at,
+    joiners_admitted_at,
     members_not_ready_to_stop,
-    nobody_lapsed,
+    no_expired_leases,
     resolved_at,
+    round_forms_at,
 )
 from hetrdzv.core.rounds.transitions import (
     GONE_NODES_KEPT,
@@ -46,7 +46,7 @@ from hetrdzv.core.selection.select import (
     select,
     select_next_round,
 )
-from hetrdzv.core.why import partially_connected, unreachable_masters, why_group_waits
+from hetrdzv.core.why import explain_group_waiting, explain_partial_connection, find_unreachable_masters
 from hetrdzv.protocol.directive import Weights
 from hetrdzv.protocol.reasons import ends, events, waiting
 from hetrdzv.protocol.reasons.reason import ReasonCode
@@ -66,26 +66,28 @@ LASTED_S = 60.0
 def settle(context: StepContext) -> None:
     """Apply everything that follows from the group's state and the time."""
     expire_leases(context)
-    if not context.group.state.terminal:
-        snapshots.forget_parted(context)
+    if not context.group.state.is_terminal:
+        snapshots.forget_expired_holders(context)
         if context.group.active_round is None:
             _judge_end(context)
             _form_round(context)
         else:
             _update_state(context)
-            _end_noticed_round(context)
-            settle_stall(context)
+            _end_round_after_notice(context)
+            escalate_stall(context)
     if context.group.running_round is not None:
         _admit_joiners(context)
     if sum(node.departed_at is not None for node in context.group.nodes.values()) > GONE_NODES_KEPT:
         current = context.group.round
         keep = {member.node_id for member in current.members} if current is not None else set()
         keep |= {
-            node.node_id for node in context.group.nodes.values() if snapshots.is_needed(context.group, node)
+            node.node_id
+            for node in context.group.nodes.values()
+            if snapshots.is_holder_needed(context.group, node)
         }
         nodes = prune_gone_nodes(context.group.nodes, keep)
         known = frozenset(pair for pair in context.group.unreachable if nodes.keys() >= set(pair))
-        context.change(nodes=nodes, unreachable=known)
+        context.update_group(nodes=nodes, unreachable=known)
 
 
 def deadline(group: Group, now: float) -> float | None:
@@ -93,7 +95,7 @@ def deadline(group: Group, now: float) -> float | None:
 
     A `Tick` before this moment changes nothing; one at it, or later, changes the group.
     """
-    context = StepContext(group, now, nobody_lapsed)
+    context = StepContext(group, now, no_expired_leases)
     settle(context)
     if context.group is not group:
         return now
@@ -107,16 +109,16 @@ def _update_state(context: StepContext) -> None:
     """Check whether all members of the active round have started, or succeeded."""
     group, active = context.group, context.group.active_round
     assert active is not None
-    if group.all_succeeded(active):
-        finish_job(context, GroupState.SUCCEEDED, events.group_succeeded(partially_connected(active)))
+    if group.all_workers_succeeded(active):
+        finish_job(context, GroupState.SUCCEEDED, events.group_succeeded(explain_partial_connection(active)))
     elif group.state is GroupState.STARTING and not any(
-        group.phase_of(member) is NodePhase.STARTING for member in active.members
+        group.member_phase(member) is NodePhase.STARTING for member in active.members
     ):
-        context.change(state=GroupState.RUNNING, round=replace(active, runs_at=context.now))
+        context.update_group(state=GroupState.RUNNING, round=replace(active, runs_at=context.now))
         context.add_event(waiting.round_running(active.number, len(active.members), active.world_size))
 
 
-def _end_noticed_round(context: StepContext) -> None:
+def _end_round_after_notice(context: StepContext) -> None:
     """End a round whose workers got a notice, once all are ready for that, or their time is over."""
     active = context.group.running_round
     if active is None or (notice := active.notice) is None:
@@ -147,9 +149,9 @@ def _judge_end(context: StepContext) -> None:
         first = failures[0]
         end = replace(end, cause=replace(end.cause, reason=first.reason, node_id=first.node_id))
     ended = replace(ended, end=end)
-    context.change(round=ended)
+    context.update_group(round=ended)
     group = context.group
-    left = [node for node in group.live if group.may_take_part(node) and not group.has_given_up(node)]
+    left = [node for node in group.live_nodes if group.may_take_part(node) and not group.has_given_up(node)]
     # Later, a joiner that lacks a module, or a file server that is away, must not end a job that has worked.
     if ended.first and (hopeless := [one for one in failures if one.failure and one.failure.permanent]):
         _fail_without_restart(context, hopeless[0], "permanent")
@@ -206,7 +208,7 @@ def _spend_restart(context: StepContext, ended: Round, first: RootCause) -> None
         # The first restart does not wait, those in quick succession 1 s, 2 s, 4 s ...
         wait_s = min(group.spec.restart_wait_s, 2.0 ** min(quick - 2, 30)) if quick > 1 else 0.0
         backoff_until = context.now + wait_s if wait_s else None
-        context.change(quick=quick, restarts=group.restarts + 1, backoff_until=backoff_until)
+        context.update_group(quick=quick, restarts=group.restarts + 1, backoff_until=backoff_until)
         context.add_event(events.restart_spent(first.reason, group.restarts + 1, budget))
 
 
@@ -219,10 +221,10 @@ def _count_failed_round(context: StepContext, ended: Round, node_id: str) -> Non
     known = {
         name: times
         for name, times in context.group.failed_rounds.items()
-        if name in context.group.nodes and (name == node_id or name not in ended.places)
+        if name in context.group.nodes and (name == node_id or name not in ended.members_by_id)
     }
     times = known.get(node_id, 0) + 1
-    context.change(failed_rounds={**known, node_id: times})
+    context.update_group(failed_rounds={**known, node_id: times})
     if times == USED_LAST_AFTER:
         context.add_event(
             ReasonCode.NODE_USED_LAST.reason(node_id, group=context.group.group_id, failures=times)
@@ -235,7 +237,7 @@ def _count_failed_round(context: StepContext, ended: Round, node_id: str) -> Non
 def _form_round(context: StepContext) -> None:
     """Form a round if the bounds hold and there is nothing left to wait for (rule 3)."""
     group = context.group
-    if group.state.terminal or (
+    if group.state.is_terminal or (
         group.round is not None and not (group.round.end and group.round.end.is_judged)
     ):
         return
@@ -243,17 +245,17 @@ def _form_round(context: StepContext) -> None:
     ready, answer = ready_nodes(context.group), select_next_round(context.group)
     _track_waiting(context, ready, answer)
     if context.group.bounds_since is not None:
-        if answer.suspects or not context.is_due(forms_at(context.group, answer)):
+        if answer.suspects or not context.is_due(round_forms_at(context.group, answer)):
             return
-    elif (give_up_at := gives_up_at(context.group)) is None or not context.is_due(give_up_at):
+    elif (give_up_at := group_gives_up_at(context.group)) is None or not context.is_due(give_up_at):
         return
     if isinstance(answer, Selection):
         _start_round(context, answer)
     elif answer.kind is ShortfallKind.MASTER:
-        why = waiting.no_master(unreachable_masters(context.group, ready), context.group.spec.master)
+        why = waiting.no_master(find_unreachable_masters(context.group, ready), context.group.spec.master)
         fail_job(context, RootCause(reason=why))
     else:
-        why = why_group_waits(context.group)
+        why = explain_group_waiting(context.group)
         never = answer.never and why.code in (ReasonCode.TOO_FEW_NODES, ReasonCode.TOO_FEW_SLOTS)
         code = ReasonCode.IMPOSSIBLE_WORLD if never else ReasonCode.JOIN_TIMEOUT
         timeout_s = context.group.spec.join_timeout_s
@@ -265,9 +267,9 @@ def _track_waiting(context: StepContext, ready: Sequence[Node], answer: Selectio
     group, now = context.group, context.now
     bounds_hold = isinstance(answer, Selection) or answer.final
     waits = bool(ready or not_ready_nodes(group)) or any(
-        node.job == group.job and not node.has_no_workers for node in group.live
+        node.job == group.job and not node.has_no_workers for node in group.live_nodes
     )
-    context.change(
+    context.update_group(
         waiting_since=(now if group.waiting_since is None else group.waiting_since) if waits else None,
         bounds_since=(now if group.bounds_since is None else group.bounds_since) if bounds_hold else None,
         last_call=group.last_call or not bounds_hold or not any(group.is_in_round(node) for node in ready),
@@ -299,10 +301,10 @@ def _start_round(context: StepContext, selection: Selection) -> None:
         formed_at=context.now,
         first=former is None or (former.first and never_started),
         restarted_by=end.cause.reason if restarted and end and end.cause.kind is EndKind.FAILED else None,
-        warnings=(*find_differences(selection.nodes), *missing_labels(group.spec, selection.nodes)),
+        warnings=(*find_differences(selection.nodes), *describe_missing_labels(group.spec, selection.nodes)),
         weights=_collect_weights(members),
     )
-    context.change(
+    context.update_group(
         state=GroupState.STARTING,
         fixed_settings=frozenset(SETTINGS),  # the round keeps the bounds under which it formed
         last_round=number,
@@ -320,7 +322,9 @@ def _start_round(context: StepContext, selection: Selection) -> None:
     context.add_event(events.round_formed(number, new.world_size, places, more, after))
     if former is None and not group.spec.has_bounds:
         context.add_event(ReasonCode.STARTED_UNBOUNDED.reason())
-    context.change(records=list_records(group, context.now, cost=snapshots.choose_start(context, group)))
+    context.update_group(
+        records=list_records(group, context.now, cost=snapshots.choose_start_snapshot(context, group))
+    )
 
 
 def _collect_weights(members: Sequence[Node]) -> Weights:
@@ -351,10 +355,10 @@ def _admit_joiners(context: StepContext) -> None:
         return
     larger, who = find_larger_round(context.group), sorted(find_joiners(context.group))
     if larger is None:
-        context.change(joiners_since=None)
+        context.update_group(joiners_since=None)
         return
     if context.group.joiners_since is None:
-        context.change(joiners_since=context.now)
-    if not larger.suspects and context.is_due(admits_at(context.group, larger)):
+        context.update_group(joiners_since=context.now)
+    if not larger.suspects and context.is_due(joiners_admitted_at(context.group, larger)):
         why = ReasonCode.NODES_JOINED.reason(*who)
-        stop_with_grace(context, Cause(kind=EndKind.JOINED, reason=why, node_id=who[0]))
+        stop_with_grace(context, EndCause(kind=EndKind.JOINED, reason=why, node_id=who[0]))

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from math import inf
 
 from hetrdzv.core.memo import cached
-from hetrdzv.core.model import End, Group, Node, Round, Stall
+from hetrdzv.core.model import Group, Node, Round, RoundEnd, Stall
 from hetrdzv.core.selection.select import Selection, Shortfall
 from hetrdzv.protocol.directive import Member
 from hetrdzv.protocol.states import GroupState, NodePhase
@@ -23,7 +23,7 @@ Lapsed = Callable[[Group, float], Sequence[tuple[Node, float]]]
 """Says for a group and a time whose lease or grace has ended, each with the length of its lease (seconds)."""
 
 
-def nobody_lapsed(group: Group, now: float) -> Sequence[tuple[Node, float]]:
+def no_expired_leases(group: Group, now: float) -> Sequence[tuple[Node, float]]:
     """Leases that never end."""
     return ()
 
@@ -34,7 +34,7 @@ def nobody_lapsed(group: Group, now: float) -> Sequence[tuple[Node, float]]:
 # happened. So its members are told before, and it ends once all workers are ready to stop, or their time is over.
 
 
-def notice_until(group: Group, now: float, leaves_at: float | None) -> float | None:
+def notice_ends_at(group: Group, now: float, leaves_at: float | None) -> float | None:
     """When a round ends at the latest whose workers get a notice now; None: they get none, and it ends at once.
 
     `leaves_at`: when the node that it ends for has to stop its workers. A round that starts has nothing to save.
@@ -54,14 +54,14 @@ def members_not_ready_to_stop(group: Group) -> Sequence[str]:
     return [member.node_id for member in active.members if not _is_ready_to_stop(group, active, member)]
 
 
-def in_grace_period(group: Group, node: Node) -> bool:
+def is_in_grace_period(group: Group, node: Node) -> bool:
     """Whether a node's workers may keep running although their round is about to end, or the node about to leave."""
     active = group.active_round
     if (
         active is None
         or active.notice is None
         or not group.is_in_round(node)
-        or node.gone
+        or node.is_gone
         or node.has_no_workers
     ):
         return False
@@ -91,7 +91,7 @@ def unresolved_members(group: Group) -> list[Node]:
         for node in group.nodes.values()
         if (node.acked_round < node.member_of or node.disconnected_at is not None)
         and group.is_in_round(node)
-        and not node.gone
+        and not node.is_gone
     ]
 
 
@@ -105,7 +105,7 @@ def overdue_at(group: Group, node: Node) -> float:
     return node.stop_acked_at + group.spec.stop_timeout_s + STOP_GRACE_S + node.ready_within_s
 
 
-def resolved_at(group: Group, end: End) -> float:
+def resolved_at(group: Group, end: RoundEnd) -> float:
     """When all members of an ended round will have stopped or be overdue (seconds).
 
     Infinite while one has yet to be told to stop: it may take as long as its lease.
@@ -116,7 +116,7 @@ def resolved_at(group: Group, end: End) -> float:
 # -- the next round ------------------------------------------------------------------------------------------
 
 
-def forms_at(group: Group, answer: Selection | Shortfall) -> float:
+def round_forms_at(group: Group, answer: Selection | Shortfall) -> float:
     """When the round forms, or the group gives up on it, if nothing else happens (seconds); the bounds hold."""
     since = max(group.bounds_since or 0.0, group.backoff_until or 0.0)
     if isinstance(answer, Selection) and answer.full:
@@ -129,14 +129,14 @@ def forms_at(group: Group, answer: Selection | Shortfall) -> float:
     return since
 
 
-def gives_up_at(group: Group) -> float | None:
+def group_gives_up_at(group: Group) -> float | None:
     """When the group fails for want of nodes, or None while it waits for nobody (seconds)."""
     if group.waiting_since is None or group.bounds_since is not None:
         return None
     return group.waiting_since + group.spec.join_timeout_s
 
 
-def admits_at(group: Group, larger: Selection) -> float:
+def joiners_admitted_at(group: Group, larger: Selection) -> float:
     """When a running round ends for its joiners if nothing else happens (seconds)."""
     since, active = group.joiners_since or 0.0, group.active_round
     at = since if larger.full else since + group.spec.last_call_s
@@ -163,6 +163,6 @@ def is_stall_suspended(group: Group) -> bool:
     if active.notice is not None:
         return True
     return any(
-        node.disconnected_at is not None and node.member_of == active.number and not node.gone
+        node.disconnected_at is not None and node.member_of == active.number and not node.is_gone
         for node in group.nodes.values()
     )

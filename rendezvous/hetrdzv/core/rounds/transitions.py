@@ -5,9 +5,9 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from math import inf
 
-from hetrdzv.core.model import Cause, End, Group, Node, Notice, Round
-from hetrdzv.core.rounds.records import list_records, time_until_end
-from hetrdzv.core.rounds.timers import Lapsed, notice_until
+from hetrdzv.core.model import EndCause, EndNotice, Group, Node, Round, RoundEnd
+from hetrdzv.core.rounds.records import list_records, split_round_time
+from hetrdzv.core.rounds.timers import Lapsed, notice_ends_at
 from hetrdzv.protocol.errors import GroupFinishing, NotFound, StaleIncarnation, StaleRound
 from hetrdzv.protocol.reasons import ends, events
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
@@ -24,7 +24,7 @@ LOSSES = frozenset({EndKind.LOST, EndKind.LEFT, EndKind.DRAINED})
 
 
 class StepContext:
-    """A step in progress: the group so far and the events so far. Lives no longer than one `step`."""
+    """A step in progress: the group so far and the events so far. Lives no longer than one `apply_command`."""
 
     def __init__(self, group: Group, now: float, lapsed: Lapsed) -> None:
         self.group = group
@@ -33,13 +33,13 @@ class StepContext:
         self.events: list[Reason] = []
         self.deadline = inf
 
-    def change(self, **fields: object) -> None:
+    def update_group(self, **fields: object) -> None:
         """Replace fields of the group; the group stays the same object where nothing differs."""
         before = ((getattr(self.group, name), value) for name, value in fields.items())
         if any(old is not value and old != value for old, value in before):  # to compare all nodes takes long
             self.group = replace(self.group, **fields)  # type: ignore[arg-type]
 
-    def change_node(self, node: Node, **fields: object) -> Node:
+    def update_node(self, node: Node, **fields: object) -> Node:
         """Replace fields of one node of the group."""
         changed = replace(node, **fields)  # type: ignore[arg-type]
         self.group = self.group.with_node(changed)
@@ -74,14 +74,14 @@ def require_current_agent(group: Group, node_id: str, incarnation: str) -> Node:
     return node
 
 
-def stale_round(group: Group, number: int, node_id: str) -> StaleRound:
+def make_stale_round_error(group: Group, number: int, node_id: str) -> StaleRound:
     """The answer to a node that speaks of a round that is over for it."""
     return StaleRound(f"round {number} of group '{group.group_id}' is over for node '{node_id}'")
 
 
 def record_contact(context: StepContext, node: Node) -> Node:
     """Record that a node's agent was heard from."""
-    return context.change_node(node, heard_at=context.now, disconnected_at=None)
+    return context.update_node(node, heard_at=context.now, disconnected_at=None)
 
 
 # -- nodes go ------------------------------------------------------------------------------------------------
@@ -107,21 +107,21 @@ def remove_node(
     lost = phase is NodePhase.LOST
     late_goodbye = not lost and node.phase is NodePhase.SUCCEEDED and not context.group.active_round
     done = late_goodbye or context.group.can_leave_without_loss(node)
-    context.change_node(
+    context.update_node(
         node, phase=phase, daemon=(), departed_at=context.now, departure_reason=why, disconnected_at=None
     )
     code = ReasonCode.NODE_LOST if lost else ReasonCode.NODE_LEFT
     event = code.reason(node.node_id, why=why)
     context.add_event(event)
-    if not node.gone:
-        cause = Cause(kind=EndKind.LOST if lost else EndKind.LEFT, reason=event, node_id=node.node_id)
+    if not node.is_gone:
+        cause = EndCause(kind=EndKind.LOST if lost else EndKind.LEFT, reason=event, node_id=node.node_id)
         remove_from_round(context, node, cause, done=done, since=since)
 
 
 def remove_from_round(
     context: StepContext,
     node: Node,
-    cause: Cause,
+    cause: EndCause,
     *,
     done: bool,
     since: float | None = None,
@@ -133,47 +133,47 @@ def remove_from_round(
     from; `leaves_at`: it runs on, and has to stop its workers then.
     """
     current = context.group.round
-    if current is None or context.group.state.terminal or not context.group.is_in_round(node):
+    if current is None or context.group.state.is_terminal or not context.group.is_in_round(node):
         return
     if done:
-        context.change(round=replace(current, finished=current.finished | {node.node_id}))
+        context.update_group(round=replace(current, finished=current.finished | {node.node_id}))
     elif node.failure is not None and current.end is not None and context.group.has_given_up(node):
         departed = {**current.end.departed, node.node_id: node.failure}
-        context.change(round=replace(current, end=replace(current.end, departed=departed)))
+        context.update_group(round=replace(current, end=replace(current.end, departed=departed)))
     elif cause.kind is EndKind.DRAINED or leaves_at is not None:
         stop_with_grace(context, cause, leaves_at)
     else:
         end_round(context, cause, since=since)
 
 
-def set_leaving(context: StepContext, node: Node, why: Reason, leaves_at: float | None = None) -> None:
+def record_leaving(context: StepContext, node: Node, why: Reason, leaves_at: float | None = None) -> None:
     """Record that a node is about to leave; ends its round unless its part in it is done.
 
     `leaves_at`: its workers run on until then; None: they are being stopped, or nobody knows.
     """
     if node.leaving is not None or node.phase is NodePhase.LEFT:
         return
-    if node.gone:
+    if node.is_gone:
         if why.code != ReasonCode.NODE_DRAINED:
-            context.change_node(node, leaving=why)  # a join that it sent before may yet bring it back
+            context.update_node(node, leaving=why)  # a join that it sent before may yet bring it back
         return
-    node = context.change_node(node, leaving=why)
+    node = context.update_node(node, leaving=why)
     context.add_event(ReasonCode.NODE_LEAVING.reason(node.node_id, why=why))
     if not context.group.can_leave_without_loss(node):
         remove_from_round(context, node, _leaving_cause(node.node_id, why), done=False, leaves_at=leaves_at)
 
 
-def _leaving_cause(node_id: str, why: Reason) -> Cause:
+def _leaving_cause(node_id: str, why: Reason) -> EndCause:
     """What ends a round of which a member is about to leave."""
     kind = EndKind.DRAINED if why.code == ReasonCode.NODE_DRAINED else EndKind.LEFT
-    return Cause(kind=kind, reason=ReasonCode.NODE_LEAVING.reason(node_id, why=why), node_id=node_id)
+    return EndCause(kind=kind, reason=ReasonCode.NODE_LEAVING.reason(node_id, why=why), node_id=node_id)
 
 
 def reject_node(context: StepContext, node: Node) -> None:
     """Reject a node that no other host can reach; its agent is told to exit."""
     why = ReasonCode.BAD_ADDRESS.reason(node.node_id, address=node.address)
     context.add_event(why)
-    remove_node(context, context.change_node(node, rejected=why), NodePhase.LEFT, why)
+    remove_node(context, context.update_node(node, rejected=why), NodePhase.LEFT, why)
 
 
 def prune_gone_nodes(nodes: Mapping[str, Node], keep: AbstractSet[str] = frozenset()) -> Mapping[str, Node]:
@@ -191,7 +191,7 @@ def prune_gone_nodes(nodes: Mapping[str, Node], keep: AbstractSet[str] = frozens
 
 def end_round(
     context: StepContext,
-    cause: Cause,
+    cause: EndCause,
     *,
     hang: Failure | None = None,
     before: EarlierSuccesses | None = None,
@@ -207,10 +207,10 @@ def end_round(
     elif current is None:
         return
     elif current.end is None:
-        time = time_until_end(current, context.now if since is None else since, context.now)
-        end = End(cause=cause, at=context.now, time=time, hang=hang, before=before)
+        time = split_round_time(current, context.now if since is None else since, context.now)
+        end = RoundEnd(cause=cause, at=context.now, time=time, hang=hang, before=before)
         ended = replace(current, end=end, stall=None, notice=None)
-        context.change(state=GroupState.WAITING, round=ended, joiners_since=None)
+        context.update_group(state=GroupState.WAITING, round=ended, joiners_since=None)
         context.add_event(
             ReasonCode.ROUND_ENDED.reason(round=current.number, cause=cause.reason, kind=cause.kind)
         )
@@ -218,7 +218,7 @@ def end_round(
         _blame_departure(context, current, current.end, cause)
 
 
-def blame_leaving_node(context: StepContext, ended: Round, end: End) -> End:
+def blame_leaving_node(context: StepContext, ended: Round, end: RoundEnd) -> RoundEnd:
     """The end of a round; a member that is about to leave is the cause of the failure that ended it (rule 5).
 
     It may have been drained before the failure, and have stopped its workers without having said goodbye.
@@ -234,32 +234,34 @@ def blame_leaving_node(context: StepContext, ended: Round, end: End) -> End:
     return end
 
 
-def _blame_departure(context: StepContext, ended: Round, end: End, cause: Cause) -> End:
+def _blame_departure(context: StepContext, ended: Round, end: RoundEnd, cause: EndCause) -> RoundEnd:
     why = ends.consequences(cause.reason)
     end = replace(end, cause=replace(cause, reason=why))
-    context.change(round=replace(ended, end=end))
+    context.update_group(round=replace(ended, end=end))
     context.add_event(ReasonCode.ROUND_JUDGED.reason(round=ended.number, cause=why))
     return end
 
 
-def stop_with_grace(context: StepContext, cause: Cause, leaves_at: float | None = None) -> None:
+def stop_with_grace(context: StepContext, cause: EndCause, leaves_at: float | None = None) -> None:
     """End the active round, to which nothing has happened yet; where there is time, once its workers have saved.
 
     A round that is about to end anyway keeps its notice, unless the job is to end with it. `leaves_at`: see
-    `notice_until`.
+    `notice_ends_at`.
     """
     active = context.group.active_round
-    until = notice_until(context.group, context.now, leaves_at)
+    until = notice_ends_at(context.group, context.now, leaves_at)
     if active is not None and active.notice is not None:
         if cause.kind is EndKind.CANCELLED:
-            context.change(round=replace(active, notice=replace(active.notice, cause=cause)))
+            context.update_group(round=replace(active, notice=replace(active.notice, cause=cause)))
         elif leaves_at is not None and leaves_at < active.notice.until:
             sooner = replace(active.notice, until=max(leaves_at, context.now))
-            context.change(round=replace(active, notice=sooner))
+            context.update_group(round=replace(active, notice=sooner))
     elif active is None or until is None:
         end_round(context, cause)
     else:
-        context.change(round=replace(active, notice=Notice(cause=cause, at=context.now, until=until)))
+        context.update_group(
+            round=replace(active, notice=EndNotice(cause=cause, at=context.now, until=until))
+        )
         left_s = round(until - context.now, 3)
         context.add_event(
             ReasonCode.STOP_ANNOUNCED.reason(round=active.number, cause=cause.reason, notice_s=left_s)
@@ -283,12 +285,12 @@ def finish_job(
     """Finish the job."""
     active = context.group.active_round
     if active is not None and active.notice is not None:
-        context.change(round=replace(active, notice=None))
+        context.update_group(round=replace(active, notice=None))
         if active.is_cancelled and state is not GroupState.CANCELLED:
             cancel_job(context)  # a person was told so; scripts may exit with 0 once they have saved
             return
     why = replace(event if root_cause is None else root_cause.reason, quote="", cause=None)
-    context.change(
+    context.update_group(
         state=state,
         records=list_records(context.group, context.now, ended_by=state, reason=why, is_last=True),
         root_cause=root_cause,
@@ -315,7 +317,7 @@ def begin_job(context: StepContext, spec: GroupSpec | None = None) -> None:
     expire_leases(context)
     group = context.group
     finished_at = group.finished_at if group.finished_at is not None else context.now
-    old = [node for node in group.live if node.joined_at <= finished_at]
+    old = [node for node in group.live_nodes if node.joined_at <= finished_at]
     if old:
         raise GroupFinishing(
             f"the last job of group '{group.group_id}' is over, but some of its nodes have yet to exit: "

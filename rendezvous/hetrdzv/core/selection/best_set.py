@@ -76,7 +76,7 @@ class WorldSizes:
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class Candidate:
     """What is taken as a whole: a node, or all nodes of a unit."""
 
     name: str
@@ -84,10 +84,12 @@ class Item:
     nodes: int = 1
 
 
-def best_set(items: Sequence[Item], worlds: WorldSizes, base: Sequence[Item] = ()) -> list[Item] | None:
+def best_set(
+    items: Sequence[Candidate], worlds: WorldSizes, base: Sequence[Candidate] = ()
+) -> list[Candidate] | None:
     """The best set of items and of those of `base`, which are taken anyway; None where none is found."""
-    if _is_small(items, worlds):
-        return _exact(items, worlds, base)
+    if _can_choose_exactly(items, worlds):
+        return _choose_exactly(items, worlds, base)
     # with few nodes only the large ones may do, with many only the small ones
     by_size = sorted(items, key=lambda item: item.slots / item.nodes)
     tries = (items, _mix_sizes(items, worlds, base), by_size[::-1], by_size)
@@ -96,18 +98,20 @@ def best_set(items: Sequence[Item], worlds: WorldSizes, base: Sequence[Item] = (
     )
 
 
-def _choose_near_full(items: Sequence[Item], worlds: WorldSizes, base: Sequence[Item]) -> list[Item] | None:
+def _choose_near_full(
+    items: Sequence[Candidate], worlds: WorldSizes, base: Sequence[Candidate]
+) -> list[Candidate] | None:
     """Take items as they come, but choose those around the place where the world is full."""
-    full_at, count = _full_at(items, worlds, base), min(len(items), MOST_EXACT)
+    full_at, count = _count_items_to_fill(items, worlds, base), min(len(items), MOST_EXACT)
     while True:
         start = min(max(0, full_at - count // 2), len(items) - count)
         window = items[start : start + count]
-        if count == 1 or _is_small(window, worlds):
-            return _exact(window, worlds, [*base, *items[:start]])
+        if count == 1 or _can_choose_exactly(window, worlds):
+            return _choose_exactly(window, worlds, [*base, *items[:start]])
         count //= 2
 
 
-def _full_at(items: Sequence[Item], worlds: WorldSizes, base: Sequence[Item]) -> int:
+def _count_items_to_fill(items: Sequence[Candidate], worlds: WorldSizes, base: Sequence[Candidate]) -> int:
     """How many items as they come make about the largest world; where they make none, how many fit into one."""
     slots, nodes = sum(item.slots for item in base), sum(item.nodes for item in base)
     sums = [slots]
@@ -119,7 +123,7 @@ def _full_at(items: Sequence[Item], worlds: WorldSizes, base: Sequence[Item]) ->
     return max(1, bisect_right(sums, worlds.largest_up_to(sums[-1]) or sums[-1])) - 1
 
 
-def _mix_sizes(items: Sequence[Item], worlds: WorldSizes, base: Sequence[Item]) -> list[Item]:
+def _mix_sizes(items: Sequence[Candidate], worlds: WorldSizes, base: Sequence[Candidate]) -> list[Candidate]:
     """Items as they come, but with some of each size around the place where the world is full.
 
     The larger ones come first, so those around that place may be all of one size, of which no number makes a world.
@@ -127,18 +131,20 @@ def _mix_sizes(items: Sequence[Item], worlds: WorldSizes, base: Sequence[Item]) 
     sizes = sorted(items, key=lambda item: item.slots)[:: -(-len(items) // MOST_EXACT)]
     names = {item.name for item in sizes}
     others = [item for item in items if item.name not in names]
-    place = max(0, _full_at(items, worlds, base) - len(sizes) // 2)
+    place = max(0, _count_items_to_fill(items, worlds, base) - len(sizes) // 2)
     return [*others[:place], *sizes, *others[place:]]
 
 
-def _is_small(items: Sequence[Item], worlds: WorldSizes) -> bool:
+def _can_choose_exactly(items: Sequence[Candidate], worlds: WorldSizes) -> bool:
     sums = sum(item.slots for item in items) // (gcd(*(item.slots for item in items)) or 1) + 1
     counts = worlds.max_nodes is not None or worlds.min_nodes > 1
     nodes = sum(item.nodes for item in items) if counts else 0
     return len(items) <= MOST_EXACT and sums * (nodes + 1) <= MOST_STATES
 
 
-def _exact(items: Sequence[Item], worlds: WorldSizes, base: Sequence[Item]) -> list[Item] | None:
+def _choose_exactly(
+    items: Sequence[Candidate], worlds: WorldSizes, base: Sequence[Candidate]
+) -> list[Candidate] | None:
     """The best set of a few items and all of `base`.
 
     Which sums of slots the items from each place on can make are the bits of a number, by how many nodes they have.

@@ -45,12 +45,12 @@ def match_replacements(
     return fillers
 
 
-def fill_gaps(group: Group, nodes: Mapping[str, Node]) -> Mapping[str, str]:
+def find_gap_fillers(group: Group, nodes: Mapping[str, Node]) -> Mapping[str, str]:
     """Which of these nodes fills which gap of the last round, by gap, the best fit first.
 
     Those that are used last fill no gap that another can fill.
     """
-    spec, last, used_last = group.spec, group.last_places, group.last_resort_nodes
+    spec, last, used_last = group.spec, group.last_members_by_id, group.last_resort_nodes
     gaps = [node_id for node_id in group.seats if node_id in last and node_id not in nodes]
     newcomers = nodes.keys() - set(group.seats) if gaps else set[str]()
     in_order = sorted(newcomers, key=lambda node_id: (node_id in used_last, natural_key(node_id)))
@@ -70,7 +70,7 @@ def order_nodes(
     """
     labels = order_labels(group.spec.rank_order)
     chosen = {node.node_id: node for node in nodes}
-    taken = fill_gaps(group, chosen)
+    taken = find_gap_fillers(group, chosen)
     others = chosen.keys() - {*group.seats, *taken.values()}
     places = (
         *(taken.get(node_id, node_id) for node_id in group.seats),

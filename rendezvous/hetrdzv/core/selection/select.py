@@ -13,8 +13,8 @@ from functools import cached_property
 
 from hetrdzv.core.memo import cached
 from hetrdzv.core.model import USED_LAST_AFTER, Group, Node, Round
-from hetrdzv.core.selection.best_set import Item, WorldSizes, best_set
-from hetrdzv.core.selection.order import fill_gaps, may_be_master, order_nodes
+from hetrdzv.core.selection.best_set import Candidate, WorldSizes, best_set
+from hetrdzv.core.selection.order import find_gap_fillers, may_be_master, order_nodes
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.settings import GroupSpec, OnJoin
 from hetrdzv.protocol.states import NodePhase
@@ -81,7 +81,7 @@ class Shortfall:
     suspects: tuple[Node, ...] = ()
 
 
-def unit_of(spec: GroupSpec, node: Node) -> str | None:
+def node_unit(spec: GroupSpec, node: Node) -> str | None:
     """The unit that a node is in: its value of the label `unit`; None: it is a unit by itself."""
     return None if spec.unit is None else node.labels.get(spec.unit)
 
@@ -92,7 +92,7 @@ def group_by_unit(spec: GroupSpec, nodes: Iterable[Node]) -> list[list[Node]]:
         return [[node] for node in nodes]
     units: dict[tuple[str | None, str], list[Node]] = {}
     for node in nodes:
-        value = unit_of(spec, node)
+        value = node_unit(spec, node)
         units.setdefault((value, node.node_id if value is None else ""), []).append(node)
     for unit in units.values():
         unit.sort(key=lambda node: natural_key(node.node_id))
@@ -107,22 +107,22 @@ def select(group: Group, ready: Sequence[Node]) -> Selection | Shortfall:
     others. One that may be master is always among them. Where no master serves all of those who would be taken, the
     most that one serves are, if they are enough.
     """
-    spec, last, failed_masters = group.spec, group.last_places, group.failed_masters
+    spec, last, failed_masters = group.spec, group.last_members_by_id, group.failed_masters
     if len(ready) < spec.min_nodes:
         return Shortfall(kind=ShortfallKind.NODES, missing=spec.min_nodes - len(ready))
     suspects = tuple(node for node in ready if node.disconnected_at is not None)
-    choice = _Choice(group, ready)
+    choice = _NodeChooser(group, ready)
     allowed = {node.node_id for node in ready if may_be_master(spec, node)}
-    chosen = choice.best(allowed)
+    chosen = choice.choose_best(allowed)
     if chosen is None:
-        if len(allowed) < len(ready) and choice.best({node.node_id for node in ready}) is not None:
+        if len(allowed) < len(ready) and choice.choose_best({node.node_id for node in ready}) is not None:
             return Shortfall(kind=ShortfallKind.ALLOWED_MASTER, suspects=suspects)
         missing = max(0, choice.worlds.smallest - sum(node.slots for node in ready))
         never = choice.worlds.is_never_possible({node.slots for node in ready})
         return Shortfall(kind=ShortfallKind.WORLD, missing=missing, never=never)
     master = None
     if group.unreachable:
-        served = choice.served(chosen) if failed_masters < MASTERS_TRIED else None
+        served = choice.find_served_nodes(chosen) if failed_masters < MASTERS_TRIED else None
         if served is None:
             final = failed_masters >= MASTERS_TRIED or {node.node_id for node in ready} >= last.keys()
             return Shortfall(kind=ShortfallKind.MASTER, final=final, suspects=suspects)
@@ -134,7 +134,7 @@ def select(group: Group, ready: Sequence[Node]) -> Selection | Shortfall:
     return Selection(nodes=tuple(chosen), master=master, suspects=suspects, full=full, smaller=smaller)
 
 
-class _Choice:
+class _NodeChooser:
     """The choice among the nodes that are ready. Where world sizes are not bounded, every node counts as one slot."""
 
     def __init__(self, group: Group, ready: Sequence[Node]) -> None:
@@ -145,7 +145,9 @@ class _Choice:
         """How many slots nodes have, or how many nodes there are."""
         return sum(node.slots for node in nodes) if self._spec.counts_slots else sum(1 for _ in nodes)
 
-    def best(self, masters: AbstractSet[str], without: AbstractSet[str] = frozenset()) -> list[Node] | None:
+    def choose_best(
+        self, masters: AbstractSet[str], without: AbstractSet[str] = frozenset()
+    ) -> list[Node] | None:
         """The best set of nodes, with one of `masters` and none of `without`."""
         most = self._spec.max_nodes
         fits = self.worlds.allows(self.size(self._ready)) and (most is None or len(self._ready) <= most)
@@ -154,7 +156,7 @@ class _Choice:
         units = self._units
         if without:
             units = [unit for unit in units if without.isdisjoint(node.node_id for node in unit)]
-        items = [Item(unit[0].node_id, self.size(unit), len(unit)) for unit in units]
+        items = [Candidate(unit[0].node_id, self.size(unit), len(unit)) for unit in units]
         found = best_set(items, self.worlds) if items else None
         if found is None:
             return None
@@ -178,8 +180,8 @@ class _Choice:
     def _units(self) -> list[list[Node]]:
         """What is taken as a whole, the preferred first."""
         by_id = {node.node_id: node for node in self._ready}
-        fits = {name: number for number, name in enumerate(fill_gaps(self._group, by_id).values())}
-        seated, last = frozenset(self._group.seats), self._group.last_places
+        fits = {name: number for number, name in enumerate(find_gap_fillers(self._group, by_id).values())}
+        seated, last = frozenset(self._group.seats), self._group.last_members_by_id
         used_last = self._group.last_resort_nodes
 
         def preference(unit: list[Node]) -> tuple[object, ...]:
@@ -195,7 +197,7 @@ class _Choice:
 
         return sorted(group_by_unit(self._spec, self._ready), key=preference)
 
-    def served(self, chosen: list[Node]) -> tuple[list[Node], str] | None:
+    def find_served_nodes(self, chosen: list[Node]) -> tuple[list[Node], str] | None:
         """A master and the nodes that can reach it: all that were chosen, or the most that one serves."""
         ordered, _ = order_nodes(self._group, chosen)
         taken = {node.node_id for node in chosen}
@@ -211,7 +213,7 @@ class _Choice:
         served = [
             (found, name)
             for name in masters[:MOST_TRIED]
-            if (found := self.best({name}, cut_off[name])) is not None
+            if (found := self.choose_best({name}, cut_off[name])) is not None
         ]
         return max(served, key=lambda each: self.size(each[0]), default=None)
 
@@ -256,7 +258,7 @@ def select_next_round(group: Group) -> Selection | Shortfall:
 def find_larger_round(group: Group) -> Selection | None:
     """The larger round that is worth ending the running one for (rule 3c); None: there is none."""
     active, spec = group.active_round, group.spec
-    if active is None or _why_nobody_joins(group) is not None:
+    if active is None or _explain_no_joiners(group) is not None:
         return None
     local = is_loopback(active.master.address)
     spares = [node for node in ready_nodes(group) if is_loopback(node.address) is local]
@@ -280,12 +282,17 @@ def find_joiners(group: Group) -> Collection[str]:
     """The nodes that would be taken into that larger round, by node id."""
     larger, active = find_larger_round(group), group.active_round
     new = (node.node_id for node in larger.nodes) if larger is not None else ()
-    return frozenset(name for name in new if active is not None and name not in active.places)
+    return frozenset(name for name in new if active is not None and name not in active.members_by_id)
 
 
-def spare_reason(group: Group, node: Node, active: Round) -> Reason:
+def explain_spare(group: Group, node: Node, active: Round) -> Reason:
     """Why a ready node that is not a joiner is kept as a spare."""
-    code, most, node_id, master = _why_nobody_joins(group), group.spec.max_nodes, node.node_id, active.master
+    code, most, node_id, master = (
+        _explain_no_joiners(group),
+        group.spec.max_nodes,
+        node.node_id,
+        active.master,
+    )
     if code is not None and code is not ReasonCode.MAX_NODES:
         return code.reason(node_id)
     loopback = is_loopback(master.address) and not is_loopback(node.address)
@@ -299,7 +306,7 @@ def spare_reason(group: Group, node: Node, active: Round) -> Reason:
 
 
 @cached
-def _why_nobody_joins(group: Group) -> ReasonCode | None:
+def _explain_no_joiners(group: Group) -> ReasonCode | None:
     """Why a running round takes in nobody at all; None: it would."""
     active = group.active_round
     assert active is not None
@@ -308,6 +315,6 @@ def _why_nobody_joins(group: Group) -> ReasonCode | None:
     most = group.spec.max_nodes
     if most is not None and len(active.members) >= most and not group.spec.counts_slots:
         return ReasonCode.MAX_NODES
-    if active.finished or any(group.phase_of(member) is NodePhase.SUCCEEDED for member in active.members):
+    if active.finished or any(group.member_phase(member) is NodePhase.SUCCEEDED for member in active.members):
         return ReasonCode.OTHERS_SUCCEEDED
     return None

@@ -11,16 +11,16 @@ from hashlib import blake2s
 from hetrdzv.core.commands import DeclareSnapshots, Report
 from hetrdzv.core.memo import cached
 from hetrdzv.core.model import Group, Node, Round
-from hetrdzv.core.rounds.transitions import StepContext, require_current_agent, stale_round
+from hetrdzv.core.rounds.transitions import StepContext, make_stale_round_error, require_current_agent
 from hetrdzv.core.snapshots.catalog import (
     GroupSnapshot,
-    describe_newer,
-    has_all,
-    has_copies,
-    is_serving,
+    describe_newer_step,
+    has_all_parts,
+    is_serving_snapshots,
     is_staying,
     list_group_snapshots,
     list_job_snapshots,
+    survives_node_loss,
 )
 from hetrdzv.core.snapshots.sources import make_start_snapshot
 from hetrdzv.protocol.errors import NotFound, Refused
@@ -36,7 +36,7 @@ MOST_SHOWN = 5
 """How many steps an error names."""
 
 
-def choose_start(context: StepContext, before: Group) -> str:
+def choose_start_snapshot(context: StepContext, before: Group) -> str:
     """Choose the snapshot that a round begins from; returns what is lost of the one before it, in words.
 
     `before`: the group without it, whose newest round has been judged.
@@ -46,7 +46,7 @@ def choose_start(context: StepContext, before: Group) -> str:
     members = [group.nodes[member.node_id] for member in current.members]
     known = group.snapshots
     if known is None:
-        origin = _name_job(before, members)
+        origin = _find_snapshot_job(before, members)
         if origin is None:
             return ""
         known = JobSnapshotState(origin=origin)
@@ -54,13 +54,13 @@ def choose_start(context: StepContext, before: Group) -> str:
     taken = select_snapshot(known, all_found)
     if taken is not None and taken.stamp == known.wanted:
         known = replace(known, undone=taken.stamp, undone_before=current.number)
-    context.change(snapshots=replace(known, wanted=None))
+    context.update_group(snapshots=replace(known, wanted=None))
     lost = _count_lost_steps(before, known, taken)
-    newer = describe_newer(taken.stamp.step if taken is not None else 0, all_found) if lost != 0 else ""
+    newer = describe_newer_step(taken.stamp.step if taken is not None else 0, all_found) if lost != 0 else ""
     holders = taken.holders if taken is not None else ()
     if taken is not None:
         snapshot = make_start_snapshot(taken, (node.node_id for node in members), lost)
-        context.change(round=replace(current, snapshot=snapshot))
+        context.update_group(round=replace(current, snapshot=snapshot))
     if taken is not None or lost != 0:
         stamp, on_disk = (taken.stamp, taken.on_disk is not None) if taken is not None else (None, False)
         who = Nodes.of(node.node_id for node, _ in holders)
@@ -72,23 +72,23 @@ def choose_start(context: StepContext, before: Group) -> str:
     return reasons.lost_text(lost, newer) if lost != 0 else ""
 
 
-def record_parting(context: StepContext, node: Node, report: Report) -> None:
+def record_serving_time(context: StepContext, node: Node, report: Report) -> None:
     """A node whose workers are gone says for how long it will serve what it holds, until its agent says goodbye."""
     known = context.group.snapshots
     if known is None or node.job != context.group.job:
         return
-    if not report.serves_s or report.snapshots is None or node.gone:
+    if not report.serves_s or report.snapshots is None or node.is_gone:
         return
     until = context.now - report.age_s + min(report.serves_s, MOST_SERVES_S)
-    context.change_node(node, snapshots=report.snapshots)
-    context.change(snapshots=replace(known, parting={**known.parting, node.incarnation: until}))
+    context.update_node(node, snapshots=report.snapshots)
+    context.update_group(snapshots=replace(known, parting={**known.parting, node.incarnation: until}))
 
 
-def is_needed(group: Group, node: Node) -> bool:
+def is_holder_needed(group: Group, node: Node) -> bool:
     """Whether others need what a node that has left, but whose agent is there, holds: they have nothing newer yet."""
-    if not is_serving(group, node) or not others_stay(group) or node.snapshots is None:
+    if not is_serving_snapshots(group, node) or not has_staying_nodes(group) or node.snapshots is None:
         return False
-    complete, known = complete_in_memory(group), group.snapshots
+    complete, known = newest_in_memory(group), group.snapshots
     wanted = known.wanted if known is not None else None
     return complete is None or any(
         held.round >= complete.round
@@ -97,7 +97,7 @@ def is_needed(group: Group, node: Node) -> bool:
     )
 
 
-def forget_parted(context: StepContext, gone: Node | None = None) -> None:
+def forget_expired_holders(context: StepContext, gone: Node | None = None) -> None:
     """Forget agents that have served what they hold for as long as they said, and one that is gone."""
     known = context.group.snapshots
     if known is not None and known.parting:
@@ -107,17 +107,19 @@ def forget_parted(context: StepContext, gone: Node | None = None) -> None:
             for whose, until in known.parting.items()
             if whose not in without and not context.is_due(until)
         }
-        context.change(snapshots=replace(known, parting=parting))
+        context.update_group(snapshots=replace(known, parting=parting))
 
 
 def snapshot_warnings(group: Group, current: Round) -> Sequence[Reason]:
     """What to know of the snapshots of a round that runs."""
     if group.snapshots is None:
         return ()
-    return _warnings([node for node in map(group.current_node, current.members) if node is not None])
+    return _make_node_warnings(
+        [node for node in map(group.current_node, current.members) if node is not None]
+    )
 
 
-def _warnings(nodes: Sequence[Node]) -> Sequence[Reason]:
+def _make_node_warnings(nodes: Sequence[Node]) -> Sequence[Reason]:
     held = {node.node_id: node.snapshots for node in nodes if node.snapshots is not None}
     not_written = {node_id: one.not_written for node_id, one in held.items() if one.not_written is not None}
     not_taken = {node_id: one.not_taken for node_id, one in held.items() if one.not_taken}
@@ -148,12 +150,12 @@ def is_undone(known: JobSnapshotState, stamp: SnapshotId) -> bool:
 
 
 @cached
-def others_stay(group: Group) -> bool:
+def has_staying_nodes(group: Group) -> bool:
     """Whether nodes are there that do not leave: they go on with the job."""
     return any(is_staying(group, node) for node in group.nodes.values())
 
 
-def _name_job(before: Group, members: Sequence[Node]) -> str | None:
+def _find_snapshot_job(before: Group, members: Sequence[Node]) -> str | None:
     """The name of a job whose nodes hold snapshots; None: none does.
 
     A server may have forgotten a job that goes on: agents that have run a round of it know its name.
@@ -197,7 +199,7 @@ def _find_reached_step(before: Group, known: JobSnapshotState) -> int | None:
         and (  # it has said how far it came, or its next agent has
             node.acked_round >= ended.number or node.incarnation in known.parting
             if node.incarnation == member.incarnation
-            else not node.gone and node.snapshots.reached > 0
+            else not node.is_gone and node.snapshots.reached > 0
         )
     ]
     return max(*told_by, began) if told_by else None
@@ -224,7 +226,7 @@ def newest_on_disk(group: Group) -> GroupSnapshot | None:
 
 
 @cached
-def complete_in_memory(group: Group) -> SnapshotId | None:
+def newest_in_memory(group: Group) -> SnapshotId | None:
     """The newest snapshot in memory that outlives any other node than its holder, where it is alone; None: none."""
     current = group.active_round
     alone = current.members[0].node_id if current is not None and len(current.members) == 1 else None
@@ -237,20 +239,21 @@ def complete_in_memory(group: Group) -> SnapshotId | None:
             and not one.on_disk
             and not (known is not None and is_undone(known, one.stamp))
             and (
-                has_copies(one) or any(node.node_id == alone and has_all(held) for node, held in one.holders)
+                survives_node_loss(one)
+                or any(node.node_id == alone and has_all_parts(held) for node, held in one.holders)
             )
         ),
         None,
     )
 
 
-def safe_snapshot(group: Group) -> GroupSnapshot | None:
+def newest_safe_snapshot(group: Group) -> GroupSnapshot | None:
     """The newest snapshot that outlives any one node, where there are more; None: there is none."""
     if group.snapshots is None:
         return None
-    alone = len(group.live) < 2
+    alone = len(group.live_nodes) < 2
     return select_snapshot(
-        group.snapshots, [one for one in list_group_snapshots(group) if alone or has_copies(one)]
+        group.snapshots, [one for one in list_group_snapshots(group) if alone or survives_node_loss(one)]
     )
 
 
@@ -259,10 +262,10 @@ def record_holdings(context: StepContext, command: DeclareSnapshots) -> None:
     node = require_current_agent(context.group, command.node_id, command.incarnation)
     group, current = context.group, context.group.running_round
     if current is None or not group.is_in_round(node) or command.round != current.number:
-        raise stale_round(group, command.round, node.node_id)
+        raise make_stale_round_error(group, command.round, node.node_id)
     if node.snapshots == command.holdings:
         return
-    warnings = _warnings([context.change_node(node, snapshots=command.holdings)])
+    warnings = _make_node_warnings([context.update_node(node, snapshots=command.holdings)])
     known = {warning.code for warning in snapshot_warnings(group, current)} if warnings else set[str]()
     for warning in warnings:
         if warning.code not in known:  # the first to say so; all are in the warnings
@@ -272,7 +275,7 @@ def record_holdings(context: StepContext, command: DeclareSnapshots) -> None:
 def record_wanted_snapshot(context: StepContext, command: UseSnapshot) -> None:
     """A person chooses the snapshot from which the next round begins."""
     group = context.group
-    if group.state.terminal:
+    if group.state.is_terminal:
         raise Refused(f"group '{group.group_id}' is over ({group.state}): no round follows")
     complete = [one.stamp for one in list_group_snapshots(group) if not one.missing]
     stamp = next((one for one in complete if one.step == command.step), None)
@@ -281,5 +284,5 @@ def record_wanted_snapshot(context: StepContext, command: UseSnapshot) -> None:
         there = f"there are those of step {steps}" if steps else "there is none"
         raise NotFound(f"group '{group.group_id}' has no complete snapshot of step {command.step}; {there}")
     if group.snapshots.wanted != stamp:
-        context.change(snapshots=replace(group.snapshots, wanted=stamp))
+        context.update_group(snapshots=replace(group.snapshots, wanted=stamp))
         context.add_event(ReasonCode.SNAPSHOT_WANTED.reason(step=stamp.step, of_round=stamp.round))

@@ -54,32 +54,32 @@ def list_job_snapshots(
     for node in group.nodes.values():
         if node.snapshots is None:
             continue
-        for held in list_usable(group, node, origin, alone):
+        for held in list_usable_snapshots(group, node, origin, alone):
             if held.round <= last_round:
-                holders[snapshot_id_of(held), held.world_size, held.sharded].append((node, held))
+                holders[memory_snapshot_id(held), held.world_size, held.sharded].append((node, held))
         if is_staying(group, node):
-            disk.update((snapshot_id_on_disk(one, origin), one) for one in node.snapshots.on_disk)
+            disk.update((disk_snapshot_id(one, origin), one) for one in node.snapshots.on_disk)
     found = [
         GroupSnapshot(stamp, size, sharded, tuple(some), _find_missing(size, sharded, some))
         for (stamp, size, sharded), some in holders.items()
     ]
     found += [GroupSnapshot(stamp, one.world_size, one.sharded, on_disk=one) for stamp, one in disk.items()]
-    refused = _refused(group, members)
+    refused = _list_refused(group, members)
     found = [replace(one, missing=refused.get(one.stamp, one.missing)) for one in found] if refused else found
     wrote_at: dict[str | None, int] = {}
     for stamp, one in disk.items():
         wrote_at[stamp.origin] = max(one.written_at, wrote_at.get(stamp.origin, 0))
 
-    def newness(one: GroupSnapshot) -> tuple[object, ...]:
+    def snapshot_sort_key(one: GroupSnapshot) -> tuple[object, ...]:
         """After those of this job, those of the job that wrote last; of one that is in memory and on disk, memory."""
         own, *within = one.stamp.sort_key
         wrote_last = wrote_at.get(one.stamp.origin, 0)
         return own, wrote_last, *within, one.on_disk is None, one.world_size, one.sharded
 
-    return sorted(found, key=newness, reverse=True)
+    return sorted(found, key=snapshot_sort_key, reverse=True)
 
 
-def _refused(group: Group, members: Iterable[str]) -> Mapping[SnapshotId, str]:
+def _list_refused(group: Group, members: Iterable[str]) -> Mapping[SnapshotId, str]:
     """What some members could load no copy of."""
     found: defaultdict[SnapshotId, list[str]] = defaultdict(list)
     for node in map(group.nodes.get, members):
@@ -89,33 +89,39 @@ def _refused(group: Group, members: Iterable[str]) -> Mapping[SnapshotId, str]:
     return {stamp: f"workers on {Nodes.of(nodes)} could load no copy of it" for stamp, nodes in found.items()}
 
 
-def has_all(held: HeldSnapshot) -> bool:
+def has_all_parts(held: HeldSnapshot) -> bool:
     """Whether a node has all of a snapshot."""
     return held.whole and len({part.rank for part in held.ranks}) >= held.world_size
 
 
-def list_usable(group: Group, node: Node, origin: str, alone: str | None = None) -> Iterable[HeldSnapshot]:
+def list_usable_snapshots(
+    group: Group, node: Node, origin: str, alone: str | None = None
+) -> Iterable[HeldSnapshot]:
     """What a node has of the snapshots of a job that others can use; `alone`: that only it will use them."""
     holdings = node.snapshots
     assert holdings is not None
     served = bool(holdings.port) or node.node_id == alone
     is_of = bool(origin) and holdings.origin == origin
-    return holdings.held if served and is_of and (is_staying(group, node) or is_serving(group, node)) else ()
+    return (
+        holdings.held
+        if served and is_of and (is_staying(group, node) or is_serving_snapshots(group, node))
+        else ()
+    )
 
 
 def is_staying(group: Group, node: Node) -> bool:
     """Whether a node is there, and does not leave."""
-    return not node.gone and node.job == group.job and node.leaving is None and node.rejected is None
+    return not node.is_gone and node.job == group.job and node.leaving is None and node.rejected is None
 
 
-def is_serving(group: Group, node: Node) -> bool:
+def is_serving_snapshots(group: Group, node: Node) -> bool:
     """Whether a node that leaves, or has left, yet serves what it holds."""
     if group.snapshots is None or node.phase is not NodePhase.LEFT or node.job != group.job:
         return False
     return node.incarnation in group.snapshots.parting
 
 
-def has_copies(one: GroupSnapshot) -> bool:
+def survives_node_loss(one: GroupSnapshot) -> bool:
     """Whether a complete snapshot outlives any node: if nothing is sharded all can save again what they have alike."""
     if one.on_disk or not one.sharded:
         return True
@@ -125,7 +131,7 @@ def has_copies(one: GroupSnapshot) -> bool:
     )
 
 
-def describe_newer(step: int, found: Iterable[GroupSnapshot]) -> str:
+def describe_newer_step(step: int, found: Iterable[GroupSnapshot]) -> str:
     """What there is of a job's steps after one: the newest; empty: nothing, or all of one that is undone."""
     newer = [one for one in found if one.stamp.origin is None and one.stamp.step > step]
     if not newer or not all(one.missing for one in newer):
@@ -133,12 +139,12 @@ def describe_newer(step: int, found: Iterable[GroupSnapshot]) -> str:
     return f"of step {newer[0].stamp.step} {newer[0].missing}"
 
 
-def snapshot_id_of(held: HeldSnapshot | StartSnapshot) -> SnapshotId:
+def memory_snapshot_id(held: HeldSnapshot | StartSnapshot) -> SnapshotId:
     """Which snapshot in memory it is, or is of."""
     return SnapshotId(round=held.round, step=held.step)
 
 
-def snapshot_id_on_disk(one: DiskSnapshot | StartSnapshot, origin: str) -> SnapshotId:
+def disk_snapshot_id(one: DiskSnapshot | StartSnapshot, origin: str) -> SnapshotId:
     """Which snapshot on disk it is, for a job."""
     return SnapshotId(round=one.round, step=one.step, origin=one.origin if one.origin != origin else None)
 

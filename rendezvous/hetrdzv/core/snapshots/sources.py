@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from hetrdzv.core.memo import cached
 from hetrdzv.core.model import Group, Node, Round
-from hetrdzv.core.selection.select import unit_of
-from hetrdzv.core.snapshots.catalog import GroupSnapshot, list_usable, snapshot_id_of
+from hetrdzv.core.selection.select import node_unit
+from hetrdzv.core.snapshots.catalog import GroupSnapshot, list_usable_snapshots, memory_snapshot_id
 from hetrdzv.protocol.directive import Member
 from hetrdzv.protocol.snapshots import CopyOrder, Holdings, RankPart, SnapshotId, Source, StartSnapshot
 
@@ -82,7 +82,7 @@ def _index_sources(
 # -- copies of what lives once -----------------------------------------------------------------------------
 
 
-def next_copy(group: Group, node: Node, safe: SnapshotId | None = None) -> CopyOrder | None:
+def next_copy_order(group: Group, node: Node, safe: SnapshotId | None = None) -> CopyOrder | None:
     """The next parts that a member is to copy, the oldest first: they may be overwritten; None: none by now.
 
     They are of the snapshot that the round began from, and of those of the round of which the member has something;
@@ -91,22 +91,24 @@ def next_copy(group: Group, node: Node, safe: SnapshotId | None = None) -> CopyO
     current, own = group.active_round, node.snapshots
     if current is None or own is None:
         return None
-    has = {snapshot_id_of(held): {part.rank for part in held.ranks} for held in own.held}
+    has = {memory_snapshot_id(held): {part.rank for part in held.ranks} for held in own.held}
     wanted: list[tuple[SnapshotId, str, Container[int]]] = []
     if (began := _find_sharded_start(current)) is not None:
-        wanted += [(snapshot_id_of(began), *lone) for lone in _find_lone_parts(group).get(node.node_id, ())]
+        wanted += [(memory_snapshot_id(began), *lone) for lone in _plan_copies(group).get(node.node_id, ())]
     of_round = [stamp for stamp in has if stamp.round == current.number]
     for stamp in sorted(of_round, key=lambda stamp: stamp.step):
-        wanted += [(stamp, one.node_id, one.ranks) for one in kept_members(group).get(node.node_id, ())]
+        wanted += [
+            (stamp, one.node_id, one.ranks) for one in map_backed_up_members(group).get(node.node_id, ())
+        ]
     copies = (
-        _order_copy(group, holder, stamp, ranks, has.get(stamp, ()))
+        _make_copy_order(group, holder, stamp, ranks, has.get(stamp, ()))
         for stamp, holder, ranks in wanted
         if safe is None or stamp.sort_key > safe.sort_key
     )
     return next(filter(None, copies), None)
 
 
-def _order_copy(
+def _make_copy_order(
     group: Group, holder: str, stamp: SnapshotId, wanted: Container[int], has: Container[int]
 ) -> CopyOrder | None:
     """What a node has of some parts of a snapshot, but for those that the one who asks has; None: nothing."""
@@ -115,8 +117,8 @@ def _order_copy(
         return None
     ranks = tuple(
         part
-        for held in list_usable(group, node, group.snapshots.origin)
-        if held.sharded and snapshot_id_of(held) == stamp
+        for held in list_usable_snapshots(group, node, group.snapshots.origin)
+        if held.sharded and memory_snapshot_id(held) == stamp
         for part in held.ranks
         if part.rank in wanted and part.rank not in has
     )
@@ -130,7 +132,7 @@ def _find_sharded_start(current: Round) -> StartSnapshot | None:
 
 
 @cached
-def _find_lone_parts(group: Group) -> Mapping[str, Sequence[tuple[str, Container[int]]]]:
+def _plan_copies(group: Group) -> Mapping[str, Sequence[tuple[str, Container[int]]]]:
     """From whom each member is to copy which parts of what the round began from: first from who is not in it.
 
     Those are the parts of which fewer than `COPIES` members had one then; two members copy those of a node that is not
@@ -141,7 +143,9 @@ def _find_lone_parts(group: Group) -> Mapping[str, Sequence[tuple[str, Container
     if current is None or began is None:
         return {}
     names = [member.node_id for member in current.members]
-    keepers = {member.node_id: keeper for keeper, kept in kept_members(group).items() for member in kept}
+    keepers = {
+        member.node_id: keeper for keeper, kept in map_backed_up_members(group).items() for member in kept
+    }
     inside = frozenset(names)
     copies = Counter(part.rank for one in began.sources if one.node_id in inside for part in one.ranks)
     lone: defaultdict[str, list[tuple[str, Container[int]]]] = defaultdict(list)
@@ -156,11 +160,11 @@ def _find_lone_parts(group: Group) -> Mapping[str, Sequence[tuple[str, Container
 
 
 @cached
-def kept_members(group: Group) -> Mapping[str, Sequence[Member]]:
+def map_backed_up_members(group: Group) -> Mapping[str, Sequence[Member]]:
     """The members whose keeper each node is; nobody's where there is only one."""
     members = group.active_round.members if group.active_round is not None else ()
     units = [  # a node keeps its labels while its round runs
-        unit_of(group.spec, node) if (node := group.nodes.get(member.node_id)) is not None else None
+        node_unit(group.spec, node) if (node := group.nodes.get(member.node_id)) is not None else None
         for member in members
     ]
     kept, keeper, count = defaultdict[str, list[Member]](list), "", len(members)

@@ -7,8 +7,8 @@ import asyncio
 from collections import Counter
 from dataclasses import replace
 
-from hetrdzv.core.commands import Command, Join, Renew
-from hetrdzv.core.directive import DirectiveHead, directive, directive_head
+from hetrdzv.core.commands import Command, Join, RenewLease
+from hetrdzv.core.directive import DirectiveHead, make_directive, make_directive_head
 from hetrdzv.core.model import Group
 from hetrdzv.core.rounds.transitions import require_current_agent
 from hetrdzv.protocol.directive import Directive
@@ -36,7 +36,7 @@ class Polls:
         self,
         caller: Caller,
         group_id: str,
-        command: Join | Renew,
+        command: Join | RenewLease,
         poll: PollRequest,
         *,
         asks: bool = False,
@@ -81,7 +81,9 @@ class Polls:
         When thousands of agents speak at once, the first are answered before the last are read. None if the caller hung
         up while its command waited: it asks again, and work for those who have gone makes the others give up as well.
         """
-        if isinstance(command, Renew):  # nearly always only a heartbeat, which is not to wait for the store
+        if isinstance(
+            command, RenewLease
+        ):  # nearly always only a heartbeat, which is not to wait for the store
             return await self.service.execute(group_id, command)
         async with self._turn:
             if caller is not None and caller.gone:
@@ -92,12 +94,12 @@ class Polls:
 def current_directive_head(service: Service, group_id: str, node_id: str, incarnation: str) -> DirectiveHead:
     """What a node has to do now, without the details; raises as `current_directive` does."""
     group = service.group(group_id)
-    return directive_head(group, require_current_agent(group, node_id, incarnation))
+    return make_directive_head(group, require_current_agent(group, node_id, incarnation))
 
 
 def current_directive(service: Service, group_id: str, node_id: str, incarnation: str) -> GroupAndDirective:
     """What a node has to do now, and how it keeps in touch; it is granted that lease."""
     group = service.group(group_id)
-    answer = directive(group, require_current_agent(group, node_id, incarnation), service.now())
+    answer = make_directive(group, require_current_agent(group, node_id, incarnation), service.now())
     pace = service.leases.grant_lease(group, node_id, incarnation)
     return group, replace(answer, poll_s=pace.poll_s, lease_s=pace.lease_s)

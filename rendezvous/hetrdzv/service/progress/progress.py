@@ -13,7 +13,7 @@ from math import inf
 from time import perf_counter
 from typing import Any
 
-from hetrdzv.core.commands import Command, NoteStall, NoteTraining
+from hetrdzv.core.commands import Command, RecordStall, RecordTraining
 from hetrdzv.core.hangs import SAME_S, find_hang
 from hetrdzv.core.model import Group, Round, Stall
 from hetrdzv.core.rounds.timers import STALL_REPORTED_S
@@ -100,7 +100,7 @@ class Progress:
     def record_progress(self, group_id: str, node_id: str, reported: NodeProgress, poll_s: float) -> None:
         """The accepted agent of a node has reported on its workers, and will again after `poll_s` at the latest."""
         active = self._active_round(group_id)
-        member = active.places.get(node_id) if active is not None else None
+        member = active.members_by_id.get(node_id) if active is not None else None
         if active is None or member is None or reported.round != active.number:
             return
         seen_at = self._now() - reported.age_s
@@ -115,7 +115,7 @@ class Progress:
             own = [workers[rank].began_at for rank in member.ranks if rank in workers]
             if (began_at := min(own, default=inf)) < inf and not watched.training_noted:
                 watched.training_noted = True
-                self._spawn(self._execute_note(group_id, NoteTraining(active.number, began_at)))
+                self._spawn(self._execute_note(group_id, RecordTraining(active.number, began_at)))
         if active.stall is not None or any(worker.still for worker in reported.workers):
             self.schedule_check(group_id)
 
@@ -190,7 +190,7 @@ class Progress:
         stall = self._make_stall(group, active, found, found.hang, now) if found.hang is not None else None
         maybe = stall is None and noted is not None and noted.reported and found.unclear
         if not maybe and not is_already_noted(noted, stall, now):
-            self._spawn(self._execute_note(group_id, NoteStall(number, stall)))
+            self._spawn(self._execute_note(group_id, RecordStall(number, stall)))
         if found.again_s < inf:
             self.schedule_check(group_id, found.again_s)
         if stall is not None:
@@ -214,7 +214,7 @@ class Progress:
         stack = first.text or first.why if first is not None else ""
         return Stall(hang=replace(hang, for_s=0.0), since=since, known_until=known_until, stack=stack)
 
-    async def _execute_note(self, group_id: str, command: NoteTraining | NoteStall) -> None:
+    async def _execute_note(self, group_id: str, command: RecordTraining | RecordStall) -> None:
         try:
             await self._execute(group_id, command)
         except HetError as error:
@@ -224,7 +224,7 @@ class Progress:
                 watched.training_noted = False
             logger.debug("workers of group %s: %s", group_id, error)
             return
-        if isinstance(command, NoteStall) and command.stall is not None:
+        if isinstance(command, RecordStall) and command.stall is not None:
             self.schedule_check(group_id)  # its workers may have moved again before the group knew of it
 
     def _request_stacks(self, group: Group, active: Round, stall: Stall, now: float) -> None:

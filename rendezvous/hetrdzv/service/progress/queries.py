@@ -45,7 +45,7 @@ class AgentQueries:
             own = tuple(rank for rank in member.ranks if rank in wanted)
             node = group.nodes.get(member.node_id)
             why = "its node is gone"
-            if own and node is not None and not node.gone:
+            if own and node is not None and not node.is_gone:
                 why = f"its agent has not answered within {WITHIN_S:g} s"
                 question = OutputQuery(
                     number=next(self._numbers), round=active.number, about=about, ranks=own

@@ -27,7 +27,7 @@ from hetrdzv.core.why import explain_group
 from hetrdzv.protocol.directive import Directive, Start
 from hetrdzv.protocol.reasons import ends
 from hetrdzv.protocol.reasons.reason import Reason, full_text
-from hetrdzv.protocol.reasons.waiting import Ready
+from hetrdzv.protocol.reasons.waiting import ReadyCount
 from hetrdzv.protocol.rounds import EarlierSuccesses, Failure, RootCause
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.protocol.texts.who import Nodes
@@ -230,9 +230,9 @@ def running(*node_ids: str, **spec: Any) -> Story:
     return story
 
 
-def ready(node_ids: Iterable[str], want: int, slots: int | None = None) -> Ready:
+def ready(node_ids: Iterable[str], want: int, slots: int | None = None) -> ReadyCount:
     """These nodes are ready, of so many, or with so many slots."""
-    return Ready(Nodes.of(node_ids), want, slots)
+    return ReadyCount(Nodes.of(node_ids), want, slots)
 
 
 def failed(

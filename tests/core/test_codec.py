@@ -9,7 +9,7 @@ import pytest
 
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.bounds import MAX_LABELS, Count, Duration, Id, Labels, ShortText, Slots, at_most
-from hetrdzv.protocol.codec import MAX_MISTAKES, Malformed, read, write
+from hetrdzv.protocol.codec import MAX_MISTAKES, MalformedJson, read, write
 from hetrdzv.protocol.states import GroupState
 
 
@@ -67,8 +67,8 @@ def test_what_is_written() -> None:
     assert b"secret" in write(Known())
 
 
-def refusal(news: Mapping[str, Any]) -> codec.Mistake:
-    with pytest.raises(Malformed) as caught:
+def refusal(news: Mapping[str, Any]) -> codec.FieldError:
+    with pytest.raises(MalformedJson) as caught:
         read(Outer, json.dumps({"node_id": "a", **news}))
     return caught.value.mistakes[0]
 
@@ -106,7 +106,7 @@ def test_a_mistake_is_named(news: Mapping[str, Any], where: str, says: str) -> N
 )
 def test_what_is_no_json_or_no_object_is_refused(says: str, data: tuple[bytes, ...]) -> None:
     for each in data:
-        with pytest.raises(Malformed, match=says) as caught:
+        with pytest.raises(MalformedJson, match=says) as caught:
             read(Outer, each)
         assert caught.value.mistakes[0].field == ""
 
@@ -117,10 +117,10 @@ def test_what_was_given_comes_with_the_mistake_and_many_are_counted_only() -> No
     assert refusal({"slotss": "a secret, perhaps"}).given is None
     few, many = ({f"x{n}": 1 for n in range(wrong)} for wrong in (MAX_MISTAKES, MAX_MISTAKES + 1))
     assert refusal(few).field == "x0"
-    assert refusal(many) == codec.Mistake("", "65 of its fields are unknown, malformed or out of range")
+    assert refusal(many) == codec.FieldError("", "65 of its fields are unknown, malformed or out of range")
 
 
 def test_a_value_that_was_made_here_can_be_checked() -> None:
     assert codec.validate(Outer, WHOLE) == WHOLE
-    with pytest.raises(Malformed, match="slots: Input should be less than or equal to 1024"):
+    with pytest.raises(MalformedJson, match="slots: Input should be less than or equal to 1024"):
         codec.validate(Outer, Outer(node_id="a", slots=2_000))

@@ -5,7 +5,7 @@ import pytest
 from hetrdzv.core.plan import make_plan
 from hetrdzv.protocol.errors import NotFound, Refused
 from hetrdzv.protocol.replies import Plan
-from hetrdzv.protocol.requests import Changes
+from hetrdzv.protocol.requests import PlanRequest
 from hetrdzv.protocol.states import GroupState
 from tests.core.driver import Story, running
 
@@ -22,7 +22,7 @@ def uneven(**spec: object) -> Story:
 def planned(story: Story, *, drain: str | None = None, restart: bool = False) -> Plan:
     """A plan, which leaves the group as it is."""
     before = story.group
-    found = make_plan(before, Changes(drain=drain, restart=restart), story.now)
+    found = make_plan(before, PlanRequest(drain=drain, restart=restart), story.now)
     assert story.group == before
     return found
 

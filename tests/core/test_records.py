@@ -19,9 +19,9 @@ from hetrdzv.protocol.rounds import (
     Failure,
     RoundRecord,
     downtime_after,
-    share_trained,
     time_text,
     total_time,
+    trained_share,
     with_downtimes,
 )
 from hetrdzv.protocol.states import NodePhase
@@ -94,7 +94,7 @@ def test_a_failure_costs_four_parts_of_time() -> None:
     assert first.reason.message == story.said("restart_spent")[0].cause.message  # type: ignore[union-attr]
     assert downtime_after(first, second) == (0.5, 4.0, 0.0, 6.0)
     total = total_time(story.rounds)
-    assert share_trained(total) == pytest.approx(89.0 / 101.5)
+    assert trained_share(total) == pytest.approx(89.0 / 101.5)
     assert time_text(total) == (
         "trained 1 min 29 s of 1 min 42 s (87.6 %); starting up 8.0 s, noticing 0.5 s, stopping 4.0 s"
     )
@@ -220,7 +220,7 @@ def test_what_nobody_can_see_is_unknown(started: ProgressTimes | None) -> None:
     story.dies(None)
     (only,) = story.rounds
     assert only.time == {"starting_up": 2.0, "unknown": 10.0}
-    assert (only.trained_s, share_trained(only.time)) == (None, 0.0)
+    assert (only.trained_s, trained_share(only.time)) == (None, 0.0)
     text = "how much was training is unknown; starting up 2.0 s, unknown 10 s"
     assert time_text(only.time) == text
 

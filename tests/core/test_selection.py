@@ -13,7 +13,7 @@ from hetrdzv.core.selection.select import Selection, select
 from hetrdzv.protocol.directive import Member
 from hetrdzv.protocol.reasons import waiting
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
-from hetrdzv.protocol.settings import SETTINGS, GroupSpec, allows_master, order_labels
+from hetrdzv.protocol.settings import SETTINGS, GroupSpec, allows_master, parse_rank_order
 from tests.core.driver import Story
 from tests.core.script import play
 from tests.support.every_set import group_of
@@ -223,7 +223,7 @@ def test_why_a_node_is_a_spare(script: str, node_id: str, why: Callable[[GroupSp
     [("sticky", ()), ("topology:rack", ("rack",)), ("topology:zone,rack 1", ("zone", "rack 1"))],
 )
 def test_orders(text: str, means: tuple[str, ...]) -> None:
-    assert order_labels(text) == means
+    assert parse_rank_order(text) == means
     assert GroupSpec(rank_order=text).rank_order == text
 
 

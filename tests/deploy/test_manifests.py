@@ -119,9 +119,9 @@ def test_every_start_is_one_that_our_programs_take(name: str, arguments: list[st
         options = hetserver_options(arguments)
         assert options["host"] == "0.0.0.0"
         if (options["store"] or "").startswith("etcd:"):
-            from hetrdzv.storage.etcd.access import access_from
+            from hetrdzv.storage.etcd.access import make_access
 
-            access_from(options["store"])
+            make_access(options["store"])
             assert parse_server_urls(options["advertise"]) == [options["advertise"]]
     else:
         options = parse(arguments, {})

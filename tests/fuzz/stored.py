@@ -14,7 +14,7 @@ from hetrdzv.core.model import Group
 from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.replies import Event
 from hetrdzv.protocol.settings import OnJoin
-from hetrdzv.storage.records import event_key, record_of
+from hetrdzv.storage.records import event_key, make_record
 from tests.core.driver import Story, running
 from tests.support.restored import stored_records
 
@@ -103,7 +103,7 @@ def records_of(group: Group, events: list[Reason]) -> dict[str, bytes]:
     stored = stored_records(group)
     for number, event in enumerate(events, 1):
         line = Event(number=number, at="2026-11-21T10:00:00.000+00:00", reason=event)
-        stored[event_key(group.group_id, number)] = record_of(line)
+        stored[event_key(group.group_id, number)] = make_record(line)
     return stored
 
 

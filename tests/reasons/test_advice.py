@@ -3,12 +3,12 @@
 from hetrdzv.protocol.reasons import ends, events, hangs, waiting
 from hetrdzv.protocol.reasons.advice import next_step
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
-from hetrdzv.protocol.reasons.waiting import Ready
+from hetrdzv.protocol.reasons.waiting import ReadyCount
 from hetrdzv.protocol.rounds import Failure
 from hetrdzv.protocol.texts.who import Nodes
 from tests.support.hangs import behind
 
-A, NOBODY = Ready(Nodes.of(["a"]), 2), Ready(want=2)
+A, NOBODY = ReadyCount(Nodes.of(["a"]), 2), ReadyCount(want=2)
 TRACE = 'Traceback\n  File "/work/train.py", line 7, in f\n'
 
 
@@ -26,9 +26,9 @@ def test_what_to_do_about_a_group() -> None:
         waiting.too_few(A, 1),
         waiting.too_few(A, 3, unit="slot"),
         waiting.too_few(A, 0, unit="slot"),
-        waiting.in_place_of(waiting.too_few(A, 1), ["b"]),
-        waiting.in_place_of(waiting.too_few(NOBODY, 1), ["b"]),
-        waiting.in_place_of(waiting.too_few(A, 1), ["b"], ["b"]),
+        waiting.waits_for_replacement(waiting.too_few(A, 1), ["b"]),
+        waiting.waits_for_replacement(waiting.too_few(NOBODY, 1), ["b"]),
+        waiting.waits_for_replacement(waiting.too_few(A, 1), ["b"], ["b"]),
         waiting.too_few(NOBODY, 2, since=300.0),
         ReasonCode.NO_ALLOWED_MASTER.reason(ready=A, master="zone=x"),
         ReasonCode.GROUP_CANCELLED.reason(by="ada"),

@@ -7,7 +7,7 @@ from hetrdzv.protocol.errors import Difference
 from hetrdzv.protocol.reasons import ends, events, hangs, snapshots, waiting
 from hetrdzv.protocol.reasons.hangs import Hang
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
-from hetrdzv.protocol.reasons.waiting import Ready
+from hetrdzv.protocol.reasons.waiting import ReadyCount
 from hetrdzv.protocol.rounds import EarlierSuccesses, Failure
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.snapshots import SnapshotId
@@ -134,12 +134,12 @@ node_refused: a is refused, since it gave script=other.py, and the group has scr
 
 # -- what is waited for ----------------------------------------------------------------------------------------
 
-A, AB, NONE = Ready(Nodes.of(["a"]), 2), Ready(Nodes.of(["a", "b"]), 2, 7), Ready(want=2)
+A, AB, NONE = ReadyCount(Nodes.of(["a"]), 2), ReadyCount(Nodes.of(["a", "b"]), 2, 7), ReadyCount(want=2)
 EVEN = GroupSpec(min_world_size=8, max_world_size=16, world_size_multiple=4)
 
 
 def lacks(*never: int, too_small: bool = False, spec: GroupSpec = EVEN) -> Reason:
-    world = waiting.no_world(spec, never, too_small=too_small)
+    world = waiting.no_valid_world_size(spec, never, too_small=too_small)
     return waiting.too_few(A, 3 if too_small else 0, unit="slot", world=world)
 
 
@@ -150,7 +150,7 @@ def test_rounds_and_groups() -> None:
         waiting.round_running(4, 2, 9),
         waiting.round_running(4, 2, 9, LOST),
         waiting.too_few(A, 1),
-        waiting.in_place_of(waiting.too_few(NONE, 2), ["b"]),
+        waiting.waits_for_replacement(waiting.too_few(NONE, 2), ["b"]),
         waiting.too_few(NONE, 2, since=320.0),
         lacks(too_small=True),
         lacks(too_small=True, spec=GroupSpec(min_world_size=8, max_world_size=8)),
@@ -190,7 +190,7 @@ too_few_nodes: 1 of 2 nodes ready (a); waiting for 1 more; b is not ready: no GP
 too_few_nodes: no node is ready; waiting for 2 more; b, c are not ready; b: no GPU
 """,
     )
-    drained = waiting.in_place_of(waiting.too_few(A, 1), ["b", "c"], ["c"])
+    drained = waiting.waits_for_replacement(waiting.too_few(A, 1), ["b", "c"], ["c"])
     assert (drained.nodes, drained.data) == (("c",), {"missing": 1, "ready": 1, "drained": 1})
 
 

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from hetrdzv.auth.tls import ClientTls
-from hetrdzv.client import Client, normal_url, parse_server_urls
+from hetrdzv.client import Client, normalize_url, parse_server_urls
 from hetrdzv.client.explain import explain_transport_error, find_unusable_error
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import Directive
@@ -152,8 +152,8 @@ async def hang(_: Seen) -> bytes:
     ],
 )
 def test_urls_are_normalised(given: str, normal: str) -> None:
-    assert normal_url(given) == normal
-    assert normal_url(normal) == normal
+    assert normalize_url(given) == normal
+    assert normalize_url(normal) == normal
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_urls_are_normalised(given: str, normal: str) -> None:
 )
 def test_a_bad_url_says_what_is_wrong_and_shows_no_password(given: str, wrong: str) -> None:
     with pytest.raises(ValueError, match=wrong) as caught:
-        normal_url(given)
+        normalize_url(given)
     assert "hunter2" not in str(caught.value)
 
 
@@ -371,7 +371,7 @@ def test_transport_errors_in_plain_words(error: httpx.TransportError, words: str
     ],
 )  # fmt: skip
 def test_a_port_that_was_left_out_is_named(given: str, hint: str) -> None:
-    url = normal_url(given)
+    url = normalize_url(given)
     for error, words in ((httpx.ConnectTimeout(""), "timed out after 3 s"), (REFUSED, "connection refused")):
         said = explain_transport_error(error, url, LIMITS, ClientTls(), answered_before=False)
         assert str(said) == f"{words}{hint}"

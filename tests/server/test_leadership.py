@@ -21,7 +21,7 @@ from hetrdzv.client.client import Client
 from hetrdzv.protocol.errors import Unreachable
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.service.leadership import ElectedReplica
-from hetrdzv.storage.etcd.access import access_from
+from hetrdzv.storage.etcd.access import make_access
 from hetrdzv.storage.etcd.client import Etcd
 from tests.support.cluster import wait_for
 from tests.support.etcd import EtcdCluster, fill, make_room, make_tls, sturdy
@@ -269,7 +269,7 @@ def test_no_etcd_is_an_error_after_a_while(monkeypatch: pytest.MonkeyPatch) -> N
 
 async def test_etcd_may_come_later_and_a_stop_waits_for_none() -> None:
     etcd = EtcdCluster("3.5")
-    stays, stops = (ElectedReplica(Etcd(access_from(etcd.url("late"))), "http://h:1") for _ in range(2))
+    stays, stops = (ElectedReplica(Etcd(make_access(etcd.url("late"))), "http://h:1") for _ in range(2))
     starts = [asyncio.ensure_future(replica.start()) for replica in (stays, stops)]
     await asyncio.sleep(0.3)
     stops.begin_stop()

@@ -44,7 +44,7 @@ class Table(LeaseTable):
     def pass_by(self, at: float) -> None:
         while self.at < at:
             self.at = min(at, self.at + 0.25)
-            self.beat()
+            self.begin_beat()
 
     def lost(self, at: float) -> list[str]:
         """Who is found lost at a moment."""
@@ -99,7 +99,7 @@ def test_after_a_stall_everybody_has_a_full_lease() -> None:
     table.polls("a", 100.0)
     table.pass_by(104.0)
     table.at += 60.0
-    table.beat()
+    table.begin_beat()
     table.pass_by(table.at + 5.0)
     assert table.find_expired_groups() == []
     table.pass_by(table.at + 0.25)
@@ -165,7 +165,7 @@ def test_time_in_which_nobody_served_does_not_age_anything_but_keeps_its_order()
     clock = hand.make(100.0)
     for _ in range(20):
         hand.at += 0.25
-        assert clock.beat() == 0.0
+        assert clock.begin_beat() == 0.0
     assert clock.now() == 105.0
     assert clock.age(0.0) == 0.0
     assert clock.age(3.0) == 3.0
@@ -179,7 +179,7 @@ def test_time_in_which_nobody_served_does_not_age_anything_but_keeps_its_order()
         assert in_stall == sorted(set(in_stall))
         assert in_stall == pytest.approx([0.0] * 4, abs=0.001)
         assert clock.age(62.0) == pytest.approx(2.0 + BEAT_S + LATE_S, abs=0.001)
-        clock.beat()
+        clock.begin_beat()
 
 
 async def both(service: Service, *commands: Report) -> str | None:

@@ -7,7 +7,14 @@ import pytest
 
 from hetrdzv.cli.hetctl.logs import new_text
 from hetrdzv.core.model import Group
-from hetrdzv.protocol.stacks import EARLIER, LEAST_OF_WORKER, MOST_OF_WORKER, About, Stack, group_equal_stacks
+from hetrdzv.protocol.stacks import (
+    EARLIER,
+    LEAST_OF_WORKER,
+    MOST_OF_WORKER,
+    OutputKind,
+    WorkerOutput,
+    group_equal_stacks,
+)
 from hetrdzv.service.progress import post_mortems as module
 from hetrdzv.service.progress.post_mortems import ENTRY, PostMortems
 from tests.core.driver import Story
@@ -28,45 +35,45 @@ def running(slots: int = 8, number: int = 1, group_id: str = "g") -> Group:
 
 def add(kept: PostMortems, group: Group, *texts: str, number: int | None = None, node: str = "a") -> None:
     assert group.round is not None
-    logs = [Stack(rank=rank, text=text) for rank, text in enumerate(texts)]
+    logs = [WorkerOutput(rank=rank, text=text) for rank, text in enumerate(texts)]
     kept.add_logs(group, node, number or group.round.number, logs)
 
 
 def test_the_newest_rounds_are_kept_of_each_kind(kept: PostMortems) -> None:
-    kept.add_stacks("g", 1, 1, [Stack(rank=0, text="in load")])
+    kept.add_stacks("g", 1, 1, [WorkerOutput(rank=0, text="in load")])
     for number in range(1, EARLIER + 3):
         add(kept, running(number=number), f"round {number}")
-    assert kept.rounds_kept("g", About.LOGS) == set(range(3, EARLIER + 3))
-    assert kept.rounds_kept("g", About.STACKS) == {1}
-    newest = kept.find("g", About.LOGS)
+    assert kept.list_rounds("g", OutputKind.LOGS) == set(range(3, EARLIER + 3))
+    assert kept.list_rounds("g", OutputKind.STACKS) == {1}
+    newest = kept.find("g", OutputKind.LOGS)
     assert newest is not None
     assert (newest.round, newest.by_rank[0].text) == (EARLIER + 2, f"round {EARLIER + 2}")
-    assert kept.find("g", About.LOGS, 1) is None
-    assert kept.find("other", About.LOGS) is None
+    assert kept.find("g", OutputKind.LOGS, 1) is None
+    assert kept.find("other", OutputKind.LOGS) is None
 
 
 def test_what_is_replaced_is_gone_and_of_an_earlier_round_others_words_stay(kept: PostMortems) -> None:
     group = running()
     add(kept, group, "one", "two", "three")
     for number in range(10):
-        kept.add_logs(group, "a", 1, [Stack(rank=0, text=f"newer {number}", stderr="x" * number)])
-    kept.add_logs(group, "b", 1, [Stack(rank=0, text="not a member")])
+        kept.add_logs(group, "a", 1, [WorkerOutput(rank=0, text=f"newer {number}", stderr="x" * number)])
+    kept.add_logs(group, "b", 1, [WorkerOutput(rank=0, text="not a member")])
     add(kept, running(number=2), "late", "late", "late", "late", number=1, node="b")
-    logs = kept.find("g", About.LOGS, 1)
+    logs = kept.find("g", OutputKind.LOGS, 1)
     assert logs is not None
     assert [logs.by_rank[rank].text for rank in range(4)] == ["newer 9", "two", "three", "late"]
-    assert kept.rounds_kept("g", About.LOGS) == {1}
+    assert kept.list_rounds("g", OutputKind.LOGS) == {1}
     assert logs.size == len("newer 9" + "two" + "three" + "late") + 9 + 4 * ENTRY
 
 
 def test_stacks_of_a_later_hang_replace_earlier_ones_unless_there_are_none(kept: PostMortems) -> None:
     def hung(*texts: str) -> None:
-        kept.add_stacks("g", 1, 3, [Stack(rank=rank, text=text) for rank, text in enumerate(texts)])
+        kept.add_stacks("g", 1, 3, [WorkerOutput(rank=rank, text=text) for rank, text in enumerate(texts)])
 
     hung("in load", "waits", "waits")
     hung("in save", "", "waits")
     hung("", "", "")  # nobody has answered
-    stacks = kept.find("g", About.STACKS)
+    stacks = kept.find("g", OutputKind.STACKS)
     assert stacks is not None
     assert {rank: stack.text for rank, stack in stacks.by_rank.items()} == {0: "in save", 2: "waits"}
 
@@ -76,17 +83,17 @@ def test_of_large_worlds_less_is_kept_of_each_worker_and_both_streams_have_their
 ) -> None:
     for world, most in ((2, MOST_OF_WORKER), (1 << 16, LEAST_OF_WORKER)):
         add(kept, running(world), "begins" + "." * 20_000 + "ends")
-        logs = kept.find("g", About.LOGS)
+        logs = kept.find("g", OutputKind.LOGS)
         assert logs is not None
         text = logs.by_rank[0].text
         assert (len(text), text.endswith("ends")) == (most, True)
         kept.forget_all()
-    log = Stack(rank=0, text="out\n" * 50, stderr="err\n" * 50)
+    log = WorkerOutput(rank=0, text="out\n" * 50, stderr="err\n" * 50)
     for size, lines in ((400, (50, 50)), (200, (24, 24)), (99, (12, 12))):
-        end = log.shortened(About.LOGS, size)
+        end = log.shortened(OutputKind.LOGS, size)
         assert (end.text.count("out\n"), end.stderr.count("err\n")) == lines
         assert end.size <= size
-    assert Stack(rank=0, text="begins..").shortened(About.STACKS, 6).text == "begins"
+    assert WorkerOutput(rank=0, text="begins..").shortened(OutputKind.STACKS, 6).text == "begins"
 
 
 def test_the_group_with_the_oldest_news_gives_way(kept: PostMortems, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,14 +101,14 @@ def test_the_group_with_the_oldest_news_gives_way(kept: PostMortems, monkeypatch
     for group in "abc":
         add(kept, running(group_id=group), "." * 10)
     add(kept, running(group_id="a", number=2), "")
-    assert [bool(kept.rounds_kept(group, About.LOGS)) for group in "abc"] == [True, False, True]
+    assert [bool(kept.list_rounds(group, OutputKind.LOGS)) for group in "abc"] == [True, False, True]
 
 
 # -- what hetctl shows of them -------------------------------------------------------------------------------
 
 
-def stack(rank: int, text: str = "", why: str = "") -> Stack:
-    return Stack(rank=rank, node_id=f"gpu{rank // 2}", text=text, why=why)
+def stack(rank: int, text: str = "", why: str = "") -> WorkerOutput:
+    return WorkerOutput(rank=rank, node_id=f"gpu{rank // 2}", text=text, why=why)
 
 
 def test_equal_stacks_are_put_together_and_the_odd_one_comes_first() -> None:

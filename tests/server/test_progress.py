@@ -10,7 +10,7 @@ import pytest
 
 from hetrdzv.core.commands import Tick
 from hetrdzv.protocol.progress import ProgressTimes
-from hetrdzv.protocol.stacks import About
+from hetrdzv.protocol.stacks import OutputKind
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.service.progress import progress as progress_module
 from hetrdzv.service.progress import queries
@@ -259,7 +259,7 @@ async def test_logs_of_a_job_that_is_over_are_those_that_its_agents_sent_as_they
             assert (refused.status_code, refused.json()["code"]) == (404, "not_found")
             assert refused.json()["detail"] == "no such rank: round 1 of group 'g' has ranks 0 and 1, not 7"
         (await client.delete(GROUP)).raise_for_status()
-        assert service.post_mortems.find("g", About.LOGS) is None
+        assert service.post_mortems.find("g", OutputKind.LOGS) is None
 
 
 async def test_the_stacks_of_all_workers_are_taken_once_a_hang_has_lasted_and_shown_after_the_round() -> None:
@@ -286,7 +286,7 @@ async def test_the_stacks_of_all_workers_are_taken_once_a_hang_has_lasted_and_sh
             (1, "b", "line 1"),
         ]
         assert (reply["round"], reply["over"], reply["at"] is not None) == (1, True, True)
-        del service.post_mortems.find("g", About.STACKS).by_rank[1]  # type: ignore[union-attr]
+        del service.post_mortems.find("g", OutputKind.STACKS).by_rank[1]  # type: ignore[union-attr]
         missing = (await client.post(f"{GROUP}/stacks", params={"round": 1, "rank": 1})).json()["workers"]
         assert missing[0]["why"] == "nobody has kept its stacks of round 1"
 

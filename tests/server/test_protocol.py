@@ -2,15 +2,21 @@
 
 import pytest
 
-from hetrdzv.protocol.codec import Malformed, validate
-from hetrdzv.protocol.requests import MAX_CHARACTERS, MAX_WORDS, JoinRequest, SpecFields, daemon_refusal
+from hetrdzv.protocol.codec import MalformedJson, validate
+from hetrdzv.protocol.requests import (
+    MAX_CHARACTERS,
+    MAX_WORDS,
+    JoinRequest,
+    SpecFields,
+    explain_daemon_refusal,
+)
 from hetrdzv.protocol.settings import DEFAULTS, SETTINGS
-from hetrdzv.protocol.texts.ids import MAX_ID_LENGTH, checked_id, is_id, is_loopback
+from hetrdzv.protocol.texts.ids import MAX_ID_LENGTH, check_id, is_id, is_loopback
 
 
 @pytest.mark.parametrize("value", ["a", "0", "_", "-", "gpu2.rack-1", ".a", "a.", "..a", "x" * MAX_ID_LENGTH])
 def test_valid_ids(value: str) -> None:
-    assert checked_id(value) == value
+    assert check_id(value) == value
     join = JoinRequest(incarnation=value, slots=1, address="x", port=1)
     assert validate(JoinRequest, join) == join
 
@@ -21,8 +27,8 @@ def test_valid_ids(value: str) -> None:
 def test_invalid_ids(value: str) -> None:
     assert not is_id(value)
     with pytest.raises(ValueError, match="must be 1 to 128 letters, digits"):
-        checked_id(value)
-    with pytest.raises(Malformed, match="incarnation"):
+        check_id(value)
+    with pytest.raises(MalformedJson, match="incarnation"):
         validate(JoinRequest, JoinRequest(incarnation=value, slots=1, address="x", port=1))
 
 
@@ -54,7 +60,7 @@ def test_which_addresses_are_loopback(addresses: str, loopback: bool) -> None:
     ],
 )
 def test_commands_that_a_node_is_asked_to_run_or_not(words: tuple[str, ...], says: str | None) -> None:
-    refusal = daemon_refusal(words)
+    refusal = explain_daemon_refusal(words)
     assert refusal is None if says is None else says in (refusal or "")
 
 

@@ -16,7 +16,7 @@ from hetrdzv.protocol.errors import GroupQuarantined, ServerFault, StaleRound, U
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.service import service as service_module
 from hetrdzv.storage import base
-from hetrdzv.storage.base import Snapshot
+from hetrdzv.storage.base import StoreContent
 from tests.support.served import FaultyStore, api, join, serving, settled, started, two_nodes
 
 BAD = "bad"
@@ -40,7 +40,7 @@ def faulty_core(monkeypatch: pytest.MonkeyPatch) -> None:
 async def loads_again(store: FaultyStore) -> None:
     """Another service on what is stored can serve all groups."""
     async with serving(FaultyStore(store.content)) as (other, _):
-        assert other.quarantined() == {}
+        assert other.quarantine_reasons() == {}
 
 
 # -- before the commit -------------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ async def test_a_group_that_cannot_go_on_is_set_aside_and_deleted(monkeypatch: p
         before = {key for key in store.keys if key.startswith("groups/g/")}
         service._spawn_tick("g")  # as its timer does
         await settled()
-        assert service.quarantined() == {"g": "RecursionError: maximum recursion depth exceeded"}
+        assert service.quarantine_reasons() == {"g": "RecursionError: maximum recursion depth exceeded"}
         for ask in (service.execute("g", join("a")), service.execute("g", Tick())):
             with pytest.raises(
                 GroupQuarantined, match=r"RecursionError.*Back up the store, then hetctl delete g"
@@ -133,9 +133,9 @@ async def test_a_group_that_cannot_be_served_is_set_aside_alone_byte_for_byte(
     stored = await stored_groups("g", "h", "i")
     stored["groups/g/group"] = stored["groups/g/group"].replace(*damage)
     before = {name: record for name, record in stored.items() if name.startswith("groups/g/")}
-    async with serving(FaultyStore(Snapshot(stored, 5.0))) as (service, store):
+    async with serving(FaultyStore(StoreContent(stored, 5.0))) as (service, store):
         assert [group.group_id for group in service.groups()] == ["h", "i"]
-        assert service.quarantined().keys() == {"g"}
+        assert service.quarantine_reasons().keys() == {"g"}
         with pytest.raises(GroupQuarantined):
             await service.execute("g", join("a"))
         assert (await service.execute("h", Drain("a"))).drained == {"a"}
@@ -149,7 +149,7 @@ async def test_people_see_a_group_that_is_set_aside_and_delete_it(caplog: pytest
     caplog.set_level("INFO")
     stored = await stored_groups("g", "h")
     stored["groups/g/nodes/a"] = b"\xff"
-    async with serving(FaultyStore(Snapshot(stored, 5.0))) as (service, _), api(service) as client:
+    async with serving(FaultyStore(StoreContent(stored, 5.0))) as (service, _), api(service) as client:
         groups = {one["group_id"]: one for one in (await client.get("/v1/groups")).json()["groups"]}
         assert groups["h"]["state"] == "waiting"
         assert groups["g"]["state"] == "quarantined"
@@ -162,7 +162,7 @@ async def test_people_see_a_group_that_is_set_aside_and_delete_it(caplog: pytest
         assert (await client.delete("/v1/groups/g")).status_code == 204
         assert [one["group_id"] for one in (await client.get("/v1/groups")).json()["groups"]] == ["h"]
     alone = {key: record for key, record in stored.items() if key.startswith("groups/g/")}
-    async with serving(FaultyStore(Snapshot(alone, 5.0))):
+    async with serving(FaultyStore(StoreContent(alone, 5.0))):
         assert "loaded no groups: all are quarantined" in caplog.text
 
 
@@ -195,7 +195,7 @@ async def test_a_group_whose_timer_cannot_be_set_holds_up_no_other(monkeypatch: 
     monkeypatch.setattr(settle, "_form_round", form)
     async with serving(FaultyStore(store.content)) as (service, _):
         async with asyncio.timeout(10):
-            while "g" not in service.quarantined():
+            while "g" not in service.quarantine_reasons():
                 await settled()
         assert [group.group_id for group in service.groups()] == ["h"]
         assert service._timers.keys() == {"h"}

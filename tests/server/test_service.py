@@ -212,7 +212,7 @@ async def test_what_was_due_while_nothing_could_be_written_is_done_later(
     hand = HandClock()
     async with serving(clock=hand) as (service, store):
         await two_nodes(service)
-        await service.on_poll_cut("g", "a", "1")
+        await service.on_poll_disconnect("g", "a", "1")
         store.failures = [NothingWritten("the disk is full")]
         with pytest.raises(NothingWritten):
             await service.execute("g", join("a", "2"))
@@ -396,7 +396,7 @@ async def test_a_stall_is_measured_whatever_begins_the_next_beat() -> None:
         await two_nodes(service)
         await asyncio.sleep(0)
         time.sleep(0.7)  # noqa: ASYNC251
-        await service.on_poll_cut("g", "a", "1")
+        await service.on_poll_disconnect("g", "a", "1")
         await asyncio.sleep(0.01)
         sums = [
             line for line in service.render_metrics().decode().splitlines() if "loop_late_seconds_sum" in line
@@ -413,7 +413,7 @@ async def test_a_slow_start_excuses_no_cut() -> None:
     try:
         await two_nodes(service)
         clock.pass_by(service, clock_module.BEAT_S)
-        await service.on_poll_cut("g", "a", "1")
+        await service.on_poll_disconnect("g", "a", "1")
         assert service.group("g").nodes["a"].disconnected_at is not None
     finally:
         await service.close()
@@ -421,13 +421,13 @@ async def test_a_slow_start_excuses_no_cut() -> None:
 
 async def test_a_cut_of_what_is_gone_is_no_error() -> None:
     async with serving() as (service, _):
-        await service.on_poll_cut("nowhere", "a", "1")
+        await service.on_poll_disconnect("nowhere", "a", "1")
         await two_nodes(service)
-        await service.on_poll_cut("g", "nobody", "1")
-        await service.on_poll_cut("g", "a", "former")
+        await service.on_poll_disconnect("g", "nobody", "1")
+        await service.on_poll_disconnect("g", "a", "former")
         assert service.group("g").nodes["a"].disconnected_at is None
         service.begin_stop()
-        await service.on_poll_cut("g", "a", "1")
+        await service.on_poll_disconnect("g", "a", "1")
 
 
 async def test_a_tick_that_fails_is_tried_again_though_nothing_else_is_due(

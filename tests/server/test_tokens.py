@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from hetrdzv.auth.files import AccessError, client_token, read_token, reread_token, warn_if_exposed
+from hetrdzv.auth.files import TokenFileError, find_client_token, read_token, reread_token, warn_if_exposed
 from hetrdzv.auth.hosts import is_trusted_host
-from hetrdzv.auth.token_files import TokenFile, parse, require_token_file
+from hetrdzv.auth.token_files import TokenFile, ensure_token_file, parse
 from hetrdzv.auth.tokens import EVERYTHING, Grant, Role, Tokens
 from hetrdzv.cli.hetserver import state_home
 from tests.support.certificates import put_file
@@ -52,7 +52,7 @@ def test_one_bare_token_or_lines_with_roles_and_patterns() -> None:
     ],
 )
 def test_what_is_wrong_is_told_by_its_line_and_never_shown(text: str, says: str) -> None:
-    with pytest.raises(AccessError) as error:
+    with pytest.raises(TokenFileError) as error:
         parse(text, PATH)
     assert says in str(error.value)
     assert "token file tokens" in str(error.value)
@@ -107,8 +107,8 @@ def test_a_full_disk_leaves_no_empty_file(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
     try:
-        with pytest.raises(AccessError, match="cannot be written"):
-            require_token_file(tmp_path / "token")
+        with pytest.raises(TokenFileError, match="cannot be written"):
+            ensure_token_file(tmp_path / "token")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert not (tmp_path / "token").exists()
@@ -135,12 +135,12 @@ def test_addresses_and_localhost_are_trusted_and_no_other_names(
 
 def test_a_token_is_made_once_in_a_file_that_only_its_owner_reads(tmp_path: Path) -> None:
     path = tmp_path / "new" / "token"
-    assert require_token_file(path)
+    assert ensure_token_file(path)
     token = read_token(path)
     assert len(token) >= 32
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.parent.stat().st_mode & 0o777 == 0o700
-    assert not require_token_file(path)
+    assert not ensure_token_file(path)
     assert read_token(path) == token
 
 
@@ -156,9 +156,9 @@ def test_a_token_that_others_can_read_is_warned_about_and_refused_where_it_was_m
     warning = f"token file {path} can be read by other users of this machine: chmod 600 {path}"
     assert said == ([warning] if open_to_others else [])
     try:
-        assert not require_token_file(path)
+        assert not ensure_token_file(path)
         refused = ""
-    except AccessError as error:
+    except TokenFileError as error:
         refused = str(error)
     assert (f"chmod 600 {path}" in refused) is open_to_others
     assert "secret" not in refused
@@ -179,22 +179,22 @@ def test_a_file_that_holds_no_token_is_refused_without_showing_it(
     tmp_path: Path, content: str | bytes, what: str
 ) -> None:
     path = put_file(tmp_path / "token", content)
-    with pytest.raises(AccessError, match=what) as error:
+    with pytest.raises(TokenFileError, match=what) as error:
         read_token(path)
     assert str(path) in str(error.value)
     assert "words" not in str(error.value)
 
 
 def test_a_token_file_that_cannot_be_read_or_made_is_named(tmp_path: Path) -> None:
-    with pytest.raises(AccessError, match="No such file or directory"):
+    with pytest.raises(TokenFileError, match="No such file or directory"):
         read_token(tmp_path / "none")
-    with pytest.raises(AccessError, match="Is a directory"):
+    with pytest.raises(TokenFileError, match="Is a directory"):
         read_token(tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(
-        AccessError, match=r"written \((Not a directory|File exists)\).*--token-file.*--host 127\.0\.0\.1"
+        TokenFileError, match=r"written \((Not a directory|File exists)\).*--token-file.*--host 127\.0\.0\.1"
     ):
-        require_token_file(tmp_path / "file" / "token")
+        ensure_token_file(tmp_path / "file" / "token")
 
 
 def test_a_client_takes_the_file_before_the_environment_and_reads_it_again(
@@ -204,9 +204,9 @@ def test_a_client_takes_the_file_before_the_environment_and_reads_it_again(
         monkeypatch.delenv("HET_TOKEN", raising=False)
         if environment is not None:
             monkeypatch.setenv("HET_TOKEN", environment)
-        assert client_token(None) == token
+        assert find_client_token(None) == token
     path = put_file(tmp_path / "token", "from-file\n")
-    assert client_token(path) == reread_token(path) == "from-file"
+    assert find_client_token(path) == reread_token(path) == "from-file"
     for gone in (None, tmp_path / "none", put_file(tmp_path / "token", "two words")):
         assert reread_token(gone) is None
 
@@ -217,9 +217,9 @@ def test_a_token_that_is_the_name_of_a_file(tmp_path: Path, monkeypatch: pytest.
     for given in (str(path), f"~/{path.name}"):
         monkeypatch.setenv("HET_TOKEN", given)
         with pytest.raises(
-            AccessError, match=f"HET_TOKEN is the name of a file.*--token-file {path}"
+            TokenFileError, match=f"HET_TOKEN is the name of a file.*--token-file {path}"
         ) as error:
-            client_token(None)
+            find_client_token(None)
         assert "secret" not in str(error.value)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from hetrdzv.protocol.errors import StorageError
 from hetrdzv.storage import records
-from hetrdzv.storage.base import Changes, NothingWritten, Snapshot
+from hetrdzv.storage.base import Changes, NothingWritten, StoreContent
 
 GROUP = "g"
 _PREFIX = records.group_prefix(GROUP)
@@ -94,12 +94,12 @@ class DiskStore:
         self._note = note
         self.dead = False
 
-    async def load(self) -> Snapshot:
+    async def load(self) -> StoreContent:
         await asyncio.sleep(self._trouble.latency_s * self._rng.random())
         if self._rng.random() < self._trouble.fails:
             self._note("load failed")
             raise StorageError("the disk cannot be read")
-        return Snapshot(dict(self._disk.records), self._disk.clock)
+        return StoreContent(dict(self._disk.records), self._disk.clock)
 
     async def commit(self, changes: Changes, clock: float) -> None:
         trouble, chance = self._trouble, self._rng.random()

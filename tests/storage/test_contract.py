@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from hetrdzv.storage import open_store
-from hetrdzv.storage.base import EMPTY, MemoryStore, Snapshot, StateStore
-from hetrdzv.storage.etcd.access import access_from
+from hetrdzv.storage.base import EMPTY, MemoryStore, StateStore, StoreContent
+from hetrdzv.storage.etcd.access import make_access
 from hetrdzv.storage.etcd.client import Etcd
 from hetrdzv.storage.etcd.store import EtcdStore
 from tests.support.etcd import VERSIONS, EtcdCluster
@@ -36,7 +36,7 @@ class Case:
         self._stack = stack
         self.store: StateStore = MemoryStore()
 
-    async def reopened(self) -> Snapshot:
+    async def reopened(self) -> StoreContent:
         """What the next server finds."""
         content = await self.store.load() if self._kind == "memory" else EMPTY
         await self.store.close()
@@ -45,7 +45,7 @@ class Case:
         elif self._kind == "sqlite":
             self.store = open_store(self._url)
         else:
-            etcd = Etcd(access_from(self._url))
+            etcd = Etcd(make_access(self._url))
             self._stack.push_async_callback(etcd.close)
             self.store = EtcdStore(etcd, await lead(etcd))
         return await self.store.load()
@@ -69,11 +69,11 @@ async def case(
 
 
 async def test_what_was_committed_is_there_for_the_next_server(case: Case) -> None:
-    assert await case.store.load() == Snapshot(records={}, clock=0.0)
-    assert await case.reopened() == Snapshot(records={}, clock=0.0)
+    assert await case.store.load() == StoreContent(records={}, clock=0.0)
+    assert await case.reopened() == StoreContent(records={}, clock=0.0)
     await case.put(1.5, a=b"1", b=bytes(range(256)), empty=b"")
     await case.put(2.5, a=b"2")
-    expected = Snapshot(records={"a": b"2", "b": bytes(range(256)), "empty": b""}, clock=2.5)
+    expected = StoreContent(records={"a": b"2", "b": bytes(range(256)), "empty": b""}, clock=2.5)
     assert await case.store.load() == expected
     assert await case.reopened() == expected
 
@@ -103,11 +103,11 @@ async def test_a_cancelled_commit_is_all_or_nothing(case: Case) -> None:
 async def test_the_clock_never_goes_backwards(case: Case) -> None:
     for clock in (10.25, 3.0, 10.0):
         await case.put(clock, a=b"%d" % clock)
-    assert await case.store.load() == Snapshot(records={"a": b"10"}, clock=10.25)
+    assert await case.store.load() == StoreContent(records={"a": b"10"}, clock=10.25)
     assert (await case.reopened()).clock == 10.25
     await case.put(4.0)
     await case.put(11.5)  # the clock alone
-    assert await case.reopened() == Snapshot(records={"a": b"10"}, clock=11.5)
+    assert await case.reopened() == StoreContent(records={"a": b"10"}, clock=11.5)
 
 
 async def test_a_big_batch(case: Case) -> None:
@@ -115,4 +115,4 @@ async def test_a_big_batch(case: Case) -> None:
     await case.store.commit(puts, 1.0)
     assert (await case.reopened()).records == puts
     await case.store.commit(dict.fromkeys(puts), 2.0)
-    assert await case.reopened() == Snapshot(records={}, clock=2.0)
+    assert await case.reopened() == StoreContent(records={}, clock=2.0)

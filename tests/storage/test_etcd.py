@@ -17,9 +17,9 @@ import pytest
 
 from hetrdzv.auth.tls import ClientTls, TlsError
 from hetrdzv.protocol.errors import StorageError
-from hetrdzv.storage.base import NothingWritten, Snapshot
+from hetrdzv.storage.base import NothingWritten, StoreContent
 from hetrdzv.storage.etcd import store as etcd_store
-from hetrdzv.storage.etcd.access import EtcdAccess, access_from, parse_url
+from hetrdzv.storage.etcd.access import EtcdAccess, make_access, parse_url
 from hetrdzv.storage.etcd.client import Etcd, EtcdRefused, EtcdUnavailable, put
 from hetrdzv.storage.etcd.election import LeadershipLost, Term, campaign
 from hetrdzv.storage.etcd.store import LARGE as LARGE_VALUE
@@ -88,7 +88,7 @@ class Cluster:
     """Servers that follow each other on one prefix."""
 
     def __init__(self, cluster: EtcdCluster, stack: AsyncExitStack) -> None:
-        self.access = access_from(cluster.url(secrets.token_hex(4)))
+        self.access = make_access(cluster.url(secrets.token_hex(4)))
         self._stack = stack
 
     def wire(self) -> Wire:
@@ -104,7 +104,7 @@ class Cluster:
         await store.load()
         return wire, term, store
 
-    async def found(self) -> Snapshot:
+    async def found(self) -> StoreContent:
         """What the next leader finds."""
         return await (await self.lead())[2].load()
 
@@ -121,15 +121,15 @@ def small_transactions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(etcd_store, "MAX_TRANSACTION_BYTES", 20_000)
 
 
-BEFORE = Snapshot({"kept": b"1", "changed": b"old", "gone": b"1"}, 1.0)
+BEFORE = StoreContent({"kept": b"1", "changed": b"old", "gone": b"1"}, 1.0)
 NEW = {f"new{n}": random.Random(n).randbytes(9_000) for n in range(5)}
 LARGE = {"changed": b"new", **NEW, "gone": None, "never there": None}
-AFTER = Snapshot({"kept": b"1", "changed": b"new", **NEW}, 2.0)
+AFTER = StoreContent({"kept": b"1", "changed": b"new", **NEW}, 2.0)
 NEXT = {f"next{n}": random.Random(-n).randbytes(9_000) for n in range(3)}
 
 
-def with_next(found: Snapshot) -> Snapshot:
-    return Snapshot({**found.records, **NEXT}, 3.0)
+def with_next(found: StoreContent) -> StoreContent:
+    return StoreContent({**found.records, **NEXT}, 3.0)
 
 
 # -- batches of any size -----------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ async def test_a_large_batch_is_all_or_nothing_wherever_it_breaks(
     cluster: EtcdCluster, answers: bool
 ) -> None:
     """Another server takes over after each of the transactions, and the old one's last comes late."""
-    seen: list[Snapshot] = []
+    seen: list[StoreContent] = []
     done, left = False, 0
     while not done:
         async with AsyncExitStack() as stack:
@@ -191,7 +191,7 @@ async def test_a_leader_may_take_over_while_another_takes_over(cluster: EtcdClus
         else:
             pytest.fail("it was never applied")
         assert through > 3
-        assert await servers.found() == Snapshot({**AFTER.records, "small": b"1"}, 3.0)
+        assert await servers.found() == StoreContent({**AFTER.records, "small": b"1"}, 3.0)
 
 
 async def test_long_values_are_compressed(servers: Cluster) -> None:
@@ -222,13 +222,13 @@ async def test_what_is_too_much_for_this_etcd_is_refused_and_nothing_written(
             with pytest.raises(NothingWritten, match=r"--max-txn-ops=128 and --max-request-bytes=1572864"):
                 await store.commit(puts, 2.0)
             await store.commit({"b": b"1"}, 3.0)
-            assert await servers.found() == Snapshot({"a": b"1", "b": b"1"}, 3.0)
+            assert await servers.found() == StoreContent({"a": b"1", "b": b"1"}, 3.0)
 
 
 async def test_a_large_batch_is_all_or_nothing_wherever_space_ends(cluster: EtcdCluster) -> None:
     """A commit says which; it is also what a load finds without space, and a server once there is some."""
     member, left, finished = cluster.members[0], 0, False
-    outcomes: list[Snapshot] = []
+    outcomes: list[StoreContent] = []
     while not finished:
         async with AsyncExitStack() as stack:
             servers = Cluster(cluster, stack)
@@ -277,7 +277,7 @@ async def test_a_deposed_leader_writes_nothing(servers: Cluster) -> None:
         await old.load()
     with pytest.raises(LeadershipLost):
         await old.commit(LARGE, 2.0)
-    assert await servers.found() == Snapshot({"a": b"1", "c": b"new"}, 2.0)
+    assert await servers.found() == StoreContent({"a": b"1", "c": b"new"}, 2.0)
 
 
 async def test_who_is_deposed_gives_up_what_it_tries(servers: Cluster) -> None:
@@ -308,7 +308,7 @@ async def test_a_commit_that_was_sent_twice_since_its_answer_was_lost_holds_once
     await store.commit({"a": b"1"}, 1.0)
     await store.commit({"a": b"2"}, 2.0)
     await store.commit(LARGE, 2.0)
-    assert await servers.found() == Snapshot({"a": b"2", "changed": b"new", **NEW}, 2.0)
+    assert await servers.found() == StoreContent({"a": b"2", "changed": b"new", **NEW}, 2.0)
 
 
 @pytest.mark.parametrize("when", ["before the load", "after it"])
@@ -330,7 +330,7 @@ async def test_a_commit_that_comes_late_takes_effect_before_the_load_or_never(
     assert await wire.deliver() == [False], "what a load has not seen came into effect after it"
     await store.commit({"b": b"1"}, 2.0)
     assert await wire.deliver() == [False]
-    assert await servers.found() == Snapshot({**found, "b": b"1"}, 2.0)
+    assert await servers.found() == StoreContent({**found, "b": b"1"}, 2.0)
 
 
 async def test_a_campaign_whose_answer_was_lost_stands_in_nobodys_way(servers: Cluster) -> None:
@@ -443,8 +443,8 @@ def test_wrong_urls(url: str, says: str) -> None:
 )
 def test_files_that_do_not_go_together(files: ClientTls, says: str) -> None:
     with pytest.raises(TlsError, match=says):
-        access_from("etcd://a:1", tls=files)
-    access = access_from("etcd://a:1", user="u", password="s3cret")
+        make_access("etcd://a:1", tls=files)
+    access = make_access("etcd://a:1", user="u", password="s3cret")
     assert "s3cret" not in f"{access!r} {access}"
 
 
@@ -465,7 +465,7 @@ async def test_no_etcd_names_every_member_with_its_reason() -> None:
         silent.listen()
         hangs, dead = f"127.0.0.1:{silent.getsockname()[1]}", f"127.0.0.1:{free_port()}"
         with pytest.raises(EtcdUnavailable) as raised:
-            await reach(access_from(f"etcd://{dead},{hangs},nobody.invalid:1"), 3.0)
+            await reach(make_access(f"etcd://{dead},{hangs},nobody.invalid:1"), 3.0)
     said = str(raised.value)
     assert f"{dead}: connection refused" in said
     assert f"{hangs}: no answer within" in said
@@ -490,7 +490,7 @@ async def test_what_answers_but_is_no_etcd_is_not_taken_for_an_empty_one(says: b
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         with pytest.raises(EtcdUnavailable, match=f"127.0.0.1:{port}: .*{why}"):
-            await reach(access_from(f"etcd://127.0.0.1:{port}"), 1.0)
+            await reach(make_access(f"etcd://127.0.0.1:{port}"), 1.0)
 
 
 async def test_a_member_that_answers_a_byte_at_a_time_is_given_up_in_time() -> None:
@@ -519,7 +519,7 @@ async def test_a_member_that_answers_a_byte_at_a_time_is_given_up_in_time() -> N
         await asyncio.start_server(answer, "127.0.0.1", 0) as good,
     ):
         members = ",".join(f"127.0.0.1:{one.sockets[0].getsockname()[1]}" for one in (slow, good))
-        etcd = Etcd(access_from(f"etcd://{members}"))
+        etcd = Etcd(make_access(f"etcd://{members}"))
         with pytest.raises(EtcdUnavailable, match="no answer within"):
             await etcd.keep_alive(1, within_s=0.3)
         assert await etcd.keep_alive(1, within_s=5.0) == 7
@@ -533,14 +533,14 @@ async def test_tls(tmp_path: Path) -> None:
     with EtcdCluster("3.5", 1, tls) as cluster:
         url = cluster.url("t")
         for known in (url, url.replace("127.0.0.1", "localhost")):
-            await reach(access_from(known, tls=ClientTls(tls.ca, tls.cert, tls.key)))
+            await reach(make_access(known, tls=ClientTls(tls.ca, tls.cert, tls.key)))
         for files, why in (
             (ClientTls(), r"does it ask for TLS \(--etcd-ca-cert\)"),
             (ClientTls(tls.ca), "does it ask for|closes the connection"),
             (ClientTls(other_tls.ca, tls.cert, tls.key), "its certificate is not for this name"),
         ):
             with pytest.raises(EtcdUnavailable, match=why):
-                await reach(access_from(url, tls=files), 0.6)
+                await reach(make_access(url, tls=files), 0.6)
 
 
 @pytest.mark.etcd
@@ -558,9 +558,9 @@ async def test_users(version: str, caplog: pytest.LogCaptureFixture) -> None:
         member.ask("auth/role/grant", name="het", perm=permission)
         url = cluster.url("jobs")
         with pytest.raises(EtcdRefused, match=r"leave out --etcd-user"):
-            await reach(access_from(url, user="het", password="pw-het"))
+            await reach(make_access(url, user="het", password="pw-het"))
         member.ask("auth/enable")
-        access = access_from(url, user="het", password="pw-het")
+        access = make_access(url, user="het", password="pw-het")
         etcd = Etcd(access)
         term = await lead(etcd)
         store = EtcdStore(etcd, term)
@@ -579,5 +579,5 @@ async def test_users(version: str, caplog: pytest.LogCaptureFixture) -> None:
             ("other", "pw-other", r"does not let user 'other' access jobs/: etcdctl role grant"),
         ):
             with pytest.raises(EtcdRefused, match=why):
-                await reach(access_from(url, user=user, password=password))
+                await reach(make_access(url, user=user, password=password))
     assert "pw-" not in caplog.text

@@ -12,7 +12,7 @@ from hetrdzv.protocol.errors import StorageError
 from hetrdzv.protocol.reasons.events import node_joined
 from hetrdzv.protocol.replies import Event
 from hetrdzv.protocol.states import NodePhase
-from hetrdzv.storage.records import event_key, group_changes, group_prefix, record_of
+from hetrdzv.storage.records import event_key, group_changes, group_prefix, make_record
 from tests.support.filled import filled
 from tests.support.restored import encoded, restore, stored_records
 
@@ -97,8 +97,8 @@ def stored_event(number: int) -> Event:
 def test_events_come_back_in_order_and_those_without_their_group_are_skipped() -> None:
     events = [stored_event(number) for number in (12, 2, 100)]
     stored = stored_records(full())
-    stored |= {event_key("g", event.number): record_of(event) for event in events}
-    stored |= {event_key("deleted", 1): record_of(stored_event(1))}
+    stored |= {event_key("g", event.number): make_record(event) for event in events}
+    stored |= {event_key("deleted", 1): make_record(stored_event(1))}
     found = restore(stored, NOW)
     assert found.groups.keys() == {"g"}
     assert found.events == {"g": [events[1], events[0], events[2]]}
@@ -117,7 +117,7 @@ KEYS = [
 
 def all_records() -> dict[str, bytes]:
     stored = stored_records(full())
-    stored[KEYS[3]] = record_of(stored_event(1))
+    stored[KEYS[3]] = make_record(stored_event(1))
     assert sorted(stored) == sorted(KEYS)
     return stored
 

@@ -16,7 +16,7 @@ import pytest
 
 from hetrdzv.protocol.errors import StorageError
 from hetrdzv.storage import open_store
-from hetrdzv.storage.base import VERSION, NothingWritten, Snapshot, StateStore
+from hetrdzv.storage.base import VERSION, NothingWritten, StateStore, StoreContent
 from tests.support.disks import small_disk
 
 WRITER = """
@@ -51,7 +51,7 @@ async def store(path: Path) -> AsyncIterator[StateStore]:
     await store.close()
 
 
-async def content(path: Path) -> Snapshot:
+async def content(path: Path) -> StoreContent:
     """What a server loads from this file."""
     store = open_store(f"sqlite:{path}")
     try:

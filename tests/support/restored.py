@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from hetrdzv.core.model import Group
 from hetrdzv.protocol.errors import StorageError
 from hetrdzv.storage import records
-from hetrdzv.storage.records import Restored
+from hetrdzv.storage.records import RestoredStore
 
 
 def stored_records(group: Group) -> dict[str, bytes]:
@@ -14,7 +14,7 @@ def stored_records(group: Group) -> dict[str, bytes]:
     return {key: record for key, record in records.group_changes(None, group).items() if record is not None}
 
 
-def restore(stored: Mapping[str, bytes], now: float) -> Restored:
+def restore(stored: Mapping[str, bytes], now: float) -> RestoredStore:
     """What is in a store.
 
     Raises:

@@ -16,7 +16,7 @@ from hetrdzv.protocol.states import ReportKind
 from hetrdzv.service import service as service_module
 from hetrdzv.service.clock import BEAT_S, ServedClock
 from hetrdzv.service.service import Service
-from hetrdzv.storage.base import EMPTY, Changes, MemoryStore, Snapshot
+from hetrdzv.storage.base import EMPTY, Changes, MemoryStore, StoreContent
 
 NEVER_S = 3600.0
 """Longer than any test (seconds)."""
@@ -25,7 +25,7 @@ NEVER_S = 3600.0
 class FaultyStore(MemoryStore):
     """A store in memory whose next commits and loads can be made to fail or wait."""
 
-    def __init__(self, content: Snapshot = EMPTY) -> None:
+    def __init__(self, content: StoreContent = EMPTY) -> None:
         super().__init__(content)
         self.failures: list[Exception] = []
         self.is_written = False  # what fails is written all the same
@@ -34,7 +34,7 @@ class FaultyStore(MemoryStore):
         self.open.set()
         self.commits: list[Changes] = []
 
-    async def load(self) -> Snapshot:
+    async def load(self) -> StoreContent:
         if self.load_failures:
             raise self.load_failures.pop(0)
         return await super().load()
@@ -49,9 +49,9 @@ class FaultyStore(MemoryStore):
             raise failure
 
     @property
-    def content(self) -> Snapshot:
+    def content(self) -> StoreContent:
         """All that is stored, even after the store was closed."""
-        return Snapshot(dict(self._records), self._clock)
+        return StoreContent(dict(self._records), self._clock)
 
     @property
     def keys(self) -> set[str]:
@@ -73,7 +73,7 @@ class HandClock:
         while seconds > 0:
             self.at += min(seconds, BEAT_S)
             seconds -= BEAT_S
-            service.leases.beat()
+            service.leases.begin_beat()
             service.leases.find_expired_groups()
 
 

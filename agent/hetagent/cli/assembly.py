@@ -235,7 +235,7 @@ def _make_offer(context: AgentContext) -> JoinRequest:
     )
     try:
         codec.validate(JoinRequest, offer)
-    except codec.Malformed as error:
+    except codec.MalformedJson as error:
         wrong = error.mistakes[0]
         name = next(part for part in wrong.field.split(".") if part != "spec")
         flag = "label" if name == "labels" else name.replace("_", "-")

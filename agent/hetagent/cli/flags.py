@@ -39,7 +39,7 @@ from hetrdzv import __version__
 from hetrdzv.client import parse_server_urls
 from hetrdzv.protocol.settings import SETTINGS, Setting, setting_text
 from hetrdzv.protocol.texts import typed
-from hetrdzv.protocol.texts.ids import checked_id
+from hetrdzv.protocol.texts.ids import check_id
 
 SPEC_FLAGS: Mapping[str, Setting] = {name: setting for name, setting in SETTINGS.items() if setting.help}
 """Settings of the group with a flag of their own name; --nnodes and --max-restarts are torchrun's."""
@@ -97,13 +97,13 @@ OF_NODE: Mapping[str, Flag] = {
     ),
     "--group": Flag(
         "The job to join (or HET_GROUP, --rdzv-id; default: Slurm's, or 'default'; --standalone: a new one).",
-        checked_id,
+        check_id,
         variable="HET_GROUP",
         metavar="ID",
     ),
     "--node-id": Flag(
         "This node's stable name (default: Slurm's, or the host name; HOST.2 for a second agent here).",
-        checked_id,
+        check_id,
         metavar="ID",
     ),
     "--token-file": Flag("File with a token for the server (or HET_TOKEN).", parse_absolute, metavar="FILE"),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from hetagent import statuses
 from hetagent.node.console import flush, print_to_stderr
-from hetrdzv.auth.files import AccessError, client_token, warn_if_exposed
+from hetrdzv.auth.files import TokenFileError, find_client_token, warn_if_exposed
 from hetrdzv.auth.tls import ClientTls, TlsError
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def _run() -> int:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         with run_child_server() if options.standalone else contextlib.nullcontext() as server:
             return assembly.run(options, command, access, server)
-    except (UsageError, CommandError, NetworkError, AccessError, TlsError) as error:
+    except (UsageError, CommandError, NetworkError, TokenFileError, TlsError) as error:
         # torchrun's status for a script that is not there is 1
         status = statuses.FAILED if isinstance(error, ProgramNotFoundError) else statuses.USAGE
         text = stack = str(error)
@@ -87,7 +87,7 @@ def _server_access(options: "Options") -> "ServerAccess":
 
     if (file := options.token_file) is not None:
         warn_if_exposed("token file", file, lambda text: print_to_stderr(f"hetagent: {text}"))
-    token = client_token(options.token_file)
+    token = find_client_token(options.token_file)
     os.environ.pop("HET_TOKEN", None)
     if options.standalone:
         return ServerAccess(servers=())

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.reasons.advice import next_step
 from hetrdzv.protocol.rounds import RootCause, time_text
-from hetrdzv.protocol.texts.phrasing import clipped
+from hetrdzv.protocol.texts.phrasing import clip_text
 
 RULE = "=" * 72
 
@@ -57,6 +57,6 @@ def _root_cause(group: str, outcome: Directive, cause: RootCause) -> list[str]:
     if cause.failure is None:
         return lines
     said = cause.failure.message.rstrip()
-    if not cause.failure.is_start or clipped(said) != said:  # else all is said
+    if not cause.failure.is_start_failure or clip_text(said) != said:  # else all is said
         lines += [f"  | {line}" for line in said.splitlines()]
     return lines

@@ -20,7 +20,7 @@ from hetagent.node.processes.identity import ServerAccess
 from hetagent.options.model import Options
 from hetagent.session.preflight import find_connect_error
 from hetrdzv import __version__
-from hetrdzv.cli.hetctl.printing import folded_column, show, table, word_column
+from hetrdzv.cli.hetctl.printing import show, table, unwrapped_column, wrapped_column
 from hetrdzv.protocol.errors import HetError, UnknownGroup
 from hetrdzv.protocol.replies import NodeReply
 from hetrdzv.protocol.texts.ids import is_loopback
@@ -59,10 +59,10 @@ def run_check(options: Options, access: ServerAccess) -> int:
     findings = [check_versions(find_versions(), release.installed_torch()), *check_devices(options)]
     findings += asyncio.run(_check_network(options, access))
     columns = [
-        word_column("CHECK"),
-        word_column("IS"),
-        folded_column("FOUND", 20),
-        folded_column("ADVICE", 20),
+        unwrapped_column("CHECK"),
+        unwrapped_column("IS"),
+        wrapped_column("FOUND", 20),
+        wrapped_column("ADVICE", 20),
     ]
     rows = [(row.what, Text(row.grade, style=_STYLES[row.grade]), row.found, row.advice) for row in findings]
     show(table(columns, rows))
@@ -170,7 +170,7 @@ async def _check_group(options: Options, access: ServerAccess) -> list[Finding]:
     try:
         async with access.client() as client:
             reply = await client.group(options.group)
-        text = f"{reply.shown_state}: {reply.why}"
+        text = f"{reply.display_state}: {reply.why}"
         nodes = [node for node in reply.nodes if not node.is_gone and node.node_id != options.node_id]
     except HetError as error:
         if error.code != UnknownGroup.code:

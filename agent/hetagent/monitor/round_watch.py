@@ -15,7 +15,7 @@ from hetagent.monitor.worker_probe import TICK_S, WorkerProbe
 from hetagent.node.self_pipe import SelfPipe, wait_readable
 from hetagent.torch_compat.flags import RELEASE
 from hetrdzv.protocol.progress import NodeProgress, ProgressTimes
-from hetrdzv.protocol.stacks import Stack
+from hetrdzv.protocol.stacks import WorkerOutput
 
 REPORTS_PROGRESS = (2, 11)
 """The first release of torch in which a worker's own server tells of the collectives of gloo, too."""
@@ -84,7 +84,7 @@ class RoundWatch:
             return False
         return track.unseen == "" or (track.unseen is None and self._torch_tells)
 
-    def take_stacks(self, ranks: Collection[int] | None, timeout_s: float) -> list[Stack]:
+    def take_stacks(self, ranks: Collection[int] | None, timeout_s: float) -> list[WorkerOutput]:
         """The Python stacks of those of these ranks that are here (None: all), after about so long; from any thread."""
         with self._taking:
             return stacks.take_stacks([self._probes[rank] for rank in self.ranks_here(ranks)], timeout_s)

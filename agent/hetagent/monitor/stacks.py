@@ -10,7 +10,7 @@ from hetagent.monitor.torch_client import NoAnswer, Query
 from hetagent.monitor.worker_probe import WorkerProbe
 from hetagent.node.self_pipe import wait_readable
 from hetagent.worker import runner
-from hetrdzv.protocol.stacks import Stack
+from hetrdzv.protocol.stacks import WorkerOutput
 
 MAX_WHY = 250
 
@@ -26,14 +26,14 @@ WHY_FROZEN: Mapping[State, str] = {
 _OURS = re.compile(re.escape(runner.__file__))
 
 
-def take_stacks(probes: Sequence[WorkerProbe], timeout_s: float) -> list[Stack]:
+def take_stacks(probes: Sequence[WorkerProbe], timeout_s: float) -> list[WorkerOutput]:
     """The stacks of workers, all taken at the same time."""
     until = time.monotonic() + timeout_s
     with ThreadPoolExecutor(max(1, len(probes))) as pool:
         return [*pool.map(lambda probe: _take_stack(probe, until), probes)]
 
 
-def _take_stack(probe: WorkerProbe, until: float) -> Stack:
+def _take_stack(probe: WorkerProbe, until: float) -> WorkerOutput:
     """One worker's. Torch's server in it gets no other question until an earlier one is answered."""
     rank, why = probe.track.rank, WHY_FROZEN.get(probe.state())
     if why is None:
@@ -43,13 +43,15 @@ def _take_stack(probe: WorkerProbe, until: float) -> Stack:
                 if (answer := query.read_answer()) is not None:
                     probe.close_stack_query()
                     text = remove_internal_frames(answer.decode(errors="replace"))
-                    return Stack(rank=rank, text=text, why="" if text else "none of its threads runs Python")
+                    return WorkerOutput(
+                        rank=rank, text=text, why="" if text else "none of its threads runs Python"
+                    )
             why = "it holds the GIL"
         except (NoAnswer, OSError):
             probe.close_stack_query()
             why = "it does not run torch's server"
         why = f"{why}: on its node, py-spy dump --pid {probe.track.pid} shows where it is"
-    return Stack(rank=rank, why=why[:MAX_WHY])
+    return WorkerOutput(rank=rank, why=why[:MAX_WHY])
 
 
 def remove_internal_frames(dump: str) -> str:

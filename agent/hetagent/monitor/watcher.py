@@ -23,7 +23,7 @@ from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import OutputQuery
 from hetrdzv.protocol.progress import NodeProgress, ProgressTimes
 from hetrdzv.protocol.routes import Routes
-from hetrdzv.protocol.stacks import About, Stack, StacksRequest, max_kept_characters
+from hetrdzv.protocol.stacks import OutputKind, StacksRequest, WorkerOutput, max_stored_characters
 
 STACKS_S = 5.0
 """How long it may take to answer who wants to see stacks (seconds)."""
@@ -125,7 +125,7 @@ class Watcher(RoundHook):
             return
         ranks, world_size = watch.ranks_here(None), self._assignment.start.world_size
         if ranks and self._reports_output:
-            found = fit_into_limit(self._read_logs(ranks), About.LOGS, max_kept_characters(world_size))
+            found = fit_into_limit(self._read_logs(ranks), OutputKind.LOGS, max_stored_characters(world_size))
             self._server.send(
                 Report(Routes.send_logs, partial(StacksRequest, number=self._assignment.round, stacks=found))
             )
@@ -151,18 +151,18 @@ class Watcher(RoundHook):
 
         threading.Thread(target=answer, name="stacks", daemon=True).start()
 
-    def _answer_query(self, watch: RoundWatch, asked: OutputQuery) -> list[Stack]:
+    def _answer_query(self, watch: RoundWatch, asked: OutputQuery) -> list[WorkerOutput]:
         """The answer to a question about workers of this round."""
         ranks = watch.ranks_here(asked.ranks)
         if not self._reports_output:
-            return [Stack(rank=rank, why=OFF) for rank in ranks]
-        if asked.about is About.STACKS:
+            return [WorkerOutput(rank=rank, why=OFF) for rank in ranks]
+        if asked.about is OutputKind.STACKS:
             return watch.take_stacks(asked.ranks, STACKS_S)
         others = set(asked.ranks or ()).difference(ranks)  # of a node with one program for all its ranks
         why = f"one program runs all ranks of this node: see rank {min(watch.ranks_here(None), default=0)}"
-        return [*self._read_logs(ranks), *(Stack(rank=rank, why=why) for rank in others)]
+        return [*self._read_logs(ranks), *(WorkerOutput(rank=rank, why=why) for rank in others)]
 
-    def _read_logs(self, ranks: Collection[int]) -> list[Stack]:
+    def _read_logs(self, ranks: Collection[int]) -> list[WorkerOutput]:
         secrets = self._secrets()
         return [log_tail(rank, self._output(rank), secrets) for rank in ranks]
 
@@ -172,15 +172,17 @@ def torch_server_env(socket: str) -> dict[str, str]:
     return {runner.AFTER: f"{torch_server.__file__}{os.pathsep}{socket}"}
 
 
-def log_tail(rank: int, output: tuple[bytes, bytes] | None, secrets: Collection[str]) -> Stack:
+def log_tail(rank: int, output: tuple[bytes, bytes] | None, secrets: Collection[str]) -> WorkerOutput:
     """The end of what a rank has written (see `StartedWorker.read_output`), as plain text without secrets."""
     if output is None:
-        return Stack(rank=rank, why=NOT_KEPT)
+        return WorkerOutput(rank=rank, why=NOT_KEPT)
     text, stderr = (escape_surrogates(redact(plain_text(stream), secrets)).rstrip() for stream in output)
-    return Stack(rank=rank, text=text, stderr=stderr, why="" if text or stderr else NOTHING)
+    return WorkerOutput(rank=rank, text=text, stderr=stderr, why="" if text or stderr else NOTHING)
 
 
-def fit_into_limit(found: Sequence[Stack], about: About, most: int = MOST) -> tuple[Stack, ...]:
+def fit_into_limit(
+    found: Sequence[WorkerOutput], about: OutputKind, most: int = MOST
+) -> tuple[WorkerOutput, ...]:
     """As much of each as the server takes of all of them together."""
     most = min(most, MOST, MOST_OF_ALL // max(1, len(found)))
     return tuple(stack.shortened(about, most) for stack in found)

@@ -18,7 +18,7 @@ from hetagent.options.values import (
     parse_switch,
 )
 from hetrdzv.protocol.settings import DEFAULTS, SETTINGS
-from hetrdzv.protocol.texts.ids import checked_id
+from hetrdzv.protocol.texts.ids import check_id
 from hetrdzv.protocol.texts.typed import parse_nodes, parse_seconds
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -62,14 +62,14 @@ ACCEPTED: Mapping[str, Flag] = {
     "--nproc-per-node": Flag(
         "torchrun's spelling of --gpus: a number of workers of any kind, or gpu, cpu, xpu, auto."
     ),
-    "--rdzv-id": Flag("torchrun's name for --group.", checked_id),
+    "--rdzv-id": Flag("torchrun's name for --group.", check_id),
     "--standalone": switch_flag("Start a private hetserver, for a job on this node only."),
     "--max-restarts": Flag(
         f"How many failures may restart the group (default: {DEFAULTS.max_restarts}).",
         SETTINGS["max_restarts"].read,
     ),
     "--monitor-interval": Flag("Accepted without effect: the exit of a worker is noticed at once.", float),
-    "--role": Flag("A name for what the workers do (default: default).", checked_id, "default"),
+    "--role": Flag("A name for what the workers do (default: default).", check_id, "default"),
     "--module": switch_flag("The script is the name of a module, as with python -m.", short="-m"),
     "--no-python": switch_flag("The script is a program of any kind: start it directly."),
     "--run-path": switch_flag("Accepted without effect: scripts always run this way. Overrides --no-python."),

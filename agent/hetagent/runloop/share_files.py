@@ -35,7 +35,7 @@ class ShareFiles(RoundHook):
         """Write down the shares that the round begins with."""
         self._start, self._path = assignment.start, str(assignment.folder / "weights")
         decided, world_size = self._start.shares, self._start.world_size
-        self._weights = decided.of_ranks() if decided is not None else [1.0] * world_size
+        self._weights = decided.weights_by_rank() if decided is not None else [1.0] * world_size
         content = {"round": assignment.round, "weights": self._weights, "given": decided is not None}
         Path(self._path).write_text(json.dumps(content), encoding="utf-8")
         for local_rank, speed in self._speeds.items():

@@ -30,7 +30,7 @@ def read_part(error: HetError, name: str, kind: type[_R]) -> _R | None:
         return None
     try:
         return codec.validate(kind, error.body[name], unknown="ignore")
-    except codec.Malformed:
+    except codec.MalformedJson:
         return None
 
 

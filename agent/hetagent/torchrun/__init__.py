@@ -22,7 +22,7 @@ def create_handler(params: "RendezvousParameters") -> "RendezvousHandler":
 
     Raises:
         ValueError: the endpoint, the run id or `--rdzv-conf` makes no sense; says what to change.
-        AccessError, TlsError: a token or certificate file cannot be used.
+        TokenFileError, TlsError: a token or certificate file cannot be used.
     """
     from hetagent.torchrun.conf import parse_conf
     from hetagent.torchrun.handler import TorchrunHandler

@@ -15,13 +15,13 @@ from hetagent.node.network import parse_port_range
 from hetagent.node.processes.identity import ServerAccess
 from hetagent.options.values import parse_absolute
 from hetagent.session.backoff import CONNECT_TIMEOUT_S
-from hetrdzv.auth.files import client_token
+from hetrdzv.auth.files import find_client_token
 from hetrdzv.auth.tls import ClientTls
 from hetrdzv.client import parse_server_urls
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.requests import JoinRequest, SpecFields
 from hetrdzv.protocol.settings import SETTINGS, UNLIMITED_RESTARTS
-from hetrdzv.protocol.texts.ids import checked_id
+from hetrdzv.protocol.texts.ids import check_id
 from hetrdzv.protocol.texts.typed import parse_seconds
 
 TORCHS_OWN = frozenset({"timeout"})
@@ -32,7 +32,7 @@ WORLD_SIZES = ("min_world_size", "max_world_size")
 """What hetagent's --world-size gives."""
 
 OPTIONS: Mapping[str, Callable[[str], Any]] = {
-    "node_id": checked_id,
+    "node_id": check_id,
     "local_addr": str,
     "interface": str,
     "port_range": parse_port_range,
@@ -72,7 +72,7 @@ def parse_conf(params: RendezvousParameters) -> Conf:
     """The settings that torchrun's --rdzv-endpoint, --rdzv-id, --nnodes, --local-addr and --rdzv-conf amount to."""
     options = _parse_options(params.config)
     try:
-        group = checked_id(params.run_id)
+        group = check_id(params.run_id)
     except ValueError as error:
         raise UsageError(f"--rdzv-id {error}: it is the group's id on the server") from None
     try:
@@ -134,7 +134,7 @@ def _check_spec(fields: Mapping[str, Any], local_addr: str | None) -> SpecFields
             spec=SpecFields(**fields),
         )
         return codec.validate(JoinRequest, join).spec
-    except codec.Malformed as error:
+    except codec.MalformedJson as error:
         wrong = error.mistakes[0]
         raise UsageError(
             f"--rdzv-conf {wrong.field.rpartition('.')[2]}={wrong.given}: {wrong.text}"
@@ -148,11 +148,11 @@ _taken_token: list[str] = []
 def _take_token(token_file: Path | None) -> str | None:
     """The token for the server, from a file or else from HET_TOKEN, which is removed since workers do not need it."""
     try:
-        given = client_token(None)
+        given = find_client_token(None)
     finally:
         os.environ.pop("HET_TOKEN", None)
     if given is not None:
         _taken_token[:] = [given]
     if token_file is not None:
-        return client_token(token_file)
+        return find_client_token(token_file)
     return _taken_token[0] if _taken_token else None

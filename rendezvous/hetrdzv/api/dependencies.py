@@ -11,7 +11,7 @@ from pydantic_core import CoreSchema, core_schema
 from starlette.requests import Request
 from starlette.responses import Response
 
-from hetrdzv.api.errors import MEDIA_TYPE, make_invalid_request
+from hetrdzv.api.errors import MEDIA_TYPE, make_invalid_request_error
 from hetrdzv.auth.tokens import Role
 from hetrdzv.protocol import bounds, codec
 from hetrdzv.protocol.errors import InvalidRequest
@@ -30,7 +30,7 @@ CurrentService = Annotated[Service, Depends(get_service)]
 
 
 @dataclass(frozen=True)
-class Requires:
+class RoutePermission:
     """The permission of a route: the token must have a role, and cover the group that the path names."""
 
     role: Role
@@ -44,7 +44,7 @@ class Requires:
 # -- bodies --------------------------------------------------------------------------------------------------
 
 
-class _Json(bytes):
+class _JsonBody(bytes):
     """A body that its sender says is JSON."""
 
 
@@ -52,7 +52,7 @@ class _JsonRequest(Request):
     """A request whose body is left for its type to read."""
 
     async def json(self) -> Any:
-        return _Json(await self.body())
+        return _JsonBody(await self.body())
 
 
 class JsonRoute(APIRoute):
@@ -78,7 +78,7 @@ class JsonRoute(APIRoute):
 
 
 @dataclass(frozen=True)
-class Reads:
+class BodyReader:
     """Marks the type of a body: how it is read from the bytes of a request."""
 
     unknown: codec.Unknown  # what becomes of unknown fields
@@ -87,18 +87,18 @@ class Reads:
         def read(data: Any, handler: Any) -> Any:
             if not isinstance(data, bytes):  # a default
                 return data
-            if not isinstance(data, _Json):
+            if not isinstance(data, _JsonBody):
                 what = "body: it must be JSON, sent with Content-Type: application/json"
                 raise InvalidRequest(what, "body")
             try:
                 return codec.read(kind, data, unknown=self.unknown)
-            except codec.Malformed as error:
-                raise make_invalid_request(error.mistakes) from None
+            except codec.MalformedJson as error:
+                raise make_invalid_request_error(error.mistakes) from None
 
         return core_schema.no_info_wrap_validator_function(read, schema_of(kind))
 
 
-AGENTS, PEOPLES = Reads("ignore"), Reads("forbid")
+AGENTS, PEOPLES = BodyReader("ignore"), BodyReader("forbid")
 """Agents may be newer than this server; a person's unknown field is a typo."""
 
 

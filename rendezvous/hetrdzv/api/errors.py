@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.codec import Mistake
+from hetrdzv.protocol.codec import FieldError
 from hetrdzv.protocol.errors import HetError, InvalidRequest, NotLeader, Problem
 from hetrdzv.protocol.replies import ProblemReply
 
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 MEDIA_TYPE = "application/problem+json"
 
 
-def make_invalid_request(wrong: Sequence[Mistake]) -> InvalidRequest:
+def make_invalid_request_error(wrong: Sequence[FieldError]) -> InvalidRequest:
     """What is wrong, as one error: all of the first mistake, and where the others are. Never what was given."""
     first, *others = wrong
     more = f"; also wrong: {', '.join(mistake.field or 'body' for mistake in others[:8])}" if others else ""
@@ -33,7 +33,7 @@ def make_invalid_request(wrong: Sequence[Mistake]) -> InvalidRequest:
     return InvalidRequest(f"{field}: {first.text}{shown}{more}", field)
 
 
-def problem_of(error: HetError) -> ProblemReply:
+def make_problem(error: HetError) -> ProblemReply:
     """An error as it is sent."""
     return ProblemReply(
         title=HTTPStatus(error.status).phrase,
@@ -48,7 +48,7 @@ def problem_of(error: HetError) -> ProblemReply:
 
 def error_response(error: HetError, request: Request) -> Response:
     """The answer to a request that an error ended."""
-    response = Response(codec.write(problem_of(error)), error.status, error.headers, MEDIA_TYPE)
+    response = Response(codec.write(make_problem(error)), error.status, error.headers, MEDIA_TYPE)
     if error.status == HTTPStatus.SERVICE_UNAVAILABLE:
         response.headers["retry-after"] = "1"
     if isinstance(error, NotLeader):
@@ -107,7 +107,7 @@ class RefusalLog:
 # -- handlers --------------------------------------------------------------------------------------------------
 
 
-def install_handlers(app: FastAPI) -> None:
+def install_error_handlers(app: FastAPI) -> None:
     """Register the handlers that turn errors into answers."""
 
     @app.exception_handler(HetError)
@@ -118,7 +118,7 @@ def install_handlers(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def answer_invalid(request: Request, error: RequestValidationError) -> Response:
         found = [codec.mistake(cast(ErrorDetails, {**one, "loc": one["loc"][1:]})) for one in error.errors()]
-        return await answer_refusal(request, make_invalid_request(found))
+        return await answer_refusal(request, make_invalid_request_error(found))
 
     @app.exception_handler(HTTPException)
     async def answer_http_error(request: Request, error: HTTPException) -> Response:

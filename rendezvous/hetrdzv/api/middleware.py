@@ -63,7 +63,7 @@ class AccessMiddleware:
         async def reply(message: Message) -> None:
             nonlocal begun, withheld
             if message["type"] == "http.response.start":
-                withheld = polls is not None and not self.replica.answers(polls.service)
+                withheld = polls is not None and not self.replica.may_answer(polls.service)
                 begun = not withheld
                 message = {**message, "headers": [*message.get("headers", ()), *_VERSION]}
             if not withheld:
@@ -169,7 +169,7 @@ async def _read_body(scope: Scope, headers: Mapping[str, str], receive: Receive)
                     raise BodyTooLarge(f"body: it has more than {MAX_BODY_BYTES} bytes")
     except TimeoutError:
         raise RequestTooSlow(f"body: it did not arrive within {ARRIVAL_S:g} s") from None
-    if len(body) > MAX_VALUES and _has_many_values(body):
+    if len(body) > MAX_VALUES and _has_too_many_values(body):
         raise BodyTooLarge(f"body: it has more than {MAX_VALUES} values")
     first: list[Message] = [{"type": "http.request", "body": bytes(body), "more_body": False}]
 
@@ -179,7 +179,7 @@ async def _read_body(scope: Scope, headers: Mapping[str, str], receive: Receive)
     return receive_again
 
 
-def _has_many_values(body: bytearray) -> bool:
+def _has_too_many_values(body: bytearray) -> bool:
     """Whether a JSON text has more than `MAX_VALUES`: saying what is wrong with an MB of small ones takes 0.5 s."""
     bare = body.replace(b"\\\\", b"").replace(b'\\"', b"")
     if bare.count(b'"') > 4 * MAX_VALUES:  # a name and a text for each

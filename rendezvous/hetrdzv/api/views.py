@@ -102,7 +102,7 @@ def group_summaries(service: Service, grant: Grant) -> Callable[[], list[GroupSu
     """What makes all groups that a grant covers, in brief, in a thread if need be."""
     now = service.now()
     groups = [group for group in service.groups() if grant.covers(group.group_id)]
-    aside = [(name, why) for name, why in service.quarantined().items() if grant.covers(name)]
+    aside = [(name, why) for name, why in service.quarantine_reasons().items() if grant.covers(name)]
 
     def make() -> list[GroupSummary]:
         served = [group_summary(group, now) for group in groups]
@@ -199,9 +199,9 @@ def node_reply(group: Group, node: Node, heard_at: float, now: float) -> NodeRep
         group_rank=member.group_rank if member is not None else None,
         rank_offset=member.rank_offset if member is not None else None,
         heard_s_ago=None if node.is_gone else max(0.0, now - heard_at),
-        waited_for=member is not None and any(rank in member.ranks for rank in ranks_behind(group)),
+        waited_for=member is not None and any(rank in member.ranks for rank in list_ranks_waited_for(group)),
         incarnation=node.incarnation,
-        reason=_explain_out(group, node),
+        reason=_explain_absence(group, node),
         failure=node.failure,
         **{name: getattr(node, name) for name in _OFFER_SHOWN},
     )
@@ -211,13 +211,13 @@ _OFFER_SHOWN = [field.name for field in fields(NodeReply) if field.name in OFFER
 """What is shown of a node's offer."""
 
 
-def ranks_behind(group: Group) -> Sequence[int]:
+def list_ranks_waited_for(group: Group) -> Sequence[int]:
     """The first few ranks that others are said to wait for."""
     stall = group.reported_stall
     return stall.hang.ranks if stall is not None else ()
 
 
-def _explain_out(group: Group, node: Node) -> Reason | None:
+def _explain_absence(group: Group, node: Node) -> Reason | None:
     """Why a node is gone, about to go, or in no round; None: there is nothing to say."""
     if (going := node.departure_reason or node.leaving) is not None:
         return going
@@ -254,7 +254,7 @@ def node_state(group: Group, node: Node) -> str:
 # -- snapshots; nobody is shown a key --------------------------------------------------------------------------
 
 
-def snapshots_shown(group: Group) -> SnapshotsShown:
+def make_snapshots_shown(group: Group) -> SnapshotsShown:
     """The snapshots of a group as people see them."""
     after, newest, known = next_snapshot(group), newest_safe_snapshot(group), group.snapshots
     return SnapshotsShown(

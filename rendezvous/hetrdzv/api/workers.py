@@ -7,7 +7,7 @@ from hetrdzv.core.why import explain_group
 from hetrdzv.protocol.errors import NoRound, NotFound
 from hetrdzv.protocol.reasons.reason import full_text as in_words
 from hetrdzv.protocol.replies import StacksReply, WorkerReply
-from hetrdzv.protocol.stacks import About, Stack
+from hetrdzv.protocol.stacks import OutputKind, WorkerOutput
 from hetrdzv.protocol.texts.who import Ranks
 from hetrdzv.service.progress.samples import WorkerSample
 from hetrdzv.service.service import Service
@@ -27,7 +27,7 @@ def worker_reply(seen: WorkerSample, stall: Stall | None, now: float) -> WorkerR
         state=state,
         idle_s=round(worker.idle_s, 3),
         unseen=seen.explain_unseen(now),
-        collectives=sample.count,
+        collectives=sample.collective_count,
         per_s=seen.collectives.per_s,
         step=sample.step,
         steps_per_s=seen.steps.per_s,
@@ -37,7 +37,7 @@ def worker_reply(seen: WorkerSample, stall: Stall | None, now: float) -> WorkerR
 
 
 async def get_output(
-    service: Service, group_id: str, about: About, ranks: Sequence[int], number: int | None
+    service: Service, group_id: str, about: OutputKind, ranks: Sequence[int], number: int | None
 ) -> StacksReply:
     """The stacks or logs of a round's workers: of the running one from their agents, else what was kept.
 
@@ -49,16 +49,16 @@ async def get_output(
         _require_ranks(group, active.number, active.world_size, ranks)
         found = await service.queries.query_workers(group, active, ranks or range(active.world_size), about)
         return StacksReply(round=active.number, workers=tuple(found))
-    if about is About.LOGS and number is None and group.round is not None:
+    if about is OutputKind.LOGS and number is None and group.round is not None:
         number = group.round.number
     kept = service.post_mortems.find(group_id, about, number)
     if kept is None:
-        raise NoRound(_explain_nothing(group, about, number, service.now()))
+        raise NoRound(_explain_missing_output(group, about, number, service.now()))
     _require_ranks(group, kept.round, kept.world_size, ranks)
     # stacks are taken of some workers, logs come of all
-    wanted = {*(ranks or (kept.by_rank if about is About.STACKS else range(kept.world_size)))}
+    wanted = {*(ranks or (kept.by_rank if about is OutputKind.STACKS else range(kept.world_size)))}
     why = f"nobody has kept its {about} of round {kept.round}"
-    workers = tuple(kept.by_rank.get(rank) or Stack(rank=rank, why=why) for rank in sorted(wanted))
+    workers = tuple(kept.by_rank.get(rank) or WorkerOutput(rank=rank, why=why) for rank in sorted(wanted))
     at = kept.at.isoformat(timespec="milliseconds")
     return StacksReply(round=kept.round, workers=workers, over=True, at=at)
 
@@ -72,13 +72,13 @@ def _require_ranks(group: Group, number: int, world_size: int, ranks: Sequence[i
         )
 
 
-def _explain_nothing(group: Group, about: About, number: int | None, now: float) -> str:
+def _explain_missing_output(group: Group, about: OutputKind, number: int | None, now: float) -> str:
     """Why there is nothing to be seen of a group's workers."""
     if number is None:
         return f"group '{group.group_id}' has no workers now: {in_words(explain_group(group, now), now)}"
     if number > group.last_round:
         newest = f"its newest is round {group.last_round}" if group.last_round else "it has had none yet"
         return f"group '{group.group_id}' has no round {number}: {newest}"
-    if about is About.STACKS:
+    if about is OutputKind.STACKS:
         return f"no stacks of round {number} of group '{group.group_id}' are kept: they are taken when a round hangs"
     return f"nobody has kept what workers wrote in round {number} of group '{group.group_id}'"

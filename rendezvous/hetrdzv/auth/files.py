@@ -5,13 +5,13 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from hetrdzv.auth.tokens import is_token
+from hetrdzv.auth.tokens import is_valid_token
 from hetrdzv.protocol.errors import HetError
 
 logger = logging.getLogger(__name__)
 
 
-class AccessError(HetError, code="access"):
+class TokenFileError(HetError, code="access"):
     """A token, or a file with tokens, that cannot be used."""
 
 
@@ -21,7 +21,7 @@ class ReloadedFiles:
     def __init__(self, paths: Sequence[Path], goes_on: str) -> None:
         self._paths = paths
         self._goes_on = goes_on
-        self._stamps = [_stamp(path) for path in paths]
+        self._stamps = [_file_stamp(path) for path in paths]
 
     def reload(self) -> None:
         """Read the files; raises `HetError` if they cannot be used."""
@@ -29,7 +29,7 @@ class ReloadedFiles:
 
     def refresh(self, *, now: bool = False) -> None:
         """Reload the files if they have changed; `now`: in any case."""
-        stamps = [_stamp(path) for path in self._paths]
+        stamps = [_file_stamp(path) for path in self._paths]
         if stamps != self._stamps or now:
             self._stamps = stamps  # even if they cannot be used: they are not tried again until they change
             try:
@@ -52,7 +52,7 @@ def read_secret(what: str, path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise AccessError(f"{what} {path} cannot be read: {reason}") from None
+        raise TokenFileError(f"{what} {path} cannot be read: {reason}") from None
 
 
 def warn_if_exposed(what: str, path: Path, warn: Callable[[str], object] = logger.warning) -> None:
@@ -61,7 +61,7 @@ def warn_if_exposed(what: str, path: Path, warn: Callable[[str], object] = logge
         warn(f"{what} {path} can be read by other users of this machine: chmod 600 {path}")
 
 
-def _stamp(path: Path) -> tuple[int, ...] | None:
+def _file_stamp(path: Path) -> tuple[int, ...] | None:
     """Differs if a file was written or replaced; None: there is none."""
     try:
         stat = path.stat()
@@ -73,18 +73,18 @@ def _stamp(path: Path) -> tuple[int, ...] | None:
 # -- the token of an agent or of hetctl --------------------------------------------------------------------
 
 
-def client_token(token_file: Path | None) -> str | None:
+def find_client_token(token_file: Path | None) -> str | None:
     """The token in `--token-file`, else in `HET_TOKEN`; None if there is none."""
     if token_file is not None:
         return read_token(token_file)
     token = os.environ.get("HET_TOKEN", "").strip()
     if token and os.path.isfile(path := os.path.expanduser(token)):
-        raise AccessError(
+        raise TokenFileError(
             f"HET_TOKEN is the name of a file, {path}, and must be a token: "
             f'give --token-file {path}, or HET_TOKEN="$(cat {path})"'
         )
-    if token and not is_token(token):
-        raise AccessError("HET_TOKEN must hold one token, a single word of ASCII characters")
+    if token and not is_valid_token(token):
+        raise TokenFileError("HET_TOKEN must hold one token, a single word of ASCII characters")
     return token or None
 
 
@@ -92,16 +92,16 @@ def reread_token(token_file: Path | None) -> str | None:
     """The token in a file that may have changed; None if there is no file, or no token in it."""
     try:
         return read_token(token_file) if token_file is not None else None
-    except AccessError:
+    except TokenFileError:
         return None
 
 
 def read_token(path: Path) -> str:
     """The only token in a file."""
     token = read_secret("token file", path).strip()
-    if not is_token(token):
+    if not is_valid_token(token):
         what = "holds more than that" if token else "is empty"
-        raise AccessError(
+        raise TokenFileError(
             f"token file {path} must hold one token, a single word of ASCII characters, but {what}: "
             f"write a token into it, for example with openssl rand -hex 32"
         )

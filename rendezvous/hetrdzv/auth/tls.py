@@ -41,10 +41,10 @@ class ClientTls:
             paths.append(Path(path).absolute() if path else None)
         made = cls(*paths)
         if made != cls():  # loading the public CAs takes 30 ms
-            made.context(*names)
+            made.make_context(*names)
         return made
 
-    def context(
+    def make_context(
         self, ca_flag: str = "--ca-cert", cert_flag: str = "--client-cert", key_flag: str = "--client-key"
     ) -> ssl.SSLContext:
         """For httpx. Errors call the files by these flags."""
@@ -56,14 +56,14 @@ class ClientTls:
             context = httpx.create_ssl_context(trust_env=False)
         else:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-            _load_ca(context, self.ca_cert, ca_flag)
+            _load_ca_file(context, self.ca_cert, ca_flag)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         if self.cert is not None:
-            _load(context, self.cert, self.key, cert_flag, key_flag)
+            _load_certificate(context, self.cert, self.key, cert_flag, key_flag)
         return context
 
 
-def explain_tls(error: ssl.SSLError, host: str, tls: ClientTls) -> str:
+def explain_tls_error(error: ssl.SSLError, host: str, tls: ClientTls) -> str:
     """What a TLS failure means, and what to do."""
     if isinstance(error, ssl.SSLCertVerificationError):
         by = f"a CA in {tls.ca_cert}" if tls.ca_cert is not None else "a public CA"
@@ -79,9 +79,9 @@ def explain_tls(error: ssl.SSLError, host: str, tls: ClientTls) -> str:
         unsigned = f"its certificate is not signed by {by}: give --ca-cert with the CA that signed it"
         advice = known.get(error.verify_code, unsigned)
         return f"TLS error: {error.verify_message}; {advice}"
-    reason = _reason(error)
+    reason = _tls_error_reason(error)
     hint = ""
-    if is_plain(error):
+    if is_plaintext_reply(error):
         hint = "; it does not speak TLS: use http://"
     elif "certificate required" in reason:
         hint = "; this server requires a client certificate: give --client-cert and --client-key"
@@ -90,12 +90,12 @@ def explain_tls(error: ssl.SSLError, host: str, tls: ClientTls) -> str:
     return f"TLS error: {reason}{hint}"
 
 
-def is_plain(error: ssl.SSLError) -> bool:
+def is_plaintext_reply(error: ssl.SSLError) -> bool:
     """Whether what came from the other side is no TLS."""
-    return _reason(error) in ("wrong version number", "record layer failure", "http request")
+    return _tls_error_reason(error) in ("wrong version number", "record layer failure", "http request")
 
 
-def _reason(error: ssl.SSLError) -> str:
+def _tls_error_reason(error: ssl.SSLError) -> str:
     return (error.reason or "handshake failed").replace("_", " ").lower()
 
 
@@ -109,15 +109,15 @@ class ServerTls(ReloadedFiles):
         super().__init__([cert, key or cert], "the previous certificate stays in use")
         self._cert, self._key = cert, key
         self.context = _server_context()
-        _load(self.context, cert, key, "--tls-cert", "--tls-key")
+        _load_certificate(self.context, cert, key, "--tls-cert", "--tls-key")
         if client_ca is not None:
-            _load_ca(self.context, client_ca, "--tls-client-ca")
+            _load_ca_file(self.context, client_ca, "--tls-client-ca")
             self.context.verify_mode = ssl.CERT_REQUIRED
 
     def reload(self) -> None:
         """Take the new certificate, if it can be used."""
         for context in (_server_context(), self.context):  # the first is a trial
-            _load(context, self._cert, self._key, "--tls-cert", "--tls-key")
+            _load_certificate(context, self._cert, self._key, "--tls-cert", "--tls-key")
         logger.info("reloaded certificate %s; new connections see it", self._cert)
 
 
@@ -135,7 +135,7 @@ def _require_readable(flag: str, path: Path) -> None:
         raise TlsError(f"{flag} {path} cannot be read: {error.strerror}") from None
 
 
-def _load_ca(context: ssl.SSLContext, path: Path, flag: str) -> None:
+def _load_ca_file(context: ssl.SSLContext, path: Path, flag: str) -> None:
     _require_readable(flag, path)
     try:
         context.load_verify_locations(path)
@@ -143,7 +143,9 @@ def _load_ca(context: ssl.SSLContext, path: Path, flag: str) -> None:
         raise TlsError(f"{flag} {path} is not a PEM file of certificates ({error})") from None
 
 
-def _load(context: ssl.SSLContext, cert: Path, key: Path | None, cert_flag: str, key_flag: str) -> None:
+def _load_certificate(
+    context: ssl.SSLContext, cert: Path, key: Path | None, cert_flag: str, key_flag: str
+) -> None:
     """Load a certificate and its key."""
     _require_readable(cert_flag, cert)
     if key is not None:

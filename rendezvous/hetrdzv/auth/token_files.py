@@ -7,7 +7,7 @@ import secrets
 from functools import partial
 from pathlib import Path
 
-from hetrdzv.auth.files import AccessError, ReloadedFiles, is_private, read_secret, warn_if_exposed
+from hetrdzv.auth.files import ReloadedFiles, TokenFileError, is_private, read_secret, warn_if_exposed
 from hetrdzv.auth.tokens import EVERYTHING, Grant, Role, Tokens
 
 logger = logging.getLogger(__name__)
@@ -41,14 +41,14 @@ def parse(text: str, path: Path) -> dict[str, Grant]:
     Either one bare token, which may do everything, or lines `TOKEN ROLE [group=PATTERN]`. `#` begins a comment.
 
     Raises:
-        AccessError: says what is wrong in which line, without quoting it.
+        TokenFileError: says what is wrong in which line, without quoting it.
     """
     numbered = (
         (number, re.sub(r"(^|\s)#.*", "", line).split()) for number, line in enumerate(text.splitlines(), 1)
     )
     lines = [(number, words) for number, words in numbered if words]
     if not lines:
-        raise AccessError(
+        raise TokenFileError(
             f"token file {path} must hold one token, or lines TOKEN ROLE [group=PATTERN], but is empty: "
             f"write a token into it, for example with openssl rand -hex 32"
         )
@@ -56,13 +56,13 @@ def parse(text: str, path: Path) -> dict[str, Grant]:
     for number, words in lines:
         where, match = f"token file {path}, line {number}", _LINE.fullmatch(" ".join(words))
         if match is None or (match[2] is None and len(lines) > 1):
-            raise AccessError(
+            raise TokenFileError(
                 f"{where}: write TOKEN ROLE [group=PATTERN], with a token of ASCII characters "
                 f"and the role read, agent or admin"
             )
         token, role, scope = match.groups()
         if token in grants:
-            raise AccessError(f"{where}: the same token is in a line before: keep one of the two")
+            raise TokenFileError(f"{where}: the same token is in a line before: keep one of the two")
         grants[token] = Grant(Role[role.upper()], scope) if role else EVERYTHING
         if len(token) < SHORT:
             logger.warning(
@@ -73,11 +73,11 @@ def parse(text: str, path: Path) -> dict[str, Grant]:
     return grants
 
 
-def require_token_file(path: Path) -> bool:
+def ensure_token_file(path: Path) -> bool:
     """Make a token file that only its owner can read, unless there is one; returns whether it was made now."""
     if path.exists():
         if not is_private(path):
-            raise AccessError(
+            raise TokenFileError(
                 f"token file {path} can be read by other users of this machine: remove it, so that a new token is "
                 f"made (every node will need it), or keep this one with chmod 600 {path}"
             )
@@ -91,7 +91,7 @@ def require_token_file(path: Path) -> bool:
     except OSError as error:
         if is_made:  # the disk is full: the next start would find an empty one
             path.unlink(missing_ok=True)
-        raise AccessError(
+        raise TokenFileError(
             f"token file {path} cannot be written ({error.strerror}): name a file that holds a token with "
             f"--token-file, or listen on loopback only (--host 127.0.0.1)"
         ) from None

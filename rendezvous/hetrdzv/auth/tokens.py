@@ -92,7 +92,7 @@ class Tokens:
         return self.grants.get(digest(token))
 
 
-def is_token(word: str) -> bool:
+def is_valid_token(word: str) -> bool:
     """Whether an HTTP header can carry a token: one word of visible ASCII characters."""
     return re.fullmatch(r"[!-~]+", word) is not None
 

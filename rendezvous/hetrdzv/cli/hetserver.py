@@ -20,10 +20,10 @@ from hetrdzv.api.app import create_app
 from hetrdzv.api.server import HttpServer
 from hetrdzv.auth.files import read_secret, warn_if_exposed
 from hetrdzv.auth.tls import ClientTls, ServerTls
-from hetrdzv.auth.token_files import TokenFile, require_token_file
+from hetrdzv.auth.token_files import TokenFile, ensure_token_file
 from hetrdzv.cli.logs import logging_to_stderr
-from hetrdzv.cli.sockets import CannotServe, inherited_socket, listen, url_of
-from hetrdzv.cli.types import FILE, Typed, duration
+from hetrdzv.cli.sockets import CannotServe, inherited_socket, listen, listener_url
+from hetrdzv.cli.types import FILE, ParsedType, duration
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.texts.ids import DEFAULT_PORT, is_loopback
 from hetrdzv.service.metrics import Metrics
@@ -79,7 +79,7 @@ OPEN_FILES = 1 << 16
 @click.option(
     "--keep-finished",
     default="7d",
-    type=Typed("duration", duration),
+    type=ParsedType("duration", duration),
     help="How long to keep a finished group: 90s, 15m, 12h, 7d.",
 )
 @click.option(
@@ -149,12 +149,12 @@ def _make_replica(
     """The replica that a store's URL asks for; raises `ValueError` if it names none."""
     if url.startswith("etcd:"):
         from hetrdzv.service import leadership  # a single server needs no client
-        from hetrdzv.storage.etcd.access import access_from
+        from hetrdzv.storage.etcd.access import make_access
         from hetrdzv.storage.etcd.client import Etcd
 
         advertise = choose_advertised_url(options.advertise, listener, tls=options.tls_cert is not None)
         tls = ClientTls(options.etcd_ca_cert, options.etcd_cert, options.etcd_key)
-        access = access_from(url, options.etcd_user, _read_etcd_password(options.etcd_password_file), tls)
+        access = make_access(url, options.etcd_user, _read_etcd_password(options.etcd_password_file), tls)
         return leadership.ElectedReplica(Etcd(access), advertise, make_service)
     for flag in ETCD_FLAGS:
         if getattr(options, flag):
@@ -165,7 +165,7 @@ def _make_replica(
 
 def choose_advertised_url(given: str | None, listener: socket.socket, *, tls: bool) -> str:
     """Where agents reach this server: as `--advertise` says, else where it listens."""
-    from hetrdzv.client.urls import normal_url  # a single server needs no client
+    from hetrdzv.client.urls import normalize_url  # a single server needs no client
 
     if given is None:
         host, port = listener.getsockname()[:2]
@@ -174,11 +174,11 @@ def choose_advertised_url(given: str | None, listener: socket.socket, *, tls: bo
                 f"agents must be able to reach this server when it leads, and {host} is not an address: "
                 f"give --advertise URL, exactly as in their --server"
             )
-        given = url_of(host, port, tls=tls)
+        given = listener_url(host, port, tls=tls)
     elif "://" not in given and tls:
         given = f"https://{given}"
     try:
-        url = normal_url(given)
+        url = normalize_url(given)
     except ValueError as error:
         raise CannotServe(f"--advertise: {error}") from None
     if url.startswith("http://") and tls:
@@ -237,7 +237,7 @@ def _load_tokens(listener: socket.socket, options: SimpleNamespace, *, on_etcd: 
             "and give its file to each of them with --token-file"
         )
     path = state_home() / "token"
-    require_token_file(path)
+    ensure_token_file(path)
     return TokenFile(path)
 
 
@@ -247,8 +247,8 @@ def _log_addresses(
     """Say where this server and its page are, and how an agent starts."""
     address, port = listener.getsockname()[:2]
     tls = options.tls_cert is not None
-    url = url_of(socket.gethostname() if address in ("0.0.0.0", "::") else address, port, tls=tls)
-    logger.info("listening on %s, state in %s", url_of(address, port, tls=tls), store)
+    url = listener_url(socket.gethostname() if address in ("0.0.0.0", "::") else address, port, tls=tls)
+    logger.info("listening on %s, state in %s", listener_url(address, port, tls=tls), store)
     logger.info("dashboard at %s/%s", url, f", which asks for a token of {tokens.path}" if tokens else "")
     if tokens is not None and options.token_file is None:
         logger.info(

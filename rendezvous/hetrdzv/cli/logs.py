@@ -20,7 +20,7 @@ LONGEST = 2_000
 """Characters of a message; some texts come from clients."""
 
 
-class Writer(QueueListener):
+class LogWriter(QueueListener):
     """Writes what is queued, from a thread of its own."""
 
     def enqueue_sentinel(self) -> None:
@@ -37,7 +37,7 @@ def logging_to_stderr(level: str, style: str) -> Iterator[None]:
     """
     logging.raiseExceptions = False  # a full queue or a closed stderr are nobody's to hear of
     lines: queue.Queue[object] = queue.Queue(MAX_LINES)
-    handler, writer = QueueHandler(lines), Writer(lines, logging.StreamHandler())
+    handler, writer = QueueHandler(lines), LogWriter(lines, logging.StreamHandler())
     handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
     writer.start()
     root = logging.getLogger()
@@ -62,7 +62,7 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """The line of a record."""
         at = _at(record).isoformat(" ", "milliseconds")[:23]
-        lines = [f"{at} {record.levelname} hetserver: {message_of(record)}"]
+        lines = [f"{at} {record.levelname} hetserver: {format_message(record)}"]
         if record.exc_info:
             lines += [f"    {_printable(row)}" for row in self.formatException(record.exc_info).splitlines()]
         return "\n".join(lines)
@@ -77,7 +77,7 @@ class JsonFormatter(logging.Formatter):
             "time": _at(record).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": message_of(record),
+            "message": format_message(record),
             **getattr(record, "facts", {}),
         }
         if record.exc_info:
@@ -85,7 +85,7 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(fields, ensure_ascii=False, default=str)
 
 
-def message_of(record: logging.LogRecord) -> str:
+def format_message(record: logging.LogRecord) -> str:
     """The message of a record as one line of bounded length: what a client has sent must not look like another line."""
     text = record.getMessage()
     return _printable(text if len(text) <= LONGEST else f"{text[:LONGEST]}...")

@@ -56,6 +56,6 @@ def inherited_socket(fd: int) -> socket.socket:
     return listener
 
 
-def url_of(host: str, port: int, *, tls: bool) -> str:
+def listener_url(host: str, port: int, *, tls: bool) -> str:
     """The URL of a server that listens there."""
     return f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"

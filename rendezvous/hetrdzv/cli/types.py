@@ -14,7 +14,7 @@ MAX_DURATION_S = 3_650 * 86_400
 _UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 
-class Typed(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4
+class ParsedType(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4
     """A value that `parse` reads from its text, or raises a ValueError, whose message is shown."""
 
     def __init__(self, name: str, parse: Callable[[str], Any]) -> None:

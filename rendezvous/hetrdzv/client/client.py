@@ -16,7 +16,7 @@ from urllib.parse import urljoin, urlsplit
 import httpx
 
 from hetrdzv.auth.tls import ClientTls
-from hetrdzv.auth.tokens import is_token
+from hetrdzv.auth.tokens import is_valid_token
 from hetrdzv.client.explain import (
     OutcomeUnknown,
     combine_errors,
@@ -25,7 +25,7 @@ from hetrdzv.client.explain import (
     parse_reply,
     read_problem,
 )
-from hetrdzv.client.urls import normal_url, parse_server_urls
+from hetrdzv.client.urls import normalize_url, parse_server_urls
 from hetrdzv.protocol import codec, routes
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import HetError, NotServing, Unauthorized
@@ -155,7 +155,7 @@ class Client(Routes):
         if not route.once and len(self.servers) > 1:
             silence_s = wait_s + SILENCE_S
         response = await self._first_answer(send, timeout, silence_s=silence_s, once=route.once)
-        if response.status_code == Unauthorized.status and self._take_new_token():
+        if response.status_code == Unauthorized.status and self._reload_token():
             response = await self._first_answer(send, timeout, silence_s=silence_s, once=route.once)
         if response.status_code >= 400:
             raise read_problem(response)
@@ -227,7 +227,7 @@ class Client(Routes):
             return None
         location = urlsplit(urljoin(server, response.headers.get("Location", "")))
         try:
-            target = normal_url(f"{location.scheme}://{location.netloc}")
+            target = normalize_url(f"{location.scheme}://{location.netloc}")
         except ValueError:
             return NotServing("points to another server, but not with a URL that could be followed")
         if response.status_code != 307 or target not in self.servers:
@@ -235,7 +235,7 @@ class Client(Routes):
         queue.appendleft(target)
         return NotServing(f"points to {target}")
 
-    def _take_new_token(self) -> bool:
+    def _reload_token(self) -> bool:
         """Whether there is another token than the rejected one; if so, it is used from now on."""
         token = self._renew_token()
         if token is None or self._http.headers.get("Authorization") == _make_authorization(token):
@@ -245,7 +245,7 @@ class Client(Routes):
 
 
 def _make_authorization(token: str) -> str:
-    if not is_token(token):
+    if not is_valid_token(token):
         raise ValueError("the token is empty or has characters that an HTTP header cannot carry")
     return f"Bearer {token}"
 
@@ -257,7 +257,7 @@ def _tls_context(tls: ClientTls, urls: Sequence[str]) -> ssl.SSLContext:
     """
     if tls == ClientTls() and not any(url.startswith("https://") for url in urls):
         return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    return tls.context()
+    return tls.make_context()
 
 
 def _make_path(route: Route[Any], names: Sequence[str]) -> str:

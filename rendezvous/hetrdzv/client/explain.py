@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from hetrdzv.auth.tls import ClientTls, explain_tls, is_plain
-from hetrdzv.client.urls import port_hint
+from hetrdzv.auth.tls import ClientTls, explain_tls_error, is_plaintext_reply
+from hetrdzv.client.urls import make_port_hint
 from hetrdzv.protocol import codec, routes
 from hetrdzv.protocol.errors import (
     HetError,
@@ -47,7 +47,7 @@ def find_unusable_error(response: httpx.Response, server: str) -> HetError | Non
             return Unreachable(f"HTTP {status} from a proxy in front of it")
         what = response.headers.get("Content-Type", "no content type").split(";")[0].strip()
         maybe_tls = status == 400 and not server.startswith("https://")  # as a proxy that speaks TLS answers
-        hint = TLS_HINT if maybe_tls else port_hint(server)
+        hint = TLS_HINT if maybe_tls else make_port_hint(server)
         return NotHetserver(
             f"{server} answered, but is not a hetserver (HTTP {status}, {what[:100]}): check --server{hint}"
         )
@@ -72,8 +72,8 @@ def explain_transport_error(
     """A transport error in words that a person understands; `answered_before` by that server rules some causes out."""
     with_tls = server.startswith("https://")
     tls_hint = "" if with_tls else TLS_HINT
-    no_port = "" if answered_before else port_hint(server)
-    if isinstance(error, httpx.ProtocolError) and not _is_cut(error):
+    no_port = "" if answered_before else make_port_hint(server)
+    if isinstance(error, httpx.ProtocolError) and not _is_disconnect(error):
         return NotHetserver(
             f"{server} answered, but is not a hetserver (no HTTP): check --server{no_port or tls_hint}"
         )
@@ -84,13 +84,13 @@ def explain_transport_error(
     for cause in walk_causes(error):
         if not isinstance(cause, ssl.SSLError):
             continue
-        if is_plain(cause) and isinstance(error, httpx.ConnectError) and not answered_before:
+        if is_plaintext_reply(cause) and isinstance(error, httpx.ConnectError) and not answered_before:
             return NotHetserver(f"{server} answered, but does not speak TLS: use http://{no_port}")
         if cause.reason != "APPLICATION_DATA_AFTER_CLOSE_NOTIFY":
             # a side that does not trust the other's certificate never will; other errors may pass
             refuses = isinstance(cause, ssl.SSLCertVerificationError) or "ALERT" in (cause.reason or "")
             kind = NotTrusted if refuses else Unreachable
-            return kind(explain_tls(cause, urlsplit(server).hostname or "", tls))
+            return kind(explain_tls_error(cause, urlsplit(server).hostname or "", tls))
     if reason := explain_failed_connect(error):
         return Unreachable(reason + (no_port if reason == REFUSED else ""))
     hint = "" if answered_before else tls_hint
@@ -151,7 +151,7 @@ def parse_reply(kind: type[_R], data: bytes | str, server: str) -> _R:
     """A reply from its JSON, or `NotHetserver` raised."""
     try:
         return codec.read(kind, data, unknown="ignore")
-    except codec.Malformed as error:
+    except codec.MalformedJson as error:
         first = error.mistakes[0]
         what = f"{kind.__name__} ({first.field or 'the whole of it'}: {first.text})"
         raise NotHetserver(
@@ -159,7 +159,7 @@ def parse_reply(kind: type[_R], data: bytes | str, server: str) -> _R:
         ) from None
 
 
-def _is_cut(error: httpx.ProtocolError) -> bool:
+def _is_disconnect(error: httpx.ProtocolError) -> bool:
     """Whether the other side closed the connection, which httpx reports as a violation of the protocol."""
     return str(error).startswith(("Server disconnected", "peer closed connection"))
 

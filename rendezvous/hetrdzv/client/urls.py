@@ -18,13 +18,13 @@ def parse_server_urls(text: str) -> list[str]:
     Raises:
         ValueError: a URL is invalid (the message says why), or the list is empty.
     """
-    servers = [normal_url(part) for part in text.split(",") if part.strip()]
+    servers = [normalize_url(part) for part in text.split(",") if part.strip()]
     if not servers:
         raise ValueError(f"no server was given: name one, for example {_EXAMPLE}")
     return list(dict.fromkeys(servers))
 
 
-def normal_url(text: str) -> str:
+def normalize_url(text: str) -> str:
     """A server's URL as `scheme://host:port`. Without a scheme, it is http and the port defaults to 29400.
 
     Raises:
@@ -61,7 +61,7 @@ def normal_url(text: str) -> str:
     return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def port_hint(server: str) -> str:
+def make_port_hint(server: str) -> str:
     """What to do where the port may have been left out of a (normalised) URL by mistake; empty: it was not."""
     parts = urlsplit(server)
     if parts.port != PORTS[parts.scheme]:

@@ -210,7 +210,7 @@ def _start(group: Group, current: Round, node: Node) -> Start:
         daemon=node.daemon or None,
         shares=current.shares,
         restarted_by=restarted_by,
-        advice=advice.after_exit(restarted_by) if restarted_by is not None else "",
+        advice=advice.advise_after_exit(restarted_by) if restarted_by is not None else "",
         snapshot=select_sources(current.snapshot, member) if current.snapshot is not None else None,
         origin=group.snapshots.origin if group.snapshots is not None else None,
     )

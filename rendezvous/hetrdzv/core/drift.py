@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from hetrdzv.core.model import Node
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode, reason
-from hetrdzv.protocol.settings import GroupSpec, order_labels
+from hetrdzv.protocol.settings import GroupSpec, parse_rank_order
 from hetrdzv.protocol.texts.ids import natural_key
 from hetrdzv.protocol.texts.phrasing import count, have
 from hetrdzv.protocol.texts.who import Nodes
@@ -50,7 +50,7 @@ def find_differences(nodes: Sequence[Node]) -> tuple[Reason, ...]:
 
 def describe_missing_labels(spec: GroupSpec, nodes: Sequence[Node]) -> tuple[Reason, ...]:
     """The labels that `rank_order` or `unit` names and nodes lack."""
-    needed = [("rank_order", label) for label in order_labels(spec.rank_order)]
+    needed = [("rank_order", label) for label in parse_rank_order(spec.rank_order)]
     if spec.unit is not None:
         needed.append(("unit", spec.unit))
     return tuple(

@@ -230,15 +230,17 @@ def _make_step_group(workers: Sequence[Worker], world_size: int) -> list[Process
     for worker in known:
         if worker.step is not None and worker.idle_s >= STEPS_S:
             at = Collectives(name="0", size=world_size, enqueued=worker.step, completed=worker.step - 1)
-            places.append(WorkerPosition(worker, at, (worker.step, 0, worker.answers), worker.answers))
-    if len(known) < world_size or not places or len(places) < sum(not worker.ended for worker in known):
+            places.append(
+                WorkerPosition(worker, at, (worker.step, 0, worker.is_able_to_run), worker.is_able_to_run)
+            )
+    if len(known) < world_size or not places or len(places) < sum(not worker.has_ended for worker in known):
         return []
     return [ProcessGroup("0", world_size, places, unit="step")]
 
 
 def _locate_worker(worker: Worker, at: Collectives, started: int) -> WorkerPosition:
     pending = at.completed < at.enqueued and _is_still(worker)
-    return WorkerPosition(worker, at, (at.enqueued, started, worker.answers), pending)
+    return WorkerPosition(worker, at, (at.enqueued, started, worker.is_able_to_run), pending)
 
 
 def _counts_agree(members: Sequence[Collectives]) -> bool:
@@ -247,7 +249,7 @@ def _counts_agree(members: Sequence[Collectives]) -> bool:
 
 
 def _is_moving(worker: Worker) -> bool:
-    return worker.idle_s < NOTED_S and not worker.ended
+    return worker.idle_s < NOTED_S and not worker.has_ended
 
 
 def _is_still(worker: Worker) -> bool:
@@ -278,7 +280,7 @@ def _find_lagging_workers(
         return None
     for_s = max(wait_s.values())
     worst = [found[rank] for rank, waited_s in wait_s.items() if waited_s >= for_s - SAME_WAIT_S]
-    worst.sort(key=lambda blame: (blame[1].worker.answers, blame[1].worker.rank))
+    worst.sort(key=lambda blame: (blame[1].worker.is_able_to_run, blame[1].worker.rank))
     culprits = [place.worker for _, place in worst]
     group, place, first = *worst[0], culprits[0]
     alike = all(other is group and one.level == place.level for other, one in worst)
@@ -286,7 +288,7 @@ def _find_lagging_workers(
     which = "which" if alike else f"of which rank {first.rank}"
     state = _describe_culprits(group, place, culprits if alike else [first])
     return Hang(
-        kind=StallKind.BEHIND if first.answers else StallKind.NO_ANSWER,
+        kind=StallKind.BEHIND if first.is_able_to_run else StallKind.NO_ANSWER,
         waiting=Ranks.of(waiting),
         wait_for=f"{who}, {which} {state}",
         for_s=for_s,

@@ -12,7 +12,7 @@ from hetrdzv.core.rounds.settle import deadline
 from hetrdzv.core.rounds.timers import no_expired_leases
 from hetrdzv.core.why import explain_group
 from hetrdzv.protocol.replies import Plan
-from hetrdzv.protocol.requests import Changes
+from hetrdzv.protocol.requests import PlanRequest
 from hetrdzv.protocol.states import DirectiveKind, NodePhase, ReportKind
 from hetrdzv.protocol.texts.ids import natural_key
 
@@ -20,7 +20,7 @@ MOST_TURNS = 60
 """How many turns a rehearsal takes at most; the longest that anybody has seen took 20."""
 
 
-def make_plan(group: Group, changes: Changes, now: float) -> Plan:
+def make_plan(group: Group, changes: PlanRequest, now: float) -> Plan:
     """What would happen to a group, if every node did what it is told and nothing else happened."""
     after = group
     if (active := group.active_round) is not None:

@@ -133,7 +133,9 @@ def _explain_no_round(group: Group) -> Reason:
             ready,
             0 if answer.never else answer.missing,
             unit="node" if answer.kind is ShortfallKind.NODES else "slot",
-            world=waiting.no_world(group.spec, never, too_small=bool(answer.missing)) if no_world else None,
+            world=waiting.no_valid_world_size(group.spec, never, too_small=bool(answer.missing))
+            if no_world
+            else None,
             since=_empty_since(group),
             until=until,
         )
@@ -151,7 +153,7 @@ def _empty_since(group: Group) -> float | None:
     return max((at for at in went if at is not None), default=None) if None not in went else None
 
 
-def _explain_round_delay(group: Group, ready: waiting.Ready, answer: Selection | Shortfall) -> Reason:
+def _explain_round_delay(group: Group, ready: waiting.ReadyCount, answer: Selection | Shortfall) -> Reason:
     until, code, more = round_forms_at(group, answer), ReasonCode.LAST_CALL, dict[str, Any]()
     if group.backoff_until is not None and group.backoff_until == until:
         code, more = ReasonCode.RESTART_BACKOFF, {"restart": group.restarts, "quick": group.quick}
@@ -160,11 +162,11 @@ def _explain_round_delay(group: Group, ready: waiting.Ready, answer: Selection |
     return code.reason(nodes=ready.nodes, ready=ready, until=until, **more)
 
 
-def count_ready_nodes(spec: GroupSpec, there: Sequence[Node]) -> waiting.Ready:
+def count_ready_nodes(spec: GroupSpec, there: Sequence[Node]) -> waiting.ReadyCount:
     """How many nodes there are: of how many, or with how many slots where those may be too few."""
     enough = spec.counts_slots and len(there) >= spec.min_nodes
     slots = sum(node.slots for node in there) if enough else None
-    return waiting.Ready(Nodes.of(node.node_id for node in there), spec.min_nodes, slots)
+    return waiting.ReadyCount(Nodes.of(node.node_id for node in there), spec.min_nodes, slots)
 
 
 def find_unreachable_masters(group: Group, there: Sequence[Node]) -> dict[str, list[str]]:
@@ -180,7 +182,7 @@ def _add_gone_members(group: Group, waits: Reason) -> Reason:
     """What a group waits for, with the members of the last round that are gone."""
     members, known = group.round.members if group.round is not None else (), group.nodes
     gone = [one.node_id for one in members if (node := known.get(one.node_id)) is None or node.is_gone]
-    return waiting.in_place_of(waits, gone, group.drained.intersection(gone or group.drained))
+    return waiting.waits_for_replacement(waits, gone, group.drained.intersection(gone or group.drained))
 
 
 # -- a node is in no round -----------------------------------------------------------------------------------

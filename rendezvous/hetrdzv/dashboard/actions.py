@@ -11,7 +11,7 @@ from hetrdzv.core.commands import Cancel, Command, Drain, Restart, Undrain
 from hetrdzv.core.model import Group
 from hetrdzv.dashboard.render import HEADERS, page
 from hetrdzv.protocol.replies import describe_plan
-from hetrdzv.protocol.requests import Changes
+from hetrdzv.protocol.requests import PlanRequest
 from hetrdzv.protocol.texts.phrasing import count
 from hetrdzv.service.service import Service
 
@@ -28,7 +28,7 @@ class Action:
 
     verb: str
     command: Callable[[str, str], Command] | None = None
-    changes: Callable[[str], Changes] | None = None
+    changes: Callable[[str], PlanRequest] | None = None
     warns: Callable[[Group, str], list[str]] = lambda group, node_id: []
 
     async def show_question(self, request: Request, service: Service, grant: Grant) -> Response:
@@ -67,7 +67,7 @@ def _warn_of_cancel(group: Group, node_id: str) -> list[str]:
 
 
 GROUP_ACTIONS: Mapping[str, Action] = {
-    "restart": Action("Restart", lambda _, by: Restart(), changes=lambda _: Changes(restart=True)),
+    "restart": Action("Restart", lambda _, by: Restart(), changes=lambda _: PlanRequest(restart=True)),
     "cancel": Action("Cancel the job", lambda _, by: Cancel(by), warns=_warn_of_cancel),
     "delete": Action(
         "Delete",
@@ -79,7 +79,7 @@ GROUP_ACTIONS: Mapping[str, Action] = {
 }
 NODE_ACTIONS: Mapping[str, Action] = {
     "drain": Action(
-        "Drain", lambda node_id, _: Drain(node_id), changes=lambda node_id: Changes(drain=node_id)
+        "Drain", lambda node_id, _: Drain(node_id), changes=lambda node_id: PlanRequest(drain=node_id)
     ),
     "undrain": Action(
         "Undrain",

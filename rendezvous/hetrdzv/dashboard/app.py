@@ -26,7 +26,7 @@ from hetrdzv.dashboard import pages
 from hetrdzv.dashboard.actions import GROUP_ACTIONS, NODE_ACTIONS
 from hetrdzv.dashboard.cache import SectionCache
 from hetrdzv.dashboard.render import HEADERS, page
-from hetrdzv.dashboard.sessions import COOKIE, SESSION_S, Sessions, require_own_page
+from hetrdzv.dashboard.sessions import COOKIE, SESSION_S, Sessions, require_same_origin
 from hetrdzv.protocol.errors import ForeignHost, HetError, LeaderLost, NotLeader, Unauthorized
 from hetrdzv.service.service import Replica, Service
 
@@ -111,10 +111,10 @@ def _route(path: str, handler: Handler, role: Role = Role.READ, method: str = "G
         sessions: Sessions = state.sessions
         grant = sessions.check(request, role, group_id)
         if method == "POST":
-            require_own_page(request)
+            require_same_origin(request)
         service: Service = state.replica.service()
         response = await handler(request, service, grant)
-        if not state.replica.answers(service):
+        if not state.replica.may_answer(service):
             raise LeaderLost("this server lost the leadership while it worked on this: reload the page")
         return response
 
@@ -146,7 +146,7 @@ async def sign_in(request: Request) -> Response:
 
 async def sign_out(request: Request) -> Response:
     """Have this browser forget that it was signed in."""
-    require_own_page(request)
+    require_same_origin(request)
     if "session" in request.scope:
         request.session.clear()
     return Response(status_code=204, headers={**HEADERS, "HX-Redirect": "/sign-in"})

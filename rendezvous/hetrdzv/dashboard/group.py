@@ -10,11 +10,11 @@ from statistics import median
 from hetrdzv.api import views
 from hetrdzv.core.model import Group
 from hetrdzv.dashboard.render import section
-from hetrdzv.protocol.reasons.advice import after_exit
-from hetrdzv.protocol.reasons.snapshots import safe_text
+from hetrdzv.protocol.reasons.advice import advise_after_exit
+from hetrdzv.protocol.reasons.snapshots import safe_step_text
 from hetrdzv.protocol.replies import WORKER_COLUMNS, WorkerReply
 from hetrdzv.protocol.rounds import RoundRecord, total_time, with_downtimes
-from hetrdzv.protocol.stacks import About
+from hetrdzv.protocol.stacks import OutputKind
 from hetrdzv.service.service import Service
 
 ROWS = 15
@@ -74,16 +74,16 @@ def group_sections(
     rounds, (events, _) = service.rounds(group_id), service.history(group_id)
     seen, heard_at = dict(service.progress.workers(group)), partial(service.leases.heard_at, group)
     stall = group.reported_stall
-    kept = service.post_mortems.rounds_kept if acts else lambda *_: frozenset()
-    outputs, stacks = kept(group_id, About.LOGS), kept(group_id, About.STACKS)
+    kept = service.post_mortems.list_rounds if acts else lambda *_: frozenset()
+    outputs, stacks = kept(group_id, OutputKind.LOGS), kept(group_id, OutputKind.STACKS)
 
     def make() -> Mapping[str, str]:
         reply = views.group_reply(group, now, heard_at, seen)
         running, current, over = group.active_round, reply.current_round, group.state.is_terminal
         failed = running.restarted_by if running is not None and not over else None
         every = reply.nodes if len(reply.nodes) > (ALL_ROWS if whole else ROWS) else ()
-        unusual = [node for node in every if node.shown_state not in ORDINARY]
-        unusual.sort(key=lambda node: node.shown_state == "spare")
+        unusual = [node for node in every if node.display_state not in ORDINARY]
+        unusual.sort(key=lambda node: node.display_state == "spare")
         newest = with_downtimes(rounds)[: -MOST_ROUNDS - 1 : -1]
         values = {
             "group": reply,
@@ -92,18 +92,20 @@ def group_sections(
             "over": over,
             "outputs": outputs,
             "stacks": stacks,
-            "snapshot": safe_text(reply.snapshot),
-            "restarted_by": "; ".join(filter(None, (failed.message, after_exit(failed)))) if failed else "",
+            "snapshot": safe_step_text(reply.snapshot),
+            "restarted_by": "; ".join(filter(None, (failed.message, advise_after_exit(failed))))
+            if failed
+            else "",
             "stack": stall.stack if stall is not None else "",
             "stack_of": stall.hang.ranks[0] if stall is not None and stall.hang.ranks else None,
-            "behind": views.ranks_behind(group),
+            "behind": views.list_ranks_waited_for(group),
             "time": total_time(rounds),
             "bars": bars(rounds),
             "rows": unusual[:ROWS] if every else reply.nodes,
             "more": max(0, len(unusual) - ROWS),
             "dots": every,
             "master": current.master.node_id if current is not None and current.ended is None else None,
-            "tally": Counter(node.shown_state for node in every).most_common(),
+            "tally": Counter(node.display_state for node in every).most_common(),
             "paces": paces(current.workers, whole=whole) if current is not None and running else None,
             "newest": newest[:OPEN_ROUNDS],
             "older": newest[OPEN_ROUNDS:],

@@ -16,8 +16,8 @@ from hetrdzv.dashboard.cache import SectionCache, Sections
 from hetrdzv.dashboard.group import LARGE, group_sections
 from hetrdzv.dashboard.render import EVERY_S, page, section
 from hetrdzv.protocol.errors import InvalidRequest, NoRound
-from hetrdzv.protocol.replies import BY_URGENCY, GroupSummary, StacksReply, is_old, urgency
-from hetrdzv.protocol.stacks import About, Stack, group_equal_stacks
+from hetrdzv.protocol.replies import BY_URGENCY, GroupSummary, StacksReply, is_long_finished, urgency_key
+from hetrdzv.protocol.stacks import OutputKind, WorkerOutput, group_equal_stacks
 from hetrdzv.protocol.texts.raised import find_exception
 from hetrdzv.service.service import Service
 
@@ -42,7 +42,7 @@ async def groups(request: Request, service: Service, grant: Grant) -> Response:
 
 def count_by_state(groups: Sequence[GroupSummary]) -> list[tuple[str, int]]:
     """How many groups are in each state, in the order of these."""
-    counts = Counter(group.shown_state for group in groups)
+    counts = Counter(group.display_state for group in groups)
     return [(state, counts[state]) for state in BY_URGENCY if counts[state]]
 
 
@@ -54,8 +54,8 @@ def overview(
     token = f"--token-file {shlex.quote(token_file)} " if token_file else ""
 
     def make() -> Mapping[str, str]:
-        shown = sorted(summarize(), key=urgency)
-        old = [group for group in shown if is_old(group)]
+        shown = sorted(summarize(), key=urgency_key)
+        old = [group for group in shown if is_long_finished(group)]
         html = section(
             "groups.html",
             groups=shown[: len(shown) - len(old)],
@@ -87,11 +87,11 @@ async def group(request: Request, service: Service, grant: Grant) -> Response:
 async def output(request: Request, service: Service, grant: Grant) -> Response:
     """The end of what the workers of a round wrote; without `round` that of the one that others wait for, now."""
     group_id, number = request.path_params["group_id"], _read_round(request)
-    ranks = () if number is not None else views.ranks_behind(service.group(group_id))[:1]
+    ranks = () if number is not None else views.list_ranks_waited_for(service.group(group_id))[:1]
     try:
         if number is None and not ranks:
             raise NoRound("nobody is waited for any more")
-        found = await get_output(service, group_id, About.LOGS, ranks, number)
+        found = await get_output(service, group_id, OutputKind.LOGS, ranks, number)
     except NoRound as error:
         return page("nothing.html", why=str(error))
     logs = sorted(found.workers, key=lambda log: (not _shows_exception(log), not log.size))
@@ -102,7 +102,7 @@ async def stacks(request: Request, service: Service, grant: Grant) -> Response:
     """The stacks of the workers of a round, equal ones once; without `round` of the one that runs, now."""
     group_id = request.path_params["group_id"]
     try:
-        found = await get_output(service, group_id, About.STACKS, (), _read_round(request))
+        found = await get_output(service, group_id, OutputKind.STACKS, (), _read_round(request))
     except NoRound as error:
         return page("nothing.html", why=str(error))
     return page(
@@ -141,7 +141,7 @@ def _read_round(request: Request) -> int | None:
     return int(text)
 
 
-def _shows_exception(log: Stack) -> bool:
+def _shows_exception(log: WorkerOutput) -> bool:
     """Whether an exception is among what a worker wrote last."""
     return any(find_exception(stream) is not None for stream in (log.text, log.stderr))
 

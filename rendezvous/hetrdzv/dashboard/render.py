@@ -7,7 +7,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.responses import HTMLResponse
 
 from hetrdzv import __version__
-from hetrdzv.protocol.rounds import Downtime, known_s, share_trained
+from hetrdzv.protocol.rounds import Downtime, known_s, trained_share
 from hetrdzv.protocol.texts.phrasing import ago, count, duration_text, percent
 from hetrdzv.protocol.texts.who import Nodes, Ranks
 
@@ -72,7 +72,7 @@ def _environment() -> Environment:
         "known_s": known_s,
         "lasted": duration_text,
         "percent": percent,
-        "share": share_trained,
+        "share": trained_share,
         "split": split,
     }
     made.globals |= {"count": count, "every_s": f"{EVERY_S:g}", "names": Nodes.of, "ranked": Ranks.of}

@@ -54,7 +54,7 @@ class Sessions:
         return hmac.new(self.key.encode(), of_token, "sha256").hexdigest()
 
 
-def require_own_page(request: Request) -> None:
+def require_same_origin(request: Request) -> None:
     """Refuse a request which changes something unless it comes from a page of this server.
 
     A cookie that is `SameSite=Strict` stays at home, and no page of another site can send htmx's header here; both are

@@ -33,7 +33,7 @@ _REASONS = {
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 
 
-class Mistake(NamedTuple):
+class FieldError(NamedTuple):
     """Something that is wrong with JSON, in a field as people write it (`spec.command.0`); empty: in all of it."""
 
     field: str
@@ -41,20 +41,20 @@ class Mistake(NamedTuple):
     given: str | float | None = None
 
 
-class Malformed(ValueError):
+class MalformedJson(ValueError):
     """JSON that is no value of a type."""
 
-    def __init__(self, mistakes: tuple[Mistake, ...]) -> None:
+    def __init__(self, mistakes: tuple[FieldError, ...]) -> None:
         super().__init__("; ".join(f"{one.field}: {one.text}" if one.field else one.text for one in mistakes))
         self.mistakes = mistakes
 
 
 def read(kind: type[T], data: bytes | str, *, unknown: Unknown = "forbid") -> T:
-    """A value from JSON, or `Malformed` raised, which says where and why."""
+    """A value from JSON, or `MalformedJson` raised, which says where and why."""
     try:
         value: T = adapter(kind).validate_json(data, strict=True, extra=unknown)
     except ValidationError as error:
-        raise Malformed(tuple(mistakes(error))) from None
+        raise MalformedJson(tuple(mistakes(error))) from None
     return value
 
 
@@ -63,7 +63,7 @@ def validate(kind: type[T], value: object, *, unknown: Unknown = "forbid") -> T:
     try:
         data = write(value, given=True)
     except PydanticSerializationError as error:
-        raise Malformed((Mistake("", f"it cannot be written as JSON: {error}"),)) from None
+        raise MalformedJson((FieldError("", f"it cannot be written as JSON: {error}"),)) from None
     return read(kind, data, unknown=unknown)
 
 
@@ -107,22 +107,22 @@ def build_validators(*kinds: Any) -> None:
         kind.__pydantic_core_schema__ = known.core_schema
 
 
-def mistakes(error: ValidationError) -> Iterator[Mistake]:
+def mistakes(error: ValidationError) -> Iterator[FieldError]:
     """What pydantic found, in plainer words."""
     if (wrong := error.error_count()) > MAX_MISTAKES:
-        yield Mistake("", f"{wrong} of its fields are unknown, malformed or out of range")
+        yield FieldError("", f"{wrong} of its fields are unknown, malformed or out of range")
     else:
         yield from map(mistake, error.errors(include_url=False))
 
 
-def mistake(details: ErrorDetails) -> Mistake:
+def mistake(details: ErrorDetails) -> FieldError:
     """One of pydantic's errors, in plainer words."""
     kind, given = details["type"], details.get("input")
     field = ".".join(str(part)[:80] for part in details["loc"] if part != "[key]")
     text = _REASONS.get(kind, details["msg"])
     if kind == "json_invalid":
-        return Mistake("", f"it is not JSON: {details['ctx']['error']}")
+        return FieldError("", f"it is not JSON: {details['ctx']['error']}")
     if kind == "value_error":
         text = str(details["ctx"]["error"])
     shown = given if isinstance(given, str | int | float) and kind not in _UNKNOWN else None
-    return Mistake(field, text, shown)
+    return FieldError(field, text, shown)

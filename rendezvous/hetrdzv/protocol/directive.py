@@ -6,7 +6,7 @@ from hetrdzv.protocol.bounds import Seconds
 from hetrdzv.protocol.reasons.reason import Reason, full_text
 from hetrdzv.protocol.rounds import RootCause, TimeSpent
 from hetrdzv.protocol.snapshots import StartSnapshot
-from hetrdzv.protocol.stacks import About
+from hetrdzv.protocol.stacks import OutputKind
 from hetrdzv.protocol.states import DirectiveKind
 
 
@@ -43,7 +43,7 @@ class Shares:
     round: int
     weights: Weights
 
-    def of_ranks(self) -> list[float]:
+    def weights_by_rank(self) -> list[float]:
         """The weight of each rank."""
         return [weight for count, weight in self.weights for _ in range(count)]
 
@@ -86,7 +86,7 @@ class OutputQuery:
 
     number: int
     round: int
-    about: About = About.STACKS
+    about: OutputKind = OutputKind.STACKS
     ranks: tuple[int, ...] | None = None
 
 

@@ -83,17 +83,17 @@ class Worker(Body):
     collectives: Annotated[tuple[Collectives, ...], at_most(MAX_PROCESS_GROUPS)] = ()
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether its process has ended well."""
         return self.state == "ended"
 
     @property
-    def answers(self) -> bool:
+    def is_able_to_run(self) -> bool:
         """Whether its process is able to go on."""
         return self.state not in NO_ANSWER
 
     @property
-    def count(self) -> int | None:
+    def collective_count(self) -> int | None:
         """How many collectives it has asked for in all its process groups; None: it has none."""
         return sum(group.enqueued for group in self.collectives) if self.collectives else None
 

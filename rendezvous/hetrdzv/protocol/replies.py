@@ -12,7 +12,7 @@ from hetrdzv.protocol.reasons.hangs import HANG_CODES
 from hetrdzv.protocol.reasons.reason import Reason, full_text
 from hetrdzv.protocol.rounds import Failure, RootCause
 from hetrdzv.protocol.snapshots import SafeShown
-from hetrdzv.protocol.stacks import Stack
+from hetrdzv.protocol.stacks import WorkerOutput
 from hetrdzv.protocol.states import HANGS, GroupState
 from hetrdzv.protocol.texts.ids import natural_key
 from hetrdzv.protocol.texts.phrasing import digits, duration_text, percent
@@ -72,7 +72,7 @@ class StacksReply:
     """`POST /v1/groups/{g}/stacks`, and `/logs`; `at`: when they were taken (wall-clock time); None: just now."""
 
     round: int
-    workers: tuple[Stack, ...]
+    workers: tuple[WorkerOutput, ...]
     over: bool = False
     at: str | None = None
 
@@ -121,7 +121,7 @@ class NodeReply:
         return self.heard_s_ago is None
 
     @property
-    def shown_state(self) -> str:
+    def display_state(self) -> str:
         """Its state as people are told: a node that runs, but whose workers others wait for, hangs."""
         return HANGS if self.waited_for and self.state == "running" else str(self.state)
 
@@ -189,7 +189,7 @@ class GroupSummary:
         return full_text(self.reason, self.clock)
 
     @property
-    def shown_state(self) -> str:
+    def display_state(self) -> str:
         """Its state as people are told: one that runs, but whose workers wait for one that does not come, hangs."""
         return HANGS if self.reason.code in HANG_CODES else str(self.state)
 
@@ -317,16 +317,16 @@ BY_URGENCY = (QUARANTINED, "failed", HANGS, "waiting", "starting", "running", "s
 """States in the order in which they need attention; what only newer servers know comes behind them."""
 
 
-def is_old(group: GroupSummary) -> bool:
+def is_long_finished(group: GroupSummary) -> bool:
     """Whether its job ended long ago."""
     return group.ended_s_ago is not None and group.ended_s_ago > RECENT_S
 
 
-def urgency(group: GroupSummary) -> tuple[bool, int, float, object]:
+def urgency_key(group: GroupSummary) -> tuple[bool, int, float, object]:
     """Sorts first what needs attention first, and of what is over the newest; old groups last, in the same order."""
-    state = group.shown_state
+    state = group.display_state
     return (
-        is_old(group),
+        is_long_finished(group),
         BY_URGENCY.index(state) if state in BY_URGENCY else len(BY_URGENCY),
         group.ended_s_ago or 0.0,
         natural_key(group.group_id),

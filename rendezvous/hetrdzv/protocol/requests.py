@@ -75,7 +75,7 @@ class Offer(Body):
     not_ready: Annotated[str, MaxLen(MAX_NOT_READY)] = ""
 
     @property
-    def speed(self) -> float:
+    def effective_weight(self) -> float:
         """Its weight, or the default."""
         return 1.0 if self.weight is None else self.weight
 
@@ -129,7 +129,7 @@ class ReportRequest(Body):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Changes(Body):
+class PlanRequest(Body):
     """`POST /v1/groups/{g}/plan`: what a plan supposes."""
 
     drain: Id | None = None
@@ -145,7 +145,7 @@ MAX_WORDS, MAX_CHARACTERS = 1024, 32_768
 """Limits of its command line, which names all hosts: words, and characters in all words together."""
 
 
-def daemon_refusal(words: Sequence[str]) -> str | None:
+def explain_daemon_refusal(words: Sequence[str]) -> str | None:
     """Why a node must not be asked to run these words; None: it may."""
     if not words or words[0].rpartition("/")[2] != PROGRAM:
         given = repr(words[0][:80]) if words else "nothing"

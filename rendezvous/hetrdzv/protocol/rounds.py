@@ -44,7 +44,7 @@ class Failure(Body):
     permanent: bool = False
 
     @property
-    def is_start(self) -> bool:
+    def is_start_failure(self) -> bool:
         """Whether workers could not be started at all."""
         return self.rank < 0 and self.exit_code is None and self.signal is None and not self.lingers
 
@@ -60,7 +60,7 @@ class Failure(Body):
     def __str__(self) -> str:
         """Which worker of a node it was, and how it ended: `rank 1: exit code 1`."""
         who = f"rank {self.rank}" if self.rank >= 0 else "its program"
-        return "its workers could not be started" if self.is_start else f"{who}: {self.how}"
+        return "its workers could not be started" if self.is_start_failure else f"{who}: {self.how}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +89,7 @@ class RootCause:
         if (failure := self.failure) is not None:
             if failure.rank >= 0:
                 parts.append(f"rank {failure.rank} (local rank {failure.local_rank})")
-            if not failure.is_start:
+            if not failure.is_start_failure:
                 parts.append(failure.how)
         if self.round:
             parts.append(f"round {self.round}")
@@ -168,7 +168,7 @@ def known_s(time: TimeSpent) -> float:
 
 def time_text(time: TimeSpent) -> str:
     """`trained 44 s of 1 min 32 s (48.1 %); starting up 27 s, idle 4.3 s`."""
-    share = share_trained(time)
+    share = trained_share(time)
     if Phase.UNKNOWN in time and Phase.TRAINING not in time:
         trained = "how much was training is unknown"
     elif share is None:
@@ -184,7 +184,7 @@ def time_text(time: TimeSpent) -> str:
     return "; ".join(filter(None, [trained, ", ".join(rest)]))
 
 
-def share_trained(time: TimeSpent) -> float | None:
+def trained_share(time: TimeSpent) -> float | None:
     """Which share of the known time was training (0 to 1); None: none is known."""
     known = known_s(time)
     return min(1.0, time.get(Phase.TRAINING, 0.0) / known) if known > 0 else None

@@ -19,7 +19,7 @@ from pydantic import AfterValidator, Field, ValidationError
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import Difference, InvalidSpec
 from hetrdzv.protocol.texts.ids import is_id
-from hetrdzv.protocol.texts.phrasing import clipped
+from hetrdzv.protocol.texts.phrasing import clip_text
 
 
 class OnJoin(StrEnum):
@@ -49,7 +49,7 @@ MOST_LABELS = 8
 
 
 @lru_cache(maxsize=32)
-def order_labels(text: str) -> tuple[str, ...]:
+def parse_rank_order(text: str) -> tuple[str, ...]:
     """The labels that a value of `rank_order` names, the widest first; none: ranks are sticky. Else a ValueError."""
     if text == "sticky":
         return ()
@@ -66,7 +66,7 @@ def order_labels(text: str) -> tuple[str, ...]:
 
 def check_rank_order(text: str) -> str:
     """The value, if `rank_order` can have it; else a ValueError."""
-    order_labels(text)
+    parse_rank_order(text)
     return text
 
 
@@ -180,7 +180,7 @@ class GroupSpec:
     ) = None
 
     def __post_init__(self) -> None:
-        if wrong := _contradiction(self):
+        if wrong := _find_contradiction(self):
             field, text = wrong
             raise InvalidSpec(f"{field} is {text}", field)
 
@@ -197,7 +197,7 @@ class GroupSpec:
         return self.world_size_multiple > 1 or any(bound is not None for bound in asked)
 
 
-def _contradiction(spec: GroupSpec) -> tuple[str, str] | None:
+def _find_contradiction(spec: GroupSpec) -> tuple[str, str] | None:
     """Which bound contradicts another one, its value, and why; None: none does."""
     least, most, multiple = spec.min_world_size or 1, spec.max_world_size, spec.world_size_multiple
     if spec.max_nodes is not None and spec.max_nodes < spec.min_nodes:
@@ -276,8 +276,8 @@ def setting_text(value: object) -> str:
         case [int(), *_]:
             return ",".join(map(str, value))
         case tuple() | list():
-            return repr(clipped(" ".join(map(str, value))))
+            return repr(clip_text(" ".join(map(str, value))))
         case float():
             return f"{value:g}"
         case _:
-            return clipped(str(value))
+            return clip_text(str(value))

@@ -21,20 +21,20 @@ MOST_OF_WORKER, LEAST_OF_WORKER = 16_384, 200
 _ADDRESSES = re.compile(r"0x[0-9a-f]+", re.IGNORECASE)
 
 
-class About(StrEnum):
+class OutputKind(StrEnum):
     """What is asked of workers."""
 
     STACKS = "stacks"
     LOGS = "logs"
 
 
-def max_kept_characters(world_size: int) -> int:
+def max_stored_characters(world_size: int) -> int:
     """How much a server keeps of each worker of a round that is over (characters)."""
     return max(LEAST_OF_WORKER, min(MOST_OF_WORKER, MOST_OF_ROUND // max(1, world_size)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stack(Body):
+class WorkerOutput(Body):
     """The Python stack of a worker's threads, or the end of what it wrote; without any, `why` there is none."""
 
     rank: Rank
@@ -48,9 +48,9 @@ class Stack(Body):
         """How much it says (characters)."""
         return len(self.text) + len(self.stderr)
 
-    def shortened(self, about: About, most: int) -> "Stack":
+    def shortened(self, about: OutputKind, most: int) -> "WorkerOutput":
         """At most so many characters: the beginning of a stack; the end of a log, of two streams of both."""
-        if about is About.STACKS:
+        if about is OutputKind.STACKS:
             return replace(self, text=self.text[:most])
         text, stderr = split_limit(len(self.text), len(self.stderr), most)
         return replace(self, text=text_tail(self.text, text), stderr=text_tail(self.stderr, stderr))
@@ -79,12 +79,12 @@ class StacksRequest(Body):
 
     incarnation: Id
     number: Whole
-    stacks: Annotated[tuple[Stack, ...], at_most(MAX_SLOTS)]
+    stacks: Annotated[tuple[WorkerOutput, ...], at_most(MAX_SLOTS)]
 
 
-def group_equal_stacks(stacks: Sequence[Stack]) -> list[list[Stack]]:
+def group_equal_stacks(stacks: Sequence[WorkerOutput]) -> list[list[WorkerOutput]]:
     """Stacks that are equal but for addresses together, the rarest first: people look for that one."""
-    by_text: dict[tuple[str, str], list[Stack]] = {}
+    by_text: dict[tuple[str, str], list[WorkerOutput]] = {}
     for stack in stacks:
         by_text.setdefault((_ADDRESSES.sub("0x", stack.text), stack.why), []).append(stack)
     return sorted(by_text.values(), key=lambda equal: (not equal[0].text, len(equal), equal[0].rank))

@@ -39,7 +39,7 @@ class ServedClock:
         """Seconds this store has been served."""
         return self._base + min(self._monotonic() - self._beat_at, BEAT_S + LATE_S)
 
-    def beat(self) -> float:
+    def begin_beat(self) -> float:
         """Begin another beat; returns by how much it is late (seconds)."""
         at = self._monotonic()
         passed_s = at - self._beat_at

@@ -22,8 +22,8 @@ from hetrdzv.storage.etcd.election import (
     Term,
     boottime_s,
     campaign,
+    find_leader,
     renew_until_over,
-    who_leads,
 )
 from hetrdzv.storage.etcd.store import EtcdStore
 
@@ -64,14 +64,14 @@ class ElectedReplica:
     def service(self) -> Service:
         if self._stop.is_set():
             raise ServerStopping("the server is stopping; try again in a moment, or try another server")
-        if self._service is not None and self.answers(self._service):
+        if self._service is not None and self.may_answer(self._service):
             return self._service
         seen_lately = boottime_s() - self._seen_at <= LEASE_S
         if self._leader is not None and self._leader != self._url and seen_lately:
             raise NotLeader(f"this server does not lead: ask {self._leader}", self._leader)
         raise NoLeader("no server leads right now; try again in a moment (if this lasts, its log says why)")
 
-    def answers(self, service: Service) -> bool:
+    def may_answer(self, service: Service) -> bool:
         return service is self._service and self._term is not None and self._term.left_s() > 0.0
 
     def status(self) -> ReadyReply:
@@ -87,11 +87,11 @@ class ElectedReplica:
         until = boottime_s() + START_PATIENCE_S
         while not self._stop.is_set():
             try:
-                self._note_leader(await who_leads(self._etcd))
+                self._record_leader(await find_leader(self._etcd))
             except StorageError as error:
                 if isinstance(error, EtcdRefused) or boottime_s() >= until:
                     raise
-                self._log_complaint(f"{error}; trying for {START_PATIENCE_S:g} s")
+                self._log_failure(f"{error}; trying for {START_PATIENCE_S:g} s")
                 await self._pause(FOLLOW_S)
             else:
                 self._running = asyncio.ensure_future(self._follow_forever())
@@ -112,12 +112,12 @@ class ElectedReplica:
         """Follow whoever leads; campaign when nobody does."""
         while not self._stop.is_set():
             try:
-                self._note_leader(await who_leads(self._etcd))
+                self._record_leader(await find_leader(self._etcd))
                 if self._leader is None and (term := await campaign(self._etcd, self._url)):
                     await self._lead(term)
                     continue
             except StorageError as error:
-                self._log_complaint(str(error))
+                self._log_failure(str(error))
             except Exception:  # a bug must not take this server out of the election for good
                 logger.exception("following or leading failed; trying again")
             await self._pause(FOLLOW_S * random.uniform(0.8, 1.2))
@@ -128,7 +128,7 @@ class ElectedReplica:
         If the state cannot be served, its error comes after a pause in which other servers may try.
         """
         service = self._make_service(EtcdStore(self._etcd, term))
-        over = asyncio.ensure_future(renew_until_over(self._etcd, term, self._log_complaint))
+        over = asyncio.ensure_future(renew_until_over(self._etcd, term, self._log_failure))
         stop = asyncio.ensure_future(self._stop.wait())
         start = asyncio.ensure_future(service.start())
         try:
@@ -159,12 +159,12 @@ class ElectedReplica:
 
     # -- helpers ---------------------------------------------------------------------------------------------
 
-    def _note_leader(self, leader: str | None) -> None:
+    def _record_leader(self, leader: str | None) -> None:
         if leader is not None and leader != self._leader:
             logger.info("%s leads", leader)
         self._leader, self._seen_at = leader, boottime_s()
 
-    def _log_complaint(self, what: str) -> None:
+    def _log_failure(self, what: str) -> None:
         """Log a failure, but not the same one over and over."""
         last, at = self._complaint
         if what != last or boottime_s() - at > REPEAT_S:

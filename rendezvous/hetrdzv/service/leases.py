@@ -138,9 +138,9 @@ class LeaseTable:
 
     # -- what the server does --------------------------------------------------------------------------------
 
-    def beat(self) -> None:
+    def begin_beat(self) -> None:
         """Begin another beat."""
-        late_s, now = self._clock.beat(), self._clock.now()
+        late_s, now = self._clock.begin_beat(), self._clock.now()
         if late_s > LATE_CUTS_S:
             self._late_at = now
         if late_s > STALL_S:
@@ -149,9 +149,9 @@ class LeaseTable:
                 for lease in leases.values():
                     lease.heard_at, lease.disconnected_at = now, inf
 
-    def may_have_caused_cut(self) -> bool:
+    def may_have_caused_disconnect(self) -> bool:
         """Whether a poll that is found cut now may have been cut because this server was late."""
-        self.beat()
+        self.begin_beat()
         return self._clock.now() < self._late_at + STALE_CUTS_S
 
     def restore_leases(self, groups: Iterable[Group]) -> None:

@@ -29,8 +29,8 @@ from hetrdzv.protocol.replies import Event
 from hetrdzv.protocol.texts.phrasing import count
 from hetrdzv.service.metrics import Metrics
 from hetrdzv.storage import records
-from hetrdzv.storage.base import Changes, NothingWritten, Snapshot, StateStore, fits
-from hetrdzv.storage.records import Quarantined
+from hetrdzv.storage.base import Changes, NothingWritten, StateStore, StoreContent, fits_in_store
+from hetrdzv.storage.records import QuarantinedGroup
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class Ledger:
         self._has_work = asyncio.Event()
         self._clock_stored = 0.0
         self.groups: dict[str, Group] = {}  # as committed
-        self.quarantined: dict[str, Quarantined] = {}  # in the store, but they cannot be served
+        self.quarantined: dict[str, QuarantinedGroup] = {}  # in the store, but they cannot be served
         self.is_loaded = False  # whether `groups` is what the store holds
         self.is_failing = False  # whether the last commit failed
 
@@ -193,7 +193,7 @@ class Ledger:
                     self.quarantined[group_id].keys if group_id in self.quarantined else ()
                 )
             for event in events:
-                changes[records.event_key(group_id, event.number)] = records.record_of(event)
+                changes[records.event_key(group_id, event.number)] = records.make_record(event)
                 if event.number > EVENTS_KEPT:
                     changes[records.event_key(group_id, event.number - EVENTS_KEPT)] = None
         if changes or self._clock_is_due(now):
@@ -246,7 +246,7 @@ class Ledger:
         """Set a group aside that cannot be served, and refuse what was proposed; what is stored of it stays."""
         stored = records.group_changes(None, self.groups.pop(group_id))
         events = (records.event_key(group_id, event.number) for event in self._events.pop(group_id, ()))
-        self.quarantined[group_id] = Quarantined(why, frozenset({*stored, *events}))
+        self.quarantined[group_id] = QuarantinedGroup(why, frozenset({*stored, *events}))
         self._refuse_group(group_id, make_quarantined_error(group_id, why))
 
     async def wait_for_all_commits(self) -> None:
@@ -269,7 +269,7 @@ class Ledger:
 
     # -- loading ---------------------------------------------------------------------------------------------
 
-    async def restore(self, snapshot: Snapshot, now: float) -> None:
+    async def restore(self, snapshot: StoreContent, now: float) -> None:
         """Replace what is in memory by a snapshot; if that is malformed, nothing changes."""
         parse = partial(records.restore, snapshot.records, now, check)
         read = await asyncio.to_thread(parse) if len(snapshot.records) > LARGE else parse()
@@ -323,6 +323,6 @@ def make_checked_changes(old: Group | None, new: Group | None) -> Changes:
         check(new)
     changes = records.group_changes(old, new)
     for key, record in changes.items():
-        if new is not None and record is not None and not fits(record):
+        if new is not None and record is not None and not fits_in_store(record):
             raise InvariantError(new.group_id, f"the record {key} is too large: give its nodes shorter ids")
     return changes

@@ -25,7 +25,7 @@ SHORT_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5
 
 
 @dataclass(slots=True)
-class _Known:
+class _CountedGroup:
     """What is remembered of a group."""
 
     counted_at: float | None = None  # until when its slots were counted
@@ -74,7 +74,7 @@ class Metrics:
                 self._finished.labels(state.value)
         for doing in ("training", "unknown"):
             self._slots.labels(doing)
-        self._known: defaultdict[str, _Known] = defaultdict(_Known)
+        self._known: defaultdict[str, _CountedGroup] = defaultdict(_CountedGroup)
 
     def forget_groups(self) -> None:
         """The groups were reloaded, or belong to another server now: drop what was remembered of them."""
@@ -106,7 +106,7 @@ class Metrics:
                     self._restarts.inc()
         if new.state.is_terminal and not (old is not None and old.state.is_terminal and old.job == new.job):
             self._finished.labels(new.state.value).inc()
-            self._known[group_id] = _Known(now)
+            self._known[group_id] = _CountedGroup(now)
 
     def _count_slots(self, group: Group, now: float) -> None:
         since, active = self._known[group.group_id].counted_at, group.round

@@ -42,7 +42,7 @@ from hetrdzv.protocol.errors import (
 from hetrdzv.protocol.reasons.events import node_refused
 from hetrdzv.protocol.reasons.reason import ReasonCode
 from hetrdzv.protocol.replies import Event, Plan, ReadyReply
-from hetrdzv.protocol.requests import Changes
+from hetrdzv.protocol.requests import PlanRequest
 from hetrdzv.protocol.rounds import RoundRecord
 from hetrdzv.protocol.snapshots import SnapshotsReply
 from hetrdzv.protocol.texts.who import Nodes
@@ -169,7 +169,7 @@ class Service:
         """Itself: a server that is alone always leads."""
         return self
 
-    def answers(self, service: "Service") -> bool:
+    def may_answer(self, service: "Service") -> bool:
         """Whether a reply may still be sent: nobody else leads."""
         return True
 
@@ -203,7 +203,7 @@ class Service:
             raise _make_unknown_group_error(group_id)
         return group
 
-    def quarantined(self) -> Mapping[str, str]:
+    def quarantine_reasons(self) -> Mapping[str, str]:
         """Why each group is set aside that cannot be served, by id."""
         self._require_loaded()
         return {group_id: aside.why for group_id, aside in sorted(self._ledger.quarantined.items())}
@@ -227,7 +227,7 @@ class Service:
             replace(one, formed_at=formed.get(one.number)) for one in list_records(group, self.now())
         )
 
-    async def plan(self, group_id: str, changes: Changes) -> Plan:
+    async def plan(self, group_id: str, changes: PlanRequest) -> Plan:
         """What would happen to a group if nodes came or went. Plans are made in a thread, one at a time."""
         group = self.group(group_id)
         async with self._planning:  # else whoever may read could take all of the server's time
@@ -321,7 +321,7 @@ class Service:
             raise Refused(f"group '{group_id}' still has nodes ({live}): delete it once its job is over")
         await self._ledger.propose(group_id, None)
 
-    async def on_poll_cut(self, group_id: str, node_id: str, incarnation: str) -> None:
+    async def on_poll_disconnect(self, group_id: str, node_id: str, incarnation: str) -> None:
         """Make a node suspect whose open poll was cut, unless this server's own lateness may be the reason.
 
         Whoever asks for a lease of more than `MAX_SUSPECT_LEASE_S` expects connections to be lost.
@@ -329,7 +329,7 @@ class Service:
         group = self._ledger.groups.get(group_id)
         if group is not None and group.spec.lease_s > MAX_SUSPECT_LEASE_S:
             return
-        if self.leases.may_have_caused_cut():
+        if self.leases.may_have_caused_disconnect():
             return
         try:
             await self.execute(group_id, Disconnect(node_id, incarnation))
@@ -357,7 +357,7 @@ class Service:
                 changes, refused = await self._ledger.commit(self.now(), failed)
                 for change in changes:
                     log_events(change)
-                    self._announce_change(change)
+                    self._publish_change(change)
                 for group_id in refused:
                     self._quarantine_if_stuck(group_id)
             except NothingWritten as error:
@@ -397,11 +397,11 @@ class Service:
         except Exception as error:
             logger.error("group '%s' is quarantined: it cannot go on", group_id, exc_info=error)
             self._ledger.quarantine(group_id, describe_error(error))
-            self._announce_change(Change(group_id, base, None))
+            self._publish_change(Change(group_id, base, None))
         else:
             self._schedule_retry(group_id)
 
-    def _announce_change(self, change: Change) -> None:
+    def _publish_change(self, change: Change) -> None:
         """Count a committed change, set the timer of its group, wake the polls that it affects."""
         now = self.now()
         self._metrics.on_commit(change.group_id, change.old, change.new, change.events, now)
@@ -411,7 +411,7 @@ class Service:
             self._used_at.pop(change.group_id, None)
             self.post_mortems.forget_group(change.group_id)
         else:
-            self._await_deadline(change.new)
+            self._schedule_deadline(change.new)
             self._used_at[change.group_id] = now
         if change.new is None or change.new.state.is_terminal:
             self.progress.forget_group(change.group_id)
@@ -439,7 +439,7 @@ class Service:
         self.post_mortems.forget_all()
         self._metrics.forget_groups()
         for group in self._ledger.groups.values():
-            self._await_deadline(group, ticks_after_s)
+            self._schedule_deadline(group, ticks_after_s)
         self.watchers.wake_all()
 
     # -- time ------------------------------------------------------------------------------------------------
@@ -454,7 +454,7 @@ class Service:
             due = loop.time() + BEAT_S
             await asyncio.sleep(BEAT_S)
             self._metrics.late.observe(max(0.0, loop.time() - due))  # ticks and cut polls begin beats as well
-            self.leases.beat()
+            self.leases.begin_beat()
             for group_id in self.leases.find_expired_groups():
                 self._spawn_tick(group_id)
             now = self.now()
@@ -482,7 +482,7 @@ class Service:
         except StorageError as error:  # the next sweep finds it again
             logger.debug("group %s was not forgotten: %s", group.group_id, error)
 
-    def _await_deadline(self, group: Group, least_s: float = 0.0) -> None:
+    def _schedule_deadline(self, group: Group, least_s: float = 0.0) -> None:
         """Set the timer of a group to when time alone changes it, but not before `least_s`."""
         now = self.now()
         try:
@@ -506,7 +506,7 @@ class Service:
     async def _tick(self, group_id: str) -> None:
         for _ in range(LISTEN_TURNS):
             await asyncio.sleep(0)
-        self.leases.beat()
+        self.leases.begin_beat()
         try:
             await self.execute(group_id, Tick())
         except HetError as error:  # a load sets the timers again, and a group that is gone needs none
@@ -534,7 +534,7 @@ class Replica(Protocol):
     def service(self) -> Service:
         """The service that answers requests about groups; raises NotLeader, NoLeader, ServerStopping."""
 
-    def answers(self, service: Service) -> bool:
+    def may_answer(self, service: Service) -> bool:
         """Whether a reply of this service may still be sent; ask right before sending it."""
 
     def status(self) -> ReadyReply:

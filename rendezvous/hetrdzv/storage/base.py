@@ -23,7 +23,7 @@ MAX_RECORD_BYTES = 1_400_000
 """How large a record may be when compressed (bytes), below etcd's default, 1.5 MiB. A round of 16,384 takes 0.8 MB."""
 
 
-def fits(record: bytes) -> bool:
+def fits_in_store(record: bytes) -> bool:
     """Whether every store takes such a record."""
     return len(record) <= MAX_RECORD_BYTES or len(zlib.compress(record, 1)) < MAX_RECORD_BYTES
 
@@ -40,7 +40,7 @@ Changes = Mapping[str, bytes | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class StoreContent:
     """Everything in a store as of one commit.
 
     Attributes:
@@ -55,7 +55,7 @@ class Snapshot:
 class StateStore(Protocol):
     """Keeps records. Its owner makes one call at a time."""
 
-    async def load(self) -> Snapshot:
+    async def load(self) -> StoreContent:
         """Read everything: before the first commit, and again after one whose outcome is not known.
 
         Raises:
@@ -76,18 +76,18 @@ class StateStore(Protocol):
         """Release everything, after a cancelled commit that is still in progress; nothing is called after this."""
 
 
-EMPTY = Snapshot(records={}, clock=0.0)
+EMPTY = StoreContent(records={}, clock=0.0)
 
 
 class MemoryStore:
     """Records in a dict, for tests and jobs that need not outlive their server; at first those of `content`."""
 
-    def __init__(self, content: Snapshot = EMPTY) -> None:
+    def __init__(self, content: StoreContent = EMPTY) -> None:
         self._records = dict(content.records)
         self._clock = content.clock
 
-    async def load(self) -> Snapshot:
-        return Snapshot(dict(self._records), self._clock)
+    async def load(self) -> StoreContent:
+        return StoreContent(dict(self._records), self._clock)
 
     async def commit(self, changes: Changes, clock: float) -> None:
         for key, value in changes.items():

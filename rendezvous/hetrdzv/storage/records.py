@@ -47,7 +47,7 @@ _STORED = {
 
 
 @dataclass(frozen=True, slots=True)
-class Quarantined:
+class QuarantinedGroup:
     """A group that is set aside, since it cannot be served: why, in a clause, and the keys of all its records."""
 
     why: str
@@ -55,12 +55,12 @@ class Quarantined:
 
 
 @dataclass(slots=True)
-class Restored:
+class RestoredStore:
     """What a store holds, by group id: the groups that can be served, with their events in order, and the others."""
 
     groups: dict[str, Group] = field(default_factory=dict)
     events: dict[str, list[Event]] = field(default_factory=dict)
-    quarantined: dict[str, Quarantined] = field(default_factory=dict)
+    quarantined: dict[str, QuarantinedGroup] = field(default_factory=dict)
 
 
 # -- writing ---------------------------------------------------------------------------------------------
@@ -76,7 +76,7 @@ def event_key(group_id: str, number: int) -> str:
     return f"{group_prefix(group_id)}events/{number:012d}"
 
 
-def record_of(part: object) -> bytes:
+def make_record(part: object) -> bytes:
     """The record of a group, node, round or event, without what is not stored of it."""
     return codec.write(part, nulls=True, without=_NOT_STORED[type(part)])
 
@@ -89,7 +89,7 @@ def group_changes(old: Group | None, new: Group | None) -> Changes:
     with_rounds = old is None or new is None or old.records is not new.records
     before, after = _parts_by_key(old, nodes, with_rounds), _parts_by_key(new, nodes, with_rounds)
     puts = {
-        key: record_of(part)
+        key: make_record(part)
         for key, part in after.items()
         if key not in before or _stored_fields(before[key]) != _stored_fields(part)
     }
@@ -121,7 +121,7 @@ def _stored_fields(part: object) -> object:
 
 def restore(
     records: Mapping[str, bytes], now: float, check: Callable[[Group], None] = lambda group: None
-) -> Restored:
+) -> RestoredStore:
     """The groups in a store. One that cannot be read, or that `check` finds impossible, is set aside.
 
     Nodes come in the order in which they joined; every live one has a full lease from now. Events without a group
@@ -140,19 +140,21 @@ def restore(
                     f"the store has a record {key}, which no hetserver wrote: restore a backup of the store, "
                     f"or name another store with --store"
                 )
-    found = Restored()
+    found = RestoredStore()
     for group_id, own in by_group.items():
         try:
-            group, events = _assemble(group_id, own, now)
+            group, events = _assemble_group(group_id, own, now)
             if group is not None:
                 check(group)
                 found.groups[group_id], found.events[group_id] = group, events
         except InvariantError as error:
-            found.quarantined[group_id] = Quarantined(error.wrong, frozenset(own))
+            found.quarantined[group_id] = QuarantinedGroup(error.wrong, frozenset(own))
     return found
 
 
-def _assemble(group_id: str, records: Mapping[str, bytes], now: float) -> tuple[Group | None, list[Event]]:
+def _assemble_group(
+    group_id: str, records: Mapping[str, bytes], now: float
+) -> tuple[Group | None, list[Event]]:
     """A group and its events from their records; no group if only events of it are left."""
     found: dict[str, dict[str, Any]] = {part: {} for part in KINDS}
 
@@ -165,7 +167,7 @@ def _assemble(group_id: str, records: Mapping[str, bytes], now: float) -> tuple[
             raise malformed(key, "this hetserver does not know such a key")
         try:
             found[part][unquote("".join(name))] = codec.read(KINDS[part], record, unknown="ignore")
-        except (codec.Malformed, InvalidSpec) as error:
+        except (codec.MalformedJson, InvalidSpec) as error:
             raise malformed(key, error) from error
     by_number = attrgetter("number")
     rounds, events = (sorted(found[part].values(), key=by_number) for part in ("rounds", "events"))

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hetrdzv.protocol.errors import StorageError
-from hetrdzv.storage.base import VERSION, Changes, NothingWritten, Snapshot
+from hetrdzv.storage.base import VERSION, Changes, NothingWritten, StoreContent
 
 BUSY_TIMEOUT_S = 5.0
 """How long a commit waits for another program that has the file locked, such as a backup (seconds)."""
@@ -66,19 +66,19 @@ class SqliteStore:
         self._connection: sqlite3.Connection | None = None
         self._commits = 0  # in the file, as our last load or commit left it
 
-    async def load(self) -> Snapshot:
-        return await self._in_worker("read", self._load)
+    async def load(self) -> StoreContent:
+        return await self._run_in_worker("read", self._load)
 
     async def commit(self, changes: Changes, clock: float) -> None:
-        await self._in_worker("written", partial(self._commit, changes, clock))
+        await self._run_in_worker("written", partial(self._commit, changes, clock))
 
     async def close(self) -> None:
         try:
-            await self._in_worker("closed", self._release)
+            await self._run_in_worker("closed", self._release)
         finally:
             self._worker.shutdown(wait=False)
 
-    def _in_worker(self, verb: str, work: Callable[[], T]) -> "asyncio.Future[T]":
+    def _run_in_worker(self, verb: str, work: Callable[[], T]) -> "asyncio.Future[T]":
         def work_or_explain() -> T:
             try:
                 return work()
@@ -89,7 +89,7 @@ class SqliteStore:
 
     # -- in the worker thread --------------------------------------------------------------------------------
 
-    def _load(self) -> Snapshot:
+    def _load(self) -> StoreContent:
         connection = self._connection = self._connection or self._connect()
         try:
             # `quick_check` would cost as much here, and misses keys out of order
@@ -101,7 +101,7 @@ class SqliteStore:
         except sqlite3.Error:
             self._disconnect()  # the next load opens the file again
             raise
-        return Snapshot(records, clock)
+        return StoreContent(records, clock)
 
     def _commit(self, changes: Changes, clock: float) -> None:
         connection = self._connection

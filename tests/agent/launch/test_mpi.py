@@ -20,7 +20,7 @@ from hetagent.node import network
 from hetagent.session.requests import Report
 from hetagent.worker import rsh
 from hetrdzv.protocol.errors import Refused
-from hetrdzv.protocol.requests import DaemonRequest, daemon_refusal
+from hetrdzv.protocol.requests import DaemonRequest, explain_daemon_refusal
 
 # what mpirun 4.1.4 passes to its remote shell, where the user's shell is bash and where it is sh
 GIVEN = [
@@ -50,7 +50,7 @@ def test_what_mpirun_gives_its_remote_shell_becomes_orteds_arguments(given: list
     words = orted.split_command_line(given)
     assert words[0].endswith("orted")
     assert words[1] == "--daemonize"
-    assert daemon_refusal(words) is None
+    assert explain_daemon_refusal(words) is None
     assert orted.orted_arguments(words) == RUN
 
 

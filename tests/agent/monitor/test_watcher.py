@@ -18,7 +18,7 @@ from hetagent.runloop.local_round import PREFIX
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.bounds import MAX_BODY_BYTES
 from hetrdzv.protocol.settings import MAX_SLOTS
-from hetrdzv.protocol.stacks import About, Stack, StacksRequest
+from hetrdzv.protocol.stacks import OutputKind, StacksRequest, WorkerOutput
 
 
 @pytest.fixture(autouse=True)
@@ -125,7 +125,7 @@ def test_logs_are_the_end_in_whole_lines_of_both_streams_without_secrets() -> No
         6: (b"x" * 2 * MOST, b""),
     }
     found = [log_tail(rank, output, ["sesame"]) for rank, output in written.items()]
-    shown = {one.rank: one for one in fit_into_limit(found, About.LOGS)}
+    shown = {one.rank: one for one in fit_into_limit(found, OutputKind.LOGS)}
     assert [(shown[rank].text, shown[rank].why) for rank in (0, 3)] == [("", NOT_KEPT), ("", NOTHING)]
     assert shown[4].text == "token [token]\nred"
     assert (shown[5].text, set(shown[5].stderr.splitlines())) == ("loss 3", {"warning"})
@@ -133,12 +133,12 @@ def test_logs_are_the_end_in_whole_lines_of_both_streams_without_secrets() -> No
     assert shown[6].text == "x" * MOST
 
 
-@pytest.mark.parametrize("about", About)
-def test_the_stacks_and_logs_of_the_largest_node_fit_into_a_request(about: About) -> None:
+@pytest.mark.parametrize("about", OutputKind)
+def test_the_stacks_and_logs_of_the_largest_node_fit_into_a_request(about: OutputKind) -> None:
     for workers in (1, 64, MAX_SLOTS):
-        found = [Stack(rank=rank, text="\U0001f525" * MOST) for rank in range(workers)]
+        found = [WorkerOutput(rank=rank, text="\U0001f525" * MOST) for rank in range(workers)]
         shown = fit_into_limit(found, about)
         assert len(shown[-1].text) == min(MOST, MOST_OF_ALL // workers)
         body = StacksRequest(incarnation="i" * 128, number=1, stacks=shown)
         assert len(codec.write(body, given=True)) < MAX_BODY_BYTES
-    codec.validate(Stack, Stack(rank=0, why="w" * MAX_WHY))
+    codec.validate(WorkerOutput, WorkerOutput(rank=0, why="w" * MAX_WHY))

@@ -10,7 +10,7 @@ from hetagent.session.session import LAST_REPORTS_S, LEAVE_S
 from hetrdzv.core import commands
 from hetrdzv.protocol.reasons.reason import ReasonCode
 from hetrdzv.protocol.routes import POLL, Routes
-from hetrdzv.protocol.stacks import Stack, StacksRequest
+from hetrdzv.protocol.stacks import StacksRequest, WorkerOutput
 from hetrdzv.protocol.states import ReportKind
 
 
@@ -73,7 +73,7 @@ def test_whose_workers_are_gone_for_good_hears_who_goes_on_and_joins_no_more(
 
 def last_words(number: int = 1) -> Report[None]:
     return Report(
-        Routes.send_logs, partial(StacksRequest, number=number, stacks=(Stack(rank=0, text="boom"),))
+        Routes.send_logs, partial(StacksRequest, number=number, stacks=(WorkerOutput(rank=0, text="boom"),))
     )
 
 

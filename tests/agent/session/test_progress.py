@@ -9,7 +9,7 @@ from hetagent.session.requests import Report
 from hetrdzv.protocol.directive import OutputQuery
 from hetrdzv.protocol.progress import NodeProgress, Worker
 from hetrdzv.protocol.routes import POLL, Routes
-from hetrdzv.protocol.stacks import Stack, StacksRequest
+from hetrdzv.protocol.stacks import StacksRequest, WorkerOutput
 
 
 def sample() -> NodeProgress:
@@ -53,7 +53,7 @@ def test_a_question_about_stacks_is_handed_out_once_and_its_answer_sent_once(ben
     bench.server.asks = None
     bench.run(3)
     assert asked == [OutputQuery(number=4, round=1, ranks=[0])]
-    stack = Stack(rank=0, text="line 7 in <module>")
+    stack = WorkerOutput(rank=0, text="line 7 in <module>")
     bench.session.send(
         Report(Routes.send_stacks, partial(StacksRequest, number=4, stacks=(stack,))), bench.now
     )

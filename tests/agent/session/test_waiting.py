@@ -10,11 +10,11 @@ from hetagent.session.waiting import NEWS_S, WaitLog
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.reasons import waiting
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
-from hetrdzv.protocol.reasons.waiting import Ready
+from hetrdzv.protocol.reasons.waiting import ReadyCount
 from hetrdzv.protocol.states import DirectiveKind
 from hetrdzv.protocol.texts.who import Nodes
 
-A = Ready(nodes=Nodes.of(["a"]), want=2)
+A = ReadyCount(nodes=Nodes.of(["a"]), want=2)
 WHAT = waiting.too_few(ready=A, missing=1, until=560.0)
 
 
@@ -42,7 +42,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def test_only_news_are_logged(clock: Clock) -> None:
     told: list[str] = []
     wait = WaitLog(told.append)
-    both = waiting.too_few(ready=Ready(nodes=Nodes.of(["a", "b"]), want=3), missing=1, until=562.0)
+    both = waiting.too_few(ready=ReadyCount(nodes=Nodes.of(["a", "b"]), want=3), missing=1, until=562.0)
     for said in (answer(), answer(clock=502.0), answer(both, 502.0)):
         wait.update(said, leaving=False)
     clock.now += NEWS_S

@@ -14,7 +14,7 @@ from hetagent.errors import UsageError
 from hetagent.torchrun import conf as torchrun_conf
 from hetagent.torchrun import create_handler
 from hetagent.torchrun.conf import OPTIONS, parse_conf
-from hetrdzv.auth.files import AccessError
+from hetrdzv.auth.files import TokenFileError
 from hetrdzv.protocol.settings import SETTINGS, UNLIMITED_RESTARTS
 
 
@@ -93,5 +93,5 @@ def test_the_token_leaves_the_environment_and_is_kept_and_a_file_comes_first(
     file = tmp_path / "token"
     file.write_text("other\n")
     assert parse_conf(params(token_file=str(file))).access.token == "other"
-    with pytest.raises(AccessError, match="cannot be read"):
+    with pytest.raises(TokenFileError, match="cannot be read"):
         create_handler(params(token_file=str(tmp_path / "none")))

@@ -15,7 +15,7 @@ from hetrdzv.protocol.errors import NodeIdInUse, NotFound, StaleIncarnation, Sta
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.reasons.snapshots import (
     began_from_snapshot,
-    lost_text,
+    lost_steps_text,
 )
 from hetrdzv.protocol.snapshots import (
     DiskSnapshot,
@@ -118,7 +118,7 @@ def test_a_sharded_snapshot_needs_the_part_of_every_rank() -> None:
     (event,) = job.said("began_from_snapshot")
     gone = "of step 100 nobody has the part of rank 1"
     assert event.data["lost"] == 10
-    assert lost_text(10, gone) in event.message
+    assert lost_steps_text(10, gone) in event.message
     job.again(job.holds(held(90), a), job.holds(held(90), b))
     assert job.step == 100
     start = job.start("b")

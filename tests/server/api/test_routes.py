@@ -78,7 +78,7 @@ async def test_a_replaced_agent_is_refused_everywhere() -> None:
         assert "10.0.0.1" in reply.json()["detail"]
         assert "--node-id" in reply.json()["detail"]
         assert not poll.done()
-        await service.on_poll_cut("g", "a", "1")
+        await service.on_poll_disconnect("g", "a", "1")
         assert (await client.put(f"{NODES}/a", json=offer("2"))).status_code == 200
         report = {"incarnation": "1", "round": 1, "kind": "started"}
         for reply in (

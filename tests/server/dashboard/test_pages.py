@@ -16,7 +16,7 @@ from hetrdzv.core.commands import Cancel, RecordStall, Report
 from hetrdzv.core.model import Stall
 from hetrdzv.dashboard.sessions import SESSION_S
 from hetrdzv.protocol.rounds import Failure
-from hetrdzv.protocol.stacks import Stack
+from hetrdzv.protocol.stacks import WorkerOutput
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.service.progress import queries
 from hetrdzv.service.service import Service
@@ -92,7 +92,7 @@ async def test_what_the_worker_wrote_that_is_waited_for_is_asked_of_its_agent(se
         await settled()
         question = service.queries.next_query("g", "b")
         assert question is not None
-        service.queries.on_answer("g", "b", question.asked.number, [Stack(rank=1, text=EVIL)])
+        service.queries.on_answer("g", "b", question.asked.number, [WorkerOutput(rank=1, text=EVIL)])
         page = (await asked).text
         assert "What rank 1 wrote last" in page
         assert "<script>" not in page
@@ -111,13 +111,16 @@ async def test_what_a_round_left_behind_is_a_click_away_for_admins(
         assert "has not answered within" in (await client.get("/groups/g/stacks")).text
         assert "has no round 7" in (await client.get("/groups/g/stacks?round=7")).text
         stacks = [
-            Stack(rank=rank, node_id="ab"[rank], text=text) for rank, text in enumerate(["in load", EVIL])
+            WorkerOutput(rank=rank, node_id="ab"[rank], text=text)
+            for rank, text in enumerate(["in load", EVIL])
         ]
         service.post_mortems.add_stacks("g", 1, 2, stacks)
         quiet = "[rank0] all is well"
         raises = 'Traceback (most recent call last):\n  File "train.py", line 7\nValueError: <odd>'
         for rank, text in enumerate([quiet, raises]):
-            service.post_mortems.add_logs(service.group("g"), "ab"[rank], 1, [Stack(rank=rank, text=text)])
+            service.post_mortems.add_logs(
+                service.group("g"), "ab"[rank], 1, [WorkerOutput(rank=rank, text=text)]
+            )
         assert "round=1" not in (await client.get("/groups/g")).text, "it runs"
         await service.execute("g", Cancel())
         page = (await client.get("/groups/g")).text
@@ -277,7 +280,7 @@ async def test_sections_are_of_a_role_and_a_scope(service: Service) -> None:
 async def test_who_lost_the_leadership_shows_nothing(service: Service) -> None:
     transport = httpx.ASGITransport(create_app(service))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-        service.answers = lambda service: False  # type: ignore[method-assign]
+        service.may_answer = lambda service: False  # type: ignore[method-assign]
         for path in ("/", "/groups/g"):
             answer = await client.get(path)
             assert (answer.status_code, "round 1" in answer.text) == (503, False)

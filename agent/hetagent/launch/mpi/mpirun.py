@@ -18,7 +18,7 @@ from hetagent.node import scratch
 from hetagent.node.processes.shell import CommandFailed, run_command
 from hetagent.session.requests import Report
 from hetrdzv.protocol.directive import Member
-from hetrdzv.protocol.requests import PROGRAM, DaemonRequest, daemon_refusal
+from hetrdzv.protocol.requests import PROGRAM, DaemonRequest, explain_daemon_refusal
 from hetrdzv.protocol.routes import Routes
 
 CHECK_TIMEOUT_S = 20.0
@@ -183,7 +183,7 @@ def _start_daemon(assignment: Assignment, host: str, words: Sequence[str]) -> "F
         raise CommandError(f"there is no host '{host}' in round {assignment.round}")
     daemon = orted.split_command_line(words)
     orted.orted_arguments(daemon)
-    if (why := daemon_refusal(daemon)) is not None:
+    if (why := explain_daemon_refusal(daemon)) is not None:
         raise CommandError(f"{why}; it names all nodes, so give them shorter ids")
     body = partial(DaemonRequest, master=assignment.node_id, round=assignment.round, words=tuple(daemon))
     return assignment.ask(Report(Routes.start_daemon, body, to=others[host]))

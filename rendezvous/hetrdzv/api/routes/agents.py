@@ -16,7 +16,7 @@ from hetrdzv.api.dependencies import (
     GROUP_ERRORS,
     CurrentService,
     JsonRoute,
-    Requires,
+    RoutePermission,
     Wait,
 )
 from hetrdzv.auth.tokens import Role
@@ -30,7 +30,7 @@ from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import Refused, SpecConflict, StaleRound
 from hetrdzv.protocol.progress import PollRequest
 from hetrdzv.protocol.reasons.reason import Reason
-from hetrdzv.protocol.requests import DaemonRequest, JoinRequest, ReportRequest, daemon_refusal
+from hetrdzv.protocol.requests import DaemonRequest, JoinRequest, ReportRequest, explain_daemon_refusal
 from hetrdzv.protocol.snapshots import SnapshotsReply, SnapshotsRequest
 from hetrdzv.protocol.stacks import StacksRequest
 from hetrdzv.service.polls.polls import GroupAndDirective, Polls, current_directive
@@ -44,7 +44,7 @@ router = APIRouter(
     route_class=JsonRoute,
     tags=["agents"],
     responses=GROUP_ERRORS,
-    dependencies=[Depends(Requires(Role.AGENT))],
+    dependencies=[Depends(RoutePermission(Role.AGENT))],
 )
 
 # -- joins and polls -----------------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ async def _answer_poll(
 ) -> Response:
     # joins and polls come by the thousand: two dependencies more took a tenth of their time
     polls: Polls = request.state.polls
-    with _calling(request) as caller:
+    with _watch_caller(request) as caller:
         answer = await polls.answer_poll(caller, group_id, command, poll, asks=asks)
     if answer is None:  # nobody reads it
         return Response(status_code=204)
@@ -109,7 +109,7 @@ async def _answer_poll(
 
 
 @contextmanager
-def _calling(request: Request) -> Iterator[Caller]:
+def _watch_caller(request: Request) -> Iterator[Caller]:
     """The client of a request, which hangs up once it is gone."""
     caller = Caller()
 
@@ -159,7 +159,7 @@ async def report(
 ) -> Response:
     """Report on a member's workers. A report on an older round gets 409 and the current directive."""
     command = Report(node_id=node_id, **codec.fields_of(body))
-    return await _answer_member(request.state.polls, group_id, node_id, body.incarnation, command)
+    return await _execute_for_member(request.state.polls, group_id, node_id, body.incarnation, command)
 
 
 @router.post("/daemon", response_model=Directive)
@@ -167,13 +167,13 @@ async def start_daemon(
     request: Request, group_id: Id, node_id: Id, body: Annotated[DaemonRequest, AGENTS]
 ) -> Response:
     """Have this node run the daemon of the master's launcher; replies with the directive of the master."""
-    if (why := daemon_refusal(body.words)) is not None:
+    if (why := explain_daemon_refusal(body.words)) is not None:
         raise Refused(f"node '{node_id}' cannot be asked to run this: {why}")
     command = StartDaemon(node_id=node_id, **codec.fields_of(body))
-    return await _answer_member(request.state.polls, group_id, body.master, body.incarnation, command)
+    return await _execute_for_member(request.state.polls, group_id, body.master, body.incarnation, command)
 
 
-async def _answer_member(
+async def _execute_for_member(
     polls: Polls, group_id: str, speaker: str, incarnation: str, command: Report | StartDaemon
 ) -> Response:
     """Execute what a member of a round says and reply with its directive, even if the round is over."""

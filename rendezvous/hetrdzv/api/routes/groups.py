@@ -15,26 +15,26 @@ from hetrdzv.api.dependencies import (
     JsonRoute,
     Nodes,
     Ranks,
-    Requires,
     RoundNumber,
+    RoutePermission,
 )
 from hetrdzv.api.workers import get_output
 from hetrdzv.auth.tokens import Role
 from hetrdzv.core.commands import Cancel, Drain, PutSpec, Restart, Undrain
 from hetrdzv.protocol.bounds import MAX_NUMBER, Id
 from hetrdzv.protocol.replies import EventsReply, GroupReply, GroupsReply, Plan, StacksReply
-from hetrdzv.protocol.requests import Changes, SpecFields
+from hetrdzv.protocol.requests import PlanRequest, SpecFields
 from hetrdzv.protocol.rounds import RoundsReply
 from hetrdzv.protocol.snapshots import SnapshotsShown, UseSnapshot
-from hetrdzv.protocol.stacks import About
+from hetrdzv.protocol.stacks import OutputKind
 from hetrdzv.service.service import Service
 
-READ, ADMIN = [Depends(Requires(Role.READ))], [Depends(Requires(Role.ADMIN))]
+READ, ADMIN = [Depends(RoutePermission(Role.READ))], [Depends(RoutePermission(Role.ADMIN))]
 
 router = APIRouter(prefix="/v1/groups", route_class=JsonRoute, tags=["groups"], responses=GROUP_ERRORS)
 
 
-@router.get("", response_model=GroupsReply, dependencies=[Depends(Requires(Role.READ, scoped=True))])
+@router.get("", response_model=GroupsReply, dependencies=[Depends(RoutePermission(Role.READ, scoped=True))])
 async def list_groups(request: Request, service: CurrentService) -> Response:
     """All groups in the scope of the token, in brief."""
     make = views.group_summaries(service, request.state.grant)
@@ -92,7 +92,7 @@ async def undrain(service: CurrentService, group_id: Id, node_id: Id) -> Respons
 async def plan_group(
     service: CurrentService,
     group_id: Id,
-    body: Annotated[Changes, PEOPLES] = Changes(),  # noqa: B008 - it is frozen
+    body: Annotated[PlanRequest, PEOPLES] = PlanRequest(),  # noqa: B008 - it is frozen
 ) -> Response:
     """What a drain or a restart would do: ranks, master, spares, who restarts. Changes nothing."""
     plan = await service.plan(group_id, body)
@@ -110,7 +110,7 @@ async def get_stacks(
     round: RoundNumber = 0,  # noqa: A002
 ) -> Response:
     """The Python stacks of the workers of a round, from their agents; of a round that is over, those of its hang."""
-    return await output_response(service, group_id, About.STACKS, rank, round)
+    return await output_response(service, group_id, OutputKind.STACKS, rank, round)
 
 
 @router.post("/{group_id}/logs", response_model=StacksReply, dependencies=ADMIN)
@@ -121,11 +121,11 @@ async def get_logs(
     round: RoundNumber = 0,  # noqa: A002
 ) -> Response:
     """The end of what the workers of a round have written, as their agents have kept it, or sent it as they left."""
-    return await output_response(service, group_id, About.LOGS, rank, round)
+    return await output_response(service, group_id, OutputKind.LOGS, rank, round)
 
 
 async def output_response(
-    service: Service, group_id: str, about: About, ranks: Sequence[int], number: int
+    service: Service, group_id: str, about: OutputKind, ranks: Sequence[int], number: int
 ) -> Response:
     found = await get_output(service, group_id, about, ranks, number or None)
     return await views.json_response(len(found.workers), lambda: found)
@@ -135,7 +135,7 @@ async def output_response(
 async def list_snapshots(service: CurrentService, group_id: Id) -> Response:
     """The snapshots of the job: of which step, whether they are complete, and who has them."""
     group = service.group(group_id)
-    return await views.json_response(len(group.nodes), lambda: views.snapshots_shown(group))
+    return await views.json_response(len(group.nodes), lambda: views.make_snapshots_shown(group))
 
 
 @router.post("/{group_id}/snapshots", response_model=SnapshotsShown, dependencies=ADMIN)
@@ -144,7 +144,7 @@ async def use_snapshot(
 ) -> Response:
     """Have the next round begin from a snapshot, in place of the newest one; newer ones are undone then."""
     group = await service.execute(group_id, body)
-    return await views.json_response(len(group.nodes), lambda: views.snapshots_shown(group))
+    return await views.json_response(len(group.nodes), lambda: views.make_snapshots_shown(group))
 
 
 # -- the history ---------------------------------------------------------------------------------------------

@@ -8,19 +8,22 @@ from typing import Any
 import click
 
 from hetrdzv.cli.hetctl import printing
-from hetrdzv.cli.hetctl.calls import call, describe_state, none_if, print_result, show_reply
+from hetrdzv.cli.hetctl.calls import call, describe_state, none_on_error, print_result, show_reply
 from hetrdzv.cli.hetctl.options import DRY_RUN, GROUP, ID, NODE, command, shared
-from hetrdzv.cli.types import Typed
+from hetrdzv.cli.types import ParsedType
 from hetrdzv.client import Client
 from hetrdzv.protocol.errors import UnknownGroup
 from hetrdzv.protocol.replies import GroupReply, describe_plan
-from hetrdzv.protocol.requests import Changes, SpecFields
+from hetrdzv.protocol.requests import PlanRequest, SpecFields
 from hetrdzv.protocol.settings import SETTINGS, GroupSpec, Setting, setting_text
 from hetrdzv.protocol.snapshots import UseSnapshot
 from hetrdzv.protocol.states import GroupState
 from hetrdzv.protocol.texts import typed
 
-NNODES, WORLD_SIZE = Typed("N|MIN:MAX", typed.parse_nodes), Typed("N|MIN:MAX", typed.parse_world_size)
+NNODES, WORLD_SIZE = (
+    ParsedType("N|MIN:MAX", typed.parse_nodes),
+    ParsedType("N|MIN:MAX", typed.parse_world_size),
+)
 
 # -- groups ------------------------------------------------------------------------------------------------
 
@@ -29,7 +32,7 @@ def flag_type(setting: Setting) -> click.ParamType:  # type: ignore[type-arg]
     """What the flag of a setting takes."""
     if setting.choices:
         return click.Choice(setting.choices)
-    return Typed(setting.metavar, setting.read)
+    return ParsedType(setting.metavar, setting.read)
 
 
 def setting_flags() -> Iterator[click.Option]:
@@ -79,7 +82,7 @@ def _check_settings(group: str, given: Mapping[str, Any]) -> None:
 
     async def ask(client: Client) -> GroupReply | None:
         GroupSpec(**given)
-        return await none_if(UnknownGroup.code, client.group(group))
+        return await none_on_error(UnknownGroup.code, client.group(group))
 
     there = call(ask)
     if there is None:
@@ -111,7 +114,7 @@ def restart(group: str, step: int | None, dry_run: bool) -> None:
     if dry_run:
         if step is not None:
             raise click.UsageError("--dry-run shows nothing of --from: hetctl describe lists the snapshots")
-        _show_plan(group, Changes(restart=True))
+        _show_plan(group, PlanRequest(restart=True))
         return
 
     async def ask(client: Client) -> GroupReply:
@@ -154,7 +157,7 @@ def delete(group: str) -> None:
 def drain(group: str, node: str, dry_run: bool) -> None:
     """Take NODE out of GROUP until it is undrained; its agent exits with 4."""
     if dry_run:
-        _show_plan(group, Changes(drain=node))
+        _show_plan(group, PlanRequest(drain=node))
         return
     reply = call(lambda client: client.drain(group, node))
     print_result(reply, f"node '{node}' is drained; group '{group}' {describe_state(reply)}")
@@ -171,7 +174,7 @@ def undrain(group: str, node: str) -> None:
     )
 
 
-def _show_plan(group: str, changes: Changes) -> None:
+def _show_plan(group: str, changes: PlanRequest) -> None:
     show_reply(
         lambda client: client.plan(group, changes), lambda plan: map(printing.one_line, describe_plan(plan))
     )

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import click
 from rich.console import RenderableType
 
-from hetrdzv.auth.files import client_token, reread_token, warn_if_exposed
+from hetrdzv.auth.files import find_client_token, reread_token, warn_if_exposed
 from hetrdzv.auth.tls import ClientTls
 from hetrdzv.cli.hetctl import printing
 from hetrdzv.cli.hetctl.options import shared
@@ -37,7 +37,7 @@ def connect() -> Client:
     try:
         return Client(
             options.server,
-            token=client_token(options.token_file),
+            token=find_client_token(options.token_file),
             renew_token=lambda: reread_token(options.token_file),  # `events --follow` may run for days
             tls=ClientTls.from_flags(files, os.environ),
         )
@@ -62,7 +62,7 @@ def call(ask: Ask[_T], *, interrupted: int = 130) -> _T:
         raise click.ClickException(printing.one_line(text)) from None
 
 
-async def ask_again(ask: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+async def retry_until_answered(ask: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
     """Ask until a server answers: one did before, and may come back."""
     complained = False
     while True:
@@ -75,7 +75,7 @@ async def ask_again(ask: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
         await asyncio.sleep(EVERY_S)
 
 
-async def none_if(code: str, reply: Awaitable[_T]) -> _T | None:
+async def none_on_error(code: str, reply: Awaitable[_T]) -> _T | None:
     """A reply; None: the server answered with a problem that has this code."""
     try:
         return await reply
@@ -98,7 +98,7 @@ def print_result(reply: GroupReply, text: str) -> None:
 
 def describe_state(group: GroupSummary) -> str:
     """A group's state and the reason for it, to be put after its name: `is waiting: 1 of 2 nodes ready`."""
-    return f"{predicate(group.shown_state)}: {group.why}"
+    return f"{predicate(group.display_state)}: {group.why}"
 
 
 def print_json(reply: object, *, indent: int | None = 2) -> None:

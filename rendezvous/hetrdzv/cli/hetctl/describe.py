@@ -18,8 +18,8 @@ from hetrdzv.cli.hetctl.calls import show_reply
 from hetrdzv.cli.hetctl.history import rounds_view
 from hetrdzv.cli.hetctl.options import GROUP, ID, WIDE, command
 from hetrdzv.client import Client
-from hetrdzv.protocol.reasons.events import spent_of
-from hetrdzv.protocol.reasons.snapshots import safe_text
+from hetrdzv.protocol.reasons.events import spent_restarts_text
+from hetrdzv.protocol.reasons.snapshots import safe_step_text
 from hetrdzv.protocol.replies import (
     WORKER_COLUMNS,
     Event,
@@ -29,7 +29,7 @@ from hetrdzv.protocol.replies import (
     NodeReply,
     RoundReply,
     WorkerReply,
-    urgency,
+    urgency_key,
 )
 from hetrdzv.protocol.rounds import RootCause, RoundRecord, RoundsReply
 from hetrdzv.protocol.settings import DEFAULTS, setting_text
@@ -63,22 +63,22 @@ def groups_view(reply: GroupsReply) -> Iterator[RenderableType]:
         yield "no groups yet; the first agent to join creates one, or: hetctl create GROUP"
         return
     columns = [
-        printing.folded_column("GROUP", 8),
-        printing.word_column("STATE"),
+        printing.wrapped_column("GROUP", 8),
+        printing.unwrapped_column("STATE"),
         *printing.number_columns("ROUND", "WORLD", "NODES", "RESTARTS"),
-        printing.folded_column("WHY", 20),
+        printing.wrapped_column("WHY", 20),
     ]
-    yield printing.table(columns, (_summary_row(group) for group in sorted(reply.groups, key=urgency)))
+    yield printing.table(columns, (_summary_row(group) for group in sorted(reply.groups, key=urgency_key)))
 
 
 def _summary_row(group: GroupSummary) -> list[str | Text]:
     return [
         group.group_id,
-        printing.state_text(group.shown_state),
+        printing.state_text(group.display_state),
         str(group.round or ""),
         str(group.world_size or ""),
         str(group.counts.nodes),
-        spent_of(group.restarts, group.max_restarts),
+        spent_restarts_text(group.restarts, group.max_restarts),
         group.why,
     ]
 
@@ -149,7 +149,7 @@ def group_view(group: GroupReply, *, wide: bool = False) -> Iterator[RenderableT
         yield ""
         few = {
             node.node_id
-            for node in nsmallest(MOST_ROWS, group.nodes, key=lambda node: node.shown_state in FINE)
+            for node in nsmallest(MOST_ROWS, group.nodes, key=lambda node: node.display_state in FINE)
         }
         yield nodes_table([node for node in group.nodes if node.node_id in few], wide=wide)
         yield from _count_left_out(len(group.nodes) - MOST_ROWS, "node")
@@ -175,15 +175,15 @@ def _heading(group: GroupReply) -> Table:
     return printing.grid(
         [
             ("group", group.group_id),
-            ("state", printing.state_text(group.shown_state)),
+            ("state", printing.state_text(group.display_state)),
             ("why", group.why),
             ("next", group.next_step),
             *(("warning", warning.message) for warning in group.warnings),
             ("job", str(group.job)),
             ("round", round_),
             ("progress", progress),
-            ("snapshot", safe_text(group.snapshot)),
-            ("restarts", spent_of(group.restarts, group.max_restarts)),
+            ("snapshot", safe_step_text(group.snapshot)),
+            ("restarts", spent_restarts_text(group.restarts, group.max_restarts)),
             ("master", master),
             ("nodes", where),
             ("settings", _changed_settings(group.spec)),
@@ -222,18 +222,18 @@ def _root_cause(cause: RootCause) -> Iterator[RenderableType]:
 def nodes_table(nodes: Sequence[NodeReply], *, wide: bool) -> Table:
     """Nodes, one per row; if `wide`, with roles, labels and devices."""
     columns = [
-        printing.folded_column("NODE", 10),
-        printing.word_column("STATE"),
+        printing.wrapped_column("NODE", 10),
+        printing.unwrapped_column("STATE"),
         *printing.number_columns("RANKS", "SLOTS"),
-        printing.folded_column("ADDRESS", min(15, max(len(node.address) for node in nodes))),
+        printing.wrapped_column("ADDRESS", min(15, max(len(node.address) for node in nodes))),
         *printing.number_columns("HEARD"),
-        *(printing.folded_column(name, 8) for name in ("ROLE", "FACTS") if wide),
-        printing.folded_column("WHY", 10),
+        *(printing.wrapped_column(name, 8) for name in ("ROLE", "FACTS") if wide),
+        printing.wrapped_column("WHY", 10),
     ]
     rows = (
         [
             node.node_id,
-            printing.state_text(node.shown_state),
+            printing.state_text(node.display_state),
             node.ranks(),
             str(node.slots),
             node.address,
@@ -247,10 +247,10 @@ def nodes_table(nodes: Sequence[NodeReply], *, wide: bool) -> Table:
 
 
 def _workers_table(current: RoundReply, workers: Iterable[WorkerReply]) -> Table:
-    weights = current.shares.of_ranks() if current.shares is not None else []
+    weights = current.shares.weights_by_rank() if current.shares is not None else []
     columns = [
         *printing.number_columns("RANK"),
-        printing.folded_column("NODE", 10),
+        printing.wrapped_column("NODE", 10),
         *printing.number_columns(*map(str.upper, WORKER_COLUMNS), "WEIGHT"),
     ]
     rows = (
@@ -272,8 +272,8 @@ def snapshots_table(reply: SnapshotsShown) -> Table:
     """From which steps a job can go on, and from which of them the next round does."""
     columns = [
         *printing.number_columns("STEP", "ROUND", "SIZE"),
-        printing.folded_column("NODES", 10),
-        printing.folded_column("NOTE", 20),
+        printing.wrapped_column("NODES", 10),
+        printing.wrapped_column("NOTE", 20),
     ]
     rows = (
         [

@@ -8,7 +8,14 @@ import click
 from rich.console import RenderableType
 
 from hetrdzv.cli.hetctl import printing
-from hetrdzv.cli.hetctl.calls import ask_again, call, none_if, print_json, print_warning, show_reply
+from hetrdzv.cli.hetctl.calls import (
+    call,
+    none_on_error,
+    print_json,
+    print_warning,
+    retry_until_answered,
+    show_reply,
+)
 from hetrdzv.cli.hetctl.options import GROUP, WIDE, command, shared
 from hetrdzv.client import Client
 from hetrdzv.protocol.errors import UnknownGroup
@@ -53,7 +60,9 @@ async def _follow_events(client: Client, group: str, last: int) -> None:
             print_json(event, indent=None) if shared().as_json else printing.write(printing.event_line(event))
         last = reply.last if reply.last >= last else 0  # the group was deleted and created again
         await asyncio.sleep(PAUSE_S)
-        reply = await none_if(UnknownGroup.code, ask_again(partial(client.events, group, after=last)))
+        reply = await none_on_error(
+            UnknownGroup.code, retry_until_answered(partial(client.events, group, after=last))
+        )
     print_warning(f"group '{group}' was deleted: its history ends here")
 
 
@@ -80,14 +89,14 @@ def rounds_view(reply: RoundsReply, most: int = 0, *, wide: bool = False) -> Ite
         yield "no round has formed yet"
         return
     columns = [
-        printing.word_column("ROUND"),
-        printing.word_column("BEGAN"),
+        printing.unwrapped_column("ROUND"),
+        printing.unwrapped_column("BEGAN"),
         *printing.number_columns("WORLD", "TRAINED", "DOWN"),
     ]
     if wide:
         columns += printing.number_columns("HUNG", "NOTICED", "STOPPED", "FORMED", "STARTED")
-        columns.append(printing.word_column("ENDED BY"))
-    columns.append(printing.folded_column("WHY", 20))
+        columns.append(printing.unwrapped_column("ENDED BY"))
+    columns.append(printing.wrapped_column("WHY", 20))
     yield printing.table(columns, (_round_row(*each, wide) for each in with_downtimes(reply.rounds)[-most:]))
     yield ""
     spent = sum(record.cost_restart for record in reply.rounds)

@@ -10,7 +10,14 @@ from rich.padding import Padding
 from rich.text import Text
 
 from hetrdzv.cli.hetctl import printing
-from hetrdzv.cli.hetctl.calls import EVERY_S, ask_again, call, none_if, print_json, print_warning
+from hetrdzv.cli.hetctl.calls import (
+    EVERY_S,
+    call,
+    none_on_error,
+    print_json,
+    print_warning,
+    retry_until_answered,
+)
 from hetrdzv.cli.hetctl.options import GROUP, RANKS, command, round_option, shared
 from hetrdzv.cli.hetctl.wait import OUTCOMES
 from hetrdzv.client import Client
@@ -46,7 +53,7 @@ def logs(group: str, ranks: tuple[int, ...], tail: int | None, number: int | Non
     The agents are asked, so it works from anywhere; as they leave they tell the server what the last round wrote, which
     keeps it in memory. Needs an admin token.
     """
-    printer = _Printer(tail or (None if ranks else FEW), alone=len(ranks) == 1)
+    printer = _LogPrinter(tail or (None if ranks else FEW), alone=len(ranks) == 1)
     if follow and number is not None:
         raise click.UsageError("--follow goes on with the newest round: give no --round with it")
     if follow:
@@ -58,13 +65,15 @@ def logs(group: str, ranks: tuple[int, ...], tail: int | None, number: int | Non
     printer.show(reply)
 
 
-async def _follow_logs(client: Client, group: str, ranks: Sequence[int], printer: "_Printer") -> None:
+async def _follow_logs(client: Client, group: str, ranks: Sequence[int], printer: "_LogPrinter") -> None:
     """Show what comes, until the job is over and its agents, which send the end of what was written, have left."""
     printer.show(await client.logs_of(group, rank=ranks))
     while True:
         await asyncio.sleep(EVERY_S)
-        found = await ask_again(lambda: client.group(group))
-        news = await none_if(NoRound.code, ask_again(lambda: client.logs_of(group, rank=ranks)))
+        found = await retry_until_answered(lambda: client.group(group))
+        news = await none_on_error(
+            NoRound.code, retry_until_answered(lambda: client.logs_of(group, rank=ranks))
+        )
         if news is not None:
             printer.show(news)
         if found.state in OUTCOMES and not found.counts.nodes:
@@ -72,7 +81,7 @@ async def _follow_logs(client: Client, group: str, ranks: Sequence[int], printer
             return
 
 
-class _Printer:
+class _LogPrinter:
     """Prints of each log what was not printed before, with node and rank in front unless there is only one.
 
     Args:

@@ -8,15 +8,15 @@ from typing import Any, TypeVar
 import click
 
 from hetrdzv import __version__
-from hetrdzv.cli.types import FILE, Typed
+from hetrdzv.cli.types import FILE, ParsedType
 from hetrdzv.client import parse_server_urls
-from hetrdzv.protocol.texts.ids import DEFAULT_PORT, checked_id
+from hetrdzv.protocol.texts.ids import DEFAULT_PORT, check_id
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 DEFAULT_SERVER = f"http://127.0.0.1:{DEFAULT_PORT}"
 
-ID = Typed("id", checked_id)
+ID = ParsedType("id", check_id)
 GROUP = click.argument("group", type=ID)
 NODE = click.argument("node", type=ID)
 RANKS = click.option(
@@ -59,7 +59,7 @@ def _store_option(ctx: click.Context, param: click.Parameter, value: Any) -> Non
         setattr(ctx.ensure_object(SharedOptions), param.name or "", value)
 
 
-SERVERS = Typed("URL[,URL...]", lambda text: tuple(parse_server_urls(text)))
+SERVERS = ParsedType("URL[,URL...]", lambda text: tuple(parse_server_urls(text)))
 FILES = {
     "--token-file": "File with a token for the server (or HET_TOKEN).",
     "--ca-cert": "CA that signed the server's certificate, PEM (or HET_CA_CERT).",

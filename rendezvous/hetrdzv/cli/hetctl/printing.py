@@ -36,14 +36,14 @@ def lines(*parts: RenderableType) -> list[str]:
     console = Console(highlight=False, markup=False, emoji=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = PIPED_WIDTH
-    console.width = max(console.width, *(_narrowest(part) for part in parts if isinstance(part, Table)), 0)
+    console.width = max(console.width, *(_min_width(part) for part in parts if isinstance(part, Table)), 0)
     with console.capture() as captured:
         for part in parts:
             console.print(part, crop=False)
     return [line.rstrip() for line in captured.get().splitlines()]
 
 
-def _narrowest(table: Table) -> int:
+def _min_width(table: Table) -> int:
     """The narrowest width at which rich folds cells and does not cut them off (columns)."""
     widths = (
         column.min_width or max(cell_len(str(cell)) for cell in (column.header, *column.cells))
@@ -80,19 +80,19 @@ def table(columns: Sequence[Column], rows: Iterable[Sequence[str | Text]]) -> Ta
 
 def grid(facts: Iterable[tuple[str, str | Text]]) -> Table:
     """Facts, each with its name in front; those without a text are left out."""
-    made = Table.grid(Column(style="bold", no_wrap=True), folded_column("", 20), padding=(0, 2, 0, 0))
+    made = Table.grid(Column(style="bold", no_wrap=True), wrapped_column("", 20), padding=(0, 2, 0, 0))
     for name, text in facts:
         if text:
             made.add_row(name, one_line(text) if isinstance(text, str) else text)
     return made
 
 
-def word_column(name: str) -> Column:
+def unwrapped_column(name: str) -> Column:
     """A column of words that stay whole."""
     return Column(name, no_wrap=True)
 
 
-def folded_column(name: str, least: int) -> Column:
+def wrapped_column(name: str, least: int) -> Column:
     """A column of texts that are folded where there is no room, to at least that width."""
     return Column(name, overflow="fold", min_width=least)
 

@@ -4,9 +4,16 @@ import asyncio
 
 import click
 
-from hetrdzv.cli.hetctl.calls import ask_again, call, describe_state, none_if, print_result, print_warning
+from hetrdzv.cli.hetctl.calls import (
+    call,
+    describe_state,
+    none_on_error,
+    print_result,
+    print_warning,
+    retry_until_answered,
+)
 from hetrdzv.cli.hetctl.options import GROUP, command, shared
-from hetrdzv.cli.types import Typed
+from hetrdzv.cli.types import ParsedType
 from hetrdzv.client import Client
 from hetrdzv.protocol.errors import UnknownGroup
 from hetrdzv.protocol.replies import GroupReply
@@ -34,7 +41,9 @@ OUTCOMES = tuple(state.value for state in GroupState if state.is_terminal)
     required=True,
     help="What to wait for; ended: any outcome.",
 )
-@click.option("--timeout", type=Typed("S", parse_seconds), help="Give up after so long (default: never).")
+@click.option(
+    "--timeout", type=ParsedType("S", parse_seconds), help="Give up after so long (default: never)."
+)
 def wait(group: str, wanted: str, timeout: float | None) -> None:
     """Wait until GROUP is running, or its job has an outcome. A group that is not there yet is waited for, too.
 
@@ -67,14 +76,14 @@ async def _wait_until(client: Client, group: str, wanted: str, timeout_s: float 
     Raises:
         TimeoutError: it is neither in time; it is looked at once at least.
     """
-    reply = await none_if(UnknownGroup.code, client.group(group))
+    reply = await none_on_error(UnknownGroup.code, client.group(group))
     if reply is None:
         print_warning(f"there is no group '{group}' yet: waiting for it")
     async with asyncio.timeout(timeout_s):
         while reply is None or not (_is_reached(reply, wanted) or reply.state in OUTCOMES):
             await asyncio.sleep(EVERY_S)
-            before, asked = reply, ask_again(lambda: client.group(group))
-            reply = await none_if(UnknownGroup.code, asked)
+            before, asked = reply, retry_until_answered(lambda: client.group(group))
+            reply = await none_on_error(UnknownGroup.code, asked)
             if before is not None and reply is None:
                 return None
     return reply

@@ -164,7 +164,7 @@ def _judge_end(context: StepContext) -> None:
         if end.cause.kind in LOSSES:  # the failures came of that
             cause = RootCause(reason=end.cause.reason, round=ended.number, node_id=end.cause.node_id)
         fail_job(context, cause, gave_up=Nodes.of(gave_up))
-    elif has_failed and gave_up and failures[0].failure and failures[0].failure.is_start:
+    elif has_failed and gave_up and failures[0].failure and failures[0].failure.is_start_failure:
         _count_failed_round(context, ended, failures[0].node_id or "")  # it may come again and again
     elif has_failed:
         _spend_restart(context, ended, failures[0])
@@ -331,7 +331,7 @@ def _collect_weights(members: Sequence[Node]) -> Weights:
     """The weights of a round, its members in rank order; empty: nobody gave one."""
     if not any(node.weight is not None for node in members):
         return ()
-    runs = groupby(members, key=lambda node: node.speed)
+    runs = groupby(members, key=lambda node: node.effective_weight)
     return tuple((sum(node.slots for node in run), weight) for weight, run in runs)
 
 

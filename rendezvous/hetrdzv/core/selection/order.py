@@ -11,7 +11,7 @@ from typing import Any
 
 from hetrdzv.core.model import Group, Node
 from hetrdzv.protocol.directive import Member
-from hetrdzv.protocol.settings import GroupSpec, allows_master, order_labels
+from hetrdzv.protocol.settings import GroupSpec, allows_master, parse_rank_order
 from hetrdzv.protocol.texts.ids import natural_key
 
 ReplacementKey = tuple[int, object]
@@ -21,7 +21,7 @@ labels that `rank_order` names; if it names none, all labels."""
 
 def _replacement_key(spec: GroupSpec, slots: int, node: Node | None) -> ReplacementKey:
     known = node.labels if node is not None else {}
-    names = order_labels(spec.rank_order)
+    names = parse_rank_order(spec.rank_order)
     return slots, tuple(map(known.get, names)) if names else frozenset(known.items())
 
 
@@ -68,7 +68,7 @@ def order_nodes(
     Newcomers take the places of nodes of the last round that are not in the next one. `master` comes first if given,
     else the first that may be master.
     """
-    labels = order_labels(group.spec.rank_order)
+    labels = parse_rank_order(group.spec.rank_order)
     chosen = {node.node_id: node for node in nodes}
     taken = find_gap_fillers(group, chosen)
     others = chosen.keys() - {*group.seats, *taken.values()}

@@ -69,7 +69,7 @@ def choose_start_snapshot(context: StepContext, before: Group) -> str:
         )
     for warning in snapshot_warnings(context.group, current):
         context.add_event(warning)
-    return reasons.lost_text(lost, newer) if lost != 0 else ""
+    return reasons.lost_steps_text(lost, newer) if lost != 0 else ""
 
 
 def record_serving_time(context: StepContext, node: Node, report: Report) -> None:

@@ -30,17 +30,19 @@ _FAILED: Mapping[str, str] = {
 def next_step(group_id: str, why: Reason, *, failed: bool = False, stays: bool = False) -> str:
     """What a person can do about a group."""
     if failed:
-        known = after_exit(why) or _FAILED.get(why.code, "").format(node=", ".join(why.nodes), group=group_id)
+        known = advise_after_exit(why) or _FAILED.get(why.code, "").format(
+            node=", ".join(why.nodes), group=group_id
+        )
         how = f"hetctl restart {group_id}, then start" if stays else "start"
         return f"{known}{'; ' if known else ''}to begin again: {how} hetagent on each node"
     if why.code in HANG_CODES:
         again = "" if why.until else f"; to begin the round again: hetctl restart {group_id}"
         return f"to see where the ranks are: hetctl stacks {group_id}{again}"
-    known = _for_nodes(group_id, why) or _WAITS.get(why.code, "").format(group=group_id)
+    known = _advise_about_nodes(group_id, why) or _WAITS.get(why.code, "").format(group=group_id)
     return known if why.since is None else f"{known}; to give the job up: hetctl cancel {group_id}"
 
 
-def _for_nodes(group_id: str, why: Reason) -> str:
+def _advise_about_nodes(group_id: str, why: Reason) -> str:
     """What brings the nodes that a group waits for; empty: it only has to wait."""
     if why.code not in (ReasonCode.TOO_FEW_NODES, ReasonCode.TOO_FEW_SLOTS):
         return ""
@@ -61,7 +63,7 @@ def _for_nodes(group_id: str, why: Reason) -> str:
     return f"start hetagent for group '{group_id}' on {where}"
 
 
-def after_exit(failed: Reason) -> str:
+def advise_after_exit(failed: Reason) -> str:
     """What can be done about a worker that failed."""
     data = failed.data
     if failed.code != ReasonCode.WORKER_FAILED:

@@ -3,7 +3,7 @@
 from hetrdzv.protocol.reasons.hangs import Hang
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode, reason, with_message
 from hetrdzv.protocol.rounds import EarlierSuccesses, Failure
-from hetrdzv.protocol.texts.phrasing import clipped, count
+from hetrdzv.protocol.texts.phrasing import clip_text, count
 from hetrdzv.protocol.texts.raised import find_exception
 from hetrdzv.protocol.texts.who import Ranks
 
@@ -17,8 +17,8 @@ def worker_failed(node_id: str, failure: Failure, before: EarlierSuccesses | Non
     chose its status may have logged an exception before: that counts only if it is the last that it wrote.
     """
     text = failure.message.rstrip()
-    if failure.is_start:
-        message = f"{node_id} could not start its workers{f': {clipped(text)}' if text else ''}"
+    if failure.is_start_failure:
+        message = f"{node_id} could not start its workers{f': {clip_text(text)}' if text else ''}"
         return reason(ReasonCode.START_FAILED, message, nodes=[node_id], quote=text)
     quote = where = ""
     if failure.signal is None:
@@ -35,13 +35,11 @@ def worker_failed(node_id: str, failure: Failure, before: EarlierSuccesses | Non
         ended = f"; rank {before.rank} on {before.node_id}{others} had ended with exit code 0 before that"
     who = f"rank {failure.rank} on {node_id}" if failure.rank >= 0 else f"the program of {node_id}"
     if where:
-        message = (
-            f"{clipped(quote)} ({clipped(where)}, {who}{', has not ended since' if failure.lingers else ''})"
-        )
+        message = f"{clip_text(quote)} ({clip_text(where)}, {who}{', has not ended since' if failure.lingers else ''})"
     else:
         how = f"was killed by {failure.signal}" if failure.signal else f"exited with code {failure.exit_code}"
         how = "has not ended" if failure.exit_code is None and not failure.signal else how
-        message = f"{who} {how}{f': {clipped(quote)}' if quote else ''}"
+        message = f"{who} {how}{f': {clip_text(quote)}' if quote else ''}"
     return reason(
         ReasonCode.WORKER_FAILED,
         f"{message}{ended}",

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from hetrdzv.protocol.errors import Difference
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode, reason
 from hetrdzv.protocol.settings import UNLIMITED_RESTARTS
-from hetrdzv.protocol.texts.phrasing import clipped, count
+from hetrdzv.protocol.texts.phrasing import clip_text, count
 from hetrdzv.protocol.texts.who import Nodes, Ranks
 
 # -- a job from its beginning to its end ---------------------------------------------------------------------
@@ -31,11 +31,11 @@ def round_formed(
 
 def restart_spent(failed: Reason, restarts: int, budget: int) -> Reason:
     """A failure was the cause, so one restart more is used: `restarts` of `budget`."""
-    text = f"restart {spent_of(restarts, budget)}: {failed}"
+    text = f"restart {spent_restarts_text(restarts, budget)}: {failed}"
     return reason(ReasonCode.RESTART_SPENT, text, nodes=failed.who, cause=failed, restarts=restarts)
 
 
-def spent_of(restarts: int, budget: int) -> str:
+def spent_restarts_text(restarts: int, budget: int) -> str:
     """How many restarts were spent: `1 of 3`, or `1` where there is no limit to speak of."""
     return str(restarts) if budget >= UNLIMITED_RESTARTS else f"{restarts} of {budget}"
 
@@ -59,7 +59,7 @@ def group_failed(why: Reason, gave_up: Nodes | None = None) -> Reason:
 
 def node_joined(node_id: str, slots: int, address: str, not_ready: str = "") -> Reason:
     """An agent joined; `not_ready`: why its node takes part in no round yet."""
-    late = f", not ready yet: {clipped(not_ready)}" if not_ready else ""
+    late = f", not ready yet: {clip_text(not_ready)}" if not_ready else ""
     text = f"{node_id} joined with {count(slots, 'slot')} at {address}{late}"
     return reason(ReasonCode.NODE_JOINED, text, nodes=[node_id], quote=not_ready)
 
@@ -67,7 +67,7 @@ def node_joined(node_id: str, slots: int, address: str, not_ready: str = "") -> 
 def node_refused(node_id: str, differences: Iterable[Difference]) -> Reason:
     """A node wanted to join with other settings than the group's."""
     differences = tuple(differences)
-    has = ", ".join(f"{one.name}={clipped(one.group, 60)}" for one in differences)
-    gave = ", ".join(f"{one.name}={clipped(one.given, 60)}" for one in differences)
+    has = ", ".join(f"{one.name}={clip_text(one.group, 60)}" for one in differences)
+    gave = ", ".join(f"{one.name}={clip_text(one.given, 60)}" for one in differences)
     text = f"{node_id} is refused, since it gave {gave}, and the group has {has}"
     return reason(ReasonCode.NODE_REFUSED, text, nodes=[node_id])

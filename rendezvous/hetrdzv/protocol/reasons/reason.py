@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Any, Self
 
 from hetrdzv.protocol.bounds import Seconds
-from hetrdzv.protocol.texts.phrasing import clipped, duration_text, strip_control_characters
+from hetrdzv.protocol.texts.phrasing import clip_text, duration_text, strip_control_characters
 from hetrdzv.protocol.texts.who import NOBODY, Nodes, RankRange, Ranks
 
 MOST_CHARACTERS = 300
@@ -235,7 +235,7 @@ def reason(
         round=round,
         since=since,
         until=until,
-        quote=clipped(quote, MOST_QUOTED),
+        quote=clip_text(quote, MOST_QUOTED),
         data={name: value for name, value in data.items() if value is not None},
         cause=cause if cause is None or cause.cause is None else replace(cause, cause=None),
     )
@@ -260,6 +260,6 @@ def full_text(of: Reason, now: float) -> str:
 
 def one_line(text: str) -> str:
     """A text on one line, harmless to a terminal, no longer than a message may be."""
-    return clipped(
+    return clip_text(
         text if text.isprintable() else " ".join(strip_control_characters(text).split()), MOST_CHARACTERS
     )

@@ -11,7 +11,7 @@ def _step(stamp: SnapshotId, of_round: str = "") -> str:
     return f"step {stamp.step}{of_round}{earlier}"
 
 
-def safe_text(value: SafeShown | None) -> str:
+def safe_step_text(value: SafeShown | None) -> str:
     """Which step is safe, and where: `step 120 is safe (gpu1, gpu2; step 100 on disk)`; empty: none is."""
     if value is None or value.safe is None:
         return ""
@@ -21,7 +21,7 @@ def safe_text(value: SafeShown | None) -> str:
     return f"{_step(value.safe)} is safe ({'; '.join(where)})"
 
 
-def lost_text(steps: int | None, newer: str) -> str:
+def lost_steps_text(steps: int | None, newer: str) -> str:
     """How many steps were lost, and why: `no step lost`, `7 steps lost (of step 127 nobody has the part of rank 1)`."""
     why = f" ({newer})" if newer else ""
     if steps is None:
@@ -39,7 +39,7 @@ def began_from_snapshot(
     on_disk: bool = False,
 ) -> Reason:
     """A round begins from a snapshot, which some nodes have, or which is on disk."""
-    cost, step, of_round = lost_text(steps_lost, newer), None, None
+    cost, step, of_round = lost_steps_text(steps_lost, newer), None, None
     if stamp is None:
         text = f"round {number} begins from nothing: {cost}"
     else:

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode, reason, with_message
 from hetrdzv.protocol.settings import GroupSpec
-from hetrdzv.protocol.texts.phrasing import are, clipped, count
+from hetrdzv.protocol.texts.phrasing import are, clip_text, count
 from hetrdzv.protocol.texts.who import MOST_NAMES, NOBODY, Nodes
 
 # -- who is there, and who is not ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class ReadyCount:
     """Which nodes are ready, of how many; `slots` they have where it is not nodes that are missing."""
 
     nodes: Nodes = NOBODY
@@ -30,7 +30,7 @@ class Ready:
         return f"{of} ready ({self.nodes})"
 
 
-def no_world(spec: GroupSpec, never: Sequence[int], *, too_small: bool) -> str:
+def no_valid_world_size(spec: GroupSpec, never: Sequence[int], *, too_small: bool) -> str:
     """Why nodes make no world; `never`: no number of nodes with so many slots each ever makes one."""
     sizes = world_sizes(spec)
     if never:
@@ -86,7 +86,7 @@ def no_master(cut_off: Mapping[str, Collection[str]], rule: str | None, until: f
 
 
 def too_few(
-    ready: Ready,
+    ready: ReadyCount,
     missing: int,
     *,
     unit: str = "node",
@@ -98,7 +98,7 @@ def too_few(
 
     Args:
         missing: how many nodes or slots (`unit`) more; 0: other ones.
-        world: why those that are ready make no world (`no_world`); None: they are just too few.
+        world: why those that are ready make no world (`no_valid_world_size`); None: they are just too few.
         since: when the last node went, none being here.
     """
     have = ready if since is None else "no agents connected"
@@ -110,7 +110,7 @@ def too_few(
     return reason(code, text, since=since, until=until, missing=missing, ready=len(ready.nodes))
 
 
-def in_place_of(waits: Reason, gone: Iterable[str], drained: Iterable[str] = ()) -> Reason:
+def waits_for_replacement(waits: Reason, gone: Iterable[str], drained: Iterable[str] = ()) -> Reason:
     """What a group waits for, with those who could come back: the drained nodes, else the former members."""
     back, away = Nodes.of(drained), Nodes.of(gone)
     who, data = back or away, {**waits.data, "drained": 1} if back else waits.data
@@ -130,7 +130,7 @@ def also_not_ready(waits: Reason, late: Reason) -> Reason:
 
 def not_ready(who: Nodes, why: str) -> Reason:
     """Nodes have said that they cannot take part; what the first of them has said."""
-    return reason(ReasonCode.NODE_NOT_READY, clipped(why), nodes=who, quote=why)
+    return reason(ReasonCode.NODE_NOT_READY, clip_text(why), nodes=who, quote=why)
 
 
 def left_out(number: int, node_id: str, why: Reason) -> Reason:

@@ -18,7 +18,7 @@ def is_id(value: str) -> bool:
     return len(value) <= MAX_ID_LENGTH and re.fullmatch(ID_PATTERN, value) is not None
 
 
-def checked_id(value: str) -> str:
+def check_id(value: str) -> str:
     """The value, if it is a valid id; else a ValueError, which states the rule."""
     if not is_id(value):
         raise ValueError(f"{value!r} must be {ID_RULE}")

@@ -46,7 +46,7 @@ MOST_IN_MESSAGE = 200
 """How much of somebody else's text a message quotes (characters)."""
 
 
-def clipped(text: str, most: int = MOST_IN_MESSAGE) -> str:
+def clip_text(text: str, most: int = MOST_IN_MESSAGE) -> str:
     """Somebody else's text, no longer than that."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 

@@ -68,7 +68,7 @@ class Polls:
                         return current_directive(self.service, *speaker)
                     await self.service.watchers.wait_for_news(*speaker[:2], left_s, caller)
             if self._open[speaker] == 1:  # this was the agent's only poll
-                await self.service.on_poll_cut(*speaker)
+                await self.service.on_poll_disconnect(*speaker)
             return None
         finally:
             self._open[speaker] -= 1

@@ -61,14 +61,14 @@ class Watchers:
         """Wake the polls of some nodes of a group in the next turns of the event loop."""
         waiting = self._groups.get(group_id, {})
         if not self._due:
-            asyncio.get_running_loop().call_soon(self._wake_some)
+            asyncio.get_running_loop().call_soon(self._wake_batch)
         self._due.extend(woken for node_id in node_ids for woken in waiting.get(node_id, ()))
 
-    def _wake_some(self) -> None:
+    def _wake_batch(self) -> None:
         for _ in range(min(AT_ONCE, len(self._due))):
             _resolve_future(self._due.popleft())
         if self._due:
-            asyncio.get_running_loop().call_soon(self._wake_some)
+            asyncio.get_running_loop().call_soon(self._wake_batch)
 
     def wake_nodes(self, group_id: str, old: Group | None, new: Group | None) -> None:
         """Wake the polls whose directive a change of a group may have changed."""

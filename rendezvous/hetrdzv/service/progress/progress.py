@@ -20,7 +20,7 @@ from hetrdzv.core.rounds.timers import STALL_REPORTED_S
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.progress import UNKNOWN, NodeProgress, Worker
 from hetrdzv.protocol.reasons.hangs import Hang
-from hetrdzv.protocol.stacks import About
+from hetrdzv.protocol.stacks import OutputKind
 from hetrdzv.service.progress.post_mortems import PostMortems
 from hetrdzv.service.progress.queries import WITHIN_S, AgentQueries
 from hetrdzv.service.progress.samples import WorkerSample
@@ -64,7 +64,7 @@ class HangVerdict:
 
 
 @dataclass(slots=True)
-class _Watched:
+class _WatchedRound:
     """What is known of the workers of a group's newest round."""
 
     round: int
@@ -92,7 +92,7 @@ class Progress:
         self._spawn = spawn
         self._queries = queries
         self._post_mortems = post_mortems
-        self._of: dict[str, _Watched] = {}  # by group
+        self._of: dict[str, _WatchedRound] = {}  # by group
         self._turn = asyncio.Lock()
         self._checking: set[str] = set()  # groups that are judged in a thread
         self._due: dict[str, asyncio.TimerHandle] = {}  # groups that will be judged
@@ -119,11 +119,11 @@ class Progress:
         if active.stall is not None or any(worker.still for worker in reported.workers):
             self.schedule_check(group_id)
 
-    def _find_watched(self, group_id: str, number: int) -> _Watched:
+    def _find_watched(self, group_id: str, number: int) -> _WatchedRound:
         """What is known of the workers of a group's newest round, which has this number."""
         watched = self._of.get(group_id)
         if watched is None or watched.round != number:
-            watched = self._of[group_id] = _Watched(number)
+            watched = self._of[group_id] = _WatchedRound(number)
         return watched
 
     def workers(self, group: Group) -> Mapping[int, WorkerSample]:
@@ -209,7 +209,7 @@ class Progress:
         answered = watched.asked is not None and not watched.is_asking
         if timeout_s is not None and (found.stood_s < timeout_s or not answered):
             known_until = min(known_until, since + timeout_s - SOONER_S)
-        kept = self._post_mortems.find(group.group_id, About.STACKS, active.number)
+        kept = self._post_mortems.find(group.group_id, OutputKind.STACKS, active.number)
         first = kept.by_rank.get(hang.ranks[0]) if kept is not None and hang.ranks else None
         stack = first.text or first.why if first is not None else ""
         return Stall(hang=replace(hang, for_s=0.0), since=since, known_until=known_until, stack=stack)
@@ -239,7 +239,7 @@ class Progress:
             watched.asked, watched.is_asking = asks, True
             self._spawn(self._fetch_stacks(group, active, stall, watched))
 
-    async def _fetch_stacks(self, group: Group, active: Round, stall: Stall, watched: _Watched) -> None:
+    async def _fetch_stacks(self, group: Group, active: Round, stall: Stall, watched: _WatchedRound) -> None:
         """Keep the stacks of those that are waited for, and of some others, unless the group is gone by then."""
         group_id = group.group_id
         others = range(0, active.world_size, -(-active.world_size // MOST_STACKS))
@@ -289,4 +289,4 @@ def is_already_noted(noted: Stall | None, stall: Stall | None, now: float) -> bo
 
 def _is_going_on(worker: Worker) -> bool:
     known = worker.state == "runs" or worker.step is not None
-    return worker.long_s > 0 or (known and worker.idle_s == 0 and not worker.ended)
+    return worker.long_s > 0 or (known and worker.idle_s == 0 and not worker.has_ended)

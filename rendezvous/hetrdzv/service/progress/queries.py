@@ -7,7 +7,7 @@ from itertools import count
 
 from hetrdzv.core.model import Group, Round
 from hetrdzv.protocol.directive import OutputQuery
-from hetrdzv.protocol.stacks import MOST_OF_WORKER, About, Stack
+from hetrdzv.protocol.stacks import MOST_OF_WORKER, OutputKind, WorkerOutput
 
 WITHIN_S = 10.0
 """How long agents have to answer (seconds)."""
@@ -22,7 +22,7 @@ class Query:
 
     asked: OutputQuery  # with the global ranks
     most: int  # how much of each worker is kept (characters)
-    answer: asyncio.Future[list[Stack]] = field(default_factory=asyncio.Future)
+    answer: asyncio.Future[list[WorkerOutput]] = field(default_factory=asyncio.Future)
     is_sent: bool = False  # whether a poll was answered with it
 
 
@@ -35,12 +35,12 @@ class AgentQueries:
         self._numbers = count(1)
 
     async def query_workers(
-        self, group: Group, active: Round, ranks: Iterable[int], about: About = About.STACKS
-    ) -> list[Stack]:
+        self, group: Group, active: Round, ranks: Iterable[int], about: OutputKind = OutputKind.STACKS
+    ) -> list[WorkerOutput]:
         """The stacks or logs of some of a round's workers, in order of ranks; each says why if there is none."""
         wanted = frozenset(ranks)
         most = min(MOST_OF_WORKER, MOST_OF_ALL // max(1, len(wanted)))
-        stacks, queries = dict[int, Stack](), dict[str, Query]()
+        stacks, queries = dict[int, WorkerOutput](), dict[str, Query]()
         for member in active.members:
             own = tuple(rank for rank in member.ranks if rank in wanted)
             node = group.nodes.get(member.node_id)
@@ -52,7 +52,7 @@ class AgentQueries:
                 )
                 queries[member.node_id] = query = Query(question, most)
                 self._open.setdefault((group.group_id, member.node_id), []).append(query)
-            stacks |= {rank: Stack(rank=rank, node_id=member.node_id, why=why) for rank in own}
+            stacks |= {rank: WorkerOutput(rank=rank, node_id=member.node_id, why=why) for rank in own}
         try:
             self._wake(group.group_id, queries)
             if queries:
@@ -72,7 +72,7 @@ class AgentQueries:
         """The query that a node has to be sent, if there is one."""
         return next((one for one in self._open.get((group_id, node_id), ()) if not one.is_sent), None)
 
-    def on_answer(self, group_id: str, node_id: str, number: int, stacks: Iterable[Stack]) -> None:
+    def on_answer(self, group_id: str, node_id: str, number: int, stacks: Iterable[WorkerOutput]) -> None:
         """A node has answered; nothing happens if nobody waits for it any more."""
         for query in self._open.get((group_id, node_id), ()):
             if query.asked.number == number and not query.answer.done():

@@ -28,7 +28,7 @@ class Rate:
     since: float = inf  # when the measurement that is under way began (seconds)
     base: int = 0  # with which number it began
 
-    def measure_at(self, number: int | None, now: float) -> "Rate":
+    def with_measurement(self, number: int | None, now: float) -> "Rate":
         """The rate after another look at the number."""
         if number is None:
             return Rate()
@@ -63,8 +63,10 @@ class WorkerSample:
         unseen_since = inf
         if sample.state == UNKNOWN or sample.unseen:
             unseen_since = min(seen_at, before.unseen_since) if before is not None else seen_at
-        collectives = (before.collectives if before is not None else Rate()).measure_at(sample.count, seen_at)
-        steps = (before.steps if before is not None else Rate()).measure_at(sample.step, seen_at)
+        collectives = (before.collectives if before is not None else Rate()).with_measurement(
+            sample.collective_count, seen_at
+        )
+        steps = (before.steps if before is not None else Rate()).with_measurement(sample.step, seen_at)
         return cls(node_id, sample, seen_at, known_until, began_at, unseen_since, collectives, steps)
 
     @property

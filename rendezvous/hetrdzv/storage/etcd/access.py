@@ -53,12 +53,12 @@ def _endpoint(text: str) -> str:
     return f"{match[1]}:{port}"
 
 
-def access_from(
+def make_access(
     url: str,
     user: str | None = None,
     password: str | None = None,
     tls: ClientTls = ClientTls(),  # noqa: B008 - it is frozen
 ) -> EtcdAccess:
     """Access as the options say; raises `ValueError`, or `TlsError` for a file."""
-    context = tls.context("--etcd-ca-cert", "--etcd-cert", "--etcd-key") if tls != ClientTls() else None
+    context = tls.make_context("--etcd-ca-cert", "--etcd-cert", "--etcd-key") if tls != ClientTls() else None
     return EtcdAccess(*parse_url(url), user, password, context)

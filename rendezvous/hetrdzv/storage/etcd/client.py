@@ -47,7 +47,7 @@ class EtcdRefused(StorageError):
     """etcd refuses the call and will keep refusing until somebody sees to it, or to our configuration."""
 
 
-class _MemberAway(Exception):
+class _MemberUnavailable(Exception):
     """One member cannot answer; the text says why."""
 
 
@@ -188,7 +188,7 @@ class Etcd:
                     async with asyncio.timeout(timeout_s + sign_in_s):
                         response = await self._http.post(url, content=content, timeout=timeout_s)
                     return _read_reply(response, self.access)
-                except (httpx.RequestError, TimeoutError, _MemberAway) as error:
+                except (httpx.RequestError, TimeoutError, _MemberUnavailable) as error:
                     # later it has hardly any time
                     reasons.setdefault(member, _explain_failure(error, timeout_s))
                     self._members.remove(member)  # from now on the next one is asked first
@@ -205,7 +205,7 @@ def _read_reply(response: httpx.Response, access: EtcdAccess) -> Any:
             raise ValueError
     except (ValueError, AttributeError):
         hint = "" if access.tls else ", does it ask for TLS (--etcd-ca-cert)"
-        raise _MemberAway(
+        raise _MemberUnavailable(
             f"no answer of etcd's (HTTP {response.status_code}): "
             f"is its gateway on{hint}, or does another program listen there?"
         ) from None
@@ -214,7 +214,7 @@ def _read_reply(response: httpx.Response, access: EtcdAccess) -> Any:
     problem = error if isinstance(error, dict) else reply
     text = str(problem.get("message") or error)
     if problem.get("code", problem.get("grpc_code")) in _AWAY:
-        raise _MemberAway(text.removeprefix("etcdserver: ")[:200])
+        raise _MemberUnavailable(text.removeprefix("etcdserver: ")[:200])
     raise _explain_error(text.rpartition("etcdserver: ")[2], access)
 
 
@@ -235,7 +235,7 @@ def _read_pairs(reply: Mapping[str, Any]) -> list[KeyValue]:
 
 def _explain_failure(error: BaseException, timeout_s: float) -> str:
     """Why one member did not answer, in a few words."""
-    if isinstance(error, _MemberAway):
+    if isinstance(error, _MemberUnavailable):
         return str(error)
     if isinstance(error, httpx.TimeoutException | TimeoutError):
         return f"no answer within {timeout_s:.1f} s"

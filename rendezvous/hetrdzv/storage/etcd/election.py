@@ -91,7 +91,7 @@ class Term:
                 waiting.cancel()
 
 
-async def who_leads(etcd: Etcd) -> str | None:
+async def find_leader(etcd: Etcd) -> str | None:
     """Where the present leader answers, or None if there is none."""
     pair = await etcd.get(etcd.key("leader"), within_s=CALL_S)
     return pair.value.decode("latin-1") if pair is not None else None

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import StorageError
-from hetrdzv.storage.base import VERSION, Changes, NothingWritten, Snapshot
+from hetrdzv.storage.base import VERSION, Changes, NothingWritten, StoreContent
 from hetrdzv.storage.etcd.client import (
     Etcd,
     EtcdRefused,
@@ -65,7 +65,7 @@ class _Meta:
             return cls(VERSION)
         try:
             meta = codec.read(cls, pair.value, unknown="ignore")
-        except codec.Malformed:
+        except codec.MalformedJson:
             raise StorageError(
                 "the key 'meta' on etcd does not belong to hetserver: name another prefix with --store"
             ) from None
@@ -87,7 +87,7 @@ class EtcdStore:
         self._unapplied: Sequence[list[Operation]] = ()  # what applies the log
         self._meta_key, self._log, self._records = (etcd.key(name) for name in ("meta", "log/", "records/"))
 
-    async def load(self) -> Snapshot:
+    async def load(self) -> StoreContent:
         self._meta = await self._read_meta()
         # Without space it can be read; should an earlier attempt take effect then, the next commit fails.
         with suppress(EtcdRefused):
@@ -95,7 +95,9 @@ class EtcdStore:
         found, log = await self._read_all(self._records), await self._read_log()
         self._unapplied = await asyncio.to_thread(self._make_transactions, log) if log else ()
         records = {**{key: _decompress(value) for key, value in found.items()}, **log}
-        return Snapshot({key: value for key, value in records.items() if value is not None}, self._meta.clock)
+        return StoreContent(
+            {key: value for key, value in records.items() if value is not None}, self._meta.clock
+        )
 
     async def commit(self, changes: Changes, clock: float) -> None:
         try:
@@ -137,7 +139,7 @@ class EtcdStore:
         try:
             texts = codec.read(dict[str, str | None], zlib.decompress(log))
             return {key: text.encode("latin-1") if text is not None else None for key, text in texts.items()}
-        except (zlib.error, codec.Malformed, UnicodeEncodeError):
+        except (zlib.error, codec.MalformedJson, UnicodeEncodeError):
             await self._read_meta()  # else our successor has removed it
             raise StorageError(
                 f"the store on etcd ({self._etcd.access}) lacks a part of a batch: "

@@ -74,7 +74,7 @@ class AccessMiddleware:
             headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
             state = scope["state"] = {**scope.get("state", {})}
             if path.startswith("/v1/"):
-                _check_version(headers.get(routes.VERSION_HEADER.lower()))
+                _check_client_version(headers.get(routes.VERSION_HEADER.lower()))
             answers = self.app
             if path not in OPEN:
                 if self.tokens is None:
@@ -126,7 +126,7 @@ class AccessMiddleware:
             )
 
 
-def _check_version(given: str | None) -> None:
+def _check_client_version(given: str | None) -> None:
     """Let a request through whose client speaks our version, or does not say: a person's (curl, a browser)."""
     if given is None:
         return

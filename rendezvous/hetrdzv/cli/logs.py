@@ -61,10 +61,13 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """The line of a record."""
-        at = _at(record).isoformat(" ", "milliseconds")[:23]
+        at = _record_time(record).isoformat(" ", "milliseconds")[:23]
         lines = [f"{at} {record.levelname} hetserver: {format_message(record)}"]
         if record.exc_info:
-            lines += [f"    {_printable(row)}" for row in self.formatException(record.exc_info).splitlines()]
+            lines += [
+                f"    {_escape_unprintable(row)}"
+                for row in self.formatException(record.exc_info).splitlines()
+            ]
         return "\n".join(lines)
 
 
@@ -74,7 +77,7 @@ class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """The line of a record."""
         fields = {
-            "time": _at(record).isoformat(timespec="milliseconds"),
+            "time": _record_time(record).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": format_message(record),
@@ -88,12 +91,12 @@ class JsonFormatter(logging.Formatter):
 def format_message(record: logging.LogRecord) -> str:
     """The message of a record as one line of bounded length: what a client has sent must not look like another line."""
     text = record.getMessage()
-    return _printable(text if len(text) <= LONGEST else f"{text[:LONGEST]}...")
+    return _escape_unprintable(text if len(text) <= LONGEST else f"{text[:LONGEST]}...")
 
 
-def _printable(text: str) -> str:
+def _escape_unprintable(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
-def _at(record: logging.LogRecord) -> datetime:
+def _record_time(record: logging.LogRecord) -> datetime:
     return datetime.fromtimestamp(record.created).astimezone()

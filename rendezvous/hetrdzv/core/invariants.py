@@ -43,12 +43,12 @@ def list_violations(group: Group) -> Iterator[str]:
         if not group.round.members:
             yield f"round {group.round.number} has no members"
             return
-        yield from _round_violations(group, group.round)
-        yield from _member_violations(group, group.round)
-    yield from _node_violations(group)
+        yield from _list_round_violations(group, group.round)
+        yield from _list_member_violations(group, group.round)
+    yield from _list_node_violations(group)
 
 
-def _node_violations(group: Group) -> Iterator[str]:
+def _list_node_violations(group: Group) -> Iterator[str]:
     for node_id, node in group.nodes.items():
         phase, gone = node.phase, node.is_gone
         if node.node_id != node_id:
@@ -74,7 +74,7 @@ def _node_violations(group: Group) -> Iterator[str]:
 _WORKING = frozenset({NodePhase.STARTING, NodePhase.RUNNING, NodePhase.SUCCEEDED, NodePhase.FAILED})
 
 
-def _round_violations(group: Group, current: Round) -> Iterator[str]:
+def _list_round_violations(group: Group, current: Round) -> Iterator[str]:
     if current.number > group.last_round:
         yield f"round {current.number} is newer than the last round {group.last_round}"
     if not 0 <= current.restart_count <= group.restarts:
@@ -92,7 +92,7 @@ def _round_violations(group: Group, current: Round) -> Iterator[str]:
         yield f"round {current.number} has finished nodes that are no members: {sorted(current.finished)}"
 
 
-def _member_violations(group: Group, current: Round) -> Iterator[str]:
+def _list_member_violations(group: Group, current: Round) -> Iterator[str]:
     """What is wrong with who is in a round, and in which order."""
     offset = 0
     for group_rank, member in enumerate(current.members):

@@ -24,34 +24,34 @@ def make_plan(group: Group, changes: PlanRequest, now: float) -> Plan:
     """What would happen to a group, if every node did what it is told and nothing else happened."""
     after = group
     if (active := group.active_round) is not None:
-        after = _apply(after, RecordStall(active.number, None), now)
+        after = _apply_to_group(after, RecordStall(active.number, None), now)
     if changes.drain is not None:
-        after = _apply(after, Drain(changes.drain), now)
+        after = _apply_to_group(after, Drain(changes.drain), now)
     if changes.restart:
-        after = _apply(after, Restart(), now)
+        after = _apply_to_group(after, Restart(), now)
     return _compare_groups(group, *_simulate_until_idle(after, now), now)
 
 
 # -- playing ---------------------------------------------------------------------------------------------------
 
 
-def _apply(group: Group, command: Command, now: float) -> Group:
+def _apply_to_group(group: Group, command: Command, now: float) -> Group:
     return apply_command(group, command, now, no_expired_leases).group
 
 
 def _simulate_until_idle(group: Group, now: float) -> tuple[Group, float]:
     """What a group becomes, and when, until only new nodes could change anything."""
-    group = _apply(group, Tick(), now)
+    group = _apply_to_group(group, Tick(), now)
     for _ in range(MOST_TURNS):
         before = group
         for node in before.live_nodes:  # each does what it has to do now
             if (command := _next_command(before, node)) is not None:
-                group = _apply(group, command, now)
+                group = _apply_to_group(group, command, now)
         if group is before:
             if (at := _find_next_change_time(before, now)) is None:
                 break
             now = at
-        group = _apply(group, Tick(), now)
+        group = _apply_to_group(group, Tick(), now)
     return group, now
 
 

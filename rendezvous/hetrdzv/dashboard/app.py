@@ -87,7 +87,7 @@ def dashboard(replica: Replica, tokens: Tokens | None, *, secure: bool, note: No
     async def answer_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HetError)
         note(error, request)
-        return _refusal(request, error)
+        return _make_error_page(request, error)
 
     app = Starlette(
         routes=routes,
@@ -155,7 +155,7 @@ async def sign_out(request: Request) -> Response:
 # -- everything else ---------------------------------------------------------------------------------------
 
 
-def _refusal(request: Request, error: HetError) -> Response:
+def _make_error_page(request: Request, error: HetError) -> Response:
     """An error as people see it: a page, or a part of one where a page asked for that."""
     if isinstance(error, NotLeader):
         return RedirectResponse(error.leader + requested_target(request), 307, dict(HEADERS))

@@ -46,22 +46,22 @@ IDLE_S = 10.0
 """It is said of a worker that it has not moved for so long (seconds)."""
 
 
-def _state(worker: WorkerReply) -> str:
+def _worker_state(worker: WorkerReply) -> str:
     idle = f", idle for {duration_text(worker.idle_s)}" if worker.idle_s >= IDLE_S else ""
     return f"{worker.state}{idle}"
 
 
-def _number(value: float | None) -> str:
+def _number_text(value: float | None) -> str:
     return "" if value is None else digits(value)
 
 
 WORKER_COLUMNS: Mapping[str, Callable[[WorkerReply], str]] = {
-    "state": _state,
+    "state": _worker_state,
     "process": lambda worker: str(worker.pid or ""),
     "step": lambda worker: "" if worker.step is None else str(worker.step),
-    "steps/s": lambda worker: _number(worker.steps_per_s),
-    "collectives": lambda worker: _number(worker.collectives),
-    "collectives/s": lambda worker: _number(worker.per_s),
+    "steps/s": lambda worker: _number_text(worker.steps_per_s),
+    "collectives": lambda worker: _number_text(worker.collectives),
+    "collectives/s": lambda worker: _number_text(worker.per_s),
     "waits for others": lambda worker: "" if worker.waiting is None else percent(worker.waiting),
 }
 """What people are shown of a worker."""

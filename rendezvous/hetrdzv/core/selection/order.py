@@ -78,15 +78,15 @@ def order_nodes(
     )
     ordered = [chosen[node_id] for node_id in places if node_id in chosen]
     if labels:
-        ordered.sort(key=lambda node: _sort_key(labels, node, None))
+        ordered.sort(key=lambda node: _rank_order_key(labels, node, None))
     allowed = (node for node in ordered if may_be_master(group.spec, node))
     first = chosen[master] if master is not None else next(allowed, None)
     if first is not None and first is not ordered[0]:
-        ordered.sort(key=lambda node: _sort_key(labels, node, first))
+        ordered.sort(key=lambda node: _rank_order_key(labels, node, first))
     return ordered, places
 
 
-def _sort_key(labels: Sequence[str], node: Node, master: Node | None) -> tuple[Any, ...]:
+def _rank_order_key(labels: Sequence[str], node: Node, master: Node | None) -> tuple[Any, ...]:
     """Sorts nodes with the same label value side by side: the master's first, nodes without the label last."""
     key: list[Any] = []
     with_master = master is not None

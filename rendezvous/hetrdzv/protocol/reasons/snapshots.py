@@ -6,7 +6,7 @@ from hetrdzv.protocol.texts.phrasing import count, have
 from hetrdzv.protocol.texts.who import Nodes
 
 
-def _step(stamp: SnapshotId, of_round: str = "") -> str:
+def _step_text(stamp: SnapshotId, of_round: str = "") -> str:
     earlier = " of an earlier job" if stamp.origin is not None else ""
     return f"step {stamp.step}{of_round}{earlier}"
 
@@ -17,8 +17,8 @@ def safe_step_text(value: SafeShown | None) -> str:
         return ""
     where = [str(value.nodes)] if value.nodes else []
     if value.on_disk is not None:
-        where.append(f"{_step(value.on_disk)} on disk" if value.nodes else "on disk")
-    return f"{_step(value.safe)} is safe ({'; '.join(where)})"
+        where.append(f"{_step_text(value.on_disk)} on disk" if value.nodes else "on disk")
+    return f"{_step_text(value.safe)} is safe ({'; '.join(where)})"
 
 
 def lost_steps_text(steps: int | None, newer: str) -> str:
@@ -45,7 +45,7 @@ def began_from_snapshot(
     else:
         step, of_round = stamp.step, stamp.round
         where = "is on disk" if on_disk else have(nodes)
-        which = f"{_step(stamp, f' of round {of_round}')}, which {where}"
+        which = f"{_step_text(stamp, f' of round {of_round}')}, which {where}"
         # that nothing is lost says nothing about another job, which has written it
         loss = f": {cost}" if stamp.origin is None or steps_lost != 0 else ""
         text = f"round {number} begins from the snapshot of {which}{loss}"

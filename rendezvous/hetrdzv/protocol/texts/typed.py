@@ -12,15 +12,15 @@ LONGEST = 256
 
 def parse_seconds(text: str) -> float:
     """A duration in seconds, zero or more."""
-    return _number(text, 0, MAX_SECONDS, "of seconds, such as 5 or 0.5, without a unit")
+    return _parse_number(text, 0, MAX_SECONDS, "of seconds, such as 5 or 0.5, without a unit")
 
 
 def parse_weight(text: str) -> float:
     """How fast a node is, compared with others."""
-    return _number(text, MIN_WEIGHT, MAX_WEIGHT, f"from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}")
+    return _parse_number(text, MIN_WEIGHT, MAX_WEIGHT, f"from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}")
 
 
-def _number(text: str, least: float, most: float, which: str) -> float:
+def _parse_number(text: str, least: float, most: float, which: str) -> float:
     with suppress(ValueError):
         if least <= (value := float(text)) <= most:
             return value
@@ -37,17 +37,17 @@ def parse_label(text: str) -> tuple[str, str]:
 
 def parse_nodes(text: str) -> tuple[int, int]:
     """The fewest and most nodes of `N` or `MIN:MAX`."""
-    fewest, most = _range(text, r"\d{1,9}(:\d{1,9})?", "N or MIN:MAX, for example 2 or 2:4", MAX_NODES)
+    fewest, most = _parse_range(text, r"\d{1,9}(:\d{1,9})?", "N or MIN:MAX, for example 2 or 2:4", MAX_NODES)
     return fewest or 1, most or MAX_NODES
 
 
 def parse_world_size(text: str) -> tuple[int | None, int | None]:
     """The smallest and largest world size of `N`, `MIN:MAX`, `MIN:` or `:MAX`, in slots."""
     forms = "N or MIN:MAX in slots, for example 8 or 8:16, or 8: for 8 or more"
-    return _range(text, r"\d{1,9}|\d{0,9}:\d{1,9}|\d{1,9}:", forms, MAX_WORLD_SIZE)
+    return _parse_range(text, r"\d{1,9}|\d{0,9}:\d{1,9}|\d{1,9}:", forms, MAX_WORLD_SIZE)
 
 
-def _range(text: str, pattern: str, forms: str, limit: int) -> tuple[int | None, int | None]:
+def _parse_range(text: str, pattern: str, forms: str, limit: int) -> tuple[int | None, int | None]:
     if not re.fullmatch(pattern, text, re.ASCII):
         raise ValueError(f"{text!r} must be {forms}")
     low, colon, high = text.partition(":")

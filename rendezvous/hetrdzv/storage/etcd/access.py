@@ -35,7 +35,9 @@ def parse_url(url: str) -> tuple[tuple[str, ...], str]:
             "a store URL must not contain a user name or password, since logs and process lists show it: "
             "use --etcd-user and --etcd-password-file"
         )
-    endpoints = tuple(dict.fromkeys(_endpoint(host.strip()) for host in match[1].split(",") if host.strip()))
+    endpoints = tuple(
+        dict.fromkeys(_parse_endpoint(host.strip()) for host in match[1].split(",") if host.strip())
+    )
     if not endpoints:
         raise ValueError(f"store '{url}' names no host; example: {EXAMPLE}")
     prefix = (match[2] or "").strip("/") or DEFAULT_PREFIX
@@ -46,7 +48,7 @@ def parse_url(url: str) -> tuple[tuple[str, ...], str]:
     return endpoints, prefix
 
 
-def _endpoint(text: str) -> str:
+def _parse_endpoint(text: str) -> str:
     match = re.fullmatch(r"([A-Za-z0-9._-]+|\[[0-9a-fA-F:.]+\])(?::([0-9]{1,5}))?", text)
     if match is None or not 0 < (port := int(match[2] or DEFAULT_PORT)) < 65_536:
         raise ValueError(f"etcd member '{text}' is not host:port, with a port from 1 to 65535")

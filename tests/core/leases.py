@@ -22,8 +22,8 @@ def lapsed(group: Group, now: float) -> Sequence[tuple[Node, float]]:
 
 def step(group: Group, command: Command, now: float) -> Transition:
     """A turn of one command."""
-    applied = machine.apply_command(group, command, now, lapsed)
-    settled = machine.apply_command(applied.group, Tick(), now, lapsed)
+    applied = machine.step(group, command, now, lapsed)
+    settled = machine.step(applied.group, Tick(), now, lapsed)
     return Transition(settled.group, applied.events + settled.events)
 
 

@@ -26,7 +26,7 @@ BAD = "bad"
 @pytest.fixture
 def faulty_core(monkeypatch: pytest.MonkeyPatch) -> None:
     """A core with a fault: settling a group with a node called `bad` in it makes its number of restarts impossible."""
-    real = service_module.apply_command
+    real = service_module.step
 
     def step(group: Group, command: Any, now: float, leases: Any) -> Transition:
         found = real(group, command, now, leases)
@@ -34,7 +34,7 @@ def faulty_core(monkeypatch: pytest.MonkeyPatch) -> None:
             return replace(found, group=replace(found.group, restarts=found.group.spec.max_restarts + 1))
         return found
 
-    monkeypatch.setattr(service_module, "apply_command", step)
+    monkeypatch.setattr(service_module, "step", step)
 
 
 async def loads_again(store: FaultyStore) -> None:
@@ -87,14 +87,14 @@ async def test_a_group_that_cannot_go_on_is_set_aside_and_deleted(monkeypatch: p
     async with serving() as (service, store):
         await two_nodes(service)
         await service.execute("h", join("c"))
-        real = service_module.apply_command
+        real = service_module.step
 
         def step(group: Group, command: Any, *args: Any) -> Transition:
             if isinstance(command, Tick) and group.group_id == "g":
                 raise RecursionError("maximum recursion depth exceeded")
             return real(group, command, *args)
 
-        monkeypatch.setattr(service_module, "apply_command", step)
+        monkeypatch.setattr(service_module, "step", step)
         before = {key for key in store.keys if key.startswith("groups/g/")}
         service._spawn_tick("g")  # as its timer does
         await settled()

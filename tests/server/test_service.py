@@ -435,14 +435,14 @@ async def test_a_tick_that_fails_is_tried_again_though_nothing_else_is_due(
 ) -> None:
     monkeypatch.setattr(service_module, "RETRY_S", 0.01)
     failures: list[Exception] = [ValueError("a bug")]
-    real = service_module.apply_command
+    real = service_module.step
 
     def step(group: Any, command: Any, now: float, lapsed: Any, **more: Any) -> Any:
         if isinstance(command, Tick) and failures and lapsed(group, now):
             raise failures.pop()
         return real(group, command, now, lapsed, **more)
 
-    monkeypatch.setattr(service_module, "apply_command", step)
+    monkeypatch.setattr(service_module, "step", step)
     async with serving() as (service, _):
         await service.execute("g", join("a", max_nodes=1, lease_s=1.0))
         await service.execute("g", started("a"))

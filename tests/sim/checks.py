@@ -14,7 +14,7 @@ from unittest import mock
 from hetagent.session.requests import Answer, Request
 from hetrdzv.core import commands
 from hetrdzv.core.directive import make_directive
-from hetrdzv.core.group import Transition, apply_command
+from hetrdzv.core.group import Transition, step
 from hetrdzv.core.invariants import list_violations
 from hetrdzv.core.model import Group, Round
 from hetrdzv.core.rounds.settle import deadline
@@ -103,14 +103,14 @@ class Checks:
             self._heard[args[2]] = self._timeline.now
 
         with (
-            mock.patch.object(service_module, "apply_command", self._step),
+            mock.patch.object(service_module, "step", self._step),
             mock.patch.object(leases_module.LeaseTable, "record_contact", record),
         ):
             yield
 
     def _step(self, group: Group, command: commands.Command, now: float, lapsed: Lapsed) -> Transition:
         try:
-            transition = apply_command(group, command, now, lapsed)
+            transition = step(group, command, now, lapsed)
         except Refused as error:
             if not isinstance(command, commands.RenewLease):
                 self.say("core", f"refuses {_words(command)}: {error}")
@@ -184,11 +184,9 @@ class Checks:
             and _hastened(old, new)
         ):
             return  # the first was late, and did not say so: the node goes earlier than it seemed
-        renewed = apply_command(
-            old, commands.RenewLease(command.node_id, command.incarnation), now, lapsed
-        ).group
-        settled = apply_command(new, commands.Tick(), now, lapsed).group
-        if apply_command(renewed, commands.Tick(), now, lapsed).group != settled:
+        renewed = step(old, commands.RenewLease(command.node_id, command.incarnation), now, lapsed).group
+        settled = step(new, commands.Tick(), now, lapsed).group
+        if step(renewed, commands.Tick(), now, lapsed).group != settled:
             self.violate("retries change nothing", f"{_words(command)} came again and changed the group")
 
     def _charges(self, old: Group, new: Group, now: float) -> None:
@@ -402,7 +400,7 @@ def _wrong_time(group: Group, now: float) -> str:
     """What time alone does to a group that was settled, other than its deadline says; empty: nothing."""
 
     def after(seconds: float) -> Group:
-        return apply_command(group, commands.Tick(), now + seconds, no_expired_leases).group
+        return step(group, commands.Tick(), now + seconds, no_expired_leases).group
 
     at = deadline(group, now)
     if after(0.0) != group:

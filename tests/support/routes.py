@@ -7,7 +7,7 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
 from hetrdzv.api.app import create_app
-from hetrdzv.api.dependencies import RoutePermission
+from hetrdzv.api.dependencies import Requires
 from hetrdzv.api.middleware import OPEN
 from hetrdzv.auth.tokens import Role
 from hetrdzv.service.service import Service
@@ -30,7 +30,7 @@ def routes() -> dict[str, APIRoute]:
 def role_of(route: APIRoute) -> Role | None:
     """The lowest role that may use a route; None: it needs none, or any token."""
     return next(
-        (one.dependency.role for one in route.dependencies if isinstance(one.dependency, RoutePermission)),
+        (one.dependency.role for one in route.dependencies if isinstance(one.dependency, Requires)),
         None,
     )
 

@@ -10,7 +10,7 @@ from starlette.routing import BaseRoute
 
 from hetrdzv import __version__
 from hetrdzv.api import errors
-from hetrdzv.api.dependencies import RoutePermission
+from hetrdzv.api.dependencies import Requires
 from hetrdzv.api.middleware import AccessMiddleware
 from hetrdzv.api.routes import agents, groups, operations
 from hetrdzv.auth.tokens import Tokens
@@ -85,5 +85,5 @@ def require_permissions(routes: Sequence[BaseRoute]) -> None:
     for route in routes:
         path = getattr(route, "path", "")
         needs = route.dependencies if isinstance(route, APIRoute) else ()
-        if path.startswith("/v1/") and not any(isinstance(one.dependency, RoutePermission) for one in needs):
-            raise TypeError(f"{path} does not say who may use it: add Depends(RoutePermission(Role...))")
+        if path.startswith("/v1/") and not any(isinstance(one.dependency, Requires) for one in needs):
+            raise TypeError(f"{path} does not say who may use it: add Depends(Requires(Role...))")

@@ -30,7 +30,7 @@ CurrentService = Annotated[Service, Depends(get_service)]
 
 
 @dataclass(frozen=True)
-class RoutePermission:
+class Requires:
     """The permission of a route: the token must have a role, and cover the group that the path names."""
 
     role: Role

@@ -1,4 +1,4 @@
-"""The state machine: `apply_command` says what is next for a group and what happened (the rules: docs/design.md).
+"""The state machine: `step` says what is next for a group and what happened (the rules: docs/design.md).
 
 A `Tick` *settles* the group (settle.py): it follows the commands of a turn, and is due when `deadline` says.
 """
@@ -62,7 +62,7 @@ def new_group(group_id: str, now: float) -> Group:
     return Group(group_id=group_id, spec=GroupSpec(), fixed_settings=frozenset(), created_at=now)
 
 
-def apply_command(group: Group, command: commands.Command, now: float, lapsed: Lapsed) -> Transition:
+def step(group: Group, command: commands.Command, now: float, lapsed: Lapsed) -> Transition:
     """Apply one command to a group.
 
     Args:

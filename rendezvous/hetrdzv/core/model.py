@@ -1,6 +1,6 @@
 """What a group is: its spec, its nodes and its rounds, as frozen values.
 
-Times are seconds on the server's clock (`now` of `apply_command`), durations are seconds. Fields marked *memory only*
+Times are seconds on the server's clock (`now` of `step`), durations are seconds. Fields marked *memory only*
 are not stored: they record when a node was last heard from, and are reset when a server loads the group.
 """
 

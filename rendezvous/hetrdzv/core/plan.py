@@ -6,7 +6,7 @@ is told, at once and without a fault, until the group waits for nobody but new n
 
 from hetrdzv.core.commands import Command, Drain, Join, Leave, RecordStall, RenewLease, Report, Restart, Tick
 from hetrdzv.core.directive import make_directive_head
-from hetrdzv.core.group import apply_command
+from hetrdzv.core.group import step
 from hetrdzv.core.model import OFFERED, Group, Node
 from hetrdzv.core.rounds.settle import deadline
 from hetrdzv.core.rounds.timers import no_expired_leases
@@ -36,7 +36,7 @@ def make_plan(group: Group, changes: PlanRequest, now: float) -> Plan:
 
 
 def _apply_to_group(group: Group, command: Command, now: float) -> Group:
-    return apply_command(group, command, now, no_expired_leases).group
+    return step(group, command, now, no_expired_leases).group
 
 
 def _simulate_until_idle(group: Group, now: float) -> tuple[Group, float]:

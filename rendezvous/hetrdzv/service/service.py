@@ -22,7 +22,7 @@ from hetrdzv.core.commands import (
     Report,
     Tick,
 )
-from hetrdzv.core.group import Transition, apply_command, new_group
+from hetrdzv.core.group import Transition, new_group, step
 from hetrdzv.core.model import Group
 from hetrdzv.core.plan import make_plan
 from hetrdzv.core.rounds.records import list_records
@@ -268,7 +268,7 @@ class Service:
                 self.leases.has_expired(group_id)
                 transition = Transition(head)  # it settles at the end of the turn
             else:
-                transition = apply_command(head, command, now, self.leases.expired_nodes)
+                transition = step(head, command, now, self.leases.expired_nodes)
         except Refused:
             # a refusal must not reveal state that may never be committed
             await self._ledger.wait_for_commit(group_id)
@@ -380,7 +380,7 @@ class Service:
         failed: dict[str, Exception] = {}
         for group_id, head in self._ledger.pending_heads():
             try:
-                transition = apply_command(head, Tick(), self.now(), self.leases.expired_nodes)
+                transition = step(head, Tick(), self.now(), self.leases.expired_nodes)
             except Exception as error:  # nothing of this turn can be kept
                 failed[group_id] = error
             else:
@@ -393,7 +393,7 @@ class Service:
         if base is None:
             return
         try:
-            make_checked_changes(base, apply_command(base, Tick(), now, self.leases.expired_nodes).group)
+            make_checked_changes(base, step(base, Tick(), now, self.leases.expired_nodes).group)
         except Exception as error:
             logger.error("group '%s' is quarantined: it cannot go on", group_id, exc_info=error)
             self._ledger.quarantine(group_id, describe_error(error))

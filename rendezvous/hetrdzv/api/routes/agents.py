@@ -16,7 +16,7 @@ from hetrdzv.api.dependencies import (
     GROUP_ERRORS,
     CurrentService,
     JsonRoute,
-    RoutePermission,
+    Requires,
     Wait,
 )
 from hetrdzv.auth.tokens import Role
@@ -44,7 +44,7 @@ router = APIRouter(
     route_class=JsonRoute,
     tags=["agents"],
     responses=GROUP_ERRORS,
-    dependencies=[Depends(RoutePermission(Role.AGENT))],
+    dependencies=[Depends(Requires(Role.AGENT))],
 )
 
 # -- joins and polls -----------------------------------------------------------------------------------------

@@ -15,8 +15,8 @@ from hetrdzv.api.dependencies import (
     JsonRoute,
     Nodes,
     Ranks,
+    Requires,
     RoundNumber,
-    RoutePermission,
 )
 from hetrdzv.api.workers import get_output
 from hetrdzv.auth.tokens import Role
@@ -29,12 +29,12 @@ from hetrdzv.protocol.snapshots import SnapshotsShown, UseSnapshot
 from hetrdzv.protocol.stacks import OutputKind
 from hetrdzv.service.service import Service
 
-READ, ADMIN = [Depends(RoutePermission(Role.READ))], [Depends(RoutePermission(Role.ADMIN))]
+READ, ADMIN = [Depends(Requires(Role.READ))], [Depends(Requires(Role.ADMIN))]
 
 router = APIRouter(prefix="/v1/groups", route_class=JsonRoute, tags=["groups"], responses=GROUP_ERRORS)
 
 
-@router.get("", response_model=GroupsReply, dependencies=[Depends(RoutePermission(Role.READ, scoped=True))])
+@router.get("", response_model=GroupsReply, dependencies=[Depends(Requires(Role.READ, scoped=True))])
 async def list_groups(request: Request, service: CurrentService) -> Response:
     """All groups in the scope of the token, in brief."""
     make = views.group_summaries(service, request.state.grant)

@@ -14,7 +14,7 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 
-from hetrdzv.api.dependencies import ERRORS, RoutePermission
+from hetrdzv.api.dependencies import ERRORS, Requires
 from hetrdzv.auth.tokens import Role
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import NoLeader, NotLeader
@@ -23,9 +23,7 @@ from hetrdzv.service.metrics import CONTENT_TYPE, Metrics
 from hetrdzv.service.service import Replica
 
 health = APIRouter(tags=["health"], responses=ERRORS)
-documents = APIRouter(
-    include_in_schema=False, dependencies=[Depends(RoutePermission(Role.READ, scoped=True))]
-)
+documents = APIRouter(include_in_schema=False, dependencies=[Depends(Requires(Role.READ, scoped=True))])
 
 
 @health.get("/healthz")
@@ -44,7 +42,7 @@ async def readyz(request: Request) -> ReadyReply:
     return replica.status()
 
 
-@health.get("/metrics", response_class=PlainTextResponse, dependencies=[Depends(RoutePermission(Role.READ))])
+@health.get("/metrics", response_class=PlainTextResponse, dependencies=[Depends(Requires(Role.READ))])
 async def metrics(request: Request) -> Response:
     """Metrics for Prometheus. A server that does not lead knows no groups, and says so."""
     replica: Replica = request.app.state.replica

@@ -24,7 +24,7 @@ LOSSES = frozenset({EndKind.LOST, EndKind.LEFT, EndKind.DRAINED})
 
 
 class StepContext:
-    """A step in progress: the group so far and the events so far. Lives no longer than one `apply_command`."""
+    """A step in progress: the group so far and the events so far. Lives no longer than one `step`."""
 
     def __init__(self, group: Group, now: float, lapsed: Lapsed) -> None:
         self.group = group

@@ -183,7 +183,7 @@ def check_example(line: str) -> list[str]:
                 targets = re.findall(r"^([a-z-]+):", page("Makefile"), re.MULTILINE)
                 assert args[0] in targets, f"there is no target {args[0]}"
             case "hetagent":
-                hetagent.cli.parse.parse(args, {})
+                hetagent.cli.parse.parse_command_line(args, {})
             case "hetserver":
                 hetserver.main.make_context(program, args)
             case "hetctl":

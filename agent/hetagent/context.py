@@ -9,7 +9,7 @@ from hetagent.launch.command import WorkerCommand
 from hetagent.node import network
 from hetagent.node.gpu.devices import Devices
 from hetagent.node.network import AdvertisedAddress
-from hetagent.node.processes.identity import Identity, ServerAccess
+from hetagent.node.processes.identity import AgentIdentity, ServerAccess
 from hetagent.options.model import Options
 
 
@@ -26,7 +26,7 @@ class AgentContext:
 
     options: Options
     access: ServerAccess
-    identity: Identity
+    identity: AgentIdentity
     command: WorkerCommand | None
     devices: Devices
     address: AdvertisedAddress

@@ -63,20 +63,20 @@ def progress(step: int) -> None:
         step: at least 0.
     """
     try:
-        memory, now = _open_memory(), time.monotonic()
+        memory, now = _open_progress_file(), time.monotonic()
         if _TIME.unpack_from(memory, _FIRST_AT) == (0.0,):
             _pack_time(memory, _FIRST_AT, now)
         _pack(memory, 0, step + 1)
         _pack_time(memory, _LAST_AT, now)
     except Exception:
         with contextlib.suppress(Exception):  # it must not be what ends a training
-            _pack(_open_memory(), 0, int(step) + 1)
+            _pack(_open_progress_file(), 0, int(step) + 1)
 
 
 def follow(step: int) -> None:
     """As `progress`, for what knows the steps of a script that may say them itself: then that counts."""
     with contextlib.suppress(Exception):
-        (known,) = _STEP.unpack_from(_open_memory())
+        (known,) = _STEP.unpack_from(_open_progress_file())
         if known == _followed[0]:
             progress(step)
             _followed[0] = step + 1
@@ -104,7 +104,7 @@ def long(seconds: float) -> Iterator[None]:
 
 
 def _announce_pause() -> None:
-    _pack_time(_open_memory(), _UNTIL_AT, max([0.0, *_pauses.values()]))
+    _pack_time(_open_progress_file(), _UNTIL_AT, max([0.0, *_pauses.values()]))
 
 
 class Notice(NamedTuple):
@@ -130,12 +130,12 @@ def stop_requested() -> bool:
     path = os.environ.get(NOTICE_FILE)
     if not path:
         return False
-    _show_interest(path)
+    _register_for_notice(path)
     return os.path.exists(path)
 
 
 @functools.cache
-def _show_interest(path: str) -> None:
+def _register_for_notice(path: str) -> None:
     """Show the agent that this worker saves, so that it is waited for."""
     with contextlib.suppress(Exception):
         open(path + ASKED, "ab").close()
@@ -169,7 +169,7 @@ def ready_to_stop() -> None:
 
 
 @functools.cache
-def _open_memory() -> mmap.mmap | bytearray:
+def _open_progress_file() -> mmap.mmap | bytearray:
     """What is written to, opened at the first call: a process may import this module before its round is known."""
     if path := os.environ.get(FILE):
         try:

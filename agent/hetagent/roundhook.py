@@ -1,8 +1,8 @@
 """What an optional part of this node does in each round: all that the run loop calls without knowing which part it is.
 
-A round goes through `prepare`, `environ` for each worker, `begin` and `end`, in the run loop's thread. It may be over
-before its workers were started: then `end` is all that follows. What only one part does, the run loop calls by name
-(`runloop/parts.py`).
+A round goes through `prepare`, `worker_env` for each worker, `begin` and `end`, in the run loop's thread. It may be
+over before its workers were started: then `end` is all that follows. What only one part does, the run loop calls by
+name (`runloop/parts.py`).
 """
 
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ class RoundHook:
             Exception: they cannot be; that ends the round.
         """
 
-    def environ(self, local_rank: int) -> Environ:
+    def worker_env(self, local_rank: int) -> Environ:
         """What one worker gets."""
         return {}
 

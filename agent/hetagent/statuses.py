@@ -30,7 +30,7 @@ NO_SERVER = ("unreachable", "no server")
 NO_PLACE = ("refused", "replaced", "rejected", "left", "last")
 
 
-def status_of(outcome: "Directive | None", *, fixed: bool) -> int:
+def get_exit_status(outcome: "Directive | None", *, fixed: bool) -> int:
     """The exit status of an agent that got no signal.
 
     Args:

@@ -23,7 +23,7 @@ from hetagent.launch.command import WorkerCommand
 from hetagent.monitor.watcher import Watcher
 from hetagent.node.network import AdvertisedAddress, hold_port
 from hetagent.node.processes.guardian import Guardian
-from hetagent.node.processes.identity import Identity, ServerAccess
+from hetagent.node.processes.identity import AgentIdentity, ServerAccess
 from hetagent.node.processes.proctree import find_by_incarnation
 from hetagent.runloop.agent import Agent
 from hetagent.runloop.notices import Notices
@@ -86,7 +86,7 @@ class Rig:
         self.group_id = group_id or uuid.uuid4().hex
         self.said: list[str] = []
         self._url = f"{url}/v1/groups/{self.group_id}"
-        self.identity = Identity(self.group_id, "a", uuid.uuid4().hex)
+        self.identity = AgentIdentity(self.group_id, "a", uuid.uuid4().hex)
         fields = SpecFields(**({"min_nodes": 1, "max_nodes": 1, "stop_timeout_s": 5.0} | spec))
         offer = JoinRequest(
             incarnation=self.identity.incarnation,

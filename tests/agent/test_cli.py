@@ -20,16 +20,16 @@ from tests.support.servers import ROOT
 from hetagent import statuses
 from hetagent.cli import assembly
 from hetagent.cli import main as cli
-from hetagent.cli.parse import parse
+from hetagent.cli.parse import parse_command_line
 from hetagent.context import AgentContext
 from hetagent.errors import AgentError, CommandError, UsageError
 from hetagent.launch.base import Launch
-from hetagent.launch.command import WorkerCommand, parse_group_command, worker_command
+from hetagent.launch.command import WorkerCommand, make_worker_command, parse_group_command
 from hetagent.launch.slots import choose_worker_devices
 from hetagent.node.gpu import devices
 from hetagent.node.gpu.driver import Gpu
 from hetagent.node.processes import proctree as processes
-from hetagent.node.processes.identity import Identity
+from hetagent.node.processes.identity import AgentIdentity
 from hetagent.options.model import Options
 
 RUNNER = str(ROOT / "agent/hetagent/worker/runner.py")
@@ -43,7 +43,7 @@ def four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def options(*argv: str) -> Options:
-    return parse(["--server", "http://127.0.0.1:1", *argv, "train.py"], os.environ)
+    return parse_command_line(["--server", "http://127.0.0.1:1", *argv, "train.py"], os.environ)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_an_offer_that_no_server_would_take_is_refused_at_once() -> None:
     found, place = replace(options(), labels={"rack": "x" * 300}), SimpleNamespace(address="127.0.0.1")
     made = SimpleNamespace(options=found, address=place, launch=Launch(None), versions={})
     made.devices, made.command = devices.Devices(1), None
-    made.identity = Identity(found.group, found.node_id, "i1")
+    made.identity = AgentIdentity(found.group, found.node_id, "i1")
     with pytest.raises(UsageError, match=r"no server accepts --label 'x+': String should have at most 256"):
         assembly._make_offer(cast("AgentContext", made))
 
@@ -105,24 +105,24 @@ def test_commands_of_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.delenv("PYTHON_EXEC", raising=False)
     Path("train.py").touch()
     python = (sys.executable, ("-u", RUNNER))
-    found = worker_command("train.py", ["--x"])
+    found = make_worker_command("train.py", ["--x"])
     assert (found.entrypoint, found.args) == (python[0], (*python[1], "train.py", "--x"))
-    found = worker_command("pkg.train", ["-m"], module=True)
+    found = make_worker_command("pkg.train", ["-m"], module=True)
     assert (found.entrypoint, found.args) == (python[0], (*python[1], "-m", "pkg.train", "-m"))
-    assert worker_command("sh", ["-c", "x"], no_python=True) == WorkerCommand(
+    assert make_worker_command("sh", ["-c", "x"], no_python=True) == WorkerCommand(
         "/usr/bin/sh", ("-c", "x"), is_python=False
     )
-    assert worker_command("train.py", [], no_python=True, run_path=True).is_python
+    assert make_worker_command("train.py", [], no_python=True, run_path=True).is_python
     monkeypatch.setenv("PYTHON_EXEC", "/opt/python")
-    assert worker_command("train.py", []).entrypoint == "/opt/python"
+    assert make_worker_command("train.py", []).entrypoint == "/opt/python"
 
 
 def test_commands_of_a_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("train.py").touch()
-    assert parse_group_command(["train.py", "-m"]) == worker_command("train.py", ["-m"])
-    assert parse_group_command(["-m", "pkg", "-m"]) == worker_command("pkg", ["-m"], module=True)
-    assert parse_group_command(["--no-python", "sh", "x"]) == worker_command("sh", ["x"], no_python=True)
+    assert parse_group_command(["train.py", "-m"]) == make_worker_command("train.py", ["-m"])
+    assert parse_group_command(["-m", "pkg", "-m"]) == make_worker_command("pkg", ["-m"], module=True)
+    assert parse_group_command(["--no-python", "sh", "x"]) == make_worker_command("sh", ["x"], no_python=True)
     for words in ([], ["-m"], ["--no-python"]):
         with pytest.raises(CommandError, match="names no script"):
             parse_group_command(words)
@@ -138,7 +138,7 @@ def test_exit_statuses_are_seen_when_the_launcher_ignores_sigchld(monkeypatch: p
         assert ended is not None
         return ended.si_status
 
-    monkeypatch.setattr(assembly, "run", run)
+    monkeypatch.setattr(assembly, "run_agent", run)
     monkeypatch.setattr(sys, "argv", ["hetagent", "--server", "http://127.0.0.1:1", __file__])
     monkeypatch.setattr(os, "_exit", sys.exit)
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -170,7 +170,7 @@ def test_an_agent_that_cannot_run_says_why_and_writes_it_for_whoever_started_it(
     def run(*args: object) -> int:
         raise error
 
-    monkeypatch.setattr(assembly, "run", run)
+    monkeypatch.setattr(assembly, "run_agent", run)
     monkeypatch.setattr(sys, "argv", ["hetagent", "--server", "http://127.0.0.1:1", __file__])
     monkeypatch.setattr(os, "_exit", sys.exit)
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
@@ -229,15 +229,15 @@ def test_a_node_with_processes_of_an_earlier_agent_that_do_not_die_is_not_offere
     monkeypatch.setattr(processes, "kill_tree", lambda find: [2**22 + 1])
     saving = [[2**22 + 1], [2**22 + 1], []]
     monkeypatch.setattr(processes, "find_orphans", lambda node_id, group: saving.pop(0))
-    assembly._kill_orphans(Identity("g", "a", "i"), said.append)
+    assembly._kill_orphans(AgentIdentity("g", "a", "i"), said.append)
     assert (said, saving) == ([], []), "their guardian has ended them"
     monkeypatch.setattr(processes, "find_orphans", lambda node_id, group: [2**22 + 1])
     why = r"node 'a' cannot take part: processes of an earlier agent cannot be killed: 4194305 \(gone by now\); check"
     with pytest.raises(AgentError, match=why):
-        assembly._kill_orphans(Identity("g", "a", "i"), said.append)
+        assembly._kill_orphans(AgentIdentity("g", "a", "i"), said.append)
     assert said == ["killing workers that an earlier agent left behind: pids 4194305"]
     monkeypatch.setattr(processes, "kill_tree", lambda find: [])
-    assembly._kill_orphans(Identity("g", "a", "i"), said.append)
+    assembly._kill_orphans(AgentIdentity("g", "a", "i"), said.append)
 
 
 # -- real agents: secrets, exits, and output that nobody reads -----------------------------------------------

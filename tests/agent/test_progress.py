@@ -20,7 +20,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The worker's file; this process has not said anything yet."""
     path = str(tmp_path / "0")
     monkeypatch.setenv(progress.FILE, path)
-    progress._open_memory.cache_clear()
+    progress._open_progress_file.cache_clear()
     monkeypatch.setattr(progress, "_followed", [0])
     return path
 
@@ -85,7 +85,7 @@ def test_nothing_that_is_said_fails_a_script(file: str, wrong: object) -> None:
 @pytest.mark.parametrize("path", ["", "/nowhere/at/all"])
 def test_without_an_agent_nothing_happens(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(progress.FILE, path)
-    progress._open_memory.cache_clear()
+    progress._open_progress_file.cache_clear()
     progress.progress(17)
     with progress.long(600):
         progress.progress(18)

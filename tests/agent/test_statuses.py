@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from tests.agent.torchrun.driver import directive
 
-from hetagent.statuses import status_of
+from hetagent.statuses import get_exit_status
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.rounds import Failure, RootCause
 
@@ -38,11 +38,11 @@ def failed(kind: str, exit_code: int | None = None) -> dict[str, Any]:
 )
 def test_the_status_says_what_to_do_next(said: dict[str, Any], status: int, fixed: int) -> None:
     outcome = directive("exit", 0, **said)
-    assert (status_of(outcome, fixed=False), status_of(outcome, fixed=True)) == (status, fixed)
+    assert (get_exit_status(outcome, fixed=False), get_exit_status(outcome, fixed=True)) == (status, fixed)
 
 
 def test_a_node_that_left_by_itself_is_unfit() -> None:
-    assert status_of(None, fixed=False) == status_of(None, fixed=True) == 71
+    assert get_exit_status(None, fixed=False) == get_exit_status(None, fixed=True) == 71
 
 
 @pytest.mark.parametrize(("never", "status"), [(True, 2), (False, 69)])
@@ -50,4 +50,4 @@ def test_a_world_that_can_never_be_is_no_reason_to_try_again(never: bool, status
     code = ReasonCode.IMPOSSIBLE_WORLD if never else ReasonCode.JOIN_TIMEOUT
     cause = RootCause(reason=code.reason(why=ReasonCode.GROUP_FAILED.reason(), timeout_s=4.0))
     said = {"code": "failed", "outcome": "failed", "root_cause": cause, "exit_code": 1}
-    assert status_of(directive("exit", 0, **said), fixed=False) == status
+    assert get_exit_status(directive("exit", 0, **said), fixed=False) == status

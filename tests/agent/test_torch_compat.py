@@ -12,7 +12,7 @@ from tests.support.servers import ROOT
 from torch.distributed import TCPStore
 from torch.distributed.elastic.multiprocessing import Std as TorchsStd
 
-from hetagent.cli.parse import parse
+from hetagent.cli.parse import parse_command_line
 from hetagent.errors import UsageError
 from hetagent.torch_compat import flags as torchs
 from hetagent.torch_compat.flags import SINCE_2_10
@@ -28,7 +28,7 @@ ASKED: dict[str, list[str]] = {
 
 
 def flags(*argv: str) -> Any:
-    return parse(["--server", "h", *argv, "train.py"], {}).torchrun
+    return parse_command_line(["--server", "h", *argv, "train.py"], {}).torchrun
 
 
 def handler() -> HetRendezvousHandler:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hetagent import statuses
-from hetagent.cli.parse import parse
+from hetagent.cli.parse import parse_command_line
 from hetrdzv.cli import hetctl
 from hetrdzv.client import parse_server_urls
 from tests.support import manifests
@@ -50,7 +50,7 @@ def test_what_becomes_of_a_pod_and_when_it_is_ready(pool: manifests.Pool) -> Non
 
 @pytest.mark.parametrize("pool", POOLS.values(), ids=lambda pool: pool.name)
 def test_the_job_is_made_beforehand_and_the_agents_take_it_as_it_is(pool: manifests.Pool) -> None:
-    options = parse(pool.agent, {})
+    options = parse_command_line(pool.agent, {})
     assert options.exit_codes == "agent", "a script's own codes would mean something else"
     assert options.spec == {}
     server, token, create, group, *settings = pool.create

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
-from hetagent.cli.parse import parse
+from hetagent.cli.parse import parse_command_line
 from hetrdzv.cli import hetserver
 from hetrdzv.client import parse_server_urls
 from hetrdzv.protocol.settings import DEFAULTS
@@ -124,7 +124,7 @@ def test_every_start_is_one_that_our_programs_take(name: str, arguments: list[st
             make_access(options["store"])
             assert parse_server_urls(options["advertise"]) == [options["advertise"]]
     else:
-        options = parse(arguments, {})
+        options = parse_command_line(arguments, {})
         assert options.token_file is not None
         if options.script is None:  # the group has one
             assert "train.py" in next(pool.create for pool in POOLS.values() if pool.agent == arguments)
@@ -136,7 +136,7 @@ def test_every_start_is_one_that_our_programs_take(name: str, arguments: list[st
 def test_agents_know_every_server_by_the_name_that_it_advertises(where: str) -> None:
     mine = [start for start in STARTS if start[0].startswith(where)]
     advertised = {hetserver_options(a)["advertise"] for _, name, a in mine if name == "hetserver"}
-    agents = [parse(a, {}) for _, name, a in mine if name == "hetagent"]
+    agents = [parse_command_line(a, {}) for _, name, a in mine if name == "hetagent"]
     assert {frozenset(agent.servers) for agent in agents} == {frozenset(advertised)}
     assert len({str(agent.spec) for agent in agents}) == 1, "settings of one group that differ"
 
@@ -160,7 +160,7 @@ def test_an_agent_is_gone_before_it_is_killed() -> None:
     """No manifest can read how long that takes: it says so twice."""
     for where, name, arguments in STARTS:
         if name == "hetagent":
-            options, given = parse(arguments, {}), grace_s(where)
+            options, given = parse_command_line(arguments, {}), grace_s(where)
             stop_s = float(str(options.spec.get("stop_timeout_s", DEFAULTS.stop_timeout_s)))
             assert given >= stop_s + 15, f"{where}: {given} s for {stop_s} s"
             assert options.grace_s == given - 5, f"{where}: {given} s for {options.grace_s} s"

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from hetagent import statuses
-from hetagent.cli.parse import parse
+from hetagent.cli.parse import parse_command_line
 from hetrdzv.cli import hetserver
 from tests.support.servers import ROOT
 
@@ -41,7 +41,7 @@ def test_skypilot_starts_a_server_that_outlives_preemptions() -> None:
 
 
 def test_skypilot_starts_one_agent_per_managed_job() -> None:
-    options = parse(command("node", "hetagent"), {"HET_TOKEN": "secret"})
+    options = parse_command_line(command("node", "hetagent"), {"HET_TOKEN": "secret"})
     assert options.exit_codes == "agent", "a script's own codes would mean something else"
     assert options.script is not None
     assert (ROOT / options.script).exists()

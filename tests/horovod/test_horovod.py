@@ -12,7 +12,7 @@ import httpx
 import psutil
 import pytest
 
-from hetagent.launch.horovod import STORE, Horovod, rank_environ
+from hetagent.launch.horovod import STORE, Horovod, rank_env
 from hetagent.node import network
 from tests.agent.launch.test_horovod import COMMAND, assignment, members
 from tests.support.cluster import RUN, Cluster, cluster, leftovers, standalone, wait_for
@@ -168,7 +168,7 @@ def test_ranks_are_those_that_horovodrun_would_give(slots: tuple[int, ...]) -> N
 
     there = members(*slots)
     plan = get_host_assignments([HostInfo(member.node_id, member.slots) for member in there], sum(slots))
-    ours = [rank_environ(there, member.node_id, i) for member in there for i in range(member.slots)]
+    ours = [rank_env(there, member.node_id, i) for member in there for i in range(member.slots)]
     assert ours == [
         {f"HOROVOD_{name.upper()}": str(value) for name, value in asdict(slot).items()} for slot in plan
     ]

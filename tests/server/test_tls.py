@@ -145,9 +145,9 @@ def test_hetctl_and_a_guardian_speak_it(strict: Hetserver, ours: Authority, mine
         "import sys, json; from pathlib import Path; from hetagent.node.processes.guardian import Guardian\n"
         "from hetrdzv.auth.tls import ClientTls\n"
         "tls = ClientTls(*map(Path, sys.argv[2:]))\n"
-        "from hetagent.node.processes.identity import Identity, ServerAccess\n"
+        "from hetagent.node.processes.identity import AgentIdentity, ServerAccess\n"
         "access = ServerAccess(servers=[sys.argv[1]], tls=tls)\n"
-        "g = Guardian(Identity('g', 'a', 'i1'), access)\n"
+        "g = Guardian(AgentIdentity('g', 'a', 'i1'), access)\n"
         "g.start(); print('on guard', flush=True); input()\n"
     )
     path = os.pathsep.join([str(ROOT / "rendezvous"), str(ROOT / "agent")])

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from hetagent import statuses
-from hetagent.cli.parse import parse
+from hetagent.cli.parse import parse_command_line
 from hetagent.options.model import Options
 from hetrdzv.cli import hetserver
 
@@ -56,7 +56,7 @@ def command(path: Path, program: str) -> list[str]:
 
 
 def options(path: Path) -> Options:
-    return parse(command(path, "hetagent"), STEP)
+    return parse_command_line(command(path, "hetagent"), STEP)
 
 
 def test_the_scripts_are_there() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch.distributed.elastic.multiprocessing import LogsSpecs
 
-from hetagent.cli.summary import closing_block
+from hetagent.cli.summary import format_summary
 from hetagent.context import AgentContext
 from hetagent.errors import AgentError, UsageError
 from hetagent.health import node_check
@@ -32,11 +32,11 @@ from hetagent.node.network import find_address
 from hetagent.node.processes import proctree as processes
 from hetagent.node.processes.guardian import Guardian
 from hetagent.node.processes.guardian_process import SAVE_S
-from hetagent.node.processes.identity import Identity, ServerAccess
+from hetagent.node.processes.identity import AgentIdentity, ServerAccess
 from hetagent.node.standalone import ChildServer
 from hetagent.options.model import Options
 from hetagent.options.torchrun import format_flag
-from hetagent.preemption.watching import PreemptionWatch, preemption_watch
+from hetagent.preemption.watching import PreemptionWatch, make_preemption_watch
 from hetagent.runloop.agent import Agent
 from hetagent.runloop.deaths import ProgramDeaths
 from hetagent.runloop.notices import Notices
@@ -60,7 +60,7 @@ PREFIX = "[${node_id}:${rank}] "
 """What lines of the workers begin with on the console unless a template was given (pytorch/pytorch#75087)."""
 
 
-def run(
+def run_agent(
     options: Options, command: WorkerCommand | None, access: ServerAccess, server: ChildServer | None
 ) -> int:
     """Join the group, follow the server until it says `exit`, and report the outcome at the terminal.
@@ -89,7 +89,7 @@ def run(
         if isinstance(logs_specs, RoundLogsSpecs):
             logs_specs.close()
         name.release()
-    block = closing_block(
+    block = format_summary(
         options.group,
         options.node_id,
         agent.outcome,
@@ -114,7 +114,7 @@ def _make_context(
     )
     hide_other_devices(chosen)
     launch = make_launch(options, command, chosen.slots, os.environ)
-    identity = Identity(options.group, options.node_id, uuid.uuid4().hex)
+    identity = AgentIdentity(options.group, options.node_id, uuid.uuid4().hex)
     _kill_orphans(identity, tell)
     if chosen.slots > 1 and "OMP_NUM_THREADS" not in os.environ:
         os.environ["OMP_NUM_THREADS"] = "1"  # as torchrun does, so that workers do not fight for cores
@@ -140,7 +140,7 @@ def _make_agent(context: AgentContext, child: ChildServer | None, logs_specs: Lo
     server = ServerConnection(session, context.access.client, tell)
     parts = _make_parts(context, server, handler)
     if parts.ready_file is not None:
-        server.on_member = parts.ready_file.set_known
+        server.on_member = parts.ready_file.set_joined
     pipes = parts.snapshots.pipe_folder() if parts.snapshots is not None else None
     if child is not None:
         child.on_exit(server.give_up)
@@ -203,7 +203,7 @@ def _make_parts(context: AgentContext, server: ServerConnection, handler: HetRen
         shares=ShareFiles(one_per_node=one_per_node),
         snapshots=snapshot_hook(context, options.snapshots, server),
         standbys=make_standbys(context),
-        preemption=preemption_watch(context),
+        preemption=make_preemption_watch(context),
         ready_file=ReadyFile(options.ready_file, tell) if options.ready_file is not None else None,
     )
 
@@ -258,7 +258,7 @@ def _make_health_checks(context: AgentContext, preemption: PreemptionWatch | Non
         ).run
 
 
-def _kill_orphans(identity: Identity, tell: Callable[[str], None]) -> None:
+def _kill_orphans(identity: AgentIdentity, tell: Callable[[str], None]) -> None:
     """Kill the workers of an earlier agent of this node that was killed, perhaps together with its guardian.
 
     If that lives, it does so itself once they have saved their state.

@@ -16,8 +16,8 @@ from hetagent.options.torchrun import (
     WITHOUT_VARIABLE,
     Flag,
     dest,
+    make_switch,
     spellings,
-    switch_flag,
     variable,
 )
 from hetagent.options.values import (
@@ -80,10 +80,10 @@ OF_NODE: Mapping[str, Flag] = {
         default="worker",
         choices=("worker", "agent"),
     ),
-    "--require-rendezvous": switch_flag(
+    "--require-rendezvous": make_switch(
         "Fail a job whose workers end well but never met (init_process_group); give it on every node."
     ),
-    "--isolate-gpus": switch_flag("Each worker sees only its own GPU; LOCAL_RANK stays as it is."),
+    "--isolate-gpus": make_switch("Each worker sees only its own GPU; LOCAL_RANK stays as it is."),
     "--init-file": Flag(
         "With --launch node: {init_method} names a new file in this shared directory each round.",
         parse_absolute,
@@ -138,7 +138,7 @@ OF_NODE: Mapping[str, Flag] = {
         CONNECT_TIMEOUT_S,
         metavar="S",
     ),
-    "--check": switch_flag(
+    "--check": make_switch(
         "Join nothing: check devices, versions, servers, the address to offer and the way to the other nodes."
     ),
     "--node-check": Flag(
@@ -162,7 +162,7 @@ OF_NODE: Mapping[str, Flag] = {
         variable="HET_LEAVE_WHEN",
         metavar="FILE|COMMAND",
     ),
-    "--collapse": switch_flag(
+    "--collapse": make_switch(
         "Show identical lines of several ranks of this node as one, with all their ranks in front; "
         "without -t and -r as -t 3."
     ),
@@ -240,7 +240,7 @@ class Parser(ArgumentParser):
         super().__init__(
             prog="hetagent", usage=usage.USAGE, description=usage.ABOUT, allow_abbrev=False, add_help=False
         )
-        self.add_argument("-h", "--help", action=usage.Short, help="Show the flags of the first day.")
+        self.add_argument("-h", "--help", action=usage.ShortHelp, help="Show the flags of the first day.")
         self.add_argument("--help-all", action="help", help="Show all flags.")
         self.add_argument("--version", action="version", version=f"hetagent {__version__}")
         for flag in REFUSED:

@@ -41,17 +41,17 @@ def _run() -> int:
     if missing := [module for module in NEEDS if find_spec(module) is None]:
         print_to_stderr(f"hetagent needs {' and '.join(missing)}: pip install 'hetrdzv[agent]'")
         return statuses.USAGE
-    from hetagent.cli.parse import parse
+    from hetagent.cli.parse import parse_command_line
     from hetagent.errors import AgentError, CommandError, ProgramNotFoundError, UsageError
-    from hetagent.launch.command import worker_command
+    from hetagent.launch.command import make_worker_command
     from hetagent.node import release
     from hetagent.node.network import NetworkError
     from hetagent.node.standalone import run_child_server
     from hetagent.workers import failures
 
     try:
-        options = parse(sys.argv[1:], os.environ)
-        access = _server_access(options)
+        options = parse_command_line(sys.argv[1:], os.environ)
+        access = _make_server_access(options)
         if options.check:
             from hetagent.health.check import run_check
 
@@ -59,15 +59,15 @@ def _run() -> int:
         command, flags = None, options.torchrun
         if options.script is not None:
             how = {"module": flags.module, "no_python": flags.no_python, "run_path": flags.run_path}
-            command = worker_command(options.script, options.script_args, **how)
-        if unknown := release.check_torch_release(release.installed_torch()):
+            command = make_worker_command(options.script, options.script_args, **how)
+        if unknown := release.check_torch_release(release.find_torch_release()):
             print_to_stderr(f"hetagent: warning: {unknown}")
         from hetagent.cli import assembly  # which imports torch: only once there is something to do
 
         if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # __main__.py has seen to that
             signal.signal(signal.SIGINT, signal.default_int_handler)
         with run_child_server() if options.standalone else contextlib.nullcontext() as server:
-            return assembly.run(options, command, access, server)
+            return assembly.run_agent(options, command, access, server)
     except (UsageError, CommandError, NetworkError, TokenFileError, TlsError) as error:
         # torchrun's status for a script that is not there is 1
         status = statuses.FAILED if isinstance(error, ProgramNotFoundError) else statuses.USAGE
@@ -81,7 +81,7 @@ def _run() -> int:
     return status
 
 
-def _server_access(options: "Options") -> "ServerAccess":
+def _make_server_access(options: "Options") -> "ServerAccess":
     """How to speak to the servers; our own speaks plain HTTP on loopback. No child inherits the token."""
     from hetagent.node.processes.identity import ServerAccess
 

@@ -30,7 +30,7 @@ SAME: Sequence[tuple[str, str]] = (
 """Flags of ours and of torchrun that mean the same thing, so that two values contradict each other."""
 
 
-def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
+def parse_command_line(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
     """Parse and check a command line.
 
     Raises:
@@ -47,25 +47,25 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
     if args.collapse and args.redirects == args.tee == 0:
         args.tee = 3
     made = {
-        "servers": _servers(args),
+        "servers": _parse_servers(args),
         "group": args.group or (make_group_id() if args.standalone else "default"),
         "node_id": args.node_id or host_name("--node-id"),
         "labels": dict(args.label),
-        "spec": _spec(args),
+        "spec": _parse_group_spec(args),
         "signals": SIGNALS if args.signals_to_handle is None else args.signals_to_handle,
         "report_output": args.report_output == "on",
         "shutdown_timeout_s": args.shutdown_timeout,
         "grace_s": GRACE_S if args.grace_s is None else args.grace_s,
         "script": args.training_script,
         "script_args": tuple(args.training_script_args),
-        "notes": (*filled, *_warn_of_misplaced_flags(args)),
+        "notes": (*filled, *_describe_misplaced_flags(args)),
         "torchrun": _pick_options(TorchrunOptions, vars(args)),
         "snapshots": _pick_options(SnapshotOptions, vars(args), "snapshot_"),
     }
     return _pick_options(Options, vars(args) | made)
 
 
-def _warn_of_misplaced_flags(args: Namespace) -> Sequence[str]:
+def _describe_misplaced_flags(args: Namespace) -> Sequence[str]:
     """What to say of flags of ours that were typed after the script, unless it mentions them: it gets them then."""
     ours = {spelling for flag in FLAGS for spelling in spellings(flag)}
     words = {word.partition("=")[0] for word in args.training_script_args}
@@ -118,7 +118,7 @@ def _refuse_contradictions(args: Namespace) -> None:
 # -- who and where -------------------------------------------------------------------------------------------
 
 
-def _servers(args: Namespace) -> tuple[str, ...]:
+def _parse_servers(args: Namespace) -> tuple[str, ...]:
     """The servers' URLs; none with --standalone."""
     if args.standalone:
         if "server" in args.given:
@@ -132,7 +132,7 @@ def _servers(args: Namespace) -> tuple[str, ...]:
     return tuple(args.server)
 
 
-def _spec(args: Namespace) -> dict[str, object]:
+def _parse_group_spec(args: Namespace) -> dict[str, object]:
     """The settings of the group that were given."""
     spec: dict[str, object] = {
         name: getattr(args, name) for name in SPEC_FLAGS if getattr(args, name) is not None

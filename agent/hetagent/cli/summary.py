@@ -13,7 +13,7 @@ REFUSALS = ("refused", "replaced", "rejected")
 """Codes of an `exit` for a node that may not take part."""
 
 
-def closing_block(
+def format_summary(
     group: str,
     node_id: str,
     outcome: Directive | None,
@@ -42,12 +42,12 @@ def closing_block(
     if logs:
         lines.append(f"logs     {logs}")
     if outcome is not None and outcome.root_cause is not None:
-        lines += _root_cause(group, outcome, outcome.root_cause)
+        lines += _format_root_cause(group, outcome, outcome.root_cause)
     lines.append(RULE)
     return "\n".join(lines)
 
 
-def _root_cause(group: str, outcome: Directive, cause: RootCause) -> list[str]:
+def _format_root_cause(group: str, outcome: Directive, cause: RootCause) -> list[str]:
     lines = ["", f"root cause: {cause.reason}"]
     if cause.failure is not None:
         lines.append(f"  {cause.details}")

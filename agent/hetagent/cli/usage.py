@@ -45,7 +45,7 @@ output:
 All flags: hetagent --help-all. Those of torchrun apply, with - or _."""
 
 
-class Short(Action):
+class ShortHelp(Action):
     """`--help`: one screen, what people need on the first day."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, **how: Any) -> None:

@@ -14,8 +14,8 @@ from hetagent.errors import UsageError
 from hetagent.launch.slots import choose_worker_devices, hide_other_devices
 from hetagent.node import network, release
 from hetagent.node.gpu import devices
-from hetagent.node.gpu.driver import GpuBroken, Usage, find_versions, query_memory
-from hetagent.node.network import host_port
+from hetagent.node.gpu.driver import GpuLostError, GpuMemoryUsage, find_versions, query_memory
+from hetagent.node.network import format_host_port
 from hetagent.node.processes.identity import ServerAccess
 from hetagent.options.model import Options
 from hetagent.session.preflight import find_connect_error
@@ -41,7 +41,7 @@ _STYLES: Mapping[Grade, str] = {"ok": "green", "warning": "yellow", "wrong": "bo
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckRow:
     """A row: what was looked at, what is there, what to do about it."""
 
     what: str
@@ -56,7 +56,7 @@ def run_check(options: Options, access: ServerAccess) -> int:
     Returns:
         the exit status: 0 if nothing is wrong, else 1; warnings do not count.
     """
-    findings = [check_versions(find_versions(), release.installed_torch()), *check_devices(options)]
+    findings = [check_versions(find_versions(), release.find_torch_release()), *check_devices(options)]
     findings += asyncio.run(_check_network(options, access))
     columns = [
         unwrapped_column("CHECK"),
@@ -72,99 +72,99 @@ def run_check(options: Options, access: ServerAccess) -> int:
 # -- this machine --------------------------------------------------------------------------------------------
 
 
-def check_versions(there: Mapping[str, str], torch: str | None) -> Finding:
+def check_versions(there: Mapping[str, str], torch: str | None) -> CheckRow:
     """What has to fit together on all nodes."""
     text = ", ".join(f"{name} {version}" for name, version in {"hetrdzv": __version__, **there}.items())
     try:
         warning = release.check_torch_release(torch) or ""
     except UsageError as error:
-        return Finding("versions", "wrong", text, str(error))
-    return Finding("versions", "warning" if warning else "ok", text, warning)
+        return CheckRow("versions", "wrong", text, str(error))
+    return CheckRow("versions", "warning" if warning else "ok", text, warning)
 
 
-def check_devices(options: Options) -> list[Finding]:
+def check_devices(options: Options) -> list[CheckRow]:
     """What the workers would run on. Leaves only the chosen devices visible to this process."""
     try:
         chosen = choose_worker_devices(options)
     except UsageError as error:
-        return [Finding("devices", "wrong", error.finding, error.advice)]
+        return [CheckRow("devices", "wrong", error.finding, error.advice)]
     if chosen.kind != "cuda":
         unchecked = "" if chosen.kind else "; the GPUs are not checked"
-        return [Finding("devices", "ok", f"{chosen.description}{unchecked}")]
+        return [CheckRow("devices", "ok", f"{chosen.description}{unchecked}")]
     hide_other_devices(chosen)
-    found = Finding("devices", "ok", chosen.facts.get("name") or chosen.description)
+    found = CheckRow("devices", "ok", chosen.facts.get("name") or chosen.description)
     try:
         usages = query_memory([gpu.uuid for gpu in devices.visible_gpus(os.environ)])
-    except GpuBroken as error:
+    except GpuLostError as error:
         advice = "reset the GPU, or leave it out: --gpus"
-        return [found, Finding("GPU memory", "wrong", str(error), advice)]
+        return [found, CheckRow("GPU memory", "wrong", str(error), advice)]
     return [found, *map(check_gpu_memory, usages)]
 
 
-def check_gpu_memory(usage: Usage) -> Finding:
+def check_gpu_memory(usage: GpuMemoryUsage) -> CheckRow:
     """How much of a GPU's memory is free."""
     free = usage.total_bytes - usage.used_bytes
     text = f"{free / GIB:.1f} of {usage.total_bytes / GIB:.1f} GiB free"
     if usage.used_bytes <= max(SLACK_BYTES, SHARE * usage.total_bytes):
-        return Finding(usage.gpu, "ok", text)
+        return CheckRow(usage.gpu, "ok", text)
     who = ", ".join(f"pid {pid}" for pid in usage.holders[:5])
     advice = f"in use by {who}" if who else "the driver names no process that uses it: another container?"
-    return Finding(usage.gpu, "warning", text, advice)
+    return CheckRow(usage.gpu, "warning", text, advice)
 
 
-def check_address(options: Options, offered: str, interface: str | None) -> Finding:
+def check_address(options: Options, offered: str, interface: str | None) -> CheckRow:
     """The address that this node would offer, and why this one; `interface`: the one that has it."""
     why = "--local-addr" if options.local_addr is not None else "towards the server"
     why = "--interface" if options.interface is not None else why
     text = f"{offered} ({interface or 'no interface here has it'}; {why})"
     if not is_loopback(offered):
-        return Finding("address", "ok", text)
+        return CheckRow("address", "ok", text)
     if all(is_loopback(urlsplit(url).hostname or "") for url in options.servers):
-        return Finding("address", "warning", text, "for a job on this host only")
-    return Finding("address", "wrong", text, "other hosts cannot reach it: --local-addr or --interface")
+        return CheckRow("address", "warning", text, "for a job on this host only")
+    return CheckRow("address", "wrong", text, "other hosts cannot reach it: --local-addr or --interface")
 
 
-def check_ports(offered: str, port_range: tuple[int, int] | None, count: int) -> Finding:
+def check_ports(offered: str, port_range: tuple[int, int] | None, count: int) -> CheckRow:
     """Whether the ports that a node needs are free."""
     try:
         with ExitStack() as held:
             for _ in range(count):
                 held.enter_context(network.hold_port(offered, port_range))
     except network.NetworkError as error:
-        return Finding("ports", "wrong", str(error))
+        return CheckRow("ports", "wrong", str(error))
     span = "any" if port_range is None else f"{port_range[0]}-{port_range[1]}"
-    return Finding("ports", "ok", f"{count} are free ({span})")
+    return CheckRow("ports", "ok", f"{count} are free ({span})")
 
 
 # -- servers and other nodes ---------------------------------------------------------------------------------
 
 
-async def _check_network(options: Options, access: ServerAccess) -> list[Finding]:
+async def _check_network(options: Options, access: ServerAccess) -> list[CheckRow]:
     findings = list(
         await asyncio.gather(*(_check_server(replace(access, servers=(url,))) for url in access.servers))
     )
     try:
         place = network.find_address(options.local_addr, options.interface, access.servers)
     except network.NetworkError as error:
-        findings.append(Finding("address", "wrong", str(error)))
+        findings.append(CheckRow("address", "wrong", str(error)))
     else:
         findings.append(check_address(options, place.address, place.interface))
         findings.append(check_ports(place.address, options.port_range, 2 + (options.snapshots.memory != 0)))
     return findings + await _check_group(options, access)
 
 
-async def _check_server(access: ServerAccess) -> Finding:
+async def _check_server(access: ServerAccess) -> CheckRow:
     """Whether a server answers, and which one it is."""
     what = f"server {access.servers[0]}"
     try:
         async with access.client() as client:
             health = await client.health()
     except HetError as error:
-        return Finding(what, "wrong", str(error), "is hetserver running there, and reachable from here?")
-    return Finding(what, "ok", f"hetserver {health.version}")
+        return CheckRow(what, "wrong", str(error), "is hetserver running there, and reachable from here?")
+    return CheckRow(what, "ok", f"hetserver {health.version}")
 
 
-async def _check_group(options: Options, access: ServerAccess) -> list[Finding]:
+async def _check_group(options: Options, access: ServerAccess) -> list[CheckRow]:
     """What the group says to this agent's token, and whether its other nodes can be reached."""
     what, nodes = f"group '{options.group}'", []
     try:
@@ -174,23 +174,23 @@ async def _check_group(options: Options, access: ServerAccess) -> list[Finding]:
         nodes = [node for node in reply.nodes if not node.is_gone and node.node_id != options.node_id]
     except HetError as error:
         if error.code != UnknownGroup.code:
-            return [Finding(what, "wrong", str(error))]
+            return [CheckRow(what, "wrong", str(error))]
         text = "does not exist yet; the first agent creates it"
     advice = "" if nodes else "no other node is there to be reached: start another agent, then check again"
-    findings = [Finding(what, "ok", text, advice)]
+    findings = [CheckRow(what, "ok", text, advice)]
     findings += await asyncio.gather(*map(_check_node, nodes[:MOST_NODES]))
     if len(nodes) > MOST_NODES:
         text = f"{len(nodes) - MOST_NODES} more nodes were not tried"
-        findings.append(Finding("other nodes", "warning", text))
+        findings.append(CheckRow("other nodes", "warning", text))
     return findings
 
 
-async def _check_node(node: NodeReply) -> Finding:
-    what, place = f"node {node.node_id}", host_port(node.address, node.port)
+async def _check_node(node: NodeReply) -> CheckRow:
+    what, place = f"node {node.node_id}", format_host_port(node.address, node.port)
     reason = await find_connect_error(node.address, node.port)
     if reason is None:
-        return Finding(what, "ok", place)
+        return CheckRow(what, "ok", place)
     advice = "a firewall or another network: open a range and give it as --port-range, or choose --interface"
     if reason == "connection refused":
         advice = "its host answers, but not on this port: is its agent still there?"
-    return Finding(what, "wrong", f"{place}: {reason}", advice)
+    return CheckRow(what, "wrong", f"{place}: {reason}", advice)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from hetagent.health.checks import HEALTHY, HealthResult
-from hetagent.node.gpu.driver import GpuBroken, query_memory
+from hetagent.node.gpu.driver import GpuLostError, query_memory
 
 WAIT_S, LOOK_S = 60.0, 0.1
 """How long the driver may take, and how often to look whether that is still wanted (seconds)."""
@@ -26,6 +26,6 @@ def check_gpus(uuids: Sequence[str], cancelled: threading.Event) -> HealthResult
             break
         except TimeoutError:
             continue
-        except GpuBroken as error:
+        except GpuLostError as error:
             return HealthResult(f"its {error}", fatal=True)
     return HEALTHY

@@ -59,7 +59,7 @@ class NodeCheck:
             if cancelled.wait(LOOK_S):
                 break
         self._stuck = shell.kill()  # also what it has left in the background
-        status, end = shell.process.returncode, self._format_end(shell.tail)
+        status, end = shell.process.returncode, self._format_failure(shell.tail)
         left = processes.describe_stuck([process.pid for process in self._stuck])
         if not ended or status is None:
             why = f"node check did not end within {TIMEOUT_S:g} s"
@@ -73,7 +73,7 @@ class NodeCheck:
             why = f"node check failed ({how})"
         return HealthResult(f"{why}: {end}" if end else why)
 
-    def _format_end(self, output: bytes) -> str:
+    def _format_failure(self, output: bytes) -> str:
         lines = redact(plain_text(output), self._secrets()).splitlines()
         end = escape_surrogates("; ".join([line.strip() for line in lines if line.strip()][-MOST_LINES:]))
         return end if len(end) <= MOST_CHARACTERS else f"…{end[1 - MOST_CHARACTERS :]}"

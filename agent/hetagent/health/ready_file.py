@@ -29,7 +29,7 @@ class ReadyFile:
         if not os.access(path.parent, os.W_OK):
             raise UsageError(f"--ready-file {path}: no file can be made in {path.parent}")
 
-    def set_known(self, known: bool) -> None:
+    def set_joined(self, known: bool) -> None:
         """The server has this node, or no longer; from any thread."""
         with self._lock:
             if known and self._closed:
@@ -45,4 +45,4 @@ class ReadyFile:
     def close(self) -> None:
         """The agent ends, and with it the file."""
         self._closed = True
-        self.set_known(False)
+        self.set_joined(False)

@@ -69,7 +69,7 @@ class Assignment:
         assert self.start.members is not None, "this node joined with wants_members"
         return self.start.members
 
-    def take_script_port(self) -> socket.socket:
+    def take_script_socket(self) -> socket.socket:
         """The socket that holds the script's port; from now on the caller has to use or close it."""
         assert self.script_port is not None, "it can be taken only once"
         taken, self.script_port = self.script_port, None
@@ -120,12 +120,12 @@ class Launch:
         """
         return self.resolve_command(assignment)
 
-    def environ(self, assignment: Assignment, local_rank: int) -> Mapping[str, str | None]:
+    def worker_env(self, assignment: Assignment, local_rank: int) -> Mapping[str, str | None]:
         """Changes to torchrun's environment for one process; None removes a variable."""
         return {}
 
     def predict_command(self, local_rank: int) -> PredictedCommand | None:
-        """What `begin` and `environ` will say in every round; None where only the round will tell."""
+        """What `begin` and `worker_env` will say in every round; None where only the round will tell."""
         return None
 
     def failure_report_delay_s(self, assignment: Assignment, *, failed: bool) -> float:
@@ -153,7 +153,7 @@ NCCL2 = "TORCH_DIST_USE_NCCL2"
 """Whether torch takes nccl2 for `nccl`: from 2.15 on, unless this is 0."""
 
 
-def node_environ(assignment: Assignment) -> dict[str, str | None]:
+def node_env(assignment: Assignment) -> dict[str, str | None]:
     """The environment of a process that stands for a whole node: no ranks, and the port for its script's own store.
 
     Without LOCAL_RANK a process group of nccl2 takes GPU `global rank % GPUs of this node` as soon as it is made,

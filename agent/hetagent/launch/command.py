@@ -73,7 +73,7 @@ CHECKSUM = 8
 """How many hexadecimal digits of a script's checksum are sent."""
 
 
-def worker_command(
+def make_worker_command(
     script: str, args: Sequence[str], *, module: bool = False, no_python: bool = False, run_path: bool = False
 ) -> WorkerCommand:
     """The command of a worker; the flags mean what they mean to torchrun."""
@@ -88,7 +88,7 @@ def worker_command(
             f"script '{script}' is a folder without __main__.py: give the path of a script"
         )
     flags = ("-m",) if module else ()
-    return WorkerCommand(python_interpreter(), ("-u", str(RUNNER), *flags, script, *args), is_python=True)
+    return WorkerCommand(find_python(), ("-u", str(RUNNER), *flags, script, *args), is_python=True)
 
 
 def identify_script(script: str | None, *, module: bool, no_python: bool) -> tuple[str, str]:
@@ -138,9 +138,9 @@ def parse_group_command(words: Sequence[str]) -> WorkerCommand:
         module, no_python = module or flag != "--no-python", no_python or flag == "--no-python"
     if not rest:
         raise CommandError(f"the group's command {' '.join(words)!r} names no script")
-    return worker_command(rest[0], rest[1:], module=module, no_python=no_python)
+    return make_worker_command(rest[0], rest[1:], module=module, no_python=no_python)
 
 
-def python_interpreter() -> str:
+def find_python() -> str:
     """The workers' Python interpreter."""
     return os.environ.get("PYTHON_EXEC", sys.executable)

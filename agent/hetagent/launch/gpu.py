@@ -8,7 +8,7 @@ from hetagent.launch.command import WorkerCommand
 from hetagent.node.gpu.devices import VISIBLE
 
 
-class PerGpu(Launch):
+class PerGpuLaunch(Launch):
     """One process per GPU. With --isolate-gpus each sees only its own."""
 
     help = "a process per GPU, as torchrun does (default)"
@@ -17,21 +17,21 @@ class PerGpu(Launch):
 
     def __init__(self, command: WorkerCommand | None, setup: LaunchOptions = PLAIN) -> None:
         super().__init__(command, setup)
-        self._isolated = visible_devices_per_worker(setup.visible, setup.slots) if setup.isolate_gpus else ()
+        self._isolated = split_visible_devices(setup.visible, setup.slots) if setup.isolate_gpus else ()
 
-    def environ(self, assignment: Assignment, local_rank: int) -> Mapping[str, str | None]:
+    def worker_env(self, assignment: Assignment, local_rank: int) -> Mapping[str, str | None]:
         """With isolation, the one GPU. LOCAL_RANK stays, for logs and for whatever counts workers."""
-        return self._own_gpu(local_rank)
+        return self._get_worker_gpu(local_rank)
 
     def predict_command(self, local_rank: int) -> PredictedCommand | None:
         """Everything, unless the group brings the command."""
-        return (self._command, self._own_gpu(local_rank)) if self._command is not None else None
+        return (self._command, self._get_worker_gpu(local_rank)) if self._command is not None else None
 
-    def _own_gpu(self, local_rank: int) -> Mapping[str, str | None]:
+    def _get_worker_gpu(self, local_rank: int) -> Mapping[str, str | None]:
         return {VISIBLE: self._isolated[local_rank]} if self._isolated else {}
 
 
-def visible_devices_per_worker(visible: str | None, slots: int) -> tuple[str, ...]:
+def split_visible_devices(visible: str | None, slots: int) -> tuple[str, ...]:
     """The entry of CUDA_VISIBLE_DEVICES for each worker of a node."""
     if visible is None:
         return tuple(map(str, range(slots)))

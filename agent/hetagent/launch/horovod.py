@@ -8,8 +8,8 @@ from pathlib import Path
 from hetagent import worker
 from hetagent.errors import CommandError
 from hetagent.launch.base import PLAIN, Assignment, LaunchOptions
-from hetagent.launch.command import WorkerCommand, python_interpreter
-from hetagent.launch.gpu import PerGpu
+from hetagent.launch.command import WorkerCommand, find_python
+from hetagent.launch.gpu import PerGpuLaunch
 from hetagent.node import network
 from hetagent.node.processes.shell import CommandFailed, run_command
 from hetrdzv.protocol.directive import Member
@@ -20,7 +20,7 @@ CHECK_TIMEOUT_S = 60.0
 """How long the workers' Python may take to import Horovod (seconds); usually 0.1, much more from a cold file server."""
 
 
-class Horovod(PerGpu):
+class HorovodLaunch(PerGpuLaunch):
     """One process per GPU; they meet at Horovod's own rendezvous server, which the master's agent starts.
 
     The server is a new process in every round, so that no old keys are found. It listens on the script's port.
@@ -34,7 +34,7 @@ class Horovod(PerGpu):
     def __init__(self, command: WorkerCommand | None, setup: LaunchOptions = PLAIN) -> None:
         super().__init__(command, setup)
         self._store: subprocess.Popen[bytes] | None = None
-        _check_horovod(python_interpreter())
+        _check_horovod(find_python())
 
     def begin(self, assignment: Assignment) -> WorkerCommand:
         """On the master, start the server."""
@@ -46,9 +46,9 @@ class Horovod(PerGpu):
             )
         command = self.resolve_command(assignment)
         if assignment.is_master:
-            with assignment.take_script_port() as listener:
+            with assignment.take_script_socket() as listener:
                 self._store = subprocess.Popen(
-                    [python_interpreter(), str(STORE), str(listener.fileno())],
+                    [find_python(), str(STORE), str(listener.fileno())],
                     stdin=subprocess.PIPE,  # it ends when this pipe does, and so with the agent
                     stdout=subprocess.DEVNULL,
                     pass_fds=(listener.fileno(),),
@@ -56,14 +56,14 @@ class Horovod(PerGpu):
                 )
         return command
 
-    def environ(self, assignment: Assignment, local_rank: int) -> Mapping[str, str | None]:
+    def worker_env(self, assignment: Assignment, local_rank: int) -> Mapping[str, str | None]:
         """What horovodrun would set for this worker."""
         start, members = assignment.start, assignment.members
         address = next(member.address for member in members if member.node_id == assignment.node_id)
         interface = os.environ.get("HOROVOD_GLOO_IFACE") or network.find_interface(address)
         return {
-            **super().environ(assignment, local_rank),
-            **rank_environ(members, assignment.node_id, local_rank),
+            **super().worker_env(assignment, local_rank),
+            **rank_env(members, assignment.node_id, local_rank),
             "HOROVOD_CONTROLLER": "gloo",
             "HOROVOD_CPU_OPERATIONS": "gloo",
             "HOROVOD_GLOO_RENDEZVOUS_ADDR": start.master.address,
@@ -82,7 +82,7 @@ class Horovod(PerGpu):
             store.stdin.close()
 
 
-def rank_environ(members: Sequence[Member], node_id: str, local_rank: int) -> dict[str, str]:
+def rank_env(members: Sequence[Member], node_id: str, local_rank: int) -> dict[str, str]:
     """A worker's place in the job, in Horovod's variables.
 
     The cross communicator of a local rank connects the workers with that local rank on all nodes that have one: with

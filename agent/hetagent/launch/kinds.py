@@ -6,14 +6,19 @@ from collections.abc import Mapping
 from hetagent.errors import UsageError
 from hetagent.launch.base import Launch, LaunchOptions
 from hetagent.launch.command import WorkerCommand
-from hetagent.launch.gpu import PerGpu
-from hetagent.launch.horovod import Horovod
-from hetagent.launch.mpi.mpirun import Mpi
-from hetagent.launch.node.program import PerNode
-from hetagent.node.gpu.devices import VISIBLE, mig_slices
+from hetagent.launch.gpu import PerGpuLaunch
+from hetagent.launch.horovod import HorovodLaunch
+from hetagent.launch.mpi.mpirun import MpiLaunch
+from hetagent.launch.node.program import PerNodeLaunch
+from hetagent.node.gpu.devices import VISIBLE, count_mig_slices
 from hetagent.options.model import Options
 
-LAUNCHES: Mapping[str, type[Launch]] = {"gpu": PerGpu, "node": PerNode, "horovod": Horovod, "mpi": Mpi}
+LAUNCHES: Mapping[str, type[Launch]] = {
+    "gpu": PerGpuLaunch,
+    "node": PerNodeLaunch,
+    "horovod": HorovodLaunch,
+    "mpi": MpiLaunch,
+}
 """Values of --launch."""
 
 DEFAULT_LAUNCH = "gpu"
@@ -49,7 +54,7 @@ def _check_flags(options: Options, slots: int, environ: Mapping[str, str]) -> No
             "--virtual-local-rank gives each worker a GPU of its own, but CPU workers see none: leave it out"
         )
     narrowed = options.isolate_gpus or options.torchrun.virtual_local_rank
-    if slots > 1 and mig_slices(environ.get(VISIBLE)) > 1 and not narrowed:
+    if slots > 1 and count_mig_slices(environ.get(VISIBLE)) > 1 and not narrowed:
         raise UsageError(
             f"CUDA shows a process only the first MIG slice that {VISIBLE} lists: give --isolate-gpus, so that each "
             f"of {slots} workers sees its own"

@@ -6,7 +6,7 @@ from hetagent.errors import UsageError
 from hetagent.node.gpu import devices
 from hetagent.options.model import Options
 from hetagent.options.torchrun import format_flag
-from hetagent.torch_compat.flags import local_world_size
+from hetagent.torch_compat.flags import parse_nproc_per_node
 from hetrdzv.protocol.settings import MAX_SLOTS
 
 
@@ -24,7 +24,7 @@ def choose_worker_devices(options: Options) -> devices.Devices:
                 workers = "pass --nproc-per-node N --device cpu to start N CPU workers"
                 raise UsageError(f"{flag}: {error.none_here}", workers) from None
     try:
-        slots = local_world_size(nproc)
+        slots = parse_nproc_per_node(nproc)
     except ValueError as error:
         raise UsageError(f"{flag}: {error}; pass a number, gpu, cpu or auto") from None
     if not 1 <= slots <= MAX_SLOTS:

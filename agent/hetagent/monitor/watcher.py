@@ -80,7 +80,7 @@ class Watcher(RoundHook):
         self._assignment = assignment
         self._runs_ours = command.is_python and not self._launch.one_per_node
 
-    def environ(self, local_rank: int) -> dict[str, str]:
+    def worker_env(self, local_rank: int) -> dict[str, str]:
         file = self._file(local_rank)
         return {FILE: file, **(torch_server_env(file + SOCKET) if self._runs_ours else {})}
 

@@ -16,7 +16,7 @@ PATIENCE_S = 2.0
 """How long to wait for a reader that stalls (seconds)."""
 
 
-class _Writer:
+class _ConsoleWriter:
     """Writes in a thread of its own, since a reader that stalls (a pager, a pipe) would block the writer."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class _Writer:
             written.set()
 
 
-_writer = functools.cache(_Writer)
+_writer = functools.cache(_ConsoleWriter)
 os.register_at_fork(after_in_child=_writer.cache_clear)  # a fork has no threads
 
 

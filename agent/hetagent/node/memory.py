@@ -8,12 +8,12 @@ import psutil
 CGROUP, OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
-def free_memory() -> int:
+def read_free_memory() -> int:
     """How much memory this process and its children may still take (bytes): the machine's, or its cgroup's."""
-    return min([psutil.virtual_memory().available, *_cgroup_room()])
+    return min([psutil.virtual_memory().available, *_read_cgroup_free_memory()])
 
 
-def _cgroup_room() -> Sequence[int]:
+def _read_cgroup_free_memory() -> Sequence[int]:
     """What is left of the limits of this process's cgroups, version 2 (bytes)."""
     try:
         [own] = [line[3:] for line in OWN_CGROUP.read_text().splitlines() if line.startswith("0::")]

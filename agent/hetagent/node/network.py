@@ -57,7 +57,7 @@ class AdvertisedAddress:
     interface: str | None
     is_chosen: bool
 
-    def find_loss(self) -> str:
+    def describe_address_loss(self) -> str:
         """That this node no longer has the address, where its peers would try in vain; empty: not that is known."""
         if self.interface is None or any(
             ip == _parse_ip(self.address) for _, ip, _ in _interface_addresses()
@@ -94,7 +94,7 @@ def find_address(
     until, log_once = time.monotonic() + timeout_s, WarnOnce(log)
     while True:
         try:
-            address = local_address_towards_any(servers)
+            address = find_any_local_address(servers)
             return AdvertisedAddress(address, find_interface(address), is_chosen=False)
         except ResolverUnavailable as error:
             if time.monotonic() >= until:
@@ -103,18 +103,18 @@ def find_address(
         time.sleep(RESOLVE_PAUSE_S)
 
 
-def local_address_towards_any(urls: Sequence[str]) -> str:
-    """`local_address_towards` the first server for which there is one: others may be down, and their names too."""
+def find_any_local_address(urls: Sequence[str]) -> str:
+    """`find_local_address` for the first server for which there is one: others may be down, and their names too."""
     failures = []
     for url in urls:
         try:
-            return local_address_towards(url)
+            return find_local_address(url)
         except NetworkError as error:
             failures.append(error)
     raise next((error for error in failures if isinstance(error, ResolverUnavailable)), failures[0])
 
 
-def local_address_towards(url: str) -> str:
+def find_local_address(url: str) -> str:
     """This node's address on the way to a server, which its peers can most likely use too.
 
     If the server answers, it is that of the connection: the server's name may stand for several addresses, some
@@ -169,7 +169,7 @@ def find_interface_address(interface: str) -> str:
     raise NetworkError(f"interface '{interface}' {problem}: choose one of {known or 'none'}")
 
 
-def host_port(address: str, port: int) -> str:
+def format_host_port(address: str, port: int) -> str:
     """`address:port` as in a URL, an IPv6 address in brackets."""
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 

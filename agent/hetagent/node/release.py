@@ -12,7 +12,7 @@ TESTED = (2, 15)
 """The newest one with which everything was tested (`make test-torch`)."""
 
 
-def installed_torch() -> str | None:
+def find_torch_release() -> str | None:
     """The version of the torch that is installed; None if it was installed by other means than as a package."""
     try:
         return version("torch")

@@ -37,7 +37,7 @@ def lock_folder(path: Path) -> int | None:
     return None
 
 
-def short_parent() -> Path:
+def find_socket_parent() -> Path:
     """TMPDIR, or /tmp if the names of sockets in a folder there would be too long."""
     parents = Path(tempfile.gettempdir()), Path("/tmp")
     fits = (each for each in parents if len(os.fsencode(each)) <= MAX_PARENT and os.access(each, os.W_OK))
@@ -54,7 +54,7 @@ class ScratchFolder:
     def __init__(self, prefix: str, parent: Path | None = None) -> None:
         self._lock: int | None = None
         while self._lock is None:  # another agent may remove it before it is locked
-            self.path = Path(tempfile.mkdtemp(prefix=marked_prefix(prefix), dir=parent))
+            self.path = Path(tempfile.mkdtemp(prefix=make_boot_prefix(prefix), dir=parent))
             try:
                 self._lock = lock_folder(self.path)
             except OSError:  # a file system without locks is never swept
@@ -68,9 +68,9 @@ class ScratchFolder:
             self._lock = None
 
 
-def sweep(prefix: str, parent: Path | None = None, unused_s: float = 0.0) -> None:
+def remove_stale_folders(prefix: str, parent: Path | None = None, unused_s: float = 0.0) -> None:
     """Remove what killed agents of this user left behind, if nothing has changed in it for so long (seconds)."""
-    for path in (parent or Path(tempfile.gettempdir())).glob(f"{marked_prefix(prefix)}*"):
+    for path in (parent or Path(tempfile.gettempdir())).glob(f"{make_boot_prefix(prefix)}*"):
         with contextlib.suppress(OSError):
             if path.lstat().st_uid != os.geteuid():
                 continue
@@ -82,6 +82,6 @@ def sweep(prefix: str, parent: Path | None = None, unused_s: float = 0.0) -> Non
                 os.close(lock)
 
 
-def marked_prefix(prefix: str) -> str:
+def make_boot_prefix(prefix: str) -> str:
     """The prefix with a mark of this host and its current boot."""
     return f"{prefix}{BOOT.read_text().strip()[:8]}_"

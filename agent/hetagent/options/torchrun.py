@@ -49,7 +49,7 @@ class Flag:
     repeats: bool = False
 
 
-def switch_flag(text: str, **row: Any) -> Flag:
+def make_switch(text: str, **row: Any) -> Flag:
     """A flag that takes no value."""
     return Flag(text, parse_switch, False, **row)
 
@@ -63,16 +63,16 @@ ACCEPTED: Mapping[str, Flag] = {
         "torchrun's spelling of --gpus: a number of workers of any kind, or gpu, cpu, xpu, auto."
     ),
     "--rdzv-id": Flag("torchrun's name for --group.", check_id),
-    "--standalone": switch_flag("Start a private hetserver, for a job on this node only."),
+    "--standalone": make_switch("Start a private hetserver, for a job on this node only."),
     "--max-restarts": Flag(
         f"How many failures may restart the group (default: {DEFAULTS.max_restarts}).",
         SETTINGS["max_restarts"].read,
     ),
     "--monitor-interval": Flag("Accepted without effect: the exit of a worker is noticed at once.", float),
     "--role": Flag("A name for what the workers do (default: default).", check_id, "default"),
-    "--module": switch_flag("The script is the name of a module, as with python -m.", short="-m"),
-    "--no-python": switch_flag("The script is a program of any kind: start it directly."),
-    "--run-path": switch_flag("Accepted without effect: scripts always run this way. Overrides --no-python."),
+    "--module": make_switch("The script is the name of a module, as with python -m.", short="-m"),
+    "--no-python": make_switch("The script is a program of any kind: start it directly."),
+    "--run-path": make_switch("Accepted without effect: scripts always run this way. Overrides --no-python."),
     "--log-dir": Flag(
         "Keep the workers' log files in this directory (default: remove them).", parse_nonempty
     ),
@@ -117,7 +117,7 @@ ACCEPTED: Mapping[str, Flag] = {
         parse_seconds,
         variable="TORCH_ELASTIC_SHUTDOWN_TIMEOUT",
     ),
-    "--virtual-local-rank": switch_flag("Each worker sees only its own GPU, and its LOCAL_RANK is 0."),
+    "--virtual-local-rank": make_switch("Each worker sees only its own GPU, and its LOCAL_RANK is 0."),
 }
 """torchrun's flags that apply, in its order."""
 

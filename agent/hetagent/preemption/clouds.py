@@ -33,7 +33,7 @@ PREEMPTED_S = 30.0
 ADDRESS = "http://169.254.169.254"
 
 
-def ask_aws(http: httpx.Client) -> PreemptionNotice | None:
+def query_aws(http: httpx.Client) -> PreemptionNotice | None:
     """Whether EC2 interrupts this spot instance; by the instance metadata service, version 2."""
     url = os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", ADDRESS).rstrip("/") + "/latest"
     ttl = {"X-aws-ec2-metadata-token-ttl-seconds": "60"}
@@ -42,12 +42,12 @@ def ask_aws(http: httpx.Client) -> PreemptionNotice | None:
     if reply.status_code == httpx.codes.NOT_FOUND:
         return None
     action = reply.raise_for_status().json()
-    at = _monotonic(datetime.fromisoformat(action["time"]))
+    at = _to_monotonic(datetime.fromisoformat(action["time"]))
     gone_at = min(at, time.monotonic() + INTERRUPTED_S) if at is not None else None
     return PreemptionNotice(f"AWS is about to {action['action']} this instance", gone_at)
 
 
-def ask_google(http: httpx.Client) -> PreemptionNotice | None:
+def query_google(http: httpx.Client) -> PreemptionNotice | None:
     """Whether this instance of Compute Engine is preempted, or is stopped for the maintenance of its host."""
 
     def read(path: str) -> str:
@@ -74,7 +74,7 @@ AZURE_VERBS: Mapping[str, str] = {
 """What Azure's events do to a machine, but for freezes of some seconds, which are left to the leases."""
 
 
-def ask_azure(http: httpx.Client) -> PreemptionNotice | None:
+def query_azure(http: httpx.Client) -> PreemptionNotice | None:
     """The first scheduled event that takes this machine away; there are events of others in its scale set, too."""
 
     def read(path: str, version: str, timeout: httpx.Timeout, **params: str) -> httpx.Response:
@@ -88,7 +88,7 @@ def ask_azure(http: httpx.Client) -> PreemptionNotice | None:
         PreemptionNotice(
             f"Azure is about to {AZURE_VERBS[event['EventType']]} this machine",
             # Without a time it begins now.
-            _monotonic(parsedate_to_datetime(event["NotBefore"])) if event.get("NotBefore") else None,
+            _to_monotonic(parsedate_to_datetime(event["NotBefore"])) if event.get("NotBefore") else None,
         )
         for event in read("scheduledevents", "2020-07-01", AZURE_TIMEOUT).json()["Events"]
         if event["EventType"] in AZURE_VERBS and name in event["Resources"]
@@ -96,13 +96,13 @@ def ask_azure(http: httpx.Client) -> PreemptionNotice | None:
     return min(notices, key=lambda notice: notice.deadline or 0.0, default=None)
 
 
-class Clouds:
+class CloudMetadata:
     """The first cloud whose metadata service answers: this machine is there."""
 
     def __init__(self, log: Callable[[str], None]) -> None:
         self._log_once = WarnOnce(log)
         self._http = httpx.Client(trust_env=False, timeout=TIMEOUT)
-        self._clouds = {"AWS": ask_aws, "Google Cloud": ask_google, "Azure": ask_azure}
+        self._clouds = {"AWS": query_aws, "Google Cloud": query_google, "Azure": query_azure}
         self._again_at = 0.0
 
     def find_notice(self) -> PreemptionNotice | None:
@@ -126,7 +126,7 @@ class Clouds:
         return None
 
 
-def _monotonic(when: datetime) -> float | None:
+def _to_monotonic(when: datetime) -> float | None:
     """A time of day on this machine's monotonic clock (seconds); None: it is over, so this clock may be wrong."""
     when = when if when.tzinfo is not None else when.replace(tzinfo=UTC)
     left_s = when.timestamp() - time.time()

@@ -19,7 +19,7 @@ CANNOT_RUN = (126, 127)
 """Exit statuses of a shell that cannot run its command."""
 
 
-def file_notice(path: Path) -> PreemptionNotice | None:
+def read_notice_file(path: Path) -> PreemptionNotice | None:
     """A notice once the file is there; its first line is the reason."""
     if not os.path.lexists(path):
         return None
@@ -29,7 +29,7 @@ def file_notice(path: Path) -> PreemptionNotice | None:
     return PreemptionNotice(_first_line(content) or f"{path} is there", None)
 
 
-class LeaveCommand:
+class PreemptionCommand:
     """Runs a command until it exits with 0, at once or after hours; its first line of output is the reason to leave."""
 
     def __init__(self, command: str, incarnation: str, log: Callable[[str], None]) -> None:

@@ -11,8 +11,8 @@ from hetagent.context import AgentContext
 from hetagent.health.checks import HEALTHY, HealthResult
 from hetagent.node.console import WarnOnce
 from hetagent.node.self_pipe import SelfPipe
-from hetagent.preemption.clouds import Clouds
-from hetagent.preemption.local import LeaveCommand, file_notice
+from hetagent.preemption.clouds import CloudMetadata
+from hetagent.preemption.local import PreemptionCommand, read_notice_file
 from hetagent.roundhook import PreemptionNotice
 
 LOOK_S = 2.0
@@ -42,7 +42,7 @@ class PreemptionWatch:
         log: Callable[[str], None],
         grace_s: float,
         *,
-        command: LeaveCommand | None = None,
+        command: PreemptionCommand | None = None,
         look_s: float = LOOK_S,
     ) -> None:
         self._sources = sources
@@ -118,16 +118,16 @@ class PreemptionWatch:
             self._log_once(text)
 
 
-def preemption_watch(context: AgentContext) -> PreemptionWatch | None:
+def make_preemption_watch(context: AgentContext) -> PreemptionWatch | None:
     """What looks whether this machine is taken away; None: nobody has asked for that."""
     options, log = context.options, context.tell
     if not (options.watch or options.leave_when):
         return None
-    sources: list[NoticeSource] = [Clouds(log).find_notice] if options.watch is not None else []
+    sources: list[NoticeSource] = [CloudMetadata(log).find_notice] if options.watch is not None else []
     command, when = None, options.leave_when or ""
     if len(when.split()) > 1 or shutil.which(when) is not None:
-        command = LeaveCommand(when, context.identity.incarnation, log)
+        command = PreemptionCommand(when, context.identity.incarnation, log)
         sources.append(command.find_notice)
     elif when:
-        sources.append(partial(file_notice, Path(when)))
+        sources.append(partial(read_notice_file, Path(when)))
     return PreemptionWatch(sources, log, options.grace_s, command=command)

@@ -18,7 +18,7 @@ from hetagent.node.network import AdvertisedAddress, NetworkError
 from hetagent.node.processes import proctree as processes
 from hetagent.node.processes import signals as process_signals
 from hetagent.node.processes.guardian import Guardian, GuardianError
-from hetagent.node.processes.identity import Identity
+from hetagent.node.processes.identity import AgentIdentity
 from hetagent.node.self_pipe import Readable, wait_readable
 from hetagent.roundhook import PreemptionNotice
 from hetagent.runloop.local_round import LocalRound, Phase
@@ -59,7 +59,7 @@ class Agent:
         round_number: the newest round that was started here, or over before it was.
     """
 
-    identity: Identity
+    identity: AgentIdentity
     address: AdvertisedAddress
     server: ServerConnection
     guardian: Guardian
@@ -350,7 +350,7 @@ class Agent:
     def _join_group(self) -> None:
         """Join, or join again: this node is ready after its last round, or `_not_ready` has changed."""
         if (
-            loss := self.address.find_loss()
+            loss := self.address.describe_address_loss()
         ) and not self.server.session.is_server_away:  # else it may come back
             self._leave_for_good(loss)
             return
@@ -374,7 +374,7 @@ class Agent:
     def _predict_standbys(self) -> None:
         """Have standbys made for the first round, as far as its workers are known."""
         standbys, predict = self.parts.standbys, self.starter.predict_programs
-        if standbys and (programs := predict(self.launch.predict_command, self._environ())):
+        if standbys and (programs := predict(self.launch.predict_command, self._make_worker_env())):
             standbys.start_predicted(programs)
 
     def _on_start(self, number: int, start: Start) -> None:
@@ -409,7 +409,7 @@ class Agent:
         """Start the workers of the round, unless the launch waits for another `start`."""
         local = self._local
         try:
-            local.start(self._environ())
+            local.start(self._make_worker_env())
         except BaseException as error:
             # Its frames have files open, and there may be no more to be had.
             traceback.clear_frames(error.__traceback__)
@@ -433,7 +433,7 @@ class Agent:
             self.guardian.set_sessions(local.pids)
             self._send_report(ReportKind.STARTED)
 
-    def _environ(self) -> dict[str, str]:
+    def _make_worker_env(self) -> dict[str, str]:
         return {
             **self.parts.static_env(os.environ),
             **self.worker_env,

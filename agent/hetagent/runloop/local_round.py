@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from hetagent.errors import OutOfResourcesError
 from hetagent.launch.base import Assignment, Launch
 from hetagent.node import scratch
-from hetagent.node.network import host_port
+from hetagent.node.network import format_host_port
 from hetagent.roundhook import Environ
 from hetagent.runloop.parts import Parts
 from hetagent.workers.leftovers import OrphanReaper
@@ -134,7 +134,7 @@ class LocalRound:
         start = self.assignment.start
         last = start.rank_offset + start.slots - 1
         ranks = f"rank {last}" if start.slots == 1 else f"ranks {start.rank_offset} to {last}"
-        master = f"{start.master.node_id} ({host_port(start.master.address, start.master.port)})"
+        master = f"{start.master.node_id} ({format_host_port(start.master.address, start.master.port)})"
         return (
             f"{ranks} of {start.world_size} on {count(start.nnodes, 'node')}, master {master}, "
             f"restart {start.restart_count}"
@@ -171,14 +171,14 @@ class LocalRound:
                 f"the round begins from the snapshot of step {chosen.step}, and this node keeps none: it has "
                 "--snapshot-memory off, or its agent has said at its start what is missing"
             )
-        parent = scratch.short_parent()
-        scratch.sweep(PREFIX, parent)
+        parent = scratch.find_socket_parent()
+        scratch.remove_stale_folders(PREFIX, parent)
         self._folder = scratch.ScratchFolder(PREFIX, parent)
         self.assignment.folder = self._folder.path
         for hook in self._parts.hooks:
             hook.prepare(self.assignment, command)
         count = 1 if self._launch.one_per_node else self.assignment.start.slots
-        environs = [self._environ(environ, local_rank) for local_rank in range(count)]
+        environs = [self._make_worker_env(environ, local_rank) for local_rank in range(count)]
         standbys = self._parts.standbys
         claim = standbys.claim_standby if standbys is not None else None
         started = self._starter.start(self.assignment, command, environs, claim)
@@ -187,15 +187,15 @@ class LocalRound:
         for hook in self._parts.hooks:
             hook.begin(self._workers)
 
-    def _environ(self, environ: Mapping[str, str], local_rank: int) -> Environ:
+    def _make_worker_env(self, environ: Mapping[str, str], local_rank: int) -> Environ:
         made: dict[str, str | None] = {
             **environ,
             "HET_RANK_OFFSET": str(self.assignment.start.rank_offset),
             "HET_ROUND": str(self.assignment.round),
         }
         for hook in self._parts.hooks:
-            made.update(hook.environ(local_rank))
-        return {**made, **self._launch.environ(self.assignment, local_rank)}
+            made.update(hook.worker_env(local_rank))
+        return {**made, **self._launch.worker_env(self.assignment, local_rank)}
 
     # -- end -------------------------------------------------------------------------------------------------
 

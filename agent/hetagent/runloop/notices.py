@@ -59,7 +59,7 @@ class Notices(RoundHook):
         self._round, self._folder = assignment.round, assignment.folder
         self._most_answers = assignment.start.slots if self._one_per_node else 1  # in one file
 
-    def environ(self, local_rank: int) -> Environ:
+    def worker_env(self, local_rank: int) -> Environ:
         return {NOTICE_FILE: str(self._folder / str(local_rank))}
 
     def begin(self, workers: Workers) -> None:

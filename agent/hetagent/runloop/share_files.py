@@ -41,7 +41,7 @@ class ShareFiles(RoundHook):
         for local_rank, speed in self._speeds.items():
             Path(self._speed_path(self._start, local_rank)).write_bytes(speed)
 
-    def environ(self, local_rank: int) -> Environ:
+    def worker_env(self, local_rank: int) -> Environ:
         assert self._start is not None
         first = self._start.rank_offset
         own = self._weights[first : first + self._start.slots]

@@ -138,12 +138,12 @@ class Shutdown:
         return is_over
 
     def exit_status(self, outcome: Directive | None, *, fixed: bool) -> int:
-        """The exit status of this agent; see `statuses.status_of`."""
+        """The exit status of this agent; see `statuses.get_exit_status`."""
         if self.is_planned and outcome is None:
             return statuses.RESUME
         if self.signum is not None and not self.is_planned:
             return statuses.SIGNAL + self.signum
-        return statuses.status_of(outcome, fixed=fixed)
+        return statuses.get_exit_status(outcome, fixed=fixed)
 
     def leave_reason(self, outcome: Directive | None) -> str:
         """Why this node has left, for the server."""

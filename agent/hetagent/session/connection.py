@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from hetagent.node.network import host_port
+from hetagent.node.network import format_host_port
 from hetagent.node.self_pipe import SelfPipe
 from hetagent.session import preflight
 from hetagent.session.requests import Answer, R, Report, Request, round_report
@@ -257,7 +257,7 @@ class ServerConnection:
             self._reached_round = start.round
             self._hand_over(start)
             return
-        what = f"{reason} ({host_port(master.address, master.port)})"
+        what = f"{reason} ({format_host_port(master.address, master.port)})"
         self._log(f"cannot reach the master {master.node_id}: {what}; asking for another one")
         report = round_report(ReportKind.MASTER_UNREACHABLE, start.round, message=what)
         self.session.send(report, time.monotonic())

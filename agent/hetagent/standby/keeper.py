@@ -15,7 +15,7 @@ from hetagent.context import AgentContext
 from hetagent.errors import UsageError
 from hetagent.node import scratch
 from hetagent.node.console import WarnOnce
-from hetagent.node.memory import free_memory
+from hetagent.node.memory import read_free_memory
 from hetagent.node.processes import proctree as processes
 from hetagent.node.processes.signals import signal_name
 from hetagent.node.self_pipe import wait_readable
@@ -53,7 +53,7 @@ class Standbys(RoundHook):
     def __init__(self, preload: Sequence[str], log: Callable[[str], None]) -> None:
         self._preload = [module for module in preload if module != AUTO] or list(PRELOADED)
         self._auto = AUTO in preload
-        scratch.sweep(PREFIX)
+        scratch.remove_stale_folders(PREFIX)
         self._notes = scratch.ScratchFolder(PREFIX)  # where workers note their imports
         self._left_out: set[str] = set()
         self._log = log
@@ -70,7 +70,7 @@ class Standbys(RoundHook):
         self._programs.update(enumerate(programs))
         self._make_due()
 
-    def environ(self, local_rank: int) -> Mapping[str, str]:
+    def worker_env(self, local_rank: int) -> Mapping[str, str]:
         """What the worker of a local rank gets, so that it notes what it imports."""
         return {BEFORE: f"{WAITING}{os.pathsep}{self._notes_file(local_rank)}"} if self._auto else {}
 
@@ -132,7 +132,7 @@ class Standbys(RoundHook):
         if not missing or self._died >= ATTEMPTS:
             return
         try:
-            if free_memory() < (needed := len(missing) * NEEDED_BYTES):
+            if read_free_memory() < (needed := len(missing) * NEEDED_BYTES):
                 self._log_once(
                     "no standbys for now, so a restart imports everything again: "
                     f"less than {needed / 2**30:.0f} GiB of memory are free"

@@ -82,7 +82,7 @@ def to_torch_std(streams: Streams) -> Std | dict[int, Std]:
     return Std(streams)
 
 
-def local_world_size(nproc_per_node: str) -> int:
+def parse_nproc_per_node(nproc_per_node: str) -> int:
     """How many workers --nproc-per-node means; a ValueError: it means nothing, or needs devices that are not here."""
     return torch.distributed.run.determine_local_world_size(nproc_per_node)
 

@@ -166,7 +166,7 @@ class TorchrunHandler(HetRendezvousHandler):
     def _offered_port(self, connection: Connection) -> int:
         """Hold a port on this node's current address."""
         super().shutdown()  # peers may wait at a socket that was held for a round which did not come about
-        loss = connection.place.find_loss()
+        loss = connection.place.describe_address_loss()
         if loss and not connection.server.session.is_server_away:  # else it may come back
             raise RendezvousConnectionError(f"node '{self._node_id}' leaves: {loss}")
         try:
@@ -194,7 +194,9 @@ class TorchrunHandler(HetRendezvousHandler):
         self.accept_round(start)
         connection.round, connection.in_round = directive.round, True
         self._succeeded = False
-        master = f"{start.master.node_id} ({network.host_port(start.master.address, start.master.port)})"
+        master = (
+            f"{start.master.node_id} ({network.format_host_port(start.master.address, start.master.port)})"
+        )
         self._log(
             f"round {directive.round}: node rank {start.group_rank} of {start.nnodes}, master {master}, "
             f"restart {start.restart_count}"

@@ -45,9 +45,9 @@ class OrphanReaper:
         """
         if spare_detached:
             self._spared = True
-            stuck = processes.kill_all(lambda: processes.session_members(sessions))
+            stuck = processes.kill_all(lambda: processes.find_session_members(sessions))
         else:
-            stuck = processes.kill_all_of(self._incarnation, sessions, self._kept_sessions)
+            stuck = processes.kill_incarnation(self._incarnation, sessions, self._kept_sessions)
         if stuck:
             alive = processes.list_processes()
             self._stuck |= {alive[pid] for pid in stuck if pid in alive}

@@ -30,7 +30,7 @@ class RoundLogsSpecs(DefaultLogsSpecs):
         self.folder = ""
         self._temporary: scratch.ScratchFolder | None = None
         if not log_dir:
-            scratch.sweep(PREFIX)
+            scratch.remove_stale_folders(PREFIX)
             self._temporary = scratch.ScratchFolder(PREFIX)
             log_dir = str(self._temporary.path)
         super().__init__(log_dir, redirects, tee, local_ranks_filter)

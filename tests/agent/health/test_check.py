@@ -8,10 +8,10 @@ import httpx
 import pytest
 from tests.support.servers import Hetserver, free_port
 
-from hetagent.cli.parse import parse
+from hetagent.cli.parse import parse_command_line
 from hetagent.health import check
-from hetagent.health.check import Finding, Grade, run_check
-from hetagent.node.gpu.driver import Usage
+from hetagent.health.check import CheckRow, Grade, run_check
+from hetagent.node.gpu.driver import GpuMemoryUsage
 from hetagent.node.processes.identity import ServerAccess
 from hetagent.options.model import Options
 from hetrdzv.protocol import codec
@@ -21,7 +21,9 @@ GIB = 1 << 30
 
 
 def options(*flags: str, server: str = "http://head:29400") -> Options:
-    return parse(["--check", "--device", "cpu", "--node-id", "me", "--server", server, *flags], {})
+    return parse_command_line(
+        ["--check", "--device", "cpu", "--node-id", "me", "--server", server, *flags], {}
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -35,9 +37,9 @@ def test_versions(torch: str, grade: Grade) -> None:
 
 
 def test_memory_that_is_in_use() -> None:
-    free = check.check_gpu_memory(Usage("GPU 0", GIB // 2, (), 80 * GIB))
-    assert free == Finding("GPU 0", "ok", "79.5 of 80.0 GiB free")
-    held = check.check_gpu_memory(Usage("GPU 1", 60 * GIB, (7,), 80 * GIB))
+    free = check.check_gpu_memory(GpuMemoryUsage("GPU 0", GIB // 2, (), 80 * GIB))
+    assert free == CheckRow("GPU 0", "ok", "79.5 of 80.0 GiB free")
+    held = check.check_gpu_memory(GpuMemoryUsage("GPU 1", 60 * GIB, (7,), 80 * GIB))
     assert (held.grade, held.found, held.advice) == (
         "warning",
         "20.0 of 80.0 GiB free",
@@ -48,7 +50,7 @@ def test_memory_that_is_in_use() -> None:
 def test_the_address_and_why_it_is_offered() -> None:
     assert check.check_address(options(), "10.0.0.4", "eth0").found == "10.0.0.4 (eth0; towards the server)"
     asked = check.check_address(options("--local-addr", "192.0.2.9"), "192.0.2.9", None)
-    assert asked == Finding("address", "ok", "192.0.2.9 (no interface here has it; --local-addr)")
+    assert asked == CheckRow("address", "ok", "192.0.2.9 (no interface here has it; --local-addr)")
     assert check.check_address(options(), "127.0.0.1", "lo").grade == "wrong"
     here = options(server="http://[::1]:29400")
     assert check.check_address(here, "::1", "lo").grade == "warning"

@@ -14,7 +14,7 @@ from tests.support.fuse import DeadFiles
 from hetagent.health import gpus, node_check
 from hetagent.health.checks import HEALTHY, HealthChecks, HealthResult
 from hetagent.health.node_check import MOST_CHARACTERS, NodeCheck
-from hetagent.node.gpu.driver import GpuBroken, Usage
+from hetagent.node.gpu.driver import GpuLostError, GpuMemoryUsage
 from hetagent.node.processes import proctree as processes
 
 NEVER = threading.Event()
@@ -24,9 +24,9 @@ MINE = f"ready-{uuid.uuid4().hex}"
 
 
 def test_a_gpu_that_the_driver_has_given_up_takes_the_node_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers: list[Exception | None] = [None, GpuBroken("GPU 3: GPU is lost"), LookupError()]
+    answers: list[Exception | None] = [None, GpuLostError("GPU 3: GPU is lost"), LookupError()]
 
-    def query(uuids: Sequence[str]) -> Sequence[Usage]:
+    def query(uuids: Sequence[str]) -> Sequence[GpuMemoryUsage]:
         if (error := answers.pop(0)) is not None:
             raise error
         return []
@@ -121,7 +121,7 @@ def test_the_guardian_ends_a_check_as_well(tmp_path: Path) -> None:
     thread = threading.Thread(target=mine.run, args=[NEVER])
     thread.start()
     soon((tmp_path / "up").exists)
-    assert processes.kill_all_of("hready-test-guardian") == []
+    assert processes.kill_incarnation("hready-test-guardian") == []
     thread.join(20)
     assert not thread.is_alive()
 

@@ -30,7 +30,7 @@ def test_the_file_is_there_from_the_first_join_to_the_end_whether_in_a_round_or_
         parts={"ready_file": lambda say: ReadyFile(file, say)},
     )
     assert made.parts.ready_file is not None
-    made.line.on_member = made.parts.ready_file.set_known
+    made.line.on_member = made.parts.ready_file.set_joined
     assert not file.exists()
     other = OtherNode(made, "b", min_nodes=2, max_nodes=2)
     acts = [made.exists, lambda: look("waits"), other.ready, made.appears("began"), lambda: look("member")]

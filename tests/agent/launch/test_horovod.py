@@ -12,8 +12,8 @@ from tests.agent.workers.test_store import start
 from hetagent.errors import CommandError
 from hetagent.launch.base import Assignment, LaunchOptions
 from hetagent.launch.command import WorkerCommand
-from hetagent.launch.horovod import Horovod, rank_environ
-from hetagent.launch.node.program import PerNode
+from hetagent.launch.horovod import HorovodLaunch, rank_env
+from hetagent.launch.node.program import PerNodeLaunch
 from hetagent.node import network
 from hetrdzv.protocol.directive import Member
 
@@ -59,10 +59,10 @@ def assignment(
 
 
 @pytest.fixture
-def launch(monkeypatch: pytest.MonkeyPatch) -> Horovod:
+def launch(monkeypatch: pytest.MonkeyPatch) -> HorovodLaunch:
     """The launch, with a Python that claims to have Horovod."""
     monkeypatch.setenv("PYTHON_EXEC", "/bin/true")
-    return Horovod(COMMAND)
+    return HorovodLaunch(COMMAND)
 
 
 def test_ranks_on_nodes_with_2_1_and_3_slots() -> None:
@@ -70,7 +70,7 @@ def test_ranks_on_nodes_with_2_1_and_3_slots() -> None:
     found = {}
     for member in members(2, 1, 3):
         for local_rank in range(member.slots):
-            env = rank_environ(members(2, 1, 3), member.node_id, local_rank)
+            env = rank_env(members(2, 1, 3), member.node_id, local_rank)
             assert (env["HOROVOD_HOSTNAME"], env["HOROVOD_SIZE"]) == (member.node_id, "6")
             found[member.node_id, local_rank] = tuple(int(env[f"HOROVOD_{name}"]) for name in place)
     assert found == {
@@ -84,10 +84,10 @@ def test_ranks_on_nodes_with_2_1_and_3_slots() -> None:
 
 
 def test_a_worker_is_told_to_meet_over_gloo_at_the_masters_script_port(
-    launch: Horovod, monkeypatch: pytest.MonkeyPatch
+    launch: HorovodLaunch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("HOROVOD_GLOO_IFACE", raising=False)
-    env = launch.environ(assignment("b", 2, 1, mine="127.0.0.1"), 0)
+    env = launch.worker_env(assignment("b", 2, 1, mine="127.0.0.1"), 0)
     assert {name: value for name, value in env.items() if "GLOO" in name or "gloo" in str(value)} == {
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
@@ -97,15 +97,15 @@ def test_a_worker_is_told_to_meet_over_gloo_at_the_masters_script_port(
     }
     assert env["HOROVOD_RANK"] == "2"
     behind_a_router = assignment("b", 2, 1, mine="192.0.2.1")
-    assert launch.environ(behind_a_router, 0)["HOROVOD_GLOO_IFACE"] is None
+    assert launch.worker_env(behind_a_router, 0)["HOROVOD_GLOO_IFACE"] is None
     monkeypatch.setenv("HOROVOD_GLOO_IFACE", "ib0")
-    assert launch.environ(behind_a_router, 0)["HOROVOD_GLOO_IFACE"] == "ib0"
-    isolated = Horovod(COMMAND, LaunchOptions(slots=2, visible="3,5", isolate_gpus=True))
-    assert isolated.environ(assignment("a", 2, 1), 1)["CUDA_VISIBLE_DEVICES"] == "5"
+    assert launch.worker_env(behind_a_router, 0)["HOROVOD_GLOO_IFACE"] == "ib0"
+    isolated = HorovodLaunch(COMMAND, LaunchOptions(slots=2, visible="3,5", isolate_gpus=True))
+    assert isolated.worker_env(assignment("a", 2, 1), 1)["CUDA_VISIBLE_DEVICES"] == "5"
 
 
-def test_only_the_master_gives_its_script_port_away(launch: Horovod) -> None:
-    for node, given, one in (("a", True, launch), ("b", False, launch), ("a", True, PerNode(COMMAND))):
+def test_only_the_master_gives_its_script_port_away(launch: HorovodLaunch) -> None:
+    for node, given, one in (("a", True, launch), ("b", False, launch), ("a", True, PerNodeLaunch(COMMAND))):
         part = assignment(node, 2, 1)
         with network.hold_port("127.0.0.1", None) as held:
             part.script_port = held
@@ -115,7 +115,7 @@ def test_only_the_master_gives_its_script_port_away(launch: Horovod) -> None:
             assert (held.fileno() == -1) is given
 
 
-def test_a_master_at_an_ipv6_address_is_refused(launch: Horovod) -> None:
+def test_a_master_at_an_ipv6_address_is_refused(launch: HorovodLaunch) -> None:
     with pytest.raises(
         CommandError, match=r"IPv4 only, but the master 'a' offers fd00::1: start .* --local-addr"
     ):
@@ -135,5 +135,5 @@ def test_without_horovod_a_node_does_not_join_and_says_what_to_do(
     ):
         monkeypatch.setenv("PYTHON_EXEC", interpreter)
         with pytest.raises(CommandError) as refused:
-            Horovod(COMMAND)
+            HorovodLaunch(COMMAND)
         assert f"{interpreter}, which cannot import it ({why}): run `make horovod`" in str(refused.value)

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 from tests.agent.launch.test_horovod import assignment as assignment_of
 
-from hetagent.cli.parse import parse
+from hetagent.cli.parse import parse_command_line
 from hetagent.errors import CommandError, UnevenRanksError, UsageError
 from hetagent.launch.base import Assignment, Launch, LaunchOptions
 from hetagent.launch.command import WorkerCommand
-from hetagent.launch.gpu import PerGpu, visible_devices_per_worker
+from hetagent.launch.gpu import PerGpuLaunch, split_visible_devices
 from hetagent.launch.kinds import make_launch
 from hetagent.launch.node import placeholders
-from hetagent.launch.node.program import PerNode, init_file
+from hetagent.launch.node.program import PerNodeLaunch, make_init_file_path
 from hetagent.node import network
 
 
@@ -29,8 +29,8 @@ def command(*args: str) -> WorkerCommand:
 
 def test_every_placeholder_is_filled_in() -> None:
     words = [f"{name}={{{name}}}" for name in placeholders.KNOWN]
-    values = placeholders.placeholder_values(assignment())
-    assert dict(word.split("=") for word in placeholders.substitute(words, values)) == {
+    values = placeholders.get_placeholder_values(assignment())
+    assert dict(word.split("=") for word in placeholders.fill_placeholders(words, values)) == {
         "init_method": "tcp://10.0.0.1:2222",
         "master_addr": "10.0.0.1",
         "master_port": "2222",
@@ -43,9 +43,9 @@ def test_every_placeholder_is_filled_in() -> None:
         "restart_count": "0",
         "group": "job",
     }
-    filled = placeholders.substitute(['{{"lr": {gpus}}}', "{nnodes}x{gpus}", "plain"], values)
+    filled = placeholders.fill_placeholders(['{{"lr": {gpus}}}', "{nnodes}x{gpus}", "plain"], values)
     assert filled == ['{"lr": 2}', "2x2", "plain"]
-    values = placeholders.placeholder_values(assignment(master="fd00::1"))
+    values = placeholders.get_placeholder_values(assignment(master="fd00::1"))
     assert (values["init_method"], values["master_addr"]) == ("tcp://[fd00::1]:2222", "fd00::1")
 
 
@@ -61,7 +61,7 @@ def test_every_placeholder_is_filled_in() -> None:
 )
 def test_what_a_world_of_one_may_not_be_given_is_left_out_there(words: str, alone: str) -> None:
     """As HetSeq, which refuses an init method there."""
-    launch = PerNode(command(*words.split()))
+    launch = PerNodeLaunch(command(*words.split()))
     several = words.replace(":optional", "").replace("{{x}}", "{{{{x}}}}")
     expected = several.format(init_method="tcp://10.0.0.1:2222", gpus=2).replace("{{", "{").replace("}}", "}")
     assert " ".join(launch.begin(assignment()).args) == expected
@@ -83,7 +83,7 @@ def test_what_a_world_of_one_may_not_be_given_is_left_out_there(words: str, alon
 )
 def test_anything_else_in_braces_is_refused_with_what_is_known(word: str, named: str) -> None:
     with pytest.raises(CommandError) as caught:
-        PerNode(command("ok", word))
+        PerNodeLaunch(command("ok", word))
     said = str(caught.value)
     assert named in said
     assert "{rank_offset}" in said
@@ -103,7 +103,7 @@ def test_anything_else_in_braces_is_refused_with_what_is_known(word: str, named:
     ],
 )
 def test_a_formula_for_even_nodes_is_refused(args: str, changes: dict[str, int], refused: bool) -> None:
-    launch = PerNode(command(*args.split()))
+    launch = PerNodeLaunch(command(*args.split()))
     if not refused:
         launch.begin(assignment(**changes))
         return
@@ -115,17 +115,17 @@ def test_a_formula_for_even_nodes_is_refused(args: str, changes: dict[str, int],
 def test_the_nodes_process_gets_no_ranks_and_the_scripts_own_port(monkeypatch: pytest.MonkeyPatch) -> None:
     """And an NCCL that takes the GPU of its tensors: nccl2 takes GPU `RANK % GPUs` without LOCAL_RANK."""
     monkeypatch.delenv("TORCH_DIST_USE_NCCL2", raising=False)
-    changes = PerNode(command("x")).environ(assignment(), 0)
+    changes = PerNodeLaunch(command("x")).worker_env(assignment(), 0)
     assert {name for name, value in changes.items() if value is None} == {"RANK", "LOCAL_RANK", "ROLE_RANK"}
     assert (changes["MASTER_PORT"], changes["TORCHELASTIC_USE_AGENT_STORE"]) == ("2222", "False")
     assert changes["TORCH_DIST_USE_NCCL2"] == "0"
-    assert PerGpu(command("x")).environ(assignment(), 0) == {}
+    assert PerGpuLaunch(command("x")).worker_env(assignment(), 0) == {}
     monkeypatch.setenv("TORCH_DIST_USE_NCCL2", "1")
-    assert "TORCH_DIST_USE_NCCL2" not in PerNode(command("x")).environ(assignment(), 0)
+    assert "TORCH_DIST_USE_NCCL2" not in PerNodeLaunch(command("x")).worker_env(assignment(), 0)
 
 
 def test_the_groups_command_is_filled_in_and_checked_too() -> None:
-    launch = PerNode(None)
+    launch = PerNodeLaunch(None)
     filled = launch.begin(assignment(command=["--no-python", "echo", "{rank_offset}"]))
     assert filled.args == ("3",)
     with pytest.raises(CommandError, match=r"unknown placeholder \{rank\}"):
@@ -134,7 +134,7 @@ def test_the_groups_command_is_filled_in_and_checked_too() -> None:
 
 def test_all_nodes_of_a_round_get_the_same_new_name(tmp_path: Path) -> None:
     options = LaunchOptions(init_file=tmp_path)
-    master, member = (PerNode(command("{init_method}"), options) for _ in "ab")
+    master, member = (PerNodeLaunch(command("{init_method}"), options) for _ in "ab")
     held = network.hold_port("127.0.0.1", None)
     (name,) = master.begin(replace(assignment("a"), script_port=held)).args
     assert member.begin(assignment("b")).args == (name,)
@@ -151,14 +151,14 @@ def test_all_nodes_of_a_round_get_the_same_new_name(tmp_path: Path) -> None:
 
 
 def test_no_file_of_another_job_is_used(tmp_path: Path) -> None:
-    left = init_file(tmp_path, assignment("a"))
+    left = make_init_file_path(tmp_path, assignment("a"))
     left.touch()  # and its agent is killed
-    assert init_file(tmp_path, assignment("b")) == left, "another worker of the round is first"
-    assert init_file(tmp_path, assignment("a", master="10.0.0.2")) != left
+    assert make_init_file_path(tmp_path, assignment("b")) == left, "another worker of the round is first"
+    assert make_init_file_path(tmp_path, assignment("a", master="10.0.0.2")) != left
     again = assignment("a")
     master = replace(again.start.master, incarnation="2")
     again = replace(again, start=replace(again.start, master=master))
-    assert init_file(tmp_path, again) != left, "the same node and ports, another agent"
+    assert make_init_file_path(tmp_path, again) != left, "the same node and ports, another agent"
 
 
 def test_a_name_must_be_a_directory_that_a_url_can_name_and_the_command_asks_for(tmp_path: Path) -> None:
@@ -173,31 +173,31 @@ def test_a_name_must_be_a_directory_that_a_url_can_name_and_the_command_asks_for
         ("", r"does not have \{init_method\}"),
     ):
         with pytest.raises(CommandError, match=said):
-            PerNode(command("--rank", "{rank_offset}"), LaunchOptions(init_file=tmp_path / name))
+            PerNodeLaunch(command("--rank", "{rank_offset}"), LaunchOptions(init_file=tmp_path / name))
 
 
 def test_isolated_workers_see_their_own_gpu_and_keep_their_local_rank() -> None:
-    launch = PerGpu(command("x"), LaunchOptions(slots=2, visible="4,GPU-ab, 6", isolate_gpus=True))
-    assert [launch.environ(assignment(), rank) for rank in range(2)] == [
+    launch = PerGpuLaunch(command("x"), LaunchOptions(slots=2, visible="4,GPU-ab, 6", isolate_gpus=True))
+    assert [launch.worker_env(assignment(), rank) for rank in range(2)] == [
         {"CUDA_VISIBLE_DEVICES": "4"},
         {"CUDA_VISIBLE_DEVICES": "GPU-ab"},
     ]
-    assert visible_devices_per_worker(None, 3) == ("0", "1", "2")
-    assert visible_devices_per_worker("", 3) == (), "CPU workers"
+    assert split_visible_devices(None, 3) == ("0", "1", "2")
+    assert split_visible_devices("", 3) == (), "CPU workers"
     with pytest.raises(
         CommandError, match="3 workers a GPU of its own, but CUDA_VISIBLE_DEVICES=0,1 names 2"
     ):
-        visible_devices_per_worker("0,1", 3)
+        split_visible_devices("0,1", 3)
 
 
 @pytest.mark.parametrize(
     ("flags", "visible", "found"),
     [
-        ("", None, PerGpu),
-        ("--launch node", None, PerNode),
-        ("--isolate-gpus", None, PerGpu),
-        ("--virtual-local-rank", "0,1", PerGpu),
-        ("--isolate-gpus", "MIG-a,MIG-b", PerGpu),
+        ("", None, PerGpuLaunch),
+        ("--launch node", None, PerNodeLaunch),
+        ("--isolate-gpus", None, PerGpuLaunch),
+        ("--virtual-local-rank", "0,1", PerGpuLaunch),
+        ("--isolate-gpus", "MIG-a,MIG-b", PerGpuLaunch),
         ("", "MIG-a,MIG-b", "only the first MIG slice .*: give --isolate-gpus"),
         ("--virtual-local-rank", "", "but CPU workers see none"),
         ("--virtual-local-rank --isolate-gpus", None, "both narrow the GPUs"),
@@ -217,7 +217,7 @@ def test_isolated_workers_see_their_own_gpu_and_keep_their_local_rank() -> None:
     ],
 )
 def test_the_launch_is_the_one_asked_for(flags: str, visible: str | None, found: type[Launch] | str) -> None:
-    options = parse(["--server", "h", *flags.split(), "train.py"], {})
+    options = parse_command_line(["--server", "h", *flags.split(), "train.py"], {})
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     if isinstance(found, str):
         with pytest.raises(UsageError, match=found):

@@ -13,9 +13,9 @@ from tests.agent.launch.test_horovod import assignment, members
 from tests.support.cluster import wait_for
 
 from hetagent.errors import CommandError
-from hetagent.launch.command import WorkerCommand, worker_command
+from hetagent.launch.command import WorkerCommand, make_worker_command
 from hetagent.launch.mpi import orted
-from hetagent.launch.mpi.mpirun import FOLDER, Mpi, mpirun_words
+from hetagent.launch.mpi.mpirun import FOLDER, MpiLaunch, make_mpirun_args
 from hetagent.node import network
 from hetagent.session.requests import Report
 from hetagent.worker import rsh
@@ -51,7 +51,7 @@ def test_what_mpirun_gives_its_remote_shell_becomes_orteds_arguments(given: list
     assert words[0].endswith("orted")
     assert words[1] == "--daemonize"
     assert explain_daemon_refusal(words) is None
-    assert orted.orted_arguments(words) == RUN
+    assert orted.make_orted_args(words) == RUN
 
 
 @pytest.mark.parametrize("given", [[], ["prted", "--daemonize"], ["sh", "-c", "reboot"], ['orted "']])
@@ -74,9 +74,9 @@ def test_anything_else_that_mpirun_would_run_is_refused(given: list[str]) -> Non
 )
 def test_a_daemon_with_more_than_mpirun_needs_is_refused(words: str, says: str) -> None:
     with pytest.raises(CommandError, match="the master asked this node to run") as caught:
-        orted.orted_arguments(words.split())
+        orted.make_orted_args(words.split())
     assert says in str(caught.value)
-    assert orted.orted_arguments(["/x/orted", "-mca", "plm_rsh_agent", "/tmp/evil"]) == [], (
+    assert orted.make_orted_args(["/x/orted", "-mca", "plm_rsh_agent", "/tmp/evil"]) == [], (
         "it is for mpirun alone"
     )
 
@@ -95,7 +95,7 @@ def settings(words: Sequence[str]) -> dict[str, str]:
 
 
 def test_mpirun_gets_the_rounds_order_and_slots() -> None:
-    words = mpirun_words(members(2, 1, 3), ["python", "train.py"], "/bin/sh /tmp/x/rsh")
+    words = make_mpirun_args(members(2, 1, 3), ["python", "train.py"], "/bin/sh /tmp/x/rsh")
     assert words[words.index("-np") + 1] == "6"
     assert words[words.index("-H") + 1] == "localhost:2,n1-b:1,n2-c:3"
     assert words[-3:] == ["sh", "python", "train.py"]
@@ -103,11 +103,11 @@ def test_mpirun_gets_the_rounds_order_and_slots() -> None:
     given = settings(words)
     assert given["plm_rsh_agent"] == "/bin/sh /tmp/x/rsh"
     assert (given["plm"], given["plm_rsh_no_tree_spawn"], given["orte_do_not_resolve"]) == ("rsh", "1", "1")
-    ports = settings(mpirun_words(members(1, 1), ["x"], None, (30_000, 30_099)))
+    ports = settings(make_mpirun_args(members(1, 1), ["x"], None, (30_000, 30_099)))
     assert ports["oob_tcp_dynamic_ipv4_ports"] == "30000-30099"
     assert (ports["btl_tcp_port_min_v4"], ports["btl_tcp_port_range_v4"]) == ("30000", "100")
     relayed = [word for name, value in given.items() for word in ("--mca", name, value)]
-    assert orted.orted_arguments(["orted", *relayed]) == [
+    assert orted.make_orted_args(["orted", *relayed]) == [
         word for name, value in given.items() if name != "plm_rsh_agent" for word in ("--mca", name, value)
     ]
 
@@ -118,7 +118,7 @@ def test_the_networks_are_those_of_the_addresses(monkeypatch: pytest.MonkeyPatch
             replace(member, address=address)
             for member, address in zip(members(1, 1, 1), addresses, strict=True)
         ]
-        given = settings(mpirun_words(three, ["x"], None))
+        given = settings(make_mpirun_args(three, ["x"], None))
         assert given.get("oob_tcp_if_include") == given.get("btl_tcp_if_include")
         return given.get("btl_tcp_if_include")
 
@@ -129,7 +129,7 @@ def test_the_networks_are_those_of_the_addresses(monkeypatch: pytest.MonkeyPatch
     assert networks("fd00::1", "fd00::2", "fd00::3") is None
     assert networks("a.example.org", "10.0.0.2", "10.0.0.3") is None
     monkeypatch.setenv("OMPI_MCA_btl_tcp_if_exclude", "lo")
-    assert settings(mpirun_words(members(1), ["x"], None)).keys() & {
+    assert settings(make_mpirun_args(members(1), ["x"], None)).keys() & {
         "btl_tcp_if_include",
         "oob_tcp_if_include",
     } == {"oob_tcp_if_include"}
@@ -142,10 +142,10 @@ def install(folder: Path, says: str, *names: str) -> None:
 
 
 @pytest.fixture
-def launch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Mpi]:
+def launch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[MpiLaunch]:
     install(tmp_path, "mpirun (Open MPI) 4.1.4", "mpirun", "orted")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    made = Mpi(COMMAND)
+    made = MpiLaunch(COMMAND)
     yield made
     made.end()
 
@@ -159,16 +159,18 @@ def test_without_open_mpi_this_node_does_not_join(monkeypatch: pytest.MonkeyPatc
     ):
         install(tmp_path, says, *names)
         with pytest.raises(CommandError, match=why):
-            Mpi(COMMAND)
+            MpiLaunch(COMMAND)
 
 
-def test_a_member_waits_for_the_masters_word_and_runs_its_own_orted(launch: Mpi, tmp_path: Path) -> None:
+def test_a_member_waits_for_the_masters_word_and_runs_its_own_orted(
+    launch: MpiLaunch, tmp_path: Path
+) -> None:
     mine = assignment("b", 2, 1)
     assert launch.begin(mine) is None
     mine.start = replace(mine.start, daemon=["/elsewhere/orted", "--daemonize", "-mca", "ess", "env"])
     command = launch.begin(mine)
     assert command == WorkerCommand(str(tmp_path / "orted"), ("-mca", "ess", "env"), is_python=False)
-    env = launch.environ(mine, 0)
+    env = launch.worker_env(mine, 0)
     assert (env["RANK"], env["LOCAL_RANK"], env["MASTER_PORT"]) == (None, None, "2222")
     folders = [Path(str(env[name])) for name in ("OMPI_MCA_orte_tmpdir_base", FOLDER)]
     assert all(folder.stat().st_mode & 0o777 == 0o700 for folder in folders)
@@ -184,11 +186,11 @@ def test_a_member_waits_for_the_masters_word_and_runs_its_own_orted(launch: Mpi,
         launch.begin(mine)
 
 
-Master = tuple[Mpi, list[tuple[int, str, list[str]]], "Future[Any]"]
+Master = tuple[MpiLaunch, list[tuple[int, str, list[str]]], "Future[Any]"]
 
 
 @pytest.fixture
-def master(launch: Mpi) -> Master:
+def master(launch: MpiLaunch) -> Master:
     """The launch on the master of a round of three nodes, what it asked of members, and what these answer."""
     mine = assignment("a", 2, 1, 3)
     mine.script_port = network.hold_port("127.0.0.1", None)
@@ -210,7 +212,7 @@ def master(launch: Mpi) -> Master:
     return launch, asked, answer
 
 
-def call(launch: Mpi, *words: str) -> "subprocess.Popen[str]":
+def call(launch: MpiLaunch, *words: str) -> "subprocess.Popen[str]":
     """What mpirun does with its remote shell."""
     assert launch._relay is not None
     return subprocess.Popen([*launch._relay.command.split(), *words], stderr=subprocess.PIPE, text=True)
@@ -226,7 +228,7 @@ def test_the_remote_shell_ends_well_when_the_member_was_told(master: Master) -> 
     assert process.returncode == 0
     ((number, node_id, words),) = asked
     assert (number, node_id, words[0]) == (1, "b", "orted")
-    assert orted.orted_arguments(words) == RUN
+    assert orted.make_orted_args(words) == RUN
 
 
 def test_the_remote_shell_says_why_a_member_does_not_start(master: Master) -> None:
@@ -255,11 +257,11 @@ def test_after_the_round_the_remote_shell_fails_at_once(master: Master) -> None:
 
 
 def test_one_node_needs_no_remote_shell_and_ranks_run_the_script_as_python_would(
-    launch: Mpi, tmp_path: Path
+    launch: MpiLaunch, tmp_path: Path
 ) -> None:
     script = tmp_path / "train.py"
     script.touch()
-    made = Mpi(worker_command(str(script), ["--lr", "1"]))
+    made = MpiLaunch(make_worker_command(str(script), ["--lr", "1"]))
     mine = assignment("a", 2)
     mine.script_port = network.hold_port("127.0.0.1", None)
     command = made.begin(mine)

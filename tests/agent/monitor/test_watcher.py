@@ -13,7 +13,7 @@ from tests.agent.rig import Make, Rig, soon
 
 from hetagent.monitor.stacks import MAX_WHY
 from hetagent.monitor.watcher import MOST, MOST_OF_ALL, NOT_KEPT, NOTHING, OFF, fit_into_limit, log_tail
-from hetagent.node.scratch import marked_prefix
+from hetagent.node.scratch import make_boot_prefix
 from hetagent.runloop.local_round import PREFIX
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.bounds import MAX_BODY_BYTES
@@ -72,7 +72,7 @@ def test_a_program_says_its_step_in_a_file_and_stacks_and_logs_are_shown_or_not(
     assert [one["text"] or one["why"] for one in logs] == said
     assert [one["rank"] for one in shown] == [0, 1]
     assert all(why in one["why"] for one in shown), shown
-    assert list(tmp_path.glob(f"{marked_prefix(PREFIX)}*")) == []
+    assert list(tmp_path.glob(f"{make_boot_prefix(PREFIX)}*")) == []
 
 
 def test_a_file_system_that_does_not_answer_costs_no_lease(
@@ -86,7 +86,7 @@ def test_a_file_system_that_does_not_answer_costs_no_lease(
 
     def stall() -> None:
         soon(lambda: steps(made) == [17], "a step")
-        (folder,) = short.glob(f"{marked_prefix(PREFIX)}*")
+        (folder,) = short.glob(f"{make_boot_prefix(PREFIX)}*")
         os.mkfifo(folder / "pipe")
         silent = os.open(folder / "pipe", os.O_RDWR)  # whoever reads it waits
         os.replace(folder / "pipe", folder / "progress.0")

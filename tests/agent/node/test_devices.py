@@ -7,8 +7,14 @@ from typing import Any
 import pytest
 
 from hetagent.node.gpu import devices, driver
-from hetagent.node.gpu.devices import DeviceError, Devices, choose_devices, mig_slices, visible_devices_env
-from hetagent.node.gpu.driver import Gpu, GpuBroken, NoGpus, Usage
+from hetagent.node.gpu.devices import (
+    DeviceError,
+    Devices,
+    choose_devices,
+    count_mig_slices,
+    visible_devices_env,
+)
+from hetagent.node.gpu.driver import Gpu, GpuLostError, GpuMemoryUsage, GpuQueryError
 
 GIB = 2**30
 FOUR = [Gpu(f"GPU-{letter * 8}-1", "H200", 139 * GIB) for letter in "abcd"]
@@ -27,7 +33,7 @@ def four(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     def discover() -> list[Gpu]:
-        raise NoGpus("no NVIDIA driver")
+        raise GpuQueryError("no NVIDIA driver")
 
     monkeypatch.setattr(devices, "list_gpus", discover)
 
@@ -68,7 +74,7 @@ def test_which_gpus(visible: str | None, gpus: str, indices: tuple[int, ...], na
     )
     given = environ | {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}
     assert visible_devices_env(chosen, given) == {"CUDA_VISIBLE_DEVICES": narrowed}
-    assert mig_slices(narrowed) == (2 if narrowed.startswith("MIG-") else 0)
+    assert count_mig_slices(narrowed) == (2 if narrowed.startswith("MIG-") else 0)
 
 
 @pytest.mark.parametrize(
@@ -207,11 +213,11 @@ def test_what_nvml_says(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [gpu.memory_bytes for gpu in found] == [80, 0, 80, 80]
     uuids = ["GPU-0", "MIG-1234-5678-90ab", "GPU-2", "GPU-gone"]
     assert driver.query_memory(uuids) == [
-        Usage("GPU 4", 5, (7, 7), 80),
-        Usage("MIG slice 1234-5678-90ab", 5, (), 80),
+        GpuMemoryUsage("GPU 4", 5, (7, 7), 80),
+        GpuMemoryUsage("MIG slice 1234-5678-90ab", 5, (), 80),
     ]
     nvml.lost = 15
-    with pytest.raises(GpuBroken, match="GPU gone: error 15"):
+    with pytest.raises(GpuLostError, match="GPU gone: error 15"):
         driver.query_memory(uuids)
     assert nvml.open == 0
     monkeypatch.setitem(sys.modules, "pynvml", None)
@@ -231,7 +237,7 @@ def test_discovery_without_a_driver(
     monkeypatch: pytest.MonkeyPatch, nvml: FakeNvml | None, message: str
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    with pytest.raises(NoGpus, match=message):
+    with pytest.raises(GpuQueryError, match=message):
         driver.list_gpus()
 
 

@@ -20,7 +20,7 @@ from tests.support.cluster import wait_for
 from hetagent.node.processes import guardian, guardian_process
 from hetagent.node.processes import proctree as processes
 from hetagent.node.processes.guardian import Guardian, GuardianError
-from hetagent.node.processes.identity import Identity, ServerAccess
+from hetagent.node.processes.identity import AgentIdentity, ServerAccess
 
 TOKEN = "s3cret-token"
 RUN = uuid.uuid4().hex
@@ -29,11 +29,11 @@ RUN = uuid.uuid4().hex
 AGENT = """
 import json, os, subprocess, sys, time
 from hetagent.node.processes.guardian import Guardian
-from hetagent.node.processes.identity import Identity, ServerAccess
+from hetagent.node.processes.identity import AgentIdentity, ServerAccess
 
 url, node_id, incarnation = sys.argv[1:]
 access = ServerAccess(servers=[url], token=os.environ.pop("TOKEN"))
-guardian = Guardian(Identity("g", node_id, incarnation), access)
+guardian = Guardian(AgentIdentity("g", node_id, incarnation), access)
 guardian.start()
 marks = os.environ | {"HET_INCARNATION": incarnation}
 sleep = [sys.executable, "-c", "import time; time.sleep(300)"]
@@ -168,7 +168,7 @@ def test_a_dismissed_guardian_does_nothing(server: Server) -> None:
 
 
 def make_guardian(servers: list[str]) -> Guardian:
-    return Guardian(Identity("g", "n1", f"i-{RUN}"), ServerAccess(servers=servers, token=TOKEN))
+    return Guardian(AgentIdentity("g", "n1", f"i-{RUN}"), ServerAccess(servers=servers, token=TOKEN))
 
 
 def test_a_guardian_is_small_and_secretive_and_starts_fast(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,7 +224,7 @@ def test_dismiss_is_harmless_at_any_time() -> None:
 def test_one_that_cannot_be_started(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(guardian, "sys_path", list)
+    monkeypatch.setattr(guardian, "make_sys_path", list)
     one = make_guardian([])
     with pytest.raises(GuardianError, match=r"guardian of node 'n1' did not start \(status 1 of .*stderr"):
         one.start()

@@ -23,16 +23,16 @@ def test_the_smallest_limit_counts_without_what_is_cached(
     (tmp_path / "own").write_text("1:cpu:/elsewhere\n0::/job\n")
     monkeypatch.setattr(memory, "OWN_CGROUP", tmp_path / "own")
     monkeypatch.setattr(memory, "CGROUP", tmp_path)
-    assert 1000 < memory.free_memory() <= psutil.virtual_memory().total
+    assert 1000 < memory.read_free_memory() <= psutil.virtual_memory().total
     limit(job, "max")
-    assert 1000 < memory.free_memory() <= psutil.virtual_memory().total
+    assert 1000 < memory.read_free_memory() <= psutil.virtual_memory().total
     limit(job, "1000", used=900, inactive_file=500)
-    assert memory.free_memory() == 600
+    assert memory.read_free_memory() == 600
     limit(tmp_path, "700", used=650)
-    assert memory.free_memory() == 50
+    assert memory.read_free_memory() == 50
     (tmp_path / "memory.current").unlink()  # unreadable: only what can be read counts
-    assert memory.free_memory() == 600
+    assert memory.read_free_memory() == 600
     (tmp_path / "own").write_text("1:memory:/job\n")  # no control groups of version 2
-    assert memory.free_memory() > 1000
+    assert memory.read_free_memory() > 1000
     (tmp_path / "own").unlink()
-    assert memory.free_memory() > 1000
+    assert memory.read_free_memory() > 1000

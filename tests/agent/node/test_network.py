@@ -64,21 +64,21 @@ def test_towards_a_server_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     with hold_port("127.0.0.2", None) as sock, socket.socket() as refusing:
         refusing.bind(("127.0.0.1", 0))
         host, port = sock.getsockname()
-        assert network.local_address_towards(f"http://{host}:{port}") == "127.0.0.1"
+        assert network.find_local_address(f"http://{host}:{port}") == "127.0.0.1"
         resolving(monkeypatch, ("127.0.0.1", refusing.getsockname()[1]), (host, port))
-        assert network.local_address_towards("http://both:1") == "127.0.0.1"
+        assert network.find_local_address("http://both:1") == "127.0.0.1"
 
 
 def test_towards_a_server_that_does_not_answer_yet() -> None:
     for url in ("http://127.0.0.1:1", "https://127.0.0.1", "http://localhost:1"):
-        assert network.local_address_towards(url) in ("127.0.0.1", "::1")
+        assert network.find_local_address(url) in ("127.0.0.1", "::1")
     if has_ipv6():
-        assert network.local_address_towards("http://[::1]:1") == "::1"
+        assert network.find_local_address("http://[::1]:1") == "::1"
 
 
 def test_towards_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NetworkError, match=r"cannot resolve 'a{70}\.example' of the server's URL"):
-        network.local_address_towards(f"http://{'a' * 70}.example:1")
+        network.find_local_address(f"http://{'a' * 70}.example:1")
 
     def unreachable(self: socket.socket, address: object) -> None:
         raise OSError(errno.ENETUNREACH, os.strerror(errno.ENETUNREACH))
@@ -87,7 +87,7 @@ def test_towards_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         NetworkError, match=r"no route to the server .*127\.0\.0\.1: Network is unreachable.*--local-addr"
     ):
-        network.local_address_towards("http://127.0.0.1:1")
+        network.find_local_address("http://127.0.0.1:1")
 
 
 @pytest.mark.usefixtures("interfaces")
@@ -118,7 +118,7 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, str]]:
                 raise answer
             return answer
 
-        monkeypatch.setattr(network, "local_address_towards_any", find)
+        monkeypatch.setattr(network, "find_any_local_address", find)
         monkeypatch.setattr(network, "find_interface", there.get)
         return there
 
@@ -150,7 +150,7 @@ def test_of_several_servers_one_is_enough(monkeypatch: pytest.MonkeyPatch) -> No
         return known(host, *args, **kwargs)  # type: ignore[arg-type]
 
     monkeypatch.setattr(socket, "getaddrinfo", lookup)
-    towards = network.local_address_towards_any
+    towards = network.find_any_local_address
     assert towards(["http://away:1", "http://wrong:1", "http://127.0.0.1:1"]) == "127.0.0.1"
     with pytest.raises(ResolverUnavailable, match="cannot resolve 'away'"):
         towards(["http://wrong:1", "http://away:1"])
@@ -192,9 +192,9 @@ def test_only_an_address_that_an_interface_had_can_be_lost() -> None:
         ("a-name", None),
     ]
     for address, interface in kept:
-        assert AdvertisedAddress(address, interface, is_chosen=False).find_loss() == ""
+        assert AdvertisedAddress(address, interface, is_chosen=False).describe_address_loss() == ""
     lost = AdvertisedAddress("10.0.0.4", "eth0", is_chosen=False)
-    assert lost.find_loss() == "it has lost its address 10.0.0.4: start it again"
+    assert lost.describe_address_loss() == "it has lost its address 10.0.0.4: start it again"
 
 
 # -- ports ---------------------------------------------------------------------------------------------------

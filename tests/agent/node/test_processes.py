@@ -73,12 +73,12 @@ def test_members_of_a_session_outlive_its_leader(family: Family) -> None:
     child = family.start("open('/proc/self/comm', 'w').write(') R 1 1 (')\ntell(subprocess.Popen(SLEEP).pid)")
     member = family.pids[-1]
     assert Path(f"/proc/{child.pid}/comm").read_text() == ") R 1 1 (\n"
-    assert processes.session_members([child.pid]) == sorted([child.pid, member])
+    assert processes.find_session_members([child.pid]) == sorted([child.pid, member])
     child.kill()
-    wait_for(lambda: processes.session_members([child.pid]) == [member])  # the leader is a zombie now
+    wait_for(lambda: processes.find_session_members([child.pid]) == [member])  # the leader is a zombie now
     child.wait()
-    assert processes.session_members([child.pid]) == [member]
-    assert processes.session_members([]) == []
+    assert processes.find_session_members([child.pid]) == [member]
+    assert processes.find_session_members([]) == []
 
 
 def test_a_process_whose_first_thread_has_ended_is_alive(family: Family) -> None:
@@ -89,7 +89,7 @@ def test_a_process_whose_first_thread_has_ended_is_alive(family: Family) -> None
     )
     stat = Path(f"/proc/{child.pid}/stat")
     wait_for(lambda: stat.read_text().rpartition(")")[2].split()[0] == "Z")
-    assert processes.session_members([child.pid]) == [child.pid]
+    assert processes.find_session_members([child.pid]) == [child.pid]
 
 
 def test_marked_finds_by_environment(family: Family) -> None:
@@ -142,7 +142,7 @@ tell(int(subprocess.check_output([sys.executable, "-c", middle])))
 def test_kill_all_of_finds_sessions_and_descendants(family: Family) -> None:
     family.start(TREE, {"HET_INCARNATION": MARK})
     assert len(alive(family.pids)) == 6
-    assert processes.kill_all_of(MARK) == []
+    assert processes.kill_incarnation(MARK) == []
     assert alive(family.pids) == []
 
 
@@ -154,7 +154,7 @@ def test_kill_all_of_spares_the_callers_session_and_others_in_a_session_that_a_w
     marked = f"tell(subprocess.Popen(SLEEP, env=os.environ | {{'HET_INCARNATION': '{MARK}'}}).pid)"
     shell = family.start(marked)
     worker = family.pids[-1]
-    assert processes.kill_all_of(MARK) == []
+    assert processes.kill_incarnation(MARK) == []
     assert alive(family.pids) == [beside.pid, shell.pid]
     assert not alive([here.pid, worker])
 
@@ -179,8 +179,8 @@ def test_parents_before_children_and_all_are_stopped_before_one_is_killed(
 ) -> None:
     """Else a shell whose child dies runs its next command; who reads a pipe sees its end when the writer dies."""
     shell = subprocess.Popen(["sh", "-c", "sh -c 'sleep 300; true'; true"], start_new_session=True)
-    wait_for(lambda: len(processes.session_members({shell.pid})) == 3)
-    family = processes.session_members({shell.pid})
+    wait_for(lambda: len(processes.find_session_members({shell.pid})) == 3)
+    family = processes.find_session_members({shell.pid})
     parents = [processes.list_processes()[pid].parent for pid in family]
     assert parents[1:] == family[:-1]
     kill, sent = os.kill, list[tuple[int, int]]()
@@ -190,7 +190,7 @@ def test_parents_before_children_and_all_are_stopped_before_one_is_killed(
         kill(pid, signum)
 
     monkeypatch.setattr(os, "kill", noting)
-    assert processes.kill_all(lambda: processes.session_members({shell.pid})[::-1]) == []
+    assert processes.kill_all(lambda: processes.find_session_members({shell.pid})[::-1]) == []
     assert shell.wait() == -signal.SIGKILL
     assert sent[:6] == [(pid, signum) for signum in (signal.SIGSTOP, signal.SIGKILL) for pid in family]
 

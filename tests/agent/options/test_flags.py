@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hetagent.cli.flags import SPEC_FLAGS, Parser
-from hetagent.cli.parse import parse
+from hetagent.cli.parse import parse_command_line
 from hetagent.errors import UsageError
 from hetagent.options.model import Options, TorchrunOptions
 from hetagent.options.torchrun import REFUSED, SIGNALS, spellings
@@ -23,12 +23,12 @@ def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def options(*argv: str, **environ: str) -> Options:
-    return parse([*SERVER, *argv], environ)
+    return parse_command_line([*SERVER, *argv], environ)
 
 
 def refusal(argv: Sequence[str], **environ: str) -> str:
     with pytest.raises(UsageError) as caught:
-        parse(argv, environ)
+        parse_command_line(argv, environ)
     return str(caught.value)
 
 
@@ -123,9 +123,9 @@ def test_variables_count_less_than_flags() -> None:
 
 def test_servers_and_group_from_the_environment() -> None:
     environ = {"HET_SERVER": "one,http://two:1", "HET_GROUP": "bert"}
-    found = parse(["train.py"], environ)
+    found = parse_command_line(["train.py"], environ)
     assert (found.servers, found.group) == (("http://one:29400", "http://two:1"), "bert")
-    found = parse(["--server", "three", "--group", "gpt", "train.py"], environ)
+    found = parse_command_line(["--server", "three", "--group", "gpt", "train.py"], environ)
     assert (found.servers, found.group) == (("http://three:29400",), "gpt")
 
 
@@ -213,12 +213,14 @@ def test_the_rest_of_ours() -> None:
 
 
 def test_a_job_on_one_node_needs_no_server_and_has_a_group_of_its_own_unless_one_is_named() -> None:
-    first, second = (parse(["--standalone", "train.py"], {"HET_SERVER": "a b"}) for _ in range(2))
+    first, second = (
+        parse_command_line(["--standalone", "train.py"], {"HET_SERVER": "a b"}) for _ in range(2)
+    )
     assert (first.standalone, first.servers, first.spec) == (True, (), {"min_nodes": 1, "max_nodes": 1})
     assert first.group.startswith("standalone-")
     assert first.group != second.group
-    assert parse(["--standalone", "--rdzv-id", "bert", "train.py"], {}).group == "bert"
-    assert parse(["--standalone", "train.py"], {"HET_GROUP": "gpt"}).group == "gpt"
+    assert parse_command_line(["--standalone", "--rdzv-id", "bert", "train.py"], {}).group == "bert"
+    assert parse_command_line(["--standalone", "train.py"], {"HET_GROUP": "gpt"}).group == "gpt"
 
 
 PATHS = [
@@ -279,7 +281,7 @@ def test_help(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatc
     said = {}
     for flag in ("-h", "--help", "--help-all"):
         with pytest.raises(SystemExit) as caught:
-            parse([flag], {})
+            parse_command_line([flag], {})
         assert caught.value.code == 0
         said[flag] = capsys.readouterr().out
     assert said["-h"] == said["--help"]

@@ -26,7 +26,7 @@ OLD, NEW = (
         ),
         *((found, NEW) for found in ("2.16.0", "2.17.0a0+git", "3.0.0")),
         *((found, OLD) for found in ("2.5.1+cu124", "1.13.1")),
-        (release.installed_torch() or "none", None),
+        (release.find_torch_release() or "none", None),
     ],
 )
 def test_which_is_accepted(found: str | None, said: str | None) -> None:

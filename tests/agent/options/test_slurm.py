@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from hetagent.cli.parse import parse
+from hetagent.cli.parse import parse_command_line
 from hetagent.errors import UsageError
 from hetagent.options.model import Options
 from hetagent.options.torchrun import SIGNALS
@@ -69,7 +69,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def options(environ: dict[str, str], *argv: str) -> Options:
-    return parse([*SERVER, *argv, "train.py"], environ)
+    return parse_command_line([*SERVER, *argv, "train.py"], environ)
 
 
 def nnodes(found: Options) -> tuple[object, object]:
@@ -150,7 +150,7 @@ def test_what_a_step_says(
 
 
 def test_standalone_takes_no_number_of_nodes() -> None:
-    found = parse(["--standalone", "train.py"], ONE_OF_TWO | {"SLURM_JOB_NUM_NODES": "1"})
+    found = parse_command_line(["--standalone", "train.py"], ONE_OF_TWO | {"SLURM_JOB_NUM_NODES": "1"})
     assert (found.group, found.gpus, nnodes(found), len(found.notes)) == ("17", "2", (1, 1), 1)
 
 

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from hetagent.preemption import clouds
-from hetagent.preemption.clouds import Clouds, ask_aws, ask_azure, ask_google
+from hetagent.preemption.clouds import CloudMetadata, query_aws, query_azure, query_google
 
 Answers = Callable[[str, str, Mapping[str, str]], "tuple[int, str, Mapping[str, str]]"]
 """From method, path with query, and headers in lower case to status, body and headers."""
@@ -52,19 +52,19 @@ class Ec2:
 def test_aws_says_when_it_takes_an_instance() -> None:
     service = Ec2()
     http = serving(service)
-    assert ask_aws(http) is None
+    assert query_aws(http) is None
     at = (datetime.now(UTC) + timedelta(seconds=118)).strftime("%Y-%m-%dT%H:%M:%SZ")
     service.said["spot/instance-action"] = f'{{"action": "terminate", "time": "{at}"}}'
-    told = ask_aws(http)
+    told = query_aws(http)
     assert told is not None
     assert told.why == "AWS is about to terminate this instance"
     assert told.deadline == pytest.approx(time.monotonic() + 118, abs=3)
     service.said["spot/instance-action"] = '{"action": "stop", "time": "2097-01-01T00:00:00Z"}'
-    told = ask_aws(http)
+    told = query_aws(http)
     assert told is not None, "it says so two minutes before: the clock is slow"
     assert told.deadline == pytest.approx(time.monotonic() + 120, abs=3)
     service.said["spot/instance-action"] = '{"action": "stop", "time": "2017-09-18T08:22:00Z"}'
-    assert ask_aws(http) == ("AWS is about to stop this instance", None), "or fast"
+    assert query_aws(http) == ("AWS is about to stop this instance", None), "or fast"
 
 
 class Gce:
@@ -96,9 +96,9 @@ class Gce:
 def test_google_says_that_it_takes_an_instance(path: str, said: str, why: str | None) -> None:
     service = Gce()
     http = serving(service)
-    assert ask_google(http) is None
+    assert query_google(http) is None
     service.said[path] = said
-    told = ask_google(http)
+    told = query_google(http)
     assert (told.why if told is not None else None) == why
     if path == "preempted":
         assert told is not None
@@ -139,26 +139,26 @@ def test_azure_says_when_it_takes_a_machine_and_freezes_and_others_do_not_count(
     soon = format_datetime(datetime.now(UTC) + timedelta(seconds=25), usegmt=True)
     service.add("Freeze", ["set_3"], soon)
     service.add("Preempt", ["set_4"], soon)
-    assert ask_azure(http) is None
+    assert query_azure(http) is None
     service.add(
         "Redeploy", ["set_2", "set_3"], format_datetime(datetime.now(UTC) + timedelta(900), usegmt=True)
     )
     service.add("Preempt", ["set_3"], soon)
-    told = ask_azure(http)
+    told = query_azure(http)
     assert told is not None
     assert told.why == "Azure is about to evict this machine"
     assert told.deadline == pytest.approx(time.monotonic() + 25, abs=3)
     for not_before, why in (("", "it begins now"), ("Mon, 19 Sep 2016 18:29:47 GMT", "this clock is fast")):
         service.events.clear()
         service.add("Terminate", ["set_3"], not_before)
-        assert ask_azure(http) == ("Azure is about to delete this machine", None), why
+        assert query_azure(http) == ("Azure is about to delete this machine", None), why
 
 
-def clouds_of(answers: Answers, monkeypatch: pytest.MonkeyPatch, said: list[str]) -> Clouds:
+def clouds_of(answers: Answers, monkeypatch: pytest.MonkeyPatch, said: list[str]) -> CloudMetadata:
     client = serving(answers)
     monkeypatch.setattr(clouds.httpx, "Client", lambda **_: client)
     monkeypatch.setattr(clouds, "AGAIN_S", 0.0)
-    return Clouds(said.append)
+    return CloudMetadata(said.append)
 
 
 def test_the_cloud_is_found_by_who_answers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from tests.agent.runloop.test_notice import ASK, SAY, WAIT, running
 
 from hetagent import statuses
 from hetagent.node.processes import proctree as processes
-from hetagent.preemption.local import LeaveCommand, file_notice
+from hetagent.preemption.local import PreemptionCommand, read_notice_file
 from hetagent.preemption.watching import PreemptionWatch
 from hetagent.roundhook import PreemptionNotice
 from hetagent.runloop.shutdown import Shutdown
@@ -150,24 +150,24 @@ def test_a_node_whose_machine_is_to_go_does_not_join(watches: list[PreemptionWat
 
 def test_a_file_that_appears_says_why(tmp_path: Path) -> None:
     path = tmp_path / "sub" / "leave"
-    assert file_notice(path) is None
+    assert read_notice_file(path) is None
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "leave").touch()
-    assert file_notice(path) == PreemptionNotice(f"{path} is there", None)
+    assert read_notice_file(path) == PreemptionNotice(f"{path} is there", None)
     (tmp_path / "sub" / "leave").write_text("\n  maintenance of rack 4\x1b[1m\nmore\n")
-    told = file_notice(path)
+    told = read_notice_file(path)
     assert told is not None
     assert told.why.startswith("maintenance of rack 4")
     assert "\x1b" not in told.why
 
 
 @pytest.fixture
-def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], LeaveCommand]]:
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], PreemptionCommand]]:
     monkeypatch.chdir(tmp_path)
-    made: list[LeaveCommand] = []
+    made: list[PreemptionCommand] = []
 
-    def make(text: str, tell: Callable[[str], None] = lambda text: None) -> LeaveCommand:
-        made.append(LeaveCommand(text, MINE, tell))
+    def make(text: str, tell: Callable[[str], None] = lambda text: None) -> PreemptionCommand:
+        made.append(PreemptionCommand(text, MINE, tell))
         return made[-1]
 
     yield make
@@ -176,12 +176,12 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
     assert processes.find_by_incarnation(MINE, *processes.MARKS) == []
 
 
-def test_a_command_is_asked_again_until_it_says_so(command: Callable[[str], LeaveCommand]) -> None:
+def test_a_command_is_asked_again_until_it_says_so(command: Callable[[str], PreemptionCommand]) -> None:
     source = command("echo x >> runs; test $(wc -l < runs) = 3 && echo a power cut at noon")
     assert soon(source.find_notice) == PreemptionNotice("a power cut at noon", None)
 
 
-def test_a_command_may_run_for_hours(command: Callable[[str], LeaveCommand], tmp_path: Path) -> None:
+def test_a_command_may_run_for_hours(command: Callable[[str], PreemptionCommand], tmp_path: Path) -> None:
     source = command("echo x >> runs; sleep 3600 & until test -e go; do sleep 0.02; done")
     for _ in range(20):
         assert source.find_notice() is None
@@ -193,7 +193,9 @@ def test_a_command_may_run_for_hours(command: Callable[[str], LeaveCommand], tmp
     assert processes.find_by_incarnation(MINE, processes.WATCH_FOR) == [], "nor is anything of it left"
 
 
-def test_a_command_that_is_none_is_told_once(command: Callable[..., LeaveCommand], tmp_path: Path) -> None:
+def test_a_command_that_is_none_is_told_once(
+    command: Callable[..., PreemptionCommand], tmp_path: Path
+) -> None:
     said: list[str] = []
     source = command("echo x >> runs; no-such-program --at all", said.append)
     soon(lambda: source.find_notice() or said, "what it says")

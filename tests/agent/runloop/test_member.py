@@ -28,7 +28,7 @@ class Member(Launch):
         self.begun.append((assignment.round, words is not None))
         return WorkerCommand("/bin/sh", ("-c", words[1]), is_python=True) if words is not None else None
 
-    def environ(self, assignment: Assignment, local_rank: int) -> Mapping[str, str | None]:
+    def worker_env(self, assignment: Assignment, local_rank: int) -> Mapping[str, str | None]:
         return {"RANK": None}
 
     def failure_report_delay_s(self, assignment: Assignment, *, failed: bool) -> float:

@@ -48,8 +48,8 @@ def given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Given]:
         command = WorkerCommand("true", (), is_python=False)
         of = replace(of, slots=workers)
         notices.prepare(Assignment(group="g", node_id="a", round=1, start=of, folder=tmp_path), command)
-        monkeypatch.setenv(progress.NOTICE_FILE, str(notices.environ(0)[progress.NOTICE_FILE]))
-        progress._show_interest.cache_clear()
+        monkeypatch.setenv(progress.NOTICE_FILE, str(notices.worker_env(0)[progress.NOTICE_FILE]))
+        progress._register_for_notice.cache_clear()
         notices.begin(cast("Any", SimpleNamespace(pids={0: 7}, alive={}, exits=[], running=True)))
         made.append(notices)
         return notices, line
@@ -92,13 +92,13 @@ def test_workers_that_share_a_file_are_counted_or_one_speaks_for_all(
 ) -> None:
     notices, told = given(3)
     announce(notices)
-    Path(f"{notices.environ(0)[progress.NOTICE_FILE]}{progress.READY}").write_text(said)
+    Path(f"{notices.worker_env(0)[progress.NOTICE_FILE]}{progress.READY}").write_text(said)
     notices.on_wakeup()
     assert told.count == is_ready
 
 
 def test_without_an_agent_nothing_is_asked_for_and_nothing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    progress._show_interest.cache_clear()
+    progress._register_for_notice.cache_clear()
     monkeypatch.delenv(progress.NOTICE_FILE, raising=False)
     for path in (None, "", "/nowhere/at/all"):
         if path is not None:

@@ -26,7 +26,7 @@ def begin(shares: ShareFiles, folder: Path, of: Assignment) -> Path:
     folder.mkdir()
     of.folder = folder
     shares.prepare(of, WorkerCommand("train", (), is_python=False))
-    return Path(str(shares.environ(0)["HET_WEIGHTS_FILE"]))
+    return Path(str(shares.worker_env(0)["HET_WEIGHTS_FILE"]))
 
 
 def test_workers_get_their_weight_the_sum_and_a_file_with_all(tmp_path: Path) -> None:
@@ -34,7 +34,7 @@ def test_workers_get_their_weight_the_sum_and_a_file_with_all(tmp_path: Path) ->
     path = begin(shares, tmp_path / "1", assignment(weights=[(1, 2.0), (2, 1.0), (1, 0.25)], offset=2))
     assert json.loads(path.read_text()) == {"round": 3, "weights": [2.0, 1.0, 1.0, 0.25], "given": True}
     for local_rank, weight in enumerate(("1", "0.25")):
-        environ = shares.environ(local_rank)
+        environ = shares.worker_env(local_rank)
         assert (environ["HET_WEIGHT"], environ["HET_WEIGHT_SUM"]) == (weight, "4.25")
 
 
@@ -44,7 +44,7 @@ def test_the_program_of_a_whole_node_has_a_weight_only_if_its_ranks_have_the_sam
 ) -> None:
     shares = ShareFiles(one_per_node=True)
     begin(shares, tmp_path / "1", assignment(weights=[(3, 1.0), (1, 0.5)], offset=offset))
-    environ = shares.environ(0)
+    environ = shares.worker_env(0)
     assert (environ["HET_WEIGHT"], environ["HET_WEIGHT_SUM"]) == (weight, "3.5")
 
 

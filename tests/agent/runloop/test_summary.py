@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from tests.agent.torchrun.driver import directive
 
-from hetagent.cli.summary import closing_block
+from hetagent.cli.summary import format_summary
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.reasons import ends
 from hetrdzv.protocol.reasons.advice import next_step
@@ -40,7 +40,7 @@ def exit_of(**fields: Any) -> Directive:
 def test_without_a_failure(fields: dict[str, Any] | None, lines: list[str]) -> None:
     outcome = None if fields is None else exit_of(**fields)
     number = 3 if outcome is None else outcome.round
-    block = closing_block("bert", "gpu7", outcome, number, "" if outcome else "SIGTERM")
+    block = format_summary("bert", "gpu7", outcome, number, "" if outcome else "SIGTERM")
     assert block.splitlines() == [LINE, "job      bert", *lines, LINE]
 
 
@@ -54,7 +54,7 @@ def test_a_failure_names_the_worker_its_words_the_logs_and_what_hetctl_would_say
     failure = Failure(local_rank=1, rank=5, exit_code=1, message="Traceback\n  line\nValueError: x\n")
     cause = RootCause(reason=WORKER, round=2, node_id="gpu3", failure=failure)
     outcome = exit_of(outcome="failed", root_cause=cause, stays=stays)
-    block = closing_block("bert", "gpu7", outcome, 3, "", last_words=["disk     full"], logs="/logs/bert_x1")
+    block = format_summary("bert", "gpu7", outcome, 3, "", last_words=["disk     full"], logs="/logs/bert_x1")
     assert block.splitlines()[4:] == [
         "disk     full",
         "logs     /logs/bert_x1",
@@ -76,5 +76,5 @@ def test_all_is_said_of_workers_that_could_not_be_started() -> None:
         local_rank=-1, rank=-1, message=f"{'word ' * 100}\nstart every agent with the same --gpus"
     )
     cause = RootCause(reason=ends.worker_failed("a", failure), round=1, node_id="a", failure=failure)
-    block = closing_block("bert", "gpu7", exit_of(outcome="failed", root_cause=cause), 3, "")
+    block = format_summary("bert", "gpu7", exit_of(outcome="failed", root_cause=cause), 3, "")
     assert block.splitlines()[-2] == "  | start every agent with the same --gpus"

@@ -140,7 +140,7 @@ def test_each_rank_has_what_its_own_workers_import(script: Script, monkeypatch: 
 
         def take(local_rank: int) -> tuple[int | None, str]:
             """Run a round of a rank; the pid of its standby, if there was one, and what the script said."""
-            environ = {**standbys.in_round(script.program).environ, **kept.environ(local_rank)}
+            environ = {**standbys.in_round(script.program).environ, **kept.worker_env(local_rank)}
             program = Program(script.program.args, environ)
             kept.on_wakeup()
             with standbys.outputs(script.folder) as streams:

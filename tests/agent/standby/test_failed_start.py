@@ -17,7 +17,7 @@ from hetagent.standby.keeper import Standbys
 class SecondCannotStart(Launch):
     """The kernel refuses the second worker of the first round: its environment is too large."""
 
-    def environ(self, assignment: Assignment, local_rank: int) -> Mapping[str, str | None]:
+    def worker_env(self, assignment: Assignment, local_rank: int) -> Mapping[str, str | None]:
         return {"LARGE": "x" * (1 << 18)} if (assignment.round, local_rank) == (1, 1) else {}
 
     def predict_command(self, local_rank: int) -> tuple[WorkerCommand, Mapping[str, str | None]] | None:

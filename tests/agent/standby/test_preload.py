@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hetagent.cli.parse import parse
+from hetagent.cli.parse import parse_command_line
 from hetagent.errors import UsageError
 from hetagent.launch.command import WorkerCommand
 from hetagent.options.model import Options
@@ -19,7 +19,7 @@ PROGRAM = WorkerCommand("/opt/bin/train", (), is_python=False)
 def asked(given: str | None, variable: str | None = None) -> Options:
     flags = [] if given is None else ["--preload", given]
     environ = {} if variable is None else {"HET_PRELOAD": variable}
-    return parse(["--server", "h", "--node-id", "a", *flags], environ)
+    return parse_command_line(["--server", "h", "--node-id", "a", *flags], environ)
 
 
 @pytest.mark.parametrize(

@@ -189,7 +189,7 @@ def test_a_module_that_starts_cuda(program: Program, tmp_path: Path) -> None:
 def test_what_its_imports_have_started_ends_with_it(program: Program, tmp_path: Path) -> None:
     (tmp_path / "starts.py").write_text("import os, subprocess\nsubprocess.Popen(['sleep', '300'])")
     standby = standbys.ready(program, ["starts"])
-    sleepers = processes.session_members([standby.process.pid])
+    sleepers = processes.find_session_members([standby.process.pid])
     assert len(sleepers) == 2
     standby.kill()
     wait_for(lambda: not processes.list_processes().keys() & set(sleepers), "the end of both")

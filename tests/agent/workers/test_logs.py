@@ -90,7 +90,7 @@ def test_the_logs_of_a_killed_agent_go_with_the_next_one(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     living = RoundLogsSpecs()
     living.reify(envs(1))
-    dead = tmp_path / f"{scratch.marked_prefix(PREFIX)}dead"  # what is left: a folder without a lock
+    dead = tmp_path / f"{scratch.make_boot_prefix(PREFIX)}dead"  # what is left: a folder without a lock
     (dead / "attempt_1").mkdir(parents=True)
     (tmp_path / "hetagent_notes").mkdir()  # somebody else's
     RoundLogsSpecs(os.devnull)
@@ -106,7 +106,7 @@ def test_where_there_are_no_locks_nothing_is_swept(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(fcntl, "flock", none)
     folder = scratch.ScratchFolder("x_", tmp_path)
-    scratch.sweep("x_", tmp_path)
+    scratch.remove_stale_folders("x_", tmp_path)
     assert folder.path.exists()
     folder.close()
 

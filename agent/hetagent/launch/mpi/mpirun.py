@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from hetagent.errors import CommandError
-from hetagent.launch.base import PLAIN, Assignment, Launch, LaunchOptions, node_environ
+from hetagent.launch.base import PLAIN, Assignment, Launch, LaunchOptions, node_env
 from hetagent.launch.command import RUNNER, WorkerCommand
 from hetagent.launch.mpi import orted
-from hetagent.launch.mpi.relay import Relay
+from hetagent.launch.mpi.relay import RshRelay
 from hetagent.node import scratch
 from hetagent.node.processes.shell import CommandFailed, run_command
 from hetagent.session.requests import Report
@@ -47,7 +47,7 @@ CONTROLLER = "HOROVOD_CONTROLLER"
 INSTALL = "install Open MPI 4, not 5, on every node (Debian 12: apt-get install openmpi-bin), or add its folder to PATH"
 
 
-class Mpi(Launch):
+class MpiLaunch(Launch):
     """One mpirun on the master and one orted on every other node, which start and watch the ranks.
 
     Only the master's command is used. Open MPI keeps to --port-range, too.
@@ -62,9 +62,9 @@ class Mpi(Launch):
         super().__init__(command, setup)
         self._port_range = setup.port_range
         self._folder: scratch.ScratchFolder | None = None
-        self._relay: Relay | None = None
+        self._relay: RshRelay | None = None
         self._orted = _check_open_mpi()
-        scratch.sweep(PREFIX, SHARED_MEMORY)
+        scratch.remove_stale_folders(PREFIX, SHARED_MEMORY)
 
     def begin(self, assignment: Assignment) -> WorkerCommand | None:
         """mpirun on the master; orted elsewhere, as soon as mpirun has asked for it."""
@@ -75,25 +75,25 @@ class Mpi(Launch):
                     f"waiting for mpirun on {master} to ask for this node; hetagent needs --launch mpi there, too"
                 )
                 return None
-            words = orted.orted_arguments(assignment.start.daemon)
+            words = orted.make_orted_args(assignment.start.daemon)
             self._make_folder()
             return WorkerCommand(self._orted, tuple(words), is_python=False)
         program = _strip_runner(self.resolve_command(assignment))
         members = assignment.members
         folder = self._make_folder()
-        assignment.take_script_port().close()
+        assignment.take_script_socket().close()
         if len(members) > 1:
-            self._relay = Relay(folder, partial(_start_daemon, assignment))
+            self._relay = RshRelay(folder, partial(_start_daemon, assignment))
         agent = self._relay.command if self._relay is not None else None
-        words = mpirun_words(members, program, agent, self._port_range)
+        words = make_mpirun_args(members, program, agent, self._port_range)
         # Given with its path, it would expect orted at the same path on all nodes.
         return WorkerCommand("mpirun", tuple(words), is_python=False)
 
-    def environ(self, assignment: Assignment, local_rank: int) -> Mapping[str, str | None]:
+    def worker_env(self, assignment: Assignment, local_rank: int) -> Mapping[str, str | None]:
         """The environment of the node. Its ranks inherit it from mpirun or orted; Open MPI tells each its own rank."""
         assert self._folder is not None
         return {
-            **node_environ(assignment),
+            **node_env(assignment),
             # Not the default folders: killed daemons and ranks leave files there, and the ranks of another node on
             # this machine would mistake them for their own.
             "OMPI_MCA_orte_tmpdir_base": str(self._folder.path),
@@ -119,7 +119,7 @@ class Mpi(Launch):
         return self._folder.path
 
 
-def mpirun_words(
+def make_mpirun_args(
     members: Sequence[Member],
     program: Sequence[str],
     agent: str | None,
@@ -145,7 +145,7 @@ def mpirun_words(
             "btl_tcp_port_min_v4": str(first),
             "btl_tcp_port_range_v4": str(last - first + 1),
         }
-    settings = ours | {name: value for name, value in wishes.items() if not _is_set(name)}
+    settings = ours | {name: value for name, value in wishes.items() if not _is_mca_param_set(name)}
     return [
         *(["--allow-run-as-root"] if os.geteuid() == 0 else []),
         *(word for name, value in settings.items() for word in ("--mca", name, value)),
@@ -157,7 +157,7 @@ def mpirun_words(
     ]
 
 
-def _is_set(name: str) -> bool:
+def _is_mca_param_set(name: str) -> bool:
     """Whether the user has set it, or its opposite."""
     names = (name, name.replace("_include", "_exclude"))
     return any(os.environ.get(f"OMPI_MCA_{setting}") for setting in names)
@@ -182,7 +182,7 @@ def _start_daemon(assignment: Assignment, host: str, words: Sequence[str]) -> "F
     if host not in others:
         raise CommandError(f"there is no host '{host}' in round {assignment.round}")
     daemon = orted.split_command_line(words)
-    orted.orted_arguments(daemon)
+    orted.make_orted_args(daemon)
     if (why := explain_daemon_refusal(daemon)) is not None:
         raise CommandError(f"{why}; it names all nodes, so give them shorter ids")
     body = partial(DaemonRequest, master=assignment.node_id, round=assignment.round, words=tuple(daemon))

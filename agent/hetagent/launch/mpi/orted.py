@@ -61,7 +61,7 @@ def split_command_line(words: Sequence[str]) -> list[str]:
     return [word for word in plain[places[-1] :] if word != ")"]
 
 
-def orted_arguments(words: Sequence[str]) -> list[str]:
+def make_orted_args(words: Sequence[str]) -> list[str]:
     """The arguments for this node's own orted, in the foreground."""
     program, *rest = words or [""]
     if program.rpartition("/")[2] != PROGRAM:

@@ -10,7 +10,7 @@ from concurrent.futures import CancelledError, Future
 from pathlib import Path
 from typing import Any, cast
 
-from hetagent.launch.command import python_interpreter
+from hetagent.launch.command import find_python
 from hetagent.worker import rsh
 
 MAX_BYTES = 1 << 20
@@ -23,7 +23,7 @@ StartDaemon = Callable[[str, Sequence[str]], "Future[Any]"]
 """Has a host run a command line; an exception says why it does not."""
 
 
-class Relay(socketserver.ThreadingUnixStreamServer):
+class RshRelay(socketserver.ThreadingUnixStreamServer):
     """Takes requests during one round, and handles each in a thread of its own.
 
     Attributes:
@@ -38,7 +38,7 @@ class Relay(socketserver.ThreadingUnixStreamServer):
         self.start_daemon = start_daemon
         script = folder / "rsh"
         program = shlex.join(
-            [python_interpreter(), "-I", "-S", str(Path(rsh.__file__).resolve()), str(folder / "agent")]
+            [find_python(), "-I", "-S", str(Path(rsh.__file__).resolve()), str(folder / "agent")]
         )
         script.write_text(f'exec {program} "$@"\n')
         self.command = f"/bin/sh {script}"
@@ -68,7 +68,7 @@ class _Request(socketserver.StreamRequestHandler):
             return
         refusal = None
         try:
-            cast("Relay", self.server).start_daemon(host, words).result()
+            cast("RshRelay", self.server).start_daemon(host, words).result()
         except CancelledError:
             refusal = "the round is over, or this agent is shutting down"
         except Exception as error:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from hetagent.errors import CommandError, UnevenRanksError
 from hetagent.launch.base import Assignment
-from hetagent.node.network import host_port
+from hetagent.node.network import format_host_port
 
 KNOWN: Mapping[str, str] = {
     "init_method": "where the processes meet: tcp://addr:port, or with --init-file a file:// name",
@@ -31,7 +31,7 @@ def find_placeholders(words: Sequence[str]) -> set[str]:
     return {name for word in words for _, name, _ in _parse_word(word) if name}
 
 
-def substitute(words: Sequence[str], values: Mapping[str, str]) -> list[str]:
+def fill_placeholders(words: Sequence[str], values: Mapping[str, str]) -> list[str]:
     """The command with its placeholders replaced; `{{` and `}}` become single braces.
 
     With a world size of 1, words with `{name:optional}` are left out, each with the option before it.
@@ -47,12 +47,12 @@ def substitute(words: Sequence[str], values: Mapping[str, str]) -> list[str]:
     return filled
 
 
-def placeholder_values(assignment: Assignment) -> dict[str, str]:
+def get_placeholder_values(assignment: Assignment) -> dict[str, str]:
     """What the placeholders stand for in a round."""
     start = assignment.start
     address, port = start.master.address, start.master.script_port
     return {
-        "init_method": f"tcp://{host_port(address, port)}",
+        "init_method": f"tcp://{format_host_port(address, port)}",
         "master_addr": address,
         "master_port": str(port),
         "world_size": str(start.world_size),

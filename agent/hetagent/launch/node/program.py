@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from hetagent.errors import CommandError
-from hetagent.launch.base import PLAIN, Assignment, Launch, LaunchOptions, node_environ
+from hetagent.launch.base import PLAIN, Assignment, Launch, LaunchOptions, node_env
 from hetagent.launch.command import WorkerCommand
 from hetagent.launch.node import placeholders
 
 
-class PerNode(Launch):
+class PerNodeLaunch(Launch):
     """One process per node.
 
     The script hosts its own store on the port that the master's agent holds until just before the start; with
@@ -52,18 +52,18 @@ class PerNode(Launch):
         """Fill in the command, and free the script's port for it."""
         command = self.resolve_command(assignment)
         placeholders.require_equal_slots(self._check_placeholders(command), assignment)
-        values = placeholders.placeholder_values(assignment)
+        values = placeholders.get_placeholder_values(assignment)
         if self._folder is not None:
-            path = init_file(self._folder, assignment)
+            path = make_init_file_path(self._folder, assignment)
             values["init_method"] = f"file://{path}"
             self._init_file = path if assignment.is_master else None
         if assignment.is_master:
-            assignment.take_script_port().close()
-        return replace(command, args=tuple(placeholders.substitute(command.args, values)))
+            assignment.take_script_socket().close()
+        return replace(command, args=tuple(placeholders.fill_placeholders(command.args, values)))
 
-    def environ(self, assignment: Assignment, local_rank: int) -> Mapping[str, str | None]:
+    def worker_env(self, assignment: Assignment, local_rank: int) -> Mapping[str, str | None]:
         """The environment of a node, not of a worker."""
-        return node_environ(assignment)
+        return node_env(assignment)
 
     def end(self) -> None:
         """On the master, remove the round's file."""
@@ -73,7 +73,7 @@ class PerNode(Launch):
                 path.unlink()
 
 
-def init_file(folder: Path, assignment: Assignment) -> Path:
+def make_init_file_path(folder: Path, assignment: Assignment) -> Path:
     """A new file name for each round, the same on all its nodes, in a directory that they share.
 
     The name depends only on the round and its master, never on what a node finds in the directory, so that a file of

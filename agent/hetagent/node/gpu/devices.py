@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetagent.errors import UsageError
-from hetagent.node.gpu.driver import Gpu, NoGpus, is_rocm, list_gpus, list_rocm_gpus
+from hetagent.node.gpu.driver import Gpu, GpuQueryError, is_rocm, list_gpus, list_rocm_gpus
 from hetrdzv.protocol.settings import MAX_SLOTS
 from hetrdzv.protocol.texts.phrasing import count as counted
 
@@ -97,7 +97,7 @@ def visible_devices_env(devices: Devices, environ: Mapping[str, str]) -> Mapping
         # to HIP an empty list is the same as none
         return {VISIBLE: ""} | ({HIP_VISIBLE: "-1"} if is_rocm() else {})
     names = [str(index) for index in devices.indices]
-    if (listed := environ.get(_listed_in(environ))) is not None:
+    if (listed := environ.get(_find_visible_devices_variable(environ))) is not None:
         entries = [entry.strip() for entry in listed.split(",")]
         names = [entries[index] for index in devices.indices]
     narrowed: dict[str, str | None] = {VISIBLE: ",".join(names)}
@@ -117,11 +117,11 @@ def visible_gpus(environ: Mapping[str, str]) -> list[Gpu]:
     """NVIDIA's GPUs, or slices of them, that an environment lets CUDA see; none where they cannot be looked up."""
     try:
         return _filter_visible(list_gpus(), environ.get(VISIBLE))
-    except NoGpus:
+    except GpuQueryError:
         return []
 
 
-def mig_slices(listed: str | None) -> int:
+def count_mig_slices(listed: str | None) -> int:
     """How many MIG slices a value of CUDA_VISIBLE_DEVICES names. CUDA shows a process only the first of them.
 
     https://docs.nvidia.com/datacenter/tesla/mig-user-guide/, "CUDA Device Enumeration"
@@ -194,18 +194,18 @@ def _find_visible_gpus(environ: Mapping[str, str]) -> tuple[Sequence[Gpu], str]:
     """The visible GPUs, and what limits their number, if anything."""
     try:
         visible, none = _filter_visible(list_gpus(), environ.get(VISIBLE)), "the NVIDIA driver has none"
-    except NoGpus as error:
+    except GpuQueryError as error:
         if not is_rocm():
             return [], str(error)
         visible, none = list_rocm_gpus(), "torch for ROCm sees none"
-    listed_in = _listed_in(environ)
+    listed_in = _find_visible_devices_variable(environ)
     listed = environ.get(listed_in)
     if listed is None:
         return visible, "" if visible else none
     return visible, f"{listed_in}={listed}" if listed else f"{listed_in} is empty"
 
 
-def _listed_in(environ: Mapping[str, str]) -> str:
+def _find_visible_devices_variable(environ: Mapping[str, str]) -> str:
     """The variable that lists the visible GPUs."""
     return HIP_VISIBLE if environ.get(HIP_VISIBLE) and is_rocm() else VISIBLE
 

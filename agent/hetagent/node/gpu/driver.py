@@ -13,15 +13,15 @@ MOST_CHARACTERS = 64
 """The longest version that is sent."""
 
 
-class NoGpus(Exception):
+class GpuQueryError(Exception):
     """GPUs cannot be looked up; says why in a few words."""
 
 
-class GpuBroken(Exception):
+class GpuLostError(Exception):
     """The driver has given up a GPU; says which, in a few words."""
 
 
-class Usage(NamedTuple):
+class GpuMemoryUsage(NamedTuple):
     """How much of a GPU's memory is in use, and by which pids as far as the driver says (in a container often none)."""
 
     gpu: str
@@ -44,16 +44,18 @@ def open_driver() -> Iterator[Any]:
     try:
         import pynvml
     except ImportError:
-        raise NoGpus("nvidia-ml-py is not installed: pip install 'hetrdzv[agent]'") from None
+        raise GpuQueryError("nvidia-ml-py is not installed: pip install 'hetrdzv[agent]'") from None
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         missing = (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
-        raise NoGpus("no NVIDIA driver" if error.value in missing else f"NVIDIA driver: {error}") from None
+        raise GpuQueryError(
+            "no NVIDIA driver" if error.value in missing else f"NVIDIA driver: {error}"
+        ) from None
     try:
         yield pynvml
     except pynvml.NVMLError as error:
-        raise NoGpus(f"NVIDIA driver: {error}") from None
+        raise GpuQueryError(f"NVIDIA driver: {error}") from None
     finally:
         pynvml.nvmlShutdown()
 
@@ -66,9 +68,9 @@ def list_gpus() -> list[Gpu]:
         return [_describe_gpu(pynvml, handle) for handle in (*handles, *instances)]
 
 
-def query_memory(uuids: Sequence[str]) -> list[Usage]:
+def query_memory(uuids: Sequence[str]) -> list[GpuMemoryUsage]:
     """What is in use of these GPUs (or MIG slices); one that the driver cannot tell about is left out."""
-    with suppress(NoGpus), open_driver() as pynvml:  # without one nothing can be said
+    with suppress(GpuQueryError), open_driver() as pynvml:  # without one nothing can be said
         return [usage for uuid in uuids if (usage := _query_usage(pynvml, uuid)) is not None]
     return []
 
@@ -113,12 +115,12 @@ def _nccl_version(torch: Any) -> str | None:
 
 
 def _driver_version() -> str | None:
-    with suppress(NoGpus), open_driver() as pynvml:
+    with suppress(GpuQueryError), open_driver() as pynvml:
         return str(pynvml.nvmlSystemGetDriverVersion())
     return None
 
 
-def _query_usage(pynvml: Any, uuid: str) -> Usage | None:
+def _query_usage(pynvml: Any, uuid: str) -> GpuMemoryUsage | None:
     is_slice = uuid.startswith("MIG-")
     gpu = f"MIG slice {uuid[4:]}" if is_slice else f"GPU {uuid.removeprefix('GPU-')[:12]}"
     try:
@@ -130,13 +132,13 @@ def _query_usage(pynvml: Any, uuid: str) -> Usage | None:
         used, total = int(info.used), int(info.total)
     except pynvml.NVMLError as error:
         if error.value in (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED):
-            raise GpuBroken(f"{gpu}: {error}") from None
+            raise GpuLostError(f"{gpu}: {error}") from None
         return None
     holders: tuple[int, ...] = ()
     with suppress(pynvml.NVMLError):
         running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
         holders = tuple(int(process.pid) for process in running)
-    return Usage(gpu, used, holders, total)
+    return GpuMemoryUsage(gpu, used, holders, total)
 
 
 def _describe_gpu(pynvml: Any, handle: object) -> Gpu:

@@ -13,7 +13,7 @@ import hetagent
 import hetrdzv
 from hetagent.errors import AgentError
 from hetagent.node.processes import guardian_process
-from hetagent.node.processes.identity import Identity, ServerAccess
+from hetagent.node.processes.identity import AgentIdentity, ServerAccess
 from hetagent.node.self_pipe import wait_readable
 
 WITHOUT = "without it, workers would outlive a killed agent"
@@ -42,7 +42,9 @@ class Guardian:
         pid: the guardian's; None before `start` and after `dismiss`.
     """
 
-    def __init__(self, identity: Identity, access: ServerAccess | None, pipes: Path | None = None) -> None:
+    def __init__(
+        self, identity: AgentIdentity, access: ServerAccess | None, pipes: Path | None = None
+    ) -> None:
         self.pickled_goodbye = pickle.dumps((identity, access)).hex() if access is not None else ""
         self._incarnation = identity.incarnation
         self._who = f"the guardian of node {identity.node_id!r}"
@@ -77,7 +79,7 @@ class Guardian:
         except OSError as error:  # no process or file descriptor is left
             raise GuardianError(f"{self._who} cannot be started ({error}): {WITHOUT}") from None
         agent = {"incarnation": self._incarnation, "goodbye": self.pickled_goodbye, "pipes": self._pipes}
-        self._send(agent | {"sys_path": sys_path()})
+        self._send(agent | {"sys_path": make_sys_path()})
         if not wait_readable([self], START_TIMEOUT_S):
             self._process.kill()
         if os.read(self.fileno(), 64) != b"ready\n":
@@ -113,7 +115,7 @@ class Guardian:
             self._process.stdin.write(json.dumps(message).encode() + b"\n")
 
 
-def sys_path() -> list[str]:
+def make_sys_path() -> list[str]:
     """Where this process imports from, as absolute paths, and where both packages are if import hooks found them."""
     packages = (os.path.dirname(package.__path__[0]) for package in (hetagent, hetrdzv))
     return [*map(os.path.abspath, sys.path), *map(os.path.abspath, packages)]

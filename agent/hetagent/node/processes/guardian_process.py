@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hetagent.node.processes.identity import Identity, ServerAccess
+    from hetagent.node.processes.identity import AgentIdentity, ServerAccess
 
 GOODBYE_TIMEOUT_S = 8.0
 """How long the servers may take to answer the goodbye (seconds)."""
@@ -48,7 +48,7 @@ IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.
 REASON = "its agent died, and its workers were stopped"
 
 
-def lines_of(fd: int, agent_pid: int) -> Iterator[str]:
+def read_agent_lines(fd: int, agent_pid: int) -> Iterator[str]:
     """The lines that an agent, this process's parent, sends until it dies."""
     buffer = b""
     while True:
@@ -66,7 +66,7 @@ def main() -> int:
     """Watch over one agent; returns the exit status."""
     for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)
-    lines = lines_of(sys.stdin.fileno(), os.getppid())
+    lines = read_agent_lines(sys.stdin.fileno(), os.getppid())
     if (first := next(lines, None)) is None:
         return 1  # the agent died before it said whose workers to stop: it had none
     agent = json.loads(first)
@@ -84,7 +84,7 @@ def main() -> int:
         sessions = json.loads(line)
     if agent["pipes"] and sessions:
         have_workers_save(agent["pipes"])
-    if stubborn := processes.kill_all_of(agent["incarnation"], sessions):
+    if stubborn := processes.kill_incarnation(agent["incarnation"], sessions):
         _log(
             f"processes cannot be killed: {processes.describe_stuck(stubborn)}; "
             "check the node (GPU driver, file server) before you use it again"
@@ -141,7 +141,7 @@ def _import_for_goodbye(pickled: str) -> None:
         _unpickle(pickled)
 
 
-def _unpickle(pickled: str) -> tuple["Identity", "ServerAccess"]:
+def _unpickle(pickled: str) -> tuple["AgentIdentity", "ServerAccess"]:
     """Who leaves, and how to say so."""
     import pickle
 
@@ -149,7 +149,7 @@ def _unpickle(pickled: str) -> tuple["Identity", "ServerAccess"]:
     return identity, access
 
 
-async def _leave_group(identity: "Identity", access: "ServerAccess") -> None:
+async def _leave_group(identity: "AgentIdentity", access: "ServerAccess") -> None:
     """Tell whichever server is in charge, or soon will be."""
     import asyncio
 

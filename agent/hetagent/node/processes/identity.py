@@ -11,7 +11,7 @@ from hetrdzv.client.client import Client
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class AgentIdentity:
     """Who this agent is: what marks its workers as its own."""
 
     group: str
@@ -37,14 +37,14 @@ class ServerAccess:
     token_file: Path | None = None
     tls: ClientTls = field(default_factory=ClientTls)
 
-    def newest_token(self) -> str | None:
+    def read_newest_token(self) -> str | None:
         """What the token's file holds by now; None: there is no file."""
         return reread_token(self.token_file)
 
     def secrets(self) -> list[str]:
         """What must not be shown to anybody."""
-        return list(filter(None, [self.token, self.newest_token()]))
+        return list(filter(None, [self.token, self.read_newest_token()]))
 
     def client(self) -> Client:
         """A connection."""
-        return Client(self.servers, token=self.token, renew_token=self.newest_token, tls=self.tls)
+        return Client(self.servers, token=self.token, renew_token=self.read_newest_token, tls=self.tls)

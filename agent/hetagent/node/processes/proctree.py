@@ -65,7 +65,7 @@ def find_survivors(processes: Iterable[Process]) -> list[int]:
     return [one.pid for one in processes if one.pid in alive and alive[one.pid].started == one.started]
 
 
-def session_members(sids: Collection[int]) -> list[int]:
+def find_session_members(sids: Collection[int]) -> list[int]:
     """Pids of the living processes in the sessions `sids`, whether or not the session's leader still lives."""
     return sorted(process.pid for process in list_processes().values() if process.session in sids)
 
@@ -207,7 +207,7 @@ def kill_tree(
     return kill_all(scan, timeout_s)
 
 
-def kill_all_of(
+def kill_incarnation(
     incarnation: str, sessions: Collection[int] = (), find_spared: Callable[[], Collection[int]] = tuple
 ) -> list[int]:
     """`kill_tree` for all that this incarnation's agent has started, but for what it keeps for later rounds.

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 
 from hetagent.node.processes import proctree as processes
-from hetagent.node.processes.identity import Identity
+from hetagent.node.processes.identity import AgentIdentity
 from hetagent.options.model import SnapshotOptions
 from hetagent.snapshots.folder import TO_DISK, Slot, SnapshotFiles, SnapshotId
 from hetagent.snapshots.node.catalog import PATIENT_S, DiskCatalog
@@ -40,7 +40,7 @@ class DiskWriter:
         catalog: DiskCatalog,
         options: SnapshotOptions,
         folder: SnapshotFiles,
-        identity: Identity,
+        identity: AgentIdentity,
         log: Callable[[str], None],
     ) -> None:
         self.catalog = catalog

@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hetagent.node.network import host_port
+from hetagent.node.network import format_host_port
 from hetagent.snapshots.folder import Index, Slot, SnapshotFiles, SnapshotId, write_atomic
 from hetagent.snapshots.save_request import ASK
 from hetrdzv.protocol.snapshots import HeldSnapshot, RankPart, Source, StartSnapshot
@@ -134,7 +134,7 @@ def request_save(pipe: Path) -> bool:
 
 def make_source_entry(source: Source, path: Path | None = None) -> dict[str, Any]:
     """As workers read it (`hetagent.snapshots.sources`)."""
-    url = f"http://{host_port(source.address, source.port)}/" if source.port else ""
+    url = f"http://{format_host_port(source.address, source.port)}/" if source.port else ""
     return {
         "node": source.node_id,
         "url": url,

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from hetagent.node.scratch import lock_folder, marked_prefix
+from hetagent.node.scratch import lock_folder, make_boot_prefix
 from hetagent.snapshots.node.files import SnapshotDir
 
 PREFIX = "hets_"
@@ -38,7 +38,7 @@ class NodeFolder(SnapshotDir):
         log: Callable[[str], None] = lambda text: None,
     ) -> None:
         key = "\0".join([str(os.getuid()), group, node_id, *sorted(set(servers))])
-        path = parent / (marked_prefix(PREFIX) + hashlib.sha256(key.encode()).hexdigest()[:16])
+        path = parent / (make_boot_prefix(PREFIX) + hashlib.sha256(key.encode()).hexdigest()[:16])
         self._lock: int | None = _lock_once_free(path, log)
         super().__init__(path)
         (path / LEAVING).unlink(missing_ok=True)

@@ -15,7 +15,7 @@ from hetagent.launch.base import Assignment
 from hetagent.launch.command import WorkerCommand
 from hetagent.node.console import WarnOnce
 from hetagent.node.file_watch import FileWatch
-from hetagent.node.memory import free_memory
+from hetagent.node.memory import read_free_memory
 from hetagent.options.model import SnapshotOptions
 from hetagent.roundhook import RoundHook
 from hetagent.session.connection import ServerConnection
@@ -363,4 +363,4 @@ def describe_start(chosen: StartSnapshot | None, catalog: DiskCatalog | None, re
 def free_space(folder: Path) -> int:
     """What snapshots may take in a folder (bytes); what is in the folder already counts as free."""
     stats = os.statvfs(folder)
-    return used_memory(folder) + min(stats.f_bavail * stats.f_frsize, free_memory())
+    return used_memory(folder) + min(stats.f_bavail * stats.f_frsize, read_free_memory())

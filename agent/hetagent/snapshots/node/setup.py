@@ -37,7 +37,7 @@ def _make_hook(context: AgentContext, options: SnapshotOptions, connection: Serv
     if context.options.standalone and options.to is not None:  # else its group has another name each time
         group, servers = "standalone", [str(options.to)]
     folder = NodeFolder(parent, group, context.identity.node_id, servers, context.tell)
-    scratch.sweep(PREFIX, parent, OLD_S)
+    scratch.remove_stale_folders(PREFIX, parent, OLD_S)
     try:
         return SnapshotHook(context, options, connection, folder)
     except BaseException:

@@ -12,7 +12,7 @@ import pytest
 from tests.support.fuse import DeadFiles
 
 from hetagent.errors import UsageError
-from hetagent.node.processes.identity import Identity
+from hetagent.node.processes.identity import AgentIdentity
 from hetagent.snapshots.folder import INDEX, Index, SnapshotFiles, SnapshotId, write_atomic
 from hetagent.snapshots.node import catalog as catalogs
 from hetagent.snapshots.node.catalog import DiskCatalog
@@ -31,7 +31,7 @@ class Node:
     def __init__(self, path: Path) -> None:
         self.said: list[str] = []
         self.memory = SnapshotFiles(path / "memory")
-        identity = Identity("g", "a", "1")
+        identity = AgentIdentity("g", "a", "1")
         self.catalog = DiskCatalog(path / "disk", self.said.append)
         options: Any = Namespace(to_every_s=600, keep=2)
         self.disk = DiskWriter(self.catalog, options, self.memory, identity, self.said.append)

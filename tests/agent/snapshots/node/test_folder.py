@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from hetagent.cli.parse import parse
+from hetagent.cli.parse import parse_command_line
 from hetagent.errors import UsageError
-from hetagent.node.processes.identity import Identity
-from hetagent.node.scratch import sweep
+from hetagent.node.processes.identity import AgentIdentity
+from hetagent.node.scratch import remove_stale_folders
 from hetagent.options.model import SnapshotOptions
 from hetagent.snapshots.node import folder as folders
 from hetagent.snapshots.node import hook, setup
@@ -87,7 +87,7 @@ def test_what_nobody_comes_back_for_is_swept(tmp_path: Path) -> None:
     aged(younger, OLD_S - 60)
     for folder in (old, younger):
         folder.close(remove=False)
-    sweep(PREFIX, tmp_path, OLD_S)
+    remove_stale_folders(PREFIX, tmp_path, OLD_S)
     assert {*tmp_path.iterdir()} == {younger.path, used.path}
     used.close(remove=True)
 
@@ -124,7 +124,7 @@ def test_what_is_free_in_a_tmpfs_is_what_it_and_the_machine_have_left(
     """What an earlier agent has left counts as free."""
     stats = Namespace(f_frsize=1, f_bavail=32 << 30)
     monkeypatch.setattr(os, "statvfs", lambda folder: stats)
-    monkeypatch.setattr(hook, "free_memory", lambda: 24 << 30)
+    monkeypatch.setattr(hook, "read_free_memory", lambda: 24 << 30)
     assert hook.free_space(tmp_path) == 24 << 30
     (tmp_path / "0").mkdir()
     (tmp_path / "0" / "shared.bin").write_bytes(bytes(1 << 20))
@@ -133,7 +133,7 @@ def test_what_is_free_in_a_tmpfs_is_what_it_and_the_machine_have_left(
 
 
 def asked(*flags: str, **environ: str) -> SnapshotOptions:
-    return parse(["--server", "http://h:1", *flags, "train.py"], environ).snapshots
+    return parse_command_line(["--server", "http://h:1", *flags, "train.py"], environ).snapshots
 
 
 def test_flags_count_more_than_variables() -> None:
@@ -165,7 +165,7 @@ def test_what_makes_no_sense_is_refused(flags: list[str], environ: dict[str, str
 def placed(folder: Path, said: list[str], offered: list[Holdings] | None = None, **environ: str) -> Any:
     """What a node makes of its flags, tells the terminal and offers to the server."""
     offered = [] if offered is None else offered
-    identity = Identity("g", "a", "1")
+    identity = AgentIdentity("g", "a", "1")
     options = Namespace(standalone=True, spec={})
     line: Any = Namespace(
         update_offer=lambda **fields: offered.append(fields["snapshots"]),

@@ -22,7 +22,7 @@ from tests.agent.workers.test_store import start
 from hetagent.launch.base import Assignment
 from hetagent.launch.command import WorkerCommand
 from hetagent.node.network import hold_port
-from hetagent.node.processes.identity import Identity
+from hetagent.node.processes.identity import AgentIdentity
 from hetagent.session.connection import ServerConnection
 from hetagent.session.requests import Report
 from hetagent.snapshots import folder, save_request
@@ -96,7 +96,7 @@ def hook(
     to: Path | None = None,
 ) -> SnapshotHook:
     context: Any = Namespace(
-        identity=Identity("g", "a", "1"),
+        identity=AgentIdentity("g", "a", "1"),
         tell=log,
         launch=Namespace(one_per_node=False),
         options=Namespace(standalone=not serves, spec={}),

@@ -26,8 +26,8 @@ from hetagent.node.processes.guardian import Guardian
 from hetagent.node.processes.identity import AgentIdentity, ServerAccess
 from hetagent.node.processes.proctree import find_by_incarnation
 from hetagent.runloop.agent import Agent
-from hetagent.runloop.notices import Notices
-from hetagent.runloop.parts import Parts
+from hetagent.runloop.notices import StopNotices
+from hetagent.runloop.parts import AgentParts
 from hetagent.runloop.share_files import ShareFiles
 from hetagent.runloop.shutdown import Shutdown
 from hetagent.runloop.start_check import StartCheck
@@ -115,9 +115,9 @@ class Rig:
             launch = Launch(None if command is None else WorkerCommand("/bin/sh", words, is_python=is_python))
         say = self.said.append
         one_per_node = launch.one_per_node
-        self.parts = Parts(
+        self.parts = AgentParts(
             shares=ShareFiles(one_per_node=one_per_node),
-            notices=Notices(self.line, say, notice_signal, one_per_node=one_per_node),
+            notices=StopNotices(self.line, say, notice_signal, one_per_node=one_per_node),
         )
         if launch.uses_process_groups:
             self.parts.start_check = StartCheck(self.line, handler.count_workers, say)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hetagent.monitor.torch_client import NoAnswer, Query
+from hetagent.monitor.torch_client import QueryError, TorchServerQuery
 from hetagent.monitor.watcher import torch_server_env
 from hetagent.worker import runner
 from tests.support.needs import ALL
@@ -46,13 +46,13 @@ class Server:
 
     def ask(self, what: str) -> tuple[str, bytes]:
         """How it answers, as far as the agent reads that: `200`, or the status line; and the body."""
-        asked = Query(str(self.path), what)
+        asked = TorchServerQuery(str(self.path), what)
         try:
             while (body := asked.read_answer()) is None:
                 assert self.worker.poll() is None, "the worker has ended"
                 time.sleep(0.001)
             return "200", body
-        except NoAnswer as error:
+        except QueryError as error:
             return str(error), b""
         finally:
             asked.close()

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from hetagent.session.connection import ServerConnection
-from hetagent.session.requests import round_report
+from hetagent.session.requests import make_round_report
 from hetagent.session.session import Session
 from hetrdzv.client.client import Client
 from hetrdzv.protocol.requests import JoinRequest, SpecFields
@@ -33,7 +33,7 @@ def test_a_node_that_leaves_in_a_failover_has_left() -> None:
         line.set_ready(0, 4000, 4001)
         wait_for(lambda: get(leader, f"/v1/groups/{group}")[0] == 200, "the join")
         leader.kill()
-        line.announce_leave(round_report(ReportKind.LEAVING, 0, message="SIGTERM"))
+        line.announce_leave(make_round_report(ReportKind.LEAVING, 0, message="SIGTERM"))
         line.leave("its agent got SIGTERM")
         line.close()
         assert not [thread for thread in threading.enumerate() if thread.name == "hetagent-server"]

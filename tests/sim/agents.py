@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from hetagent.session.requests import Answer, Request, round_report
+from hetagent.session.requests import Answer, Request, make_round_report
 from hetagent.session.session import LEAVE_S, Session
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import HetError, Problem
@@ -142,7 +142,7 @@ class Agent:
         return self.world.timeline.now
 
     def _report(self, kind: ReportKind, number: int, **fields: Any) -> None:
-        self.session.send(round_report(kind, number, **fields), self.now)
+        self.session.send(make_round_report(kind, number, **fields), self.now)
 
     # -- the connection --------------------------------------------------------------------------------------------
 
@@ -151,7 +151,7 @@ class Agent:
         if not self.alive or self._paused:
             return
         session, now = self.session, self.now
-        for request in session.requests(now):
+        for request in session.take_requests(now):
             self.world.network.send(self, request)
         for notice in session.take_log_lines():
             self.world.checks.say(self.node_id, f"notices: {notice}")
@@ -425,7 +425,7 @@ class Agent:
         self._signalled = True
         runs = self.workers is not None and self.workers.alive and not self.stopping
         grace_s = self._grace.choice((None, 1.0, 5.0, 20.0)) if runs else None
-        leaving = round_report(ReportKind.LEAVING, self.round, message="SIGTERM", grace_s=grace_s)
+        leaving = make_round_report(ReportKind.LEAVING, self.round, message="SIGTERM", grace_s=grace_s)
         self.session.announce_leave(leaving, self.now)
         if grace_s is None:
             self._stop(self.world.stop_timeout_s)

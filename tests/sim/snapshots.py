@@ -7,7 +7,7 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from hetagent.session.requests import Answer, Report, round_report
+from hetagent.session.requests import Answer, Report, make_round_report
 from hetagent.snapshots.errors import SnapshotSuperseded
 from hetagent.snapshots.folder import SLOTS, choose_evicted
 from hetagent.snapshots.folder import SnapshotId as Taken
@@ -92,7 +92,7 @@ class Snapshots:
         agent.world.note("an agent that leaves serves what it holds")
         serves_s = self._rng.choice((0.1, 3, 30))
         fields = {"snapshots": self._holdings(), "serves_s": serves_s}
-        report = round_report(ReportKind.PARTING, self._round, message="its agent goes", **fields)
+        report = make_round_report(ReportKind.PARTING, self._round, message="its agent goes", **fields)
         agent.session.announce_leave(report, agent.world.timeline.now, workers_gone=True)
         self._serve(agent.world.timeline.now + serves_s, goodbye)
 

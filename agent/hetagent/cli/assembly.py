@@ -39,8 +39,8 @@ from hetagent.options.torchrun import format_flag
 from hetagent.preemption.watching import PreemptionWatch, make_preemption_watch
 from hetagent.runloop.agent import Agent
 from hetagent.runloop.deaths import ProgramDeaths
-from hetagent.runloop.notices import Notices
-from hetagent.runloop.parts import Parts
+from hetagent.runloop.notices import StopNotices
+from hetagent.runloop.parts import AgentParts
 from hetagent.runloop.share_files import ShareFiles
 from hetagent.runloop.shutdown import Shutdown
 from hetagent.runloop.start_check import StartCheck
@@ -182,12 +182,12 @@ def _make_starter(
     )
 
 
-def _make_parts(context: AgentContext, server: ServerConnection, handler: HetRendezvousHandler) -> Parts:
+def _make_parts(context: AgentContext, server: ServerConnection, handler: HetRendezvousHandler) -> AgentParts:
     """The optional parts."""
     options, launch, tell = context.options, context.launch, context.tell
     one_per_node, must_meet = launch.one_per_node, options.require_rendezvous
-    return Parts(
-        notices=Notices(server, tell, options.notice_signal, one_per_node=one_per_node),
+    return AgentParts(
+        notices=StopNotices(server, tell, options.notice_signal, one_per_node=one_per_node),
         start_check=StartCheck(server, handler.count_workers, tell, must_meet=must_meet)
         if launch.uses_process_groups
         else None,

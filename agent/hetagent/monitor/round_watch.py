@@ -10,7 +10,7 @@ from functools import partial
 
 from hetagent.monitor import stacks
 from hetagent.monitor.stall_detector import WorkerTrack, node_progress
-from hetagent.monitor.torch_client import Query
+from hetagent.monitor.torch_client import TorchServerQuery
 from hetagent.monitor.worker_probe import TICK_S, WorkerProbe
 from hetagent.node.self_pipe import SelfPipe, wait_readable
 from hetagent.torch_compat.flags import RELEASE
@@ -52,9 +52,9 @@ class RoundWatch:
         self._taking = threading.Lock()
         now = self._watched_at = time.monotonic()
         # what the server was told at once
-        self._sent = [track.urgent_changes(now, None) for track in self._tracks]
+        self._sent = [track.take_urgent_changes(now, None) for track in self._tracks]
         self._warned = False
-        self._publish()
+        self._publish_progress()
         self._stop = SelfPipe()  # the thread closes it
         self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
         self._thread.start()
@@ -75,9 +75,9 @@ class RoundWatch:
         if first_at is not None:
             idle_s = now - max(track.last_at for track in tracks if track.last_at is not None)
             return ProgressTimes(began_s=round(now - first_at, 3), idle_s=round(max(0.0, idle_s), 3))
-        return ProgressTimes() if all(map(self._is_seen, self._probes.values())) else None
+        return ProgressTimes() if all(map(self._has_no_collectives, self._probes.values())) else None
 
-    def _is_seen(self, probe: WorkerProbe) -> bool:
+    def _has_no_collectives(self, probe: WorkerProbe) -> bool:
         """Whether a worker is known to have asked for no collective, if it has not; one alone never does."""
         track = probe.track
         if self._unseen or probe.world_size == 1:
@@ -87,9 +87,11 @@ class RoundWatch:
     def take_stacks(self, ranks: Collection[int] | None, timeout_s: float) -> list[WorkerOutput]:
         """The Python stacks of those of these ranks that are here (None: all), after about so long; from any thread."""
         with self._taking:
-            return stacks.take_stacks([self._probes[rank] for rank in self.ranks_here(ranks)], timeout_s)
+            return stacks.take_stacks(
+                [self._probes[rank] for rank in self.filter_local_ranks(ranks)], timeout_s
+            )
 
-    def ranks_here(self, wanted: Collection[int] | None) -> list[int]:
+    def filter_local_ranks(self, wanted: Collection[int] | None) -> list[int]:
         """Those of some workers that are here; None: all that are."""
         return [rank for rank in self._probes if wanted is None or rank in wanted]
 
@@ -113,33 +115,33 @@ class RoundWatch:
             while goes_on:
                 now = self._watched_at = time.monotonic()
                 for probe in self._probes.values():
-                    self._try(probe, partial(probe.probe, now))
+                    self._try_probe(probe, partial(probe.probe, now))
                 # Not in step with the workers: a look every second at steps of a second would always see the same.
                 # Never later than TICK_S, for which the server makes allowance when it judges who has not gone on.
-                goes_on = self._listen(now + TICK_S * random.uniform(0.6, 1.0))
+                goes_on = self._wait_for_next_look(now + TICK_S * random.uniform(0.6, 1.0))
 
-    def _listen(self, until: float) -> bool:
+    def _wait_for_next_look(self, until: float) -> bool:
         """Push news, and take in what workers answer, until it is time to look again; False when it is over."""
         while (now := time.monotonic()) < until:
             soon = any(probe.is_answer_pending(now) for probe in self._probes.values())
             news = (
                 self._sent
                 if soon
-                else [track.urgent_changes(now, self._hang_timeout_s()) for track in self._tracks]
+                else [track.take_urgent_changes(now, self._hang_timeout_s()) for track in self._tracks]
             )
-            self._publish()
+            self._publish_progress()
             if news != self._sent:
                 self._sent = news
                 self._push()
             queries = {probe.query: probe for probe in self._probes.values() if probe.query is not None}
-            sources: list[SelfPipe | Query] = [self._stop, *queries]
+            sources: list[SelfPipe | TorchServerQuery] = [self._stop, *queries]
             for source in wait_readable(sources, until - now):
-                if not isinstance(source, Query):
+                if not isinstance(source, TorchServerQuery):
                     return False
-                self._try(queries[source], queries[source].read_answer)
+                self._try_probe(queries[source], queries[source].read_answer)
         return True
 
-    def _try(self, probe: WorkerProbe, look: Callable[[], None]) -> None:
+    def _try_probe(self, probe: WorkerProbe, look: Callable[[], None]) -> None:
         """Look at a worker; if that fails, nothing is known of this one until it goes well again."""
         now, track = time.monotonic(), probe.track
         try:
@@ -149,13 +151,13 @@ class RoundWatch:
                 track.looked_at = now
         except Exception as error:
             probe.close()
-            track.on_failed_look(f"its agent cannot look at it: {type(error).__name__}: {error}", now)
+            track.on_probe_failure(f"its agent cannot look at it: {type(error).__name__}: {error}", now)
             if not self._warned:
                 self._warned = True
                 what = f"cannot watch rank {track.rank}, so no hang would be noticed: {error}; trying again"
                 self._log(f"warning: {what}")
 
-    def _publish(self) -> None:
+    def _publish_progress(self) -> None:
         """Let other threads see what is known now."""
         now = time.monotonic()
         self._sample = node_progress(self._number, self._tracks, self._watched_at, now), now

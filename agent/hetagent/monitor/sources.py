@@ -13,7 +13,7 @@ LATE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Backend:
+class BackendHandlers:
     """How torch's server tells of one of torch's backends.
 
     Attributes:
@@ -29,19 +29,19 @@ class Backend:
     counts_operations: bool = True
 
 
-BACKENDS: Mapping[str, Backend] = {
-    "gloo": Backend("fr_trace_json", "fr_trace_json"),
+BACKENDS: Mapping[str, BackendHandlers] = {
+    "gloo": BackendHandlers("fr_trace_json", "fr_trace_json"),
     # Never the entries: torch would ask CUDA about the events of what is not done, from a thread of the server. There
     # that makes a context on GPU 0 (half a GB for each worker, meta-pytorch/torchcomms#777), breaks the capture of a
     # CUDA graph (pytorch/pytorch#104555) and may hang, with the lock that the next collective takes.
-    "nccl": Backend(
+    "nccl": BackendHandlers(
         "dump_nccl_trace_json",
         "dump_nccl_trace_json?includecollectives=false",
         "/nccl",
         counts_operations=False,
     ),
     # Its recorder has no events. Servers that know recorders by the name of a backend also write their files.
-    "nccl2": Backend("fr_dump_file", "fr_trace_json?backend=nccl2", "/nccl2"),
+    "nccl2": BackendHandlers("fr_dump_file", "fr_trace_json?backend=nccl2", "/nccl2"),
 }
 """By torch's name for the backend that a group really has. Of any other nothing is known: xccl, mpi, ucc, nccl-lazy,
 those of other packages, and nccl2 in 2.14, which records nothing. docs/torch.md has the table. All are asked: what has

@@ -5,8 +5,8 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from hetagent.monitor.stall_detector import State
-from hetagent.monitor.torch_client import NoAnswer, Query
+from hetagent.monitor.stall_detector import ProcessState
+from hetagent.monitor.torch_client import QueryError, TorchServerQuery
 from hetagent.monitor.worker_probe import WorkerProbe
 from hetagent.node.self_pipe import wait_readable
 from hetagent.worker import runner
@@ -16,10 +16,10 @@ MAX_WHY = 250
 
 QUESTION = "dump_traceback"
 
-WHY_FROZEN: Mapping[State, str] = {
-    State.ENDED: "its process has ended",
-    State.STOPPED: "its process is stopped by a signal (state T)",
-    State.BLOCKED: "its process hangs in the kernel (state D)",
+WHY_FROZEN: Mapping[ProcessState, str] = {
+    ProcessState.ENDED: "its process has ended",
+    ProcessState.STOPPED: "its process is stopped by a signal (state T)",
+    ProcessState.BLOCKED: "its process hangs in the kernel (state D)",
 }
 """Of processes that cannot show their stacks whatever is tried."""
 
@@ -38,7 +38,7 @@ def _take_stack(probe: WorkerProbe, until: float) -> WorkerOutput:
     rank, why = probe.track.rank, WHY_FROZEN.get(probe.state())
     if why is None:
         try:
-            query = probe.stack_query = probe.stack_query or Query(probe.socket, QUESTION)
+            query = probe.stack_query = probe.stack_query or TorchServerQuery(probe.socket, QUESTION)
             while wait_readable([query], max(0.0, until - time.monotonic())):
                 if (answer := query.read_answer()) is not None:
                     probe.close_stack_query()
@@ -47,7 +47,7 @@ def _take_stack(probe: WorkerProbe, until: float) -> WorkerOutput:
                         rank=rank, text=text, why="" if text else "none of its threads runs Python"
                     )
             why = "it holds the GIL"
-        except (NoAnswer, OSError):
+        except (QueryError, OSError):
             probe.close_stack_query()
             why = "it does not run torch's server"
         why = f"{why}: on its node, py-spy dump --pid {probe.track.pid} shows where it is"

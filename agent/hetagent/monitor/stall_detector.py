@@ -38,7 +38,7 @@ MAX_REASON = 200
 """The longest reason why nothing can be known that is told (characters)."""
 
 
-class State(StrEnum):
+class ProcessState(StrEnum):
     """What a worker's process does; the words are those of `Worker`."""
 
     RUNS = "runs"
@@ -48,7 +48,7 @@ class State(StrEnum):
     UNKNOWN = "unknown"
 
 
-FROZEN = (State.STOPPED, State.BLOCKED)
+FROZEN = (ProcessState.STOPPED, ProcessState.BLOCKED)
 """Those of a process that cannot go on."""
 
 
@@ -95,7 +95,7 @@ class WorkerTrack:
     last_at: float | None = None
     changed_at: float = field(init=False)
     looked_at: float = field(init=False)
-    _state: State = State.RUNS
+    _state: ProcessState = ProcessState.RUNS
     _state_since: float = field(init=False)
     _longest_s: float = 0.0
     _still: bool = False
@@ -109,12 +109,12 @@ class WorkerTrack:
 
     # -- what is seen ------------------------------------------------------------------------------------------
 
-    def on_process_state(self, state: State, at: float) -> None:
+    def on_process_state(self, state: ProcessState, at: float) -> None:
         """What its process does."""
         if state is self._state:
             return
         self._state, self._state_since = state, at
-        if state is State.ENDED:  # it may have gone on since it was last asked
+        if state is ProcessState.ENDED:  # it may have gone on since it was last asked
             self._note_change(at, counts=False)
 
     def on_report(self, report: ProgressReport, at: float) -> None:
@@ -175,9 +175,9 @@ class WorkerTrack:
         if self.first_at is None:
             self.first_at = min(first_at, last_at)
 
-    def on_failed_look(self, why: str, at: float) -> None:
+    def on_probe_failure(self, why: str, at: float) -> None:
         """Nothing at all can be known of it now."""
-        self.on_process_state(State.UNKNOWN, at)
+        self.on_process_state(ProcessState.UNKNOWN, at)
         self.unseen = why
 
     # -- what follows ------------------------------------------------------------------------------------------
@@ -187,19 +187,19 @@ class WorkerTrack:
         """For how long nothing had changed when it was last seen (seconds)."""
         return max(0.0, self.looked_at - self.changed_at)
 
-    def state(self, at: float) -> State:
+    def state(self, at: float) -> ProcessState:
         """What its process does, if that is known, and if it runs, its collectives are."""
         state = self._state
-        if state is State.BLOCKED and min(at - self._state_since, self.idle_s) < BLOCKED_S:
-            state = State.RUNS
-        return State.UNKNOWN if state is State.RUNS and self.unseen != "" else state
+        if state is ProcessState.BLOCKED and min(at - self._state_since, self.idle_s) < BLOCKED_S:
+            state = ProcessState.RUNS
+        return ProcessState.UNKNOWN if state is ProcessState.RUNS and self.unseen != "" else state
 
-    def is_still(self, at: float, hang_timeout_s: float | None) -> bool:
+    def is_stalled(self, at: float, hang_timeout_s: float | None) -> bool:
         """Whether it is known not to have moved for unusually long."""
-        if self._state is State.ENDED:
+        if self._state is ProcessState.ENDED:
             return self.idle_s >= STILL_MIN_S
         is_unseen = self.unseen != "" and self.report.step is None and self._state not in FROZEN
-        if self._state is State.UNKNOWN or is_unseen:
+        if self._state is ProcessState.UNKNOWN or is_unseen:
             return False
         limit_s = max(STILL_MIN_S, STILL_GAPS * self._longest_s)
         if hang_timeout_s is not None:
@@ -208,15 +208,15 @@ class WorkerTrack:
             limit_s = STILL_FIRST_S if self._answers else inf
         return self.idle_s >= limit_s and at >= self.report.until
 
-    def urgent_changes(self, at: float, hang_timeout_s: float | None) -> tuple[object, ...]:
+    def take_urgent_changes(self, at: float, hang_timeout_s: float | None) -> tuple[object, ...]:
         """Settle whether it is still; returns of what the server has to know at once that it has changed."""
-        self._still = self.is_still(at, hang_timeout_s)
+        self._still = self.is_stalled(at, hang_timeout_s)
         state = self.state(at)
         lasted = self._still and hang_timeout_s is not None and self.idle_s >= hang_timeout_s
-        unseen = state is State.UNKNOWN and (self._state is State.UNKNOWN or self._answers > 0)
-        process = State.RUNS if state is State.UNKNOWN else state
+        unseen = state is ProcessState.UNKNOWN and (self._state is ProcessState.UNKNOWN or self._answers > 0)
+        process = ProcessState.RUNS if state is ProcessState.UNKNOWN else state
         begun = self.rank == 0 and self.first_at is not None  # from then on the job trains
-        if state is not State.ENDED or at - self._state_since >= ENDED_S:
+        if state is not ProcessState.ENDED or at - self._state_since >= ENDED_S:
             # another moment if it has gone on, and stands again
             self._news = (process, self.changed_at if self._still else None, lasted, unseen, begun)
         return self._news
@@ -224,7 +224,7 @@ class WorkerTrack:
     def to_worker(self, at: float, *, most: int = MAX_PROCESS_GROUPS) -> Worker:
         """What the server is told, at most of so many process groups."""
         state = self.state(at)
-        known = state is not State.UNKNOWN
+        known = state is not ProcessState.UNKNOWN
         # first those in which it waits
         groups = sorted(self.groups, key=is_waiting, reverse=True)[:most] if known else ()
         return Worker(

@@ -9,11 +9,11 @@ MAX_ANSWER = 16 << 20
 """The longest answer that is read (bytes); torch's recorder of 2,000 operations sends 1 MB."""
 
 
-class NoAnswer(Exception):
+class QueryError(Exception):
     """There is no server, or it does not say what was asked for."""
 
 
-class Query:
+class TorchServerQuery:
     """One question to a handler with its parameters (empty: which handlers there are), on a connection of its own.
 
     `at` is when it was asked (monotonic seconds). An OSError: nobody listens there.
@@ -39,22 +39,22 @@ class Query:
         return self._socket.fileno()
 
     def read_answer(self) -> bytes | None:
-        """The body of the answer; None: not all of it has come. A NoAnswer: there will be none."""
+        """The body of the answer; None: not all of it has come. A QueryError: there will be none."""
         try:
             while data := self._socket.recv(1 << 18):
                 self._received += data
                 if len(self._received) > MAX_ANSWER:
-                    raise NoAnswer("its answer is too long")
+                    raise QueryError("its answer is too long")
         except BlockingIOError:
             return None
         except OSError as error:
-            raise NoAnswer(str(error)) from None
+            raise QueryError(str(error)) from None
         head, blank_line, body = bytes(self._received).partition(b"\r\n\r\n")
         if not blank_line or not re.match(rb"HTTP/1\.\d 200 ", head):
-            raise NoAnswer(head.partition(b"\r\n")[0].decode(errors="replace") or "it hung up")
+            raise QueryError(head.partition(b"\r\n")[0].decode(errors="replace") or "it hung up")
         length = re.search(rb"\r\nContent-Length: *(\d+)", head, re.IGNORECASE)
         if length and len(body) < int(length[1]):
-            raise NoAnswer("its answer is cut short")
+            raise QueryError("its answer is cut short")
         return body
 
     def close(self) -> None:

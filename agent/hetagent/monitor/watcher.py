@@ -112,7 +112,7 @@ class Watcher(RoundHook):
             log=self._log,
         )
         session = self._server.session
-        session.sample, session.on_question = self._sample, self._on_question
+        session.sample, session.on_question = self._sample, self._on_query
 
     def progress_times(self) -> ProgressTimes | None:
         """When the workers moved in the round, counted from now; None: nobody can tell."""
@@ -123,9 +123,11 @@ class Watcher(RoundHook):
         watch, self._watch = self._watch, None
         if watch is None or self._assignment is None:
             return
-        ranks, world_size = watch.ranks_here(None), self._assignment.start.world_size
+        ranks, world_size = watch.filter_local_ranks(None), self._assignment.start.world_size
         if ranks and self._reports_output:
-            found = fit_into_limit(self._read_logs(ranks), OutputKind.LOGS, max_stored_characters(world_size))
+            found = truncate_stacks(
+                self._read_logs(ranks), OutputKind.LOGS, max_stored_characters(world_size)
+            )
             self._server.send(
                 Report(Routes.send_logs, partial(StacksRequest, number=self._assignment.round, stacks=found))
             )
@@ -139,12 +141,14 @@ class Watcher(RoundHook):
             return codec.validate(NodeProgress, watch.progress()) if watch is not None else None
         return None
 
-    def _on_question(self, asked: OutputQuery) -> None:
+    def _on_query(self, asked: OutputQuery) -> None:
         is_newest = self._assignment is not None and asked.round == self._assignment.round
         watch = self._watch if is_newest else None
 
         def answer() -> None:
-            shown = fit_into_limit(self._answer_query(watch, asked), asked.about) if watch is not None else ()
+            shown = (
+                truncate_stacks(self._answer_query(watch, asked), asked.about) if watch is not None else ()
+            )
             self._server.send(
                 Report(Routes.send_stacks, partial(StacksRequest, number=asked.number, stacks=shown))
             )
@@ -153,13 +157,13 @@ class Watcher(RoundHook):
 
     def _answer_query(self, watch: RoundWatch, asked: OutputQuery) -> list[WorkerOutput]:
         """The answer to a question about workers of this round."""
-        ranks = watch.ranks_here(asked.ranks)
+        ranks = watch.filter_local_ranks(asked.ranks)
         if not self._reports_output:
             return [WorkerOutput(rank=rank, why=OFF) for rank in ranks]
         if asked.about is OutputKind.STACKS:
             return watch.take_stacks(asked.ranks, STACKS_S)
         others = set(asked.ranks or ()).difference(ranks)  # of a node with one program for all its ranks
-        why = f"one program runs all ranks of this node: see rank {min(watch.ranks_here(None), default=0)}"
+        why = f"one program runs all ranks of this node: see rank {min(watch.filter_local_ranks(None), default=0)}"
         return [*self._read_logs(ranks), *(WorkerOutput(rank=rank, why=why) for rank in others)]
 
     def _read_logs(self, ranks: Collection[int]) -> list[WorkerOutput]:
@@ -180,7 +184,7 @@ def log_tail(rank: int, output: tuple[bytes, bytes] | None, secrets: Collection[
     return WorkerOutput(rank=rank, text=text, stderr=stderr, why="" if text or stderr else NOTHING)
 
 
-def fit_into_limit(
+def truncate_stacks(
     found: Sequence[WorkerOutput], about: OutputKind, most: int = MOST
 ) -> tuple[WorkerOutput, ...]:
     """As much of each as the server takes of all of them together."""

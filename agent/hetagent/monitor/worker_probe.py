@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from hetagent.monitor import progress_files
 from hetagent.monitor.sources import AGAIN_MAX_S, WorkerSource, make_sources
-from hetagent.monitor.stall_detector import State, WorkerTrack, is_waiting
-from hetagent.monitor.torch_client import NoAnswer, Query
+from hetagent.monitor.stall_detector import ProcessState, WorkerTrack, is_waiting
+from hetagent.monitor.torch_client import QueryError, TorchServerQuery
 from hetagent.node.processes import proctree as processes
 from hetagent.worker.torch_server import ERROR
 
@@ -28,7 +28,13 @@ ASLEEP = "S"
 beside it: DistributedDataParallel asks for the mean of one bucket of gradients, and goes on with the next; a thread
 saves a checkpoint with the others. What a worker with a GPU does meanwhile cannot be seen from outside."""
 
-STATES = {None: State.ENDED, "Z": State.ENDED, "X": State.ENDED, "T": State.STOPPED, "D": State.BLOCKED}
+STATES = {
+    None: ProcessState.ENDED,
+    "Z": ProcessState.ENDED,
+    "X": ProcessState.ENDED,
+    "T": ProcessState.STOPPED,
+    "D": ProcessState.BLOCKED,
+}
 """By the letter of the kernel; any other runs."""
 
 MAX_REASON = 150
@@ -60,8 +66,8 @@ class WorkerProbe:
     world_size: int
     file: str
     cpu: bool = False
-    query: Query | None = None
-    stack_query: Query | None = None
+    query: TorchServerQuery | None = None
+    stack_query: TorchServerQuery | None = None
     sources: list[WorkerSource] | None = None
     _source: WorkerSource = field(  # which one `query` is about; before there are any, which there are
         default_factory=lambda: WorkerSource(why="its torch server is not listening yet")
@@ -78,12 +84,12 @@ class WorkerProbe:
         self.track.on_process_state(state, now)
         self.track.on_cpu_time(processes.read_cpu_s(self.track.pid), now)
         self.track.on_report(progress_files.read_progress(self.file), now)
-        if state is not State.RUNS:
+        if state is not ProcessState.RUNS:
             self.track.looked_at = now
         elif self.query is None:
-            self._ask(now)
+            self._send_due_query(now)
 
-    def _ask(self, now: float) -> None:
+    def _send_due_query(self, now: float) -> None:
         """Ask what is due, if anything is."""
         if self.sources == []:
             return
@@ -91,7 +97,7 @@ class WorkerProbe:
         if now < self._source.next_at - TICK_S / 2:
             return
         try:
-            self.query = Query(self.socket, self._source.question)
+            self.query = TorchServerQuery(self.socket, self._source.question)
         except (FileNotFoundError, ConnectionRefusedError):
             self._source.next_at = now + TICK_S  # it has not imported torch yet, or is about to end
             with suppress(FileNotFoundError), open(f"{self.socket}{ERROR}", encoding="utf-8") as file:
@@ -105,7 +111,7 @@ class WorkerProbe:
         None: it has not imported torch yet, so there are none.
         """
         if self.sources is None:
-            return self._source.unknown_reason(now) if self._has_torch() else None
+            return self._source.unknown_reason(now) if self._has_torch_server() else None
         if not self.sources:
             return "its torch has no flight recorder"
         if why := "; ".join(why for source in self.sources if (why := source.unknown_reason(now))):
@@ -117,7 +123,7 @@ class WorkerProbe:
             return NO_DEFAULT
         return ""
 
-    def _has_torch(self) -> bool:
+    def _has_torch_server(self) -> bool:
         """Whether torch's server was opened in it, or may have been: its folder is gone."""
         folder, name = os.path.split(self.socket)
         try:
@@ -125,10 +131,10 @@ class WorkerProbe:
         except OSError:
             return True
 
-    def state(self) -> State:
+    def state(self) -> ProcessState:
         """What its process does now; whoever reads a file is in the kernel for a moment only."""
         state = process_state(self.track.pid)
-        return self.track.state(time.monotonic()) if state is State.BLOCKED else state
+        return self.track.state(time.monotonic()) if state is ProcessState.BLOCKED else state
 
     def is_answer_pending(self, now: float) -> bool:
         """Whether it has only just been asked."""
@@ -151,13 +157,13 @@ class WorkerProbe:
                 self._note_dumps(now)
                 cost_s = time.monotonic() - self.query.at
                 source.on_answer(now, min(AGAIN_MAX_S, max(TICK_S, PAUSE_PER_COST * cost_s)))
-        except NoAnswer as error:
+        except QueryError as error:
             source.on_failure(f"cannot be asked: {error}", time.monotonic())
         except (TypeError, ValueError, RecursionError) as error:
             source.on_failure(f"gives an unexpected answer: {error}", time.monotonic())
         self.close()
         if not source.why:
-            self._ask(time.monotonic())
+            self._send_due_query(time.monotonic())
 
     def _note_dumps(self, now: float) -> None:
         """Note what follows from the last answers about all backends."""
@@ -184,6 +190,6 @@ class WorkerProbe:
             self.query = None
 
 
-def process_state(pid: int) -> State:
+def process_state(pid: int) -> ProcessState:
     """What a worker's process does."""
-    return STATES.get(processes.read_state(pid), State.RUNS)
+    return STATES.get(processes.read_state(pid), ProcessState.RUNS)

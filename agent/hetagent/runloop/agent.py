@@ -21,15 +21,15 @@ from hetagent.node.processes.guardian import Guardian, GuardianError
 from hetagent.node.processes.identity import AgentIdentity
 from hetagent.node.self_pipe import Readable, wait_readable
 from hetagent.roundhook import PreemptionNotice
-from hetagent.runloop.local_round import LocalRound, Phase
-from hetagent.runloop.parts import Parts
+from hetagent.runloop.local_round import LocalRound, RoundPhase
+from hetagent.runloop.parts import AgentParts
 from hetagent.runloop.shutdown import Shutdown
 from hetagent.session.connection import ServerConnection
-from hetagent.session.requests import round_report
+from hetagent.session.requests import make_round_report
 from hetagent.session.session import HURRIED_LEAVE_S, LEAVE_S
 from hetagent.workers.failures import start_failure
 from hetagent.workers.leftovers import OrphanReaper
-from hetagent.workers.starter import Exit
+from hetagent.workers.starter import WorkerExit
 from hetrdzv.protocol.directive import Directive, Start
 from hetrdzv.protocol.settings import UNLIMITED_RESTARTS
 from hetrdzv.protocol.states import DirectiveKind, ReportKind
@@ -68,7 +68,7 @@ class Agent:
     hold_script_port: Callable[[], socket.socket]
     launch: Launch
     health: HealthChecks
-    parts: Parts
+    parts: AgentParts
     worker_env: Mapping[str, str]
     stop_timeout_s: float | None
     shutdown: Shutdown
@@ -106,7 +106,7 @@ class Agent:
                 self.guardian.start()
                 self.server.start()
                 self._prepare_join()
-                self._predict_standbys()
+                self._start_predicted_standbys()
                 while not self._is_over:
                     self._handle_events(woken)
             finally:
@@ -124,13 +124,13 @@ class Agent:
             woken.recv(4096)
         if self.guardian in ready:
             self._replace_guardian()
-        self._on_shutdown()
-        self._on_hooks(ready)
-        self._on_workers()
-        self._on_health()
+        self._check_shutdown()
+        self._run_due_hooks(ready)
+        self._report_exits()
+        self._handle_health_results()
         for directive in self.server.take_directives():
             self._obey_directive(directive)
-        self._on_stopped()
+        self._finish_stop()
 
     @property
     def _is_over(self) -> bool:
@@ -183,29 +183,29 @@ class Agent:
         except GuardianError as error:
             self.log(f"{error}; continuing without one")
 
-    def _on_shutdown(self) -> None:
+    def _check_shutdown(self) -> None:
         """Begin to leave if something asks for that; stop workers that have not been stopped in time by the server."""
         while self._got_signals:
             self._begin_shutdown(signal.Signals(self._got_signals.pop(0)))
         notice = self.parts.preemption.read_notice() if self.parts.preemption is not None else None
         if notice is not None and not self.shutdown.ended_by:
             self._begin_shutdown(notice)
-        if self.shutdown.must_stop_now(time.monotonic()) and self._local.works:
+        if self.shutdown.must_stop_now(time.monotonic()) and self._local.is_running:
             self.log("the time to save is over: stopping the workers")
-            self._local.stop(signal.SIGTERM, self._stop_s())
+            self._local.stop(signal.SIGTERM, self._stop_grace_s())
 
     def _begin_shutdown(self, cause: signal.Signals | PreemptionNotice) -> None:
-        works = self._local.works
+        works = self._local.is_running
         saves = works and self.parts.supports_graceful_stop()
-        action = self.shutdown.begin(cause, self._stop_s(), time.monotonic(), works=works, saves=saves)
+        action = self.shutdown.begin(cause, self._stop_grace_s(), time.monotonic(), works=works, saves=saves)
         if action.why:
             fields = {"message": action.why, "grace_s": action.save_s}
-            self.server.announce_leave(round_report(ReportKind.LEAVING, self.round_number, **fields))
+            self.server.announce_leave(make_round_report(ReportKind.LEAVING, self.round_number, **fields))
         self.log(action.text)
         if action.stop is not None:
             self._local.stop(*action.stop)
 
-    def _on_hooks(self, ready: Collection[Readable]) -> None:
+    def _run_due_hooks(self, ready: Collection[Readable]) -> None:
         """Run the hooks that are due."""
         for hook in self.parts.hooks:
             due_at = None if self._local.is_stopping else hook.due_at()
@@ -217,13 +217,13 @@ class Agent:
             self._ready_after_stop = True
             self._clear_workers()
 
-    def _on_workers(self) -> None:
+    def _report_exits(self) -> None:
         """Report workers that ended by themselves."""
         if (end := self._local.take_end()) is None:
             return
         if end.failure is not None:
             self._report_failure(end.failure)
-            self._local.stop(signal.SIGTERM, self._stop_s())
+            self._local.stop(signal.SIGTERM, self._stop_grace_s())
             return
         others = "" if self._local.assignment.start.nnodes == 1 else "; waiting for the other nodes"
         self.log(f"round {self.round_number}: all local workers succeeded{others}")
@@ -232,7 +232,7 @@ class Agent:
         self._send_report(ReportKind.SUCCEEDED, **fields)
         self._clear_workers(spare_detached=True)
 
-    def _report_failure(self, end: Exit) -> None:
+    def _report_failure(self, end: WorkerExit) -> None:
         """Report that a worker failed."""
         failure, text = self._local.describe_failure(end, self.secrets())
         ended = self._local.find_successes_before(end.seen_at)
@@ -241,7 +241,7 @@ class Agent:
 
     def _report_before_stop(self) -> None:
         """The round is over elsewhere: report what happened here before, which that may have followed from."""
-        if self._local.phase is not Phase.RUNNING:
+        if self._local.phase is not RoundPhase.RUNNING:
             return
         if (end := self._local.find_lingering_failure()) is not None:
             self._report_failure(end)
@@ -251,7 +251,7 @@ class Agent:
     def _send_report(self, kind: ReportKind, since: float | None = None, **fields: Any) -> None:
         """Report what happened to the workers; `since`: see `ServerConnection.send`."""
         moved = self.parts.monitor.progress_times() if self.parts.monitor is not None else None
-        self.server.send(round_report(kind, self.round_number, moved=moved, **fields), since)
+        self.server.send(make_round_report(kind, self.round_number, moved=moved, **fields), since)
 
     def _cause_suffix(self, cause: str) -> str:
         """The suffix that says what ended the round; empty if that was logged last."""
@@ -280,18 +280,18 @@ class Agent:
                 self._ready_after_stop, self._done = True, False
                 self._notify_hooks(directive)
                 self._report_before_stop()
-                self._local.stop_for_others(signal.SIGTERM, self._stop_s())
+                self._local.stop_for_others(signal.SIGTERM, self._stop_grace_s())
             case DirectiveKind.EXIT:
                 self.outcome = directive
                 self._notify_hooks(directive)
-                self._local.stop(signal.SIGTERM, self._stop_s())
+                self._local.stop(signal.SIGTERM, self._stop_grace_s())
 
     def _notify_hooks(self, directive: Directive) -> None:
-        if self._local.works or directive.kind is DirectiveKind.EXIT:
+        if self._local.is_running or directive.kind is DirectiveKind.EXIT:
             for hook in self.parts.hooks:
                 hook.on_directive(directive)
 
-    def _on_stopped(self) -> None:
+    def _finish_stop(self) -> None:
         """Clean up once the workers have ended or their grace is over, then join again."""
         if self._local.has_stopped():
             if (text := self._local.describe_overrun()) is not None:
@@ -302,16 +302,16 @@ class Agent:
 
     # -- between rounds --------------------------------------------------------------------------------------
 
-    def _stop_s(self) -> float:
+    def _stop_grace_s(self) -> float:
         """How long workers have between SIGTERM and SIGKILL (seconds)."""
         given_s = self.stop_timeout_s
         if given_s is None:
             given_s = self.server.session.newest_directive.stop_timeout_s
-        return self.shutdown.stop_s(given_s, time.monotonic())
+        return self.shutdown.stop_grace_s(given_s, time.monotonic())
 
     def _clear_workers(self, *, spare_detached: bool = False) -> None:
         """Clean up what is left of the round, if it is not over here."""
-        if self._local.phase is Phase.GONE:
+        if self._local.phase is RoundPhase.GONE:
             return
         if not self._local.clear(spare_detached=spare_detached, until=self.shutdown.kill_at):
             self.log("console is blocked; continuing without waiting for the workers' output")
@@ -328,9 +328,9 @@ class Agent:
             return
         self._after_round = self.round_number
         self.health.start()
-        self._on_health()
+        self._handle_health_results()
 
-    def _on_health(self) -> None:
+    def _handle_health_results(self) -> None:
         """Join if this node can take part in a round, leave if it never will, or say why it cannot yet.
 
         Raises:
@@ -371,7 +371,7 @@ class Agent:
 
     # -- starting a round ------------------------------------------------------------------------------------
 
-    def _predict_standbys(self) -> None:
+    def _start_predicted_standbys(self) -> None:
         """Have standbys made for the first round, as far as its workers are known."""
         standbys, predict = self.parts.standbys, self.starter.predict_programs
         if standbys and (programs := predict(self.launch.predict_command, self._make_worker_env())):
@@ -379,7 +379,7 @@ class Agent:
 
     def _on_start(self, number: int, start: Start) -> None:
         if number == self.round_number:
-            waits = self._local.phase is Phase.HELD and not self._is_leaving
+            waits = self._local.phase is RoundPhase.HELD and not self._is_leaving
             if waits and start != self._local.assignment.start:
                 self._local.assignment.start = start  # it brings what the launch could not do without
                 self._start_workers()

@@ -12,10 +12,10 @@ from hetagent.launch.base import Assignment, Launch
 from hetagent.node import scratch
 from hetagent.node.network import format_host_port
 from hetagent.roundhook import Environ
-from hetagent.runloop.parts import Parts
+from hetagent.runloop.parts import AgentParts
 from hetagent.workers.leftovers import OrphanReaper
 from hetagent.workers.processes import Workers
-from hetagent.workers.starter import Exit
+from hetagent.workers.starter import WorkerExit
 from hetrdzv.protocol.reasons.ends import worker_failed
 from hetrdzv.protocol.rounds import EarlierSuccesses, Failure
 from hetrdzv.protocol.texts.phrasing import count
@@ -44,7 +44,7 @@ UNWIND_S = 1.0
 """For how long such a worker is as good as ended (seconds)."""
 
 
-class Phase(StrEnum):
+class RoundPhase(StrEnum):
     """Where this node's part of a round is."""
 
     HELD = "held"  # its processes are to be started; the launch may wait for another `start` of this round
@@ -55,7 +55,7 @@ class Phase(StrEnum):
     GONE = "gone"  # they were cleared away, or never came to be
 
 
-class Stop(NamedTuple):
+class PendingStop(NamedTuple):
     """A stop of the workers: the signal that they get, and when they are killed (monotonic seconds)."""
 
     signum: int
@@ -63,7 +63,7 @@ class Stop(NamedTuple):
     kill_at: float
 
 
-class End(NamedTuple):
+class RoundEnd(NamedTuple):
     """How the processes of a round ended on this node.
 
     Attributes:
@@ -71,7 +71,7 @@ class End(NamedTuple):
         due_at: when to report it (monotonic seconds).
     """
 
-    failure: Exit | None
+    failure: WorkerExit | None
     due_at: float
 
 
@@ -92,36 +92,40 @@ class LocalRound:
     assignment: Assignment
     _workers: Workers  # while there are processes
 
-    def __init__(self, launch: Launch, starter: "TorchStarter", reaper: OrphanReaper, parts: Parts) -> None:
-        self.phase = Phase.GONE
+    def __init__(
+        self, launch: Launch, starter: "TorchStarter", reaper: OrphanReaper, parts: AgentParts
+    ) -> None:
+        self.phase = RoundPhase.GONE
         self._launch = launch
         self._starter = starter
         self._reaper = reaper
         self._parts = parts
         self._folder: scratch.ScratchFolder | None = None
         self._look_at = 0.0  # for workers that do not end (monotonic seconds)
-        self._end: End | None = None  # from ENDING on
-        self._stop: Stop | None = None  # under way, or put off while the program has time to end by itself
+        self._end: RoundEnd | None = None  # from ENDING on
+        self._stop: PendingStop | None = (
+            None  # under way, or put off while the program has time to end by itself
+        )
 
     def begin(self, assignment: Assignment) -> None:
         """This node has a part in another round."""
-        self.assignment, self.phase = assignment, Phase.HELD
+        self.assignment, self.phase = assignment, RoundPhase.HELD
         self._look_at, self._end, self._stop = 0.0, None, None
 
     @property
     def has_processes(self) -> bool:
         """Whether there are processes, dead or alive, that have not been cleared away."""
-        return self.phase not in (Phase.HELD, Phase.GONE)
+        return self.phase not in (RoundPhase.HELD, RoundPhase.GONE)
 
     @property
-    def works(self) -> bool:
+    def is_running(self) -> bool:
         """Whether the workers were started, and not yet asked to stop, or to save before that."""
-        return self.phase in (Phase.RUNNING, Phase.ENDING)
+        return self.phase in (RoundPhase.RUNNING, RoundPhase.ENDING)
 
     @property
     def is_stopping(self) -> bool:
         """Whether the workers have yet to end that were asked to stop, or to save before that: no hook is due then."""
-        return self.phase in (Phase.SAVING, Phase.STOPPING)
+        return self.phase in (RoundPhase.SAVING, RoundPhase.STOPPING)
 
     @property
     def pids(self) -> list[int]:
@@ -146,8 +150,8 @@ class LocalRound:
         moments = [at for hook in hooks if (at := hook.due_at()) is not None]
         if self.has_processes:
             moments += [self._stop.kill_at] if self._stop is not None else []
-            moments += [self._saves_until()] if self.phase is Phase.SAVING else []
-            moments += [self._look_at] if self.phase is Phase.RUNNING else []
+            moments += [self._save_deadline()] if self.phase is RoundPhase.SAVING else []
+            moments += [self._look_at] if self.phase is RoundPhase.RUNNING else []
             moments += [self._end.due_at] if self._end is not None and not self.is_stopping else []
         return min(moments, default=None)
 
@@ -183,7 +187,7 @@ class LocalRound:
         claim = standbys.claim_standby if standbys is not None else None
         started = self._starter.start(self.assignment, command, environs, claim)
         self._workers = Workers(started, self._starter.end_round, self._reaper)
-        self.phase = Phase.RUNNING
+        self.phase = RoundPhase.RUNNING
         for hook in self._parts.hooks:
             hook.begin(self._workers)
 
@@ -199,17 +203,17 @@ class LocalRound:
 
     # -- end -------------------------------------------------------------------------------------------------
 
-    def take_end(self) -> End | None:
+    def take_end(self) -> RoundEnd | None:
         """How the processes ended by themselves, once that is due to be reported; the caller stops or clears them."""
         if not self.has_processes:
             return None
         failed = [end for end in self._workers.take_exits() if not end.succeeded]
-        if self.phase is Phase.RUNNING:
+        if self.phase is RoundPhase.RUNNING:
             if not failed and time.monotonic() >= self._look_at:
                 self._look_at = time.monotonic() + LOOK_S
                 failed = self._find_lingering(LINGER_S)
-            self._note_end(failed)
-        if self.phase is not Phase.ENDING or self._end is None or time.monotonic() < self._end.due_at:
+            self._check_exits(failed)
+        if self.phase is not RoundPhase.ENDING or self._end is None or time.monotonic() < self._end.due_at:
             return None
         # What it has written is shown before what is logged next, and may be the reason to give up.
         self._starter.catch_up(time.monotonic() + PATIENCE_S)
@@ -217,12 +221,12 @@ class LocalRound:
             return None  # it has failed for that reason, which is no failure of the script
         return self._end
 
-    def _find_lingering(self, for_s: float) -> list[Exit]:
+    def _find_lingering(self, for_s: float) -> list[WorkerExit]:
         """The workers that an exception should have ended so many seconds ago."""
         until = time.monotonic() - for_s
         return [end for end in self._workers.find_lingering() if end.seen_at <= until]
 
-    def find_lingering_failure(self) -> Exit | None:
+    def find_lingering_failure(self) -> WorkerExit | None:
         """A worker that an exception should have ended before the round was over elsewhere, and that still runs."""
         raised = self._find_lingering(UNWIND_S)
         return self._workers.find_first_failure(raised) if raised else None
@@ -242,22 +246,22 @@ class LocalRound:
             before_s=round(moment - first.seen_at, 3),
         )
 
-    def _note_end(self, failed: Sequence[Exit]) -> None:
+    def _check_exits(self, failed: Sequence[WorkerExit]) -> None:
         """See whether one has failed, or all have ended."""
         notices = self._parts.notices
-        if not failed and (self._workers.running or (notices is not None and notices.is_end_awaited())):
+        if not failed and (self._workers.running or (notices is not None and notices.is_round_end_awaited())):
             return
         patience_s = self._launch.failure_report_delay_s(self.assignment, failed=bool(failed))
         failure = (
             self._workers.find_first_failure([*failed, *self._workers.find_lingering()]) if failed else None
         )
-        died_at = self._parts.first_death_at()
+        died_at = self._parts.first_failure_at()
         if failure is not None and died_at is not None:
             failure = replace(failure, seen_at=min(failure.seen_at, died_at))
-        self._end = End(failure, time.monotonic() + patience_s)
-        self.phase = Phase.ENDING
+        self._end = RoundEnd(failure, time.monotonic() + patience_s)
+        self.phase = RoundPhase.ENDING
 
-    def describe_failure(self, failure: Exit, secrets: Collection[str] = ()) -> tuple[Failure, str]:
+    def describe_failure(self, failure: WorkerExit, secrets: Collection[str] = ()) -> tuple[Failure, str]:
         """A worker's failure, for the server and in a line for the terminal.
 
         Args:
@@ -273,7 +277,7 @@ class LocalRound:
     def abandon_reason(self) -> str:
         """Why this node should end its part of the round and join again; empty: it need not."""
         snapshots = self._parts.snapshots
-        return snapshots.abandon_reason() if snapshots is not None and self.works else ""
+        return snapshots.abandon_reason() if snapshots is not None and self.is_running else ""
 
     # -- stop ------------------------------------------------------------------------------------------------
 
@@ -285,8 +289,8 @@ class LocalRound:
         """
         if not self.has_processes or self._stop is not None:
             return
-        if self._workers.running and self._parts.first_death_at() is not None:
-            self._stop = Stop(signum, grace_s, time.monotonic() + FAILING_S)
+        if self._workers.running and self._parts.first_failure_at() is not None:
+            self._stop = PendingStop(signum, grace_s, time.monotonic() + FAILING_S)
         else:
             self.stop(signum, grace_s)
 
@@ -297,43 +301,43 @@ class LocalRound:
         """
         if not self.has_processes:
             return
-        stop = Stop(signum, grace_s, time.monotonic() + grace_s)
-        if self.works:
+        stop = PendingStop(signum, grace_s, time.monotonic() + grace_s)
+        if self.is_running:
             self._stop = stop
             if self._parts.snapshots is not None and grace_s > 0:
                 self._parts.snapshots.have_workers_save(min(grace_s, SAVE_S))
-            if self._saves_until() > time.monotonic():
-                self.phase = Phase.SAVING
+            if self._save_deadline() > time.monotonic():
+                self.phase = RoundPhase.SAVING
             else:
-                self._send_stop()
+                self._send_stop_signal()
         elif self._stop is None or stop.kill_at < self._stop.kill_at:
             self._stop = stop
 
-    def _saves_until(self) -> float:
+    def _save_deadline(self) -> float:
         """Until when the stop waits for workers that save (monotonic seconds)."""
         assert self._stop is not None
         snapshots = self._parts.snapshots
         save_deadline = snapshots.save_deadline() if snapshots is not None else None
         return min(save_deadline or 0.0, self._stop.kill_at)
 
-    def _send_stop(self) -> None:
+    def _send_stop_signal(self) -> None:
         assert self._stop is not None
-        self.phase = Phase.STOPPING
+        self.phase = RoundPhase.STOPPING
         self._workers.send_signal(self._stop.signum)
 
     def has_stopped(self) -> bool:
         """Whether the workers have ended since `stop`, or their grace is over."""
         if not self.has_processes or self._stop is None:
             return False
-        if self.works:  # it was put off
+        if self.is_running:  # it was put off
             if time.monotonic() < self._stop.kill_at:
                 return False
             self.stop(self._stop.signum, self._stop.grace_s)
         self._workers.take_exits()
-        if self.phase is Phase.SAVING:
-            if self._workers.running and time.monotonic() < self._saves_until():
+        if self.phase is RoundPhase.SAVING:
+            if self._workers.running and time.monotonic() < self._save_deadline():
                 return False
-            self._send_stop()
+            self._send_stop_signal()
         return not self._workers.running or time.monotonic() >= self._stop.kill_at
 
     def describe_overrun(self) -> str | None:
@@ -353,5 +357,5 @@ class LocalRound:
             hook.end()
         if self._folder is not None:
             self._folder.close()
-        self.phase = Phase.GONE
+        self.phase = RoundPhase.GONE
         return is_shown

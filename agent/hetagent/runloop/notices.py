@@ -14,7 +14,7 @@ from hetagent.node.processes import proctree as processes
 from hetagent.progress import ASKED, NOTICE_FILE, READY
 from hetagent.roundhook import Environ, RoundHook
 from hetagent.session.connection import ServerConnection
-from hetagent.session.requests import round_report
+from hetagent.session.requests import make_round_report
 from hetagent.workers.processes import Workers
 from hetrdzv.protocol.directive import Directive, StopNotice
 from hetrdzv.protocol.states import DirectiveKind, ReportKind
@@ -26,7 +26,7 @@ EVERYBODY = "all"
 """The line with which one worker answers for all that share its file."""
 
 
-class Notices(RoundHook):
+class StopNotices(RoundHook):
     """Warns the workers of a round that it is about to end, and reports once they have saved.
 
     Args:
@@ -77,7 +77,7 @@ class Notices(RoundHook):
         if self._until is None:
             self._until, self._look_at = time.monotonic() + notice.left_s, 0.0
             self._write_files(notice, self._until, workers)
-            for pid in self._with_handler(workers).values():
+            for pid in self._find_handler_pids(workers).values():
                 with contextlib.suppress(PermissionError):  # sudo in a worker; it has the file
                     os.kill(pid, self._signum or 0)  # it is not reaped before the round is cleared away
 
@@ -89,7 +89,7 @@ class Notices(RoundHook):
                 Path(f"{path}.new").write_text(text, encoding="utf-8")
                 os.replace(f"{path}.new", path)
 
-    def _with_handler(self, workers: Workers) -> Mapping[int, int]:
+    def _find_handler_pids(self, workers: Workers) -> Mapping[int, int]:
         """The pids of the workers that handle the notice's signal, which would kill others, by local rank."""
         return {
             local_rank: pid
@@ -99,16 +99,16 @@ class Notices(RoundHook):
 
     def supports_graceful_stop(self) -> bool:
         """Whether workers save once their round is announced to end."""
-        return self._until is not None or bool(self._ranks_asking())
+        return self._until is not None or bool(self._find_subscribed_ranks())
 
-    def _ranks_asking(self) -> set[int]:
+    def _find_subscribed_ranks(self) -> set[int]:
         """The local ranks that have asked for a notice, or handle its signal."""
         if self._workers is None:
             return set()
         asked = {rank for rank in self._workers.pids if os.path.exists(self._folder / f"{rank}{ASKED}")}
-        return asked | self._with_handler(self._workers).keys()
+        return asked | self._find_handler_pids(self._workers).keys()
 
-    def _read_answers(self, local_rank: int) -> set[str]:
+    def _read_ready_pids(self, local_rank: int) -> set[str]:
         """The workers of a process that have reported that they may be stopped."""
         if self._until is not None:
             with contextlib.suppress(OSError):
@@ -127,18 +127,18 @@ class Notices(RoundHook):
         self._look_at = time.monotonic() + LOOK_S
         ready = {end.local_rank for end in workers.exits if end.succeeded}
         for local_rank in workers.pids:
-            answers = self._read_answers(local_rank)
+            answers = self._read_ready_pids(local_rank)
             if len(answers) >= self._most_answers or EVERYBODY in answers:
                 ready.add(local_rank)
-        awaited = set(workers.pids) if self._notice_s > 0 else self._ranks_asking()
-        self._all_ready = ready >= awaited and (self.is_end_awaited() or not awaited)
+        awaited = set(workers.pids) if self._notice_s > 0 else self._find_subscribed_ranks()
+        self._all_ready = ready >= awaited and (self.is_round_end_awaited() or not awaited)
         if self._all_ready:
             self._log(f"round {self._round}: the workers are ready to stop")
-            self._server.send(round_report(ReportKind.READY_TO_STOP, self._round))
+            self._server.send(make_round_report(ReportKind.READY_TO_STOP, self._round))
 
-    def is_end_awaited(self) -> bool:
+    def is_round_end_awaited(self) -> bool:
         """Workers that have saved wait for the end of the round: the job is not done."""
-        return self._workers is not None and any(map(self._read_answers, self._workers.pids))
+        return self._workers is not None and any(map(self._read_ready_pids, self._workers.pids))
 
     def end(self) -> None:
         self._workers = self._until = None

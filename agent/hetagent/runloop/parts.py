@@ -8,7 +8,7 @@ from hetagent.monitor.watcher import Watcher
 from hetagent.preemption.watching import PreemptionWatch
 from hetagent.roundhook import RoundHook
 from hetagent.runloop.deaths import ProgramDeaths
-from hetagent.runloop.notices import Notices
+from hetagent.runloop.notices import StopNotices
 from hetagent.runloop.share_files import ShareFiles
 from hetagent.runloop.start_check import StartCheck
 from hetagent.snapshots.node.hook import SnapshotHook
@@ -16,7 +16,7 @@ from hetagent.standby.keeper import Standbys
 
 
 @dataclass(slots=True, kw_only=True)
-class Parts:
+class AgentParts:
     """What an agent has beside its workers; None: it does without.
 
     Attributes:
@@ -31,7 +31,7 @@ class Parts:
         ready_file: shows whether the server has this node.
     """
 
-    notices: Notices | None = None
+    notices: StopNotices | None = None
     start_check: StartCheck | None = None
     deaths: ProgramDeaths | None = None
     monitor: Watcher | None = None
@@ -75,7 +75,7 @@ class Parts:
             part is not None and part.supports_graceful_stop() for part in (self.notices, self.snapshots)
         )
 
-    def first_death_at(self) -> float | None:
+    def first_failure_at(self) -> float | None:
         """When the first process died that this node's program has started (monotonic seconds); None: none has."""
         return self.deaths.first_failure_at() if self.deaths is not None else None
 

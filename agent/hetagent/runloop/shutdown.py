@@ -126,7 +126,7 @@ class Shutdown:
         """The name of the signal, or why this node leaves by itself; empty: it does not leave."""
         return self.signum.name if self.signum is not None else self.because
 
-    def stop_s(self, given_s: float, now: float) -> float:
+    def stop_grace_s(self, given_s: float, now: float) -> float:
         """How long workers have between SIGTERM and SIGKILL now (seconds), of what they are given otherwise."""
         return given_s if self.kill_at is None else min(given_s, max(0.0, self.kill_at - now))
 

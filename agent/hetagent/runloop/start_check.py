@@ -8,7 +8,7 @@ from hetagent.launch.base import Assignment
 from hetagent.launch.command import WorkerCommand
 from hetagent.roundhook import RoundHook
 from hetagent.session.connection import ServerConnection
-from hetagent.session.requests import round_report
+from hetagent.session.requests import make_round_report
 from hetagent.workers.processes import Workers
 from hetrdzv.protocol.states import ReportKind
 
@@ -55,7 +55,7 @@ class StartCheck(RoundHook):
         if self._due_at is None or time.monotonic() < self._due_at:
             return
         number, world_size = self._assignment.round, self._assignment.start.world_size
-        met = self._count_met()
+        met = self._count_met_workers()
         is_late = met is not None and met < world_size
         self._due_at = time.monotonic() + MEET_AFTER_S if is_late else None
         if met is None or met == self._reported or not (is_late or self._reported is not None):
@@ -66,13 +66,13 @@ class StartCheck(RoundHook):
             "alone or wait for each other"
         )
         self._log(f"round {number}: {met} of {world_size} workers have met by now{hint if is_late else ''}")
-        self._server.send(round_report(ReportKind.STARTED, number, met=met))
+        self._server.send(make_round_report(ReportKind.STARTED, number, met=met))
 
     def report_fields(self) -> Mapping[str, Any]:
         """Fields of a report of success."""
-        return {"met": self._count_met(), "must_meet": self._must_meet}
+        return {"met": self._count_met_workers(), "must_meet": self._must_meet}
 
-    def _count_met(self) -> int | None:
+    def _count_met_workers(self) -> int | None:
         """How many workers of all nodes have met; None: there is only one, or it is unknown."""
         world_size = self._assignment.start.world_size
         met = self._count_workers() if world_size > 1 else None

@@ -70,7 +70,7 @@ class Backoff:
         was_away, self._away_since = self.is_away, None
         return was_away
 
-    def is_superseded(self, number: int) -> bool:
+    def has_answered_since(self, number: int) -> bool:
         """Whether a server has answered since that request was sent, so that its failure means nothing."""
         return number < self._fresh_from
 

@@ -13,7 +13,7 @@ from typing import Any
 from hetagent.node.network import format_host_port
 from hetagent.node.self_pipe import SelfPipe
 from hetagent.session import preflight
-from hetagent.session.requests import Answer, R, Report, Request, round_report
+from hetagent.session.requests import Answer, R, Report, Request, make_round_report
 from hetagent.session.session import HURRIED_LEAVE_S, LEAVE_S, Session
 from hetagent.session.waiting import WaitLog
 from hetrdzv.client.client import Client
@@ -67,7 +67,7 @@ class ServerConnection:
             None  # of the newest start, if another node is its master
         )
         self._reached_round = 0  # the newest round whose master was reached
-        self._thread = threading.Thread(target=self._main, name="hetagent-server", daemon=True)
+        self._thread = threading.Thread(target=self._run_thread, name="hetagent-server", daemon=True)
         self._calls: deque[Callable[[float], None]] = deque()  # for the thread
         self.has_crashed = False
         self._was_member = False
@@ -176,7 +176,7 @@ class ServerConnection:
 
     # -- the thread ------------------------------------------------------------------------------------------
 
-    def _main(self) -> None:
+    def _run_thread(self) -> None:
         try:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
                 runner.run(self._run())
@@ -184,10 +184,10 @@ class ServerConnection:
             self._on_crash(error)
         finally:
             with contextlib.suppress(Exception):  # the one that has crashed
-                self._make_calls()  # those that came as the loop was being closed
+                self._run_queued_calls()  # those that came as the loop was being closed
             self.session.drop_reports()
 
-    def _make_calls(self) -> None:
+    def _run_queued_calls(self) -> None:
         """Do what the agent has asked for."""
         while self._calls:
             self._calls.popleft()(time.monotonic())
@@ -201,9 +201,9 @@ class ServerConnection:
         what = f"{type(error).__name__}: {error}"
         self.session.give_up(f"the thread that talks to the server broke, which is a bug: {what}", "broken")
         for directive in self.session.take_directives():
-            self._hand_over(directive)
+            self._deliver_directive(directive)
 
-    def _hand_over(self, directive: Directive) -> None:
+    def _deliver_directive(self, directive: Directive) -> None:
         self.handed_at = time.monotonic()
         self._directives.append(directive)
         self._waker.wake()
@@ -211,8 +211,8 @@ class ServerConnection:
     async def _run(self) -> None:
         async with self._make_client() as client, asyncio.TaskGroup() as tasks:
             while True:
-                self._make_calls()
-                for request in self.session.requests(time.monotonic()):
+                self._run_queued_calls()
+                for request in self.session.take_requests(time.monotonic()):
                     tasks.create_task(self._send(client, request))
                 self._handle_outputs(tasks)
                 if self.session.finished:
@@ -246,7 +246,7 @@ class ServerConnection:
                 self._preflight.cancel()  # this one has overtaken that start
             start, own_id = directive.start, self.session.node_id
             if start is None or start.master.node_id == own_id or directive.round == self._reached_round:
-                self._hand_over(directive)
+                self._deliver_directive(directive)
             else:
                 self._preflight = tasks.create_task(self._check_master(start.master, directive))
 
@@ -255,10 +255,10 @@ class ServerConnection:
         reason = await preflight.find_connect_error(master.address, master.port)
         if reason is None:
             self._reached_round = start.round
-            self._hand_over(start)
+            self._deliver_directive(start)
             return
         what = f"{reason} ({format_host_port(master.address, master.port)})"
         self._log(f"cannot reach the master {master.node_id}: {what}; asking for another one")
-        report = round_report(ReportKind.MASTER_UNREACHABLE, start.round, message=what)
+        report = make_round_report(ReportKind.MASTER_UNREACHABLE, start.round, message=what)
         self.session.send(report, time.monotonic())
         self._has_news.set()

@@ -24,7 +24,7 @@ def is_final(error: HetError) -> bool:
     return isinstance(error, Problem) and 400 <= error.status < 500 and error.status not in (408, 429)
 
 
-def read_part(error: HetError, name: str, kind: type[_R]) -> _R | None:
+def read_error_field(error: HetError, name: str, kind: type[_R]) -> _R | None:
     """What came with a refusal, such as `directive`, if it can be read."""
     if not isinstance(error, Problem) or name not in error.body:
         return None
@@ -34,23 +34,23 @@ def read_part(error: HetError, name: str, kind: type[_R]) -> _R | None:
         return None
 
 
-def conflict_text(group: str, conflict: Conflict) -> str:
+def describe_conflict(group: str, conflict: Conflict) -> str:
     """Why a join with other settings was refused, and what to do about it."""
     end = "wait until its job is over" if conflict.nodes else f"remove that one (hetctl delete {group})"
     if (script := next((row for row in conflict.differences if row.name == SCRIPT), None)) is not None:
         return (
-            f"group '{group}' runs {script.group}{_holders(conflict)}, and this agent was given {script.given}: "
+            f"group '{group}' runs {script.group}{_list_holders(conflict)}, and this agent was given {script.given}: "
             f"use another --group, or {end}; if both belong to one job, give this one a --role of its own"
         )
     rows = conflict.differences
     there = ", ".join(f"{row.name} {row.given} here, {row.group} there" for row in rows)
     return (
-        f"group '{group}' has other settings ({there}){_holders(conflict)}: "
+        f"group '{group}' has other settings ({there}){_list_holders(conflict)}: "
         f"leave out {' and '.join(row.name for row in rows)}, use another --group, or {end}"
     )
 
 
-def _holders(conflict: Conflict) -> str:
+def _list_holders(conflict: Conflict) -> str:
     """Who holds a group to its settings."""
     if conflict.by_put:
         return ", which it was created with (hetctl create)"

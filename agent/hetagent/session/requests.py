@@ -49,7 +49,7 @@ class Report(Generic[R]):
         return self.route is Routes.report
 
 
-def round_report(kind: ReportKind, round_number: int, **fields: Any) -> Report[Directive]:
+def make_round_report(kind: ReportKind, round_number: int, **fields: Any) -> Report[Directive]:
     """What this agent reports of a round's workers; `fields`: see `ReportRequest`."""
     return Report(Routes.report, partial(ReportRequest, round=round_number, kind=kind, **fields))
 

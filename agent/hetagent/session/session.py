@@ -1,8 +1,8 @@
 """The node's side of the protocol, sans-I/O: events go in, requests and directives come out.
 
 No thread, no socket and no clock: the caller passes the time (`now`, monotonic seconds) and carries the requests, so
-that the agent and the simulation run the same code. After any input, and at `next_wakeup()`, ask for `requests`, then
-for `take_directives` and `take_log_lines`.
+that the agent and the simulation run the same code. After any input, and at `next_wakeup()`, ask for `take_requests`,
+then for `take_directives` and `take_log_lines`.
 """
 
 import random
@@ -14,7 +14,7 @@ from typing import Any
 from hetagent.session.backoff import CONNECT_TIMEOUT_S, Backoff
 from hetagent.session.directives import DirectiveFilter
 from hetagent.session.joining import MAY_PASS, PAUSE_S, JoinSchedule
-from hetagent.session.refusals import MISSING, STRANGERS, is_final, read_part
+from hetagent.session.refusals import MISSING, STRANGERS, is_final, read_error_field
 from hetagent.session.requests import Answer, Report, Request
 from hetrdzv.protocol import routes
 from hetrdzv.protocol.bounds import MAX_NOT_READY
@@ -193,17 +193,19 @@ class Session:
 
     # -- outputs -------------------------------------------------------------------------------------------
 
-    def requests(self, now: float) -> list[Request]:
+    def take_requests(self, now: float) -> list[Request]:
         """The requests to send now; each is in flight until `on_response`."""
-        self._pass_time(now)
-        due = [what for what, due_at in self._find_due() if now >= max(due_at, self._backoff.retry_at)]
+        self._apply_deadlines(now)
+        due = [
+            what for what, due_at in self._find_due_requests() if now >= max(due_at, self._backoff.retry_at)
+        ]
         sent = [self._make_request(what, now) for what in due]
         self._in_flight |= {request.what: request for request in sent}
         return sent
 
     def next_wakeup(self) -> float | None:
-        """When to ask for `requests` again if nothing happens before; None: no need."""
-        moments: list[float | None] = [max(at, self._backoff.retry_at) for _, at in self._find_due()]
+        """When to ask for `take_requests` again if nothing happens before; None: no need."""
+        moments: list[float | None] = [max(at, self._backoff.retry_at) for _, at in self._find_due_requests()]
         moments.append(self._disconnects_at())
         if self._goodbye is not None and not self.finished:
             moments.append(self._goodbye_until)
@@ -236,7 +238,7 @@ class Session:
 
     # -- what is to be sent, and when ----------------------------------------------------------------------
 
-    def _find_due(self) -> Iterator[tuple[Report[Any] | Route[Any], float]]:
+    def _find_due_requests(self) -> Iterator[tuple[Report[Any] | Route[Any], float]]:
         """What is not in flight, and when it may be sent.
 
         Reports in order, joins and the goodbye go one at a time, in this order. Polls and other reports go beside them,
@@ -331,7 +333,7 @@ class Session:
             return None
         return self._backoff.workers_stop_at(self._directives.current.max_disconnect_s)
 
-    def _pass_time(self, now: float) -> None:
+    def _apply_deadlines(self, now: float) -> None:
         if now >= self._goodbye_until:
             self.finished = True
         disconnects_at = self._disconnects_at()
@@ -397,7 +399,7 @@ class Session:
             case Report() as report, "stale_round":
                 self._on_answer(request, now)
                 self._settle_report(report, None)
-                if (directive := read_part(error, "directive", Directive)) is not None:
+                if (directive := read_error_field(error, "directive", Directive)) is not None:
                     self._on_directive(request.number, directive, now)
             case Report(is_ordered=False) as report, code:
                 if is_final(error) and code not in STRANGERS:
@@ -406,7 +408,7 @@ class Session:
                 else:
                     report.not_before = request.sent_at + PAUSE_S
             case routes.POLL | Report(), code if code in MISSING:
-                self._on_forgotten(request, error, now)
+                self._on_unknown_node(request, error, now)
             case Report(), "invalid_request" | "body_too_large":
                 self._on_answer(request, now)
                 self.give_up(f"the server rejects a report from this agent: {error}", gone=False)
@@ -422,7 +424,7 @@ class Session:
             ):
                 self.give_up(str(error))
             case _:
-                self._on_silence(request, error, now)
+                self._on_no_answer(request, error, now)
 
     def _on_answer(self, request: Request, now: float) -> None:
         """A server answered."""
@@ -430,9 +432,9 @@ class Session:
         if self._backoff.on_answer(request.sent_at, self._next_number, for_s, now):
             self._log_lines.append("the server is back")
 
-    def _on_silence(self, request: Request, error: HetError, now: float) -> None:
+    def _on_no_answer(self, request: Request, error: HetError, now: float) -> None:
         """No server answered; the request is repeated until one does."""
-        if self._backoff.is_superseded(request.number):
+        if self._backoff.has_answered_since(request.number):
             return
         if (given_up := self._backoff.abandon_reason(error, now)) is not None:
             code, why = given_up
@@ -440,7 +442,7 @@ class Session:
         elif (line := self._backoff.on_failure(error, self._disconnects_at(), now)) is not None:
             self._log_lines.append(line)
 
-    def _on_forgotten(self, request: Request, error: HetError, now: float) -> None:
+    def _on_unknown_node(self, request: Request, error: HetError, now: float) -> None:
         """The server no longer has this node, nor the round that it may be in."""
         self._on_answer(request, now)
         if self._directives.is_stale(request.number):

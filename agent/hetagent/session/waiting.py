@@ -26,22 +26,22 @@ class WaitLog:
     def update(self, directive: Directive, *, leaving: bool) -> None:
         """See what the newest directive says; one without a version has not come from a server."""
         if directive.kind is DirectiveKind.WAIT and directive.version and not leaving:
-            self._waits(directive)
+            self._describe_waiting(directive)
         else:
             self._logged = (None, 0.0)
         if directive.kind is DirectiveKind.START:
-            self._runs(directive)
+            self._describe_running(directive)
         else:
             self._stall = None
 
-    def _waits(self, directive: Directive) -> None:
+    def _describe_waiting(self, directive: Directive) -> None:
         now = time.monotonic()
         what = replace(directive.reason, since=None, until=None)  # moments pass: they are no news
         if what != self._logged[0] and now - self._logged[1] >= NEWS_S:
             self._logged = (what, now)
             self._log(f"waiting: {directive.why}")
 
-    def _runs(self, directive: Directive) -> None:
+    def _describe_running(self, directive: Directive) -> None:
         stall: object = None
         if directive.code == "stalled":
             stall = directive.reason.ranks, directive.reason.data

@@ -34,7 +34,7 @@ LOOK_S = 0.5
 """How often to look whether one does (seconds)."""
 
 
-class Connection:
+class TorchrunConnection:
     """What this node offers the server, and what the server wants of it. Used by the thread of torch's agent only.
 
     Attributes:
@@ -121,8 +121,8 @@ class Connection:
         return directive
 
 
-def make_connection(conf: Conf, spec: WorkerSpec | None, log: Callable[[str], None]) -> Connection:
-    """The connection of a node; see `Connection`.
+def make_connection(conf: Conf, spec: WorkerSpec | None, log: Callable[[str], None]) -> TorchrunConnection:
+    """The connection of a node; see `TorchrunConnection`.
 
     Raises:
         NetworkError: this node has no address to offer.
@@ -142,7 +142,7 @@ def make_connection(conf: Conf, spec: WorkerSpec | None, log: Callable[[str], No
     )
     # twice, since torch's loop does more than to wait
     interval_s = min(2 * spec.monitor_interval if spec is not None else inf, LONGEST_INTERVAL_S)
-    return Connection(place, ServerConnection(session, conf.access.client, log), log, interval_s)
+    return TorchrunConnection(place, ServerConnection(session, conf.access.client, log), log, interval_s)
 
 
 def _make_role_id(name: str) -> str:

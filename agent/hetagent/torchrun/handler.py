@@ -21,10 +21,10 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from hetagent.node import names, network
-from hetagent.session.requests import round_report
+from hetagent.session.requests import make_round_report
 from hetagent.torch_compat.callers import find_ending_signal, find_worker_spec
 from hetagent.torchrun.conf import Conf
-from hetagent.torchrun.connection import Connection, make_connection
+from hetagent.torchrun.connection import TorchrunConnection, make_connection
 from hetagent.torchrun.messages import find_first_failure, log, translate_flags
 from hetagent.torchrun.store import RoundOverError, RoundStore
 from hetagent.workers.failures import MAX_CHARACTERS
@@ -45,7 +45,7 @@ class TorchrunHandler(HetRendezvousHandler):
         super().__init__(conf.group, conf.node_id, self._hold_port)
         self._conf = conf
         self._log = partial(log, conf.node_id)
-        self._connection: Connection | None = None  # until this node has left
+        self._connection: TorchrunConnection | None = None  # until this node has left
         self._closed: str | None = None  # why this handler takes no part any more
         self._succeeded = False  # this node's workers have
         self._round_store: RoundStore | None = None
@@ -139,7 +139,7 @@ class TorchrunHandler(HetRendezvousHandler):
 
     # -- towards the server ----------------------------------------------------------------------------------
 
-    def _connect_to_server(self) -> Connection:
+    def _connect_to_server(self) -> TorchrunConnection:
         conf, log = self._conf, self._log
         for note in self._name.notes:
             log(note)
@@ -163,7 +163,7 @@ class TorchrunHandler(HetRendezvousHandler):
         assert self._connection is not None, "not connected"
         return network.hold_port(self._connection.place.address, self._conf.port_range)
 
-    def _offered_port(self, connection: Connection) -> int:
+    def _offered_port(self, connection: TorchrunConnection) -> int:
         """Hold a port on this node's current address."""
         super().shutdown()  # peers may wait at a socket that was held for a round which did not come about
         loss = connection.place.describe_address_loss()
@@ -175,7 +175,7 @@ class TorchrunHandler(HetRendezvousHandler):
             what = f"node '{self._node_id}' cannot offer a port for the next round: {error}"
             raise RendezvousConnectionError(translate_flags(what)) from None
 
-    def _report_failure(self, connection: Connection, *, final: bool = False) -> None:
+    def _report_failure(self, connection: TorchrunConnection, *, final: bool = False) -> None:
         """Report that workers of this node failed, if it is in a round that nobody has ended.
 
         `final`: torch's agent has no restart left. That is also reported of a round that has ended: else the others
@@ -183,11 +183,11 @@ class TorchrunHandler(HetRendezvousHandler):
         """
         if connection.in_round and not (connection.exit if final else connection.ending_directive):
             failure = replace(find_first_failure(), final=final)
-            connection.server.send(round_report(ReportKind.FAILED, connection.round, failure=failure))
+            connection.server.send(make_round_report(ReportKind.FAILED, connection.round, failure=failure))
 
     # -- a round ---------------------------------------------------------------------------------------------
 
-    def _enter_round(self, connection: Connection, directive: Directive) -> RendezvousInfo | None:
+    def _enter_round(self, connection: TorchrunConnection, directive: Directive) -> RendezvousInfo | None:
         """Begin a round; its store is on the master. None: it cannot start there, so the round has failed."""
         start = directive.start
         assert start is not None, "a start directive has one"
@@ -208,22 +208,22 @@ class TorchrunHandler(HetRendezvousHandler):
             what = f"cannot open the store of round {directive.round}: {error}"
             self._log(what)
             failure = Failure(local_rank=-1, rank=-1, message=what[:MAX_CHARACTERS])
-            connection.server.send(round_report(ReportKind.FAILED, directive.round, failure=failure))
+            connection.server.send(make_round_report(ReportKind.FAILED, directive.round, failure=failure))
             return None
         self._round_store = RoundStore(
             info.store, start, partial(self._on_success, connection), partial(_await_barrier, connection)
         )
-        connection.server.send(round_report(ReportKind.STARTED, directive.round))
+        connection.server.send(make_round_report(ReportKind.STARTED, directive.round))
         store = cast("Store", self._round_store)
         place = RendezvousStoreInfo(master_addr=start.master.address, master_port=start.master.port)
         return RendezvousInfo(store, info.rank, info.world_size, place)
 
-    def _on_success(self, connection: Connection) -> None:
+    def _on_success(self, connection: TorchrunConnection) -> None:
         self._succeeded = True
-        connection.server.send(round_report(ReportKind.SUCCEEDED, connection.round))
+        connection.server.send(make_round_report(ReportKind.SUCCEEDED, connection.round))
 
 
-def _await_barrier(connection: Connection, timeout_s: float) -> None:
+def _await_barrier(connection: TorchrunConnection, timeout_s: float) -> None:
     """torch's exit barrier, which ends early when the round does."""
     if not connection.wait_for_end(timeout_s):
         return

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from hetagent.node.processes import proctree as processes
 from hetagent.workers.failures import ErrorRecord, failure_message, read_record
 from hetagent.workers.leftovers import OrphanReaper
-from hetagent.workers.starter import Exit, StartedWorker
+from hetagent.workers.starter import StartedWorker, WorkerExit
 from hetrdzv.protocol.bounds import MAX_SECONDS
 from hetrdzv.protocol.rounds import Failure
 
@@ -41,7 +41,7 @@ class Workers:
         self._reaper = reaper
         self.pids = {local_rank: worker.pid for local_rank, worker in started.items()}
         self._sids = frozenset(self.pids.values())
-        self._exits: dict[int, Exit] = {}
+        self._exits: dict[int, WorkerExit] = {}
 
     @property
     def alive(self) -> Mapping[int, int]:
@@ -54,11 +54,11 @@ class Workers:
         return len(self._exits) < len(self.pids)
 
     @property
-    def exits(self) -> Sequence[Exit]:
+    def exits(self) -> Sequence[WorkerExit]:
         """How the workers that have ended did so, by local rank."""
         return [self._exits[rank] for rank in sorted(self._exits)]
 
-    def take_exits(self) -> list[Exit]:
+    def take_exits(self) -> list[WorkerExit]:
         """The workers that have ended since the last call."""
         ended = []
         for local_rank, pid in self.alive.items():
@@ -67,20 +67,20 @@ class Workers:
                 continue
             exited = status.si_code == os.CLD_EXITED
             number = status.si_status if exited else -status.si_status
-            ended.append(Exit(local_rank, number, time.monotonic()))
+            ended.append(WorkerExit(local_rank, number, time.monotonic()))
             self._exits[local_rank] = ended[-1]
         return ended
 
-    def find_lingering(self) -> list[Exit]:
+    def find_lingering(self) -> list[WorkerExit]:
         """The workers that have not ended since an exception has ended their scripts."""
         now, clock, found = time.monotonic(), time.time(), []
         for local_rank in self.alive:
             ended_at = self._read_record(local_rank).ended_at
             if ended_at is not None:
-                found.append(Exit(local_rank, 1, now - max(0.0, clock - ended_at), lingers=True))
+                found.append(WorkerExit(local_rank, 1, now - max(0.0, clock - ended_at), lingers=True))
         return found
 
-    def find_first_failure(self, failed: Sequence[Exit]) -> Exit:
+    def find_first_failure(self, failed: Sequence[WorkerExit]) -> WorkerExit:
         """Of the workers that were seen to have failed at the same time, the one that probably failed first.
 
         A worker that was killed, or exited without an exception, was gone at once; the others recorded their
@@ -88,7 +88,7 @@ class Workers:
         """
         return min(failed, key=lambda end: self._read_record(end.local_rank).raised_at or 0.0)
 
-    def describe_failure(self, end: Exit, rank: int, secrets: Collection[str] = ()) -> Failure:
+    def describe_failure(self, end: WorkerExit, rank: int, secrets: Collection[str] = ()) -> Failure:
         """How a worker of this rank failed, in words without secrets."""
         worker, record = self.started[end.local_rank], self._read_record(end.local_rank)
         raised_s = 0.0

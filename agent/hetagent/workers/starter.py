@@ -58,7 +58,7 @@ class StartedWorker:
 
 
 @dataclass(frozen=True, slots=True)
-class Exit:
+class WorkerExit:
     """How one worker ended.
 
     Attributes:

@@ -6,7 +6,14 @@ from typing import Any
 import pytest
 
 from hetagent.monitor.flight_recorder import NAME_LENGTH, OP_LENGTH
-from hetagent.monitor.stall_detector import CPU_S, HOLDS_S, ProgressReport, State, WorkerTrack, node_progress
+from hetagent.monitor.stall_detector import (
+    CPU_S,
+    HOLDS_S,
+    ProcessState,
+    ProgressReport,
+    WorkerTrack,
+    node_progress,
+)
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.bounds import MAX_BODY_BYTES, MAX_PROCESS_GROUPS
 from hetrdzv.protocol.progress import Collectives, PollRequest
@@ -26,7 +33,7 @@ class Watched:
         self.now = 0.0
         self.told: list[str] = []
         self._done = 0
-        self._news = self.track.urgent_changes(0.0, None)
+        self._news = self.track.take_urgent_changes(0.0, None)
         self._hang_timeout_s: float | None = None
 
     def timeout(self, seconds: int) -> None:
@@ -66,7 +73,7 @@ class Watched:
             self._judge()
 
     def becomes(self, state: str) -> None:
-        self.track.on_process_state(State(state), self.now)
+        self.track.on_process_state(ProcessState(state), self.now)
 
     def says(self, step: int) -> None:
         self.track.on_report(ProgressReport(step), self.now)
@@ -85,7 +92,7 @@ class Watched:
         self._judge()
 
     def _judge(self) -> None:
-        news = self.track.urgent_changes(self.now, self._hang_timeout_s)
+        news = self.track.take_urgent_changes(self.now, self._hang_timeout_s)
         if news != self._news:
             self._news = news
             worker = self.track.to_worker(self.now)

@@ -10,12 +10,12 @@ from tests.agent.workers.test_store import start
 from hetagent.errors import OutOfResourcesError
 from hetagent.launch.base import Assignment, Launch
 from hetagent.launch.command import WorkerCommand
-from hetagent.runloop.local_round import End, LocalRound, Phase
-from hetagent.runloop.parts import Parts
+from hetagent.runloop.local_round import LocalRound, RoundEnd, RoundPhase
+from hetagent.runloop.parts import AgentParts
 from hetrdzv.protocol.snapshots import StartSnapshot
 
 
-def local_round(parts: Parts, **fields: Any) -> LocalRound:
+def local_round(parts: AgentParts, **fields: Any) -> LocalRound:
     of = start("a", 1).start
     assert of is not None
     assignment = Assignment(group="g", node_id="a", round=1, start=replace(of, slots=1, **fields))
@@ -25,16 +25,18 @@ def local_round(parts: Parts, **fields: Any) -> LocalRound:
 
 
 def test_a_node_without_snapshots_does_not_begin_from_nothing_while_others_load_one() -> None:
-    made = local_round(Parts(), snapshot=StartSnapshot(round=1, step=40, world_size=2))
+    made = local_round(AgentParts(), snapshot=StartSnapshot(round=1, step=40, world_size=2))
     with pytest.raises(OutOfResourcesError, match="snapshot of step 40, and this node keeps none"):
         made.start({})
     made.clear()
-    assert made.phase is Phase.GONE
+    assert made.phase is RoundPhase.GONE
 
 
 def test_a_failure_for_which_the_node_gives_up_is_none() -> None:
     """Why is known only once the output of its workers has come."""
-    made = local_round(Parts(snapshots=Mock(abandon_reason=Mock(side_effect=["cannot begin there", ""]))))
-    made._workers, made._end, made.phase = Mock(take_exits=list), End(Mock(), 0.0), Phase.ENDING
+    made = local_round(
+        AgentParts(snapshots=Mock(abandon_reason=Mock(side_effect=["cannot begin there", ""])))
+    )
+    made._workers, made._end, made.phase = Mock(take_exits=list), RoundEnd(Mock(), 0.0), RoundPhase.ENDING
     assert made.take_end() is None
     assert made.take_end() is made._end

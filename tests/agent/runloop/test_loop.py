@@ -204,7 +204,7 @@ def test_cancelled_while_workers_are_stopping(
     kill_at: list[float] = []
 
     def note() -> None:
-        assert not made.agent._local.works
+        assert not made.agent._local.is_running
         assert made.agent._local._stop is not None
         kill_at.append(made.agent._local._stop.kill_at)
 

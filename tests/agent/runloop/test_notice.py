@@ -18,7 +18,7 @@ from hetagent import progress, statuses
 from hetagent.launch.base import Assignment
 from hetagent.launch.command import WorkerCommand
 from hetagent.runloop import notices as notice
-from hetagent.runloop.notices import Notices
+from hetagent.runloop.notices import StopNotices
 from hetrdzv.protocol.directive import StopNotice
 from hetrdzv.protocol.reasons.reason import ReasonCode
 
@@ -32,17 +32,17 @@ class Told:
         self.count += 1
 
 
-Given = Callable[[int], tuple[Notices, Told]]
+Given = Callable[[int], tuple[StopNotices, Told]]
 
 
 @pytest.fixture
 def given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Given]:
     """The notices of a round whose one process, this one, stands for so many workers."""
-    made: list[Notices] = []
+    made: list[StopNotices] = []
 
-    def make(workers: int) -> tuple[Notices, Told]:
+    def make(workers: int) -> tuple[StopNotices, Told]:
         line = Told()
-        notices = Notices(cast("Any", line), lambda text: None, one_per_node=True)
+        notices = StopNotices(cast("Any", line), lambda text: None, one_per_node=True)
         of = start("a", 1).start
         assert of is not None
         command = WorkerCommand("true", (), is_python=False)
@@ -59,7 +59,7 @@ def given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Given]:
         one.end()
 
 
-def announce(notices: Notices) -> None:
+def announce(notices: StopNotices) -> None:
     notice = StopNotice(kind="joined", reason=ReasonCode.NODES_JOINED.reason("gpu4"), left_s=30.0)
     notices.on_directive(replace(start("a", 1), notice=notice, notice_s=30.0))
 
@@ -76,14 +76,14 @@ def test_a_script_sees_the_notice_and_says_that_it_is_ready(given: Given) -> Non
     assert (seen.kind, seen.why) == ("joined", "gpu4 joined")
     assert 20.0 < seen.left_s <= 30.0
     notices.on_wakeup()
-    assert (told.count, notices.is_end_awaited()) == (0, False), (
+    assert (told.count, notices.is_round_end_awaited()) == (0, False), (
         "what was said before the notice does not count"
     )
     progress.ready_to_stop()
     progress.ready_to_stop()
     notices.on_wakeup()
     notices.on_wakeup()
-    assert (told.count, notices.is_end_awaited()) == (1, True)
+    assert (told.count, notices.is_round_end_awaited()) == (1, True)
 
 
 @pytest.mark.parametrize(("said", "is_ready"), [("1\n1\n2\n", 0), ("1\n1\n2\n3\n", 1), ("4\nall\n", 1)])

@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.core.leases import deadline, step
 
-from hetagent.session.requests import Answer, Report, Request, round_report
+from hetagent.session.requests import Answer, Report, Request, make_round_report
 from hetagent.session.session import Session
 from hetrdzv.core import commands
 from hetrdzv.core.directive import make_directive
@@ -143,7 +143,7 @@ class Bench:
 
     def send(self) -> list[Request]:
         """What the session wants sent; nobody answers."""
-        requests = self.session.requests(self.now)
+        requests = self.session.take_requests(self.now)
         self.sent += requests
         return requests
 
@@ -210,7 +210,7 @@ class Bench:
         assert self.last.round == number
 
     def reports(self, kind: str, number: int = 1, since: float | None = None, **fields: Any) -> None:
-        report = round_report(ReportKind(kind), number, **fields)
+        report = make_round_report(ReportKind(kind), number, **fields)
         self.session.send(report, self.now if since is None else since)
 
     def away(self, error: HetError | None = REFUSED) -> None:
@@ -221,7 +221,7 @@ class Bench:
 
     def leaves(self) -> None:
         """Its agent gets SIGTERM, and its workers go on for now."""
-        self.session.announce_leave(round_report(ReportKind.LEAVING, 0, message="SIGTERM"), self.now)
+        self.session.announce_leave(make_round_report(ReportKind.LEAVING, 0, message="SIGTERM"), self.now)
 
     def count(self, route: Route[Any]) -> int:
         """How many joins, polls or goodbyes were sent."""

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 from tests.agent.session.driver import Bench, problem
 
-from hetagent.session.requests import Report, round_report
+from hetagent.session.requests import Report, make_round_report
 from hetagent.session.session import LAST_REPORTS_S, LEAVE_S
 from hetrdzv.core import commands
 from hetrdzv.protocol.reasons.reason import ReasonCode
@@ -59,7 +59,7 @@ def test_whose_workers_are_gone_for_good_hears_who_goes_on_and_joins_no_more(
     bench.started()
     if drained:
         bench.do(commands.Drain("a"))
-    parting = round_report(ReportKind.PARTING, 1, message="SIGTERM")
+    parting = make_round_report(ReportKind.PARTING, 1, message="SIGTERM")
     bench.session.announce_leave(parting, bench.now, workers_gone=True)
     bench.run(4)
     assert bench.group.nodes["a"].phase == "left"

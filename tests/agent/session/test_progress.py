@@ -35,7 +35,7 @@ def test_progress_that_a_server_did_not_get_is_told_a_little_later(bench: Bench)
     bench.session.push_progress()
     (request,) = bench.send()
     bench.receive(request, problem(503, "unavailable"))
-    assert bench.session.requests(bench.now) == []
+    assert bench.session.take_requests(bench.now) == []
     newer = bench.session.sample = lambda: replace(sample(), age_s=0.5)
     bench.run(2)
     assert [told.body.progress for told in bench.reports_on(POLL)] == [sample(), newer()]

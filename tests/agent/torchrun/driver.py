@@ -12,7 +12,7 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from hetagent.node.network import AdvertisedAddress, hold_port
 from hetagent.torchrun.conf import parse_conf
-from hetagent.torchrun.connection import Connection
+from hetagent.torchrun.connection import TorchrunConnection
 from hetagent.torchrun.handler import TorchrunHandler
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.reasons.reason import Reason
@@ -61,9 +61,9 @@ class ScriptedLine:
         os.close(self._write_fd)
 
 
-def connect(handler: TorchrunHandler, line: ScriptedLine) -> Connection:
+def connect(handler: TorchrunHandler, line: ScriptedLine) -> TorchrunConnection:
     place = AdvertisedAddress("127.0.0.1", None, is_chosen=True)
-    handler._connection = Connection(place, line, handler._log)  # type: ignore[arg-type]
+    handler._connection = TorchrunConnection(place, line, handler._log)  # type: ignore[arg-type]
     return handler._connection
 
 

@@ -187,7 +187,7 @@ def test_a_server_that_restarts_when_workers_have_succeeded_is_waited_for(
     monkeypatch.setattr(connection, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     monkeypatch.setattr(connection, "wait_readable", pass_time)
     place = AdvertisedAddress("127.0.0.1", None, is_chosen=True)
-    made = connection.Connection(place, line, print)  # type: ignore[arg-type]
+    made = connection.TorchrunConnection(place, line, print)  # type: ignore[arg-type]
     assert made.wait_for_end(300.0) == (back_at < 120)
     assert clock[0] == min(back_at, 120)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hetagent.monitor.torch_client import Query
+from hetagent.monitor.torch_client import TorchServerQuery
 from hetagent.monitor.watcher import torch_server_env
 from hetagent.worker import runner
 
@@ -159,7 +159,7 @@ def test_it_serves_until_the_worker_ends_and_logs_nothing(tmp_path: Path) -> Non
         while not Path(f"{script}.ends").exists():
             assert worker.poll() is None
             time.sleep(0.001)
-        asked = [Query(f"{script}.sock", "dump_traceback") for _ in range(4)]
+        asked = [TorchServerQuery(f"{script}.sock", "dump_traceback") for _ in range(4)]
         out, err = worker.communicate(timeout=60)
     assert out == "child False\n"
     assert err == "this line True\nTrue True\nTrue\n"

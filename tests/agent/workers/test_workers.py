@@ -20,7 +20,7 @@ from hetagent.node.processes.proctree import INCARNATION, find_stopped
 from hetagent.node.processes.signals import capture_signals
 from hetagent.workers.leftovers import OrphanReaper
 from hetagent.workers.processes import Workers
-from hetagent.workers.starter import Exit, StartedWorker
+from hetagent.workers.starter import StartedWorker, WorkerExit
 
 RUN = uuid.uuid4().hex
 
@@ -49,10 +49,10 @@ class Round:
     def _close(self, until: float | None) -> bool:
         return all(process.wait(10) is not None for process in self.processes)
 
-    def ends(self, count: int) -> list[Exit]:
+    def ends(self, count: int) -> list[WorkerExit]:
         """The next ends, in the order in which they are seen; looks only when a child has ended."""
         assert self.workers is not None
-        seen: list[Exit] = []
+        seen: list[WorkerExit] = []
         while len(seen) < count:
             assert select.select([self._woken], [], [], 10)[0], f"woken for {len(seen)} of {count} ends only"
             self._woken.recv(4096)

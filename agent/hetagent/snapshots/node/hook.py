@@ -19,7 +19,7 @@ from hetagent.node.memory import read_free_memory
 from hetagent.options.model import SnapshotOptions
 from hetagent.roundhook import RoundHook
 from hetagent.session.connection import ServerConnection
-from hetagent.session.requests import Report, round_report
+from hetagent.session.requests import Report, make_round_report
 from hetagent.snapshots.folder import FOLDER, RoundControl
 from hetagent.snapshots.node.catalog import DiskCatalog
 from hetagent.snapshots.node.disk import DiskWriter
@@ -196,7 +196,7 @@ class SnapshotHook(RoundHook):
                 "Ctrl-C leaves at once"
             )
         fields = {"message": why, "snapshots": holdings, "serves_s": serves_s}
-        report = round_report(ReportKind.PARTING, self._round, **fields)
+        report = make_round_report(ReportKind.PARTING, self._round, **fields)
         hand_over(self._connection, report, serves_s, is_hurried)
 
     def close(self) -> None:

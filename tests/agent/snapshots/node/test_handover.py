@@ -9,7 +9,7 @@ import pytest
 from tests.agent.session.driver import Bench, problem
 from tests.agent.workers.test_store import start
 
-from hetagent.session.requests import Report, round_report
+from hetagent.session.requests import Report, make_round_report
 from hetagent.snapshots.node.handover import SERVES_S, do_others_continue, hand_over, serving_time_s
 from hetrdzv.core import commands
 from hetrdzv.protocol.snapshots import HeldSnapshot, Holdings
@@ -25,7 +25,7 @@ def leaves(line: Any, **limits: Any) -> bool:
     """It waits no longer than a test may; returns whether others go on."""
     limits = {"serves_s": 600.0, "is_hurried": bool} | limits
     fields = {"message": "SIGTERM", "snapshots": held(), "serves_s": limits["serves_s"]}
-    hand_over(line, round_report(ReportKind.PARTING, 3, **fields), **limits)
+    hand_over(line, make_round_report(ReportKind.PARTING, 3, **fields), **limits)
     return do_others_continue(line.session.newest_directive)
 
 

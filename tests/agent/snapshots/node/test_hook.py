@@ -30,7 +30,7 @@ from hetagent.snapshots.node import files, reporter
 from hetagent.snapshots.node.folder import NodeFolder
 from hetagent.snapshots.node.hook import SnapshotHook
 from hetagent.workers.processes import Workers
-from hetagent.workers.starter import Exit
+from hetagent.workers.starter import WorkerExit
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.requests import ReportRequest
@@ -78,7 +78,7 @@ class Told:
 class Ran:
     """Workers that run, or have ended."""
 
-    def __init__(self, *living: int, exits: tuple[Exit, ...] = ()) -> None:
+    def __init__(self, *living: int, exits: tuple[WorkerExit, ...] = ()) -> None:
         self.alive = dict.fromkeys(living, 1)
         self.exits = exits
 

@@ -198,7 +198,7 @@ def fetched(megabytes: float, table: Table) -> None:
         optimizer.step()
         snaps.step(1)
         snaps.save_now()
-        [(stamp, slot)] = SnapshotFiles(Path(there)).slots().items()
+        [(stamp, slot)] = SnapshotFiles(Path(there)).find_slots().items()
         hold = lambda: hold_port("127.0.0.1", None)  # noqa: E731
         serving = SnapshotServer(Path(there), hold, lambda: "127.0.0.1", print)
         serving.start()

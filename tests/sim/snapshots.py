@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hetagent.session.requests import Answer, Report, make_round_report
 from hetagent.snapshots.errors import SnapshotSuperseded
-from hetagent.snapshots.folder import SLOTS, choose_evicted
+from hetagent.snapshots.folder import SLOTS, choose_snapshot_to_evict
 from hetagent.snapshots.folder import SnapshotId as Taken
 from hetagent.snapshots.node.reporter import SnapshotReporter
 from hetrdzv.core.model import Group, Node, Round
@@ -248,7 +248,9 @@ class Snapshots:
         slots = {number: held and _taken(memory_snapshot_id(held)) for number, held in self._slots.items()}
         numbers = {held: number for number, held in slots.items() if held is not None}
         try:
-            oldest = choose_evicted(_taken(stamp), numbers, self._reporter.retained, sharded=self._sharded)
+            oldest = choose_snapshot_to_evict(
+                _taken(stamp), numbers, self._reporter.retained, sharded=self._sharded
+            )
         except SnapshotSuperseded:
             return None
         return next(number for number, held in slots.items() if held == oldest)

@@ -46,7 +46,7 @@ from hetagent.runloop.shutdown import Shutdown
 from hetagent.runloop.start_check import StartCheck
 from hetagent.session.connection import ServerConnection
 from hetagent.session.session import Session
-from hetagent.snapshots.node.setup import snapshot_hook
+from hetagent.snapshots.node.setup import make_snapshot_hook
 from hetagent.standby.keeper import make_standbys
 from hetagent.torch_compat import flags as torchs
 from hetagent.workers.logs import RoundLogsSpecs
@@ -201,7 +201,7 @@ def _make_parts(context: AgentContext, server: ServerConnection, handler: HetRen
             log=tell,
         ),
         shares=ShareFiles(one_per_node=one_per_node),
-        snapshots=snapshot_hook(context, options.snapshots, server),
+        snapshots=make_snapshot_hook(context, options.snapshots, server),
         standbys=make_standbys(context),
         preemption=make_preemption_watch(context),
         ready_file=ReadyFile(options.ready_file, tell) if options.ready_file is not None else None,

@@ -17,7 +17,7 @@ class ParameterChanges:
 
     def begin_optimizer_step(self) -> None:
         """An optimizer is about to change them."""
-        self.unreported |= self.is_unreported()
+        self.unreported |= self.has_unreported_change()
         self.in_step = self.reported = True
 
     def capture(self) -> None:
@@ -41,7 +41,7 @@ class ParameterChanges:
         self.unknown_steps = 0 if is_known else self.unknown_steps + 1
         return is_known
 
-    def is_unreported(self) -> bool:
+    def has_unreported_change(self) -> bool:
         """Whether they have changed since the last step, and no optimizer has reported that."""
         # In this order, since an optimizer may report meanwhile.
         return self._state.sum_versions() != self._versions and not self.in_step

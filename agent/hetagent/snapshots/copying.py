@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 from xxhash import xxh3_64_hexdigest
 
-from hetagent.snapshots.devices import ON_HOST, Devices
+from hetagent.snapshots.devices import ON_HOST, StateDevices
 from hetagent.snapshots.errors import SnapshotError
 from hetagent.snapshots.folder import (
     INDEX,
@@ -52,14 +52,14 @@ class WorkerRank(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Copy:
+class SnapshotCopy:
     """What is being copied for a snapshot."""
 
     index: Index  # of this worker's part, without its files
     copied: Mapping[str, MappedFile]  # these
     small: SmallState  # goes to `RANK.small`
     sources: object  # of the copies: they stay until then
-    devices: Devices
+    devices: StateDevices
     slot: Slot
     peers: Sequence[int]  # the ranks with the same shards (HSDP), for which this one stands in
     lock: IO[bytes] | None  # on what all ranks have alike, if this worker copies that
@@ -103,7 +103,7 @@ class Copier:
         self._folder = folder
         self._state = state
         self._worker = worker
-        self.devices = Devices(())  # what has the state; known once it is prepared
+        self.devices = StateDevices(())  # what has the state; known once it is prepared
         # Buffers and values of the last step; on a device what is there, since a copy to the host would wait for it.
         self._buffers: Mapping[str, Tensor] = {}
         self._values = b""
@@ -139,7 +139,7 @@ class Copier:
                     if self.devices.needs_pinned_memory:
                         made.pin()
         except (OSError, RuntimeError):  # others need the memory of slots that hold nothing
-            used = {slot.directory for slot in self._folder.slots().values()}
+            used = {slot.directory for slot in self._folder.find_slots().values()}
             for path in set(self._folder.directories) - used:
                 for name in sizes:
                     (path / name).unlink(missing_ok=True)
@@ -152,7 +152,7 @@ class Copier:
         """The script's values; SnapshotError: one cannot be pickled."""
         return _pickle((self._state.replicated_values(), self._state.per_rank_values()))
 
-    def keep_small_state(self, values: bytes) -> None:
+    def copy_small_state(self, values: bytes) -> None:
         """Keep what belongs to every step."""
         buffers = self._state.other_tensors().items()
         self._buffers, self._values = {name: tensor.detach().clone() for name, tensor in buffers}, values
@@ -179,10 +179,10 @@ class Copier:
 
     def has_replicated(self, stamp: SnapshotId) -> bool:
         """Whether the workers of this node have written that they have all that ranks have alike."""
-        slot = self._folder.slots().get(stamp)
+        slot = self._folder.find_slots().get(stamp)
         return slot is not None and any(index.has_replicated for index in slot.read_indexes().values())
 
-    def begin_copy(self, stamp: SnapshotId, *, now: bool, to_disk: bool = False) -> Copy:
+    def begin_copy(self, stamp: SnapshotId, *, now: bool, to_disk: bool = False) -> SnapshotCopy:
         """Copy the state after the last step, as far as it is this worker's, or have devices begin to.
 
         `now`: the round ends. So wait until another worker of this node has copied what all have alike; if it dies,
@@ -191,7 +191,7 @@ class Copier:
         files, peers = self._locate_tensors()
         is_sharded, has_shared = bool(files.keys() - {SHARED}), SHARED in files
         slot = self._folder.claim_slot(stamp, sharded=is_sharded, to_disk=to_disk, due=not now)
-        lock = self._lock_shared(slot, wait=now) if has_shared else None
+        lock = self._lock_replicated(slot, wait=now) if has_shared else None
         if lock is None:
             files.pop(SHARED, None)
         self._remove_indexes(slot)
@@ -213,7 +213,7 @@ class Copier:
             shared=has_shared,
             tensors=tuple(tensors),
         )
-        return Copy(index, copied, small, (files, self._buffers), self.devices, slot, peers, lock)
+        return SnapshotCopy(index, copied, small, (files, self._buffers), self.devices, slot, peers, lock)
 
     def _remove_indexes(self, slot: Slot) -> None:
         """It is copied again: files that are about to be overwritten are no part of it."""
@@ -222,7 +222,7 @@ class Copier:
                 if index.writer == self._worker.rank:
                     (slot.path / INDEX.format(rank)).unlink(missing_ok=True)
 
-    def _lock_shared(self, slot: Slot, *, wait: bool) -> IO[bytes] | None:
+    def _lock_replicated(self, slot: Slot, *, wait: bool) -> IO[bytes] | None:
         """The right to copy what all ranks have alike, unless another worker of this node has done that."""
         lock = write_lock(slot.path / LOCK, wait=wait)
         if lock is not None and self.has_replicated(slot.stamp):
@@ -242,9 +242,9 @@ class Copier:
         """A file of a slot that is given to the snapshot that is about to be copied."""
         key = slot.directory, name
         known = self._mapped.get(key)
-        if known is None or known.size != size or not known.cut_to_size():
+        if known is None or known.size != size or not known.truncate_to_map():
             self._mapped[key] = known = MappedFile(slot.directory / name, size)
-            known.cut_to_size()
+            known.truncate_to_map()
         return known
 
 

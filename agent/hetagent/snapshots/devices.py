@@ -14,7 +14,7 @@ ON_HOST = ("cpu", "meta")
 """Types of devices that run what is queued at once."""
 
 
-class Devices:
+class StateDevices:
     """The devices of a worker's state; none if all of it is on the CPU."""
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
@@ -43,7 +43,7 @@ class Devices:
         """All of a step is queued."""
         self._ended = [torch.accelerator.current_stream(device).record_event() for device in self._devices]
 
-    def has_ended_step(self) -> bool:
+    def has_finished_step(self) -> bool:
         """Whether they have come to the end of that."""
         return all(event.query() for event in self._ended)
 

@@ -144,7 +144,7 @@ class Index:
                 raise ValueError(f"it is of version {version!r:.20}: install the same hetrdzv everywhere")
             fields["stamp"] = SnapshotId(*fields["stamp"])
             fields["files"] = {name: FileDigest(*what) for name, what in fields["files"].items()}
-            places: Any = (map(_frozen, place) for place in fields["tensors"])
+            places: Any = (map(_freeze, place) for place in fields["tensors"])
             fields["tensors"] = tuple(TensorLocation(*place) for place in places)
             index = cls(**fields, digest=xxh3_64_hexdigest(text))
             if not 0 <= index.rank < index.world_size:
@@ -154,7 +154,7 @@ class Index:
         return index
 
 
-def _frozen(value: object) -> object:
+def _freeze(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -170,7 +170,7 @@ class Slot:
         """What the path is a link to."""
         return self.path.with_name(os.readlink(self.path))
 
-    def indexes(self) -> dict[int, Path]:
+    def find_indexes(self) -> dict[int, Path]:
         """The indexes that are there, by rank."""
         return {int(path.stem): path for path in self.path.glob("*.json") if path.stem.isdecimal()}
 
@@ -179,7 +179,7 @@ class Slot:
     ) -> dict[int, Index]:
         """The parts of its snapshot that are there, by rank."""
         found = {}
-        for rank, path in sorted(self.indexes().items()):
+        for rank, path in sorted(self.find_indexes().items()):
             with contextlib.suppress(OSError, ValueError):
                 index = read(path)
                 if (index.stamp, index.rank) == (self.stamp, rank):
@@ -221,7 +221,7 @@ class SnapshotFiles:
             return {}
         return fields
 
-    def slots(self) -> dict[SnapshotId, Slot]:
+    def find_slots(self) -> dict[SnapshotId, Slot]:
         """What is held, or being written."""
         found = {}
         with contextlib.suppress(FileNotFoundError):  # the agent has ended
@@ -233,14 +233,14 @@ class SnapshotFiles:
     def claim_slot(
         self, stamp: SnapshotId, *, sharded: bool = False, to_disk: bool = False, due: bool = False
     ) -> Slot:
-        """The slot for a snapshot, which another worker of this node may have begun; see `choose_evicted`.
+        """The slot for a snapshot, which another worker of this node may have begun; see `choose_snapshot_to_evict`.
 
         Overtaken: newer ones are here, or what is here is retained.
         """
-        with self._locked():
-            slots, control = self.slots(), self.read_control()
+        with self._hold_lock():
+            slots, control = self.find_slots(), self.read_control()
             if (slot := slots.get(stamp)) is None:
-                oldest = choose_evicted(stamp, slots, control.retained, sharded=sharded, due=due)
+                oldest = choose_snapshot_to_evict(stamp, slots, control.retained, sharded=sharded, due=due)
                 if oldest is not None:
                     slots.pop(oldest).path.unlink()
                 held = {each.directory for each in slots.values()}
@@ -258,19 +258,19 @@ class SnapshotFiles:
 
     def release_slot(self, stamp: SnapshotId) -> None:
         """Give up a snapshot that cannot be loaded."""
-        with self._locked():
+        with self._hold_lock():
             (self.path / stamp.name).unlink(missing_ok=True)
 
-    def forget_newer(self, than: SnapshotId | None) -> None:
+    def discard_newer(self, than: SnapshotId | None) -> None:
         """All go on from that one, or from nothing, and make what former rounds have beyond it again."""
         current = self.read_control().round
-        with self._locked():
-            for stamp, slot in self.slots().items():
+        with self._hold_lock():
+            for stamp, slot in self.find_slots().items():
                 if (than is None or stamp > than) and (not current or stamp.round < current):
                     slot.path.unlink()
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _hold_lock(self) -> Iterator[None]:
         # Not flock(), which a child has as well that was forked meanwhile, to load data perhaps.
         with _in_process, (self.path / "slots.lock").open("wb") as file:
             fcntl.lockf(file, fcntl.LOCK_EX)
@@ -315,7 +315,7 @@ def write_atomic(path: Path, content: bytes) -> None:
         file.write(content)
 
 
-def choose_evicted(
+def choose_snapshot_to_evict(
     stamp: SnapshotId,
     held: Collection[SnapshotId],
     retained: Sequence[SnapshotId],

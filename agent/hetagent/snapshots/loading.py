@@ -67,7 +67,7 @@ def read_small_state(
     return buffers, replicated, per_rank
 
 
-class Loader:
+class SnapshotLoader:
     """Loads the snapshot that the agent has found, or that `find_newest` has, as `start.json` names it."""
 
     def __init__(
@@ -212,7 +212,7 @@ def describe_missing(indexes: Sequence[Index], world_size: int) -> str:
 
 def find_newest(folder: SnapshotFiles) -> Mapping[str, Any]:
     """As `start.json`, what is complete on this node alone."""
-    for stamp, slot in sorted(folder.slots().items(), reverse=True):
+    for stamp, slot in sorted(folder.find_slots().items(), reverse=True):
         indexes = slot.read_indexes()
         world_size = max((index.world_size for index in indexes.values()), default=1)
         if not describe_missing([*indexes.values()], world_size):

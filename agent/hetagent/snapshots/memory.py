@@ -26,7 +26,7 @@ _POPULATE_WRITE = 23
 
 
 class MappedFile:
-    """A file, mapped. A larger one stays so for now: somebody may need what is in it; see `cut_to_size`."""
+    """A file, mapped. A larger one stays so for now: somebody may need what is in it; see `truncate_to_map`."""
 
     def __init__(self, path: Path, size: int) -> None:
         self.size = size
@@ -45,7 +45,7 @@ class MappedFile:
         madvise = ctypes.CDLL(None).madvise
         madvise(ctypes.c_void_p(self._address), ctypes.c_size_t(size), ctypes.c_int(_POPULATE_WRITE))
 
-    def cut_to_size(self) -> bool:
+    def truncate_to_map(self) -> bool:
         """Have the file end where the map does, since its slot is about to be written; False: it is another file."""
         with contextlib.suppress(OSError):
             found = os.stat(self._path)

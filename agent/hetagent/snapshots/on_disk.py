@@ -129,7 +129,7 @@ def list_directories(path: Path) -> dict[SnapshotId, Path]:
     return found
 
 
-def newest_first(marks: Mapping[SnapshotId, SnapshotMetadata], own: str) -> list[SnapshotId]:
+def sort_newest_first(marks: Mapping[SnapshotId, SnapshotMetadata], own: str) -> list[SnapshotId]:
     """Snapshots in the order in which a job would go on from them: its own, then those of whoever wrote last."""
     last: dict[str, int] = {}
     for which, mark in marks.items():

@@ -29,7 +29,7 @@ FEW_STEPS = 4
 _numbers = count()
 
 
-class Schedule:
+class SnapshotSchedule:
     """The same steps on all ranks, although each has a clock of its own.
 
     Steps are counted by calls, since scripts may number them in tens, or in samples. Ranks share torch.distributed's

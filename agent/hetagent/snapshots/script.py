@@ -15,8 +15,8 @@ from hetagent.snapshots.copying import Copier, WorkerRank
 from hetagent.snapshots.devices import is_capturing
 from hetagent.snapshots.errors import SnapshotSuperseded
 from hetagent.snapshots.folder import SnapshotFiles, SnapshotId
-from hetagent.snapshots.loading import Loader, find_newest
-from hetagent.snapshots.schedule import Schedule
+from hetagent.snapshots.loading import SnapshotLoader, find_newest
+from hetagent.snapshots.schedule import SnapshotSchedule
 from hetagent.snapshots.state import State
 
 HALF_STEP_S = 5.0
@@ -66,7 +66,7 @@ class Snapshots:
         self._copier = Copier(folder, state, worker)
         self._slots_thread: threading.Thread | None = None  # makes the slots
         self._index_thread: threading.Thread | None = None  # digests what was copied, and writes the index
-        self._schedule = Schedule(worker.rank, worker.world_size)
+        self._schedule = SnapshotSchedule(worker.rank, worker.world_size)
         for optimizer in state.optimizers.values():
             optimizer.register_step_pre_hook(lambda *_: self._begin_optimizer_step())
         if has_agent:
@@ -94,14 +94,14 @@ class Snapshots:
             return None
         start = self._folder.read_start() if self._has_agent else find_newest(self._folder)
         # Not before: a round may be over before its workers load anything.
-        self._folder.forget_newer(SnapshotId(start["round"], start["step"]) if start else None)
+        self._folder.discard_newer(SnapshotId(start["round"], start["step"]) if start else None)
         if not start:
             return None
         if self._index_thread is not None:
             self._index_thread.join()
         with self._lock:
             self._whole_step = self._saved = None  # they are of what is loaded over now
-        loader = Loader(self._folder, self._rank, start, has_agent=self._has_agent)
+        loader = SnapshotLoader(self._folder, self._rank, start, has_agent=self._has_agent)
         loader.load(self._state)
         self._changes.begin_from_snapshot()
         self._last_step = loader.stamp.step
@@ -132,17 +132,17 @@ class Snapshots:
         with self._lock:
             self._whole_step = None  # an interrupt may come before the number is that of what is kept
             if self._has_agent:
-                self._attempt(lambda: os.pwrite(self._step_file, b"%d" % step, 0))  # steps count up
+                self._run_or_disable(lambda: os.pwrite(self._step_file, b"%d" % step, 0))  # steps count up
             is_known = self._changes.end_step()
             if self._changes.unknown_steps == UNKNOWN_STEPS:
-                _say(
+                _print_line(
                     f"rank {self._rank} has called snaps.step({step}), but no optimizer of its state has reported a "
                     "step: if something else changes parameters, steps since the last snapshot may be lost"
                 )
             has_slots = self._slots_thread is not None and not self._slots_thread.is_alive()
-            self._attempt(self._make_slots)
-            is_kept = not self._disabled_reason and not self._attempt(
-                lambda: self._copier.keep_small_state(values)
+            self._run_or_disable(self._make_slots)
+            is_kept = not self._disabled_reason and not self._run_or_disable(
+                lambda: self._copier.copy_small_state(values)
             )
             self._copier.devices.record_step_end()
             self._whole_step = step if is_known and is_kept else None
@@ -159,7 +159,9 @@ class Snapshots:
         with self._lock:
             if is_due:
                 waits = not is_known or self._changes.unreported
-                self._attempt(lambda: self._take_due(SnapshotId(control.round, step), waits=waits))
+                self._run_or_disable(
+                    lambda: self._take_snapshot(SnapshotId(control.round, step), waits=waits)
+                )
             self._hold_training()
 
     def _make_slots(self) -> None:
@@ -186,7 +188,7 @@ class Snapshots:
 
     # -- beside the script -----------------------------------------------------------------------------------
 
-    def _attempt(self, action: Callable[[], object]) -> str:
+    def _run_or_disable(self, action: Callable[[], object]) -> str:
         """Do something, whose trouble ends snapshots; returns why it was not done, or ''."""
         try:
             action()
@@ -196,7 +198,7 @@ class Snapshots:
             if not self._disabled_reason:
                 self._disabled_reason = str(error).partition("\n")[0]
                 save_request.write_answer(self._folder.path, self._rank, "off", why=self._disabled_reason)
-                _say(f"rank {self._rank} takes no more snapshots: {self._disabled_reason}")
+                _print_line(f"rank {self._rank} takes no more snapshots: {self._disabled_reason}")
             return self._disabled_reason
         return ""
 
@@ -207,14 +209,14 @@ class Snapshots:
             self._copier.devices.set_current_device()
             action()
 
-        thread = threading.Thread(target=self._attempt, args=(run,), name=f"hetagent-snapshot-{name}")
+        thread = threading.Thread(target=self._run_or_disable, args=(run,), name=f"hetagent-snapshot-{name}")
         thread.start()
         return thread
 
     def _is_writing(self) -> bool:
         return self._index_thread is not None and self._index_thread.is_alive()
 
-    def _take_due(self, stamp: SnapshotId, *, waits: bool) -> None:
+    def _take_snapshot(self, stamp: SnapshotId, *, waits: bool) -> None:
         """Take a snapshot; `waits`: until it is copied, since nobody knows what changes parameters next."""
         if self._is_writing() or self._saved == stamp:  # it was asked for meanwhile
             return
@@ -224,7 +226,9 @@ class Snapshots:
 
         def finish() -> None:
             # Else devices may have copied what was changed already.
-            if copy.finish(lambda: waits or not (self._changes.is_unreported() or self._changes.unreported)):
+            if copy.finish(
+                lambda: waits or not (self._changes.has_unreported_change() or self._changes.unreported)
+            ):
                 self._saved = stamp
 
         self._index_thread = self._start_thread("index", finish)
@@ -243,7 +247,7 @@ class Snapshots:
         if self._has_agent:
             if ends:
                 save_request.stop_listening(self._folder.path, self._rank)
-            self._answer(error)
+            self._write_answer(error)
 
     def _save_last_step(self, wait_s: float = 0.0) -> str:
         """The same, unless that was done; wait so long for the end of a step that is under way (seconds).
@@ -256,16 +260,20 @@ class Snapshots:
             if self._slots_thread is not None:
                 self._slots_thread.join()
             self._step_ended.wait_for(lambda: not self._changes.in_step, wait_s)
-            return self._attempt(self._save_whole_step)
+            return self._run_or_disable(self._save_whole_step)
 
     def _is_whole(self) -> bool:
         """Whether the state is that after the last step, and devices have it."""
         is_known = self._whole_step is not None and not self._changes.in_step
-        return is_known and not self._changes.is_unreported() and self._copier.devices.has_ended_step()
+        return (
+            is_known
+            and not self._changes.has_unreported_change()
+            and self._copier.devices.has_finished_step()
+        )
 
     def _save_whole_step(self) -> None:
         until = time.monotonic() + HALF_STEP_S
-        while not self._copier.devices.has_ended_step() and time.monotonic() < until:
+        while not self._copier.devices.has_finished_step() and time.monotonic() < until:
             time.sleep(LOOK_S)
         if not self._is_whole() or self._whole_step is None:
             return
@@ -275,7 +283,7 @@ class Snapshots:
         if saved is not None and saved.step == self._whole_step and self._copier.has_replicated(saved):
             return
         stamp = SnapshotId(self._folder.read_control().round, self._whole_step)
-        if self._copier.begin_copy(stamp, now=True).finish(lambda: not self._changes.is_unreported()):
+        if self._copier.begin_copy(stamp, now=True).finish(lambda: not self._changes.has_unreported_change()):
             self._saved = stamp
 
     def _save_and_hold(self) -> None:
@@ -290,7 +298,7 @@ class Snapshots:
                 more_s = min(HOLD_S, max(ONE_MORE_S, steps_s))
                 if self._is_whole() and self._step_ended.wait_for(lambda: self._is_held, more_s):
                     error = self._save_last_step()
-                self._answer(error)
+                self._write_answer(error)
             finally:
                 self._held_until = time.monotonic() + HOLD_S
 
@@ -302,11 +310,11 @@ class Snapshots:
             self._step_ended.wait(min(left_s, HOLD_S))
         self._is_held = False
 
-    def _answer(self, error: str) -> None:
+    def _write_answer(self, error: str) -> None:
         step = self._saved.step if self._saved else None
         why = self._disabled_reason or error
         save_request.write_answer(self._folder.path, self._rank, "done", step=step, why=why)
 
 
-def _say(text: str) -> None:
+def _print_line(text: str) -> None:
     print(f"hetagent.snapshots: {text}", file=sys.stderr, flush=True)

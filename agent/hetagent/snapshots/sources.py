@@ -29,7 +29,7 @@ class SourceError(Exception):
     """A source does not give what it should have; says why."""
 
 
-class CorruptError(SourceError):
+class CorruptFileError(SourceError):
     """A file is not what was written: reading it again is of no use."""
 
 
@@ -91,7 +91,7 @@ class Source:
                 yield piece
                 end = at + size
         if digest.hexdigest() != expected.digest:
-            raise CorruptError(f"{name} {self.where} is corrupt")
+            raise CorruptFileError(f"{name} {self.where} is corrupt")
 
     def read_index(self, rank: int) -> tuple[bytes, Index]:
         """The index of a rank's part; SourceError: it is not the one that was announced, or cannot be had."""

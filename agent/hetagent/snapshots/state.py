@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from hetagent.snapshots.devices import Devices
+from hetagent.snapshots.devices import StateDevices
 from hetagent.snapshots.errors import SnapshotError
 from hetagent.torch_compat.checkpoints import get_fqns
 
@@ -147,9 +147,9 @@ class State:
         self.find_names()
         return next((each.device for each in self._parameters.values()), torch.device("cpu"))
 
-    def devices(self) -> Devices:
+    def devices(self) -> StateDevices:
         """What has it."""
-        return Devices([*self._parameters.values(), *self.other_tensors().values()])
+        return StateDevices([*self._parameters.values(), *self.other_tensors().values()])
 
     def other_tensors(self) -> dict[str, Tensor]:
         """Buffers and tensors that were given as such, always in the same order."""

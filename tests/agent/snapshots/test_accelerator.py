@@ -190,7 +190,7 @@ def test_the_last_step_is_saved_once_the_device_has_ended_it(
     job: Job, tmp_path: Path, history: list[dict[str, Any]], busy: Callable[[], None]
 ) -> None:
     job.train(2, busy, busy)
-    assert not job.snaps._copier.devices.has_ended_step()
+    assert not job.snaps._copier.devices.has_finished_step()
     job.snaps.save_now()
     assert_loads(tmp_path, 3, history[3])
 
@@ -232,7 +232,7 @@ def test_what_is_being_changed_is_not_saved(
     job.train(2)
     torch.accelerator.synchronize()
     job.snaps.save_now()
-    assert SnapshotFiles(tmp_path).slots() == {}
+    assert SnapshotFiles(tmp_path).find_slots() == {}
 
 
 def test_a_value_that_waits_for_a_device_holds_up_nobody_who_asks(

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from hetagent import snapshots
 from hetagent.snapshots.folder import SnapshotFiles
 from hetagent.snapshots.memory import locate_tensor
-from hetagent.snapshots.node.to_disk import run
+from hetagent.snapshots.node.to_disk import write_snapshot
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is ", "ignore:ComplexHalf")
 
@@ -29,8 +29,8 @@ def written(folder: Path, state: dict[str, Any]) -> Path:
             state["optimizer"].step()
         snaps.step(step)
         settle(snaps)
-    [slot] = SnapshotFiles(folder / "memory").slots().values()
-    run(slot, folder / "disk", [0])
+    [slot] = SnapshotFiles(folder / "memory").find_slots().values()
+    write_snapshot(slot, folder / "disk", [0])
     return folder / "disk"
 
 

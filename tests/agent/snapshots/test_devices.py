@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from hetagent.snapshots.devices import Devices, is_capturing
+from hetagent.snapshots.devices import StateDevices, is_capturing
 
 
 class Stream:
@@ -44,26 +44,26 @@ def own(said: list[str]) -> Stream:
 
 
 @pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch, said: list[str], own: Stream) -> Devices:
+def device(monkeypatch: pytest.MonkeyPatch, said: list[str], own: Stream) -> StateDevices:
     module = type(
         "module", (), {"current_device": lambda: 0, "set_device": lambda at: said.append(f"device {at}")}
     )
     monkeypatch.setattr(torch, "get_device_module", lambda device: module)
     monkeypatch.setattr(torch.accelerator, "current_stream", lambda device: own)
     monkeypatch.setattr(torch.accelerator, "set_stream", lambda stream: said.append(f"now {stream.name}"))
-    made: Any = Devices(())
+    made: Any = StateDevices(())
     made._devices, made._streams = [Stream.device], [Stream("copies", said)]
-    found: Devices = made
+    found: StateDevices = made
     return found
 
 
-def test_a_script_waits_for_what_it_has_told_and_for_copies(device: Devices, said: list[str]) -> None:
+def test_a_script_waits_for_what_it_has_told_and_for_copies(device: StateDevices, said: list[str]) -> None:
     device.synchronize()
     assert said == ["waits for copies", "waits for own"]
 
 
 def test_who_saves_waits_for_its_copies_although_the_script_has_waited_meanwhile(
-    device: Devices, said: list[str]
+    device: StateDevices, said: list[str]
 ) -> None:
     """The script's hook waits outside the lock, while a thread that was asked to save begins to copy."""
     device.record_step_end()
@@ -94,12 +94,12 @@ def test_a_cuda_graph_is_noticed_by_what_the_accelerator_says(
 
 
 def test_copies_come_after_the_step_and_a_script_finds_its_own_stream_and_device_again(
-    device: Devices, said: list[str], own: Stream
+    device: StateDevices, said: list[str], own: Stream
 ) -> None:
     device.record_step_end()
-    assert not device.has_ended_step()
+    assert not device.has_finished_step()
     with contextlib.suppress(RuntimeError), device.use_copy_streams():
         raise RuntimeError("no room")
     assert said == ["copies waits for own", "now copies", "now own", "device 0"]
     own.is_done = True
-    assert device.has_ended_step()
+    assert device.has_finished_step()

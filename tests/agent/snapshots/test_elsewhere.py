@@ -37,7 +37,7 @@ class Nodes:
             self.serving.append(one)
         sources = []
         for folder, one in zip(self.there, self.serving, strict=True):
-            stamp = max(SnapshotFiles(folder).slots())
+            stamp = max(SnapshotFiles(folder).find_slots())
             text = (self.slot(folder) / "0.json").read_bytes()
             url = f"http://127.0.0.1:{one.port}/"
             of = {"node": folder.name, "url": url, "key": one.key, "path": None}
@@ -48,7 +48,7 @@ class Nodes:
 
     def slot(self, folder: Path) -> Path:
         """Where a node has its newest snapshot."""
-        slots = SnapshotFiles(folder).slots()
+        slots = SnapshotFiles(folder).find_slots()
         return slots[max(slots)].path
 
     def change(self, node: int, name: str) -> None:

@@ -62,6 +62,6 @@ def test_the_last_step_is_saved_unless_nobody_goes_on_from_it(tmp_path: Path) ->
     words = [sys.executable, "-c", RUNS, runner.__file__, *map(str, folders)]
     subprocess.run(words, stderr=subprocess.DEVNULL, check=True)
     for folder, (end, notice, saved) in zip(folders, ENDS, strict=True):
-        slots = SnapshotFiles(folder / "snaps").slots()
-        held = {stamp.step for stamp, slot in slots.items() if slot.indexes()}
+        slots = SnapshotFiles(folder / "snaps").find_slots()
+        held = {stamp.step for stamp, slot in slots.items() if slot.find_indexes()}
         assert held == ({5} if saved else set()), (end, notice)

@@ -16,7 +16,7 @@ from hetagent.snapshots.folder import (
     Index,
     SnapshotFiles,
     SnapshotId,
-    choose_evicted,
+    choose_snapshot_to_evict,
     open_atomic,
     write_atomic,
     write_lock,
@@ -61,9 +61,9 @@ def test_the_oldest_makes_room_unless_it_is_retained(
     options = {"sharded": False, **how}
     if goes is SnapshotSuperseded:
         with pytest.raises(SnapshotSuperseded, match="newer snapshots than that of step"):
-            choose_evicted(stamp, held, retained, **options)
+            choose_snapshot_to_evict(stamp, held, retained, **options)
     else:
-        assert choose_evicted(stamp, held, retained, **options) == goes
+        assert choose_snapshot_to_evict(stamp, held, retained, **options) == goes
 
 
 def test_a_slot_is_given_away_by_what_the_agent_says(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_a_slot_is_given_away_by_what_the_agent_says(tmp_path: Path) -> None:
     control(folder, round=1, retained=[ONE])
     for stamp in (ONE, TWO, THREE):
         folder.claim_slot(stamp)
-    assert set(folder.slots()) == {ONE, THREE}
+    assert set(folder.find_slots()) == {ONE, THREE}
 
 
 def test_what_is_for_the_disk_is_marked_until_its_slot_is_given_away(tmp_path: Path) -> None:
@@ -89,9 +89,9 @@ def test_a_slot_that_is_given_away_has_no_index_any_more_and_its_former_name_lea
     folder = SnapshotFiles(tmp_path)
     slot = folder.claim_slot(ONE)
     (slot.path / "0.json").write_text("{}")
-    folder.forget_newer(None)
-    assert (folder.slots(), slot.indexes()) == ({}, {})
-    assert folder.claim_slot(TWO).indexes() == {}
+    folder.discard_newer(None)
+    assert (folder.find_slots(), slot.find_indexes()) == ({}, {})
+    assert folder.claim_slot(TWO).find_indexes() == {}
     with pytest.raises(FileNotFoundError):
         write_atomic(slot.path / "0.json", b"{}")
 
@@ -102,7 +102,7 @@ def test_files_of_ranks_that_are_elsewhere_now_take_no_memory_for_ever(tmp_path:
     for name in ("shared.bin", "0.bin", "1.bin", "4.bin", "4.bin.new", "0.small", "4.small", "4.json"):
         (slot.path / name).write_text("{}")
     directory = slot.directory
-    folder.forget_newer(None)
+    folder.discard_newer(None)
     control(folder, round=2, ranks=[1, 2])
     assert folder.claim_slot(TWO).directory == directory
     left = {path.name for path in directory.iterdir()}
@@ -146,7 +146,7 @@ import os, signal, sys, time
 from pathlib import Path
 from hetagent.snapshots.folder import SnapshotFiles, SnapshotId
 folder = SnapshotFiles(Path(sys.argv[1]))
-with folder._locked():
+with folder._hold_lock():
     child = os.fork()
     if not child:
         time.sleep(100)

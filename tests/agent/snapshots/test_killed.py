@@ -28,7 +28,7 @@ def survivor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     job = of_rank(0, folder, monkeypatch)
     job.train(0, 5)
     job.snaps.save_now()
-    assert max(SnapshotFiles(folder).slots()) == SnapshotId(0, 5)
+    assert max(SnapshotFiles(folder).find_slots()) == SnapshotId(0, 5)
     return job.everything()
 
 

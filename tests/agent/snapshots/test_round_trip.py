@@ -259,24 +259,24 @@ def test_a_worker_that_loads_forgets_what_former_rounds_have_beyond_that_and_not
     own = (
         SnapshotFiles(tmp_path).claim_slot(SnapshotId(2, 1), sharded=True).stamp
     )  # another worker of this node was faster
-    source = {"path": str(SnapshotFiles(tmp_path).slots()[SnapshotId(1, 2)].path), "ranks": {"0": ""}}
+    source = {"path": str(SnapshotFiles(tmp_path).find_slots()[SnapshotId(1, 2)].path), "ranks": {"0": ""}}
     start = {"round": 1, "step": 2, "world_size": 1, "sources": [source]}
     (tmp_path / "start.json").write_text(json.dumps(start))
     monkeypatch.setenv("HET_SNAPSHOTS", str(tmp_path))
     monkeypatch.setenv("RANK", "0")
-    assert set(SnapshotFiles(tmp_path).slots()) == {SnapshotId(1, 2), SnapshotId(1, 3), own}
+    assert set(SnapshotFiles(tmp_path).find_slots()) == {SnapshotId(1, 2), SnapshotId(1, 3), own}
     assert Job(tmp_path, adamw).snaps.load() == 2
-    assert set(SnapshotFiles(tmp_path).slots()) == {SnapshotId(1, 2), own}
+    assert set(SnapshotFiles(tmp_path).find_slots()) == {SnapshotId(1, 2), own}
 
 
 SCRIPT = """
 import sys, time
 import torch
 from hetagent import snapshots
-from hetagent.snapshots.copying import Copy
+from hetagent.snapshots.copying import SnapshotCopy
 
-finish = Copy.finish
-Copy.finish = lambda *given: (time.sleep(0.5), finish(*given))[1]
+finish = SnapshotCopy.finish
+SnapshotCopy.finish = lambda *given: (time.sleep(0.5), finish(*given))[1]
 model = torch.nn.Linear(8, 8)
 optimizer = torch.optim.AdamW(model.parameters())
 snaps = snapshots.open({"model": model, "optimizer": optimizer}, directory=sys.argv[1])
@@ -298,8 +298,8 @@ def test_without_an_agent_the_last_step_is_saved_when_the_script_ends(tmp_path: 
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == (1 if ends == "1 / 0" else 0)
     assert "hetagent" not in done.stderr
-    [(stamp, slot)] = SnapshotFiles(tmp_path).slots().items()
-    assert (stamp.step, list(slot.indexes())) == (2, [0])
+    [(stamp, slot)] = SnapshotFiles(tmp_path).find_slots().items()
+    assert (stamp.step, list(slot.find_indexes())) == (2, [0])
 
 
 def test_a_default_device_makes_no_difference(tmp_path: Path) -> None:
@@ -319,7 +319,7 @@ def test_what_a_worker_had_copied_that_died_before_it_had_written_it_is_copied_a
     job = Job(tmp_path, adamw)
     job.train(0, 3)
     assert job.snaps._saved is not None
-    slot = SnapshotFiles(tmp_path).slots()[job.snaps._saved]
+    slot = SnapshotFiles(tmp_path).find_slots()[job.snaps._saved]
     whole = Index.from_json((slot.path / "0.json").read_bytes())
     (slot.path / "0.json").write_bytes(replace(whole, files={}).to_json())
     job.snaps.save_now()
@@ -348,7 +348,7 @@ def test_a_corrupt_copy_is_found_and_the_older_one_is_taken(tmp_path: Path, name
     job.train(0, 2)
     job.snaps._schedule.is_due = lambda *_, **__: True
     job.train(2, 4)
-    slots = SnapshotFiles(tmp_path).slots()
+    slots = SnapshotFiles(tmp_path).find_slots()
     path = slots[max(slots)].path / name
     content = bytearray(path.read_bytes())
     half = len(content) // 2
@@ -429,7 +429,7 @@ def test_no_room_is_said_once_and_training_goes_on(
     job.train(0, 5)
     job.snaps.save_now()
     assert capfd.readouterr().err.count(why) == 1
-    assert SnapshotFiles(tmp_path).slots() == {}
+    assert SnapshotFiles(tmp_path).find_slots() == {}
     assert not list(tmp_path.glob("*/shared.bin"))
     assert why in json.loads((tmp_path / "ask" / "0.off").read_bytes())["why"]
 
@@ -492,9 +492,9 @@ def test_a_part_that_is_copied_again_is_not_there_meanwhile(tmp_path: Path) -> N
     folder = SnapshotFiles(tmp_path)
     copier = Copier(folder, State({"model": nn.Linear(2, 2)}, {}), WorkerRank(0, 1, 1))
     copier.measure_files()
-    copier.keep_small_state(copier.pickle_values())
+    copier.copy_small_state(copier.pickle_values())
     for _ in range(2):
         copy = copier.begin_copy(SnapshotId(0, 1), now=False)
-        assert not copy.slot.indexes()
+        assert not copy.slot.find_indexes()
         assert copy.finish(lambda: True)
-        assert copy.slot.indexes().keys() == {0}
+        assert copy.slot.find_indexes().keys() == {0}

@@ -19,11 +19,11 @@ from torch.distributed.fsdp import fully_shard
 from hetagent import snapshots
 from hetagent.node.processes import guardian_process
 from hetagent.snapshots import script
-from hetagent.snapshots.devices import Devices
+from hetagent.snapshots.devices import StateDevices
 from hetagent.snapshots.errors import SnapshotSuperseded
 from hetagent.snapshots.folder import FOLDER, SnapshotFiles
 from hetagent.snapshots.node.files import SnapshotDir, request_save
-from hetagent.snapshots.schedule import Schedule
+from hetagent.snapshots.schedule import SnapshotSchedule
 
 STEP_S = 0.002
 
@@ -85,7 +85,11 @@ class Trainer:
 
     def saved(self) -> set[int]:
         """The steps that its folder has."""
-        return {stamp.step for stamp, slot in SnapshotFiles(self.folder).slots().items() if slot.indexes()}
+        return {
+            stamp.step
+            for stamp, slot in SnapshotFiles(self.folder).find_slots().items()
+            if slot.find_indexes()
+        }
 
 
 @contextmanager
@@ -188,7 +192,7 @@ def test_a_store_that_is_silent_does_not_keep_the_last_step_from_being_saved(
 
     monkeypatch.setattr(script, "ONE_MORE_S", 0.05)
     with Trainer(tmp_path / "snaps", monkeypatch, sharded=False) as trainer:
-        trainer.snaps._schedule = Schedule(1, 2, Store())
+        trainer.snaps._schedule = SnapshotSchedule(1, 2, Store())
         assert asked.wait(30)
         try:
             trainer.ask()
@@ -217,7 +221,7 @@ def test_while_a_device_hangs_in_a_step_the_one_before_is_saved(
     """The script waits for it before its optimizer changes what there is on the CPU."""
     hangs, released = threading.Event(), threading.Event()
     with Trainer(tmp_path / "snaps", monkeypatch, sharded=False) as trainer:
-        monkeypatch.setattr(Devices, "synchronize", lambda self: (hangs.set(), released.wait(30)))
+        monkeypatch.setattr(StateDevices, "synchronize", lambda self: (hangs.set(), released.wait(30)))
         assert hangs.wait(30)
         trainer.ask()
         assert trainer.answer()["step"] == trainer.done

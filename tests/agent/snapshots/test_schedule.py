@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 import torch.distributed as dist
 
-from hetagent.snapshots.schedule import FIRST_S, Schedule
+from hetagent.snapshots.schedule import FIRST_S, SnapshotSchedule
 
 EVERY_S = 30.0
 LONG_S = 600.0
@@ -31,14 +31,14 @@ def a_busy_machine(dice: random.Random) -> Iterator[float]:
 
 
 def is_due(
-    schedule: Schedule, now: float, *, ready: bool = True, waits: bool = False, disk: bool = False
+    schedule: SnapshotSchedule, now: float, *, ready: bool = True, waits: bool = False, disk: bool = False
 ) -> bool:
     return schedule.is_due(now, EVERY_S, is_ready=ready, must_wait=waits, to_disk=disk)
 
 
-def ranks(number: int) -> list[Schedule]:
+def ranks(number: int) -> list[SnapshotSchedule]:
     store = dist.HashStore()
-    made = [Schedule(rank, number, store) for rank in range(number)]
+    made = [SnapshotSchedule(rank, number, store) for rank in range(number)]
     for one in made:
         one._prefix = "here"  # as the first of each process
     return made
@@ -66,7 +66,7 @@ def test_all_ranks_take_the_same_steps(durations: object) -> None:
 
 
 def test_the_first_ones_of_a_round_are_closer_together() -> None:
-    schedule = Schedule(0, 1)
+    schedule = SnapshotSchedule(0, 1)
     due = [step / 10 for step in range(1, 1000) if is_due(schedule, step / 10)]
     assert due[0] == 0.1
     apart = [round(after - before, 1) for before, after in pairwise(due)][:6]
@@ -86,6 +86,6 @@ def test_that_one_is_for_the_disk_is_told_to_all_ranks_and_only_once() -> None:
 def test_one_that_is_not_safe_yet_is_waited_for_an_interval_at_most() -> None:
     """Also that which was loaded."""
     for safe_at, taken in ((40, EVERY_S), (5, 5)):
-        alone = Schedule(0, 1)
+        alone = SnapshotSchedule(0, 1)
         due = [is_due(alone, 1000.0 + at, waits=at < safe_at) for at in range(40)]
         assert due.index(True) == taken

@@ -9,7 +9,7 @@ from tests.agent.snapshots.test_round_trip import Job, adamw, assert_same, settl
 
 from hetagent import snapshots
 from hetagent.snapshots import script
-from hetagent.snapshots.devices import Devices
+from hetagent.snapshots.devices import StateDevices
 from hetagent.snapshots.folder import SnapshotFiles
 
 
@@ -72,10 +72,10 @@ class Late:
         self._left: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._made = threading.Event()
         monkeypatch.setattr(
-            Devices, "copy_tensor", lambda _, source, into: self._left.append((source.detach(), into))
+            StateDevices, "copy_tensor", lambda _, source, into: self._left.append((source.detach(), into))
         )
         for name in ("synchronize", "wait_for_copies"):
-            monkeypatch.setattr(Devices, name, lambda _: self._wait())
+            monkeypatch.setattr(StateDevices, name, lambda _: self._wait())
 
     def _wait(self) -> None:
         if threading.current_thread() is not threading.main_thread():
@@ -104,7 +104,9 @@ def test_what_something_else_changes_while_a_device_copies_it_is_discarded_and_t
         job.snaps.step(5)
     job.train(5, 6, saves=False)
     settle(job.snaps)
-    assert [stamp.step for stamp, slot in SnapshotFiles(tmp_path).slots().items() if slot.indexes()] == [3]
+    assert [
+        stamp.step for stamp, slot in SnapshotFiles(tmp_path).find_slots().items() if slot.find_indexes()
+    ] == [3]
     job.snaps.step(6)
     settle(job.snaps)
     again = Job(tmp_path, adamw)
@@ -144,7 +146,7 @@ def test_a_step_that_an_interrupt_cuts_short_is_not_saved_as_the_one_before(
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Devices, "record_step_end", interrupt)
+    monkeypatch.setattr(StateDevices, "record_step_end", interrupt)
     with pytest.raises(KeyboardInterrupt):
         job.snaps.step(5)
     job.snaps.save_now(ends=True)
@@ -159,7 +161,7 @@ def test_a_model_without_an_optimizer_of_torch_has_what_is_due_from_the_start(tm
             model.weight.fill_(step)
         snaps.step(step)
         settle(snaps)
-    assert max(SnapshotFiles(tmp_path).slots()).step == 2
+    assert max(SnapshotFiles(tmp_path).find_slots()).step == 2
 
 
 @pytest.mark.parametrize("warm_up", [0, 1], ids=["at once", "after a step that was told"])
@@ -169,7 +171,7 @@ def test_once_a_step_is_part_of_a_cuda_graph_nothing_is_saved_between_steps(
 ) -> None:
     """A replay changes parameters, and neither their versions nor an optimizer's hook tell."""
     waits: list[bool] = []
-    monkeypatch.setattr(Devices, "synchronize", lambda _: waits.append(script.is_capturing()))
+    monkeypatch.setattr(StateDevices, "synchronize", lambda _: waits.append(script.is_capturing()))
     job = rare(tmp_path)
     job.train(0, before)
     job.snaps.save_now()

@@ -16,8 +16,8 @@ from hetagent.snapshots.on_disk import (
     SnapshotMetadata,
     directory_name,
     list_directories,
-    newest_first,
     require_private,
+    sort_newest_first,
 )
 from hetrdzv.protocol.snapshots import MOST_ON_DISK, DiskSnapshot, StartSnapshot
 from hetrdzv.protocol.texts.phrasing import ago
@@ -37,26 +37,26 @@ class DiskCatalog:
         self._found: Mapping[SnapshotId, SnapshotMetadata] = {}  # those that are complete
         self._trouble = ""  # why the last look has found none
         self._thread: threading.Thread | None = None
-        while not self._look_within(PATIENT_S):
+        while not self._scan_within(PATIENT_S):
             self._log_once(f"waiting until {path} answers, where snapshots may be")
         if self._trouble:  # a job must not begin anew for that
             raise UsageError(f"--snapshot-to {path.parent}: {self._trouble}")
 
     def refresh(self, within_s: float = GLANCE_S, *, again: bool = False) -> None:
         """See which snapshots are there; `again`: not content with a look that has begun before."""
-        self._look_within(within_s, again=again)
+        self._scan_within(within_s, again=again)
         if self._trouble:
             self._log_once(f"cannot see the snapshots in {self.path}: {self._trouble}")
 
-    def _look_within(self, within_s: float, *, again: bool = False) -> bool:
+    def _scan_within(self, within_s: float, *, again: bool = False) -> bool:
         """Whether a look was over within the time (seconds); if not, what it finds counts later."""
         if self._thread is None or again or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._look, name="hetagent-catalog", daemon=True)
+            self._thread = threading.Thread(target=self._scan, name="hetagent-catalog", daemon=True)
             self._thread.start()
         self._thread.join(within_s)
         return not self._thread.is_alive()
 
-    def _look(self) -> None:
+    def _scan(self) -> None:
         found, trouble = self._found, ""
         try:
             found = self._list_complete()
@@ -88,16 +88,16 @@ class DiskCatalog:
     # -- what is there -----------------------------------------------------------------------------------------
 
     @property
-    def marks(self) -> Mapping[SnapshotId, SnapshotMetadata]:
+    def snapshots(self) -> Mapping[SnapshotId, SnapshotMetadata]:
         """In the order in which this job would go on from them."""
         found = self._found  # a look may end meanwhile
-        return {stamp: found[stamp] for stamp in newest_first(found, self.origin)}
+        return {stamp: found[stamp] for stamp in sort_newest_first(found, self.origin)}
 
-    def path_of(self, stamp: SnapshotId) -> Path:
+    def get_path(self, stamp: SnapshotId) -> Path:
         """The directory of a snapshot."""
         return self.path / directory_name(stamp)
 
-    def on_disk(self) -> tuple[DiskSnapshot, ...]:
+    def list_newest(self) -> tuple[DiskSnapshot, ...]:
         """The newest complete ones."""
         return tuple(
             DiskSnapshot(
@@ -109,7 +109,7 @@ class DiskCatalog:
                 sharded=mark.sharded,
                 size=mark.size,
             )
-            for stamp, mark in self.marks.items()
+            for stamp, mark in self.snapshots.items()
             if stamp.round
         )[:MOST_ON_DISK]
 
@@ -118,17 +118,17 @@ class DiskCatalog:
         self.refresh(PATIENT_S, again=True)
         mark = self._found.get(stamp)
         ranks = {str(rank): digest for rank, digest in mark.ranks.items()} if mark is not None else {}
-        return {"node": "", "path": str(self.path_of(stamp)), "ranks": ranks}
+        return {"node": "", "path": str(self.get_path(stamp)), "ranks": ranks}
 
     def describe(self, chosen: StartSnapshot) -> str:
         """Of which job it is, how old, and where."""
         stamp, mark = _snapshot_id(chosen), self._found.get(_snapshot_id(chosen))
         at = f", written {ago(max(0.0, time.time() - mark.written_at))}" if mark is not None else ""
-        return f"of {self._job(stamp)}{at}: {self.path_of(stamp)}"
+        return f"of {self._job(stamp)}{at}: {self.get_path(stamp)}"
 
-    def describe_none(self) -> str:
+    def describe_no_snapshot(self) -> str:
         """Why a round begins from none of these."""
-        newest = next(iter(self.marks), None)
+        newest = next(iter(self.snapshots), None)
         if newest is None:
             return f"{self.path} has no complete snapshot"
         return f"those in {self.path} are not used, such as step {newest.step} of {self._job(newest)}"
@@ -143,7 +143,7 @@ class DiskCatalog:
             self.origin, self.ancestors = origin, ()
         began = _snapshot_id(chosen) if chosen is not None and chosen.on_disk else None
         source = self._make_source(began) if began is not None else None
-        for stamp, mark in self.marks.items():
+        for stamp, mark in self.snapshots.items():
             if stamp == began or stamp.origin == origin:
                 jobs = dict.fromkeys((*self.ancestors, *mark.after, stamp.origin))
                 self.ancestors = [job for job in jobs if job != origin][-MOST_JOBS:]

@@ -72,9 +72,9 @@ class DiskWriter:
         if now >= self.next_look_at:
             self.catalog.refresh()
             self.next_look_at = now + (LOOK_S if self.writing is None else RUNNING_S)
-        for stamp, slot in self._folder.slots().items() if self.writing is None else ():
+        for stamp, slot in self._folder.find_slots().items() if self.writing is None else ():
             wanted = slot.path / TO_DISK
-            if stamp.round == number and wanted.exists() and slot.indexes().keys() >= {*ranks}:
+            if stamp.round == number and wanted.exists() and slot.find_indexes().keys() >= {*ranks}:
                 wanted.unlink(missing_ok=True)
                 self._start_writer(slot, ranks)
                 self._due_at, self.next_look_at = now + self._options.to_every_s, now + RUNNING_S
@@ -88,9 +88,9 @@ class DiskWriter:
         Gives up at `until` (monotonic seconds), or once `is_hurried`.
         """
         held = []
-        for stamp, slot in self._folder.slots().items():
+        for stamp, slot in self._folder.find_slots().items():
             ranks = {*find_ranks(stamp.round)}
-            if mine := slot.indexes().keys() & ranks:
+            if mine := slot.find_indexes().keys() & ranks:
                 held.append((_have_saved_all(slot, ranks), stamp, slot, sorted(mine)))
         if not held:
             return ""
@@ -99,8 +99,8 @@ class DiskWriter:
         why = "" if self._is_on_disk(newest, until) else self._write(slot, saved, until, is_hurried)
         if not why:
             self.not_written = None
-            return f"step {newest.step} is on disk: {self.catalog.path_of(self._id_on_disk(newest))}"
-        last = next(iter(self.catalog.marks), None)
+            return f"step {newest.step} is on disk: {self.catalog.get_path(self._make_disk_id(newest))}"
+        last = next(iter(self.catalog.snapshots), None)
         instead = f"the newest there is step {last.step}" if last is not None else "none is there"
         return f"step {newest.step} is not on disk: {why}; {instead}"
 
@@ -115,9 +115,9 @@ class DiskWriter:
     def _is_on_disk(self, stamp: SnapshotId, until: float) -> bool:
         """Look again, until then at most (monotonic seconds)."""
         self.catalog.refresh(max(0.0, min(PATIENT_S, until - time.monotonic())), again=True)
-        return self._id_on_disk(stamp) in self.catalog.marks
+        return self._make_disk_id(stamp) in self.catalog.snapshots
 
-    def _id_on_disk(self, stamp: SnapshotId) -> SnapshotId:
+    def _make_disk_id(self, stamp: SnapshotId) -> SnapshotId:
         return stamp._replace(origin=self.catalog.origin)
 
     # -- the child process -------------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ class DiskWriter:
         order = {
             "slot": str(slot.path),
             "stamp": slot.stamp,
-            "into": str(self.catalog.path_of(self._id_on_disk(slot.stamp))),
+            "into": str(self.catalog.get_path(self._make_disk_id(slot.stamp))),
             "ranks": [*ranks],
             "keep": self._options.keep,
             "jobs": [*self.catalog.ancestors, self.catalog.origin],

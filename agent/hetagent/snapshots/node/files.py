@@ -44,7 +44,7 @@ class SnapshotDir(SnapshotFiles):
         """Forget what the workers of the last round have written, and snapshots of another job."""
         (self.path / "start.json").unlink(missing_ok=True)
         is_new = bool(origin) and origin != self.origin
-        for slot in self.slots().values() if is_new else ():
+        for slot in self.find_slots().values() if is_new else ():
             slot.path.unlink(missing_ok=True)
         for folder in self.watched if is_new else [self.path / ASK]:  # the folders stay
             for path in folder.iterdir():
@@ -67,7 +67,7 @@ class SnapshotDir(SnapshotFiles):
         if chosen is not None:
             start = {name: getattr(chosen, name) for name in ("round", "step", "world_size")}
             start["sources"] = [on_disk] if on_disk is not None else []
-            slot = self.slots().get(SnapshotId(chosen.round, chosen.step))
+            slot = self.find_slots().get(SnapshotId(chosen.round, chosen.step))
             for source in chosen.sources:
                 path = slot.path if slot is not None and source.node_id == own else None
                 if path is not None or source.port:
@@ -76,9 +76,9 @@ class SnapshotDir(SnapshotFiles):
 
     # -- from the workers --------------------------------------------------------------------------------------
 
-    def list_held(self) -> tuple[HeldSnapshot, ...]:
+    def list_held_snapshots(self) -> tuple[HeldSnapshot, ...]:
         """What this node holds, the newest first."""
-        slots = [slot for _, slot in sorted(self.slots().items(), reverse=True)]
+        slots = [slot for _, slot in sorted(self.find_slots().items(), reverse=True)]
         held = (
             _describe_held(slot, indexes) for slot in slots if (indexes := slot.read_indexes(_read_index))
         )
@@ -144,7 +144,7 @@ def make_source_entry(source: Source, path: Path | None = None) -> dict[str, Any
     }
 
 
-def used_memory(path: Path) -> int:
+def measure_slots(path: Path) -> int:
     """What the slots of a node take (bytes)."""
     used = 0
     for file in path.glob("[0-9]/*"):
@@ -165,11 +165,11 @@ def _read_answer(path: Path) -> Mapping[str, Any]:
 def _read_index(path: Path) -> Index:
     """A part, without its tensors; read again once its file is replaced."""
     stats = path.stat()
-    return _known_index(path, stats.st_ino, stats.st_mtime_ns, stats.st_size)
+    return _load_cached_index(path, stats.st_ino, stats.st_mtime_ns, stats.st_size)
 
 
 @lru_cache(maxsize=256)
-def _known_index(path: Path, *version: int) -> Index:
+def _load_cached_index(path: Path, *version: int) -> Index:
     return replace(Index.from_json(path.read_bytes()), tensors=())
 
 

@@ -39,7 +39,7 @@ class NodeFolder(SnapshotDir):
     ) -> None:
         key = "\0".join([str(os.getuid()), group, node_id, *sorted(set(servers))])
         path = parent / (make_boot_prefix(PREFIX) + hashlib.sha256(key.encode()).hexdigest()[:16])
-        self._lock: int | None = _lock_once_free(path, log)
+        self._lock: int | None = _wait_for_lock(path, log)
         super().__init__(path)
         (path / LEAVING).unlink(missing_ok=True)
 
@@ -57,7 +57,7 @@ class NodeFolder(SnapshotDir):
             self._lock = None
 
 
-def _lock_once_free(path: Path, log: Callable[[str], None]) -> int:
+def _wait_for_lock(path: Path, log: Callable[[str], None]) -> int:
     """Wait for the last agent of the node to end; BlockingIOError: another agent stays."""
     began, is_first = time.monotonic(), True
     while (lock := _lock(path)) is None:

@@ -23,10 +23,10 @@ from hetagent.session.requests import Report, make_round_report
 from hetagent.snapshots.folder import FOLDER, RoundControl
 from hetagent.snapshots.node.catalog import DiskCatalog
 from hetagent.snapshots.node.disk import DiskWriter
-from hetagent.snapshots.node.files import request_save, used_memory
+from hetagent.snapshots.node.files import measure_slots, request_save
 from hetagent.snapshots.node.folder import NodeFolder
 from hetagent.snapshots.node.handover import do_others_continue, hand_over, serving_time_s
-from hetagent.snapshots.node.prefetch import Prefetch
+from hetagent.snapshots.node.prefetch import Prefetcher
 from hetagent.snapshots.node.reporter import SnapshotReporter
 from hetagent.snapshots.node.server import SnapshotServer
 from hetagent.snapshots.save_request import ASK
@@ -74,7 +74,7 @@ class SnapshotHook(RoundHook):
             catalog = DiskCatalog(options.to / group, log)
             catalog.begin_round(folder.origin)
             self._disk = DiskWriter(catalog, options, folder, context.identity, log)
-        self._prefetch = Prefetch(folder.path, log)
+        self._prefetch = Prefetcher(folder.path, log)
         self._reporter = SnapshotReporter()
         self._file_watch = FileWatch(*map(str, folder.watched))
         self._round = 0  # the newest one
@@ -219,7 +219,7 @@ class SnapshotHook(RoundHook):
             if self._disk is not None:
                 self._disk.close()
             is_of_no_use = self._is_over or (self._drained and not is_only_here)
-            self._folder.close(remove=is_of_no_use or not self._folder.list_held())
+            self._folder.close(remove=is_of_no_use or not self._folder.list_held_snapshots())
         return f"snapshot {outcome}" if outcome else ""
 
     def _find_ranks(self, number: int) -> range:
@@ -325,7 +325,7 @@ class SnapshotHook(RoundHook):
 
     def _refresh(self) -> Holdings:
         """See what this node has by now, which the next join tells the server, and serve it."""
-        held = self._folder.list_held()
+        held = self._folder.list_held_snapshots()
         if held:  # also where no other node is yet: what nobody serves is of no use to one that comes
             self._server.start()
         steps = [self._folder.read_last_step(), *(each.step for each in held if each.round == self._round)]
@@ -336,7 +336,7 @@ class SnapshotHook(RoundHook):
             held=held,
             reached=max(steps) if self._workers is None else 0,
             refused=tuple(stamp for stamp, count in self._load_failures.items() if count > 1)[-MOST_REFUSED:],
-            on_disk=self._disk.catalog.on_disk() if self._disk is not None else (),
+            on_disk=self._disk.catalog.list_newest() if self._disk is not None else (),
             not_written=self._disk.not_written if self._disk is not None else None,
             not_taken=self._folder.read_disabled_reason() if self._workers is not None else "",
         )
@@ -349,7 +349,13 @@ class SnapshotHook(RoundHook):
 def describe_start(chosen: StartSnapshot | None, catalog: DiskCatalog | None, reached: int) -> str:
     """What a round begins from, and what is lost with that; empty: nothing was there before."""
     if chosen is None:
-        why = catalog.describe_none() if catalog is not None else "no snapshot is complete" if reached else ""
+        why = (
+            catalog.describe_no_snapshot()
+            if catalog is not None
+            else "no snapshot is complete"
+            if reached
+            else ""
+        )
         return why and f"training begins from nothing: {why}"
     text = f"begins from the snapshot of step {chosen.step}"
     if chosen.lost:
@@ -363,4 +369,4 @@ def describe_start(chosen: StartSnapshot | None, catalog: DiskCatalog | None, re
 def free_space(folder: Path) -> int:
     """What snapshots may take in a folder (bytes); what is in the folder already counts as free."""
     stats = os.statvfs(folder)
-    return used_memory(folder) + min(stats.f_bavail * stats.f_frsize, read_free_memory())
+    return measure_slots(folder) + min(stats.f_bavail * stats.f_frsize, read_free_memory())

@@ -11,7 +11,7 @@ MOST_PER_S = 100.0
 """Reports of all nodes together at most, unless they have news (1/s)."""
 
 
-def snapshot_id_of(one: HeldSnapshot | StartSnapshot | ServerStamp) -> SnapshotId:
+def make_snapshot_id(one: HeldSnapshot | StartSnapshot | ServerStamp) -> SnapshotId:
     """Which snapshot in memory it is."""
     return SnapshotId(one.round, one.step)
 
@@ -33,7 +33,7 @@ class SnapshotReporter:
     def begin(self, number: int, nnodes: int, chosen: StartSnapshot | None, joined: Holdings) -> None:
         """A round begins, from a snapshot or from none; the server knows what this node had as it joined."""
         self._round, self._nnodes, self._reported = number, nnodes, joined
-        self._began = snapshot_id_of(chosen) if chosen is not None and not chosen.on_disk else None
+        self._began = make_snapshot_id(chosen) if chosen is not None and not chosen.on_disk else None
         if nnodes == 1 or (chosen is not None and not chosen.sharded):
             self.safe = self._began
         elif self._began is None or (self.safe is not None and self.safe > self._began):
@@ -47,7 +47,7 @@ class SnapshotReporter:
     def find_unsafe(self) -> SnapshotId | None:
         """The newest that was reported, or the round began from, if it is not known to be safe; None: it is."""
         held = [one for one in self._reported.held if one.round == self._round and one.sharded]
-        reported = map(snapshot_id_of, held if self._nnodes > 1 else ())
+        reported = map(make_snapshot_id, held if self._nnodes > 1 else ())
         newest = max(filter(None, (self._began, *reported)), default=None)
         return newest if newest is not None and (self.safe is None or newest > self.safe) else None
 
@@ -66,7 +66,7 @@ class SnapshotReporter:
             is_alone = self._nnodes == 1 and len(held.ranks) == held.world_size
             has_all = not held.sharded or is_alone
             if held.round == self._round and held.whole and has_all:
-                self._mark_safe(snapshot_id_of(held))
+                self._mark_safe(make_snapshot_id(held))
 
     def cancel_report(self) -> None:
         """Workers could not be told: report after the next pause."""
@@ -75,7 +75,7 @@ class SnapshotReporter:
     def on_reply(self, reply: SnapshotsReply) -> None:
         """The server's answer."""
         if reply.complete is not None:
-            self._mark_safe(snapshot_id_of(reply.complete))
+            self._mark_safe(make_snapshot_id(reply.complete))
 
     def _mark_safe(self, stamp: SnapshotId) -> None:
         if self.safe is None or stamp > self.safe:

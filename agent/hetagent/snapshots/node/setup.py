@@ -13,7 +13,7 @@ from hetagent.snapshots.node.hook import SnapshotHook
 from hetrdzv.protocol.snapshots import Holdings
 
 
-def snapshot_hook(
+def make_snapshot_hook(
     context: AgentContext, options: SnapshotOptions, connection: ServerConnection
 ) -> SnapshotHook | None:
     """What keeps snapshots on this node; None: they are off, or there is no place for them."""

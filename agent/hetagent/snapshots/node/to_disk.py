@@ -46,7 +46,7 @@ PAUSE_S = 0.2
 """How often to look there (seconds)."""
 
 
-def run(slot: Slot, into: Path, ranks: Sequence[int], jobs: Sequence[str] = ("",)) -> None:
+def write_snapshot(slot: Slot, into: Path, ranks: Sequence[int], jobs: Sequence[str] = ("",)) -> None:
     """Write the parts of a node, and wait until somebody has made a checkpoint of all parts; SnapshotError: nobody has.
 
     That is the node with the lowest rank; if it is gone, any other, which also writes what all ranks have alike. So do
@@ -138,12 +138,12 @@ def write_checkpoint(into: Path, after: Sequence[str]) -> None:
         after=tuple(after),
         written_at=int(time.time()),
     )
-    _sync(*into.iterdir(), into)
+    _fsync_paths(*into.iterdir(), into)
     write_atomic(into / MARK, mark.to_json())
-    _sync(into / MARK, into, into.parent, into.parent.parent)  # which may have been made for it
+    _fsync_paths(into / MARK, into, into.parent, into.parent.parent)  # which may have been made for it
 
 
-def _sync(*paths: Path) -> None:
+def _fsync_paths(*paths: Path) -> None:
     """Have files on disk, and not only in memory of this machine, which may be about to be powered off."""
     for path in () if is_url(paths[0]) else paths:
         with contextlib.suppress(FileNotFoundError):  # its name was that of one that is not complete
@@ -158,7 +158,7 @@ def _sync(*paths: Path) -> None:
 
 
 def prune(path: Path, keep: int, jobs: Sequence[str]) -> None:
-    """Remove what is older than those that are kept, complete or not; `jobs` as in `run`."""
+    """Remove what is older than those that are kept, complete or not; `jobs` as in `write_snapshot`."""
     there = {stamp: each for stamp, each in list_directories(path).items() if stamp.origin in jobs}
     kept = 0
     for stamp in sorted(there, key=lambda stamp: (jobs.index(stamp.origin), *stamp), reverse=True):
@@ -179,7 +179,7 @@ def main() -> None:
     os.umask(os.umask(0) | OTHERS)
     leads = 0 in order["ranks"]
     try:
-        run(slot, into, order["ranks"], order["jobs"])
+        write_snapshot(slot, into, order["ranks"], order["jobs"])
         if leads:
             with contextlib.suppress(Exception):  # this one is written, whatever becomes of older ones
                 prune(into.parent, order["keep"], order["jobs"])

@@ -70,7 +70,7 @@ class Node:
 
     def declares(self) -> list[tuple[str, int]]:
         self.catalog.refresh(60.0)
-        return [(one.origin, one.step) for one in self.catalog.on_disk()]
+        return [(one.origin, one.step) for one in self.catalog.list_newest()]
 
     def writes_last(self, *ranks: int, within_s: float = 60.0) -> str:
         return self.disk.write_last(lambda number: ranks, time.monotonic() + within_s, lambda: False)
@@ -90,9 +90,9 @@ def test_the_newest_that_are_complete_are_told(node: Node) -> None:
         node.has(step)
     node.has(60, complete=False)
     (node.catalog.path / "notes.txt").write_text("mine")
-    assert node.catalog.on_disk() == ()
+    assert node.catalog.list_newest() == ()
     node.catalog.refresh(60.0)
-    assert node.catalog.on_disk() == tuple(
+    assert node.catalog.list_newest() == tuple(
         DiskSnapshot(round=1, step=step, origin=JOB, world_size=2, size=7) for step in (50, 40, 30, 20)
     )
     source = node.source(40)
@@ -140,10 +140,10 @@ def test_why_a_round_begins_anew_is_known(node: Node) -> None:
     path = node.catalog.path
     node.has(10, complete=False)
     node.declares()
-    assert node.catalog.describe_none() == f"{path} has no complete snapshot"
+    assert node.catalog.describe_no_snapshot() == f"{path} has no complete snapshot"
     node.has(20, job="aaaa", at=int(time.time()) - 200)
     node.declares()
-    assert node.catalog.describe_none() == f"those in {path} are not used, such as step 20 of job aaaa"
+    assert node.catalog.describe_no_snapshot() == f"those in {path} are not used, such as step 20 of job aaaa"
     described = node.catalog.describe(chosen(20, job="aaaa"))
     assert described == f"of job aaaa, written 3 min ago: {path / 'step-20-round-1-job-aaaa'}"
 
@@ -195,7 +195,7 @@ def test_the_first_answer_is_waited_for(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(catalogs, "list_directories", answers_late)
     node = Node(tmp_path)
-    assert [one.step for one in node.catalog.on_disk()] == [10]
+    assert [one.step for one in node.catalog.list_newest()] == [10]
     assert node.said == [f"waiting until {node.catalog.path} answers, where snapshots may be"]
 
 

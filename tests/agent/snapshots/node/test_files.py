@@ -64,9 +64,9 @@ def test_a_round_begins_without_the_answers_of_the_last_one_and_a_job_without_sn
     files.begin_round("job1")
     assert list((files.path / "ask").iterdir()) == []
     assert not (files.path / "start.json").exists()
-    assert STAMP in files.slots()
+    assert STAMP in files.find_slots()
     files.begin_round("job2")
-    assert (files.origin, files.slots(), list((files.path / "0").iterdir())) == ("job2", {}, [])
+    assert (files.origin, files.find_slots(), list((files.path / "0").iterdir())) == ("job2", {}, [])
 
 
 def test_answers_of_workers(files: SnapshotDir) -> None:
@@ -116,29 +116,31 @@ def test_the_newest_come_first(files: SnapshotDir) -> None:
     holds(files, rank=0)
     holds(files, rank=1, files={})
     holds(files, (3, 60), slot=2, rank=1, files={})
-    assert [(one.step, one.whole, len(one.ranks), one.size) for one in files.list_held()] == [
+    assert [(one.step, one.whole, len(one.ranks), one.size) for one in files.list_held_snapshots()] == [
         (120, True, 2, 69),
         (60, False, 1, 0),
     ]
     digest = xxh3_64_hexdigest((files.path / "0" / "1.json").read_bytes())
-    assert files.list_held()[0].ranks[1] == RankPart(rank=1, digest=digest)
+    assert files.list_held_snapshots()[0].ranks[1] == RankPart(rank=1, digest=digest)
 
 
 def test_ranks_own_parts_make_nothing_whole(files: SnapshotDir) -> None:
     holds(files, sharded=True, files={})
-    assert [(one.sharded, one.whole) for one in files.list_held()] == [(True, False)]
+    assert [(one.sharded, one.whole) for one in files.list_held_snapshots()] == [(True, False)]
     holds(files, sharded=True, shared=False, files={})
-    assert files.list_held()[0].whole, "nothing is alike"
+    assert files.list_held_snapshots()[0].whole, "nothing is alike"
 
 
 def test_a_slot_or_an_index_that_is_replaced_is_read_again(files: SnapshotDir) -> None:
     holds(files, (3, 60), rank=0)
     holds(files, (3, 60), rank=1)
-    assert len(files.list_held()[0].ranks) == 2
+    assert len(files.list_held_snapshots()[0].ranks) == 2
     holds(files, rank=1)
-    assert [(one.step, [each.rank for each in one.ranks]) for one in files.list_held()] == [(120, [1])]
+    assert [(one.step, [each.rank for each in one.ranks]) for one in files.list_held_snapshots()] == [
+        (120, [1])
+    ]
     holds(files, rank=1, files={})
-    assert not files.list_held()[0].whole
+    assert not files.list_held_snapshots()[0].whole
 
 
 @pytest.mark.parametrize("size", [0, 20, None])
@@ -146,4 +148,4 @@ def test_what_is_torn_does_not_count(files: SnapshotDir, size: int | None) -> No
     holds(files, **({"v": 2} if size is None else {}))
     if size is not None:
         os.truncate(files.path / "0" / "0.json", size)
-    assert files.list_held() == ()
+    assert files.list_held_snapshots() == ()

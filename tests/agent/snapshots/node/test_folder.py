@@ -19,7 +19,7 @@ from hetagent.options.model import SnapshotOptions
 from hetagent.snapshots.node import folder as folders
 from hetagent.snapshots.node import hook, setup
 from hetagent.snapshots.node.folder import OLD_S, PREFIX, NodeFolder
-from hetagent.snapshots.node.setup import snapshot_hook
+from hetagent.snapshots.node.setup import make_snapshot_hook
 from hetrdzv.protocol.snapshots import Holdings
 
 SERVERS = ["http://s:1"]
@@ -179,7 +179,7 @@ def placed(folder: Path, said: list[str], offered: list[Holdings] | None = None,
         launch=Namespace(one_per_node=False),
         hold_port=None,
     )
-    return snapshot_hook(
+    return make_snapshot_hook(
         node, asked(*(["--snapshot-dir", str(folder)] if not environ else []), **environ), line
     )
 

@@ -98,7 +98,7 @@ def test_what_is_corrupt_is_not_fetched_again_and_again_but_after_a_pause(
     monkeypatch.setattr(prefetch, "time", SimpleNamespace(sleep=pause))
     asked, opened = list[str](), Fetched.open
     monkeypatch.setattr(Fetched, "open", lambda self, name: (asked.append(name), opened(self, name))[1])
-    copies = prefetch.Prefetch(nodes.here, print)
+    copies = prefetch.Prefetcher(nodes.here, print)
     new = b"x" * SIZE
     (nodes.there / "2" / "1.bin").write_bytes(new)
     copies.start(nodes.copy)
@@ -126,7 +126,7 @@ def alike(nodes: Nodes, content: bytes) -> None:
 
 def declared(node: Path) -> HeldSnapshot:
     """What a node declares of its only snapshot."""
-    (held,) = SnapshotDir(node).list_held()
+    (held,) = SnapshotDir(node).list_held_snapshots()
     return held
 
 
@@ -140,7 +140,7 @@ def test_a_node_that_had_nothing_has_all_that_ranks_have_alike_with_the_parts_of
     (nodes.here / "3-120").unlink()
     nodes.runs(4)
     fetch(nodes.here, nodes.copy)
-    slot = SnapshotFiles(nodes.here).slots()[Taken(3, 120)]
+    slot = SnapshotFiles(nodes.here).find_slots()[Taken(3, 120)]
     assert (slot.path / "shared.bin").read_bytes() == content
     assert declared(nodes.here).whole
     assert not list(slot.path.glob("*.new*"))
@@ -169,7 +169,7 @@ def test_a_copy_of_an_earlier_round_leaves_alone_what_a_worker_has_mapped(nodes:
     fetch(nodes.here, nodes.copy)
     assert (nodes.here / "0" / "1.bin").read_bytes() == nodes.content
     assert mapped._map[-1] == ord("x"), "a file that was cut would end the process here"
-    assert not mapped.cut_to_size(), "it has to be mapped again"
+    assert not mapped.truncate_to_map(), "it has to be mapped again"
     assert not list((nodes.here / "0").glob("*.new*"))
 
 

@@ -26,9 +26,9 @@ from hetagent import snapshots
 from hetagent.snapshots.copying import WorkerRank
 from hetagent.snapshots.errors import SnapshotError, SnapshotSuperseded
 from hetagent.snapshots.folder import Index, Slot, SnapshotFiles, SnapshotId
-from hetagent.snapshots.loading import Loader
+from hetagent.snapshots.loading import SnapshotLoader
 from hetagent.snapshots.node import to_disk
-from hetagent.snapshots.node.to_disk import prune, run
+from hetagent.snapshots.node.to_disk import prune, write_snapshot
 from hetagent.snapshots.on_disk import (
     MARK,
     SnapshotMetadata,
@@ -96,11 +96,11 @@ def trained() -> Script:
 @pytest.fixture
 def slot(trained: Script, tmp_path: Path) -> Slot:
     trained.train(opened(trained, tmp_path / "memory"))
-    return SnapshotFiles(tmp_path / "memory").slots()[SnapshotId(0, STEP)]
+    return SnapshotFiles(tmp_path / "memory").find_slots()[SnapshotId(0, STEP)]
 
 
 def written(slot: Slot, into: Path) -> Path:
-    run(slot, into, [0])
+    write_snapshot(slot, into, [0])
     return into
 
 
@@ -153,7 +153,7 @@ def load(folder: Path, path: Path, script: Script) -> int:
     assert mark is not None
     told = {"node": "", "path": str(path), "ranks": mark.ranks}
     start = {"round": 0, "step": STEP, "world_size": mark.world_size, "sources": [told]}
-    loader = Loader(SnapshotFiles(folder), 0, start, has_agent=True)
+    loader = SnapshotLoader(SnapshotFiles(folder), 0, start, has_agent=True)
     loader.load(State(script.state(), {"own": []}))
     return loader.stamp.step
 
@@ -200,7 +200,7 @@ def test_it_is_on_disk_before_its_mark_is(
 ) -> None:
     into, synced = tmp_path / "all" / "disk", list[Path]()
     monkeypatch.setattr(os, "fsync", lambda fd: synced.append(Path(os.readlink(f"/proc/self/fd/{fd}"))))
-    run(slot, into, [0])
+    write_snapshot(slot, into, [0])
     before = synced[: synced.index(into / MARK)]
     assert {*before} >= {into, *into.iterdir()} - {into / MARK}
     assert synced[synced.index(into / MARK) :] == [into / MARK, into, into.parent, tmp_path]
@@ -211,7 +211,7 @@ def test_what_is_corrupt_in_memory_does_not_get_there(slot: Slot, tmp_path: Path
     content[8] ^= 1
     (slot.path / "shared.bin").write_bytes(content)
     with pytest.raises(SnapshotError, match=r"shared\.bin .* is corrupt"):
-        run(slot, tmp_path / "disk", [0])
+        write_snapshot(slot, tmp_path / "disk", [0])
     assert not (tmp_path / "disk" / "shared.bin").exists()
 
 
@@ -226,7 +226,7 @@ def test_a_slot_that_is_given_away_while_it_is_copied_leaves_nothing_torn(
     monkeypatch.setattr(to_disk, "copy_part", copy_and_lose)
     for _ in range(2):
         with pytest.raises(SnapshotSuperseded, match="its memory was needed"):
-            run(slot, tmp_path / "disk", [0])
+            write_snapshot(slot, tmp_path / "disk", [0])
     assert not [*(tmp_path / "disk").iterdir()]
 
 
@@ -257,7 +257,7 @@ class World:
     def write(self, *ranks: int) -> None:
         """Nodes write at the same time."""
         with ThreadPoolExecutor() as pool:
-            for done in [pool.submit(run, self.slots[rank], self.into, [rank]) for rank in ranks]:
+            for done in [pool.submit(write_snapshot, self.slots[rank], self.into, [rank]) for rank in ranks]:
                 done.result()
 
 
@@ -332,7 +332,7 @@ def test_nothing_is_written_where_others_may_write(slot: Slot, tmp_path: Path) -
         open_to_others.mkdir()
         open_to_others.chmod(0o777)
         with pytest.raises(SnapshotError, match=rf"others can write to {open_to_others} "):
-            run(slot, tmp_path / "disk" / directory_name(OWN), [0])
+            write_snapshot(slot, tmp_path / "disk" / directory_name(OWN), [0])
         open_to_others.chmod(0o755)
         assert not [*tmp_path.glob("disk/*/*")]
         shutil.rmtree(tmp_path / "disk" / directory_name(OWN))

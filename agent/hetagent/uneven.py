@@ -140,7 +140,7 @@ class UnevenBatchSampler(Sampler[list[int]]):
             )
         self._samples = samples
         self._global_batch = global_batch
-        self._memory = _list_bounds(memory, self.shares.world_size)
+        self._memory = _gather_memory_limits(memory, self.shares.world_size)
         allowed = [bound for bound in self._memory if bound is not None]
         self._least = min(LEAST, global_batch // self.shares.world_size, *allowed)
         self._shuffle = shuffle
@@ -307,7 +307,7 @@ class UnevenBatchSampler(Sampler[list[int]]):
             -(-size // (bound or max(1, size))) for size, bound in zip(sizes, self._memory, strict=True)
         )
 
-    def _borders(self, shares: Shares, total: int) -> list[int]:
+    def _compute_part_bounds(self, shares: Shares, total: int) -> list[int]:
         """Where this rank's parts of a step begin and end, some of which may be empty."""
         sizes = self._sizes(shares, total)
         size, offset, parts = sizes[shares.rank], sum(sizes[: shares.rank]), self._count_parts(sizes)
@@ -320,7 +320,7 @@ class UnevenBatchSampler(Sampler[list[int]]):
         borders: dict[int, list[int]] = {}
         while total := self._next_step(consumed):
             if total not in borders:
-                borders[total] = self._borders(shares, total)
+                borders[total] = self._compute_part_bounds(shares, total)
             after = consumed + total
             for number, (begin, end) in enumerate(itertools.pairwise(borders[total])):
                 part = Part(number, len(borders[total]) - 1, end - begin, total, shares.world_size, after)
@@ -403,7 +403,7 @@ def _all_gather(value: object, group: dist.ProcessGroup | None) -> list[Any]:
     return rows
 
 
-def _list_bounds(memory: Memory, ranks: int) -> list[int | None]:
+def _gather_memory_limits(memory: Memory, ranks: int) -> list[int | None]:
     """How many samples each rank can take at once; None: any number."""
     memory = getattr(memory, "tolist", lambda: memory)()  # of numpy or torch
     listed = list(memory) if isinstance(memory, Iterable) else [memory] * ranks

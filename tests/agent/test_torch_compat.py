@@ -63,21 +63,21 @@ def test_the_spec_of_an_old_torch_gets_what_it_knows(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(torchs, "WorkerSpec", Old)
     monkeypatch.setattr(torchs, "SPEC_FIELDS", frozenset(Old.__annotations__))
-    spec = torchs.worker_spec(flags("--role", "r"), 2, handler())
+    spec = torchs.make_worker_spec(flags("--role", "r"), 2, handler())
     assert (spec.role, spec.local_world_size) == ("r", 2)
-    assert not torchs.changes_the_command(spec)
+    assert not torchs.does_torch_alter_command(spec)
 
 
 def test_the_spec_of_this_torch_gets_everything() -> None:
     given = [word for flag, value in ASKED.items() if SINCE_2_10[flag] for word in (flag, *value)]
-    spec = torchs.worker_spec(flags(*given), 2, handler())
+    spec = torchs.make_worker_spec(flags(*given), 2, handler())
     for field, value in {
         "duplicate_stdout_filters": ["loss"],
         "duplicate_stderr_filters": ["error"],
         "virtual_local_rank": True,
     }.items():
         assert getattr(spec, field, value) == value
-    assert torchs.changes_the_command(spec) == SINCE_2_10["--virtual-local-rank"]
+    assert torchs.does_torch_alter_command(spec) == SINCE_2_10["--virtual-local-rank"]
 
 
 def test_streams_are_torchs() -> None:

@@ -14,7 +14,7 @@ import psutil
 
 from hetagent.launch.command import RUNNER
 from hetagent.standby.process import Standby
-from hetagent.workers.starter import Program
+from hetagent.workers.starter import WorkerProgram
 
 RUN = uuid.uuid4().hex
 """In the incarnation of every program, since another run of the tests may be under way."""
@@ -39,15 +39,15 @@ ROUND = {
 """What only the round knows, but for its files."""
 
 
-def program(*words: str, flags: Sequence[str] = (), **environ: str) -> Program:
+def program(*words: str, flags: Sequence[str] = (), **environ: str) -> WorkerProgram:
     """What a worker that runs `python SCRIPT ARGS...` or `-m MODULE ARGS...` gets before the round is known."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    return Program((sys.executable, *flags, "-u", str(RUNNER), *words), {**own, **MARKS, **environ})
+    return WorkerProgram((sys.executable, *flags, "-u", str(RUNNER), *words), {**own, **MARKS, **environ})
 
 
-def in_round(of: Program, **environ: str) -> Program:
+def in_round(of: WorkerProgram, **environ: str) -> WorkerProgram:
     """The same in a round."""
-    return Program(of.args, {**of.environ, **ROUND, **environ})
+    return WorkerProgram(of.args, {**of.environ, **ROUND, **environ})
 
 
 def receive(standby: Standby, timeout_s: float = 60.0) -> bool:
@@ -56,7 +56,7 @@ def receive(standby: Standby, timeout_s: float = 60.0) -> bool:
     return standby.read_messages()
 
 
-def ready(of: Program, preload: Sequence[str], notes: str = "") -> Standby:
+def ready(of: WorkerProgram, preload: Sequence[str], notes: str = "") -> Standby:
     """A standby that has imported everything."""
     standby = Standby(of, preload, notes)
     if not receive(standby):
@@ -66,7 +66,7 @@ def ready(of: Program, preload: Sequence[str], notes: str = "") -> Standby:
     return standby
 
 
-def start(of: Program, stdout: int, stderr: int) -> "subprocess.Popen[bytes]":
+def start(of: WorkerProgram, stdout: int, stderr: int) -> "subprocess.Popen[bytes]":
     """Start a worker as torch does where there is no standby."""
     return subprocess.Popen(
         of.args, env=dict(of.environ), stdout=stdout, stderr=stderr, start_new_session=True

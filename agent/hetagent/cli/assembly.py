@@ -174,7 +174,7 @@ def _make_starter(
         "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", PREFIX
     )
     return TorchStarter(
-        torchs.worker_spec(options.torchrun, context.devices.slots, handler),
+        torchs.make_worker_spec(options.torchrun, context.devices.slots, handler),
         logs_specs,
         Template(prefix).safe_substitute(node_id=options.node_id),
         OutputCapture() if options.report_output else None,

@@ -8,7 +8,7 @@ from hetagent.health.checks import HEALTHY, HealthResult
 from hetagent.node.processes import proctree as processes
 from hetagent.node.processes.shell import ShellCommand
 from hetagent.node.processes.signals import signal_name
-from hetagent.workers.failures import escape_surrogates, plain_text, redact
+from hetagent.workers.failures import escape_surrogates, redact, to_plain_text
 
 TIMEOUT_S = 60.0
 """How long it may take (seconds)."""
@@ -74,6 +74,6 @@ class NodeCheck:
         return HealthResult(f"{why}: {end}" if end else why)
 
     def _format_failure(self, output: bytes) -> str:
-        lines = redact(plain_text(output), self._secrets()).splitlines()
+        lines = redact(to_plain_text(output), self._secrets()).splitlines()
         end = escape_surrogates("; ".join([line.strip() for line in lines if line.strip()][-MOST_LINES:]))
         return end if len(end) <= MOST_CHARACTERS else f"…{end[1 - MOST_CHARACTERS :]}"

@@ -17,7 +17,7 @@ from hetagent.roundhook import RoundHook
 from hetagent.session.connection import ServerConnection
 from hetagent.session.requests import Report
 from hetagent.worker import runner, torch_server
-from hetagent.workers.failures import escape_surrogates, plain_text, redact
+from hetagent.workers.failures import escape_surrogates, redact, to_plain_text
 from hetagent.workers.processes import Workers
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import OutputQuery
@@ -125,7 +125,7 @@ class Watcher(RoundHook):
             return
         ranks, world_size = watch.filter_local_ranks(None), self._assignment.start.world_size
         if ranks and self._reports_output:
-            found = truncate_stacks(
+            found = truncate_outputs(
                 self._read_logs(ranks), OutputKind.LOGS, max_stored_characters(world_size)
             )
             self._server.send(
@@ -147,7 +147,7 @@ class Watcher(RoundHook):
 
         def answer() -> None:
             shown = (
-                truncate_stacks(self._answer_query(watch, asked), asked.about) if watch is not None else ()
+                truncate_outputs(self._answer_query(watch, asked), asked.about) if watch is not None else ()
             )
             self._server.send(
                 Report(Routes.send_stacks, partial(StacksRequest, number=asked.number, stacks=shown))
@@ -180,11 +180,11 @@ def log_tail(rank: int, output: tuple[bytes, bytes] | None, secrets: Collection[
     """The end of what a rank has written (see `StartedWorker.read_output`), as plain text without secrets."""
     if output is None:
         return WorkerOutput(rank=rank, why=NOT_KEPT)
-    text, stderr = (escape_surrogates(redact(plain_text(stream), secrets)).rstrip() for stream in output)
+    text, stderr = (escape_surrogates(redact(to_plain_text(stream), secrets)).rstrip() for stream in output)
     return WorkerOutput(rank=rank, text=text, stderr=stderr, why="" if text or stderr else NOTHING)
 
 
-def truncate_stacks(
+def truncate_outputs(
     found: Sequence[WorkerOutput], about: OutputKind, most: int = MOST
 ) -> tuple[WorkerOutput, ...]:
     """As much of each as the server takes of all of them together."""

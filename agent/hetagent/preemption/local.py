@@ -10,7 +10,7 @@ from hetagent.node.console import WarnOnce
 from hetagent.node.processes import proctree as processes
 from hetagent.node.processes.shell import ShellCommand
 from hetagent.roundhook import PreemptionNotice
-from hetagent.workers.failures import escape_surrogates, plain_text
+from hetagent.workers.failures import escape_surrogates, to_plain_text
 
 MAX_CHARACTERS = 200
 """How much of the first line of a file or of a command's output is passed on."""
@@ -74,5 +74,5 @@ class PreemptionCommand:
 
 
 def _first_line(content: bytes) -> str:
-    lines = [line.strip() for line in plain_text(content).splitlines() if line.strip()]
+    lines = [line.strip() for line in to_plain_text(content).splitlines() if line.strip()]
     return escape_surrogates(lines[0])[:MAX_CHARACTERS] if lines else ""

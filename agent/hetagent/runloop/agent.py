@@ -27,7 +27,7 @@ from hetagent.runloop.shutdown import Shutdown
 from hetagent.session.connection import ServerConnection
 from hetagent.session.requests import make_round_report
 from hetagent.session.session import HURRIED_LEAVE_S, LEAVE_S
-from hetagent.workers.failures import start_failure
+from hetagent.workers.failures import describe_start_failure
 from hetagent.workers.leftovers import OrphanReaper
 from hetagent.workers.starter import WorkerExit
 from hetrdzv.protocol.directive import Directive, Start
@@ -165,7 +165,7 @@ class Agent:
         if snapshots is not None:
             self.last_words += filter(None, [snapshots.leave(gone_at, is_hurried)])
         if has_succeeded:  # now that no part has a process any more
-            self._orphans.report_spared()
+            self._orphans.log_spared()
         self.handler.shutdown()
         if self._script_port is not None:
             self._script_port.close()
@@ -418,7 +418,7 @@ class Agent:
             if not isinstance(error, Exception):  # Ctrl-C, where --signals-to-handle leaves SIGINT out
                 raise
             self._clear_workers()
-            failure = start_failure(error)  # it fails the round, not the agent
+            failure = describe_start_failure(error)  # it fails the round, not the agent
             self.log(f"round {self.round_number}: the workers could not be started: {failure.message}")
             self._send_report(ReportKind.FAILED, failure=failure)
             if failure.final:

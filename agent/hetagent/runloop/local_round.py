@@ -216,7 +216,7 @@ class LocalRound:
         if self.phase is not RoundPhase.ENDING or self._end is None or time.monotonic() < self._end.due_at:
             return None
         # What it has written is shown before what is logged next, and may be the reason to give up.
-        self._starter.catch_up(time.monotonic() + PATIENCE_S)
+        self._starter.wait_for_output(time.monotonic() + PATIENCE_S)
         if self._end.failure is not None and self.abandon_reason():
             return None  # it has failed for that reason, which is no failure of the script
         return self._end

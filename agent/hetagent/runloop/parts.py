@@ -12,7 +12,7 @@ from hetagent.runloop.notices import StopNotices
 from hetagent.runloop.share_files import ShareFiles
 from hetagent.runloop.start_check import StartCheck
 from hetagent.snapshots.node.hook import SnapshotHook
-from hetagent.standby.keeper import Standbys
+from hetagent.standby.keeper import StandbyPool
 
 
 @dataclass(slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class AgentParts:
     monitor: Watcher | None = None
     shares: ShareFiles | None = None
     snapshots: SnapshotHook | None = None
-    standbys: Standbys | None = None
+    standbys: StandbyPool | None = None
     preemption: PreemptionWatch | None = None
     ready_file: ReadyFile | None = None
 

@@ -16,7 +16,7 @@ from xxhash import xxh3_64_hexdigest
 
 from hetagent.snapshots.errors import SnapshotError
 from hetagent.snapshots.folder import ALIGNED, FileDigest, TensorLocation
-from hetagent.torch_compat.checkpoints import head_of
+from hetagent.torch_compat.checkpoints import make_tensor_header
 
 PORTABLE = 1
 """`cudaHostRegister`: pinned for all devices of the process."""
@@ -73,7 +73,7 @@ class MappedFile:
         return FileDigest(self.size, xxh3_64_hexdigest(self._map))
 
 
-_head = lru_cache(maxsize=4096)(head_of)
+_head = lru_cache(maxsize=4096)(make_tensor_header)
 
 
 def locate_tensor(

@@ -24,7 +24,7 @@ from hetagent.roundhook import RoundHook
 from hetagent.standby.process import END_TIMEOUT_S, WAITING, Standby, can_run_program
 from hetagent.torch_compat.flags import PRELOADED
 from hetagent.worker.runner import BEFORE
-from hetagent.workers.starter import Program
+from hetagent.workers.starter import WorkerProgram
 
 PREFIX = "hetagent_imports_"
 
@@ -47,7 +47,7 @@ NEEDED_BYTES = 1 << 30
 """Free memory for each standby to be made; with torch it takes 290 MB (CPU build), more with CUDA."""
 
 
-class Standbys(RoundHook):
+class StandbyPool(RoundHook):
     """The standbys of one agent."""
 
     def __init__(self, preload: Sequence[str], log: Callable[[str], None]) -> None:
@@ -57,7 +57,7 @@ class Standbys(RoundHook):
         self._notes = scratch.ScratchFolder(PREFIX)  # where workers note their imports
         self._left_out: set[str] = set()
         self._log = log
-        self._programs: dict[int, Program] = {}
+        self._programs: dict[int, WorkerProgram] = {}
         self._standbys: dict[int, Standby] = {}
         self._not_before = 0.0  # when the next one may be made (monotonic seconds)
         self._look_at = 0.0
@@ -65,7 +65,7 @@ class Standbys(RoundHook):
         self._log_once = WarnOnce(log)
         self._poller = select.epoll()  # of the standbys; one that is given up leaves it by itself
 
-    def start_predicted(self, programs: Sequence[Program]) -> None:
+    def start_predicted(self, programs: Sequence[WorkerProgram]) -> None:
         """Make standbys for the first round."""
         self._programs.update(enumerate(programs))
         self._make_due()
@@ -75,7 +75,7 @@ class Standbys(RoundHook):
         return {BEFORE: f"{WAITING}{os.pathsep}{self._notes_file(local_rank)}"} if self._auto else {}
 
     def claim_standby(
-        self, local_rank: int, program: Program, stdout: int, stderr: int
+        self, local_rank: int, program: WorkerProgram, stdout: int, stderr: int
     ) -> "subprocess.Popen[bytes] | None":
         """Turn the standby of a local rank into its worker; None if there is none that fits.
 
@@ -139,7 +139,7 @@ class Standbys(RoundHook):
                 )
                 return
             for rank in missing:
-                is_settled = self._noted_at(rank) + SETTLED_S <= time.time()
+                is_settled = self._notes_written_at(rank) + SETTLED_S <= time.time()
                 if is_settled and self._not_before <= time.monotonic():
                     standby = Standby(
                         self._programs[rank], self._preload, self._notes_file(rank), [*self._left_out]
@@ -156,7 +156,7 @@ class Standbys(RoundHook):
                 self._died = 0
             else:
                 self._on_end(rank, standby)
-        elif standby.ready and standby.started_at < self._noted_at(rank) <= time.time() - SETTLED_S:
+        elif standby.ready and standby.started_at < self._notes_written_at(rank) <= time.time() - SETTLED_S:
             del self._standbys[rank]  # the script has imported more since: make another one
             standby.kill()
 
@@ -166,7 +166,7 @@ class Standbys(RoundHook):
         printed = standby.last_stderr_line()
         status = standby.kill()
         if standby.left_out is not None:
-            self._leave_out(*standby.left_out)
+            self._exclude_module(*standby.left_out)
         elif not standby.ready:
             how = f"was killed by {signal_name(-status)}" if status < 0 else f"exited with code {status}"
             what = ", ".join([*self._preload, *(["what the script imports"] if self._auto else [])])
@@ -174,7 +174,7 @@ class Standbys(RoundHook):
         else:
             self._not_before = time.monotonic() + RETRY_S
 
-    def _leave_out(self, module: str, why: str) -> None:
+    def _exclude_module(self, module: str, why: str) -> None:
         self._preload = [name for name in self._preload if name != module]
         if module not in self._left_out:  # not yet known from another standby
             self._left_out.add(module)
@@ -194,14 +194,14 @@ class Standbys(RoundHook):
         """Where the worker of a local rank notes its imports."""
         return str(self._notes.path / str(rank))
 
-    def _noted_at(self, rank: int) -> float:
+    def _notes_written_at(self, rank: int) -> float:
         """When that worker last noted something (seconds since the epoch); 0 where nothing is noted."""
         with contextlib.suppress(OSError):  # nothing yet, or somebody has cleaned up TMPDIR
             return os.stat(self._notes_file(rank)).st_mtime
         return 0.0
 
 
-def make_standbys(context: AgentContext) -> Standbys | None:
+def make_standbys(context: AgentContext) -> StandbyPool | None:
     """The standbys; where there can be none, the reason is logged."""
     launch, command, preload = context.options.launch, context.command, context.options.preload
     if not preload:
@@ -211,7 +211,7 @@ def make_standbys(context: AgentContext) -> Standbys | None:
     elif command is not None and not command.is_python:
         problem = f"{Path(command.entrypoint).name} is not a Python script"
     else:
-        return Standbys(preload, context.tell)
+        return StandbyPool(preload, context.tell)
     if "preload" in context.options.given:
         raise UsageError(f"--preload {','.join(preload)} makes no sense here, since {problem}: leave it out")
     context.tell(f"no standby processes, so restarts import everything again: {problem}")

@@ -14,7 +14,7 @@ from hetagent.node.processes import proctree as processes
 from hetagent.standby import waiting
 from hetagent.standby.waiting import belongs_to_round
 from hetagent.worker.runner import AHEAD
-from hetagent.workers.starter import Program
+from hetagent.workers.starter import WorkerProgram
 
 END_TIMEOUT_S = 2.0
 """How long a standby may take to die, or to take an order (seconds)."""
@@ -26,12 +26,12 @@ MARKS = (processes.INCARNATION, processes.NODE_ID, processes.AGENT_PID, processe
 """The variables of a round by which the agent, its guardian and a later agent find what they have to end."""
 
 
-def _static_env(program: Program) -> dict[str, str]:
+def _static_env(program: WorkerProgram) -> dict[str, str]:
     """The part of its environment that does not depend on the round."""
     return {name: value for name, value in program.environ.items() if not belongs_to_round(name)}
 
 
-def can_run_program(started_for: Program, program: Program) -> bool:
+def can_run_program(started_for: WorkerProgram, program: WorkerProgram) -> bool:
     """Whether a standby that was started for one program can become the worker of another."""
     return started_for.args == program.args and _static_env(started_for) == _static_env(program)
 
@@ -48,7 +48,7 @@ class Standby:
     """
 
     def __init__(
-        self, program: Program, preload: Sequence[str], notes: str = "", without: Sequence[str] = ()
+        self, program: WorkerProgram, preload: Sequence[str], notes: str = "", without: Sequence[str] = ()
     ) -> None:
         self.program = program
         self.started_at = time.time()
@@ -91,7 +91,7 @@ class Standby:
         self.ready = True
         return True
 
-    def become_worker(self, program: Program, stdout: int, stderr: int) -> "subprocess.Popen[bytes]":
+    def become_worker(self, program: WorkerProgram, stdout: int, stderr: int) -> "subprocess.Popen[bytes]":
         """Make it the worker of a round.
 
         One that still imports begins when it has finished; that is never later than a process started now would. If it

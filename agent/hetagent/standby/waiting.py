@@ -1,9 +1,10 @@
 """The waiting part of a standby: a worker's process that was started before its round was known.
 
-The runner calls `wait` when it has done all that it can do before the script runs (see worker/runner.py). Here the
-standby imports what its order says, reports that it is ready, and waits on a socket for what only the round knows. When
-`wait` returns, the process is a worker: nothing of the standby is left but the imported modules. `begin` has a worker
-note what it imports. Messages are JSON, those to the standby after their length in four bytes (big-endian):
+The runner calls `wait_for_round` when it has done all that it can do before the script runs (see worker/runner.py).
+Here the standby imports what its order says, reports that it is ready, and waits on a socket for what only the round
+knows. When `wait_for_round` returns, the process is a worker: nothing of the standby is left but the imported modules.
+`begin` has a worker note what it imports. Messages are JSON, those to the standby after their length in four
+bytes (big-endian):
 
     standby -> agent    {}, or {"left_out": MODULE, "why": TEXT} if it must not be taken
     agent -> standby    {NAME: VALUE}, the worker's environment, with two descriptors: its stdout and stderr
@@ -47,7 +48,7 @@ def belongs_to_round(name: str) -> bool:
     return name in ROUND_NAMES or name.startswith(ROUND_PREFIXES)
 
 
-def wait(order: str, started_as: "list[str]") -> "Callable[[str], NoReturn] | None":
+def wait_for_round(order: str, started_as: "list[str]") -> "Callable[[str], NoReturn] | None":
     """Import what the agent says, and return once this process is a worker of a round.
 
     The order is a JSON list: the socket's descriptor, what to preload, the file of notes on a worker's imports ("":
@@ -73,7 +74,7 @@ def wait(order: str, started_as: "list[str]") -> "Callable[[str], NoReturn] | No
     environ, streams = _receive_round(channel)
     channel.close()
     _rename_thread(own_name)
-    _take_streams(streams)
+    _replace_stdio(streams)
 
     def start_over(why: str) -> "NoReturn":
         print(f"hetagent: {why}: starting over without that", file=sys.stderr, flush=True)
@@ -291,7 +292,7 @@ def _holds_gpu() -> bool:
 # -- becoming a worker --------------------------------------------------------------------------------------------
 
 
-def _take_streams(streams: "list[int]") -> None:
+def _replace_stdio(streams: "list[int]") -> None:
     """Make these descriptors stdout and stderr; what the imports have printed is lost."""
     for descriptor, target in zip(streams, (1, 2), strict=True):
         os.dup2(descriptor, target)

@@ -31,7 +31,7 @@ def role_info(group_rank: int) -> bytes:
     return server_api._RoleInstanceInfo("", group_rank, 1).serialize()
 
 
-def torchrun_is_calling() -> bool:
+def is_called_by_torchrun() -> bool:
     """Whether this process is a torchrun, rather than a program with an agent of its own."""
     return any((frame.f_code.co_name, frame.f_code.co_filename) == _TORCHRUN for frame in _callers())
 

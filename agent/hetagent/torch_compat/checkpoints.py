@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.state_dict import _get_fqns as get_fqns
 from torch.distributed.distributed_c10d import _get_default_store as default_store
 from torch.serialization import MAGIC_NUMBER, PROTOCOL_VERSION
 
-__all__ = ["FsspecWriter", "StorageInfo", "default_store", "get_fqns", "head_of"]
+__all__ = ["FsspecWriter", "StorageInfo", "default_store", "get_fqns", "make_tensor_header"]
 
 
 class _Tensor:
@@ -38,7 +38,7 @@ class _Pickler(pickle.Pickler):
         return value if isinstance(value, tuple) and value[:1] == ("storage",) else None
 
 
-def head_of(dtype: torch.dtype, lengths: tuple[int, ...]) -> bytes:
+def make_tensor_header(dtype: torch.dtype, lengths: tuple[int, ...]) -> bytes:
     """What `torch.save` writes before the content of a tensor, in its older format: nothing comes after that."""
     tensor, file = _Tensor(dtype, lengths), io.BytesIO()
     parts: Sequence[Any] = (MAGIC_NUMBER, PROTOCOL_VERSION, {}, tensor, ["0"])

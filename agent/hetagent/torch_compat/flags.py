@@ -52,7 +52,7 @@ def check_supported(flags: TorchrunOptions) -> None:
 # -- what torch's agent is to run ------------------------------------------------------------------------------
 
 
-def worker_spec(flags: TorchrunOptions, slots: int, handler: RendezvousHandler) -> WorkerSpec:
+def make_worker_spec(flags: TorchrunOptions, slots: int, handler: RendezvousHandler) -> WorkerSpec:
     """torch's description of the workers, whose command each round brings."""
     mode = flags.numa_binding
     newer: dict[str, Any] = {
@@ -70,7 +70,7 @@ def worker_spec(flags: TorchrunOptions, slots: int, handler: RendezvousHandler) 
     )
 
 
-def changes_the_command(spec: WorkerSpec) -> bool:
+def does_torch_alter_command(spec: WorkerSpec) -> bool:
     """Whether torch makes the command or the environment of workers itself, so that they cannot be predicted."""
     return any(getattr(spec, name, None) for name in ("numa_options", "virtual_local_rank"))
 

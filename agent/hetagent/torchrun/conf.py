@@ -49,7 +49,7 @@ OPTIONS: Mapping[str, Callable[[str], Any]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Conf:
+class JobConf:
     """One node's settings for one job.
 
     Attributes:
@@ -68,7 +68,7 @@ class Conf:
     spec: SpecFields
 
 
-def parse_conf(params: RendezvousParameters) -> Conf:
+def parse_conf(params: RendezvousParameters) -> JobConf:
     """The settings that torchrun's --rdzv-endpoint, --rdzv-id, --nnodes, --local-addr and --rdzv-conf amount to."""
     options = _parse_options(params.config)
     try:
@@ -94,7 +94,7 @@ def parse_conf(params: RendezvousParameters) -> Conf:
         token_file=token_file,
         tls=ClientTls.from_flags(options, os.environ),
     )
-    return Conf(
+    return JobConf(
         access=access,
         group=group,
         node_id=options.get("node_id") or host_name("--rdzv-conf node_id=NAME"),

@@ -15,8 +15,8 @@ from hetagent.node.network import AdvertisedAddress, find_address
 from hetagent.node.self_pipe import wait_readable
 from hetagent.session.connection import ServerConnection
 from hetagent.session.session import Session
-from hetagent.torchrun.conf import Conf
-from hetagent.torchrun.messages import exit_error, exit_text
+from hetagent.torchrun.conf import JobConf
+from hetagent.torchrun.messages import format_exit, make_exit_error
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.requests import JoinRequest
 from hetrdzv.protocol.states import DirectiveKind
@@ -83,7 +83,7 @@ class TorchrunConnection:
                     self._log(f"round {directive.round} is over: {directive.why}")
                 case DirectiveKind.EXIT:
                     self.exit, self.start = directive, None
-                    self._log(exit_text(directive))
+                    self._log(format_exit(directive))
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait for a directive."""
@@ -108,11 +108,11 @@ class TorchrunConnection:
                 return False
         return True
 
-    def next_start(self) -> Directive | None:
+    def wait_for_start(self) -> Directive | None:
         """Wait for a round; None if it was over before this node could enter it."""
         while self.start is None:
             if self.exit is not None:
-                raise exit_error(self.exit)
+                raise make_exit_error(self.exit)
             if self.stop is not None:
                 self.round = max(self.round, self.stop.round)
                 return None
@@ -121,7 +121,7 @@ class TorchrunConnection:
         return directive
 
 
-def make_connection(conf: Conf, spec: WorkerSpec | None, log: Callable[[str], None]) -> TorchrunConnection:
+def make_connection(conf: JobConf, spec: WorkerSpec | None, log: Callable[[str], None]) -> TorchrunConnection:
     """The connection of a node; see `TorchrunConnection`.
 
     Raises:

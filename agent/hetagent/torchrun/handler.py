@@ -23,7 +23,7 @@ from torch.distributed.elastic.rendezvous import (
 from hetagent.node import names, network
 from hetagent.session.requests import make_round_report
 from hetagent.torch_compat.callers import find_ending_signal, find_worker_spec
-from hetagent.torchrun.conf import Conf
+from hetagent.torchrun.conf import JobConf
 from hetagent.torchrun.connection import TorchrunConnection, make_connection
 from hetagent.torchrun.messages import find_first_failure, log, translate_flags
 from hetagent.torchrun.store import RoundOverError, RoundStore
@@ -37,7 +37,7 @@ from hetrdzv.protocol.states import ReportKind
 class TorchrunHandler(HetRendezvousHandler):
     """One node's part in a job whose rounds a hetserver decides and whose workers torch's agent runs."""
 
-    def __init__(self, conf: Conf) -> None:
+    def __init__(self, conf: JobConf) -> None:
         self._name = names.claim_node_id(
             conf.node_id, conf.group, conf.access.servers, given=conf.node_id_given
         )
@@ -68,9 +68,9 @@ class TorchrunHandler(HetRendezvousHandler):
             connection.in_round = False
             self.close_store()
             connection.stop = None
-            connection.server.set_ready(connection.round, self._offered_port(connection), 0)
+            connection.server.set_ready(connection.round, self._hold_offered_port(connection), 0)
             try:
-                start = connection.next_start()
+                start = connection.wait_for_start()
             except (RendezvousError, SystemExit) as error:
                 self._closed = str(error)
                 # A program may keep this handler: a new job need not wait for it.
@@ -163,7 +163,7 @@ class TorchrunHandler(HetRendezvousHandler):
         assert self._connection is not None, "not connected"
         return network.hold_port(self._connection.place.address, self._conf.port_range)
 
-    def _offered_port(self, connection: TorchrunConnection) -> int:
+    def _hold_offered_port(self, connection: TorchrunConnection) -> int:
         """Hold a port on this node's current address."""
         super().shutdown()  # peers may wait at a socket that was held for a round which did not come about
         loss = connection.place.describe_address_loss()
@@ -211,14 +211,14 @@ class TorchrunHandler(HetRendezvousHandler):
             connection.server.send(make_round_report(ReportKind.FAILED, directive.round, failure=failure))
             return None
         self._round_store = RoundStore(
-            info.store, start, partial(self._on_success, connection), partial(_await_barrier, connection)
+            info.store, start, partial(self._report_success, connection), partial(_await_barrier, connection)
         )
         connection.server.send(make_round_report(ReportKind.STARTED, directive.round))
         store = cast("Store", self._round_store)
         place = RendezvousStoreInfo(master_addr=start.master.address, master_port=start.master.port)
         return RendezvousInfo(store, info.rank, info.world_size, place)
 
-    def _on_success(self, connection: TorchrunConnection) -> None:
+    def _report_success(self, connection: TorchrunConnection) -> None:
         self._succeeded = True
         connection.server.send(make_round_report(ReportKind.SUCCEEDED, connection.round))
 

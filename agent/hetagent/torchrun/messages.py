@@ -11,8 +11,8 @@ from torch.distributed.elastic.rendezvous import (
 
 from hetagent.node import console
 from hetagent.node.processes.signals import signal_name
-from hetagent.torch_compat.callers import find_run_result, torchrun_is_calling
-from hetagent.workers.failures import MAX_CHARACTERS, escape_surrogates, failure_message, read_record
+from hetagent.torch_compat.callers import find_run_result, is_called_by_torchrun
+from hetagent.workers.failures import MAX_CHARACTERS, escape_surrogates, format_failure_message, read_record
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.rounds import Failure
 
@@ -27,12 +27,12 @@ def log(node_id: str, text: str) -> None:
     console.log(f"hetrdzv[{node_id}]", text)
 
 
-def exit_text(directive: Directive) -> str:
+def format_exit(directive: Directive) -> str:
     """The text of an `exit` directive, with its outcome."""
     return f"the job failed: {directive.why}" if directive.outcome == "failed" else directive.why
 
 
-def exit_error(directive: Directive) -> BaseException:
+def make_exit_error(directive: Directive) -> BaseException:
     """The exception that ends torch's agent after an `exit` directive.
 
     Under torchrun, a job that succeeded and a node that was drained become a `SystemExit` with hetagent's status.
@@ -42,12 +42,12 @@ def exit_error(directive: Directive) -> BaseException:
         # launch_agent() of torch 2.13 uses the result of LocalElasticAgent.run(), which is None after a graceful exit
         return (
             SystemExit(directive.exit_code)
-            if torchrun_is_calling()
+            if is_called_by_torchrun()
             else RendezvousGracefulExitError(directive.why)
         )
     if cause in ("join_timeout", "impossible_world"):
-        return RendezvousTimeoutError(exit_text(directive))
-    text = exit_text(directive)
+        return RendezvousTimeoutError(format_exit(directive))
+    text = format_exit(directive)
     if directive.outcome is None or cause == "no_master":  # whose advice is about flags
         text = translate_flags(text)
     if directive.round or directive.outcome:
@@ -72,5 +72,5 @@ def find_first_failure() -> Failure:
         rank=rank,
         exit_code=code if code >= 0 else None,
         signal=signal_name(-code) if code < 0 else None,
-        message=failure_message(read_record(first.error_file)),
+        message=format_failure_message(read_record(first.error_file)),
     )

@@ -17,7 +17,7 @@ from typing import Any
 from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
 
-class Store(RendezvousHTTPServer):
+class HorovodServer(RendezvousHTTPServer):
     """Horovod's server on a socket that already listens.
 
     Unlike horovodrun, we do not tell it the hosts. With them it empties a scope once all of that scope have met, and
@@ -50,7 +50,7 @@ class Store(RendezvousHTTPServer):
 def main() -> None:
     """Serve, if asked to, until the agent closes its end of the pipe or dies."""
     if len(sys.argv) > 1:
-        store = Store(int(sys.argv[1]))
+        store = HorovodServer(int(sys.argv[1]))
         threading.Thread(target=store.serve_forever, daemon=True).start()
         sys.stdin.read()
 

@@ -7,8 +7,8 @@ The script sees what it would see if started by `python -u [-m] SCRIPT_OR_MODULE
 crash prints a traceback (faulthandler), and an exception that ends the script is recorded in the file that
 TORCHELASTIC_ERROR_FILE names, in the format of torch's ErrorHandler, so that every node can show it.
 
-Three variables, FILE:ARGUMENT each, name files with more to do. In that of HET_STARTED_AHEAD, `wait` returns once the
-round of a process is known that was started ahead of it. In the others `begin` gets the argument: in that of
+Three variables, FILE:ARGUMENT each, name files with more to do. In that of HET_STARTED_AHEAD, `wait_for_round` returns
+once the round of a process is known that was started ahead of it. In the others `begin` gets the argument: in that of
 HET_BEFORE_SCRIPT before the script's first line, of HET_AFTER_TORCH once the script has imported torch.distributed.
 
 This file is started by its path, and imports nothing that a bare interpreter has not already imported.
@@ -51,14 +51,14 @@ def main() -> None:
 
         faulthandler.enable(all_threads=True)
     run = _prepare_script()
-    start_over = _call(AHEAD, "wait", started_as)
-    _call(BEFORE, "begin")
+    start_over = _call_hook_file(AHEAD, "wait_for_round", started_as)
+    _call_hook_file(BEFORE, "begin")
     if AFTER in os.environ:
-        _after_torch(*os.environ.pop(AFTER).split(os.pathsep, 1))
+        _call_after_torch_import(*os.environ.pop(AFTER).split(os.pathsep, 1))
     _run_recorded(run, start_over)
 
 
-def _call(variable: str, function: str, *more: object) -> "Any":
+def _call_hook_file(variable: str, function: str, *more: object) -> "Any":
     """Call a function of the file that a variable names, if it is set, with the argument in it; what that returns."""
     if variable in os.environ:
         path, argument = os.environ.pop(variable).split(os.pathsep, 1)
@@ -93,7 +93,7 @@ def _load_file(path: str) -> "Any":
     return module
 
 
-def _after_torch(path: str, argument: str) -> None:
+def _call_after_torch_import(path: str, argument: str) -> None:
     """Have the file at `path` begin, now or once the script imports torch; whatever fails, fails silently."""
     pid = os.getpid()
 
@@ -193,11 +193,11 @@ def _record_end(
 
     Where imports fail, `start_over` does without what was imported ahead, which may have made them fail.
     """
-    if not _is_orderly(error):
+    if not _is_normal_exit(error):
         if start_over is not None and _is_in_imports(theirs):
             start_over(type(error).__name__)
         _record_error(error.with_traceback(theirs), permanent=_is_permanent(error, theirs))
-    elif refusal := _find_refusal(error, theirs):
+    elif refusal := _find_argparse_error(error, theirs):
         _write_record(refusal, refusal, permanent=True)
     _save_state(error)  # after the record, whose time is that of the exception
 
@@ -216,14 +216,14 @@ def _save_state(error: "BaseException | None") -> None:
         save_now(ends=True)
 
 
-def _is_orderly(error: BaseException) -> bool:
+def _is_normal_exit(error: BaseException) -> bool:
     """Whether there is nothing to record: an exit with a number, or Ctrl-C, but not `sys.exit("text")`."""
     if isinstance(error, SystemExit):
         return error.code is None or isinstance(error.code, int)
     return isinstance(error, KeyboardInterrupt)
 
 
-def _find_refusal(error: BaseException, traceback: "TracebackType | None") -> str:
+def _find_argparse_error(error: BaseException, traceback: "TracebackType | None") -> str:
     """What argparse said as it ended the script, which does not take its arguments; empty: that is not how it ended."""
     try:
         *_, last = _list_frames(traceback)

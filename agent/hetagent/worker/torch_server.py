@@ -134,10 +134,10 @@ def _stop_listening(path: str, pid: int) -> None:
     quiet = 0
     while quiet < 2 and time.monotonic() < until:
         time.sleep(PAUSE_S)  # without the GIL
-        quiet = 0 if _is_asked() else quiet + 1
+        quiet = 0 if _has_client() else quiet + 1
 
 
-def _is_asked() -> bool:
+def _has_client() -> bool:
     """Whether the server has a connection beside the socket on which it listens."""
     with contextlib.suppress(OSError):
         for thread in os.listdir("/proc/self/task"):

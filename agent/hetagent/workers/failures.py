@@ -75,7 +75,7 @@ def read_record(path: str) -> ErrorRecord:
     )
 
 
-def failure_message(
+def format_failure_message(
     record: ErrorRecord, stderr: bytes = b"", secrets: Collection[str] = (), folder: str = ""
 ) -> str:
     """Why a worker failed, in its own words; empty: it has left none.
@@ -84,11 +84,11 @@ def failure_message(
     that the disk of the folder for both is full. All of it went through `escape_surrogates`.
     """
     output = _shorten_text(redact(record.message, secrets), begin=MAX_CHARACTERS // 4)
-    output = output or _shorten_stderr(redact(plain_text(stderr), secrets))
+    output = output or _shorten_stderr(redact(to_plain_text(stderr), secrets))
     return output or escape_surrogates(_explain_lost_output(folder))
 
 
-def start_failure(error: Exception) -> Failure:
+def describe_start_failure(error: Exception) -> Failure:
     """Why workers could not be started."""
     error = explain_start_error(error)
     text = str(error) if isinstance(error, CommandError) else f"{type(error).__name__}: {error}"
@@ -154,7 +154,7 @@ _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]?|[]PX^_].*?(?:\x07|\x1b\\|$)|
 _CONTROLS = dict.fromkeys(code for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n")
 
 
-def plain_text(written: bytes) -> str:
+def to_plain_text(written: bytes) -> str:
     """What a terminal would show of what was written, as plain text.
 
     A line that was written over and over (a progress bar) is there as it was last; bytes that are not UTF-8, or half a

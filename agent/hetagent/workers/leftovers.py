@@ -25,7 +25,7 @@ class OrphanReaper:
         stuck = processes.find_survivors(self._stuck)
         return processes.describe_stuck(stuck) if stuck else ""
 
-    def report_spared(self) -> None:
+    def log_spared(self) -> None:
         """The job has succeeded: say what is left running."""
         if self._spared and (pids := processes.find_by_incarnation(self._incarnation)):
             shown = ", ".join(map(str, pids))

@@ -91,7 +91,7 @@ class OutputCapture:
         self._waker.wake()
         return CapturedOutput(writers, both, own)
 
-    def catch_up(self, until: float | None = None) -> bool:
+    def wait_for_output(self, until: float | None = None) -> bool:
         """Wait until all that has been written by now is on the console; False: the console is blocked."""
         if self._thread is None:
             return True

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from hetagent.node.processes import proctree as processes
-from hetagent.workers.failures import ErrorRecord, failure_message, read_record
+from hetagent.workers.failures import ErrorRecord, format_failure_message, read_record
 from hetagent.workers.leftovers import OrphanReaper
 from hetagent.workers.starter import StartedWorker, WorkerExit
 from hetrdzv.protocol.bounds import MAX_SECONDS
@@ -100,7 +100,7 @@ class Workers:
             exit_code=end.exit_code,
             signal=end.signal,
             lingers=end.lingers,
-            message=failure_message(
+            message=format_failure_message(
                 record, worker.read_stderr(), secrets, os.path.dirname(worker.error_file)
             ),
             raised_s=round(min(max(0.0, raised_s), MAX_SECONDS), 3),

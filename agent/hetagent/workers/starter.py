@@ -11,15 +11,15 @@ from hetagent.workers.output import STDERR, CapturedOutput
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class WorkerProgram:
     """What the worker of one local rank runs: its command line and its environment."""
 
     args: tuple[str, ...]
     environ: Mapping[str, str]
 
 
-Take = Callable[[int, Program, int, int], "subprocess.Popen[bytes] | None"]
-"""See `Standbys.claim_standby`."""
+Take = Callable[[int, WorkerProgram, int, int], "subprocess.Popen[bytes] | None"]
+"""See `StandbyPool.claim_standby`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,10 +25,10 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import Subproc
 
 from hetagent.launch.base import Assignment, PredictedCommand
 from hetagent.launch.command import WorkerCommand
-from hetagent.torch_compat.flags import changes_the_command, substitute_macros
+from hetagent.torch_compat.flags import does_torch_alter_command, substitute_macros
 from hetagent.workers.collapse import MergedTail, format_ranks
 from hetagent.workers.output import STDERR, STDOUT, OutputCapture, wait_for_log_copies
-from hetagent.workers.starter import Program, StartedWorker, Take
+from hetagent.workers.starter import StartedWorker, Take, WorkerProgram
 from hetagent.workers.store import HetRendezvousHandler
 
 
@@ -65,9 +65,9 @@ class TorchStarter(LocalElasticAgent):
 
     def predict_programs(
         self, predict_command: Callable[[int], PredictedCommand | None], environ: Mapping[str, str]
-    ) -> Sequence[Program]:
+    ) -> Sequence[WorkerProgram]:
         """What the worker of each local rank will probably run in the first round; empty: only that round will tell."""
-        if changes_the_command(self.spec):
+        if does_torch_alter_command(self.spec):
             return ()  # the first round must show what it is
         programs = []
         for local_rank in range(self.spec.local_world_size):
@@ -78,7 +78,7 @@ class TorchStarter(LocalElasticAgent):
             args = substitute_macros([command.entrypoint, *command.args], local_rank)
             values = {**os.environ, **environ, **changes}
             known = {name: value for name, value in values.items() if value is not None}
-            programs.append(Program(args, known))
+            programs.append(WorkerProgram(args, known))
         return programs
 
     def start(
@@ -128,7 +128,7 @@ class TorchStarter(LocalElasticAgent):
         return [worker.pid for worker in begun.values()]
 
     def _open_worker(
-        self, take: Take | None, local_rank: int, program: Program, stdout: int, stderr: int
+        self, take: Take | None, local_rank: int, program: WorkerProgram, stdout: int, stderr: int
     ) -> "subprocess.Popen[bytes]":
         """The process of a worker."""
         captured = self._capture.open(stdout, stderr) if self._capture is not None else None
@@ -148,9 +148,9 @@ class TorchStarter(LocalElasticAgent):
 
     # -- end -------------------------------------------------------------------------------------------------
 
-    def catch_up(self, until: float | None) -> bool:
+    def wait_for_output(self, until: float | None) -> bool:
         """Wait until then (monotonic seconds) for what has been written by now; False: the console is blocked."""
-        return self._capture is None or self._capture.catch_up(until)
+        return self._capture is None or self._capture.wait_for_output(until)
 
     def end_round(self, until: float | None) -> bool:
         """See `close` of `Workers`."""
@@ -161,7 +161,7 @@ class TorchStarter(LocalElasticAgent):
         for handler in handlers:
             handler.proc.poll()
         shown = wait_for_log_copies([tail.stop for tail in _list_tails(context)], until)
-        shown = self.catch_up(until) and shown
+        shown = self.wait_for_output(until) and shown
         if shown:
             files = [file for handler in handlers for file in (handler._stdout, handler._stderr)]
             files += [getattr(context, name, None) for name in ("filtered_stdout", "filtered_stderr")]
@@ -231,7 +231,7 @@ class TorchStarter(LocalElasticAgent):
                         env.pop(name, None)
                 stdout = self._stdout.fileno() if self._stdout else STDOUT
                 stderr = self._stderr.fileno() if self._stderr else STDERR
-                return begin(self.local_rank_id, Program(args, env), stdout, stderr)
+                return begin(self.local_rank_id, WorkerProgram(args, env), stdout, stderr)
 
         return _patch_module(processes_api, "get_subprocess_handler", Taken)
 

@@ -12,7 +12,7 @@ import pytest
 from tests.agent.rig import Make, Rig, soon
 
 from hetagent.monitor.stacks import MAX_WHY
-from hetagent.monitor.watcher import MOST, MOST_OF_ALL, NOT_KEPT, NOTHING, OFF, log_tail, truncate_stacks
+from hetagent.monitor.watcher import MOST, MOST_OF_ALL, NOT_KEPT, NOTHING, OFF, log_tail, truncate_outputs
 from hetagent.node.scratch import make_boot_prefix
 from hetagent.runloop.local_round import PREFIX
 from hetrdzv.protocol import codec
@@ -125,7 +125,7 @@ def test_logs_are_the_end_in_whole_lines_of_both_streams_without_secrets() -> No
         6: (b"x" * 2 * MOST, b""),
     }
     found = [log_tail(rank, output, ["sesame"]) for rank, output in written.items()]
-    shown = {one.rank: one for one in truncate_stacks(found, OutputKind.LOGS)}
+    shown = {one.rank: one for one in truncate_outputs(found, OutputKind.LOGS)}
     assert [(shown[rank].text, shown[rank].why) for rank in (0, 3)] == [("", NOT_KEPT), ("", NOTHING)]
     assert shown[4].text == "token [token]\nred"
     assert (shown[5].text, set(shown[5].stderr.splitlines())) == ("loss 3", {"warning"})
@@ -137,7 +137,7 @@ def test_logs_are_the_end_in_whole_lines_of_both_streams_without_secrets() -> No
 def test_the_stacks_and_logs_of_the_largest_node_fit_into_a_request(about: OutputKind) -> None:
     for workers in (1, 64, MAX_SLOTS):
         found = [WorkerOutput(rank=rank, text="\U0001f525" * MOST) for rank in range(workers)]
-        shown = truncate_stacks(found, about)
+        shown = truncate_outputs(found, about)
         assert len(shown[-1].text) == min(MOST, MOST_OF_ALL // workers)
         body = StacksRequest(incarnation="i" * 128, number=1, stacks=shown)
         assert len(codec.write(body, given=True)) < MAX_BODY_BYTES

@@ -9,10 +9,10 @@ from tests.support.cluster import wait_for
 
 from hetagent.options.values import AUTO
 from hetagent.standby import keeper
-from hetagent.standby.keeper import Standbys
+from hetagent.standby.keeper import StandbyPool
 from hetagent.standby.process import WAITING, Standby
 from hetagent.worker.runner import BEFORE
-from hetagent.workers.starter import Program
+from hetagent.workers.starter import WorkerProgram
 
 INSTALLED = {
     "plain": "",
@@ -42,7 +42,7 @@ class Script:
         """Write it; at its end it says what was imported at its start."""
         self.path.write_text(f"import sys; AT_START = [*sys.modules]\n{source}{SAYS}")
 
-    def round(self, local_rank: int = 0) -> Program:
+    def round(self, local_rank: int = 0) -> WorkerProgram:
         notes = self.folder / f"notes{local_rank}"
         return standbys.in_round(self.program, **{BEFORE: f"{WAITING}:{notes}"})
 
@@ -136,12 +136,12 @@ def test_each_rank_has_what_its_own_workers_import(script: Script, monkeypatch: 
         monkeypatch.setattr(keeper, name, 0.05)
     monkeypatch.setattr(keeper, "NEEDED_BYTES", 1)
     told: list[str] = []
-    with contextlib.closing(Standbys(["decimal", AUTO], told.append)) as kept:
+    with contextlib.closing(StandbyPool(["decimal", AUTO], told.append)) as kept:
 
         def take(local_rank: int) -> tuple[int | None, str]:
             """Run a round of a rank; the pid of its standby, if there was one, and what the script said."""
             environ = {**standbys.in_round(script.program).environ, **kept.worker_env(local_rank)}
-            program = Program(script.program.args, environ)
+            program = WorkerProgram(script.program.args, environ)
             kept.on_wakeup()
             with standbys.outputs(script.folder) as streams:
                 process = kept.claim_standby(local_rank, program, *streams)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tests.support import standbys
 
-from hetagent.workers.starter import Program
+from hetagent.workers.starter import WorkerProgram
 
 IMPORTED = """
 import os, warnings
@@ -203,7 +203,7 @@ def test_a_script_sees_the_same_and_ends_the_same(
         file.writestr("__main__.py", PROBE)
     before = standbys.program(*words, **STEADY, PYTHONPATH=str(tmp_path / "site"))
 
-    def in_round(folder: Path) -> Program:
+    def in_round(folder: Path) -> WorkerProgram:
         files = {"HET_PROBE_INTO": folder / "seen", "TORCHELASTIC_ERROR_FILE": folder / "error"}
         return standbys.in_round(before, **{name: str(path) for name, path in files.items()})
 

@@ -11,7 +11,7 @@ from hetagent.launch.base import Assignment, Launch
 from hetagent.launch.command import RUNNER, WorkerCommand
 from hetagent.node.processes import proctree as processes
 from hetagent.node.processes.proctree import find_by_incarnation
-from hetagent.standby.keeper import Standbys
+from hetagent.standby.keeper import StandbyPool
 
 
 class SecondCannotStart(Launch):
@@ -47,11 +47,11 @@ def test_a_start_that_fails_kills_the_standbys_that_it_has_taken_and_no_others(
     (tmp_path / "slow.py").write_text(SLOW.format(folder=tmp_path))
     (tmp_path / "s.py").write_text(SAYS.format(folder=tmp_path))
     command = WorkerCommand(sys.executable, ("-u", str(RUNNER), str(tmp_path / "s.py")), is_python=True)
-    made_standbys: list[Standbys] = []
+    made_standbys: list[StandbyPool] = []
     kept: list[int] = []
 
-    def standbys(tell: Callable[[str], None]) -> Standbys:
-        made_standbys.append(Standbys(["slow"], tell))
+    def standbys(tell: Callable[[str], None]) -> StandbyPool:
+        made_standbys.append(StandbyPool(["slow"], tell))
         return made_standbys[0]
 
     made = rig(

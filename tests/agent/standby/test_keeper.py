@@ -12,8 +12,8 @@ from tests.support.cluster import wait_for
 
 from hetagent.node.processes import proctree as processes
 from hetagent.standby import keeper
-from hetagent.standby.keeper import Standbys
-from hetagent.workers.starter import Program
+from hetagent.standby.keeper import StandbyPool
+from hetagent.workers.starter import WorkerProgram
 
 INCARNATION = standbys.MARKS[processes.INCARNATION]
 
@@ -23,7 +23,7 @@ class Kept:
 
     def __init__(self, folder: Path, preload: Sequence[str]) -> None:
         self.told: list[str] = []
-        self.standbys = Standbys(preload, self.told.append)
+        self.standbys = StandbyPool(preload, self.told.append)
         self.folder = folder
 
     def ready(self, *ranks: int) -> Mapping[int, int]:
@@ -39,7 +39,7 @@ class Kept:
         """Wait until something was said."""
         return wait_for(lambda: self.standbys.on_wakeup() or self.told, "a line")
 
-    def take(self, rank: int, program: Program) -> "subprocess.Popen[bytes] | None":
+    def take(self, rank: int, program: WorkerProgram) -> "subprocess.Popen[bytes] | None":
         with standbys.outputs(self.folder) as streams:
             return self.standbys.claim_standby(rank, standbys.in_round(program), *streams)
 
@@ -77,7 +77,7 @@ def keep(tmp_path: Path) -> Iterator[Callable[..., Kept]]:
 
 
 @pytest.fixture
-def program(tmp_path: Path) -> Program:
+def program(tmp_path: Path) -> WorkerProgram:
     """Of an empty script beside the module `imported`."""
     for name in ("s", "imported"):
         (tmp_path / f"{name}.py").touch()
@@ -85,7 +85,7 @@ def program(tmp_path: Path) -> Program:
 
 
 def test_three_that_die_while_they_import_are_the_last(
-    keep: Callable[..., Kept], program: Program, tmp_path: Path
+    keep: Callable[..., Kept], program: WorkerProgram, tmp_path: Path
 ) -> None:
     (tmp_path / "dies.py").write_text("import os, sys\nprint('cannot', file=sys.stderr)\nos._exit(7)")
     kept = keep("dies")
@@ -97,7 +97,7 @@ def test_three_that_die_while_they_import_are_the_last(
 
 
 def test_an_agent_without_descriptors_goes_on_without_standbys(
-    keep: Callable[..., Kept], program: Program
+    keep: Callable[..., Kept], program: WorkerProgram
 ) -> None:
     kept = keep("imported")
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -113,7 +113,7 @@ def test_an_agent_without_descriptors_goes_on_without_standbys(
 
 
 def test_a_module_is_left_out_once_for_all_ranks(
-    keep: Callable[..., Kept], program: Program, tmp_path: Path
+    keep: Callable[..., Kept], program: WorkerProgram, tmp_path: Path
 ) -> None:
     (tmp_path / "reads.py").write_text("import os; os.environ.get('RANK')")
     (tmp_path / "s.py").write_text("import sys; sys.exit(5 + ('reads' in sys.modules))")
@@ -128,7 +128,7 @@ def test_a_module_is_left_out_once_for_all_ranks(
 
 @pytest.mark.parametrize("changes", ["args", "environ"])
 def test_another_plan_starts_without_a_standby_and_gets_one_for_the_next_round(
-    keep: Callable[..., Kept], program: Program, changes: str
+    keep: Callable[..., Kept], program: WorkerProgram, changes: str
 ) -> None:
     kept = keep("imported")
     kept.standbys.start_predicted([program])
@@ -146,7 +146,7 @@ def test_another_plan_starts_without_a_standby_and_gets_one_for_the_next_round(
 
 
 def test_memory_that_is_short_is_said_once_and_waited_for(
-    keep: Callable[..., Kept], program: Program, monkeypatch: pytest.MonkeyPatch
+    keep: Callable[..., Kept], program: WorkerProgram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keeper, "NEEDED_BYTES", 1 << 60)
     kept = keep("imported")

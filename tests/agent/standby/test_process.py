@@ -12,7 +12,7 @@ from tests.support.cluster import wait_for
 
 from hetagent.node.processes import proctree as processes
 from hetagent.standby.process import Standby
-from hetagent.workers.starter import Program
+from hetagent.workers.starter import WorkerProgram
 
 SLOW = """
 import os, time
@@ -27,7 +27,7 @@ print("rank", os.environ["RANK"], "imported" in sys.modules)
 
 
 @pytest.fixture
-def program(tmp_path: Path) -> Program:
+def program(tmp_path: Path) -> WorkerProgram:
     """Of a script that prints its rank; it can import the modules `imported`, `slow` and whatever a test writes."""
     (tmp_path / "s.py").write_text(SCRIPT)
     (tmp_path / "imported.py").write_text("")
@@ -45,7 +45,7 @@ def _nothing_is_left() -> Iterator[None]:
     assert standbys.zombies() == []
 
 
-def run(standby: Standby, program: Program, folder: Path) -> tuple[int, str]:
+def run(standby: Standby, program: WorkerProgram, folder: Path) -> tuple[int, str]:
     """Take it for a round; its exit status and output."""
     with standbys.outputs(folder) as streams:
         status = standbys.ended(standby.become_worker(standbys.in_round(program), *streams))
@@ -53,7 +53,7 @@ def run(standby: Standby, program: Program, folder: Path) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("when", ["importing", "ready"])
-def test_one_that_has_died_is_not_taken(program: Program, tmp_path: Path, when: str) -> None:
+def test_one_that_has_died_is_not_taken(program: WorkerProgram, tmp_path: Path, when: str) -> None:
     standby = standbys.ready(program, []) if when == "ready" else Standby(program, ["slow"])
     os.kill(standby.process.pid, signal.SIGKILL)
     os.waitid(os.P_PID, standby.process.pid, os.WEXITED | os.WNOWAIT)
@@ -79,7 +79,7 @@ LEFT_OUT = {
 
 
 @pytest.mark.parametrize("module", LEFT_OUT)
-def test_a_module_that_no_standby_should_import(program: Program, tmp_path: Path, module: str) -> None:
+def test_a_module_that_no_standby_should_import(program: WorkerProgram, tmp_path: Path, module: str) -> None:
     for name, (source, _) in LEFT_OUT.items():
         (tmp_path / f"{name}.py").write_text(source)
     standby = Standby(program, ["imported", module])
@@ -92,7 +92,7 @@ def test_a_module_that_no_standby_should_import(program: Program, tmp_path: Path
 
 @pytest.mark.parametrize("module", ["exits", "reads"])
 def test_one_that_was_taken_before_such_a_module_begins_anew(
-    program: Program, tmp_path: Path, module: str
+    program: WorkerProgram, tmp_path: Path, module: str
 ) -> None:
     """It must not end as a worker that succeeded, nor run with what that module left behind."""
     for name, (source, _) in LEFT_OUT.items():
@@ -114,7 +114,7 @@ print("script of release 1", own.RELEASE, "imported" in sys.modules)
 """
 
 
-def released(folder: Path) -> Program:
+def released(folder: Path) -> WorkerProgram:
     """Of a script in a folder that a link leads to, with a module beside it and one that is installed."""
     for release in "12":
         (folder / release).mkdir()
@@ -178,7 +178,7 @@ def test_what_scripts_write_beside_themselves_is_no_change(tmp_path: Path) -> No
     assert (tmp_path / "stderr").read_text() == ""
 
 
-def test_a_module_that_starts_cuda(program: Program, tmp_path: Path) -> None:
+def test_a_module_that_starts_cuda(program: WorkerProgram, tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("class cuda:\n    is_initialized = lambda: True")
     standby = Standby(program, ["imported", "torch"])
     assert not standbys.receive(standby)
@@ -186,7 +186,7 @@ def test_a_module_that_starts_cuda(program: Program, tmp_path: Path) -> None:
     standby.kill()
 
 
-def test_what_its_imports_have_started_ends_with_it(program: Program, tmp_path: Path) -> None:
+def test_what_its_imports_have_started_ends_with_it(program: WorkerProgram, tmp_path: Path) -> None:
     (tmp_path / "starts.py").write_text("import os, subprocess\nsubprocess.Popen(['sleep', '300'])")
     standby = standbys.ready(program, ["starts"])
     sleepers = processes.find_session_members([standby.process.pid])

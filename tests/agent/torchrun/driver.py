@@ -70,7 +70,7 @@ def connect(handler: TorchrunHandler, line: ScriptedLine) -> TorchrunConnection:
 def offered_port(handler: TorchrunHandler) -> int:
     """The port that a connected handler offers."""
     assert handler._connection is not None
-    return handler._offered_port(handler._connection)
+    return handler._hold_offered_port(handler._connection)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from torch.distributed.elastic.rendezvous import (
 
 from hetagent.node.network import AdvertisedAddress, hold_port
 from hetagent.torchrun import create_handler
-from hetagent.torchrun.messages import exit_error, translate_flags
+from hetagent.torchrun.messages import make_exit_error, translate_flags
 from hetrdzv.auth.tls import TlsError
 from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.rounds import RootCause
@@ -36,7 +36,7 @@ def test_advice_says_what_flags_are_called_here() -> None:
         connection.server.session.is_server_away = False
         with pytest.raises(RendezvousConnectionError, match=r"lost its address 192\.0\.2\.7: start it again"):
             offered_port(handler)
-    refused = exit_error(directive("exit"))
+    refused = make_exit_error(directive("exit"))
     for error in (tls.value, unreachable.value, no_port.value, refused):
         assert str(error).endswith(translate_flags("")), error
 
@@ -61,7 +61,7 @@ FAILED = RootCause(reason=Reason(code="worker_failed", message="rank 0 on a exit
     ],
 )
 def test_how_torchs_agent_is_sent_away(fields: dict[str, Any], error: type[Exception]) -> None:
-    raised = exit_error(directive("exit", **{"round_number": fields.pop("round"), **fields}))
+    raised = make_exit_error(directive("exit", **{"round_number": fields.pop("round"), **fields}))
     assert type(raised) is error
     advises = fields.get("root_cause") is CUT_OFF or (fields["exit_code"] == 1 and "outcome" not in fields)
     said = "the job failed: for a reason" if fields.get("outcome") == "failed" else "for a reason"

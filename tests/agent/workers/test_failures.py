@@ -13,10 +13,10 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from hetagent.workers.failures import (
     MAX_CHARACTERS,
     ErrorRecord,
-    failure_message,
-    plain_text,
+    format_failure_message,
     read_record,
     read_tail,
+    to_plain_text,
     write_error,
     write_root_cause,
 )
@@ -37,7 +37,7 @@ def recorded(stack: str) -> dict[str, object]:
 
 def told_of(tmp_path: Path, stack: str) -> str:
     """What is told of an exception with this traceback."""
-    return failure_message(read_record(error_file(tmp_path, recorded(stack))))
+    return format_failure_message(read_record(error_file(tmp_path, recorded(stack))))
 
 
 NO_MOMENTS = (10**400, float("inf"), float("nan"), "1.5", None)
@@ -65,11 +65,11 @@ def test_records_of_any_kind(tmp_path: Path, content: object, record: ErrorRecor
 def test_a_full_disk_explains_why_a_worker_left_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert failure_message(ErrorRecord(), folder=str(tmp_path)) == ""
+    assert format_failure_message(ErrorRecord(), folder=str(tmp_path)) == ""
     full = SimpleNamespace(f_blocks=1 << 20, f_bavail=0, f_frsize=4096)
     monkeypatch.setattr(os, "statvfs", lambda folder: full)
     lost = f"its error output is lost: No space left on device ({tmp_path})"
-    assert failure_message(ErrorRecord(), folder=str(tmp_path)) == lost
+    assert format_failure_message(ErrorRecord(), folder=str(tmp_path)) == lost
 
 
 def test_a_file_name_that_is_not_utf_8_can_be_told(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_hostile_error_files_are_no_more_than_unreadable(tmp_path: Path) -> None
     fifo = tmp_path / "fifo.json"
     os.mkfifo(fifo)
     for path in (nested, deep, huge, fifo, tmp_path):
-        assert failure_message(read_record(str(path)), b" \n") == "", path
+        assert format_failure_message(read_record(str(path)), b" \n") == "", path
         assert read_tail(str(path)) == b"" or path.is_file()
     for absent in ("", str(tmp_path / "absent"), os.devnull):
         assert read_record(absent) == ErrorRecord()
@@ -104,11 +104,11 @@ def test_the_end_is_kept_in_whole_lines(tmp_path: Path) -> None:
     lines = [f"line {number:05} ü" for number in range(2000)]
     log = tmp_path / "stderr.log"
     log.write_text("\n".join(lines))
-    message = failure_message(ErrorRecord(), read_tail(str(log)))
+    message = format_failure_message(ErrorRecord(), read_tail(str(log)))
     assert MAX_CHARACTERS - 13 < len(message) <= MAX_CHARACTERS
     assert message.split("\n") == lines[-len(message.split("\n")) :]
     log.write_text("first\n" + "x" * 25_000 + "y" * 25_000)
-    assert failure_message(ErrorRecord(), read_tail(str(log))) == f"first\n{'x' * 500} … {'y' * 300}"
+    assert format_failure_message(ErrorRecord(), read_tail(str(log))) == f"first\n{'x' * 500} … {'y' * 300}"
 
 
 @pytest.mark.parametrize("size", [3_000, 3_940, 3_960, 4_500, 100_000, 10_000_000])
@@ -215,7 +215,7 @@ def test_an_error_file_that_cannot_be_written_is_said_and_nobody_waits(
     ],
 )
 def test_what_a_person_would_see(written: bytes, seen: str) -> None:
-    assert plain_text(written) == seen
+    assert to_plain_text(written) == seen
 
 
 def test_before_a_crash_the_words_of_the_library_count_more_than_the_list_of_threads() -> None:
@@ -223,7 +223,7 @@ def test_before_a_crash_the_words_of_the_library_count_more_than_the_list_of_thr
     dump += "".join(f'  File "x.py", line {number} in f\n' for number in range(1000))
     dump += "\n\nExtension modules: numpy, torch._C (total: 2)\n"
     said = "terminate called after throwing an instance of 'c10::Error'\n  what():  device lost\n"
-    message = failure_message(ErrorRecord(), (said + dump).encode())
+    message = format_failure_message(ErrorRecord(), (said + dump).encode())
     assert message.startswith(said + "Fatal Python error: Aborted\n\nCurrent thread")
     assert message.endswith("\n…")
     assert len(message) <= MAX_CHARACTERS
@@ -231,5 +231,5 @@ def test_before_a_crash_the_words_of_the_library_count_more_than_the_list_of_thr
 
 def test_the_token_is_left_out() -> None:
     record = ErrorRecord("Traceback\nKeyError: 'tok-1'\n")
-    assert failure_message(record, secrets=["tok-1"]) == "Traceback\nKeyError: '[token]'"
-    assert failure_message(ErrorRecord(), b"HET_TOKEN=tok-1", ["tok-1"]) == "HET_TOKEN=[token]"
+    assert format_failure_message(record, secrets=["tok-1"]) == "Traceback\nKeyError: '[token]'"
+    assert format_failure_message(ErrorRecord(), b"HET_TOKEN=tok-1", ["tok-1"]) == "HET_TOKEN=[token]"

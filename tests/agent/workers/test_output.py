@@ -68,11 +68,11 @@ def test_the_console_gets_every_byte_and_the_end_is_kept(
         f"e.buffer.write(b'\\x1b[1m\\r\\xff' * {TAIL_BYTES}); e.write(f'{{e.isatty()}} end'); sys.exit(3)",
     )
     assert process.wait() == 3
-    assert copies.catch_up()
+    assert copies.wait_for_output()
     assert capfdbinary.readouterr().err == b"\x1b[1m\r\xff" * TAIL_BYTES + b"False end"
     assert captured.stderr.endswith(b"\xffFalse end")
     assert len(captured.stderr) == TAIL_BYTES
-    assert copies.catch_up(), "also when it has ended"
+    assert copies.wait_for_output(), "also when it has ended"
 
 
 def test_a_terminal_stays_one(capture: Capture, terminal: tuple[int, int]) -> None:
@@ -86,7 +86,7 @@ def test_a_terminal_stays_one(capture: Capture, terminal: tuple[int, int]) -> No
         seen += os.read(person, 65_536)
     assert seen == b"True os.terminal_size(columns=99, lines=33)\r\n\r\x1b[32m50%"
     assert process.wait() == 0
-    assert copies.catch_up()
+    assert copies.wait_for_output()
 
 
 def test_one_that_writes_on_holds_nobody_up(capture: Capture) -> None:
@@ -94,10 +94,10 @@ def test_one_that_writes_on_holds_nobody_up(capture: Capture) -> None:
     copies = capture(nowhere)
     process, captured = start(copies, "\nwhile True: os.write(2, b'x' * 65536)")
     wait_for(lambda: len(captured.stderr) == TAIL_BYTES, "what it writes")
-    assert copies.catch_up()
+    assert copies.wait_for_output()
     process.kill()
     process.wait()
-    assert copies.catch_up()
+    assert copies.wait_for_output()
     os.close(nowhere)
 
 
@@ -108,14 +108,14 @@ def test_a_blocked_console_holds_up_the_worker_and_not_the_agent(
     reader, writer = os.pipe()
     copies = capture(writer)
     process, _ = start(copies, "os.write(2, b'x' * 1_000_000); os.write(2, b'end')")
-    wait_for(lambda: not copies.catch_up(), "a console that is full")
+    wait_for(lambda: not copies.wait_for_output(), "a console that is full")
     assert process.poll() is None
     seen = b""
     while not seen.endswith(b"end"):
         seen += os.read(reader, 65_536)
     assert seen == b"x" * 1_000_000 + b"end"
     assert process.wait() == 0
-    assert copies.catch_up()
+    assert copies.wait_for_output()
     os.close(reader)
 
 
@@ -162,7 +162,7 @@ def test_what_comes_through_both_is_kept_in_its_order_and_what_goes_into_a_file_
     captured = copies.open(STDOUT, STDERR)
     for console, text in ((STDOUT, b"loss 3\n"), (STDERR, b"warning\n"), (STDOUT, b"loss 2\n")):
         os.write(captured.writers[console], text)
-        assert copies.catch_up()
+        assert copies.wait_for_output()
     captured.close_writers()
     assert captured.both == b"loss 3\nwarning\nloss 2\n"
     assert captured.stderr == b"warning\n"
@@ -170,7 +170,7 @@ def test_what_comes_through_both_is_kept_in_its_order_and_what_goes_into_a_file_
         captured = copies.open(out.fileno(), nowhere.fileno())
         assert list(captured.writers) == [STDERR]
         os.write(captured.writers[STDERR], b"of a rank that is not shown\n")
-        assert copies.catch_up()
+        assert copies.wait_for_output()
         captured.close_writers()
     assert captured.stderr == captured.both == b"of a rank that is not shown\n"
     assert capfd.readouterr() == ("loss 3\nloss 2\n", "warning\n")

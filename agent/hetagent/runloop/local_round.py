@@ -63,7 +63,7 @@ class PendingStop(NamedTuple):
     kill_at: float
 
 
-class RoundEnd(NamedTuple):
+class LocalEnd(NamedTuple):
     """How the processes of a round ended on this node.
 
     Attributes:
@@ -102,7 +102,7 @@ class LocalRound:
         self._parts = parts
         self._folder: scratch.ScratchFolder | None = None
         self._look_at = 0.0  # for workers that do not end (monotonic seconds)
-        self._end: RoundEnd | None = None  # from ENDING on
+        self._end: LocalEnd | None = None  # from ENDING on
         self._stop: PendingStop | None = (
             None  # under way, or put off while the program has time to end by itself
         )
@@ -203,7 +203,7 @@ class LocalRound:
 
     # -- end -------------------------------------------------------------------------------------------------
 
-    def take_end(self) -> RoundEnd | None:
+    def take_end(self) -> LocalEnd | None:
         """How the processes ended by themselves, once that is due to be reported; the caller stops or clears them."""
         if not self.has_processes:
             return None
@@ -258,7 +258,7 @@ class LocalRound:
         died_at = self._parts.first_failure_at()
         if failure is not None and died_at is not None:
             failure = replace(failure, seen_at=min(failure.seen_at, died_at))
-        self._end = RoundEnd(failure, time.monotonic() + patience_s)
+        self._end = LocalEnd(failure, time.monotonic() + patience_s)
         self.phase = RoundPhase.ENDING
 
     def describe_failure(self, failure: WorkerExit, secrets: Collection[str] = ()) -> tuple[Failure, str]:

@@ -10,7 +10,7 @@ from tests.agent.workers.test_store import start
 from hetagent.errors import OutOfResourcesError
 from hetagent.launch.base import Assignment, Launch
 from hetagent.launch.command import WorkerCommand
-from hetagent.runloop.local_round import LocalRound, RoundEnd, RoundPhase
+from hetagent.runloop.local_round import LocalEnd, LocalRound, RoundPhase
 from hetagent.runloop.parts import AgentParts
 from hetrdzv.protocol.snapshots import StartSnapshot
 
@@ -37,6 +37,6 @@ def test_a_failure_for_which_the_node_gives_up_is_none() -> None:
     made = local_round(
         AgentParts(snapshots=Mock(abandon_reason=Mock(side_effect=["cannot begin there", ""])))
     )
-    made._workers, made._end, made.phase = Mock(take_exits=list), RoundEnd(Mock(), 0.0), RoundPhase.ENDING
+    made._workers, made._end, made.phase = Mock(take_exits=list), LocalEnd(Mock(), 0.0), RoundPhase.ENDING
     assert made.take_end() is None
     assert made.take_end() is made._end

@@ -12,7 +12,7 @@ import httpx
 import psutil
 import pytest
 
-from hetagent.launch.horovod import STORE, Horovod, rank_env
+from hetagent.launch.horovod import STORE, HorovodLaunch, rank_env
 from hetagent.node import network
 from tests.agent.launch.test_horovod import COMMAND, assignment, members
 from tests.support.cluster import RUN, Cluster, cluster, leftovers, standalone, wait_for
@@ -146,7 +146,7 @@ def test_a_killed_agents_store_goes_with_it(tmp_path: Path) -> None:
 
 def test_a_round_finds_no_key_of_the_last_and_takes_the_same_port(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHON_EXEC", sys.executable)
-    launch = Horovod(COMMAND)
+    launch = HorovodLaunch(COMMAND)
     port = free_port()
     for _ in range(2):  # the second time the kernel still remembers the first one's connections
         part = assignment("a", 2, 1)

@@ -418,9 +418,11 @@ def _gone_or_open(group: Group, ended: Round, overdue: bool, done: Collection[st
     """Why the end of a round was no failure, or could not be judged yet."""
     for member in ended.members:
         node = group.nodes.get(member.node_id)
+        if member.node_id in ended.finished:  # whoever comes in its place has had no part in that round
+            continue
         if node is None or node.incarnation != member.incarnation:
             yield f"the agent of {member.node_id} was replaced"
-        elif member.node_id in ended.finished or (node.is_gone and member.node_id in done):
+        elif node.is_gone and member.node_id in done:
             continue
         elif node.is_gone:
             yield f"{member.node_id} is {node.phase}"

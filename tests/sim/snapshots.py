@@ -208,13 +208,14 @@ class Snapshots:
         self._copies = False
         there = self._of(copy.source.node_id, copy.stamp)
         number = next((number for number, held in self._slots.items() if _is_of(held, copy.stamp)), None)
+        here = self._slots[number] if number is not None else None
         if number is None and copy.stamp.round != self._round:
             number = self._room(copy.stamp)
         if there is None or number is None:
             return
         self._agent.world.note("shards are copied")
         wanted = {part.rank for part in copy.source.ranks}
-        here = self._slots[number] or replace(there, whole=False, ranks=())
+        here = here or replace(there, whole=False, ranks=())  # not what was in its slot before
         parts = {
             part.rank: part
             for part in (*here.ranks, *there.ranks)

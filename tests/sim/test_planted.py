@@ -106,7 +106,7 @@ PLANTED: dict[str, tuple[Any, str, Any]] = {
     "nodes are not stored": (ledger, "_make_changes", _without_nodes(ledger._make_changes)),
     "no lease after a load": (LeaseTable, "restore_leases", lambda leases, groups: None),
     "polls renew no lease": (LeaseTable, "record_contact", _deaf_to_polls(LeaseTable.record_contact)),
-    "time in which the server stood still counts": (clock.ServedClock, "beat", _beat_on_time),
+    "time in which the server stood still counts": (clock.ServedClock, "begin_beat", _beat_on_time),
     "nobody stops without a server": (Backoff, "workers_stop_at", lambda backoff, max_disconnect_s: None),
     "nobody corrects who is ready": (Session, "_is_contradicted", lambda session, number, directive: False),
     "who has to go is given no time": (

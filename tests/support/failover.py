@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from hetrdzv.client.client import Client
 from hetrdzv.protocol import codec
@@ -19,6 +19,8 @@ from hetrdzv.protocol.requests import JoinRequest, ReportRequest, SpecFields
 from hetrdzv.protocol.states import ReportKind
 from tests.support.etcd import EtcdCluster
 from tests.support.servers import Hetserver
+
+T = TypeVar("T")
 
 WAIT_S = 20.0
 LEASE_S = 3
@@ -119,11 +121,11 @@ class Node:
             after_round=after_round,
             spec=SpecFields(**SPEC),
         )
-        self._note(await self._until(lambda: self._client.join(self._group, self._node_id, request)))
+        self._note(await _until_served(lambda: self._client.join(self._group, self._node_id, request)))
 
     async def report(self, kind: ReportKind, round_number: int) -> None:
         request = ReportRequest(incarnation="1", round=round_number, kind=kind)
-        self._note(await self._until(lambda: self._client.report(self._group, self._node_id, request)))
+        self._note(await _until_served(lambda: self._client.report(self._group, self._node_id, request)))
 
     async def until(self, kind: str, round_number: int) -> None:
         """Wait for a directive of a kind for a round."""
@@ -140,7 +142,7 @@ class Node:
         while True:
             last, began = self.told[-1].version, time.monotonic()
             self._note(
-                await self._until(
+                await _until_served(
                     lambda last=last: self._client.poll(
                         self._group, self._node_id, PollRequest(incarnation="1", after=last, wait_s=2.5)
                     )
@@ -154,14 +156,16 @@ class Node:
             self.told.append(directive)
             self._news.set()
 
-    async def _until(self, call: Callable[[], Awaitable[Directive]]) -> Directive:
-        pause_s = 0.1
-        while True:
-            try:
-                return await call()
-            except Unreachable:
-                await asyncio.sleep(pause_s)
-                pause_s = min(1.0, pause_s * 2)
+
+async def _until_served(call: Callable[[], Awaitable[T]]) -> T:
+    """Repeat a call while no server leads, as an agent does."""
+    pause_s = 0.1
+    while True:
+        try:
+            return await call()
+        except Unreachable:
+            await asyncio.sleep(pause_s)
+            pause_s = min(1.0, pause_s * 2)
 
 
 class Job:
@@ -196,7 +200,9 @@ class Job:
 
     async def group(self) -> dict[str, Any]:
         """The group, without what changes with time."""
-        shown = json.loads(codec.write(await self.client.group(self.group_id), nulls=True))
+        async with asyncio.timeout(WAIT_S):
+            group = await _until_served(lambda: self.client.group(self.group_id))
+        shown = json.loads(codec.write(group, nulls=True))
         del shown["clock"]
         for node in shown["nodes"]:
             node.pop("heard_s_ago", None)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from typing import Any, Self, TypeVar
 
 from hetrdzv.client.client import Client
@@ -141,13 +142,8 @@ class Node:
     async def poll(self) -> None:
         while True:
             last, began = self.told[-1].version, time.monotonic()
-            self._note(
-                await _until_served(
-                    lambda last=last: self._client.poll(
-                        self._group, self._node_id, PollRequest(incarnation="1", after=last, wait_s=2.5)
-                    )
-                )
-            )
+            request = PollRequest(incarnation="1", after=last, wait_s=2.5)
+            self._note(await _until_served(partial(self._client.poll, self._group, self._node_id, request)))
             if self.told[-1].version == last:
                 await asyncio.sleep(max(0.0, began + 0.1 - time.monotonic()))
 
@@ -202,7 +198,7 @@ class Job:
         """The group, without what changes with time."""
         async with asyncio.timeout(WAIT_S):
             group = await _until_served(lambda: self.client.group(self.group_id))
-        shown = json.loads(codec.write(group, nulls=True))
+        shown: dict[str, Any] = json.loads(codec.write(group, nulls=True))
         del shown["clock"]
         for node in shown["nodes"]:
             node.pop("heard_s_ago", None)

@@ -1,8 +1,8 @@
 """What an optional part of this node does in each round: all that the run loop calls without knowing which part it is.
 
-A round goes through `prepare`, `worker_env` for each worker, `begin` and `end`, in the run loop's thread. It may be
-over before its workers were started: then `end` is all that follows. What only one part does, the run loop calls by
-name (`runloop/parts.py`).
+A round goes through `on_round_start`, `worker_env` for each worker, `on_workers_started` and `on_round_end`, in the run
+loop's thread. It may be over before its workers were started: then `on_round_end` is all that follows. What only one
+part does, the run loop calls by name (`runloop/parts.py`).
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ class PreemptionNotice(NamedTuple):
 class RoundHook:
     """An optional part of this node. This base class does nothing; a part overrides what it needs."""
 
-    def prepare(self, assignment: Assignment, command: WorkerCommand) -> None:
+    def on_round_start(self, assignment: Assignment, command: WorkerCommand) -> None:
         """The workers are about to be started.
 
         Raises:
@@ -43,7 +43,7 @@ class RoundHook:
         """What one worker gets."""
         return {}
 
-    def begin(self, workers: Workers) -> None:
+    def on_workers_started(self, workers: Workers) -> None:
         """The workers were started."""
 
     def on_directive(self, directive: Directive) -> None:
@@ -52,7 +52,7 @@ class RoundHook:
         An exit comes between rounds, too.
         """
 
-    def end(self) -> None:
+    def on_round_end(self) -> None:
         """The round is over here, and its workers are gone. Harmless if called again."""
 
     def fileno(self) -> int:

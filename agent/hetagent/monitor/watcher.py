@@ -75,8 +75,8 @@ class Watcher(RoundHook):
             return {BUFFER: str(BUFFER_SIZE)}
         return {}
 
-    def prepare(self, assignment: Assignment, command: WorkerCommand) -> None:
-        self.end()
+    def on_round_start(self, assignment: Assignment, command: WorkerCommand) -> None:
+        self.on_round_end()
         self._assignment = assignment
         self._runs_ours = command.is_python and not self._launch.one_per_node
 
@@ -89,7 +89,7 @@ class Watcher(RoundHook):
         assert self._assignment is not None
         return str(self._assignment.folder / f"progress.{local_rank}")
 
-    def begin(self, workers: Workers) -> None:
+    def on_workers_started(self, workers: Workers) -> None:
         assert self._assignment is not None
         start, now = self._assignment.start, time.monotonic()
         probes = [
@@ -118,7 +118,7 @@ class Watcher(RoundHook):
         """When the workers moved in the round, counted from now; None: nobody can tell."""
         return self._watch.progress_times() if self._watch is not None else None
 
-    def end(self) -> None:
+    def on_round_end(self) -> None:
         """Leave the end of what the workers wrote with the server: nobody can ask this agent for it any more."""
         watch, self._watch = self._watch, None
         if watch is None or self._assignment is None:

@@ -38,7 +38,7 @@ class ProgramDeaths(RoundHook):
         since = time.monotonic() - RECENT_S
         return next((at for at in self._died_at if at >= since), None)
 
-    def begin(self, workers: Workers) -> None:
+    def on_workers_started(self, workers: Workers) -> None:
         self._program, self._died_at = workers.pids[0], []
         self._poller, self._look_at = select.epoll(), time.monotonic()
 
@@ -70,7 +70,7 @@ class ProgramDeaths(RoundHook):
                 self._watched[pidfd] = process
                 self._poller.register(pidfd, select.EPOLLIN)
 
-    def end(self) -> None:
+    def on_round_end(self) -> None:
         for pidfd in self._watched:
             os.close(pidfd)
         self._watched.clear()

@@ -180,7 +180,7 @@ class LocalRound:
         self._folder = scratch.ScratchFolder(PREFIX, parent)
         self.assignment.folder = self._folder.path
         for hook in self._parts.hooks:
-            hook.prepare(self.assignment, command)
+            hook.on_round_start(self.assignment, command)
         count = 1 if self._launch.one_per_node else self.assignment.start.slots
         environs = [self._make_worker_env(environ, local_rank) for local_rank in range(count)]
         standbys = self._parts.standbys
@@ -189,7 +189,7 @@ class LocalRound:
         self._workers = Workers(started, self._starter.end_round, self._reaper)
         self.phase = RoundPhase.RUNNING
         for hook in self._parts.hooks:
-            hook.begin(self._workers)
+            hook.on_workers_started(self._workers)
 
     def _make_worker_env(self, environ: Mapping[str, str], local_rank: int) -> Environ:
         made: dict[str, str | None] = {
@@ -354,7 +354,7 @@ class LocalRound:
             # If this fails, they are still ours to clear.
             is_shown = self._workers.kill_remaining(spare_detached=spare_detached, until=until)
         for hook in self._parts.hooks:
-            hook.end()
+            hook.on_round_end()
         if self._folder is not None:
             self._folder.close()
         self.phase = RoundPhase.GONE

@@ -54,15 +54,15 @@ class StopNotices(RoundHook):
         self._all_ready = False
         self._notice_s = 0.0  # the group's setting
 
-    def prepare(self, assignment: Assignment, command: WorkerCommand) -> None:
-        self.end()
+    def on_round_start(self, assignment: Assignment, command: WorkerCommand) -> None:
+        self.on_round_end()
         self._round, self._folder = assignment.round, assignment.folder
         self._most_answers = assignment.start.slots if self._one_per_node else 1  # in one file
 
     def worker_env(self, local_rank: int) -> Environ:
         return {NOTICE_FILE: str(self._folder / str(local_rank))}
 
-    def begin(self, workers: Workers) -> None:
+    def on_workers_started(self, workers: Workers) -> None:
         self._workers = workers
 
     def on_directive(self, directive: Directive) -> None:
@@ -140,6 +140,6 @@ class StopNotices(RoundHook):
         """Workers that have saved wait for the end of the round: the job is not done."""
         return self._workers is not None and any(map(self._read_ready_pids, self._workers.pids))
 
-    def end(self) -> None:
+    def on_round_end(self) -> None:
         self._workers = self._until = None
         self._all_ready = False

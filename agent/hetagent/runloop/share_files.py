@@ -31,7 +31,7 @@ class ShareFiles(RoundHook):
         self._start: Start | None = None  # of the round, until it is over
         self._speeds: dict[int, bytes] = {}  # by local rank, as hetagent.shares wrote them
 
-    def prepare(self, assignment: Assignment, command: WorkerCommand) -> None:
+    def on_round_start(self, assignment: Assignment, command: WorkerCommand) -> None:
         """Write down the shares that the round begins with."""
         self._start, self._path = assignment.start, str(assignment.folder / "weights")
         decided, world_size = self._start.shares, self._start.world_size
@@ -53,7 +53,7 @@ class ShareFiles(RoundHook):
             SUM: f"{fsum(self._weights):.12g}",
         }
 
-    def end(self) -> None:
+    def on_round_end(self) -> None:
         """Keep what the workers have measured."""
         start, self._start = self._start, None
         if start is None:

@@ -41,10 +41,10 @@ class StartCheck(RoundHook):
         self._due_at: float | None = None
         self._reported: int | None = None  # how many had met at the last look; None: all, or nobody looked
 
-    def prepare(self, assignment: Assignment, command: WorkerCommand) -> None:
+    def on_round_start(self, assignment: Assignment, command: WorkerCommand) -> None:
         self._assignment = assignment
 
-    def begin(self, workers: Workers) -> None:
+    def on_workers_started(self, workers: Workers) -> None:
         self._due_at, self._reported = time.monotonic() + MEET_AFTER_S, None
 
     def due_at(self) -> float | None:
@@ -78,5 +78,5 @@ class StartCheck(RoundHook):
         met = self._count_workers() if world_size > 1 else None
         return None if met is None else min(met, world_size)
 
-    def end(self) -> None:
+    def on_round_end(self) -> None:
         self._due_at = None

@@ -47,16 +47,20 @@ def given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Given]:
         assert of is not None
         command = WorkerCommand("true", (), is_python=False)
         of = replace(of, slots=workers)
-        notices.prepare(Assignment(group="g", node_id="a", round=1, start=of, folder=tmp_path), command)
+        notices.on_round_start(
+            Assignment(group="g", node_id="a", round=1, start=of, folder=tmp_path), command
+        )
         monkeypatch.setenv(progress.NOTICE_FILE, str(notices.worker_env(0)[progress.NOTICE_FILE]))
         progress._register_for_notice.cache_clear()
-        notices.begin(cast("Any", SimpleNamespace(pids={0: 7}, alive={}, exits=[], running=True)))
+        notices.on_workers_started(
+            cast("Any", SimpleNamespace(pids={0: 7}, alive={}, exits=[], running=True))
+        )
         made.append(notices)
         return notices, line
 
     yield make
     for one in made:
-        one.end()
+        one.on_round_end()
 
 
 def announce(notices: StopNotices) -> None:

@@ -25,7 +25,7 @@ def assignment(*, weights: list[tuple[int, float]] | None = None, offset: int = 
 def begin(shares: ShareFiles, folder: Path, of: Assignment) -> Path:
     folder.mkdir()
     of.folder = folder
-    shares.prepare(of, WorkerCommand("train", (), is_python=False))
+    shares.on_round_start(of, WorkerCommand("train", (), is_python=False))
     return Path(str(shares.worker_env(0)["HET_WEIGHTS_FILE"]))
 
 
@@ -52,8 +52,8 @@ def test_what_a_worker_has_measured_is_there_in_the_next_round_at_its_new_rank(t
     shares = ShareFiles()
     before = begin(shares, tmp_path / "1", assignment(offset=2))
     Path(f"{before}.speed.3").write_text("12345")
-    shares.end()
-    shares.end()
+    shares.on_round_end()
+    shares.on_round_end()
     after = begin(shares, tmp_path / "2", assignment(offset=0))
     assert sorted(path.name for path in after.parent.iterdir()) == ["weights", "weights.speed.1"]
     assert Path(f"{after}.speed.1").read_text() == "12345"

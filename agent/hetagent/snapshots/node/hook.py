@@ -105,7 +105,7 @@ class SnapshotHook(RoundHook):
 
     # -- a round -----------------------------------------------------------------------------------------------
 
-    def prepare(self, assignment: Assignment, command: WorkerCommand) -> None:
+    def on_round_start(self, assignment: Assignment, command: WorkerCommand) -> None:
         """Tell the workers where to begin.
 
         Raises:
@@ -132,7 +132,7 @@ class SnapshotHook(RoundHook):
             self._log(f"round {self._round}: {text}")
         self._refresh()
 
-    def begin(self, workers: Workers) -> None:
+    def on_workers_started(self, workers: Workers) -> None:
         self._workers = workers
 
     def on_directive(self, directive: Directive) -> None:
@@ -150,7 +150,7 @@ class SnapshotHook(RoundHook):
         cause = f"the copy on node '{bad.node_id}' is of no use" if bad.node_id else "no copy is of use"
         return f"cannot begin from the snapshot of step {bad.stamp.step}: {cause} ({bad.why})"
 
-    def end(self) -> None:
+    def on_round_end(self) -> None:
         """The next join tells the server what this node has now."""
         if self._workers is None:
             return

@@ -127,11 +127,11 @@ class Node:
         more = {"rank_offset": 2, "slots": 2, "world_size": 4, "origin": "job1", **more}
         begun = replace(directive.start, nnodes=nnodes, snapshot=chosen, **more)
         assignment = Assignment(group="g", node_id="a", round=number, start=begun)
-        self.hook.prepare(assignment, COMMAND)
+        self.hook.on_round_start(assignment, COMMAND)
         self.works(Ran(0, 1))
 
     def works(self, workers: Ran) -> None:
-        self.hook.begin(cast(Workers, workers))
+        self.hook.on_workers_started(cast(Workers, workers))
 
     def hears(self, kind: DirectiveKind, **more: Any) -> None:
         self.line.says = more
@@ -214,7 +214,7 @@ def test_the_server_hears_of_a_worker_that_takes_none_while_its_round_runs(node:
     node.hook.on_wakeup()
     [(request, _)] = node.line.asked
     assert request.holdings.not_taken == "they need 5 MB"
-    node.hook.end()
+    node.hook.on_round_end()
     assert node.offer.not_taken == ""
     node.enters(5)
     node.hook.on_wakeup()
@@ -232,9 +232,9 @@ def test_the_next_join_says_what_was_saved_last_and_how_far_workers_had_come(nod
     node.part((4, 120), slot=1)
     node.answers()
     (node.path / "ask" / "2.step").write_text("123")
-    node.hook.end()
+    node.hook.on_round_end()
     assert (node.offer.reached, [held.step for held in node.offer.held]) == (123, [120])
-    node.hook.end()
+    node.hook.on_round_end()
     assert node.offer.reached == 123
 
 
@@ -243,7 +243,7 @@ def test_a_round_does_not_go_on_where_workers_cannot_be_told_where_to_begin(
 ) -> None:
     """Those of other nodes would go on from a snapshot, and these begin from nothing."""
     node.enters()
-    node.hook.end()
+    node.hook.on_round_end()
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -252,7 +252,7 @@ def test_a_round_does_not_go_on_where_workers_cannot_be_told_where_to_begin(
     with pytest.raises(OSError, match="No space left"):
         node.enters(5, chosen=chosen(node_id="b"), nnodes=2)
     assert not (node.path / "start.json").exists(), "of an earlier round"
-    node.hook.end()
+    node.hook.on_round_end()
     node.enters(6)
     assert node.said[-1] == "no snapshots in this round: [Errno 28] No space left on device"
 
@@ -264,7 +264,7 @@ def test_the_next_agent_declares_what_is_left_and_how_far_killed_workers_had_com
     first.enters()
     first.part((4, 120))
     (first.path / "ask" / "2.step").write_text("131")
-    first.hook.end()
+    first.hook.on_round_end()
     first.leaves()
     second = nodes(serves=True)
     assert second.offer.held == first.offer.held != ()
@@ -281,7 +281,7 @@ def chosen(step: int = 120, node_id: str = "a") -> StartSnapshot:
 def test_workers_find_from_where_to_begin(node: Node) -> None:
     node.enters(number=3)
     node.part((3, 120))
-    node.hook.end()
+    node.hook.on_round_end()
     node.enters(chosen=chosen())
     told = json.loads((node.path / "start.json").read_bytes())
     assert (told["step"], told["sources"][0]["path"]) == (120, str(node.path / "3-120"))
@@ -331,17 +331,17 @@ def test_what_cannot_be_loaded_ends_the_round_and_is_refused_once_it_fails_again
 ) -> None:
     node.enters(number=3)
     node.part((3, 120))
-    node.hook.end()
+    node.hook.on_round_end()
     node.enters(chosen=chosen(node_id=whose))
     assert node.hook.abandon_reason() == ""
     put(node.path / "ask" / "0.bad", f'{{"stamp": "3-120", "node": "{whose}", "why": "it is short"}}')
     assert f"of step 120: the copy on node '{whose}' is of no use (it is short)" in node.hook.abandon_reason()
-    node.hook.end()
+    node.hook.on_round_end()
     assert (node.offer.refused, node.hook.abandon_reason()) == ((), ""), "perhaps it was not reached"
     node.enters(chosen=chosen(node_id=whose))
     put(node.path / "ask" / "0.bad", '{"stamp": "3-120", "node": "", "why": "nobody has it"}')
     assert "no copy is of use (nobody has it)" in node.hook.abandon_reason()
-    node.hook.end()
+    node.hook.on_round_end()
     assert (node.offer.refused, len(node.offer.held)) == ((SnapshotId(round=3, step=120),), 1)
 
 
@@ -377,7 +377,7 @@ def test_an_agent_that_leaves_keeps_them_while_the_job_goes_on(
 ) -> None:
     node.enters()
     node.part((4, 120))
-    node.hook.end()
+    node.hook.on_round_end()
     node.hears(DirectiveKind.EXIT, code=code, outcome=outcome)
     node.leaves()
     assert node.path.exists() is kept
@@ -397,7 +397,7 @@ def test_a_last_step_that_cannot_be_written_is_kept_while_the_job_goes_on(
     node = nodes(to=tmp_path / "disk")
     node.enters()
     node.part((4, 120))
-    node.hook.end()
+    node.hook.on_round_end()
     node.hears(DirectiveKind.EXIT, code=code, outcome=outcome)
     node.leaves()
     assert any("step 120 is not on disk" in text for text in node.said)
@@ -412,7 +412,7 @@ def test_the_last_step_is_written_only_if_no_others_go_on(
     node = nodes(to=tmp_path / "disk")
     node.enters()
     node.part((4, 120))
-    node.hook.end()
+    node.hook.on_round_end()
     node.line.says = {"code": code}
     node.leaves()
     assert any("step 120 is not on disk" in text for text in node.said) is writes
@@ -425,7 +425,7 @@ def test_a_job_that_is_over_while_a_node_leaves_leaves_nothing(
     node = nodes(serves=True)
     node.enters()
     node.part((4, 120))
-    node.hook.end()
+    node.hook.on_round_end()
     succeeded = {"code": "succeeded", "outcome": "succeeded"}
     monkeypatch.setattr(node.line, "announce_leave", lambda *_, **__: setattr(node.line, "says", succeeded))
     node.hook.hand_over("SIGTERM", time.monotonic() + 30, lambda: False)

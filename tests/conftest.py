@@ -64,6 +64,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_terminal_summary(config: pytest.Config) -> None:
+    """Cut no line of the summary: what a fresh seed of the simulation found must not be lost."""
+    config.get_terminal_writer().fullwidth = 240
+
+
 def pytest_unconfigure() -> None:
     """End the fork servers."""
     servers.close()

@@ -40,7 +40,8 @@ def hold(seeds: Iterable[int]) -> None:
     for seed in seeds:
         outcome = run(seed)
         if outcome.check:
-            pytest.fail(tell(outcome, lines=80), pytrace=False)
+            first_line = f"seed {outcome.seed}: {outcome.check}: {outcome.what}"  # all that a summary shows
+            pytest.fail(f"{first_line}\n{tell(outcome, lines=80)}", pytrace=False)
         happened.update(outcome.counts)
 
 

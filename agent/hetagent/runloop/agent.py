@@ -313,8 +313,7 @@ class Agent:
         """Clean up what is left of the round, if it is not over here."""
         if self._local.phase is RoundPhase.GONE:
             return
-        if not self._local.clear(spare_detached=spare_detached, until=self.shutdown.kill_at):
-            self.log("console is blocked; continuing without waiting for the workers' output")
+        self._local.clear(spare_detached=spare_detached, until=self.shutdown.kill_at)
         self.guardian.set_sessions(())
 
     def _prepare_join(self) -> None:

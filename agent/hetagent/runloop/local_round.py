@@ -347,15 +347,12 @@ class LocalRound:
         name, grace_s = signal.Signals(self._stop.signum).name, self._stop.grace_s
         return f"workers are still running {grace_s:g} s after {name}; killing them" if grace_s > 0 else None
 
-    def clear(self, *, spare_detached: bool = False, until: float | None = None) -> bool:
+    def clear(self, *, spare_detached: bool = False, until: float | None = None) -> None:
         """The round is over here: kill what is left of the processes, if any; see `Workers.kill_remaining`."""
-        is_shown = True
-        if self.has_processes:
-            # If this fails, they are still ours to clear.
-            is_shown = self._workers.kill_remaining(spare_detached=spare_detached, until=until)
+        if self.has_processes:  # if this fails, they are still ours to clear
+            self._workers.kill_remaining(spare_detached=spare_detached, until=until)
         for hook in self._parts.hooks:
             hook.on_round_end()
         if self._folder is not None:
             self._folder.close()
         self.phase = RoundPhase.GONE
-        return is_shown

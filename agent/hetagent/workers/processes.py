@@ -24,7 +24,7 @@ class Workers:
 
     Args:
         close: reaps those that have ended, waits for their output until the given moment at most (monotonic seconds),
-            and takes down everything that was set up beside them; returns False if the console is blocked.
+            and takes down everything that was set up beside them.
 
     Attributes:
         started: by local rank.
@@ -33,7 +33,7 @@ class Workers:
     def __init__(
         self,
         started: Mapping[int, StartedWorker],
-        close: Callable[[float | None], bool],
+        close: Callable[[float | None], None],
         reaper: OrphanReaper,
     ) -> None:
         self.started = started
@@ -124,15 +124,14 @@ class Workers:
         for pid in processes.find_stopped(self._sids):
             _send_signal(pid, signal.SIGKILL)
 
-    def kill_remaining(self, *, spare_detached: bool = False, until: float | None = None) -> bool:
+    def kill_remaining(self, *, spare_detached: bool = False, until: float | None = None) -> None:
         """Kill what is left of the workers and of what they started, reap the workers, close their logs.
 
-        With `spare_detached` what has left the workers' sessions (`setsid`) is left alone. Returns whether all output
-        has reached the console.
+        With `spare_detached` what has left the workers' sessions (`setsid`) is left alone.
         """
         self._reaper.kill_all(self._sids, spare_detached=spare_detached)
         self.take_exits()
-        return self._close(until)
+        self._close(until)
 
 
 def _send_signal(pid: int, signum: int) -> None:

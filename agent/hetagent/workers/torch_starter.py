@@ -152,11 +152,11 @@ class TorchStarter(LocalElasticAgent):
         """Wait until then (monotonic seconds) for what has been written by now; False: the console is blocked."""
         return self._capture is None or self._capture.wait_for_output(until)
 
-    def end_round(self, until: float | None) -> bool:
+    def end_round(self, until: float | None) -> None:
         """See `close` of `Workers`."""
         context, self._context = self._context, None
         if context is None:  # something was raised in it, or after it
-            return True
+            return
         handlers = context.subprocess_handlers.values()
         for handler in handlers:
             handler.proc.poll()
@@ -168,7 +168,6 @@ class TorchStarter(LocalElasticAgent):
             for file in filter(None, files):
                 file.close()
         self._stop_helpers()
-        return shown
 
     def _stop_helpers(self) -> None:
         """Stop the watchdog and the health check, if torch has started them.

@@ -46,8 +46,9 @@ class Round:
         self.workers = Workers(workers, self._close, OrphanReaper(RUN, print))
         return self.workers
 
-    def _close(self, until: float | None) -> bool:
-        return all(process.wait(10) is not None for process in self.processes)
+    def _close(self, until: float | None) -> None:
+        for process in self.processes:
+            process.wait(10)
 
     def ends(self, count: int) -> list[WorkerExit]:
         """The next ends, in the order in which they are seen; looks only when a child has ended."""

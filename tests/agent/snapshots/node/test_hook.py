@@ -312,19 +312,6 @@ def test_what_is_being_written_to_disk_makes_room_before_what_others_may_know_to
         assert node.control()["retained"] == retained
 
 
-@pytest.mark.parametrize("code", ["left", "replaced", "last"])
-def test_the_last_step_is_written_unless_others_go_on(
-    nodes: Callable[..., Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str
-) -> None:
-    node, written = nodes(to=tmp_path / "disk"), list[str]()
-    monkeypatch.setattr(node.hook._disk, "write_last", lambda *_: written.append(code) or "")
-    node.enters(nnodes=2)
-    node.part((4, 120))
-    node.line.says = {"code": code}
-    node.leaves()
-    assert written == ([code] if code == "last" else [])
-
-
 @pytest.mark.parametrize("whose", ["a", "b"])
 def test_what_cannot_be_loaded_ends_the_round_and_is_refused_once_it_fails_again(
     node: Node, whose: str
@@ -384,39 +371,34 @@ def test_an_agent_that_leaves_keeps_them_while_the_job_goes_on(
     assert node.line.parted == [], "nobody could fetch it"
 
 
-@pytest.mark.parametrize(("code", "outcome", "kept"), [("drained", None, True), ("failed", "failed", False)])
-def test_a_last_step_that_cannot_be_written_is_kept_while_the_job_goes_on(
+@pytest.mark.parametrize(
+    ("code", "outcome", "writes", "kept"),
+    [
+        ("drained", None, True, True),
+        ("failed", "failed", True, False),
+        ("last", None, True, True),
+        ("left", None, False, True),
+        ("replaced", None, False, True),
+    ],
+)
+def test_a_last_step_is_written_unless_others_go_on_and_else_kept_while_the_job_does(
     nodes: Callable[..., Node],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     code: str,
     outcome: str | None,
+    writes: bool,
     kept: bool,
 ) -> None:
-    monkeypatch.setattr(sys, "executable", "/bin/false")
+    monkeypatch.setattr(sys, "executable", "/bin/false")  # writes nothing
     node = nodes(to=tmp_path / "disk")
-    node.enters()
+    node.enters(nnodes=2)
     node.part((4, 120))
     node.hook.on_round_end()
     node.hears(DirectiveKind.EXIT, code=code, outcome=outcome)
     node.leaves()
-    assert any("step 120 is not on disk" in text for text in node.said)
-    assert node.path.exists() is kept
-
-
-@pytest.mark.parametrize(("code", "writes"), [("left", False), ("replaced", False), ("last", True)])
-def test_the_last_step_is_written_only_if_no_others_go_on(
-    nodes: Callable[..., Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, writes: bool
-) -> None:
-    monkeypatch.setattr(sys, "executable", "/bin/false")
-    node = nodes(to=tmp_path / "disk")
-    node.enters()
-    node.part((4, 120))
-    node.hook.on_round_end()
-    node.line.says = {"code": code}
-    node.leaves()
     assert any("step 120 is not on disk" in text for text in node.said) is writes
-    assert node.path.exists(), "for the next agent of this node"
+    assert node.path.exists() is kept
 
 
 def test_a_job_that_is_over_while_a_node_leaves_leaves_nothing(

@@ -107,7 +107,7 @@ test-horovod: $(HOROVOD)  ## run jobs with Horovod on uneven nodes (a minute, an
 $(ECOSYSTEM)/.installed: pyproject.toml constraints.txt | $(STAMP)
 	@test -x $(ECOSYSTEM)/bin/pip || $(PYTHON) -m venv $(ECOSYSTEM)
 	$(ECOSYSTEM)/bin/$(PIP) 'pip>=25.1'
-	$(ECOSYSTEM)/bin/$(PIP) -c constraints.txt -e '.[agent,urls]' --group ecosystem
+	$(ECOSYSTEM)/bin/$(PIP) -c constraints.txt -e '.[agent]' --group ecosystem
 	@touch $@
 
 test-ecosystem: $(STAMP) $(ECOSYSTEM)/.installed  ## run Lightning, Accelerate, Transformers, DeepSpeed and Ray on uneven nodes (more than ten minutes)

@@ -195,11 +195,11 @@ OF_NODE: Mapping[str, Flag] = {
         metavar="SECONDS",
     ),
     "--snapshot-to": Flag(
-        "Also write snapshots to a directory that all nodes share, or an object store, as checkpoints of "
+        "Also write snapshots to a directory that all nodes share, as checkpoints of "
         "torch.distributed.checkpoint: DIR/GROUP/step-... (or HET_SNAPSHOT_TO; default: no).",
         parse_directory,
         variable="HET_SNAPSHOT_TO",
-        metavar="DIR|URL",
+        metavar="DIR",
     ),
     "--snapshot-to-every-s": Flag(
         f"How often to write one (or HET_SNAPSHOT_TO_EVERY_S; default: {TO_EVERY_S}).",

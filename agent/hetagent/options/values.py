@@ -3,10 +3,7 @@
 import re
 import signal
 from pathlib import Path
-from urllib.parse import urlsplit
 
-from hetagent.snapshots.folder import is_url
-from hetagent.snapshots.on_disk import parse_path
 from hetrdzv.protocol.texts.typed import parse_seconds
 
 ON_OFF = ("on", "off")
@@ -122,15 +119,7 @@ def parse_absolute(text: str) -> Path:
 
 
 def parse_directory(text: str) -> Path:
-    """A directory or URL."""
-    if not is_url(text):
-        return parse_absolute(text)
-    if urlsplit(text).password is not None:
-        raise ValueError(
-            "no password in a URL, which others see in the list of processes: use the environment"
-        )
-    try:
-        return parse_path(text)
-    except (ImportError, ValueError) as error:
-        more = "pip install 'hetrdzv[urls]', and what reads these (s3fs, gcsfs, adlfs)"
-        raise ValueError(f"{error}; {more}") from None
+    """A directory that all nodes share."""
+    if "://" in text:
+        raise ValueError("a URL is no directory: mount the bucket, and give the directory where it is")
+    return parse_absolute(text)

@@ -288,21 +288,15 @@ def write_lock(path: Path, *, wait: bool) -> IO[bytes] | None:
     return file
 
 
-def is_url(path: Path | str) -> bool:
-    """Whether that is no directory of this machine."""
-    return "://" in str(path)
-
-
 @contextlib.contextmanager
 def open_atomic(path: Path) -> Iterator[IO[bytes]]:
-    """Write a file that others see only once it is complete; at a URL that is so anyway."""
+    """Write a file that others see only once it is complete."""
     # Who writes the same in a shared directory may be of another container, and have the same pid.
-    new = path if is_url(path) else path.with_name(f"{path.name}{NEW}{token_hex(8)}")
+    new = path.with_name(f"{path.name}{NEW}{token_hex(8)}")
     try:
         with new.open("wb") as file:
             yield file
-        if new is not path:
-            new.replace(path)
+        new.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
             new.unlink(missing_ok=True)

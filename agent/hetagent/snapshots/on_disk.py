@@ -1,4 +1,4 @@
-"""Snapshots on disk, or at a URL: a directory each, an ordinary checkpoint of DCP, and `snapshot.json`, written last.
+"""Snapshots on disk: a directory each, an ordinary checkpoint of DCP, and `snapshot.json`, written last.
 
 Its tensors are in the files that a slot has in memory (see `folder.py`).
 """
@@ -7,15 +7,14 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from hetagent.snapshots.errors import SnapshotError
-from hetagent.snapshots.folder import VERSION, SnapshotId, is_url
+from hetagent.snapshots.folder import VERSION, SnapshotId
 
 MARK = "snapshot.json"
 
@@ -66,20 +65,6 @@ class SnapshotMetadata:
         return None
 
 
-def parse_path(text: str) -> Path:
-    """A directory, or what a URL such as `s3://bucket/checkpoints` names: a `UPath`, which has the methods of a path.
-
-    ImportError: what reads such URLs is not installed. ValueError: there are no such URLs.
-    """
-    if not is_url(text):
-        return Path(text)
-    from upath import UPath
-
-    found = UPath(text, use_listings_cache=False)  # others write there, too
-    assert found.fs is not None
-    return cast("Path", found)
-
-
 def require_private(path: Path) -> None:
     """Check that nobody else can write to a directory or a file: who loads a snapshot runs the code that is in it.
 
@@ -87,8 +72,6 @@ def require_private(path: Path) -> None:
 
     SnapshotError: others can; OSError: nobody can tell.
     """
-    if is_url(path):
-        return
     with contextlib.suppress(FileNotFoundError):
         for each in dict.fromkeys((path.absolute(), path.resolve())):
             stats, above = each.lstat(), each.parent.stat()
@@ -110,22 +93,13 @@ def require_private(path: Path) -> None:
             )
 
 
-def remove(path: Path) -> None:
-    """Remove a directory with all that is in it; what cannot be removed stays."""
-    if is_url(path):
-        with contextlib.suppress(Exception):  # the errors of fsspec's file systems have no base of their own
-            cast("Any", path).fs.rm(cast("Any", path).path, recursive=True)
-        return
-    shutil.rmtree(path, ignore_errors=True)
-
-
 def list_directories(path: Path) -> dict[SnapshotId, Path]:
-    """The directories of snapshots below another one, complete or not; of a URL whatever its file system raises."""
+    """The directories of snapshots below another one, complete or not."""
     found = {}
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         for each in path.iterdir():
             if match := _NAME.fullmatch(each.name):
-                found[SnapshotId(int(match[2]), int(match[1]), match[3] or "")] = path / each.name
+                found[SnapshotId(int(match[2]), int(match[1]), match[3] or "")] = each
     return found
 
 

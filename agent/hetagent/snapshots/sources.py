@@ -5,13 +5,13 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from http.client import HTTPException
 from pathlib import Path
 from typing import IO, Any
 
 from xxhash import xxh3_64
 
 from hetagent.snapshots.folder import INDEX, FileDigest, Index, SnapshotId, open_atomic, write_atomic
-from hetagent.snapshots.on_disk import parse_path
 
 TIMEOUT_S = 30.0
 """How long a source may be silent (seconds)."""
@@ -39,7 +39,7 @@ class Source:
     def __init__(self, entry: Mapping[str, Any], stamp: SnapshotId) -> None:
         self.node: str = entry.get("node", "")  # empty: this node, or a directory that all nodes share
         self.where = f"on node '{self.node}'" if self.node else f"in {entry.get('path')}"
-        self.path = parse_path(entry["path"]) if entry.get("path") else None  # None: it is another node
+        self.path = Path(entry["path"]) if entry.get("path") else None  # None: it is another node
         # The digests of the indexes that it has; empty: they are not known.
         self.ranks = {int(rank): str(digest) for rank, digest in entry.get("ranks", {}).items()}
         self._url = f"{entry.get('url')}{stamp.name}/"
@@ -53,9 +53,7 @@ class Source:
         try:
             with (self.path / name).open("rb") if self.path is not None else self._request(name) as file:
                 yield file
-        except SourceError:
-            raise
-        except Exception as error:  # those of URLs have no base of their own
+        except (OSError, EOFError, HTTPException) as error:
             raise SourceError(
                 f"{name} {self.where} cannot be read: {type(error).__name__}: {error}"
             ) from None

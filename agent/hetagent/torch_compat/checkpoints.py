@@ -1,4 +1,4 @@
-"""What torch has under private names: what writes checkpoints at a URL, names, its store, the format of a tensor."""
+"""What torch has under private names: where a checkpoint's tensors are, names, its store, the format of a tensor."""
 
 import io
 import math
@@ -10,13 +10,12 @@ from typing import Any
 
 import torch
 from torch._utils import _rebuild_tensor_v3
-from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
 from torch.distributed.checkpoint.filesystem import _StorageInfo as StorageInfo
 from torch.distributed.checkpoint.state_dict import _get_fqns as get_fqns
 from torch.distributed.distributed_c10d import _get_default_store as default_store
 from torch.serialization import MAGIC_NUMBER, PROTOCOL_VERSION
 
-__all__ = ["FsspecWriter", "StorageInfo", "default_store", "get_fqns", "make_tensor_header"]
+__all__ = ["StorageInfo", "default_store", "get_fqns", "make_tensor_header"]
 
 
 class _Tensor:

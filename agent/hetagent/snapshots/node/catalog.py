@@ -9,7 +9,7 @@ from pathlib import Path
 from hetagent.errors import UsageError
 from hetagent.node.console import WarnOnce
 from hetagent.snapshots.errors import SnapshotError
-from hetagent.snapshots.folder import SnapshotId, is_url
+from hetagent.snapshots.folder import SnapshotId
 from hetagent.snapshots.on_disk import (
     MARK,
     MOST_JOBS,
@@ -68,10 +68,9 @@ class DiskCatalog:
             self._found, self._trouble = found, trouble
 
     def _list_complete(self) -> Mapping[SnapshotId, SnapshotMetadata]:
-        if not is_url(top := self.path.parent):
-            top.mkdir(parents=True, exist_ok=True)
-            if not os.access(top, os.W_OK | os.X_OK):
-                raise SnapshotError("this user cannot write there")
+        (top := self.path.parent).mkdir(parents=True, exist_ok=True)
+        if not os.access(top, os.W_OK | os.X_OK):
+            raise SnapshotError("this user cannot write there")
         require_private(self.path)
         found = {stamp: self._read_metadata(stamp, at) for stamp, at in list_directories(self.path).items()}
         return {stamp: mark for stamp, mark in found.items() if mark is not None}

@@ -10,6 +10,7 @@ import errno
 import json
 import os
 import pickle
+import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from hetagent.snapshots.errors import SnapshotError, SnapshotSuperseded
-from hetagent.snapshots.folder import INDEX, NEW, SHARED, Index, Slot, SnapshotId, is_url, write_atomic
+from hetagent.snapshots.folder import INDEX, NEW, SHARED, Index, Slot, SnapshotId, write_atomic
 from hetagent.snapshots.loading import build_metadata, get_metadata_index, read_small_state
 from hetagent.snapshots.on_disk import (
     MARK,
@@ -27,12 +28,10 @@ from hetagent.snapshots.on_disk import (
     OVERTAKEN,
     SnapshotMetadata,
     list_directories,
-    parse_path,
-    remove,
     require_private,
 )
 from hetagent.snapshots.sources import Source, SourceError, copy_part
-from hetagent.torch_compat.checkpoints import FsspecWriter, StorageInfo
+from hetagent.torch_compat.checkpoints import StorageInfo
 
 STALL_S = 60.0
 """After how long without news in the directory whoever is missing there is taken to be gone (seconds): network file
@@ -117,8 +116,7 @@ def write_checkpoint(into: Path, after: Sequence[str]) -> None:
     ]
     first = min(indexes, key=lambda index: index.rank)
     buffers, replicated, _ = read_small_state((into / first.small_file).read_bytes(), torch.device("cpu"))
-    writer = FsspecWriter(str(into)) if is_url(into) else dcp.FileSystemWriter(into)
-    metadata = dcp.save({**buffers, **replicated}, storage_writer=writer, no_dist=True)
+    metadata = dcp.save({**buffers, **replicated}, storage_writer=dcp.FileSystemWriter(into), no_dist=True)
     places = {get_metadata_index(place): place for index in indexes for place in index.tensors}
     metadata.state_dict_metadata |= build_metadata(places.values()).state_dict_metadata
     metadata.planner_data |= {place.name: (place.name,) for place in places.values()}
@@ -145,7 +143,7 @@ def write_checkpoint(into: Path, after: Sequence[str]) -> None:
 
 def _fsync_paths(*paths: Path) -> None:
     """Have files on disk, and not only in memory of this machine, which may be about to be powered off."""
-    for path in () if is_url(paths[0]) else paths:
+    for path in paths:
         with contextlib.suppress(FileNotFoundError):  # its name was that of one that is not complete
             fd = os.open(path, os.O_RDONLY)
             try:
@@ -165,14 +163,14 @@ def prune(path: Path, keep: int, jobs: Sequence[str]) -> None:
         is_complete = (there[stamp] / MARK).exists()
         if kept >= keep or (kept and not is_complete):
             (there[stamp] / MARK).unlink(missing_ok=True)
-            remove(there[stamp])
+            shutil.rmtree(there[stamp], ignore_errors=True)
         kept += is_complete
 
 
 def main() -> None:
     """Write; what goes wrong is said in the last line."""
     order = json.loads(sys.argv[1])
-    slot, into = Slot(Path(order["slot"]), SnapshotId(*order["stamp"])), parse_path(order["into"])
+    slot, into = Slot(Path(order["slot"]), SnapshotId(*order["stamp"])), Path(order["into"])
     with contextlib.suppress(OSError):
         os.nice(10)
     torch.set_num_threads(1)
@@ -185,7 +183,7 @@ def main() -> None:
                 prune(into.parent, order["keep"], order["jobs"])
     except Exception as error:
         if leads and not (into / MARK).exists():
-            remove(into)
+            shutil.rmtree(into, ignore_errors=True)
         if isinstance(error, SnapshotSuperseded):
             sys.exit(OVERTAKEN)
         print(error, file=sys.stderr)

@@ -18,7 +18,6 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
@@ -28,14 +27,12 @@ from hetagent.snapshots.errors import SnapshotError, SnapshotSuperseded
 from hetagent.snapshots.folder import Index, Slot, SnapshotFiles, SnapshotId
 from hetagent.snapshots.loading import SnapshotLoader
 from hetagent.snapshots.node import to_disk
-from hetagent.snapshots.node.to_disk import prune, write_snapshot
+from hetagent.snapshots.node.to_disk import write_snapshot
 from hetagent.snapshots.on_disk import (
     MARK,
     SnapshotMetadata,
     directory_name,
     list_directories,
-    parse_path,
-    remove,
     require_private,
 )
 from hetagent.snapshots.script import Snapshots
@@ -44,7 +41,7 @@ from hetagent.snapshots.state import State
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is ")
 
 STEP = 3
-OLDER, OWN = (SnapshotId(0, step, "j") for step in (1, STEP))
+OWN = SnapshotId(0, STEP, "j")
 
 
 class Script:
@@ -170,29 +167,6 @@ def test_what_is_corrupt_on_disk_is_not_loaded(
     (path / name).write_bytes(content)
     with pytest.raises(SnapshotError, match=rf"cannot be loaded: .*{re.escape(str(path))}"):
         load(tmp_path / "other", path, Script(1))
-
-
-def test_below_a_url_it_is_found_read_by_plain_dcp_and_removed(
-    trained: Script, slot: Slot, tmp_path: Path
-) -> None:
-    """`file://` goes the way of object stores: UPath, fsspec, torch's FsspecWriter; a real S3: tests/ecosystem."""
-    top = parse_path(f"file://{tmp_path}/disk")
-    assert list_directories(top) == {}
-    (tmp_path / "disk" / directory_name(OLDER)).mkdir(parents=True)
-    path = written(slot, top / directory_name(OWN))
-    assert list_directories(top) == {OWN: path, OLDER: top / directory_name(OLDER)}
-    assert SnapshotMetadata.read_metadata(path) is not None
-    state: dict[str, Any] = {"tensor": torch.ones(2)}
-    dcp.load(state, storage_reader=FsspecReader(str(path)))
-    assert torch.equal(state["tensor"], trained.tensor)
-    other = Script(1)
-    assert load(tmp_path / "other", path, other) == STEP
-    other.same_as(trained)
-    assert other.sampler == {"consumed": STEP, "seeds": [0]}
-    prune(top, 1, ["j"])
-    assert list_directories(top) == {OWN: path}
-    remove(path)
-    assert list_directories(top) == {}
 
 
 def test_it_is_on_disk_before_its_mark_is(

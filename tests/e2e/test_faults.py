@@ -2,7 +2,6 @@
 
 import signal
 import time
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -52,19 +51,6 @@ def test_a_stopped_agent_is_lost_and_ends_its_old_workers_before_it_comes_back(j
     no_overlap(job, "c")
     assert {line["restart"] for line in job.lines(round=third)} == {0}
     assert {line["node"] for line in job.lines(round=third)} == set("abc")
-    job.end_well("a", "b", "c")
-
-
-def test_an_agent_that_is_restarted_at_once_takes_its_place_again(job: Cluster) -> None:
-    job.flags = (*job.flags, "--replace-wait-s", "20")
-    first = job.start(THREE)
-    job.agents["b"].send(signal.SIGKILL)
-    job.agent("b", 1)
-    second = job.world(4, round_above=first)
-    members = job.group()["current_round"]["members"]
-    assert [(m["node_id"], m["rank_offset"]) for m in members] == [("a", 0), ("b", 2), ("c", 3)]
-    assert {line["restart"] for line in job.lines(round=second)} == {0}
-    no_overlap(job, "b")
     job.end_well("a", "b", "c")
 
 
@@ -238,31 +224,3 @@ def test_clocks_set_back_and_forward_by_an_hour_change_nothing(
     written = [event["at"] for event in job.events()]
     assert written != sorted(written), "the server's clock was not set back, so this tests nothing"
     job.end_well("a", "b", "c")
-
-
-# -- nodes that are not ready --------------------------------------------------------------------------------
-
-
-def test_a_node_whose_own_check_fails_is_shown_and_begins_once_it_passes(pair: Cluster) -> None:
-    ok = pair.folder / "ok"
-    pair.agent("a", 2)
-    pair.agent("b", 1, "--node-check", f"[ -e {ok} ] || {{ echo no link on $HET_NODE_ID; exit 1; }}")
-    why = "node check failed (exit status 1): no link on b"
-
-    def shown() -> bool:
-        nodes = {
-            node["node_id"]: (node["state"], (node["reason"] or {}).get("message", ""))
-            for node in pair.group().get("nodes", ())
-        }
-        return nodes == {"a": ("ready", ""), "b": ("not_ready", why)}
-
-    pair.wait_for(shown, "b that is not ready")
-    assert pair.group()["reason"]["message"].endswith(f"; b is not ready: {why}")
-    ok.touch()
-    pair.world(3)
-    assert pair.told("node_ready") == ["b is ready"]
-    group = pair.group()
-    assert {node["device"]["torch"] for node in group["nodes"]} == {version("torch")}
-    assert group["warnings"] == []
-    pair.end_well("a", "b")
-    assert pair.agents["b"].stderr.count("this node is not ready") == 1

@@ -65,45 +65,6 @@ def test_the_worker_that_is_waited_for_is_blamed_with_its_stack_and_the_job_goes
             assert ended.partition(": ")[2] in agent.stderr, job.report()
 
 
-STOPPED = """
-import os, signal, sys, time
-from pathlib import Path
-import torch, torch.distributed as dist
-folder = Path(sys.argv[1])
-dist.init_process_group("gloo")
-rank, number = dist.get_rank(), os.environ["HET_ROUND"]
-(folder / f"{number}.{rank}").write_text(str(os.getpid()))
-stop = torch.zeros(1)
-while number == "1":
-    time.sleep(0.01)
-    stop[0] = (folder / "stop").exists()
-    dist.all_reduce(stop)
-    if stop and rank == 1:
-        os.kill(os.getpid(), signal.SIGSTOP)
-dist.barrier()
-dist.destroy_process_group()
-"""
-"""Rank 1 of the first round stops once there is a file."""
-
-
-@pytest.mark.long
-def test_a_worker_that_is_stopped_is_killed_at_once_and_the_job_comes_back_warm(tmp_path: Path) -> None:
-    """It cannot act on SIGTERM: with a stop timeout of ten minutes all would wait for it that long."""
-    script = tmp_path / "train.py"
-    script.write_text(STOPPED)
-    flags = ("--nnodes", "2", "--hang-timeout-s", "3", "--stop-timeout-s", "600", "--preload", "torch")
-    with cluster(tmp_path, *flags) as job:
-        for name, slots in PAIR.items():
-            job.agent(name, slots, script=str(script), args=[str(tmp_path)])
-        job.wait_for(lambda: len(list(tmp_path.glob("1.[012]"))) == 3, "round 1")
-        ready = job.standbys(3)
-        (tmp_path / "stop").touch()
-        assert {name: agent.wait() for name, agent in job.agents.items()} == {"a": 0, "b": 0}, job.report()
-        assert {int((tmp_path / f"2.{rank}").read_text()) for rank in range(3)} == ready, job.report()
-        (ended,) = job.told("round_ended")
-        assert "for rank 1 (a), which is stopped by a signal" in ended
-
-
 @pytest.mark.long
 def test_a_hang_that_somebody_ends_is_named_where_its_time_is_accounted_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

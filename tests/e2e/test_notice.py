@@ -64,21 +64,6 @@ def test_a_node_that_has_to_go_costs_no_step(job: Cluster) -> None:
 
 
 @pytest.mark.long
-def test_all_nodes_have_to_go_and_the_job_goes_on_once_they_are_back(job: Cluster) -> None:
-    first = job.start(THREE)
-    for agent in job.agents.values():
-        agent.send(signal.SIGTERM)
-    assert [agent.wait() for agent in job.agents.values()] == [75] * 3
-    assert (job.group()["state"], len(job.told("stop_announced"))) == ("waiting", 1)
-    for name, gpus in THREE.items():
-        job.agent(name, gpus)
-    second = job.world(4, round_above=first)
-    assert steps_lost(job, first, second) == 0
-    job.end_well(*THREE)
-    assert job.group()["restarts"] == 0
-
-
-@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_a_run_all_of_whose_nodes_go_and_come_back_ends_like_an_undisturbed_one(tmp_path: Path) -> None:
     """The ranks train on the same digits in the same order; DDP sums the first gradients in another order."""

@@ -8,14 +8,17 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import psutil
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing import Std
 
+from hetagent.cli.parse import parse_command_line
+from hetagent.context import AgentContext
 from hetagent.health.checks import HealthChecks
 from hetagent.health.node_check import NodeCheck
 from hetagent.launch.base import Launch
@@ -29,7 +32,6 @@ from hetagent.runloop.agent import Agent
 from hetagent.runloop.notices import StopNotices
 from hetagent.runloop.parts import AgentParts
 from hetagent.runloop.share_files import ShareFiles
-from hetagent.runloop.shutdown import Shutdown
 from hetagent.runloop.start_check import StartCheck
 from hetagent.session.connection import ServerConnection
 from hetagent.session.session import Session
@@ -39,8 +41,6 @@ from hetagent.workers.store import HetRendezvousHandler
 from hetagent.workers.torch_starter import TorchStarter
 from hetrdzv.client.client import Client
 from hetrdzv.protocol.requests import JoinRequest, SpecFields
-
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Rig:
@@ -102,8 +102,9 @@ class Rig:
             role="default", local_world_size=slots, entrypoint="none yet", rdzv_handler=handler
         )
         words = ("-c", f"cd {folder}; {command}".replace("$$", "$$$$"))  # torch replaces macros in arguments
+        access = ServerAccess(servers=[url])
         self.line = ServerConnection(session, lambda: Client([url]), self.said.append)
-        self.guardian = Guardian(self.identity, ServerAccess(servers=[url]))
+        self.guardian = Guardian(self.identity, access)
         self.starter = TorchStarter(
             self.spec,
             RoundLogsSpecs(str(folder / "logs"), tee=tee),
@@ -129,22 +130,26 @@ class Rig:
             setattr(self.parts, name, make(say))
         site_check = NodeCheck(f"cd {folder}; {check}", self.identity.incarnation)
         self.launch = launch
-        self.agent = Agent(
+        options = parse_command_line(["--server", url, "--group", self.group_id, "train.py"], {})
+        context = AgentContext(
+            options=replace(options, port_range=ports, grace_s=grace_s),
+            access=access,
             identity=self.identity,
+            command=None,
+            devices=cast("Any", None),
             address=AdvertisedAddress("127.0.0.1", "lo", is_chosen=False),
+            launch=launch,
+            versions={},
+            tell=say,
+        )
+        self.agent = Agent(
+            context=context,
             server=self.line,
             guardian=self.guardian,
             starter=self.starter,
             handler=handler,
-            hold_script_port=lambda: hold_port("127.0.0.1", ports),
-            worker_env={"MINE": "1"},
-            launch=launch,
             parts=self.parts,
-            stop_timeout_s=None,
-            shutdown=Shutdown(grace_s, {}),
             health=HealthChecks([site_check.run] if check else [], again_s=0.05),
-            log=self.said.append,
-            signals=SIGNALS,
         )
         self._threads: list[threading.Thread] = []
         self._errors: list[BaseException] = []

@@ -42,7 +42,6 @@ from hetagent.runloop.deaths import ProgramDeaths
 from hetagent.runloop.notices import StopNotices
 from hetagent.runloop.parts import AgentParts
 from hetagent.runloop.share_files import ShareFiles
-from hetagent.runloop.shutdown import Shutdown
 from hetagent.runloop.start_check import StartCheck
 from hetagent.session.connection import ServerConnection
 from hetagent.session.session import Session
@@ -145,23 +144,14 @@ def _make_agent(context: AgentContext, child: ChildServer | None, logs_specs: Lo
     if child is not None:
         child.on_exit(server.give_up)
     return Agent(
-        identity=context.identity,
-        address=context.address,
+        context=context,
         server=server,
         # a server of its own dies with this process
         guardian=Guardian(context.identity, context.access if child is None else None, pipes),
         starter=_make_starter(context, handler, logs_specs),
         handler=handler,
-        hold_script_port=context.hold_script_port,
-        launch=context.launch,
         health=HealthChecks(_make_health_checks(context, parts.preemption)),
         parts=parts,
-        worker_env=context.address.socket_env(os.environ),
-        stop_timeout_s=options.shutdown_timeout_s,
-        shutdown=Shutdown(options.grace_s, options.own_graces_s),
-        log=tell,
-        secrets=context.access.secrets,
-        signals=options.signals,
     )
 
 

@@ -6,19 +6,19 @@ import signal
 import socket
 import time
 import traceback
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from hetagent.context import AgentContext
 from hetagent.errors import AgentError
 from hetagent.health.checks import HealthChecks
-from hetagent.launch.base import Assignment, Launch
+from hetagent.launch.base import Assignment
 from hetagent.node.console import WarnOnce
-from hetagent.node.network import AdvertisedAddress, NetworkError
+from hetagent.node.network import NetworkError
 from hetagent.node.processes import proctree as processes
 from hetagent.node.processes import signals as process_signals
 from hetagent.node.processes.guardian import Guardian, GuardianError
-from hetagent.node.processes.identity import AgentIdentity
 from hetagent.node.self_pipe import Readable, wait_readable
 from hetagent.roundhook import PreemptionNotice
 from hetagent.runloop.local_round import LocalRound, RoundPhase
@@ -44,46 +44,34 @@ class Agent:
     """Runs this node's part of a job, every round of which a hetserver decides.
 
     Attributes:
-        address: what it offers.
         server, guardian: not started yet.
         handler: holds the port of the next round's store from its offer on, and hosts that store on a master.
-        hold_script_port: opens a listening socket for a store that the script opens itself.
-        worker_env: what every worker gets beside torchrun's environment.
-        stop_timeout_s: seconds between SIGTERM and SIGKILL; None: the group's setting.
         shutdown: how this node leaves.
-        log: shows one line at the terminal.
-        secrets: what no failure report may contain.
-        signals: on which signals the agent stops its workers and leaves.
         outcome: the last directive (`exit`); None until it has come.
         last_words: what parts have to say in the closing block.
         round_number: the newest round that was started here, or over before it was.
     """
 
-    identity: AgentIdentity
-    address: AdvertisedAddress
+    context: AgentContext
     server: ServerConnection
     guardian: Guardian
     starter: "TorchStarter"
     handler: "HetRendezvousHandler"
-    hold_script_port: Callable[[], socket.socket]
-    launch: Launch
     health: HealthChecks
     parts: AgentParts
-    worker_env: Mapping[str, str]
-    stop_timeout_s: float | None
-    shutdown: Shutdown
-    log: Callable[[str], None]
-    secrets: Callable[[], Collection[str]] = tuple
-    signals: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
     outcome: Directive | None = field(default=None, init=False)
     last_words: list[str] = field(default_factory=list, init=False)
     round_number: int = field(default=0, init=False)
+    shutdown: Shutdown = field(init=False)
 
     def __post_init__(self) -> None:
-        self._log_once = WarnOnce(self.log)
+        options, self._log, self._launch = self.context.options, self.context.tell, self.context.launch
+        self._identity, self._signals = self.context.identity, options.signals
+        self.shutdown = Shutdown(options.grace_s, options.own_graces_s)
+        self._log_once = WarnOnce(self._log)
         self._got_signals: list[int] = []
-        self._orphans = OrphanReaper(self.identity.incarnation, self.log, self.parts.persistent_sessions)
-        self._local = LocalRound(self.launch, self.starter, self._orphans, self.parts)
+        self._orphans = OrphanReaper(self._identity.incarnation, self._log, self.parts.persistent_sessions)
+        self._local = LocalRound(self._launch, self.starter, self._orphans, self.parts)
         self._ready_after_stop = False  # join again once the workers are gone
         self._done = False  # the newest round's workers have succeeded, and others still work
         self._logged_cause = ""  # what ended the newest round, once logged
@@ -100,7 +88,7 @@ class Agent:
             AgentError: this node cannot continue.
             GuardianError: the guardian cannot be started.
         """
-        capture = process_signals.capture_signals(self.signals, self._got_signals)
+        capture = process_signals.capture_signals(self._signals, self._got_signals)
         with contextlib.closing(self.starter), capture as woken:
             try:
                 self.guardian.start()
@@ -157,7 +145,7 @@ class Agent:
         self.parts.close()
         if not has_succeeded:
             self._orphans.kill_spared()
-        self.launch.end()
+        self._launch.end()
         if snapshots is not None and not is_hurried():
             snapshots.hand_over(goodbye, gone_at, is_hurried)
         leave_s = LEAVE_S if gone_at is None else max(HURRIED_LEAVE_S, gone_at - time.monotonic())
@@ -177,11 +165,11 @@ class Agent:
     # -- what happens ----------------------------------------------------------------------------------------
 
     def _replace_guardian(self) -> None:
-        self.log("the guardian died; starting another one")
+        self._log("the guardian died; starting another one")
         try:
             self.guardian.start()
         except GuardianError as error:
-            self.log(f"{error}; continuing without one")
+            self._log(f"{error}; continuing without one")
 
     def _check_shutdown(self) -> None:
         """Begin to leave if something asks for that; stop workers that have not been stopped in time by the server."""
@@ -191,7 +179,7 @@ class Agent:
         if notice is not None and not self.shutdown.ended_by:
             self._begin_shutdown(notice)
         if self.shutdown.must_stop_now(time.monotonic()) and self._local.is_running:
-            self.log("the time to save is over: stopping the workers")
+            self._log("the time to save is over: stopping the workers")
             self._local.stop(signal.SIGTERM, self._stop_grace_s())
 
     def _begin_shutdown(self, cause: signal.Signals | PreemptionNotice) -> None:
@@ -201,7 +189,7 @@ class Agent:
         if action.why:
             fields = {"message": action.why, "grace_s": action.save_s}
             self.server.announce_leave(make_round_report(ReportKind.LEAVING, self.round_number, **fields))
-        self.log(action.text)
+        self._log(action.text)
         if action.stop is not None:
             self._local.stop(*action.stop)
 
@@ -212,7 +200,7 @@ class Agent:
             if hook in ready or (due_at is not None and time.monotonic() >= due_at):
                 hook.on_wakeup()
         if why := self._local.abandon_reason():
-            self.log(f"round {self.round_number} {why}; joining again")
+            self._log(f"round {self.round_number} {why}; joining again")
             self.server.update_offer(stopped=why)
             self._ready_after_stop = True
             self._clear_workers()
@@ -226,7 +214,7 @@ class Agent:
             self._local.stop(signal.SIGTERM, self._stop_grace_s())
             return
         others = "" if self._local.assignment.start.nnodes == 1 else "; waiting for the other nodes"
-        self.log(f"round {self.round_number}: all local workers succeeded{others}")
+        self._log(f"round {self.round_number}: all local workers succeeded{others}")
         self._done = True
         fields = self.parts.start_check.report_fields() if self.parts.start_check is not None else {}
         self._send_report(ReportKind.SUCCEEDED, **fields)
@@ -234,10 +222,10 @@ class Agent:
 
     def _report_failure(self, end: WorkerExit) -> None:
         """Report that a worker failed."""
-        failure, text = self._local.describe_failure(end, self.secrets())
+        failure, text = self._local.describe_failure(end, self.context.access.secrets())
         ended = self._local.find_successes_before(end.seen_at)
         self._send_report(ReportKind.FAILED, since=end.seen_at, failure=failure, ended=ended)
-        self.log(f"round {self.round_number}{self._cause_suffix(text)}")
+        self._log(f"round {self.round_number}{self._cause_suffix(text)}")
 
     def _report_before_stop(self) -> None:
         """The round is over elsewhere: report what happened here before, which that may have followed from."""
@@ -266,8 +254,8 @@ class Agent:
             case DirectiveKind.START:
                 assert directive.start is not None
                 if directive.job > 1 and self.round_number == 0:
-                    job = f"this is job {directive.job} of group '{self.identity.group}'"
-                    self.log(f"{job}; rounds are numbered across jobs")
+                    job = f"this is job {directive.job} of group '{self._identity.group}'"
+                    self._log(f"{job}; rounds are numbered across jobs")
                 for warning in directive.warnings or ():
                     self._log_once(f"warning: {warning.message}")
                 self._on_start(directive.round, directive.start)
@@ -275,7 +263,7 @@ class Agent:
             case DirectiveKind.STOP if directive.round <= self._after_round:
                 pass  # it came as the workers were ending by themselves, and this node has joined since
             case DirectiveKind.STOP:
-                self.log(f"round {directive.round} is over{self._cause_suffix(directive.why)}")
+                self._log(f"round {directive.round} is over{self._cause_suffix(directive.why)}")
                 self.round_number = max(self.round_number, directive.round)
                 self._ready_after_stop, self._done = True, False
                 self._notify_hooks(directive)
@@ -295,7 +283,7 @@ class Agent:
         """Clean up once the workers have ended or their grace is over, then join again."""
         if self._local.has_stopped():
             if (text := self._local.describe_overrun()) is not None:
-                self.log(f"round {self.round_number}: {text}")
+                self._log(f"round {self.round_number}: {text}")
             self._clear_workers()
         if self._ready_after_stop and not self._local.has_processes and not self._is_leaving:
             self._prepare_join()
@@ -304,7 +292,7 @@ class Agent:
 
     def _stop_grace_s(self) -> float:
         """How long workers have between SIGTERM and SIGKILL (seconds)."""
-        given_s = self.stop_timeout_s
+        given_s = self.context.options.shutdown_timeout_s
         if given_s is None:
             given_s = self.server.session.newest_directive.stop_timeout_s
         return self.shutdown.stop_grace_s(given_s, time.monotonic())
@@ -340,40 +328,40 @@ class Agent:
                 self._leave_for_good(result.why)
                 return
             if result.why:
-                self.log(f"this node is not ready: {result.why}; checking again until it is")
+                self._log(f"this node is not ready: {result.why}; checking again until it is")
             elif self._not_ready:
-                self.log("this node is ready")
+                self._log("this node is ready")
             self._not_ready = result.why
             self._join_group()
 
     def _join_group(self) -> None:
         """Join, or join again: this node is ready after its last round, or `_not_ready` has changed."""
         if (
-            loss := self.address.describe_address_loss()
+            loss := self.context.address.describe_address_loss()
         ) and not self.server.session.is_server_away:  # else it may come back
             self._leave_for_good(loss)
             return
-        self.launch.end()
+        self._launch.end()
         self.handler.close_store()
         try:
-            self._script_port = self._script_port or self.hold_script_port()
+            self._script_port = self._script_port or self.context.hold_script_port()
             port = self.handler.offer_port()
         except NetworkError as error:
-            who = f"node '{self.identity.node_id}'"
+            who = f"node '{self._identity.node_id}'"
             raise AgentError(f"{who} cannot offer a port for the next round: {error}") from None
         self.server.set_ready(self._after_round, port, self._script_port.getsockname()[1], self._not_ready)
 
     def _leave_for_good(self, why: str) -> None:
         """Leave: this node cannot take part in another round."""
         self.shutdown.because = why
-        self.log(f"leaving, since {why}; check the node before you use it again")
+        self._log(f"leaving, since {why}; check the node before you use it again")
 
     # -- starting a round ------------------------------------------------------------------------------------
 
     def _start_predicted_standbys(self) -> None:
         """Have standbys made for the first round, as far as its workers are known."""
         standbys, predict = self.parts.standbys, self.starter.predict_programs
-        if standbys and (programs := predict(self.launch.predict_command, self._make_worker_env())):
+        if standbys and (programs := predict(self._launch.predict_command, self._make_worker_env())):
             standbys.start_predicted(programs)
 
     def _on_start(self, number: int, start: Start) -> None:
@@ -387,8 +375,8 @@ class Agent:
         self.server.update_offer(stopped="")
         self.health.cancel()
         assignment = Assignment(
-            group=self.identity.group,
-            node_id=self.identity.node_id,
+            group=self._identity.group,
+            node_id=self._identity.node_id,
             round=number,
             start=start,
             script_port=self._script_port,
@@ -398,10 +386,10 @@ class Agent:
             of = "" if start.max_restarts >= UNLIMITED_RESTARTS else f" of {start.max_restarts}"
             advice = f"; {start.advice}" if start.advice else ""
             cause = self._cause_suffix(start.restarted_by.message)
-            self.log(f"restarting ({start.restart_count}{of}){cause}{advice}")
+            self._log(f"restarting ({start.restart_count}{of}){cause}{advice}")
         self._logged_cause = ""
         self._local.begin(assignment)
-        self.log(f"round {number}: {self._local.description}")
+        self._log(f"round {number}: {self._local.description}")
         self._start_workers()
 
     def _start_workers(self) -> None:
@@ -418,7 +406,7 @@ class Agent:
                 raise
             self._clear_workers()
             failure = describe_start_failure(error)  # it fails the round, not the agent
-            self.log(f"round {self.round_number}: the workers could not be started: {failure.message}")
+            self._log(f"round {self.round_number}: the workers could not be started: {failure.message}")
             self._send_report(ReportKind.FAILED, failure=failure)
             if failure.final:
                 self._leave_for_good(f"it cannot start workers: {failure.message}")
@@ -426,7 +414,7 @@ class Agent:
         finally:
             self._script_port = local.assignment.script_port
             for note in local.assignment.notes:
-                self.log(note)
+                self._log(note)
             local.assignment.notes.clear()
         if local.has_processes:
             self.guardian.set_sessions(local.pids)
@@ -435,9 +423,9 @@ class Agent:
     def _make_worker_env(self) -> dict[str, str]:
         return {
             **self.parts.static_env(os.environ),
-            **self.worker_env,
-            processes.NODE_ID: self.identity.node_id,
-            processes.INCARNATION: self.identity.incarnation,
+            **self.context.address.socket_env(os.environ),
+            processes.NODE_ID: self._identity.node_id,
+            processes.INCARNATION: self._identity.incarnation,
             processes.AGENT_PID: str(os.getpid()),
-            "TORCHELASTIC_SIGNALS_TO_HANDLE": ",".join(signum.name for signum in self.signals),
+            "TORCHELASTIC_SIGNALS_TO_HANDLE": ",".join(signum.name for signum in self._signals),
         }

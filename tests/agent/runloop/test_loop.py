@@ -11,12 +11,13 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from tests.agent.rig import SIGNALS, Make, soon
+from tests.agent.rig import Make, soon
 from tests.support.servers import free_port
 
 from hetagent.launch.base import Launch
 from hetagent.node.network import AdvertisedAddress
 from hetagent.node.processes import guardian
+from hetagent.options.torchrun import SIGNALS
 from hetagent.runloop import start_check
 from hetagent.session.session import Session
 from hetagent.workers import torch_starter
@@ -31,9 +32,10 @@ def test_a_round_from_start_to_end(rig: Make, monkeypatch: pytest.MonkeyPatch) -
     made = rig("env > env.$RANK", slots=2)
     assert made.run() == 0
     env = dict(line.split("=", 1) for line in (made.folder / "env.1").read_text().splitlines() if "=" in line)
-    assert (env["RANK"], env["WORLD_SIZE"], env["LOCAL_RANK"], env["MINE"]) == ("1", "2", "1", "1")
+    assert (env["RANK"], env["WORLD_SIZE"], env["LOCAL_RANK"]) == ("1", "2", "1")
     assert (env["HET_RANK_OFFSET"], env["HET_ROUND"], env["HET_NODE_ID"]) == ("0", "1", "a")
-    assert env["TORCHELASTIC_SIGNALS_TO_HANDLE"] == "SIGTERM,SIGINT,SIGHUP"
+    assert env["GLOO_SOCKET_IFNAME"] == "lo"
+    assert env["TORCHELASTIC_SIGNALS_TO_HANDLE"] == "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
     assert os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] == "SIGUSR1", "ours is as it was"
     assert made.group()["state"] == "succeeded"
     assert any(line.startswith("round 1: ranks 0 to 1 of 2 on 1 node, master a (") for line in made.said)
@@ -177,7 +179,8 @@ def test_a_node_that_has_lost_its_address_leaves_unless_its_network_may_be_cut(
     made = rig("touch up; until [ -e go ]; do sleep 0.01; done; exit $((TORCHELASTIC_RESTART_COUNT < 1))")
 
     def lose() -> None:
-        made.agent.address = AdvertisedAddress("192.0.2.7", "eth0", is_chosen=False)
+        elsewhere = AdvertisedAddress("192.0.2.7", "eth0", is_chosen=False)
+        made.agent.context = replace(made.agent.context, address=elsewhere)
         monkeypatch.setattr(Session, "is_server_away", away)
 
     assert made.run(made.appears("up"), lose, made.touches("go")) == status

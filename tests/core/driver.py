@@ -20,10 +20,10 @@ from hetrdzv.core.commands import (
     Undrain,
 )
 from hetrdzv.core.directive import make_directive, make_directive_head
-from hetrdzv.core.group import new_group
-from hetrdzv.core.invariants import check
+from hetrdzv.core.explanations import explain_group
+from hetrdzv.core.invariants import check_invariants
 from hetrdzv.core.model import Group, Node, Round, Stall
-from hetrdzv.core.why import explain_group
+from hetrdzv.core.state_machine import new_group
 from hetrdzv.protocol.directive import Directive, Start
 from hetrdzv.protocol.reasons import ends
 from hetrdzv.protocol.reasons.reason import Reason, full_text
@@ -53,7 +53,7 @@ class Story:
 
     def do(self, command: Command) -> Group:
         transition = step(self.group, command, self.now)
-        check(transition.group)
+        check_invariants(transition.group)
         self.group = transition.group
         self.events += transition.events
         return self.group

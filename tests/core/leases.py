@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from math import inf
 
-from hetrdzv.core import group as machine
+from hetrdzv.core import state_machine as machine
 from hetrdzv.core.commands import Command, Tick
-from hetrdzv.core.group import Transition
 from hetrdzv.core.model import Group, Node
-from hetrdzv.core.rounds import settle
+from hetrdzv.core.rounds import reconcile
 from hetrdzv.core.rounds.timers import SUSPECT_GRACE_S
+from hetrdzv.core.state_machine import Transition
 
 
 def ends_at(group: Group, node: Node) -> float:
@@ -29,6 +29,6 @@ def step(group: Group, command: Command, now: float) -> Transition:
 
 def deadline(group: Group, now: float) -> float | None:
     """When the next `Tick` is due, the ends of leases included."""
-    at = settle.deadline(group, now)
+    at = reconcile.next_tick_at(group, now)
     moments = [ends_at(group, node) for node in group.live_nodes]
     return min([*moments, *([] if at is None else [at])], default=None)

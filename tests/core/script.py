@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from hetrdzv.core.why import explain_left_out_node
+from hetrdzv.core.explanations import explain_left_out_node
 from hetrdzv.protocol import errors
 from hetrdzv.protocol.reasons.reason import Reason
 from tests.core.driver import Story, running

@@ -5,8 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from hetrdzv.core.drift import PARTS, describe_version_differences, find_differences
 from hetrdzv.core.model import Node
+from hetrdzv.core.version_drift import (
+    COMPARED_VERSIONS,
+    describe_version_differences,
+    find_version_differences,
+)
 from hetrdzv.protocol.codec import write
 from hetrdzv.protocol.reasons.reason import MOST_CHARACTERS
 from tests.core.driver import Story
@@ -41,28 +45,30 @@ def nodes(devices: Mapping[str, Mapping[str, str]]) -> list[Node]:
 )
 def test_what_differs(name: str, versions: list[str], differ: dict[str, list[int]]) -> None:
     known = {version: [f"gpu{one}" for one in ones] for version, ones in differ.items()}
-    assert find_differences(having(name, *versions)) == (
+    assert find_version_differences(having(name, *versions)) == (
         (describe_version_differences(name, known),) if known else ()
     )
 
 
 def test_another_role_may_run_another_script_and_more_versions_are_counted() -> None:
     trainer, critic, other = having("script", "3fa2b1c8", "94d0c2aa", "00ff00ff")
-    assert find_differences([trainer, replace(critic, role="critic")]) == ()
-    (found,) = find_differences([trainer, replace(critic, role="critic"), replace(other, role="critic")])
+    assert find_version_differences([trainer, replace(critic, role="critic")]) == ()
+    (found,) = find_version_differences(
+        [trainer, replace(critic, role="critic"), replace(other, role="critic")]
+    )
     assert found.message == ("gpu2 has a script with checksum 94d0c2aa, gpu3 has 00ff00ff")
-    (found,) = find_differences(having("torch", "1.0", "2.0", "3.0", "4.0", "5.0", "6.0", "6.0"))
+    (found,) = find_version_differences(having("torch", "1.0", "2.0", "3.0", "4.0", "5.0", "6.0", "6.0"))
     assert found.message.endswith("gpu4 has 4.0, 2 more versions on other nodes")
 
 
 def test_of_thousands_of_unlike_nodes_it_says_no_more_than_of_a_few() -> None:
-    found = find_differences(
-        nodes({f"{n}-{'x' * 110}": dict.fromkeys(PARTS, f"{n}.0.{n % 7}") for n in range(10_000)})
+    found = find_version_differences(
+        nodes({f"{n}-{'x' * 110}": dict.fromkeys(COMPARED_VERSIONS, f"{n}.0.{n % 7}") for n in range(10_000)})
     )
-    assert len(found) == len(PARTS)
+    assert len(found) == len(COMPARED_VERSIONS)
     assert max(len(one.message) for one in found) <= MOST_CHARACTERS
     assert max(len(write(one)) for one in found) < 8_000
-    assert len(write(find_differences(having("torch", "9" * 100_000, "1"))[0])) < 1_000
+    assert len(write(find_version_differences(having("torch", "9" * 100_000, "1"))[0])) < 1_000
 
 
 def test_a_start_says_what_differs_in_its_round() -> None:

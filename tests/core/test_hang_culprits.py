@@ -405,7 +405,7 @@ def test_places_are_bounded_by_what_workers_report(
         for rank in range(400)
     ]
     assert find_hang(workers, 400, eights) is not None
-    assert len(places) <= (32 + hangs.MOST_ABSENT) * len(workers)
+    assert len(places) <= (32 + hangs.MAX_UNUSED_PLACES_PER_WORKER) * len(workers)
 
 
 def eights(rank: int) -> str:

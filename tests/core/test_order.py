@@ -7,14 +7,14 @@ from dataclasses import replace
 from itertools import combinations, permutations
 
 from hetrdzv.core.model import Group, Node
-from hetrdzv.core.selection.order import (
+from hetrdzv.core.selection.rank_order import (
     ReplacementKey,
     assign_ranks,
     match_replacements,
     may_be_master,
     order_nodes,
 )
-from hetrdzv.core.selection.select import Selection, Shortfall, ShortfallKind, select
+from hetrdzv.core.selection.select import Selection, Shortfall, ShortfallKind, select_nodes
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.texts.ids import natural_key
 from tests.support.every_set import group_of
@@ -82,7 +82,7 @@ def test_of_several_spares_the_like_of_the_gap_is_taken() -> None:
 
     def taken(*ready: Node, order: str = "sticky") -> list[str]:
         group = replace(past, spec=GroupSpec(max_nodes=2, rank_order=order))
-        answer = select(group, [node("a", 8), *ready])
+        answer = select_nodes(group, [node("a", 8), *ready])
         assert isinstance(answer, Selection)
         return ids(answer.nodes)[1:]
 
@@ -182,7 +182,7 @@ def test_only_who_may_be_master_is(dice: random.Random) -> None:
     cut = frozenset(dice.sample(pairs, dice.choice((0, 3, 20))))
     spec = GroupSpec(rank_order=order, master=master, max_nodes=most)
     group = replace(past, spec=spec)
-    answer = select(replace(group, unreachable=cut), nodes)
+    answer = select_nodes(replace(group, unreachable=cut), nodes)
     allowed = [each for each in nodes if may_be_master(spec, each)]
     if not allowed:
         assert isinstance(answer, Shortfall)
@@ -192,7 +192,7 @@ def test_only_who_may_be_master_is(dice: random.Random) -> None:
     members, _ = assign_ranks(group, answer.nodes, answer.master)
     assert members[0].node_id in ids(allowed)
     assert all((member.node_id, members[0].node_id) not in cut for member in members)
-    free = select(replace(past, spec=GroupSpec(rank_order=order, max_nodes=most)), nodes)
+    free = select_nodes(replace(past, spec=GroupSpec(rank_order=order, max_nodes=most)), nodes)
     assert isinstance(free, Selection)
     if not cut:
         assert len(answer.nodes) == len(free.nodes)

@@ -10,7 +10,7 @@ import pytest
 
 from hetrdzv.core.commands import RecordStall, RecordTraining
 from hetrdzv.core.model import Stall
-from hetrdzv.core.rounds.records import ROUNDS_KEPT, list_records
+from hetrdzv.core.rounds.records import MAX_STORED_ROUNDS, list_records
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.progress import ProgressTimes
 from hetrdzv.protocol.reasons import ends
@@ -185,8 +185,8 @@ def test_another_job_keeps_the_records_and_has_a_time_of_its_own() -> None:
 
 def test_only_the_last_records_are_kept() -> None:
     story = restarted()
-    full = replace(story.group, records=story.rounds[:1] * ROUNDS_KEPT)
-    assert len(list_records(full, story.now)) == ROUNDS_KEPT
+    full = replace(story.group, records=story.rounds[:1] * MAX_STORED_ROUNDS)
+    assert len(list_records(full, story.now)) == MAX_STORED_ROUNDS
 
 
 # -- what counts as training ---------------------------------------------------------------------------------

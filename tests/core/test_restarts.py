@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from hetrdzv.core.rounds.transitions import GONE_NODES_KEPT
+from hetrdzv.core.rounds.transitions import MAX_GONE_NODES
 from hetrdzv.protocol.reasons import ends, events, waiting
 from hetrdzv.protocol.reasons.reason import ReasonCode
 from hetrdzv.protocol.rounds import EarlierSuccesses
@@ -259,24 +259,24 @@ def test_who_is_forgotten_is_no_longer_out_of_reach() -> None:
     """A job whose nodes have a new name each time keeps no list of all that ever failed."""
     story = Story(min_nodes=2, max_nodes=2, last_call_s=0)
     story.join("a")
-    for number in range(GONE_NODES_KEPT + 10):
+    for number in range(MAX_GONE_NODES + 10):
         name = f"x{number}"
         story.join(name)
         story.unreachable(story.order[1])
         story.joins("a", name)
         story.leave(name)
         story.join("a")
-    assert len(story.group.nodes) <= GONE_NODES_KEPT + 3
+    assert len(story.group.nodes) <= MAX_GONE_NODES + 3
     assert {node_id for pair in story.group.unreachable for node_id in pair} <= story.group.nodes.keys()
 
 
 def test_of_those_who_came_and_went_few_are_remembered() -> None:
     """A group that waits for nodes does not grow with each agent that did not wait with it."""
     story = Story(min_nodes=2)
-    for number in range(GONE_NODES_KEPT + 10):
+    for number in range(MAX_GONE_NODES + 10):
         story.join(f"x{number}")
         story.leave(f"x{number}")
-    assert [*story.group.nodes] == [f"x{number}" for number in range(10, GONE_NODES_KEPT + 10)]
+    assert [*story.group.nodes] == [f"x{number}" for number in range(10, MAX_GONE_NODES + 10)]
 
 
 @pytest.mark.parametrize(("reported_s", "known"), [(1.0, True), (0.1, False)])

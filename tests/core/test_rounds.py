@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from hetrdzv.core.commands import RenewLease, Tick
-from hetrdzv.core.why import explain_round_end
+from hetrdzv.core.explanations import explain_round_end
 from hetrdzv.protocol.reasons import events
 from hetrdzv.protocol.reasons.reason import ReasonCode
 from tests.core.driver import Story, running

@@ -8,8 +8,8 @@ from itertools import permutations
 import pytest
 
 from hetrdzv.core.model import Node
-from hetrdzv.core.selection.order import assign_ranks
-from hetrdzv.core.selection.select import Selection, select
+from hetrdzv.core.selection.rank_order import assign_ranks
+from hetrdzv.core.selection.select import Selection, select_nodes
 from hetrdzv.protocol.directive import Member
 from hetrdzv.protocol.reasons import waiting
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
@@ -38,7 +38,7 @@ def place(
 ) -> tuple[Sequence[Member], Sequence[str]]:
     """Select and order the nodes of the next round; one without members where none can form."""
     group = group_of(spec, dict.fromkeys(last, 1), seats=seats, unreachable=unreachable)
-    answer = select(group, ready)
+    answer = select_nodes(group, ready)
     if not isinstance(answer, Selection):
         return (), ()
     return assign_ranks(group, answer.nodes, answer.master)

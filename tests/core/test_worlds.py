@@ -12,8 +12,14 @@ import pytest
 from hetrdzv.core.model import Node
 from hetrdzv.core.selection import best_set
 from hetrdzv.core.selection.best_set import WorldSizes
-from hetrdzv.core.selection.order import may_be_master
-from hetrdzv.core.selection.select import MOST_TRIED, Selection, Shortfall, ShortfallKind, select
+from hetrdzv.core.selection.rank_order import may_be_master
+from hetrdzv.core.selection.select import (
+    MAX_MASTERS_EVALUATED,
+    Selection,
+    Shortfall,
+    ShortfallKind,
+    select_nodes,
+)
 from hetrdzv.protocol.errors import InvalidSpec
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.texts.ids import natural_key
@@ -91,8 +97,8 @@ def test_the_best_set_is_chosen() -> None:
 
 @pytest.mark.parametrize("most", [4, 6])
 def test_of_many_nodes_a_set_within_all_bounds_is_found(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with more nodes than `MOST_EXACT`: not the best set, but an allowed one, and rarely none."""
-    monkeypatch.setattr(best_set, "MOST_EXACT", most)
+    """As with more nodes than `MAX_EXACT_CANDIDATES`: not the best set, but an allowed one, and rarely none."""
+    monkeypatch.setattr(best_set, "MAX_EXACT_CANDIDATES", most)
     rng = random.Random(16)
     found = missed = 0
     for _ in range(CASES // 2):
@@ -111,7 +117,7 @@ def test_a_master_is_taken_where_the_best_set_cannot_be_found_for_certain() -> N
     dice = random.Random(1)
     items = [best_set.Candidate(f"n{number:02}", dice.randint(1, 1024)) for number in range(64)]
     worlds = best_set.WorldSizes(least=16000, most=16384, multiple=7, min_nodes=20, max_nodes=40)
-    found = best_set.best_set(items[:63], worlds, items[63:])
+    found = best_set.choose_best_set(items[:63], worlds, items[63:])
     assert found is not None
     assert "n63" in {item.name for item in found}
     assert worlds.allows(sum(item.slots for item in found))
@@ -220,8 +226,8 @@ def test_a_selection_among_many_unlike_nodes_looks_at_few(
     )
     masters = frozenset(one.node_id for one in ready if one.labels.get("public"))
     # so that the first choice has none of them
-    answer = select(group_of(spec, unreachable=pairs, used_last=masters), ready)
-    assert len(calls) <= 3 * (1 + MOST_TRIED) ** 2
+    answer = select_nodes(group_of(spec, unreachable=pairs, used_last=masters), ready)
+    assert len(calls) <= 3 * (1 + MAX_MASTERS_EVALUATED) ** 2
     assert isinstance(answer, Selection)
     assert world - 3 * most < answer.world_size <= world
     assert 2 <= len(answer.nodes) <= 700
@@ -233,7 +239,7 @@ def test_a_selection_among_many_unlike_nodes_looks_at_few(
 def test_a_world_is_found_though_no_size_at_the_end_makes_up_for_what_was_taken_before() -> None:
     """An odd number of slots is taken anyway, the last nodes have even ones: no multiple of 2 is found at first."""
     items = [best_set.Candidate(f"n{number}", 1023 if number < 501 else 1024) for number in range(1_000)]
-    found = best_set.best_set(items, WorldSizes.of(GroupSpec(world_size_multiple=2)))
+    found = best_set.choose_best_set(items, WorldSizes.of(GroupSpec(world_size_multiple=2)))
     assert found is not None
     assert sum(item.slots for item in found) == 500 * 1023 + 499 * 1024
 
@@ -246,7 +252,7 @@ def test_a_world_is_found_among_many_though_all_around_its_end_are_of_one_size(
     """The larger ones come first: no number of those at the end made up for what was taken before."""
     spec = GroupSpec(min_nodes=2, max_nodes=most, unit=unit, world_size_multiple=48)
     nodes = [node(number, 1 + number % 7, rack=f"r{number // 4}") for number in range(ready)]
-    answer = select(group_of(spec), nodes)
+    answer = select_nodes(group_of(spec), nodes)
     assert isinstance(answer, Selection)
     assert answer.world_size % 48 == 0
     assert len(answer.nodes) >= (most or ready) * 0.97
@@ -262,7 +268,7 @@ def test_a_world_is_found_far_below_what_fits(
     slots: int, ready: int, most: int, multiple: int, largest: int
 ) -> None:
     spec = GroupSpec(max_nodes=most, world_size_multiple=multiple)
-    answer = select(group_of(spec), [node(number, slots) for number in range(ready)])
+    answer = select_nodes(group_of(spec), [node(number, slots) for number in range(ready)])
     assert isinstance(answer, Selection)
     assert answer.world_size == largest
 
@@ -271,6 +277,8 @@ def test_a_unit_that_must_be_taken_is_not_larger_than_max_nodes() -> None:
     """Its nodes alone made a round of more nodes than there may be."""
     large = [node(number, 1, rack="a", public=True) for number in range(4)]
     small = [node(number, 1, rack="b") for number in range(4, 6)]
-    answer = select(group_of(GroupSpec(unit="rack", master="public=yes", max_nodes=3)), [*large, *small])
+    answer = select_nodes(
+        group_of(GroupSpec(unit="rack", master="public=yes", max_nodes=3)), [*large, *small]
+    )
     assert isinstance(answer, Shortfall)
     assert answer.kind is ShortfallKind.ALLOWED_MASTER

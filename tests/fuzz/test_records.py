@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hetrdzv.api import views
 from hetrdzv.core.commands import Tick
 from hetrdzv.core.directive import make_directive
-from hetrdzv.core.invariants import InvariantError, check
+from hetrdzv.core.invariants import InvariantError, check_invariants
 from hetrdzv.core.model import Group
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import Refused, StorageError
@@ -47,7 +47,7 @@ def test_what_a_release_wrote_is_read(name: str) -> None:
     wrote = {key: record.encode() for key, record in WRITTEN[name]["records"].items()}
     restored = restore(wrote, NOW)
     (group,) = restored.groups.values()
-    check(group)
+    check_invariants(group)
     assert told(group, NOW) == WRITTEN[name]["told"]
     live_with(group)
 
@@ -66,7 +66,7 @@ def read(stored: dict[str, bytes], key: str) -> None:
         return
     for group in found.groups.values():
         try:
-            check(group)
+            check_invariants(group)
         except InvariantError:
             continue  # the ledger refuses it
         live_with(group)

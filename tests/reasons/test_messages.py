@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from hetrdzv.core.drift import describe_version_differences
+from hetrdzv.core.version_drift import describe_version_differences
 from hetrdzv.protocol.errors import Difference
 from hetrdzv.protocol.reasons import ends, events, hangs, snapshots, waiting
 from hetrdzv.protocol.reasons.hangs import Hang

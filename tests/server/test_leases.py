@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from hetrdzv.core.commands import Command, Disconnect, Leave, PutSpec, RenewLease, Report
-from hetrdzv.core.group import new_group
 from hetrdzv.core.model import Group, Node
+from hetrdzv.core.state_machine import new_group
 from hetrdzv.protocol.errors import StorageError
 from hetrdzv.protocol.rounds import Failure
 from hetrdzv.protocol.settings import GroupSpec

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from hetrdzv.core.commands import Command, RecordStall, RecordTraining
 from hetrdzv.core.model import Group, Stall
-from hetrdzv.core.rounds.timers import STALL_REPORTED_S
+from hetrdzv.core.rounds.timers import STALL_REPORTED_AFTER_S
 from hetrdzv.protocol.progress import ProgressTimes
 from hetrdzv.service.metrics import Metrics
 from tests.core.driver import Story
@@ -98,8 +98,8 @@ def test_what_running_workers_do_is_counted() -> None:
     doing = partial(story.read(), "slot_seconds_total")
     assert (doing(doing="starting_up"), doing(doing="training")) == (
         6.0,
-        pytest.approx(20.0 + 2 * STALL_REPORTED_S),
+        pytest.approx(20.0 + 2 * STALL_REPORTED_AFTER_S),
     )
-    assert doing(doing="hanging") == pytest.approx(2 * (16.0 - STALL_REPORTED_S))
+    assert doing(doing="hanging") == pytest.approx(2 * (16.0 - STALL_REPORTED_AFTER_S))
     story.wait(45.0)
     assert story.ended == "failed"

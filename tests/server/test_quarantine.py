@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from hetrdzv.core.commands import Drain, StartDaemon, Tick
-from hetrdzv.core.group import Transition
 from hetrdzv.core.model import Group
-from hetrdzv.core.rounds import settle
+from hetrdzv.core.rounds import reconcile
 from hetrdzv.core.rounds.transitions import StepContext
+from hetrdzv.core.state_machine import Transition
 from hetrdzv.protocol.errors import GroupQuarantined, ServerFault, StaleRound, UnknownGroup
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.service import service as service_module
@@ -185,14 +185,14 @@ async def test_a_group_whose_timer_cannot_be_set_holds_up_no_other(monkeypatch: 
     async with serving(store) as (service, _):
         for name in ("g", "h"):
             await service.execute(name, join("a", min_nodes=2))
-    real = settle._form_round
+    real = reconcile._form_round
 
     def form(context: StepContext) -> None:
         if context.group.group_id == "g":
             raise IndexError("no such node")
         real(context)
 
-    monkeypatch.setattr(settle, "_form_round", form)
+    monkeypatch.setattr(reconcile, "_form_round", form)
     async with serving(FaultyStore(store.content)) as (service, _):
         async with asyncio.timeout(10):
             while "g" not in service.quarantine_reasons():

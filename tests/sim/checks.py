@@ -14,12 +14,12 @@ from unittest import mock
 from hetagent.session.requests import Answer, Request
 from hetrdzv.core import commands
 from hetrdzv.core.directive import make_directive
-from hetrdzv.core.group import Transition, step
+from hetrdzv.core.explanations import explain_group
 from hetrdzv.core.invariants import list_violations
 from hetrdzv.core.model import Group, Round
-from hetrdzv.core.rounds.settle import deadline
-from hetrdzv.core.rounds.timers import STOP_GRACE_S, Lapsed, no_expired_leases
-from hetrdzv.core.why import explain_group
+from hetrdzv.core.rounds.reconcile import next_tick_at
+from hetrdzv.core.rounds.timers import STOP_TIMEOUT_MARGIN_S, FindExpiredLeases, no_expired_leases
+from hetrdzv.core.state_machine import Transition, step
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import Refused
 from hetrdzv.protocol.routes import Routes
@@ -108,7 +108,9 @@ class Checks:
         ):
             yield
 
-    def _step(self, group: Group, command: commands.Command, now: float, lapsed: Lapsed) -> Transition:
+    def _step(
+        self, group: Group, command: commands.Command, now: float, lapsed: FindExpiredLeases
+    ) -> Transition:
         try:
             transition = step(group, command, now, lapsed)
         except Refused as error:
@@ -125,7 +127,12 @@ class Checks:
         return transition
 
     def _stepped(
-        self, old: Group, command: commands.Command, transition: Transition, now: float, lapsed: Lapsed
+        self,
+        old: Group,
+        command: commands.Command,
+        transition: Transition,
+        now: float,
+        lapsed: FindExpiredLeases,
     ) -> None:
         new = transition.group
         if isinstance(command, commands.RenewLease) and not transition.events and new.round is old.round:
@@ -170,7 +177,9 @@ class Checks:
         if _key(command) in self._done:
             self._repeats(old, command, new, now, lapsed)
 
-    def _repeats(self, old: Group, command: commands.Command, new: Group, now: float, lapsed: Lapsed) -> None:
+    def _repeats(
+        self, old: Group, command: commands.Command, new: Group, now: float, lapsed: FindExpiredLeases
+    ) -> None:
         """A join or report that was taken before changes nothing but when the node was heard."""
         assert isinstance(command, commands.Join | commands.Report)
         before = old.nodes.get(command.node_id)
@@ -217,11 +226,11 @@ class Checks:
         if ended.end is None or ended.end.cause.kind is not EndKind.FAILED:
             self.violate("losses cost nothing", f"round {number} ended by {ended.end}, but is charged")
             return
-        overdue = now >= ended.end.at + new.spec.stop_timeout_s + STOP_GRACE_S
+        overdue = now >= ended.end.at + new.spec.stop_timeout_s + STOP_TIMEOUT_MARGIN_S
         done = {
             node.node_id
             for member in ended.members
-            if (node := old.current_node(member)) is not None
+            if (node := old.node_of_member(member)) is not None
             and node.phase is NodePhase.SUCCEEDED
             and (old.can_leave_without_loss(node) or new.member_phase(member) is NodePhase.LEFT)
         }  # who of them goes now has done its part
@@ -402,13 +411,13 @@ def _wrong_time(group: Group, now: float) -> str:
     def after(seconds: float) -> Group:
         return step(group, commands.Tick(), now + seconds, no_expired_leases).group
 
-    at = deadline(group, now)
+    at = next_tick_at(group, now)
     if after(0.0) != group:
         return "settling left something to do"
     if at is None:
         return "" if after(1e6) == group else "something happened by itself, although nothing was due"
     late = after(at - now + 0.002)
-    again = deadline(late, at + 0.002)
+    again = next_tick_at(late, at + 0.002)
     if after((at - now) / 2) != group:
         return "something happened before the deadline"
     return "" if late != group and (again is None or again > at) else "a tick past the deadline did nothing"

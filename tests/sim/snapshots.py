@@ -15,7 +15,7 @@ from hetagent.snapshots.node.reporter import SnapshotReporter
 from hetrdzv.core.model import Group, Node, Round
 from hetrdzv.core.snapshots.catalog import (
     disk_snapshot_id,
-    is_staying,
+    is_present_and_staying,
     list_group_snapshots,
     memory_snapshot_id,
     survives_node_loss,
@@ -402,7 +402,10 @@ class SafeOutlivesANode:
             node_id
             for node_id, key in self._holders.items()
             if _key(group.nodes[node_id]) != key
-            or not (is_staying(group, group.nodes[node_id]) or _serves(group, node_id, current.formed_at))
+            or not (
+                is_present_and_staying(group, group.nodes[node_id])
+                or _serves(group, node_id, current.formed_at)
+            )
         ]
         if len(gone) > 1:
             self._safe = None

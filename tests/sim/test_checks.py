@@ -10,7 +10,7 @@ import pytest
 
 from hetrdzv.core import commands
 from hetrdzv.core.model import Stall
-from hetrdzv.core.rounds.timers import STALL_REPORTED_S
+from hetrdzv.core.rounds.timers import STALL_REPORTED_AFTER_S
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.rounds import Failure
 from hetrdzv.protocol.states import ReportKind, StallKind
@@ -129,7 +129,7 @@ def test_what_is_right_passes(story: Story, checks: Checks) -> None:
     story.started("a", "b")
     stall = Stall(hang=of_kind(StallKind.BEHIND, 2, "b"), since=story.now)
     story.do(commands.RecordStall(1, stall))
-    story.wait(STALL_REPORTED_S + 1)
+    story.wait(STALL_REPORTED_AFTER_S + 1)
     hangs = told(story, "b")
     assert hangs.code == "stalled"
     story.do(commands.RecordStall(1, None))

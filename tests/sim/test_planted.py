@@ -14,12 +14,12 @@ import pytest
 from hetagent.session.backoff import Backoff
 from hetagent.session.session import Session
 from hetagent.snapshots.node.reporter import SnapshotReporter
-from hetrdzv.core import directive, snapshots
+from hetrdzv.core import directive
 from hetrdzv.core.model import Group, Node
-from hetrdzv.core.rounds import settle, timers, transitions
+from hetrdzv.core.rounds import reconcile, timers, transitions
 from hetrdzv.core.selection import best_set
 from hetrdzv.core.selection.best_set import WorldSizes
-from hetrdzv.core.snapshots import catalog
+from hetrdzv.core.snapshots import catalog, start_snapshot
 from hetrdzv.service import clock, ledger
 from hetrdzv.service.leases import LeaseTable
 from hetrdzv.service.service import Service
@@ -35,7 +35,7 @@ FIRST_SEED = {"nobody corrects who is ready": 1_600, "what may be safe is overwr
 def _overdue_at(group: Group, node: Node) -> float:
     assert group.round is not None
     assert group.round.end is not None
-    return group.round.end.at + group.spec.stop_timeout_s + timers.STOP_GRACE_S
+    return group.round.end.at + group.spec.stop_timeout_s + timers.STOP_TIMEOUT_MARGIN_S
 
 
 def _start_elsewhere(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -87,7 +87,11 @@ def _any_number(real: Any) -> Any:
 
 
 def _of_any_job(group: Group, node: Node, origin: str, alone: str | None = None) -> Any:
-    return node.snapshots.held if node.snapshots is not None and catalog.is_staying(group, node) else ()
+    return (
+        node.snapshots.held
+        if node.snapshots is not None and catalog.is_present_and_staying(group, node)
+        else ()
+    )
 
 
 def _in_memory(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -98,10 +102,10 @@ def _in_memory(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 PLANTED: dict[str, tuple[Any, str, Any]] = {
-    "a failure is judged at once": (settle, "resolved_at", lambda group, end: 0.0),
-    "who was not told to stop is overdue": (timers, "overdue_at", _overdue_at),
-    "losses cost restarts": (transitions, "LOSSES", frozenset()),
-    "the master is not of the round": (directive, "_start", _start_elsewhere(directive._start)),
+    "a failure is judged at once": (reconcile, "round_stop_deadline", lambda group, end: 0.0),
+    "who was not told to stop is overdue": (timers, "member_stop_deadline", _overdue_at),
+    "losses cost restarts": (transitions, "MEMBER_LOSS_KINDS", frozenset()),
+    "the master is not of the round": (directive, "_make_start", _start_elsewhere(directive._make_start)),
     "what is not committed is read": (Service, "group", _ahead(Service.group)),
     "nodes are not stored": (ledger, "_make_changes", _without_nodes(ledger._make_changes)),
     "no lease after a load": (LeaseTable, "restore_leases", lambda leases, groups: None),
@@ -111,24 +115,24 @@ PLANTED: dict[str, tuple[Any, str, Any]] = {
     "nobody corrects who is ready": (Session, "_is_contradicted", lambda session, number, directive: False),
     "who has to go is given no time": (
         transitions,
-        "notice_ends_at",
+        "stop_notice_deadline",
         lambda group, now, leaves_at: now + 0.05,
     ),
     "any world size is a multiple": (WorldSizes, "sizes_down_from", _downward),
     "bounds in nodes are forgotten": (best_set, "_choose_exactly", _any_number(best_set._choose_exactly)),
     "a snapshot need not be complete": (
-        snapshots,
+        start_snapshot,
         "select_snapshot",
         lambda kept, found: found[0] if found else None,
     ),
-    "what nobody can load is taken": (catalog, "_list_refused", lambda group, members: {}),
+    "what nobody can load is taken": (catalog, "_list_unloadable_snapshots", lambda group, members: {}),
     "holdings of another job count": (catalog, "list_usable_snapshots", _of_any_job),
-    "nodes that are gone hold snapshots": (catalog, "is_staying", lambda group, node: True),
-    "an agent that is gone serves": (snapshots, "forget_expired_holders", lambda *work: None),
+    "nodes that are gone hold snapshots": (catalog, "is_present_and_staying", lambda group, node: True),
+    "an agent that is gone serves": (start_snapshot, "forget_expired_holders", lambda *work: None),
     "what is on disk is not seen": (
-        snapshots,
+        start_snapshot,
         "list_job_snapshots",
-        _in_memory(snapshots.list_job_snapshots),
+        _in_memory(start_snapshot.list_job_snapshots),
     ),
     "what may be safe is overwritten": (
         SnapshotReporter,

@@ -4,9 +4,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from hetrdzv.core.model import USED_LAST_AFTER, Group, Node, Round
-from hetrdzv.core.selection.order import find_gap_fillers, may_be_master
-from hetrdzv.core.selection.select import Selection, Shortfall, ready_nodes, select
+from hetrdzv.core.model import FAILED_ROUNDS_UNTIL_LAST_RESORT, Group, Node, Round
+from hetrdzv.core.selection.rank_order import find_gap_fillers, may_be_master
+from hetrdzv.core.selection.select import Selection, Shortfall, ready_nodes, select_nodes
 from hetrdzv.protocol.directive import Member
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.texts.ids import natural_key
@@ -21,7 +21,7 @@ class Case:
 
     def answer(self) -> Selection | Shortfall:
         """What it answers."""
-        return select(self.group, self.ready)
+        return select_nodes(self.group, self.ready)
 
 
 def group_of(
@@ -44,7 +44,7 @@ def group_of(
         nodes=nodes,
         seats=tuple(seats),
         unreachable=frozenset(unreachable),
-        failed_rounds=dict.fromkeys(used_last, USED_LAST_AFTER),
+        failed_rounds=dict.fromkeys(used_last, FAILED_ROUNDS_UNTIL_LAST_RESORT),
         round=Round(number=1, members=members, restart_count=0, formed_at=0.0) if last else None,
     )
 

@@ -11,18 +11,18 @@ from hetrdzv.api.workers import worker_reply
 from hetrdzv.auth.tokens import Grant
 from hetrdzv.core.commands import Command
 from hetrdzv.core.directive import late_joiner_exit_code, make_stop_notice
-from hetrdzv.core.drift import find_differences
-from hetrdzv.core.memo import cached
-from hetrdzv.core.model import OFFERED, Group, Node, Round
-from hetrdzv.core.snapshots import (
-    is_undone,
-    newest_on_disk,
+from hetrdzv.core.explanations import explain_group, explain_left_out_node, explain_round_end
+from hetrdzv.core.memo import cache_on_value
+from hetrdzv.core.model import OFFER_FIELDS, Group, Node, Round
+from hetrdzv.core.snapshots.catalog import GroupSnapshot, list_group_snapshots
+from hetrdzv.core.snapshots.start_snapshot import (
+    find_next_start_snapshot,
+    is_snapshot_undone,
+    newest_disk_snapshot,
     newest_safe_snapshot,
-    next_snapshot,
     snapshot_warnings,
 )
-from hetrdzv.core.snapshots.catalog import GroupSnapshot, list_group_snapshots
-from hetrdzv.core.why import explain_group, explain_left_out_node, explain_round_end
+from hetrdzv.core.version_drift import find_version_differences
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.reasons import advice, waiting
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
@@ -111,10 +111,10 @@ def group_summaries(service: Service, grant: Grant) -> Callable[[], list[GroupSu
     return make
 
 
-@cached
+@cache_on_value
 def _count_nodes(group: Group) -> CountsReply:
     live = group.live_nodes
-    members = [node for node in live if group.active_round is not None and group.is_in_round(node)]
+    members = [node for node in live if group.active_round is not None and group.is_in_newest_round(node)]
     return CountsReply(
         nodes=len(live),
         slots=sum(node.slots for node in live),
@@ -160,13 +160,13 @@ def group_reply(
     )
 
 
-@cached
+@cache_on_value
 def _find_warnings(group: Group) -> tuple[Reason, ...]:
     """What differs between the nodes that are here and matters, and what was found in their round."""
     nodes = [node for node in group.live_nodes if node.job == group.job]
     current = group.active_round
     of_round = snapshot_warnings(group, current) if current is not None else ()
-    return (*find_differences(nodes), *of_round)
+    return (*find_version_differences(nodes), *of_round)
 
 
 def _round_reply(
@@ -191,7 +191,9 @@ def node_reply(group: Group, node: Node, heard_at: float, now: float) -> NodeRep
     """A node of a group."""
     active = group.active_round
     member = (
-        active.members_by_id.get(node.node_id) if active is not None and group.is_in_round(node) else None
+        active.members_by_id.get(node.node_id)
+        if active is not None and group.is_in_newest_round(node)
+        else None
     )
     return NodeReply(
         node_id=node.node_id,
@@ -207,7 +209,7 @@ def node_reply(group: Group, node: Node, heard_at: float, now: float) -> NodeRep
     )
 
 
-_OFFER_SHOWN = [field.name for field in fields(NodeReply) if field.name in OFFERED]
+_OFFER_SHOWN = [field.name for field in fields(NodeReply) if field.name in OFFER_FIELDS]
 """What is shown of a node's offer."""
 
 
@@ -228,7 +230,7 @@ def _explain_absence(group: Group, node: Node) -> Reason | None:
         active is None
         or active.notice is not None
         or node.phase is not NodePhase.READY
-        or group.is_in_round(node)
+        or group.is_in_newest_round(node)
     ):
         return None
     return explain_left_out_node(group, node)
@@ -243,7 +245,7 @@ def node_state(group: Group, node: Node) -> str:
     if node.disconnected_at is not None:
         return "suspect"
     if node.leaving is not None or (
-        group.is_in_round(node) and not node.has_no_workers and group.active_round is None
+        group.is_in_newest_round(node) and not node.has_no_workers and group.active_round is None
     ):
         return "stopping"
     if node.phase is NodePhase.READY and node.not_ready:
@@ -256,7 +258,7 @@ def node_state(group: Group, node: Node) -> str:
 
 def make_snapshots_shown(group: Group) -> SnapshotsShown:
     """The snapshots of a group as people see them."""
-    after, newest, known = next_snapshot(group), newest_safe_snapshot(group), group.snapshots
+    after, newest, known = find_next_start_snapshot(group), newest_safe_snapshot(group), group.snapshots
     return SnapshotsShown(
         group_id=group.group_id,
         next=after.stamp if after is not None else None,
@@ -272,7 +274,7 @@ def _snapshot_shown(group: Group, one: GroupSnapshot) -> SnapshotShown:
         world_size=one.world_size,
         sharded=one.sharded,
         lack=one.missing,
-        undone=group.snapshots is not None and is_undone(group.snapshots, one.stamp),
+        undone=group.snapshots is not None and is_snapshot_undone(group.snapshots, one.stamp),
         nodes=_holder_names(one),
         on_disk=one.on_disk is not None,
         size=one.on_disk.size if one.on_disk else sum(held.size for _, held in one.holders),
@@ -283,12 +285,12 @@ def _holder_names(one: GroupSnapshot) -> Nodes:
     return Nodes.of(node.node_id for node, _ in one.holders)
 
 
-@cached
+@cache_on_value
 def _safe_shown(group: Group) -> SafeShown | None:
     """What of a job's work is safe; None: no node holds snapshots."""
     if group.snapshots is None:
         return None
-    newest, disk = newest_safe_snapshot(group), newest_on_disk(group)
+    newest, disk = newest_safe_snapshot(group), newest_disk_snapshot(group)
     return SafeShown(
         safe=newest.stamp if newest is not None else None,
         nodes=_holder_names(newest) if newest is not None else Nodes(),

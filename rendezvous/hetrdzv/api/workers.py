@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from hetrdzv.core.explanations import explain_group
 from hetrdzv.core.model import Group, Stall
-from hetrdzv.core.why import explain_group
 from hetrdzv.protocol.errors import NoRound, NotFound
 from hetrdzv.protocol.reasons.reason import full_text as in_words
 from hetrdzv.protocol.replies import StacksReply, WorkerReply

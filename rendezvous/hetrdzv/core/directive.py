@@ -4,13 +4,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from hetrdzv.core import snapshots
-from hetrdzv.core.memo import cached
+from hetrdzv.core.explanations import explain_group, explain_node_waiting, explain_round_end
+from hetrdzv.core.memo import cache_on_value
 from hetrdzv.core.model import Group, Node, Round
-from hetrdzv.core.rounds.timers import is_in_grace_period
-from hetrdzv.core.rounds.transitions import is_reusable
+from hetrdzv.core.rounds.timers import is_in_stop_grace_period
+from hetrdzv.core.rounds.transitions import can_begin_new_job
+from hetrdzv.core.snapshots import start_snapshot
 from hetrdzv.core.snapshots.sources import select_sources
-from hetrdzv.core.why import explain_group, explain_node_waiting, explain_round_end
 from hetrdzv.protocol.directive import Directive, Start, StopNotice
 from hetrdzv.protocol.reasons import advice, ends
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode, reason
@@ -64,17 +64,17 @@ def make_directive_head(group: Group, node: Node) -> DirectiveHead:
     if group.state.is_terminal:
         return tell(DirectiveKind.EXIT, group.state, group.round.number if group.round is not None else 0)
     if node.phase is NodePhase.LEFT:
-        if snapshots.is_holder_needed(group, node):
+        if start_snapshot.is_holder_needed(group, node):
             return tell(DirectiveKind.WAIT, "serves")
-        return tell(DirectiveKind.EXIT, "left" if snapshots.has_staying_nodes(group) else "last")
-    if is_in_grace_period(group, node):
+        return tell(DirectiveKind.EXIT, "left" if start_snapshot.has_nodes_that_stay(group) else "last")
+    if is_in_stop_grace_period(group, node):
         news = "notice" if node.takes_notice else "round_formed"
         return tell(DirectiveKind.START, news, node.member_of)
     if node.is_drained or node.node_id in group.drained:
         return tell(DirectiveKind.EXIT, "drained")
     if node.phase is NodePhase.LOST:
         return tell(DirectiveKind.STOP, "lost", node.member_of)
-    if group.is_in_round(node) and not node.has_no_workers and group.round is not None:
+    if group.is_in_newest_round(node) and not node.has_no_workers and group.round is not None:
         if group.round.end is not None:
             return tell(DirectiveKind.STOP, "round_ended", group.round.number)
         news = "daemon" if node.daemon else "stalled" if group.round.reported_stall else "round_formed"
@@ -86,7 +86,7 @@ def make_directive_head(group: Group, node: Node) -> DirectiveHead:
 
 def acknowledges_stop(group: Group, node: Node, holds: str | None) -> bool:
     """Whether a poll, which names the version that its agent holds, is the first to show that it knows of the end."""
-    has_ended = group.round is not None and group.round.end is not None and group.is_in_round(node)
+    has_ended = group.round is not None and group.round.end is not None and group.is_in_newest_round(node)
     return has_ended and node.stop_acked_at is None and holds == make_directive_head(group, node).version
 
 
@@ -124,7 +124,7 @@ def _make_details(group: Group, node: Node, head: DirectiveHead, now: float) -> 
             return {
                 "reason": late or explain_group(group, now),
                 "came_late": late is not None or None,
-                "stays": not is_reusable(group) or None,
+                "stays": not can_begin_new_job(group) or None,
                 "outcome": outcome,
                 "exit_code": _exit_code(outcome, group.root_cause),
                 "root_cause": group.root_cause,
@@ -148,7 +148,7 @@ def _make_details(group: Group, node: Node, head: DirectiveHead, now: float) -> 
                 about = ReasonCode.DAEMON_STARTED.reason(current.master.node_id, program=program)
             return {
                 "reason": about,
-                "start": _start(group, current, node),
+                "start": _make_start(group, current, node),
                 "notice": make_stop_notice(group, now) if head.code == "notice" else None,
                 "warnings": current.warnings or None,
             }
@@ -159,7 +159,7 @@ def _make_details(group: Group, node: Node, head: DirectiveHead, now: float) -> 
             return {"reason": explain_node_waiting(group, node, now)}
 
 
-@cached
+@cache_on_value
 def _sum_job_time(group: Group) -> TimeSpent:
     return total_time(record for record in group.records if record.job == group.job)
 
@@ -174,7 +174,7 @@ def _explain_late_join(group: Group, node: Node) -> Reason | None:
 
 def late_joiner_exit_code(group: Group) -> int | None:
     """With which status agents exit that join now: the job is over, and they begin no new one; None: they may join."""
-    if not group.state.is_terminal or is_reusable(group):
+    if not group.state.is_terminal or can_begin_new_job(group):
         return None
     return _exit_code(group.state, group.root_cause)
 
@@ -192,7 +192,7 @@ def _exit_code(outcome: GroupState, root_cause: RootCause | None) -> int:
             return failure.exit_code or EXIT_FAILED
 
 
-def _start(group: Group, current: Round, node: Node) -> Start:
+def _make_start(group: Group, current: Round, node: Node) -> Start:
     member, restarted_by = current.members_by_id[node.node_id], current.restarted_by
     return Start(
         group_rank=member.group_rank,

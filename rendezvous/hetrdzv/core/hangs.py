@@ -19,7 +19,7 @@ from typing import Any
 
 from hetrdzv.core.commands import RecordStall
 from hetrdzv.core.model import EndCause
-from hetrdzv.core.rounds.timers import STALL_REPORTED_S, is_stall_suspended, stall_ends_round_at
+from hetrdzv.core.rounds.timers import STALL_REPORTED_AFTER_S, is_stall_ignored, stall_ends_round_at
 from hetrdzv.core.rounds.transitions import StepContext, end_round
 from hetrdzv.protocol.progress import NO_ANSWER, Collectives, Worker
 from hetrdzv.protocol.reasons import ends, hangs
@@ -28,50 +28,50 @@ from hetrdzv.protocol.rounds import Failure
 from hetrdzv.protocol.states import EndKind, StallKind
 from hetrdzv.protocol.texts.who import Ranks, join_words
 
-NOTED_S = 1.0
+RECENTLY_MOVED_S = 1.0
 """Whoever has moved within this time does not wait (seconds)."""
 
-STEPS_S = 60.0
+MIN_STEP_STALL_S = 60.0
 """How long nobody must have moved where only steps are known, of which a single one may take long (seconds)."""
 
-SAME_WAIT_S = 1.0
+EQUAL_BLAME_TOLERANCE_S = 1.0
 """Workers that have kept others waiting as long as the worst one, but for this (seconds), are to blame as well."""
 
-SAME_S = 2.0
+SAME_STALL_TOLERANCE_S = 2.0
 """Two looks at one stall may differ by this in when it began (seconds)."""
 
-BURNS, SLEEPS = 0.1, 0.05
+COMPUTING_CPU_SHARE, SLEEPING_CPU_SHARE = 0.1, 0.05
 """Whoever has taken more of a core than the first of these computes (it may have to share it), and whoever has taken
 less than the second sleeps."""
 
-MOST_GROUPS = 4
+MAX_WAITING_GROUPS_PER_WORKER = 4
 """In how many process groups of a worker, of those in which it waits, others are looked for."""
 
-MOST_ABSENT = 4
+MAX_UNUSED_PLACES_PER_WORKER = 4
 """How many places in groups that they have not used yet are looked at, for each worker of the world."""
 
-MOST_SHOWN = 3
+MAX_NAMES_IN_HANG = 3
 """How many nodes, process groups or operations a hang names; the others are counted."""
 
-MOST_RANKS = 8
+MAX_RANKS_IN_HANG = 8
 """How many of the ranks that are waited for are named one by one."""
 
-MIXED = "/nccl"
+MIXED_COUNTS_SUFFIX = "/nccl"
 """Ends the name of a group whose numbers count collectives or what was sent and received, whichever was last."""
 
-AHEAD = 8
+MAX_COLLECTIVES_AHEAD = 8
 """How many collectives a member may have done that another has not asked for: the root of a broadcast does not wait."""
 
-DEFAULT_GROUPS = frozenset({"0", "default_pg"})
+DEFAULT_PROCESS_GROUPS = frozenset({"0", "default_pg"})
 """The names of the process group that all ranks are in."""
 
-_SEEN = frozenset({"runs", "ended", *NO_ANSWER})
+_KNOWN_STATES = frozenset({"runs", "ended", *NO_ANSWER})
 """The states of a worker of which something is known: of one that is `unknown` at most its step."""
 
-_SIZED = ("all_reduce", "allreduce", "broadcast", "reduce_scatter")
+_EQUAL_SIZE_OPS = ("all_reduce", "allreduce", "broadcast", "reduce_scatter")
 """Operations whose members must all give inputs of the same size."""
 
-_PAIRED = ("send", "recv")
+_POINT_TO_POINT_OPS = ("send", "recv")
 """Operations that differ on both ends."""
 
 NodeOf = Callable[[int], str]
@@ -136,7 +136,7 @@ class ProcessGroup:
 
     def name_suffix(self, preposition: str) -> str:
         """` of process group tp`; empty for the default group."""
-        default = self.name.partition("/")[0] in DEFAULT_GROUPS
+        default = self.name.partition("/")[0] in DEFAULT_PROCESS_GROUPS
         return "" if default else f" {preposition} process group {self.name}"
 
     def describe_position(self, number: int) -> str:
@@ -148,7 +148,7 @@ class ProcessGroup:
 
 def find_hang(workers: Sequence[Worker], world_size: int, node_of: NodeOf) -> Hang | None:
     """Who is waited for, by whom, and since when; None: nobody, as far as can be seen."""
-    known = sorted((worker for worker in workers if worker.state in _SEEN), key=attrgetter("rank"))
+    known = sorted((worker for worker in workers if worker.state in _KNOWN_STATES), key=attrgetter("rank"))
     if any(worker.collectives for worker in known):
         groups = _make_process_groups(known, world_size)
     else:
@@ -159,7 +159,7 @@ def find_hang(workers: Sequence[Worker], world_size: int, node_of: NodeOf) -> Ha
     if not waiting or not groups:
         return None
     quiet = len(known) == world_size and all(
-        worker.idle_s >= NOTED_S and not worker.long_s for worker in known
+        worker.idle_s >= RECENTLY_MOVED_S and not worker.long_s for worker in known
     )
     return (
         _find_mismatched_collective(groups, node_of)
@@ -175,10 +175,10 @@ def find_hang(workers: Sequence[Worker], world_size: int, node_of: NodeOf) -> Ha
 
 def _make_process_groups(workers: Sequence[Worker], world_size: int) -> list[ProcessGroup]:
     """The process groups in which somebody waits, of the world's known workers."""
-    moving = sum(map(_is_moving, workers))
+    moving = sum(map(_moved_recently, workers))
     groups = []
     for (name, size), members in _find_waiting_groups(workers).items():
-        if name.endswith(MIXED) and not _counts_agree([at for _, at in members]):
+        if name.endswith(MIXED_COUNTS_SUFFIX) and not _counts_agree([at for _, at in members]):
             continue
         # where all have asked for the same, who has begun less is behind
         same = len(members) == size and len({at.enqueued for _, at in members}) == 1
@@ -186,13 +186,13 @@ def _make_process_groups(workers: Sequence[Worker], world_size: int) -> list[Pro
         missing = max(0, size - len(places))
         if not size and len(members) < world_size:
             # nobody knows whether these are all: who moves elsewhere may be about to come
-            others_move = moving > sum(_is_moving(worker) for worker, _ in members)
+            others_move = moving > sum(_moved_recently(worker) for worker, _ in members)
             unknown = len(workers) < world_size or not any(at.completed for _, at in members)
             missing = int(unknown or others_move)
         groups.append(ProcessGroup(name, size, places, missing))
     waiting = {worker.rank for group in groups for worker in group.waiting}
     free = [worker for worker in workers if worker.rank not in waiting]  # these may not have used a group yet
-    room = MOST_ABSENT * len(workers)
+    room = MAX_UNUSED_PLACES_PER_WORKER * len(workers)
     for index, group in enumerate(groups):
         most = min(group.missing, room) if world_size in (len(workers), group.size) else 0
         if most and len(free) - len(group.positions) <= most:
@@ -213,8 +213,10 @@ def _find_waiting_groups(
     members: dict[tuple[str, int], list[tuple[Worker, Collectives]]] = {
         (at.name, at.size): []
         for worker in workers
-        if _is_still(worker)
-        for at in islice((at for at in worker.collectives if at.completed < at.enqueued), MOST_GROUPS)
+        if _is_standing_still(worker)
+        for at in islice(
+            (at for at in worker.collectives if at.completed < at.enqueued), MAX_WAITING_GROUPS_PER_WORKER
+        )
     }
     for worker in workers if members else ():
         for at in worker.collectives:
@@ -225,10 +227,10 @@ def _find_waiting_groups(
 
 def _make_step_group(workers: Sequence[Worker], world_size: int) -> list[ProcessGroup]:
     """The steps of scripts as collectives; nothing unless those of all are known and none has moved for long."""
-    known = [worker for worker in workers if worker.state in _SEEN or worker.step is not None]
+    known = [worker for worker in workers if worker.state in _KNOWN_STATES or worker.step is not None]
     places = []
     for worker in known:
-        if worker.step is not None and worker.idle_s >= STEPS_S:
+        if worker.step is not None and worker.idle_s >= MIN_STEP_STALL_S:
             at = Collectives(name="0", size=world_size, enqueued=worker.step, completed=worker.step - 1)
             places.append(
                 WorkerPosition(worker, at, (worker.step, 0, worker.is_able_to_run), worker.is_able_to_run)
@@ -239,21 +241,21 @@ def _make_step_group(workers: Sequence[Worker], world_size: int) -> list[Process
 
 
 def _locate_worker(worker: Worker, at: Collectives, started: int) -> WorkerPosition:
-    pending = at.completed < at.enqueued and _is_still(worker)
+    pending = at.completed < at.enqueued and _is_standing_still(worker)
     return WorkerPosition(worker, at, (at.enqueued, started, worker.is_able_to_run), pending)
 
 
 def _counts_agree(members: Sequence[Collectives]) -> bool:
     """Whether their numbers may all be those of the same collectives."""
-    return max(at.completed for at in members) <= min(at.enqueued for at in members) + AHEAD
+    return max(at.completed for at in members) <= min(at.enqueued for at in members) + MAX_COLLECTIVES_AHEAD
 
 
-def _is_moving(worker: Worker) -> bool:
-    return worker.idle_s < NOTED_S and not worker.has_ended
+def _moved_recently(worker: Worker) -> bool:
+    return worker.idle_s < RECENTLY_MOVED_S and not worker.has_ended
 
 
-def _is_still(worker: Worker) -> bool:
-    return worker.idle_s >= NOTED_S and worker.state == "runs"
+def _is_standing_still(worker: Worker) -> bool:
+    return worker.idle_s >= RECENTLY_MOVED_S and worker.state == "runs"
 
 
 # -- somebody is behind --------------------------------------------------------------------------------------
@@ -273,13 +275,13 @@ def _find_lagging_workers(
         alone = 1 < len(lowest) == len(group.positions) - 1 and all(place.pending for place in lowest)
         for place in lowest if above < inf and not alone else ():
             worker = place.worker
-            if worker.rank not in waiting and worker.idle_s >= NOTED_S:
+            if worker.rank not in waiting and worker.idle_s >= RECENTLY_MOVED_S:
                 found.setdefault(worker.rank, (group, place))
                 wait_s[worker.rank] = min(wait_s.get(worker.rank, worker.idle_s), above)
     if not found:
         return None
     for_s = max(wait_s.values())
-    worst = [found[rank] for rank, waited_s in wait_s.items() if waited_s >= for_s - SAME_WAIT_S]
+    worst = [found[rank] for rank, waited_s in wait_s.items() if waited_s >= for_s - EQUAL_BLAME_TOLERANCE_S]
     worst.sort(key=lambda blame: (blame[1].worker.is_able_to_run, blame[1].worker.rank))
     culprits = [place.worker for _, place in worst]
     group, place, first = *worst[0], culprits[0]
@@ -308,7 +310,7 @@ def _describe_culprits(group: ProcessGroup, place: WorkerPosition, culprits: Seq
     shares = [worker.cpu for worker in culprits if worker.cpu is not None]
     cpu = ""
     if len(shares) == len(culprits):
-        burns, sleeps = min(shares) > BURNS, max(shares) < SLEEPS
+        burns, sleeps = min(shares) > COMPUTING_CPU_SHARE, max(shares) < SLEEPING_CPU_SHARE
         cpu = f", and burn{s} CPU" if burns else f", and sleep{s}" if sleeps else ""
     if not place.at.enqueued:
         return f"{has} asked for no collective{group.name_suffix('of')} yet{cpu}"
@@ -322,10 +324,10 @@ def _name_culprits(culprits: Sequence[Worker], node_of: NodeOf) -> tuple[str, Ma
     by_node = defaultdict[str, list[int]](list)
     for worker in culprits:
         by_node[node_of(worker.rank)].append(worker.rank)
-    nodes = tuple(by_node)[:MOST_SHOWN]
+    nodes = tuple(by_node)[:MAX_NAMES_IN_HANG]
     more = len(culprits) - sum(len(by_node[node_id]) for node_id in nodes)
     who = [f"{Ranks.of(by_node[node_id])} ({node_id})" for node_id in nodes]
-    ranks = tuple(worker.rank for worker in culprits[:MOST_RANKS])
+    ranks = tuple(worker.rank for worker in culprits[:MAX_RANKS_IN_HANG])
     return join_words(who + ([f"{more} more"] if more else [])), {"ranks": ranks, "nodes": nodes}
 
 
@@ -337,8 +339,8 @@ def _find_incomplete_collective(groups: Sequence[ProcessGroup]) -> Hang | None:
     if not groups:
         return None
     workers = {worker.rank: worker for group in groups for worker in group.waiting}
-    shown = [group.describe_position(group.last_collective) for group in groups[:MOST_SHOWN]]
-    more = [f"{len(groups) - MOST_SHOWN} more"] if len(groups) > MOST_SHOWN else []
+    shown = [group.describe_position(group.last_collective) for group in groups[:MAX_NAMES_IN_HANG]]
+    more = [f"{len(groups) - MAX_NAMES_IN_HANG} more"] if len(groups) > MAX_NAMES_IN_HANG else []
     do = "does" if len(groups) == 1 else "do"
     return Hang(
         kind=StallKind.NOTHING_COMPLETES,
@@ -362,7 +364,7 @@ def _find_mismatched_collective(groups: Iterable[ProcessGroup], node_of: NodeOf)
         wrong = sorted((worker for _, side in sides[1:] for worker in side), key=attrgetter("rank"))
         is_clear = len(most) > len(second) + group.missing  # those may have asked for the same as the others
         who, named = _name_culprits(wrong, node_of) if is_clear else ("each other", {})
-        ops = ", ".join(f"{_list_ranks(side)} asked for {op}" for op, side in sides[:MOST_SHOWN])
+        ops = ", ".join(f"{_list_ranks(side)} asked for {op}" for op, side in sides[:MAX_NAMES_IN_HANG])
         return Hang(
             kind=StallKind.MISMATCH,
             waiting=_list_ranks(most if is_clear else [*most, *wrong]),
@@ -385,9 +387,9 @@ def _comparable_op(op: str) -> str:
     """
     name, _, sizes = op.partition(" ")
     name = name.rpartition(":")[2]
-    if any(word in name for word in _PAIRED):
+    if any(word in name for word in _POINT_TO_POINT_OPS):
         return ""
-    if not any(word in name for word in _SIZED) or not sizes.endswith("]]"):
+    if not any(word in name for word in _EQUAL_SIZE_OPS) or not sizes.endswith("]]"):
         return name
     shapes = [re.findall(r"\d{1,18}", shape) for shape in re.findall(r"\[([\d,]*)\]", sizes)]
     return f"{name} [{','.join(f'[{prod(map(int, shape))}]' for shape in shapes)}]"
@@ -402,14 +404,14 @@ def record_stall(context: StepContext, command: RecordStall) -> None:
     if active is None or active.number != command.round:
         return
     old = active.stall
-    if old is not None and old.reported and (new is None or new.since > old.since + SAME_S):
-        context.add_event(hangs.stalled(active.number, old.hang_at(context.now), goes_on=True))
+    if old is not None and old.reported and (new is None or new.since > old.since + SAME_STALL_TOLERANCE_S):
+        context.add_event(hangs.stalled(active.number, old.hang_with_duration(context.now), goes_on=True))
         active = replace(active, hung_s=active.hung_s + context.now - old.since)
         old = None
-    if new is not None and old is not None and new.since <= old.since + SAME_S:
+    if new is not None and old is not None and new.since <= old.since + SAME_STALL_TOLERANCE_S:
         if not new.stack and new.hang.ranks[:1] == old.hang.ranks[:1]:  # it has stood there all the time
             new = replace(new, stack=old.stack)
-        if new.since >= old.since - SAME_S:
+        if new.since >= old.since - SAME_STALL_TOLERANCE_S:
             ranks, before = set(new.hang.ranks), set(old.hang.ranks)
             same = new.hang.kind == old.hang.kind and bool(ranks == before or ranks & before)
             new = replace(new, since=old.since, reported=old.reported and same)
@@ -420,15 +422,15 @@ def record_stall(context: StepContext, command: RecordStall) -> None:
 def escalate_stall(context: StepContext) -> None:
     """Tell of a stall that has lasted, and end its round where it lasts for too long."""
     active = context.group.running_round
-    if active is None or active.stall is None or is_stall_suspended(context.group):
+    if active is None or active.stall is None or is_stall_ignored(context.group):
         return
     stall, end_at = active.stall, stall_ends_round_at(context.group, active.stall)
-    at = min(stall.since + STALL_REPORTED_S, end_at or inf)
+    at = min(stall.since + STALL_REPORTED_AFTER_S, end_at or inf)
     if not stall.reported and stall.is_known_at(at) and context.is_due(at):
         context.update_group(round=replace(active, stall=replace(stall, reported=True)))
-        context.add_event(hangs.stalled(active.number, stall.hang_at(context.now)))
+        context.add_event(hangs.stalled(active.number, stall.hang_with_duration(context.now)))
     if end_at is not None and stall.is_known_at(end_at) and context.is_due(end_at):
-        hang, failure = stall.hang_at(context.now), Failure(local_rank=-1, rank=-1, at=stall.since)
+        hang, failure = stall.hang_with_duration(context.now), Failure(local_rank=-1, rank=-1, at=stall.since)
         node_id = hang.nodes[0] if hang.nodes else None
         if node_id is not None:
             rank, offset = hang.ranks[0], active.members_by_id[node_id].rank_offset

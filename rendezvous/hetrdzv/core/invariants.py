@@ -19,7 +19,7 @@ class InvariantError(AssertionError):
         self.wrong = wrong
 
 
-def check(group: Group) -> None:
+def check_invariants(group: Group) -> None:
     """Raise InvariantError if a group violates an invariant."""
     wrong = list(list_violations(group))
     if wrong:
@@ -57,11 +57,15 @@ def _list_node_violations(group: Group) -> Iterator[str]:
             yield f"{node_id} is a member of round {node.member_of}, but the last round is {group.last_round}"
         if gone != (node.departed_at is not None):
             yield f"{node_id} is {phase}, but departed_at is {node.departed_at}"
-        if group.round is not None and group.is_in_round(node) and node_id not in group.round.members_by_id:
+        if (
+            group.round is not None
+            and group.is_in_newest_round(node)
+            and node_id not in group.round.members_by_id
+        ):
             yield f"{node_id} claims to be a member of the newest round, which does not name it"
-        if phase in _WORKING and node.has_no_workers:
+        if phase in _PHASES_WITH_WORKERS and node.has_no_workers:
             yield f"{node_id} is {phase}, but has no workers"
-        if phase in _WORKING and node.not_ready:
+        if phase in _PHASES_WITH_WORKERS and node.not_ready:
             yield f"{node_id} is {phase}, but not ready: {node.not_ready}"
         if phase is NodePhase.READY and not node.has_no_workers:
             yield f"{node_id} is ready, but has not stopped its workers of round {node.member_of}"
@@ -71,7 +75,9 @@ def _list_node_violations(group: Group) -> Iterator[str]:
             yield f"{node_id} belongs to '{node.incarnation}', which was replaced before"
 
 
-_WORKING = frozenset({NodePhase.STARTING, NodePhase.RUNNING, NodePhase.SUCCEEDED, NodePhase.FAILED})
+_PHASES_WITH_WORKERS = frozenset(
+    {NodePhase.STARTING, NodePhase.RUNNING, NodePhase.SUCCEEDED, NodePhase.FAILED}
+)
 
 
 def _list_round_violations(group: Group, current: Round) -> Iterator[str]:

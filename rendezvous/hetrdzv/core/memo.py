@@ -8,7 +8,7 @@ _V = TypeVar("_V")
 _R = TypeVar("_R")
 
 
-def cached(function: Callable[[_V], _R]) -> Callable[[_V], _R]:
+def cache_on_value(function: Callable[[_V], _R]) -> Callable[[_V], _R]:
     """Keep the answer of a pure function of a frozen dataclass (without slots) in that value.
 
     A value that `dataclasses.replace` makes begins without answers, so none can be out of date.

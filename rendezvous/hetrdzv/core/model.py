@@ -18,11 +18,11 @@ from hetrdzv.protocol.settings import SETTINGS, GroupSpec
 from hetrdzv.protocol.snapshots import JobSnapshotState, StartSnapshot
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase
 
-USED_LAST_AFTER = 3
+FAILED_ROUNDS_UNTIL_LAST_RESORT = 3
 """A node whose workers were the root cause of so many failed rounds in a row is used last."""
 
 
-OFFERED: tuple[str, ...] = tuple(attribute.name for attribute in fields(Offer))
+OFFER_FIELDS: tuple[str, ...] = tuple(attribute.name for attribute in fields(Offer))
 """The fields of an offer."""
 
 
@@ -120,7 +120,7 @@ class RoundEnd:
     stopped_at: float | None = None
 
     @property
-    def is_judged(self) -> bool:
+    def is_cost_decided(self) -> bool:
         """Whether it has been decided if this end costs a restart."""
         return self.stopped_at is not None
 
@@ -158,7 +158,7 @@ class Stall:
     reported: bool = False
     known_until: float = inf
 
-    def hang_at(self, now: float) -> Hang:
+    def hang_with_duration(self, now: float) -> Hang:
         """The hang with its time."""
         return replace(self.hang, for_s=now - self.since)
 
@@ -177,7 +177,7 @@ class Round:
         first: no workers of this job were started before it, so a script that cannot run has never run.
         met: how many workers have found each other in the round's store, as its master last said; None: unknown.
         restarted_by: the failure that a restart was spent on to form this round; None: none was.
-        warnings: what differs between its nodes and matters (core/drift.py).
+        warnings: what differs between its nodes and matters (core/version_drift.py).
         weights: of its ranks, if people gave any; empty: nobody did.
         snapshot: the one that it began from (protocol/snapshots.py); None: none.
         runs_at: when all its members had started their workers (seconds); None: they have not.
@@ -317,7 +317,9 @@ class Group:
     @property
     def last_resort_nodes(self) -> frozenset[str]:
         """The nodes whose workers keep failing, until a person lifts that (`hetctl undrain`) or a new job begins."""
-        return frozenset(name for name, times in self.failed_rounds.items() if times >= USED_LAST_AFTER)
+        return frozenset(
+            name for name, times in self.failed_rounds.items() if times >= FAILED_ROUNDS_UNTIL_LAST_RESORT
+        )
 
     @property
     def last_members_by_id(self) -> Mapping[str, Member]:
@@ -339,28 +341,28 @@ class Group:
         """Who is said to be waited for in the round that runs; None: nobody."""
         return self.active_round.reported_stall if self.active_round is not None else None
 
-    def is_in_round(self, node: Node) -> bool:
+    def is_in_newest_round(self, node: Node) -> bool:
         """Whether this incarnation of the node is a member of the newest round."""
         return self.round is not None and node.job == self.job and node.member_of == self.round.number
 
-    def may_take_part(self, node: Node) -> bool:
+    def may_join_rounds(self, node: Node) -> bool:
         """Whether a node of this job is not about to leave, rejected or drained."""
         stays = node.leaving is None and node.rejected is None
         return stays and node.job == self.job and node.node_id not in self.drained
 
-    def has_given_up(self, node: Node) -> bool:
+    def has_failed_permanently(self, node: Node) -> bool:
         """Whether this member of the newest round has failed for good: its agent is on its way out."""
         final = node.failure is not None and node.failure.final
-        return final and not node.has_no_workers and self.is_in_round(node)
+        return final and not node.has_no_workers and self.is_in_newest_round(node)
 
-    def current_node(self, member: Member) -> Node | None:
+    def node_of_member(self, member: Member) -> Node | None:
         """The node of a member while its incarnation is still the accepted one, or None."""
         node = self.nodes.get(member.node_id)
         return node if node is not None and node.incarnation == member.incarnation else None
 
     def member_phase(self, member: Member) -> NodePhase:
         """How far a member has come; a member whose agent was replaced is lost."""
-        node = self.current_node(member)
+        node = self.node_of_member(member)
         return node.phase if node is not None else NodePhase.LOST
 
     def all_workers_succeeded(self, current: Round, ignoring: str | None = None) -> bool:
@@ -375,7 +377,7 @@ class Group:
     def can_leave_without_loss(self, node: Node) -> bool:
         """Whether a member can go without a loss: its workers succeeded, and it hosts nobody else's (rule 7)."""
         current = self.round
-        if current is None or not self.is_in_round(node) or node.phase is not NodePhase.SUCCEEDED:
+        if current is None or not self.is_in_newest_round(node) or node.phase is not NodePhase.SUCCEEDED:
             return False
         return current.master.node_id != node.node_id or self.all_workers_succeeded(
             current, ignoring=node.node_id

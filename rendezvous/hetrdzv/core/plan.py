@@ -6,17 +6,17 @@ is told, at once and without a fault, until the group waits for nobody but new n
 
 from hetrdzv.core.commands import Command, Drain, Join, Leave, RecordStall, RenewLease, Report, Restart, Tick
 from hetrdzv.core.directive import make_directive_head
-from hetrdzv.core.group import step
-from hetrdzv.core.model import OFFERED, Group, Node
-from hetrdzv.core.rounds.settle import deadline
+from hetrdzv.core.explanations import explain_group
+from hetrdzv.core.model import OFFER_FIELDS, Group, Node
+from hetrdzv.core.rounds.reconcile import next_tick_at
 from hetrdzv.core.rounds.timers import no_expired_leases
-from hetrdzv.core.why import explain_group
+from hetrdzv.core.state_machine import step
 from hetrdzv.protocol.replies import Plan
 from hetrdzv.protocol.requests import PlanRequest
 from hetrdzv.protocol.states import DirectiveKind, NodePhase, ReportKind
 from hetrdzv.protocol.texts.ids import natural_key
 
-MOST_TURNS = 60
+MAX_SIMULATED_TURNS = 60
 """How many turns a rehearsal takes at most; the longest that anybody has seen took 20."""
 
 
@@ -42,7 +42,7 @@ def _apply_to_group(group: Group, command: Command, now: float) -> Group:
 def _simulate_until_idle(group: Group, now: float) -> tuple[Group, float]:
     """What a group becomes, and when, until only new nodes could change anything."""
     group = _apply_to_group(group, Tick(), now)
-    for _ in range(MOST_TURNS):
+    for _ in range(MAX_SIMULATED_TURNS):
         before = group
         for node in before.live_nodes:  # each does what it has to do now
             if (command := _next_command(before, node)) is not None:
@@ -60,10 +60,10 @@ def _next_command(group: Group, node: Node) -> Command | None:
     head = make_directive_head(group, node)
     if head.code == "notice" and node.ready_to_stop < head.round:
         return _make_report(node, head.round, ReportKind.READY_TO_STOP)
-    if head.kind is DirectiveKind.EXIT or node.leaving is not None or group.has_given_up(node):
+    if head.kind is DirectiveKind.EXIT or node.leaving is not None or group.has_failed_permanently(node):
         return Leave(node_id=node.node_id, incarnation=node.incarnation)
     if head.kind is DirectiveKind.STOP:
-        offer = {name: getattr(node, name) for name in OFFERED}
+        offer = {name: getattr(node, name) for name in OFFER_FIELDS}
         return Join(node_id=node.node_id, incarnation=node.incarnation, after_round=node.member_of, **offer)
     if head.kind is DirectiveKind.START and node.phase is NodePhase.STARTING:
         return _make_report(node, head.round, ReportKind.STARTED)
@@ -82,8 +82,8 @@ def _find_next_change_time(group: Group, now: float) -> float | None:
         waits = group.joiners_since is not None
     else:
         end = group.round.end if group.round is not None else None
-        waits = group.bounds_since is not None or (end is not None and not end.is_judged)
-    return deadline(group, now) if waits else None
+        waits = group.bounds_since is not None or (end is not None and not end.is_cost_decided)
+    return next_tick_at(group, now) if waits else None
 
 
 # -- what differs ----------------------------------------------------------------------------------------------
@@ -93,7 +93,7 @@ def _compare_groups(before: Group, after: Group, then: float, now: float) -> Pla
     """What differs between a group and what became of it."""
     was, round_ = before.round if after.job == before.job else None, after.active_round
     members = round_.members if round_ is not None else ()
-    nodes = [before.current_node(member) for member in was.members] if was is not None else []
+    nodes = [before.node_of_member(member) for member in was.members] if was is not None else []
     at_work = [node.node_id for node in nodes if node and not node.is_gone and not node.has_no_workers]
     goes_on = was is not None and round_ is not None and was.number == round_.number
     in_round = {member.node_id for member in members}

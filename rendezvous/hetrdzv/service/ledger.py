@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 
-from hetrdzv.core.invariants import InvariantError, check
+from hetrdzv.core.invariants import InvariantError, check_invariants
 from hetrdzv.core.model import Group
 from hetrdzv.protocol.errors import GroupQuarantined, ServerFault, StorageError
 from hetrdzv.protocol.reasons.reason import Reason
@@ -271,7 +271,7 @@ class Ledger:
 
     async def restore(self, snapshot: StoreContent, now: float) -> None:
         """Replace what is in memory by a snapshot; if that is malformed, nothing changes."""
-        parse = partial(records.restore, snapshot.records, now, check)
+        parse = partial(records.restore, snapshot.records, now, check_invariants)
         read = await asyncio.to_thread(parse) if len(snapshot.records) > LARGE else parse()
         self._clock_stored = snapshot.clock
         self.groups, self.quarantined = read.groups, read.quarantined
@@ -320,7 +320,7 @@ async def _make_changes(old: Group | None, new: Group | None) -> Changes:
 def make_checked_changes(old: Group | None, new: Group | None) -> Changes:
     """What to store of a group that can be loaded again; else raises `InvariantError`, or what went wrong."""
     if new is not None:
-        check(new)
+        check_invariants(new)
     changes = records.group_changes(old, new)
     for key, record in changes.items():
         if new is not None and record is not None and not fits_in_store(record):

@@ -22,15 +22,15 @@ from hetrdzv.core.commands import (
     Report,
     Tick,
 )
-from hetrdzv.core.group import Transition, new_group, step
 from hetrdzv.core.model import Group
 from hetrdzv.core.plan import make_plan
+from hetrdzv.core.rounds.reconcile import next_tick_at
 from hetrdzv.core.rounds.records import list_records
-from hetrdzv.core.rounds.settle import deadline
 from hetrdzv.core.rounds.timers import SUSPECT_GRACE_S
 from hetrdzv.core.rounds.transitions import make_stale_round_error, require_current_agent
-from hetrdzv.core.snapshots import newest_in_memory
 from hetrdzv.core.snapshots.sources import next_copy_order
+from hetrdzv.core.snapshots.start_snapshot import newest_memory_snapshot
+from hetrdzv.core.state_machine import Transition, new_group, step
 from hetrdzv.protocol.errors import (
     Conflict,
     HetError,
@@ -266,7 +266,7 @@ class Service:
                 return await self._record_heartbeat(head, command, now)
             if isinstance(command, Tick):
                 self.leases.has_expired(group_id)
-                transition = Transition(head)  # it settles at the end of the turn
+                transition = Transition(head)  # it is reconciled at the end of the turn
             else:
                 transition = step(head, command, now, self.leases.expired_nodes)
         except Refused:
@@ -307,7 +307,7 @@ class Service:
             node is None or current is None or current.number != command.round
         ):  # it has ended in the same turn
             raise make_stale_round_error(group, command.round, command.node_id)
-        complete = newest_in_memory(group)
+        complete = newest_memory_snapshot(group)
         return SnapshotsReply(complete=complete, copy=next_copy_order(group, node, complete))
 
     async def delete(self, group_id: str) -> None:
@@ -486,7 +486,7 @@ class Service:
         """Set the timer of a group to when time alone changes it, but not before `least_s`."""
         now = self.now()
         try:
-            at = deadline(group, now)
+            at = next_tick_at(group, now)
         except Exception:  # the tick that is due then fails as well, and the group is quarantined
             at = now
         self._set_timer(group.group_id, None if at is None else max(least_s, at - now))

@@ -12,9 +12,9 @@ from hetagent.session.requests import Answer, Report, Request, make_round_report
 from hetagent.session.session import Session
 from hetrdzv.core import commands
 from hetrdzv.core.directive import make_directive
-from hetrdzv.core.group import new_group
-from hetrdzv.core.invariants import check
+from hetrdzv.core.invariants import check_invariants
 from hetrdzv.core.model import Group
+from hetrdzv.core.state_machine import new_group
 from hetrdzv.protocol import codec, routes
 from hetrdzv.protocol.directive import Directive, OutputQuery
 from hetrdzv.protocol.errors import (
@@ -53,7 +53,7 @@ class Server:
                 raise UnknownGroup(f"there is no group '{group_id}'")
             group = new_group(group_id, now)
         self.groups[group_id] = step(group, command, now).group
-        check(self.groups[group_id])
+        check_invariants(self.groups[group_id])
 
     def come_back(self, now: float) -> None:
         """After a pause every node has a full lease (rule 8)."""

@@ -7,8 +7,8 @@ import pytest
 
 from hetrdzv.core.commands import Drain
 from hetrdzv.core.model import Group
-from hetrdzv.core.snapshots import newest_safe_snapshot
 from hetrdzv.core.snapshots.sources import map_backed_up_members, next_copy_order
+from hetrdzv.core.snapshots.start_snapshot import newest_safe_snapshot
 from hetrdzv.protocol.snapshots import RankPart, SnapshotId
 from tests.core.snapshots.test_snapshots import NOTHING, Job, held
 

@@ -7,10 +7,14 @@ import pytest
 
 from hetrdzv.core.commands import DeclareSnapshots, Leave
 from hetrdzv.core.invariants import list_violations
-from hetrdzv.core.rounds.transitions import GONE_NODES_KEPT
-from hetrdzv.core.snapshots import is_undone, newest_in_memory, snapshot_warnings
-from hetrdzv.core.snapshots.catalog import list_group_snapshots, missing_ranks
-from hetrdzv.core.snapshots.sources import MOST_WHOLE, select_sources
+from hetrdzv.core.rounds.transitions import MAX_GONE_NODES
+from hetrdzv.core.snapshots.catalog import list_group_snapshots, list_missing_ranks
+from hetrdzv.core.snapshots.sources import MAX_WHOLE_SOURCES_PER_MEMBER, select_sources
+from hetrdzv.core.snapshots.start_snapshot import (
+    is_snapshot_undone,
+    newest_memory_snapshot,
+    snapshot_warnings,
+)
 from hetrdzv.protocol.errors import NodeIdInUse, NotFound, StaleIncarnation, StaleRound
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.reasons.snapshots import (
@@ -133,8 +137,8 @@ def test_what_is_missing_is_named() -> None:
         "no node has all that its ranks have alike",
         "nobody has the parts of ranks 1 and 4 to 7",
     ]
-    assert missing_ranks(set(), 100_000_000) == Ranks(ranges=((0, 99_999_999),))
-    assert missing_ranks({1, 3, 5, 7, 9, 11}, 13) == Ranks(
+    assert list_missing_ranks(set(), 100_000_000) == Ranks(ranges=((0, 99_999_999),))
+    assert list_missing_ranks({1, 3, 5, 7, 9, 11}, 13) == Ranks(
         ranges=((0, 0), (2, 2), (4, 4), (6, 6), (8, 8)), more=2
     )
 
@@ -232,7 +236,7 @@ def test_a_node_that_left_is_not_needed_once_the_others_have_something_newer() -
 
 
 def test_however_many_leave_none_that_serves_is_forgotten() -> None:
-    names = ["a", *(f"n{number}" for number in range(GONE_NODES_KEPT + 6))]
+    names = ["a", *(f"n{number}" for number in range(MAX_GONE_NODES + 6))]
     job = Job(min_nodes=1, max_nodes=len(names), replace_wait_s=0.0).begin(*names)
     rank = {member.node_id: member.rank_offset for member in job.round.members} if job.group.round else {}
     for name in names[1:]:
@@ -337,7 +341,7 @@ def test_a_person_chooses_and_newer_ones_are_undone() -> None:
     assert job.group.snapshots is not None
     assert job.group.snapshots.wanted is None
     stamps = [SnapshotId(round=1, step=step) for step in (100, 90)]
-    assert [is_undone(job.group.snapshots, stamp) for stamp in stamps] == [True, False]
+    assert [is_snapshot_undone(job.group.snapshots, stamp) for stamp in stamps] == [True, False]
     job.again(copies, message="A: 1")
     assert job.step == 90, "the choice holds for later rounds, too"
     job.again(job.holds(held(90), held(100), held(91, of=3)), message="A: 1")
@@ -371,11 +375,16 @@ def test_a_member_is_told_a_few_copies_and_the_parts_of_its_ranks() -> None:
     for place, member in enumerate(job.round.members):
         sources = select_sources(job.began, member).sources if job.began is not None else ()
         assert sources[0].node_id == member.node_id
-        assert sum(one.whole for one in sources) in (MOST_WHOLE, MOST_WHOLE + 1)
+        assert sum(one.whole for one in sources) in (
+            MAX_WHOLE_SOURCES_PER_MEMBER,
+            MAX_WHOLE_SOURCES_PER_MEMBER + 1,
+        )
         parts = [(one.node_id, part.rank) for one in sources for part in one.ranks]
         assert (member.node_id, place) in parts
         asked += [one.node_id for one in sources[1:]]
-    assert max(map(asked.count, names)) <= MOST_WHOLE + 2, "all are asked about equally often"
+    assert max(map(asked.count, names)) <= MAX_WHOLE_SOURCES_PER_MEMBER + 2, (
+        "all are asked about equally often"
+    )
     smaller = replace(job.round.members[0], node_id="new", slots=2, rank_offset=2)
     parts = (
         [(one.node_id, part.rank) for one in select_sources(job.began, smaller).sources for part in one.ranks]
@@ -502,9 +511,9 @@ def test_what_one_other_node_has_is_no_reason_for_the_only_member_to_drop_its_ow
     lone = {"sharded": True, "world_size": 1, "ranks": (0,)}
     job.join("b", snapshots=job.holds(held(100, **lone)))
     job.declare("a", job.holds(held(90, **lone)))
-    assert newest_in_memory(job.group) == SnapshotId(round=1, step=90)
+    assert newest_memory_snapshot(job.group) == SnapshotId(round=1, step=90)
     job.declare("a", job.holds(held(90, **lone), held(100, **lone)))
-    assert newest_in_memory(job.group) == SnapshotId(round=1, step=100)
+    assert newest_memory_snapshot(job.group) == SnapshotId(round=1, step=100)
 
 
 def test_workers_that_take_none_are_said_once_a_round_and_shown_until_they_do() -> None:

@@ -21,7 +21,7 @@ from hetrdzv.api.dependencies import (
 )
 from hetrdzv.auth.tokens import Role
 from hetrdzv.core.commands import DeclareSnapshots, Join, Leave, RenewLease, Report, StartDaemon
-from hetrdzv.core.memo import cached
+from hetrdzv.core.memo import cache_on_value
 from hetrdzv.core.model import Group
 from hetrdzv.core.rounds.transitions import require_current_agent
 from hetrdzv.protocol import codec
@@ -145,7 +145,7 @@ def _directive_response(answer: GroupAndDirective) -> Response:
     return _json_response(body)
 
 
-@cached
+@cache_on_value
 def _cached_replies(group: Group) -> dict[tuple[object, ...], tuple[Reason, bytes]]:
     return {}
 

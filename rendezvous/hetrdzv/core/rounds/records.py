@@ -6,7 +6,7 @@ from typing import Any
 from hetrdzv.core.model import Group, Round
 from hetrdzv.protocol.rounds import Phase, RoundRecord, TimeSpent
 
-ROUNDS_KEPT = 500
+MAX_STORED_ROUNDS = 500
 """How many records a group has: the last ones."""
 
 
@@ -57,4 +57,4 @@ def list_records(group: Group, now: float, **more: Any) -> tuple[RoundRecord, ..
         cost_restart=group.restarts > current.restart_count,
         time={str(phase): taken for phase, seconds in time.items() if (taken := round(seconds, 3)) > 0},
     )
-    return (*group.records, replace(newest, **more))[-ROUNDS_KEPT:]
+    return (*group.records, replace(newest, **more))[-MAX_STORED_ROUNDS:]

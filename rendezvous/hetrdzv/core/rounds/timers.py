@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from math import inf
 
-from hetrdzv.core.memo import cached
+from hetrdzv.core.memo import cache_on_value
 from hetrdzv.core.model import Group, Node, Round, RoundEnd, Stall
 from hetrdzv.core.selection.select import Selection, Shortfall
 from hetrdzv.protocol.directive import Member
@@ -12,14 +12,14 @@ from hetrdzv.protocol.states import GroupState, NodePhase
 SUSPECT_GRACE_S = 1.0
 """How long a node whose poll was cut has to send another request (seconds)."""
 
-STALL_REPORTED_S = 15.0
+STALL_REPORTED_AFTER_S = 15.0
 """How long a wait must last for an event and the state to tell of it (seconds), or `hang_timeout_s` if that is less."""
 
-STOP_GRACE_S = 5.0
+STOP_TIMEOUT_MARGIN_S = 5.0
 """How long after `stop_timeout_s` a member may take to report that its workers are gone (seconds)."""
 
 
-Lapsed = Callable[[Group, float], Sequence[tuple[Node, float]]]
+FindExpiredLeases = Callable[[Group, float], Sequence[tuple[Node, float]]]
 """Says for a group and a time whose lease or grace has ended, each with the length of its lease (seconds)."""
 
 
@@ -34,7 +34,7 @@ def no_expired_leases(group: Group, now: float) -> Sequence[tuple[Node, float]]:
 # happened. So its members are told before, and it ends once all workers are ready to stop, or their time is over.
 
 
-def notice_ends_at(group: Group, now: float, leaves_at: float | None) -> float | None:
+def stop_notice_deadline(group: Group, now: float, leaves_at: float | None) -> float | None:
     """When a round ends at the latest whose workers get a notice now; None: they get none, and it ends at once.
 
     `leaves_at`: when the node that it ends for has to stop its workers. A round that starts has nothing to save.
@@ -45,7 +45,7 @@ def notice_ends_at(group: Group, now: float, leaves_at: float | None) -> float |
     return until if now < until < inf else None
 
 
-@cached
+@cache_on_value
 def members_not_ready_to_stop(group: Group) -> Sequence[str]:
     """The members of the running round whose workers are not ready to stop, by node id."""
     active = group.active_round
@@ -54,13 +54,13 @@ def members_not_ready_to_stop(group: Group) -> Sequence[str]:
     return [member.node_id for member in active.members if not _is_ready_to_stop(group, active, member)]
 
 
-def is_in_grace_period(group: Group, node: Node) -> bool:
+def is_in_stop_grace_period(group: Group, node: Node) -> bool:
     """Whether a node's workers may keep running although their round is about to end, or the node about to leave."""
     active = group.active_round
     if (
         active is None
         or active.notice is None
-        or not group.is_in_round(node)
+        or not group.is_in_newest_round(node)
         or node.is_gone
         or node.has_no_workers
     ):
@@ -71,7 +71,7 @@ def is_in_grace_period(group: Group, node: Node) -> bool:
 def _is_ready_to_stop(group: Group, active: Round, member: Member) -> bool:
     if member.node_id in active.finished:
         return True
-    node = group.current_node(member)
+    node = group.node_of_member(member)
     if node is None:
         return False
     return not node.takes_notice or node.phase is NodePhase.SUCCEEDED or node.ready_to_stop == active.number
@@ -80,8 +80,8 @@ def _is_ready_to_stop(group: Group, active: Round, member: Member) -> bool:
 # -- an ended round ------------------------------------------------------------------------------------------
 
 
-@cached
-def unresolved_members(group: Group) -> list[Node]:
+@cache_on_value
+def members_not_stopped(group: Group) -> list[Node]:
     """Members of an ended round that have not stopped, or are suspects."""
     ended = group.round
     if ended is None or ended.end is None:
@@ -90,27 +90,27 @@ def unresolved_members(group: Group) -> list[Node]:
         node
         for node in group.nodes.values()
         if (node.acked_round < node.member_of or node.disconnected_at is not None)
-        and group.is_in_round(node)
+        and group.is_in_newest_round(node)
         and not node.is_gone
     ]
 
 
-def overdue_at(group: Group, node: Node) -> float:
+def member_stop_deadline(group: Group, node: Node) -> float:
     """When to stop waiting for a member of an ended round (seconds).
 
     Infinite for one that has not been told to stop yet: its workers may run until its lease ends (rule 8).
     """
     if node.stop_acked_at is None:
         return inf
-    return node.stop_acked_at + group.spec.stop_timeout_s + STOP_GRACE_S + node.ready_within_s
+    return node.stop_acked_at + group.spec.stop_timeout_s + STOP_TIMEOUT_MARGIN_S + node.ready_within_s
 
 
-def resolved_at(group: Group, end: RoundEnd) -> float:
+def round_stop_deadline(group: Group, end: RoundEnd) -> float:
     """When all members of an ended round will have stopped or be overdue (seconds).
 
     Infinite while one has yet to be told to stop: it may take as long as its lease.
     """
-    return max((overdue_at(group, node) for node in unresolved_members(group)), default=end.at)
+    return max((member_stop_deadline(group, node) for node in members_not_stopped(group)), default=end.at)
 
 
 # -- the next round ------------------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ def round_forms_at(group: Group, answer: Selection | Shortfall) -> float:
     return since
 
 
-def group_gives_up_at(group: Group) -> float | None:
+def group_wait_deadline(group: Group) -> float | None:
     """When the group fails for want of nodes, or None while it waits for nobody (seconds)."""
     if group.waiting_since is None or group.bounds_since is not None:
         return None
@@ -152,7 +152,7 @@ def stall_ends_round_at(group: Group, stall: Stall) -> float | None:
     return None if timeout_s is None else stall.since + timeout_s
 
 
-def is_stall_suspended(group: Group) -> bool:
+def is_stall_ignored(group: Group) -> bool:
     """Whether a stall of the running round means nothing now.
 
     A member that is a suspect may be lost, which would explain it; and workers that have got a notice wait for the end.

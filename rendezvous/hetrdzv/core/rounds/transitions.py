@@ -1,4 +1,4 @@
-"""Changes that commands and settling share: nodes go, rounds end, jobs begin and finish."""
+"""Changes that commands and reconciling share: nodes go, rounds end, jobs begin and finish."""
 
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
@@ -7,7 +7,7 @@ from math import inf
 
 from hetrdzv.core.model import EndCause, EndNotice, Group, Node, Round, RoundEnd
 from hetrdzv.core.rounds.records import list_records, split_round_time
-from hetrdzv.core.rounds.timers import Lapsed, notice_ends_at
+from hetrdzv.core.rounds.timers import FindExpiredLeases, stop_notice_deadline
 from hetrdzv.protocol.errors import GroupFinishing, NotFound, StaleIncarnation, StaleRound
 from hetrdzv.protocol.reasons import ends, events
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
@@ -16,17 +16,17 @@ from hetrdzv.protocol.settings import SETTINGS, GroupSpec
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase
 from hetrdzv.protocol.texts.who import Nodes
 
-GONE_NODES_KEPT = 64
+MAX_GONE_NODES = 64
 """How many lost and left nodes a group remembers, beside the members of its round."""
 
-LOSSES = frozenset({EndKind.LOST, EndKind.LEFT, EndKind.DRAINED})
+MEMBER_LOSS_KINDS = frozenset({EndKind.LOST, EndKind.LEFT, EndKind.DRAINED})
 """Ends that explain what failed elsewhere at the same time (rule 5)."""
 
 
 class StepContext:
     """A step in progress: the group so far and the events so far. Lives no longer than one `step`."""
 
-    def __init__(self, group: Group, now: float, lapsed: Lapsed) -> None:
+    def __init__(self, group: Group, now: float, lapsed: FindExpiredLeases) -> None:
         self.group = group
         self.now = now
         self.lapsed = lapsed
@@ -133,20 +133,22 @@ def remove_from_round(
     from; `leaves_at`: it runs on, and has to stop its workers then.
     """
     current = context.group.round
-    if current is None or context.group.state.is_terminal or not context.group.is_in_round(node):
+    if current is None or context.group.state.is_terminal or not context.group.is_in_newest_round(node):
         return
     if done:
         context.update_group(round=replace(current, finished=current.finished | {node.node_id}))
-    elif node.failure is not None and current.end is not None and context.group.has_given_up(node):
+    elif node.failure is not None and current.end is not None and context.group.has_failed_permanently(node):
         departed = {**current.end.departed, node.node_id: node.failure}
         context.update_group(round=replace(current, end=replace(current.end, departed=departed)))
     elif cause.kind is EndKind.DRAINED or leaves_at is not None:
-        stop_with_grace(context, cause, leaves_at)
+        end_round_with_grace(context, cause, leaves_at)
     else:
         end_round(context, cause, since=since)
 
 
-def record_leaving(context: StepContext, node: Node, why: Reason, leaves_at: float | None = None) -> None:
+def record_node_leaving(
+    context: StepContext, node: Node, why: Reason, leaves_at: float | None = None
+) -> None:
     """Record that a node is about to leave; ends its round unless its part in it is done.
 
     `leaves_at`: its workers run on until then; None: they are being stopped, or nobody knows.
@@ -160,10 +162,12 @@ def record_leaving(context: StepContext, node: Node, why: Reason, leaves_at: flo
     node = context.update_node(node, leaving=why)
     context.add_event(ReasonCode.NODE_LEAVING.reason(node.node_id, why=why))
     if not context.group.can_leave_without_loss(node):
-        remove_from_round(context, node, _leaving_cause(node.node_id, why), done=False, leaves_at=leaves_at)
+        remove_from_round(
+            context, node, _make_leaving_cause(node.node_id, why), done=False, leaves_at=leaves_at
+        )
 
 
-def _leaving_cause(node_id: str, why: Reason) -> EndCause:
+def _make_leaving_cause(node_id: str, why: Reason) -> EndCause:
     """What ends a round of which a member is about to leave."""
     kind = EndKind.DRAINED if why.code == ReasonCode.NODE_DRAINED else EndKind.LEFT
     return EndCause(kind=kind, reason=ReasonCode.NODE_LEAVING.reason(node_id, why=why), node_id=node_id)
@@ -179,10 +183,10 @@ def reject_node(context: StepContext, node: Node) -> None:
 def prune_gone_nodes(nodes: Mapping[str, Node], keep: AbstractSet[str] = frozenset()) -> Mapping[str, Node]:
     """The live nodes, those to keep, and the newest of the others that are gone."""
     gone = [node for node in nodes.values() if node.departed_at is not None and node.node_id not in keep]
-    if len(gone) <= GONE_NODES_KEPT:
+    if len(gone) <= MAX_GONE_NODES:
         return nodes
     gone.sort(key=lambda node: node.departed_at or 0.0)
-    forgotten = {node.node_id for node in gone[:-GONE_NODES_KEPT]}
+    forgotten = {node.node_id for node in gone[:-MAX_GONE_NODES]}
     return {node_id: node for node_id, node in nodes.items() if node_id not in forgotten}
 
 
@@ -214,8 +218,12 @@ def end_round(
         context.add_event(
             ReasonCode.ROUND_ENDED.reason(round=current.number, cause=cause.reason, kind=cause.kind)
         )
-    elif cause.kind in LOSSES and current.end.cause.kind is EndKind.FAILED and not current.end.is_judged:
-        _blame_departure(context, current, current.end, cause)
+    elif (
+        cause.kind in MEMBER_LOSS_KINDS
+        and current.end.cause.kind is EndKind.FAILED
+        and not current.end.is_cost_decided
+    ):
+        _blame_departed_node(context, current, current.end, cause)
 
 
 def blame_leaving_node(context: StepContext, ended: Round, end: RoundEnd) -> RoundEnd:
@@ -226,15 +234,15 @@ def blame_leaving_node(context: StepContext, ended: Round, end: RoundEnd) -> Rou
     if end.cause.kind is not EndKind.FAILED:
         return end
     for member in ended.members:
-        node = context.group.current_node(member)
+        node = context.group.node_of_member(member)
         if node is None or node.leaving is None or member.node_id in ended.finished:
             continue
-        if node.phase is not NodePhase.SUCCEEDED and not context.group.has_given_up(node):
-            return _blame_departure(context, ended, end, _leaving_cause(node.node_id, node.leaving))
+        if node.phase is not NodePhase.SUCCEEDED and not context.group.has_failed_permanently(node):
+            return _blame_departed_node(context, ended, end, _make_leaving_cause(node.node_id, node.leaving))
     return end
 
 
-def _blame_departure(context: StepContext, ended: Round, end: RoundEnd, cause: EndCause) -> RoundEnd:
+def _blame_departed_node(context: StepContext, ended: Round, end: RoundEnd, cause: EndCause) -> RoundEnd:
     why = ends.consequences(cause.reason)
     end = replace(end, cause=replace(cause, reason=why))
     context.update_group(round=replace(ended, end=end))
@@ -242,14 +250,14 @@ def _blame_departure(context: StepContext, ended: Round, end: RoundEnd, cause: E
     return end
 
 
-def stop_with_grace(context: StepContext, cause: EndCause, leaves_at: float | None = None) -> None:
+def end_round_with_grace(context: StepContext, cause: EndCause, leaves_at: float | None = None) -> None:
     """End the active round, to which nothing has happened yet; where there is time, once its workers have saved.
 
     A round that is about to end anyway keeps its notice, unless the job is to end with it. `leaves_at`: see
-    `notice_ends_at`.
+    `stop_notice_deadline`.
     """
     active = context.group.active_round
-    until = notice_ends_at(context.group, context.now, leaves_at)
+    until = stop_notice_deadline(context.group, context.now, leaves_at)
     if active is not None and active.notice is not None:
         if cause.kind is EndKind.CANCELLED:
             context.update_group(round=replace(active, notice=replace(active.notice, cause=cause)))
@@ -303,7 +311,7 @@ def finish_job(
     context.add_event(event)
 
 
-def is_reusable(group: Group) -> bool:
+def can_begin_new_job(group: Group) -> bool:
     """Whether naming this group starts a new job in it (rule 10)."""
     return group.state in (GroupState.SUCCEEDED, GroupState.FAILED) and not group.by_put
 

@@ -1,8 +1,8 @@
 """The set of nodes, or units, that makes the largest world; of several such sets the one that is preferred.
 
 Items come in the order of preference. Of the sets that make the largest world that one is taken which has the first
-item, if any has it, then the second, and so on. That is exact for up to `MOST_EXACT` items that do not have many
-thousands of slots and nodes together. Of more, the items up to near the place where the world is full are taken as
+item, if any has it, then the second, and so on. That is exact for up to `MAX_EXACT_CANDIDATES` items that do not have
+many thousands of slots and nodes together. Of more, the items up to near the place where the world is full are taken as
 they come, and those around that place are chosen exactly; where they make no world, some of each size are put there.
 """
 
@@ -16,10 +16,10 @@ from operator import or_
 
 from hetrdzv.protocol.settings import GroupSpec
 
-MOST_EXACT = 64
+MAX_EXACT_CANDIDATES = 64
 """Among how many items the best set is found for certain."""
 
-MOST_STATES = 1 << 22
+MAX_SEARCH_STATES = 1 << 22
 """How many pairs of a sum of slots and a number of nodes are looked at per item; for more, fewer items are."""
 
 
@@ -84,7 +84,7 @@ class Candidate:
     nodes: int = 1
 
 
-def best_set(
+def choose_best_set(
     items: Sequence[Candidate], worlds: WorldSizes, base: Sequence[Candidate] = ()
 ) -> list[Candidate] | None:
     """The best set of items and of those of `base`, which are taken anyway; None where none is found."""
@@ -102,7 +102,7 @@ def _choose_near_full(
     items: Sequence[Candidate], worlds: WorldSizes, base: Sequence[Candidate]
 ) -> list[Candidate] | None:
     """Take items as they come, but choose those around the place where the world is full."""
-    full_at, count = _count_items_to_fill(items, worlds, base), min(len(items), MOST_EXACT)
+    full_at, count = _count_items_to_fill(items, worlds, base), min(len(items), MAX_EXACT_CANDIDATES)
     while True:
         start = min(max(0, full_at - count // 2), len(items) - count)
         window = items[start : start + count]
@@ -128,7 +128,7 @@ def _mix_sizes(items: Sequence[Candidate], worlds: WorldSizes, base: Sequence[Ca
 
     The larger ones come first, so those around that place may be all of one size, of which no number makes a world.
     """
-    sizes = sorted(items, key=lambda item: item.slots)[:: -(-len(items) // MOST_EXACT)]
+    sizes = sorted(items, key=lambda item: item.slots)[:: -(-len(items) // MAX_EXACT_CANDIDATES)]
     names = {item.name for item in sizes}
     others = [item for item in items if item.name not in names]
     place = max(0, _count_items_to_fill(items, worlds, base) - len(sizes) // 2)
@@ -139,7 +139,7 @@ def _can_choose_exactly(items: Sequence[Candidate], worlds: WorldSizes) -> bool:
     sums = sum(item.slots for item in items) // (gcd(*(item.slots for item in items)) or 1) + 1
     counts = worlds.max_nodes is not None or worlds.min_nodes > 1
     nodes = sum(item.nodes for item in items) if counts else 0
-    return len(items) <= MOST_EXACT and sums * (nodes + 1) <= MOST_STATES
+    return len(items) <= MAX_EXACT_CANDIDATES and sums * (nodes + 1) <= MAX_SEARCH_STATES
 
 
 def _choose_exactly(

@@ -1,7 +1,7 @@
 """Which nodes form a round, or what is short of one: the answer that everything else reads.
 
-`select` alone compares nodes with the bounds of a group. Forming rounds, timers, the sentence `why` and the reasons
-of spares follow from what it answers.
+`select_nodes` alone compares nodes with the bounds of a group. Forming rounds, timers, the sentence `why` and the
+reasons of spares follow from what it answers.
 """
 
 from collections import defaultdict
@@ -11,19 +11,19 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
-from hetrdzv.core.memo import cached
-from hetrdzv.core.model import USED_LAST_AFTER, Group, Node, Round
-from hetrdzv.core.selection.best_set import Candidate, WorldSizes, best_set
-from hetrdzv.core.selection.order import find_gap_fillers, may_be_master, order_nodes
+from hetrdzv.core.memo import cache_on_value
+from hetrdzv.core.model import FAILED_ROUNDS_UNTIL_LAST_RESORT, Group, Node, Round
+from hetrdzv.core.selection.best_set import Candidate, WorldSizes, choose_best_set
+from hetrdzv.core.selection.rank_order import find_gap_fillers, may_be_master, order_nodes
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.settings import GroupSpec, OnJoin
 from hetrdzv.protocol.states import NodePhase
 from hetrdzv.protocol.texts.ids import is_loopback, natural_key
 
-MOST_TRIED = 12
+MAX_MASTERS_EVALUATED = 12
 """For how many masters the best set is looked for that has it, and whose nodes reach it."""
 
-MASTERS_TRIED = 3
+MAX_UNREACHABLE_MASTERS = 3
 """After this many masters in a row that nobody reached, a group gives up: a firewall keeps all of them apart."""
 
 
@@ -32,7 +32,7 @@ class Selection:
     """Nodes that can form a round.
 
     Attributes:
-        nodes: who is in it, in no particular order (order.py has that).
+        nodes: who is in it, in no particular order (rank_order.py has that).
         master: the node id that must be master, since not everybody reaches the first in order; None: the first that
             may be.
         suspects: ready nodes that were cut off and not heard since: nothing forms before that is settled.
@@ -99,7 +99,7 @@ def group_by_unit(spec: GroupSpec, nodes: Iterable[Node]) -> list[list[Node]]:
     return list(units.values())
 
 
-def select(group: Group, ready: Sequence[Node]) -> Selection | Shortfall:
+def select_nodes(group: Group, ready: Sequence[Node]) -> Selection | Shortfall:
     """Choose the nodes of the next round: the most, or, where world sizes are bounded, those of the largest world.
 
     Preferred are survivors of the last round, then nodes that have a place, then those that best fill its gaps, then
@@ -122,9 +122,13 @@ def select(group: Group, ready: Sequence[Node]) -> Selection | Shortfall:
         return Shortfall(kind=ShortfallKind.WORLD, missing=missing, never=never)
     master = None
     if group.unreachable:
-        served = choice.find_served_nodes(chosen) if failed_masters < MASTERS_TRIED else None
+        served = (
+            choice.find_nodes_reaching_master(chosen) if failed_masters < MAX_UNREACHABLE_MASTERS else None
+        )
         if served is None:
-            final = failed_masters >= MASTERS_TRIED or {node.node_id for node in ready} >= last.keys()
+            final = (
+                failed_masters >= MAX_UNREACHABLE_MASTERS or {node.node_id for node in ready} >= last.keys()
+            )
             return Shortfall(kind=ShortfallKind.MASTER, final=final, suspects=suspects)
         chosen, master = served
     size = choice.size(chosen)
@@ -153,18 +157,18 @@ class _NodeChooser:
         fits = self.worlds.allows(self.size(self._ready)) and (most is None or len(self._ready) <= most)
         if fits and masters and not without:
             return list(self._ready)
-        units = self._units
+        units = self._candidates
         if without:
             units = [unit for unit in units if without.isdisjoint(node.node_id for node in unit)]
         items = [Candidate(unit[0].node_id, self.size(unit), len(unit)) for unit in units]
-        found = best_set(items, self.worlds) if items else None
+        found = choose_best_set(items, self.worlds) if items else None
         if found is None:
             return None
         able = {unit[0].node_id for unit in units if not masters.isdisjoint(node.node_id for node in unit)}
         if able.isdisjoint(item.name for item in found):
-            leaders = [item for item in items if item.name in able][:MOST_TRIED]
+            leaders = [item for item in items if item.name in able][:MAX_MASTERS_EVALUATED]
             tries = (
-                best_set([one for one in items if one is not leader], self.worlds, [leader])
+                choose_best_set([one for one in items if one is not leader], self.worlds, [leader])
                 for leader in leaders
             )
             places = {item.name: place for place, item in enumerate(items)}
@@ -177,7 +181,7 @@ class _NodeChooser:
         return [node for unit in units if unit[0].node_id in taken for node in unit] or None
 
     @cached_property
-    def _units(self) -> list[list[Node]]:
+    def _candidates(self) -> list[list[Node]]:
         """What is taken as a whole, the preferred first."""
         by_id = {node.node_id: node for node in self._ready}
         fits = {name: number for number, name in enumerate(find_gap_fillers(self._group, by_id).values())}
@@ -197,7 +201,7 @@ class _NodeChooser:
 
         return sorted(group_by_unit(self._spec, self._ready), key=preference)
 
-    def find_served_nodes(self, chosen: list[Node]) -> tuple[list[Node], str] | None:
+    def find_nodes_reaching_master(self, chosen: list[Node]) -> tuple[list[Node], str] | None:
         """A master and the nodes that can reach it: all that were chosen, or the most that one serves."""
         ordered, _ = order_nodes(self._group, chosen)
         taken = {node.node_id for node in chosen}
@@ -205,14 +209,14 @@ class _NodeChooser:
         masters = [node.node_id for node in ordered if may_be_master(self._spec, node)]
         if (master := next((name for name in masters if name not in shunned), None)) is not None:
             return chosen, master
-        others = (node for unit in self._units for node in unit if node.node_id not in taken)
+        others = (node for unit in self._candidates for node in unit if node.node_id not in taken)
         masters += [node.node_id for node in others if may_be_master(self._spec, node)]
         cut_off: defaultdict[str, set[str]] = defaultdict(set)
         for node_id, name in self._group.unreachable:
             cut_off[name].add(node_id)
         served = [
             (found, name)
-            for name in masters[:MOST_TRIED]
+            for name in masters[:MAX_MASTERS_EVALUATED]
             if (found := self.choose_best({name}, cut_off[name])) is not None
         ]
         return max(served, key=lambda each: self.size(each[0]), default=None)
@@ -221,7 +225,7 @@ class _NodeChooser:
 # -- of a group ----------------------------------------------------------------------------------------------
 
 
-@cached
+@cache_on_value
 def ready_nodes(group: Group) -> Sequence[Node]:
     """The nodes that are ready for the next round. A suspect counts until it is lost, but is waited for."""
     no_command = group.spec.command is None
@@ -231,30 +235,30 @@ def ready_nodes(group: Group) -> Sequence[Node]:
         if node.phase is NodePhase.READY
         and not node.not_ready
         and not (no_command and node.wants_command)
-        and group.may_take_part(node)
+        and group.may_join_rounds(node)
     ]
 
 
-@cached
+@cache_on_value
 def not_ready_nodes(group: Group) -> Sequence[Node]:
     """The live nodes whose agents say that they cannot take part in a round."""
     return [
         node
         for node in group.nodes.values()
-        if node.not_ready and node.phase is NodePhase.READY and group.may_take_part(node)
+        if node.not_ready and node.phase is NodePhase.READY and group.may_join_rounds(node)
     ]
 
 
-@cached
+@cache_on_value
 def select_next_round(group: Group) -> Selection | Shortfall:
     """What `select` answers for the ready nodes of a group that runs no round."""
-    return select(group, ready_nodes(group))
+    return select_nodes(group, ready_nodes(group))
 
 
 # -- while a round runs --------------------------------------------------------------------------------------
 
 
-@cached
+@cache_on_value
 def find_larger_round(group: Group) -> Selection | None:
     """The larger round that is worth ending the running one for (rule 3c); None: there is none."""
     active, spec = group.active_round, group.spec
@@ -266,7 +270,7 @@ def find_larger_round(group: Group) -> Selection | None:
     if not spares or (spec.counts_slots and WorldSizes.of(spec).largest_up_to(slots) <= active.world_size):
         return None
     there = [*(group.nodes[member.node_id] for member in active.members), *spares]
-    answer = select(group, there)
+    answer = select_nodes(group, there)
     if isinstance(answer, Shortfall):
         return None
     grows = (
@@ -277,7 +281,7 @@ def find_larger_round(group: Group) -> Selection | None:
     return answer if grows else None
 
 
-@cached
+@cache_on_value
 def find_joiners(group: Group) -> Collection[str]:
     """The nodes that would be taken into that larger round, by node id."""
     larger, active = find_larger_round(group), group.active_round
@@ -300,12 +304,12 @@ def explain_spare(group: Group, node: Node, active: Round) -> Reason:
         return ReasonCode.OUT_OF_REACH.reason(node_id, master=master.node_id, address=master.address)
     if most is None or len(active.members) < most:
         return ReasonCode.WORLD_NOT_LARGER.reason(node_id)
-    if (failures := group.failed_rounds.get(node_id, 0)) >= USED_LAST_AFTER:
+    if (failures := group.failed_rounds.get(node_id, 0)) >= FAILED_ROUNDS_UNTIL_LAST_RESORT:
         return ReasonCode.NODE_USED_LAST.reason(node_id, group=group.group_id, failures=failures)
     return ReasonCode.MAX_NODES.reason(node_id, max_nodes=most)
 
 
-@cached
+@cache_on_value
 def _explain_no_joiners(group: Group) -> ReasonCode | None:
     """Why a running round takes in nobody at all; None: it would."""
     active = group.active_round

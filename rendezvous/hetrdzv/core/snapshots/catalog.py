@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
-from hetrdzv.core.memo import cached
+from hetrdzv.core.memo import cache_on_value
 from hetrdzv.core.model import Group, Node
 from hetrdzv.protocol.snapshots import DiskSnapshot, HeldSnapshot, SnapshotId, StartSnapshot
 from hetrdzv.protocol.states import NodePhase
@@ -31,7 +31,7 @@ class GroupSnapshot:
     on_disk: DiskSnapshot | None = None
 
 
-@cached
+@cache_on_value
 def list_group_snapshots(group: Group) -> Sequence[GroupSnapshot]:
     """All snapshots of a group, the newest first; of its running round, if one runs, each node may use its own."""
     active = group.active_round
@@ -57,14 +57,14 @@ def list_job_snapshots(
         for held in list_usable_snapshots(group, node, origin, alone):
             if held.round <= last_round:
                 holders[memory_snapshot_id(held), held.world_size, held.sharded].append((node, held))
-        if is_staying(group, node):
+        if is_present_and_staying(group, node):
             disk.update((disk_snapshot_id(one, origin), one) for one in node.snapshots.on_disk)
     found = [
-        GroupSnapshot(stamp, size, sharded, tuple(some), _find_missing(size, sharded, some))
+        GroupSnapshot(stamp, size, sharded, tuple(some), _describe_missing_ranks(size, sharded, some))
         for (stamp, size, sharded), some in holders.items()
     ]
     found += [GroupSnapshot(stamp, one.world_size, one.sharded, on_disk=one) for stamp, one in disk.items()]
-    refused = _list_refused(group, members)
+    refused = _list_unloadable_snapshots(group, members)
     found = [replace(one, missing=refused.get(one.stamp, one.missing)) for one in found] if refused else found
     wrote_at: dict[str | None, int] = {}
     for stamp, one in disk.items():
@@ -79,7 +79,7 @@ def list_job_snapshots(
     return sorted(found, key=snapshot_sort_key, reverse=True)
 
 
-def _list_refused(group: Group, members: Iterable[str]) -> Mapping[SnapshotId, str]:
+def _list_unloadable_snapshots(group: Group, members: Iterable[str]) -> Mapping[SnapshotId, str]:
     """What some members could load no copy of."""
     found: defaultdict[SnapshotId, list[str]] = defaultdict(list)
     for node in map(group.nodes.get, members):
@@ -104,12 +104,12 @@ def list_usable_snapshots(
     is_of = bool(origin) and holdings.origin == origin
     return (
         holdings.held
-        if served and is_of and (is_staying(group, node) or is_serving_snapshots(group, node))
+        if served and is_of and (is_present_and_staying(group, node) or is_serving_snapshots(group, node))
         else ()
     )
 
 
-def is_staying(group: Group, node: Node) -> bool:
+def is_present_and_staying(group: Group, node: Node) -> bool:
     """Whether a node is there, and does not leave."""
     return not node.is_gone and node.job == group.job and node.leaving is None and node.rejected is None
 
@@ -149,18 +149,20 @@ def disk_snapshot_id(one: DiskSnapshot | StartSnapshot, origin: str) -> Snapshot
     return SnapshotId(round=one.round, step=one.step, origin=one.origin if one.origin != origin else None)
 
 
-def _find_missing(world_size: int, sharded: bool, holders: Sequence[tuple[Node, HeldSnapshot]]) -> str:
+def _describe_missing_ranks(
+    world_size: int, sharded: bool, holders: Sequence[tuple[Node, HeldSnapshot]]
+) -> str:
     if not any(held.whole for _, held in holders):
         return "no node has all that its ranks have alike"
     if sharded:
         ranks = {part.rank for _, held in holders for part in held.ranks if part.rank < world_size}
         if len(ranks) < world_size:
-            gone = missing_ranks(ranks, world_size)
+            gone = list_missing_ranks(ranks, world_size)
             return f"nobody has the {singular_or_plural(gone, 'part', 'parts')} of {gone}"
     return ""
 
 
-def missing_ranks(ranks: AbstractSet[int], world_size: int) -> Ranks:
+def list_missing_ranks(ranks: AbstractSet[int], world_size: int) -> Ranks:
     """The ranks of a world that are not among some; costs as much as there are of those."""
     gaps: list[tuple[int, int]] = []
     after = -1

@@ -8,20 +8,20 @@ from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from hetrdzv.core.memo import cached
+from hetrdzv.core.memo import cache_on_value
 from hetrdzv.core.model import Group, Node, Round
 from hetrdzv.core.selection.select import node_unit
 from hetrdzv.core.snapshots.catalog import GroupSnapshot, list_usable_snapshots, memory_snapshot_id
 from hetrdzv.protocol.directive import Member
 from hetrdzv.protocol.snapshots import CopyOrder, Holdings, RankPart, SnapshotId, Source, StartSnapshot
 
-MOST_SOURCES = 1024
+MAX_STORED_SOURCES = 1024
 """How many nodes are kept that have a snapshot, unless it is sharded: then all are needed."""
 
-MOST_WHOLE = 8
+MAX_WHOLE_SOURCES_PER_MEMBER = 8
 """How many sources of what all ranks have alike a member is told, besides itself."""
 
-COPIES = 2
+SAFE_COPY_COUNT = 2
 """How many nodes have all of a snapshot that outlives any node."""
 
 
@@ -37,7 +37,7 @@ def make_start_snapshot(found: GroupSnapshot, members: Iterable[str], lost: int 
         lost=lost,
         sources=tuple(
             _make_source(node, held.ranks, whole=held.whole)
-            for node, held in holders[: None if found.sharded else MOST_SOURCES]
+            for node, held in holders[: None if found.sharded else MAX_STORED_SOURCES]
         ),
         on_disk=found.on_disk is not None,
         origin=found.on_disk.origin if found.on_disk is not None else "",
@@ -61,12 +61,15 @@ def select_sources(snapshot: StartSnapshot, member: Member) -> StartSnapshot:
         needed = [*own, *snapshot.sources]
     else:
         count = len(whole)  # each begins elsewhere, so that all are asked alike
-        some = [whole[(member.group_rank + step) % count] for step in range(min(count, MOST_WHOLE))]
+        some = [
+            whole[(member.group_rank + step) % count]
+            for step in range(min(count, MAX_WHOLE_SOURCES_PER_MEMBER))
+        ]
         needed = [*own, *some, *(by_rank[rank] for rank in member.ranks if rank in by_rank)]
     return replace(snapshot, sources=tuple({source.node_id: source for source in needed}.values()))
 
 
-@cached
+@cache_on_value
 def _index_sources(
     snapshot: StartSnapshot,
 ) -> tuple[Mapping[str, Source], Mapping[int, Source], Sequence[Source]]:
@@ -131,12 +134,12 @@ def _find_sharded_start(current: Round) -> StartSnapshot | None:
     return None if began is None or began.on_disk or not began.sharded else began
 
 
-@cached
+@cache_on_value
 def _plan_copies(group: Group) -> Mapping[str, Sequence[tuple[str, Container[int]]]]:
     """From whom each member is to copy which parts of what the round began from: first from who is not in it.
 
-    Those are the parts of which fewer than `COPIES` members had one then; two members copy those of a node that is not
-    in it.
+    Those are the parts of which fewer than `SAFE_COPY_COUNT` members had one then; two members copy those of a node
+    that is not in it.
     """
     current = group.active_round
     began = _find_sharded_start(current) if current is not None else None
@@ -150,16 +153,16 @@ def _plan_copies(group: Group) -> Mapping[str, Sequence[tuple[str, Container[int
     copies = Counter(part.rank for one in began.sources if one.node_id in inside for part in one.ranks)
     lone: defaultdict[str, list[tuple[str, Container[int]]]] = defaultdict(list)
     for place, source in enumerate(sorted(began.sources, key=lambda source: source.node_id in inside)):
-        ranks = {part.rank for part in source.ranks if copies[part.rank] < COPIES}
+        ranks = {part.rank for part in source.ranks if copies[part.rank] < SAFE_COPY_COUNT}
         turn = place % len(names)
-        outside = (names[turn:] + names[:turn])[:COPIES]
+        outside = (names[turn:] + names[:turn])[:SAFE_COPY_COUNT]
         keeper = [keepers[source.node_id]] if source.node_id in keepers else []
         for name in keeper if source.node_id in inside else outside:
             lone[name].append((source.node_id, ranks))
     return lone
 
 
-@cached
+@cache_on_value
 def map_backed_up_members(group: Group) -> Mapping[str, Sequence[Member]]:
     """The members whose keeper each node is; nobody's where there is only one."""
     members = group.active_round.members if group.active_round is not None else ()

@@ -14,9 +14,9 @@ from time import perf_counter
 from typing import Any
 
 from hetrdzv.core.commands import Command, RecordStall, RecordTraining
-from hetrdzv.core.hangs import SAME_S, find_hang
+from hetrdzv.core.hangs import SAME_STALL_TOLERANCE_S, find_hang
 from hetrdzv.core.model import Group, Round, Stall
-from hetrdzv.core.rounds.timers import STALL_REPORTED_S
+from hetrdzv.core.rounds.timers import STALL_REPORTED_AFTER_S
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.progress import UNKNOWN, NodeProgress, Worker
 from hetrdzv.protocol.reasons.hangs import Hang
@@ -202,7 +202,7 @@ class Progress:
         Nor before the stacks were asked for: nobody can take them when the round is over.
         """
         noted, since, known_until = active.stall, now - hang.for_s, found.known_until
-        if noted is not None and abs(noted.since - since) <= SAME_S:
+        if noted is not None and abs(noted.since - since) <= SAME_STALL_TOLERANCE_S:
             since = noted.since
         timeout_s = group.spec.hang_timeout_s
         watched = self._find_watched(group.group_id, active.number)
@@ -232,7 +232,7 @@ class Progress:
         watched, asks = self._find_watched(group.group_id, active.number), (stall.since, stall.hang.ranks[:1])
         if watched.is_asking or watched.asked == asks:
             return
-        lasts_s = min(STALL_REPORTED_S, (group.spec.hang_timeout_s or inf) / 2)
+        lasts_s = min(STALL_REPORTED_AFTER_S, (group.spec.hang_timeout_s or inf) / 2)
         if now < stall.since + lasts_s:
             self.schedule_check(group.group_id, stall.since + lasts_s - now)
         else:
@@ -284,7 +284,7 @@ def is_already_noted(noted: Stall | None, stall: Stall | None, now: float) -> bo
         return noted is stall
     same = noted.hang == stall.hang and (noted.stack == stall.stack or not stall.stack)
     known = noted.known_until >= min(now + RENEW_S, stall.known_until)
-    return same and known and abs(noted.since - stall.since) < SAME_S
+    return same and known and abs(noted.since - stall.since) < SAME_STALL_TOLERANCE_S
 
 
 def _is_going_on(worker: Worker) -> bool:

@@ -1,6 +1,6 @@
 """Conclusions from a group's state and the time: rounds are judged and formed, joiners admitted.
 
-A group settles after the commands of a turn. What it waits for is bounded by `deadline`.
+A group is reconciled after the commands of a turn. What it waits for is bounded by `next_tick_at`.
 """
 
 from collections.abc import Sequence
@@ -8,33 +8,36 @@ from dataclasses import replace
 from itertools import groupby
 from math import inf
 
-from hetrdzv.core import snapshots
-from hetrdzv.core.drift import describe_missing_labels, find_differences
+from hetrdzv.core.explanations import (
+    explain_group_waiting,
+    explain_partial_connection,
+    find_unreachable_masters,
+)
 from hetrdzv.core.hangs import escalate_stall
-from hetrdzv.core.model import USED_LAST_AFTER, EndCause, Group, Node, Round
+from hetrdzv.core.model import FAILED_ROUNDS_UNTIL_LAST_RESORT, EndCause, Group, Node, Round
 from hetrdzv.core.rounds.records import list_records
 from hetrdzv.core.rounds.timers import (
-    group_gives_up_at,
+    group_wait_deadline,
     joiners_admitted_at,
     members_not_ready_to_stop,
     no_expired_leases,
-    resolved_at,
     round_forms_at,
+    round_stop_deadline,
 )
 from hetrdzv.core.rounds.transitions import (
-    GONE_NODES_KEPT,
-    LOSSES,
+    MAX_GONE_NODES,
+    MEMBER_LOSS_KINDS,
     StepContext,
     blame_leaving_node,
     end_round,
+    end_round_with_grace,
     expire_leases,
     fail_job,
     finish_job,
     prune_gone_nodes,
     reject_node,
-    stop_with_grace,
 )
-from hetrdzv.core.selection.order import assign_ranks
+from hetrdzv.core.selection.rank_order import assign_ranks
 from hetrdzv.core.selection.select import (
     Selection,
     Shortfall,
@@ -43,10 +46,11 @@ from hetrdzv.core.selection.select import (
     find_larger_round,
     not_ready_nodes,
     ready_nodes,
-    select,
     select_next_round,
+    select_nodes,
 )
-from hetrdzv.core.why import explain_group_waiting, explain_partial_connection, find_unreachable_masters
+from hetrdzv.core.snapshots import start_snapshot
+from hetrdzv.core.version_drift import describe_missing_labels, find_version_differences
 from hetrdzv.protocol.directive import Weights
 from hetrdzv.protocol.reasons import ends, events, waiting
 from hetrdzv.protocol.reasons.reason import ReasonCode
@@ -56,47 +60,47 @@ from hetrdzv.protocol.states import EndKind, GroupState, NodePhase
 from hetrdzv.protocol.texts.ids import is_loopback
 from hetrdzv.protocol.texts.who import Nodes
 
-MOST_PLACES = 8
+MAX_MEMBERS_IN_EVENT = 8
 """How many members the event names that a round has formed."""
 
-LASTED_S = 60.0
+LONG_ROUND_S = 60.0
 """A round that ran this long has probably made progress (seconds)."""
 
 
-def settle(context: StepContext) -> None:
+def reconcile_group(context: StepContext) -> None:
     """Apply everything that follows from the group's state and the time."""
     expire_leases(context)
     if not context.group.state.is_terminal:
-        snapshots.forget_expired_holders(context)
+        start_snapshot.forget_expired_holders(context)
         if context.group.active_round is None:
-            _judge_end(context)
+            _decide_round_cost(context)
             _form_round(context)
         else:
-            _update_state(context)
+            _update_round_state(context)
             _end_round_after_notice(context)
             escalate_stall(context)
     if context.group.running_round is not None:
         _admit_joiners(context)
-    if sum(node.departed_at is not None for node in context.group.nodes.values()) > GONE_NODES_KEPT:
+    if sum(node.departed_at is not None for node in context.group.nodes.values()) > MAX_GONE_NODES:
         current = context.group.round
         keep = {member.node_id for member in current.members} if current is not None else set()
         keep |= {
             node.node_id
             for node in context.group.nodes.values()
-            if snapshots.is_holder_needed(context.group, node)
+            if start_snapshot.is_holder_needed(context.group, node)
         }
         nodes = prune_gone_nodes(context.group.nodes, keep)
         known = frozenset(pair for pair in context.group.unreachable if nodes.keys() >= set(pair))
         context.update_group(nodes=nodes, unreachable=known)
 
 
-def deadline(group: Group, now: float) -> float | None:
+def next_tick_at(group: Group, now: float) -> float | None:
     """When the next `Tick` is due though no lease ends, or None (seconds on the server's clock).
 
     A `Tick` before this moment changes nothing; one at it, or later, changes the group.
     """
     context = StepContext(group, now, no_expired_leases)
-    settle(context)
+    reconcile_group(context)
     if context.group is not group:
         return now
     return context.deadline if context.deadline < inf else None
@@ -105,7 +109,7 @@ def deadline(group: Group, now: float) -> float | None:
 # -- a round runs and ends -----------------------------------------------------------------------------------
 
 
-def _update_state(context: StepContext) -> None:
+def _update_round_state(context: StepContext) -> None:
     """Check whether all members of the active round have started, or succeeded."""
     group, active = context.group, context.group.active_round
     assert active is not None
@@ -135,12 +139,12 @@ def _end_round_after_notice(context: StepContext) -> None:
     end_round(context, notice.cause)
 
 
-def _judge_end(context: StepContext) -> None:
+def _decide_round_cost(context: StepContext) -> None:
     """Decide what an ended round costs, once every member has stopped, is gone or is overdue (rule 5)."""
     ended = context.group.round
-    if ended is None or ended.end is None or ended.end.is_judged:
+    if ended is None or ended.end is None or ended.end.is_cost_decided:
         return
-    if not context.is_due(resolved_at(context.group, ended.end)):
+    if not context.is_due(round_stop_deadline(context.group, ended.end)):
         return
     end = replace(blame_leaving_node(context, ended, ended.end), stopped_at=context.now)
     failures = _list_failures(context.group, replace(ended, end=end))
@@ -151,7 +155,11 @@ def _judge_end(context: StepContext) -> None:
     ended = replace(ended, end=end)
     context.update_group(round=ended)
     group = context.group
-    left = [node for node in group.live_nodes if group.may_take_part(node) and not group.has_given_up(node)]
+    left = [
+        node
+        for node in group.live_nodes
+        if group.may_join_rounds(node) and not group.has_failed_permanently(node)
+    ]
     # Later, a joiner that lacks a module, or a file server that is away, must not end a job that has worked.
     if ended.first and (hopeless := [one for one in failures if one.failure and one.failure.permanent]):
         _fail_without_restart(context, hopeless[0], "permanent")
@@ -159,9 +167,9 @@ def _judge_end(context: StepContext) -> None:
     gave_up = {one.node_id for one in failures if one.node_id and one.failure and one.failure.final}
     gave_up -= {node.node_id for node in left}
     anywhere = replace(group, unreachable=frozenset())
-    if gave_up and isinstance(select(anywhere, left), Shortfall):
+    if gave_up and isinstance(select_nodes(anywhere, left), Shortfall):
         cause = failures[0]
-        if end.cause.kind in LOSSES:  # the failures came of that
+        if end.cause.kind in MEMBER_LOSS_KINDS:  # the failures came of that
             cause = RootCause(reason=end.cause.reason, round=ended.number, node_id=end.cause.node_id)
         fail_job(context, cause, gave_up=Nodes.of(gave_up))
     elif has_failed and gave_up and failures[0].failure and failures[0].failure.is_start_failure:
@@ -176,7 +184,7 @@ def _list_failures(group: Group, ended: Round) -> list[RootCause]:
     assert end is not None
     by_node = dict(end.departed)
     for member in ended.members:
-        if (node := group.current_node(member)) is not None and node.failure is not None:
+        if (node := group.node_of_member(member)) is not None and node.failure is not None:
             by_node[node.node_id] = node.failure
     failures = [
         RootCause(
@@ -195,7 +203,7 @@ def _list_failures(group: Group, ended: Round) -> list[RootCause]:
 def _spend_restart(context: StepContext, ended: Round, first: RootCause) -> None:
     """Charge one restart for a round that ended with a failure, or fail the group."""
     group, end = context.group, ended.end
-    lasted = end is not None and end.at - ended.formed_at >= LASTED_S
+    lasted = end is not None and end.at - ended.formed_at >= LONG_ROUND_S
     quick = 1 if lasted else group.quick + 1
     if first.node_id is not None:
         _count_failed_round(context, ended, first.node_id)
@@ -225,7 +233,7 @@ def _count_failed_round(context: StepContext, ended: Round, node_id: str) -> Non
     }
     times = known.get(node_id, 0) + 1
     context.update_group(failed_rounds={**known, node_id: times})
-    if times == USED_LAST_AFTER:
+    if times == FAILED_ROUNDS_UNTIL_LAST_RESORT:
         context.add_event(
             ReasonCode.NODE_USED_LAST.reason(node_id, group=context.group.group_id, failures=times)
         )
@@ -238,16 +246,16 @@ def _form_round(context: StepContext) -> None:
     """Form a round if the bounds hold and there is nothing left to wait for (rule 3)."""
     group = context.group
     if group.state.is_terminal or (
-        group.round is not None and not (group.round.end and group.round.end.is_judged)
+        group.round is not None and not (group.round.end and group.round.end.is_cost_decided)
     ):
         return
     _reject_unreachable(context, [node.address for node in ready_nodes(group)])
     ready, answer = ready_nodes(context.group), select_next_round(context.group)
-    _track_waiting(context, ready, answer)
+    _record_waiting_times(context, ready, answer)
     if context.group.bounds_since is not None:
         if answer.suspects or not context.is_due(round_forms_at(context.group, answer)):
             return
-    elif (give_up_at := group_gives_up_at(context.group)) is None or not context.is_due(give_up_at):
+    elif (give_up_at := group_wait_deadline(context.group)) is None or not context.is_due(give_up_at):
         return
     if isinstance(answer, Selection):
         _start_round(context, answer)
@@ -262,7 +270,7 @@ def _form_round(context: StepContext) -> None:
         fail_job(context, RootCause(reason=code.reason(nodes=why.who, why=why, timeout_s=timeout_s)))
 
 
-def _track_waiting(context: StepContext, ready: Sequence[Node], answer: Selection | Shortfall) -> None:
+def _record_waiting_times(context: StepContext, ready: Sequence[Node], answer: Selection | Shortfall) -> None:
     """Record since when the group has been waiting with a node, and since when its bounds have held."""
     group, now = context.group, context.now
     bounds_hold = isinstance(answer, Selection) or answer.final
@@ -272,7 +280,9 @@ def _track_waiting(context: StepContext, ready: Sequence[Node], answer: Selectio
     context.update_group(
         waiting_since=(now if group.waiting_since is None else group.waiting_since) if waits else None,
         bounds_since=(now if group.bounds_since is None else group.bounds_since) if bounds_hold else None,
-        last_call=group.last_call or not bounds_hold or not any(group.is_in_round(node) for node in ready),
+        last_call=group.last_call
+        or not bounds_hold
+        or not any(group.is_in_newest_round(node) for node in ready),
     )
 
 
@@ -301,7 +311,10 @@ def _start_round(context: StepContext, selection: Selection) -> None:
         formed_at=context.now,
         first=former is None or (former.first and never_started),
         restarted_by=end.cause.reason if restarted and end and end.cause.kind is EndKind.FAILED else None,
-        warnings=(*find_differences(selection.nodes), *describe_missing_labels(group.spec, selection.nodes)),
+        warnings=(
+            *find_version_differences(selection.nodes),
+            *describe_missing_labels(group.spec, selection.nodes),
+        ),
         weights=_collect_weights(members),
     )
     context.update_group(
@@ -317,13 +330,13 @@ def _start_round(context: StepContext, selection: Selection) -> None:
         bounds_since=None,
         joiners_since=None,
     )
-    places = [(member.node_id, member.ranks) for member in new.members[:MOST_PLACES]]
+    places = [(member.node_id, member.ranks) for member in new.members[:MAX_MEMBERS_IN_EVENT]]
     more, after = len(new.members) - len(places), end.cause.kind if end is not None else None
     context.add_event(events.round_formed(number, new.world_size, places, more, after))
     if former is None and not group.spec.has_bounds:
         context.add_event(ReasonCode.STARTED_UNBOUNDED.reason())
     context.update_group(
-        records=list_records(group, context.now, cost=snapshots.choose_start_snapshot(context, group))
+        records=list_records(group, context.now, cost=start_snapshot.choose_start_snapshot(context, group))
     )
 
 
@@ -361,4 +374,4 @@ def _admit_joiners(context: StepContext) -> None:
         context.update_group(joiners_since=context.now)
     if not larger.suspects and context.is_due(joiners_admitted_at(context.group, larger)):
         why = ReasonCode.NODES_JOINED.reason(*who)
-        stop_with_grace(context, EndCause(kind=EndKind.JOINED, reason=why, node_id=who[0]))
+        end_round_with_grace(context, EndCause(kind=EndKind.JOINED, reason=why, node_id=who[0]))

@@ -1,36 +1,37 @@
 """The state machine: `step` says what is next for a group and what happened (the rules: docs/design.md).
 
-A `Tick` *settles* the group (settle.py): it follows the commands of a turn, and is due when `deadline` says.
+A `Tick` reconciles the group (reconcile.py): it follows the commands of a turn, and is due when `next_tick_at` says.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hetrdzv.core import commands, snapshots
-from hetrdzv.core.agreement import adopt_settings, require_same_script
+from hetrdzv.core import commands
 from hetrdzv.core.directive import acknowledges_stop
+from hetrdzv.core.explanations import explain_partial_connection
+from hetrdzv.core.group_settings import adopt_settings, require_same_script
 from hetrdzv.core.hangs import record_stall
-from hetrdzv.core.model import OFFERED, EndCause, Group, Node, Round
-from hetrdzv.core.rounds.settle import settle
-from hetrdzv.core.rounds.timers import Lapsed, is_in_grace_period
+from hetrdzv.core.model import OFFER_FIELDS, EndCause, Group, Node, Round
+from hetrdzv.core.rounds.reconcile import reconcile_group
+from hetrdzv.core.rounds.timers import FindExpiredLeases, is_in_stop_grace_period
 from hetrdzv.core.rounds.transitions import (
     StepContext,
     begin_job,
+    can_begin_new_job,
     cancel_job,
     end_round,
+    end_round_with_grace,
     expire_leases,
     fail_job,
-    is_reusable,
     make_stale_round_error,
     record_contact,
-    record_leaving,
+    record_node_leaving,
     remove_from_round,
     remove_node,
     require_current_agent,
-    stop_with_grace,
 )
-from hetrdzv.core.why import explain_partial_connection
+from hetrdzv.core.snapshots import start_snapshot
 from hetrdzv.protocol.errors import NodeIdInUse, NotFound, Refused, StaleIncarnation
 from hetrdzv.protocol.progress import ProgressTimes
 from hetrdzv.protocol.reasons import ends, events
@@ -41,7 +42,7 @@ from hetrdzv.protocol.snapshots import UseSnapshot
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase, ReportKind
 from hetrdzv.protocol.texts.who import Nodes
 
-FORMER_KEPT = 8
+MAX_FORMER_INCARNATIONS = 8
 """How many past incarnations of a node id are remembered, so that none of them is accepted again."""
 
 
@@ -62,7 +63,7 @@ def new_group(group_id: str, now: float) -> Group:
     return Group(group_id=group_id, spec=GroupSpec(), fixed_settings=frozenset(), created_at=now)
 
 
-def step(group: Group, command: commands.Command, now: float, lapsed: Lapsed) -> Transition:
+def step(group: Group, command: commands.Command, now: float, lapsed: FindExpiredLeases) -> Transition:
     """Apply one command to a group.
 
     Args:
@@ -73,12 +74,12 @@ def step(group: Group, command: commands.Command, now: float, lapsed: Lapsed) ->
         Refused: the command is not allowed (its subclass says why); the group is unchanged.
     """
     context = StepContext(group, now, lapsed)
-    _HANDLERS[type(command)](context, command)
+    _COMMAND_HANDLERS[type(command)](context, command)
     return Transition(context.group, tuple(context.events))
 
 
 def _create_group(context: StepContext, command: commands.PutSpec) -> None:
-    if is_reusable(context.group):
+    if can_begin_new_job(context.group):
         begin_job(context)
     known = context.group.by_put
     adopt_settings(context, command.spec, final=True)
@@ -94,7 +95,7 @@ def _add_node(context: StepContext, command: commands.Join) -> None:
         _rejoin_node(context, node, command)
         return
     former = _take_over_node_id(context, node, command.incarnation) if node is not None else ()
-    if is_reusable(group) and command.node_id not in group.drained:
+    if can_begin_new_job(group) and command.node_id not in group.drained:
         begin_job(context)
     if (
         not context.group.state.is_terminal and command.node_id not in group.drained
@@ -111,7 +112,7 @@ def _add_node(context: StepContext, command: commands.Join) -> None:
         Node(
             node_id=command.node_id,
             incarnation=command.incarnation,
-            **{name: getattr(command, name) for name in OFFERED},
+            **{name: getattr(command, name) for name in OFFER_FIELDS},
             job=group.job,
             joined_at=context.now,
             acked_round=command.after_round,
@@ -142,12 +143,12 @@ def _take_over_node_id(context: StepContext, node: Node, incarnation: str) -> tu
                 f"the other has exited"
             )
         remove_node(context, node, NodePhase.LOST, ReasonCode.AGENT_REPLACED.reason())
-    return (*node.former, node.incarnation)[-FORMER_KEPT:]
+    return (*node.former, node.incarnation)[-MAX_FORMER_INCARNATIONS:]
 
 
 def _rejoin_node(context: StepContext, node: Node, command: commands.Join) -> None:
     """A known incarnation joins: it acknowledges `stop`, returns, is ready or no longer, or repeats itself."""
-    if (node.phase is NodePhase.LEFT or _has_died(node)) and node.rejected is None:
+    if (node.phase is NodePhase.LEFT or _is_agent_dead(node)) and node.rejected is None:
         raise StaleIncarnation(f"node '{node.node_id}' has left the group; to rejoin, restart its agent")
     node = record_contact(context, node)
     group = context.group
@@ -212,11 +213,11 @@ def _mark_suspect(context: StepContext, command: commands.Disconnect) -> None:
 
 def _apply_leave(context: StepContext, command: commands.Leave) -> None:
     node = require_current_agent(context.group, command.node_id, command.incarnation)
-    if command.died and not _has_died(node):
+    if command.died and not _is_agent_dead(node):
         remove_node(context, node, NodePhase.LOST, ReasonCode.AGENT_DIED.reason())
     elif node.phase is not NodePhase.LEFT and not command.died:
         _remove_departed_node(context, node, command.why)
-    snapshots.forget_expired_holders(context, node)
+    start_snapshot.forget_expired_holders(context, node)
 
 
 def _remove_departed_node(context: StepContext, node: Node, why: str) -> None:
@@ -225,7 +226,7 @@ def _remove_departed_node(context: StepContext, node: Node, why: str) -> None:
     remove_node(context, node, NodePhase.LEFT, leaving or ReasonCode.AGENT_LEFT.reason(quote=quote))
 
 
-def _has_died(node: Node) -> bool:
+def _is_agent_dead(node: Node) -> bool:
     return node.departure_reason is not None and node.departure_reason.code == ReasonCode.AGENT_DIED
 
 
@@ -235,10 +236,10 @@ def _apply_report(context: StepContext, command: commands.Report) -> None:
     if command.kind is ReportKind.LEAVING:
         leaves_at = None if command.grace_s is None else context.now - command.age_s + command.grace_s
         why = ReasonCode.AGENT_LEFT.reason(quote=command.message or "its agent is leaving")
-        record_leaving(context, node, why, leaves_at)
+        record_node_leaving(context, node, why, leaves_at)
         return
     if command.kind is ReportKind.PARTING:
-        snapshots.record_serving_time(context, node, command)
+        start_snapshot.record_serving_time(context, node, command)
         if not node.is_gone:
             _remove_departed_node(context, context.group.nodes[node.node_id], command.message)
         return
@@ -290,7 +291,7 @@ def _is_stale_report(group: Group, current: Round, node: Node, command: commands
     if (
         group.state.is_terminal
         or node.is_gone
-        or not group.is_in_round(node)
+        or not group.is_in_newest_round(node)
         or command.round != current.number
     ):
         return True
@@ -302,9 +303,9 @@ def _is_stale_report(group: Group, current: Round, node: Node, command: commands
             return True
         case ReportKind.MASTER_UNREACHABLE if end.cause.kind is not EndKind.MASTER_UNREACHABLE:
             return True  # the master's store closes when its agent is told to stop: that is no fault of the network
-        case ReportKind.MASTER_UNREACHABLE if group.current_node(current.master) is None:
+        case ReportKind.MASTER_UNREACHABLE if group.node_of_member(current.master) is None:
             return True  # it is late, and about another agent on that node
-    return end.is_judged
+    return end.is_cost_decided
 
 
 def _record_training(context: StepContext, command: commands.RecordTraining) -> None:
@@ -359,7 +360,7 @@ def _record_earlier_successes(context: StepContext, current: Round, command: com
     if ended is None or end is None or end.cause.kind is not EndKind.FAILED or end.before is not None:
         return  # that somebody had is known
     ended_at = context.now - command.age_s - ended.before_s
-    nodes = (context.group.current_node(member) for member in current.members)
+    nodes = (context.group.node_of_member(member) for member in current.members)
     failed_at = min(
         (node.failure.at for node in nodes if node is not None and node.failure is not None), default=end.at
     )
@@ -368,11 +369,11 @@ def _record_earlier_successes(context: StepContext, current: Round, command: com
 
 
 def _record_failure(context: StepContext, node: Node, current: Round, command: commands.Report) -> None:
-    if node.failure is not None or not (current.end is not None or node.phase in _AT_WORK):
+    if node.failure is not None or not (current.end is not None or node.phase in _WORKING_PHASES):
         return  # idempotent by (incarnation, round, kind)
     failure = command.failure or Failure(local_rank=-1, rank=-1, message=command.message)
     failure = replace(failure, at=context.now - command.age_s)
-    phase = NodePhase.FAILED if node.phase in _AT_WORK else node.phase
+    phase = NodePhase.FAILED if node.phase in _WORKING_PHASES else node.phase
     node = context.update_node(node, phase=phase, failure=failure)
     before = _find_earlier_successes(context.group, current, command.ended) if current.end is None else None
     why = ends.worker_failed(node.node_id, failure, before)
@@ -392,7 +393,7 @@ def _start_daemon(context: StepContext, command: commands.StartDaemon) -> None:
     )
     group, name, number = context.group, context.group.group_id, command.round
     current = group.running_round
-    if current is None or not group.is_in_round(master) or number != current.number:
+    if current is None or not group.is_in_newest_round(master) or number != current.number:
         raise make_stale_round_error(group, number, master.node_id)
     if current.master.node_id != master.node_id:
         raise Refused(
@@ -400,7 +401,7 @@ def _start_daemon(context: StepContext, command: commands.StartDaemon) -> None:
             f"'{current.master.node_id}': only the master may have another node run a daemon"
         )
     member = current.members_by_id.get(command.node_id)
-    node = group.current_node(member) if member is not None else None
+    node = group.node_of_member(member) if member is not None else None
     if node is None or node.is_gone or node.node_id == master.node_id:
         raise NotFound(f"'{command.node_id}' is not another member of round {number} of group '{name}'")
     if node.has_no_workers:
@@ -422,7 +423,7 @@ def _start_daemon(context: StepContext, command: commands.StartDaemon) -> None:
         context.add_event(ReasonCode.DAEMON_STARTED.reason(master.node_id, program=program))
 
 
-_AT_WORK = (NodePhase.STARTING, NodePhase.RUNNING, NodePhase.SUCCEEDED)
+_WORKING_PHASES = (NodePhase.STARTING, NodePhase.RUNNING, NodePhase.SUCCEEDED)
 
 
 def _drain_node(context: StepContext, command: commands.Drain) -> None:
@@ -436,7 +437,7 @@ def _drain_node(context: StepContext, command: commands.Drain) -> None:
     context.update_group(drained=group.drained | {command.node_id})
     context.add_event(ends.node_drained(group.group_id, command.node_id))
     if not (node.is_gone or group.state.is_terminal):
-        record_leaving(context, node, ReasonCode.NODE_DRAINED.reason())
+        record_node_leaving(context, node, ReasonCode.NODE_DRAINED.reason())
 
 
 def _undrain_node(context: StepContext, command: commands.Undrain) -> None:
@@ -448,7 +449,7 @@ def _undrain_node(context: StepContext, command: commands.Undrain) -> None:
     failed_rounds = {name: times for name, times in group.failed_rounds.items() if name != command.node_id}
     context.update_group(drained=group.drained - {command.node_id}, failed_rounds=failed_rounds)
     node = group.nodes.get(command.node_id)
-    if node is not None and node.is_drained and is_in_grace_period(group, node):
+    if node is not None and node.is_drained and is_in_stop_grace_period(group, node):
         context.update_node(node, leaving=None)  # its agent has not been told to exit
     context.add_event(ReasonCode.NODE_UNDRAINED.reason(command.node_id))
 
@@ -465,7 +466,7 @@ def _restart_job(context: StepContext, _: commands.Restart) -> None:
         end_round(context, group.active_round.notice.cause)  # it will not wait any longer
     else:
         why = ReasonCode.RESTART_REQUESTED.reason()
-        stop_with_grace(context, EndCause(kind=EndKind.RESTARTED, reason=why))
+        end_round_with_grace(context, EndCause(kind=EndKind.RESTARTED, reason=why))
 
 
 def _cancel_job(context: StepContext, command: commands.Cancel) -> None:
@@ -480,17 +481,17 @@ def _cancel_job(context: StepContext, command: commands.Cancel) -> None:
     else:
         why = ReasonCode.GROUP_CANCELLED.reason(by=command.by)
         context.update_group(cancellation=why)
-        stop_with_grace(context, EndCause(kind=EndKind.CANCELLED, reason=why))
+        end_round_with_grace(context, EndCause(kind=EndKind.CANCELLED, reason=why))
 
 
-_HANDLERS: dict[type, Callable[[StepContext, Any], None]] = {
+_COMMAND_HANDLERS: dict[type, Callable[[StepContext, Any], None]] = {
     commands.Join: _add_node,
     commands.Disconnect: _mark_suspect,
     commands.Report: _apply_report,
     commands.RecordStall: record_stall,
     commands.RecordTraining: _record_training,
-    commands.DeclareSnapshots: snapshots.record_holdings,
-    UseSnapshot: snapshots.record_wanted_snapshot,
+    commands.DeclareSnapshots: start_snapshot.record_snapshot_inventory,
+    UseSnapshot: start_snapshot.record_wanted_snapshot,
     commands.StartDaemon: _start_daemon,
     commands.Leave: _apply_leave,
     commands.Drain: _drain_node,
@@ -499,6 +500,6 @@ _HANDLERS: dict[type, Callable[[StepContext, Any], None]] = {
     commands.Cancel: _cancel_job,
     commands.PutSpec: _create_group,
     commands.RenewLease: _renew_lease,
-    commands.Tick: lambda context, command: settle(context),
+    commands.Tick: lambda context, command: reconcile_group(context),
 }
 """What each command does."""

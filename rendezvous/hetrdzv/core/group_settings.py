@@ -6,15 +6,15 @@ from typing import Any
 
 from hetrdzv.core.commands import Join
 from hetrdzv.core.model import Group, Node
+from hetrdzv.core.rounds.reconcile import reconcile_group
 from hetrdzv.core.rounds.records import list_records
-from hetrdzv.core.rounds.settle import settle
-from hetrdzv.core.rounds.timers import STOP_GRACE_S
-from hetrdzv.core.rounds.transitions import StepContext, begin_job, expire_leases, is_reusable
+from hetrdzv.core.rounds.timers import STOP_TIMEOUT_MARGIN_S
+from hetrdzv.core.rounds.transitions import StepContext, begin_job, can_begin_new_job, expire_leases
 from hetrdzv.protocol.errors import SCRIPT, Conflict, Difference, SpecConflict
 from hetrdzv.protocol.reasons.events import settings_changed
 from hetrdzv.protocol.settings import SETTINGS, differences
 
-NODES_NAMED = 8
+MAX_NODES_IN_ERROR = 8
 """How many of the nodes that hold a group to its settings an error lists."""
 
 
@@ -36,8 +36,8 @@ def adopt_settings(
         expire_leases(context)
         if holders := _nodes_bound_by_settings(context.group):
             raise _make_conflict(context, replaced, holders)
-        settle(context)  # the last round is judged
-        if is_reusable(context.group):
+        reconcile_group(context)  # the last round is judged
+        if can_begin_new_job(context.group):
             begin_job(context)
             adopt_settings(context, given, final=final, node_id=node_id)
             return
@@ -86,7 +86,7 @@ def _make_conflict(
 ) -> SpecConflict:
     group = context.group
     go = all(node.disconnected_at is not None or node.leaving is not None for node in holders)
-    within_s = group.spec.lease_s + group.spec.stop_timeout_s + STOP_GRACE_S
+    within_s = group.spec.lease_s + group.spec.stop_timeout_s + STOP_TIMEOUT_MARGIN_S
     has = ", ".join(f"{setting.name}={setting.group}" for setting in differences)
     given = ", ".join(f"{setting.name}={setting.given}" for setting in differences)
     end = "wait until its job is over" if holders else f"remove this one: hetctl delete {group.group_id}"
@@ -94,7 +94,7 @@ def _make_conflict(
         f"group '{group.group_id}' has {has}, and {given} was given: leave that out, use another group, or {end}",
         Conflict(
             differences=tuple(differences),
-            nodes=tuple(node.node_id for node in holders[:NODES_NAMED]),
+            nodes=tuple(node.node_id for node in holders[:MAX_NODES_IN_ERROR]),
             by_put=group.by_put,
             retry_for_s=within_s if holders and go and not group.by_put else None,
         ),

@@ -19,7 +19,7 @@ ReplacementKey = tuple[int, object]
 labels that `rank_order` names; if it names none, all labels."""
 
 
-def _replacement_key(spec: GroupSpec, slots: int, node: Node | None) -> ReplacementKey:
+def _make_replacement_key(spec: GroupSpec, slots: int, node: Node | None) -> ReplacementKey:
     known = node.labels if node is not None else {}
     names = parse_rank_order(spec.rank_order)
     return slots, tuple(map(known.get, names)) if names else frozenset(known.items())
@@ -55,8 +55,8 @@ def find_gap_fillers(group: Group, nodes: Mapping[str, Node]) -> Mapping[str, st
     newcomers = nodes.keys() - set(group.seats) if gaps else set[str]()
     in_order = sorted(newcomers, key=lambda node_id: (node_id in used_last, natural_key(node_id)))
     return match_replacements(
-        {gap: _replacement_key(spec, last[gap].slots, group.nodes.get(gap)) for gap in gaps},
-        {node_id: _replacement_key(spec, nodes[node_id].slots, nodes[node_id]) for node_id in in_order},
+        {gap: _make_replacement_key(spec, last[gap].slots, group.nodes.get(gap)) for gap in gaps},
+        {node_id: _make_replacement_key(spec, nodes[node_id].slots, nodes[node_id]) for node_id in in_order},
     )
 
 

@@ -16,7 +16,7 @@ from hetrdzv.protocol.texts.ids import natural_key
 from hetrdzv.protocol.texts.phrasing import count, have
 from hetrdzv.protocol.texts.who import Nodes
 
-PARTS: Mapping[str, tuple[str, int]] = {
+COMPARED_VERSIONS: Mapping[str, tuple[str, int]] = {
     "torch": ("torch", 3),
     "cuda": ("CUDA", 3),
     "rocm": ("ROCm", 3),
@@ -27,17 +27,17 @@ PARTS: Mapping[str, tuple[str, int]] = {
 }
 """What should be the same on all nodes, and how many numbers of its version, by its key in `Offer.device`."""
 
-MOST_VALUES = 4
+MAX_LISTED_VERSIONS = 4
 """How many versions a warning names; the others are counted."""
 
-MOST_CHARACTERS = 16
+MAX_VERSION_CHARACTERS = 16
 """How much of a version, or of what is none, is told."""
 
 
-def find_differences(nodes: Sequence[Node]) -> tuple[Reason, ...]:
+def find_version_differences(nodes: Sequence[Node]) -> tuple[Reason, ...]:
     """Each difference that matters: `gpu3 has torch 2.12.1, gpu1, gpu2 have 2.13.0`; scripts only within a role."""
     differences = []
-    for name, (_, counts) in PARTS.items():
+    for name, (_, counts) in COMPARED_VERSIONS.items():
         having: defaultdict[str, defaultdict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
         for node in nodes:
             if version := _shorten_version(node.device.get(name, ""), counts):
@@ -64,7 +64,7 @@ def describe_missing_labels(spec: GroupSpec, nodes: Sequence[Node]) -> tuple[Rea
 def _shorten_version(text: str, parts: int) -> str:
     """The first numbers of a version, without what follows them (`2.13.0+cu130`); with no parts, how a text begins."""
     match = re.match(rf"\d+(?:\.\d+){{0,{parts - 1}}}" if parts else ".*", text)
-    return match[0][:MOST_CHARACTERS] if match is not None else ""
+    return match[0][:MAX_VERSION_CHARACTERS] if match is not None else ""
 
 
 def describe_version_differences(part: str, having: Mapping[str, Sequence[str]]) -> Reason:
@@ -72,8 +72,10 @@ def describe_version_differences(part: str, having: Mapping[str, Sequence[str]])
     versions = sorted(
         having.items(), key=lambda version: (len(version[1]), min(map(natural_key, version[1])))
     )
-    (first, of_first), *others = [(version, Nodes.of(names)) for version, names in versions[:MOST_VALUES]]
-    shown = [f"{have(of_first)} {PARTS[part][0]} {first}"]
+    (first, of_first), *others = [
+        (version, Nodes.of(names)) for version, names in versions[:MAX_LISTED_VERSIONS]
+    ]
+    shown = [f"{have(of_first)} {COMPARED_VERSIONS[part][0]} {first}"]
     shown += [f"{have(nodes)} {version}" for version, nodes in others]
     if more := len(versions) - len(shown):
         shown.append(f"{count(more, 'more version')} on other nodes")

@@ -5,16 +5,16 @@ from dataclasses import replace
 from math import inf
 from typing import Any
 
-from hetrdzv.core.memo import cached
+from hetrdzv.core.memo import cache_on_value
 from hetrdzv.core.model import Group, Node, Round, RoundEnd
 from hetrdzv.core.rounds.timers import (
-    group_gives_up_at,
+    group_wait_deadline,
     joiners_admitted_at,
     members_not_ready_to_stop,
-    resolved_at,
+    members_not_stopped,
     round_forms_at,
+    round_stop_deadline,
     stall_ends_round_at,
-    unresolved_members,
 )
 from hetrdzv.core.selection.select import (
     Selection,
@@ -46,7 +46,7 @@ def explain_group(group: Group, now: float) -> Reason:
     return hangs.hang(active.number, stall.hang, stall.since, known=known, until=until)
 
 
-@cached
+@cache_on_value
 def _explain_without_hang(group: Group) -> Reason:
     """Why it stands there but for a hang: found once per change, since every node gets it."""
     current = group.round
@@ -91,10 +91,10 @@ def _explain_waiting(group: Group) -> Reason:
     if last is None or last.end is None:
         return explain_group_waiting(group)
     ended = explain_round_end(last.number, last.end)
-    if last.end.is_judged:
+    if last.end.is_cost_decided:
         return replace(explain_group_waiting(group), cause=ended)
-    until = resolved_at(group, last.end)
-    stopping = [node.node_id for node in unresolved_members(group)]
+    until = round_stop_deadline(group, last.end)
+    stopping = [node.node_id for node in members_not_stopped(group)]
     stops = ReasonCode.STOPPING.reason(*stopping, until=until if until < inf else None)
     return replace(stops, cause=ended)
 
@@ -116,7 +116,7 @@ def explain_group_waiting(group: Group) -> Reason:
 
 def _explain_no_round(group: Group) -> Reason:
     there, answer = ready_nodes(group), select_next_round(group)
-    ready, until = count_ready_nodes(group.spec, there), group_gives_up_at(group)
+    ready, until = count_ready_nodes(group.spec, there), group_wait_deadline(group)
     if isinstance(answer, Shortfall) and answer.kind is ShortfallKind.ALLOWED_MASTER:
         return ReasonCode.NO_ALLOWED_MASTER.reason(
             nodes=ready.nodes, ready=ready, master=group.spec.master, until=until
@@ -136,7 +136,7 @@ def _explain_no_round(group: Group) -> Reason:
             world=waiting.no_valid_world_size(group.spec, never, too_small=bool(answer.missing))
             if no_world
             else None,
-            since=_empty_since(group),
+            since=_find_empty_since(group),
             until=until,
         )
         return _add_gone_members(group, few)
@@ -147,7 +147,7 @@ def _explain_no_round(group: Group) -> Reason:
     return _explain_round_delay(group, ready, answer)
 
 
-def _empty_since(group: Group) -> float | None:
+def _find_empty_since(group: Group) -> float | None:
     """When the last node went; None: some are here, or none is known to have been."""
     went = [node.departed_at for node in group.nodes.values()]
     return max((at for at in went if at is not None), default=None) if None not in went else None

@@ -184,7 +184,7 @@ def _open_progress_file() -> mmap.mmap | bytearray:
             why = getattr(error, "strerror", None) or error
             with contextlib.suppress(Exception):
                 print(
-                    f"hetagent.progress: the agent does not see how far this process is: {why}: {path + SUFFIX}; "
+                    f"hetagent.progress: cannot report progress to the agent: {why}: {path + SUFFIX}; "
                     "the agent's TMPDIR has to be writable and have room",
                     file=sys.stderr,
                     flush=True,

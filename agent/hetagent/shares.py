@@ -61,7 +61,7 @@ class Shares:
         object.__setattr__(self, "weights", tuple(self.weights))
         _check_weights(self.weights)
         if type(self.rank) is not int or not 0 <= self.rank < len(self.weights):
-            raise ValueError(f"rank {self.rank!r} is none of the {len(self.weights)} that have weights")
+            raise ValueError(f"rank {self.rank!r} is out of range: {len(self.weights)} ranks have weights")
 
     @property
     def weight(self) -> float:
@@ -137,7 +137,7 @@ def refresh(
         ValueError: not one size for each rank.
     """
     if len(sizes) != shares.world_size:
-        raise ValueError(f"there are {len(sizes)} sizes for {shares.world_size} ranks: give one for each")
+        raise ValueError(f"{len(sizes)} sizes for {shares.world_size} ranks: give one for each rank")
     own = sizes[shares.rank] * PER_SPEED // time_ns if time_ns > 0 else 0
     return replace(shares, weights=_decide_weights(shares.weights, sizes, gather(own)))
 
@@ -178,7 +178,7 @@ def batch_sizes(global_batch: int, weights: Sequence[float], *, least: int = 1) 
     _check_weights(weights)
     ranks = len(weights)
     if type(global_batch) is not int or global_batch < 1:
-        raise ValueError(f"the global batch is {global_batch!r}: it has to be a whole number of at least 1")
+        raise ValueError(f"the global batch is {global_batch!r}: it must be an integer of at least 1")
     if global_batch < ranks:
         raise ValueError(
             f"a global batch of {global_batch} is too small for {ranks} ranks: each needs at least one sample"
@@ -205,10 +205,10 @@ def batch_sizes(global_batch: int, weights: Sequence[float], *, least: int = 1) 
 
 def _check_weights(weights: Sequence[object]) -> None:
     if not weights:
-        raise ValueError("there are no weights: give one for each rank")
+        raise ValueError("no weights: give one for each rank")
     for rank, weight in enumerate(weights):
         if not isinstance(weight, int | float) or isinstance(weight, bool) or not 0 < weight < math.inf:
-            raise ValueError(f"the weight of rank {rank} is {weight!r}: it has to be a number above 0")
+            raise ValueError(f"the weight of rank {rank} is {weight!r}: it must be a positive number")
 
 
 def _find_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:

@@ -173,7 +173,7 @@ class UnevenBatchSampler(Sampler[list[int]]):
             ValueError: it is below 0.
         """
         if type(epoch) is not int or epoch < 0:
-            raise ValueError(f"the epoch is {epoch!r}: it has to be a whole number of at least 0")
+            raise ValueError(f"the epoch is {epoch!r}: it must be an integer of at least 0")
         self._epoch, self._consumed = epoch, self.consumed if epoch == self.epoch else 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -198,7 +198,7 @@ class UnevenBatchSampler(Sampler[list[int]]):
             if state.get(name) != here:
                 raise ValueError(
                     f"the checkpoint is of a sampler with {name} {state.get(name)!r}, this one has {here!r}: samples "
-                    "would be missed or come twice; make it alike, or go on from the beginning of an epoch"
+                    "would be skipped or repeated; create it with the same arguments, or start at an epoch's beginning"
                 )
         epoch, consumed = state.get("epoch"), state.get("consumed")
         if type(consumed) is not int or not 0 <= consumed < self._samples:
@@ -343,7 +343,7 @@ class UnevenBatchSampler(Sampler[list[int]]):
             if other := [rank for rank in range(ranks) if rows[rank][what] != rows[0][what]]:
                 raise RuntimeError(
                     f"{what}: ranks {_abbreviate(other)} and rank 0 differ (rank {here} has {_abbreviate(value)}): "
-                    "all ranks have to make the sampler with the same arguments, from the same checkpoint; a rank "
+                    "create the sampler with the same arguments and checkpoint on all ranks; a rank "
                     "without HET_WEIGHTS_FILE was not started by hetagent"
                 )
         return ranks > 1
@@ -363,8 +363,8 @@ def accumulate(model: torch.nn.Module, part: Part) -> Iterator[None]:
     """
     if part.parts > 1 and getattr(model, "static_graph", False):
         raise ValueError(
-            f"the step has {part.parts} parts, but DistributedDataParallel(static_graph=True) cannot begin with one "
-            "whose gradients are not averaged: leave static_graph out, or give the sampler more memory"
+            f"the step has {part.parts} parts, but DistributedDataParallel(static_graph=True) cannot begin with "
+            "gradients that are not averaged: leave static_graph out, or give the sampler more memory"
         )
     of_fsdp: Any = getattr(model, "set_requires_gradient_sync", None)
     of_ddp: Any = getattr(model, "no_sync", None)
@@ -397,13 +397,11 @@ def _gather_memory_limits(memory: Memory, ranks: int) -> list[int | None]:
     listed = list(memory) if isinstance(memory, Iterable) else [memory] * ranks
     if len(listed) != ranks:
         raise ValueError(
-            f"memory has {len(listed)} bounds for {ranks} ranks: give one for each, in their order"
+            f"memory has {len(listed)} limits for {ranks} ranks: give one for each, in order of ranks"
         )
     for rank, bound in enumerate(listed):
         if bound is not None and (type(bound) is not int or bound < 1):
-            raise ValueError(
-                f"the memory of rank {rank} is {bound!r}: it has to be a whole number of at least 1"
-            )
+            raise ValueError(f"the memory of rank {rank} is {bound!r}: it must be an integer of at least 1")
     return listed
 
 

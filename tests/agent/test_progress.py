@@ -133,7 +133,7 @@ def test_on_a_full_disk_the_script_goes_on_and_says_that_it_is_not_seen(tmp_path
         )
         assert (done.returncode, done.stdout) == (0, "trained\n"), "a full map is SIGBUS"
         assert done.stderr == (
-            f"hetagent.progress: the agent does not see how far this process is: No space left on device: "
+            f"hetagent.progress: cannot report progress to the agent: No space left on device: "
             f"{file}.map; the agent's TMPDIR has to be writable and have room\n"
         )
         assert read_progress(file) == ProgressReport()

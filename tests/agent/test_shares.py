@@ -60,10 +60,10 @@ def test_sizes_of_random_batches() -> None:
     ("global_batch", "weights", "complaint"),
     [
         (3, [1, 1, 1, 1], "a global batch of 3 is too small for 4 ranks"),
-        (0, [1], "the global batch is 0: it has to be a whole number"),
-        (8.0, [1], "the global batch is 8.0: it has to be a whole number"),
-        (8, [], "there are no weights"),
-        (8, [1, 0], "the weight of rank 1 is 0: it has to be a number above 0"),
+        (0, [1], "the global batch is 0: it must be an integer"),
+        (8.0, [1], "the global batch is 8.0: it must be an integer"),
+        (8, [], "no weights: give one"),
+        (8, [1, 0], "the weight of rank 1 is 0: it must be a positive number"),
         (8, [1, -0.5], "the weight of rank 1 is -0.5"),
         (8, [float("nan"), 1], "the weight of rank 0 is nan"),
         (8, [float("inf"), 1], "the weight of rank 0 is inf"),
@@ -128,7 +128,7 @@ def test_ranks_of_open_mpi_and_horovod(path: Path, monkeypatch: pytest.MonkeyPat
         ("[1, 1, 1]", "knows (TypeError("),
         ('{"round": 3, "weights": [1, 1, 1]}', "knows (KeyError('given'))"),
         ('{"round": 3, "given": true, "weights": 1}', "knows (TypeError("),
-        ('{"round": 3, "given": true, "weights": []}', "there are no weights"),
+        ('{"round": 3, "given": true, "weights": []}', "no weights: give one"),
         ('{"round": 3, "given": true, "weights": [1, NaN, 1]}', "the weight of rank 1 is nan"),
         ('{"round": 3, "given": true, "weights": [1, 1]}', "has 2 weights, but the world size is 3"),
     ],
@@ -165,9 +165,9 @@ def test_a_wrong_rank_is_refused(
 def test_what_does_not_fit_together_is_refused(path: Path) -> None:
     with pytest.raises(ValueError, match="both rank and world_size"):
         shares.current(1)
-    with pytest.raises(ValueError, match="rank 3 is none of the 2"):
+    with pytest.raises(ValueError, match="rank 3 is out of range: 2 ranks"):
         Shares((1.0, 1.0), rank=3)
-    with pytest.raises(ValueError, match="there are 1 sizes for 2 ranks: give one for each"):
+    with pytest.raises(ValueError, match="1 sizes for 2 ranks: give one for each"):
         shares.refresh(Shares((1.0, 1.0)), [4], lambda own: [own], 1)
 
 

@@ -290,7 +290,7 @@ def test_gradients_are_averaged_with_the_last_part_of_a_step(name: str, said: li
         ({"global_batch": 8.5}, "the global batch is 8.5"),
         ({"global_batch": 13, "drop_last": True}, "drop_last leaves no batch: there are 12 samples"),
         ({"memory": 0}, "the memory of rank 0 is 0"),
-        ({"memory": [8]}, "memory has 1 bounds for 3 ranks"),
+        ({"memory": [8]}, "memory has 1 limits for 3 ranks"),
     ],
 )
 def test_bad_arguments_are_refused(arguments: dict[str, Any], complaint: str) -> None:
@@ -301,7 +301,7 @@ def test_bad_arguments_are_refused(arguments: dict[str, Any], complaint: str) ->
 
 @pytest.mark.parametrize("epoch", [-1, 1.0, None])
 def test_a_wrong_epoch_is_refused(epoch: Any) -> None:
-    with pytest.raises(ValueError, match="it has to be a whole number of at least 0"):
+    with pytest.raises(ValueError, match="it must be an integer of at least 0"):
         sampler(12, 4).set_epoch(epoch)
 
 

@@ -104,7 +104,7 @@ STALLS = {
         *(worker(rank, at(101)) for rank in (1, 2, 3)),
     ],
     # one has not come to the first collective of a group of which the size is not known
-    "behind [1] 40: ranks 0, 2 and 3 wait for rank 1 (gpu1), which has asked for no collective of "
+    "behind [1] 40: ranks 0, 2 and 3 wait for rank 1 (gpu1), which has not started a collective of "
     "process group 1 yet": [worker(rank, done(9), at(1, name="1", size=0)) for rank in (0, 2, 3)]
     + [worker(1, done(9))],
     # one is behind
@@ -117,14 +117,14 @@ STALLS = {
         worker(3, done(8)),
     ],
     # no collective yet
-    "behind [3] 40: ranks 0 to 2 wait for rank 3 (gpu2), which has asked for no collective yet": [
+    "behind [3] 40: ranks 0 to 2 wait for rank 3 (gpu2), which has not started a collective yet": [
         worker(0, at(1)),
         worker(1, at(1)),
         worker(2, at(1)),
         worker(3),
     ],
     # no collective of a small group yet, and nobody else is free
-    "behind [1] 40: ranks 0, 2 and 3 wait for rank 1 (gpu1), which has asked for no collective of "
+    "behind [1] 40: ranks 0, 2 and 3 wait for rank 1 (gpu1), which has not started a collective of "
     "process group 7 yet": [
         worker(0, at(1, name="7", size=2), done(4, name="8", size=2), done(4, name="9", size=2)),
         worker(1, done(4)),

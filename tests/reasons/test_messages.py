@@ -244,7 +244,7 @@ def test_warnings_and_snapshots() -> None:
             "cuda", {f"12.{number}": ["b", "c"][: number - 3] for number in (4, 5, 6, 7, 8, 9)}
         ),
         ReasonCode.NO_LABEL.reason("b", "c", label="rack", setting="unit"),
-        snapshots.began_from_snapshot(3, stamp, BC, 7, "of step 107 nobody has the part of rank 1"),
+        snapshots.began_from_snapshot(3, stamp, BC, 7, "step 107 is incomplete: shard missing of rank 1"),
         snapshots.began_from_snapshot(3, stamp, B, 0),
         snapshots.began_from_snapshot(3, None, NOBODY, None),
         snapshots.began_from_snapshot(3, earlier, NOBODY, 0, on_disk=True),
@@ -254,9 +254,9 @@ def test_warnings_and_snapshots() -> None:
         """
 versions_differ: b has torch 2.12.1, b, c have 2.13.0
 versions_differ: b has CUDA 12.4, b, c have 12.5, b, c have 12.6, b, c have 12.7, 2 more versions on other nodes
-no_label: no label rack, by which unit goes: b, c
-began_from_snapshot: round 3 begins from the snapshot of step 100 of round 2, which b, c have: 7 steps lost (of step \
-107 nobody has the part of rank 1)
+no_label: unit needs the label rack, which is missing on: b, c
+began_from_snapshot: round 3 begins from the snapshot of step 100 of round 2, which b, c have: 7 steps lost (step \
+107 is incomplete: shard missing of rank 1)
 began_from_snapshot: round 3 begins from the snapshot of step 100 of round 2, which b has: no step lost
 began_from_snapshot: round 3 begins from nothing: an unknown number of steps lost
 began_from_snapshot: round 3 begins from the snapshot of step 1200 of round 9 of an earlier job, which is on disk

@@ -446,7 +446,7 @@ def test_snapshots_are_listed_and_one_is_chosen(ctl: Callable[..., str], server:
     described = ctl("describe", "bert")
     assert (
         "STEP ROUND SIZE NODES NOTE "
-        "30 1 2.5 GB gpu1 no node has all that its ranks have alike "
+        "30 1 2.5 GB gpu1 no node has the complete replicated state "
         "20 1 2.5 GB gpu1 the next round begins here 10 1 2.5 GB gpu1 -"
     ) in " ".join(described.split())
     refused = "group 'bert' has no complete snapshot of step 30; there are those of step 20, 10"

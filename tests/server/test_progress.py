@@ -245,7 +245,7 @@ async def test_logs_of_a_job_that_is_over_are_those_that_its_agents_sent_as_they
             assert sent.status_code == status, sent.text
         (await client.post(f"{GROUP}/cancel")).raise_for_status()
         first = {"rank": 0, "node_id": "a", "text": "loss 3", "stderr": "boom", "why": ""}
-        why = "nobody has kept its logs of round 1"
+        why = "its logs of round 1 are not kept"
         second = {"rank": 1, "node_id": "", "text": "", "stderr": "", "why": why}
         shown = (await client.post(f"{GROUP}/logs")).json()
         assert (shown["workers"], shown["over"]) == ([first, second], True)
@@ -288,7 +288,7 @@ async def test_the_stacks_of_all_workers_are_taken_once_a_hang_has_lasted_and_sh
         assert (reply["round"], reply["over"], reply["at"] is not None) == (1, True, True)
         del service.post_mortems.find("g", OutputKind.STACKS).by_rank[1]  # type: ignore[union-attr]
         missing = (await client.post(f"{GROUP}/stacks", params={"round": 1, "rank": 1})).json()["workers"]
-        assert missing[0]["why"] == "nobody has kept its stacks of round 1"
+        assert missing[0]["why"] == "its stacks of round 1 are not kept"
 
 
 async def test_a_round_that_hangs_ends_once_its_stacks_were_asked_for_however_late_it_was_seen() -> None:

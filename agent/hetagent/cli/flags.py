@@ -66,7 +66,9 @@ OF_NODE: Mapping[str, Flag] = {
         choices=ON_OFF,
     ),
     "--notice-signal": Flag(
-        "What workers that handle it get when their round is about to end.", parse_signal, metavar="SIGUSR1"
+        "Signal for workers that handle it, before a planned end of their round.",
+        parse_signal,
+        metavar="SIGUSR1",
     ),
     "--grace-s": Flag(
         "Seconds from SIGTERM until this node is killed, in which workers that ask for it may save "
@@ -76,12 +78,12 @@ OF_NODE: Mapping[str, Flag] = {
         metavar="S",
     ),
     "--exit-codes": Flag(
-        "If a worker's code fails the job, exit with it (worker, default), or always with 1 (agent).",
+        "When a worker fails the job, exit with its code (worker, default), or always with 1 (agent).",
         default="worker",
         choices=("worker", "agent"),
     ),
     "--require-rendezvous": make_switch(
-        "Fail a job whose workers end well but never met (init_process_group); give it on every node."
+        "Fail a job whose workers succeed without ever connecting (init_process_group); give it on every node."
     ),
     "--isolate-gpus": make_switch("Each worker sees only its own GPU; LOCAL_RANK stays as it is."),
     "--init-file": Flag(
@@ -147,18 +149,18 @@ OF_NODE: Mapping[str, Flag] = {
         metavar="COMMAND",
     ),
     "--ready-file": Flag(
-        "A file that is there while the server has this node, in a round or not: for readiness probes.",
+        "A file that exists while the server knows this node, in a round or not: for readiness probes.",
         parse_absolute,
         metavar="FILE",
     ),
     "--watch": Flag(
-        "Leave, once all workers could save, when the cloud announces that it takes this machine away (or "
+        "Leave, once all workers could save, when the cloud announces the preemption of this machine (or "
         "HET_WATCH). spot: AWS, Google Cloud or Azure.",
         variable="HET_WATCH",
         choices=(SPOT,),
     ),
     "--leave-when": Flag(
-        "The same when this file appears, or this /bin/sh command exits with 0 (or HET_LEAVE_WHEN).",
+        "Leave like that when this file appears, or this /bin/sh command exits with 0 (or HET_LEAVE_WHEN).",
         variable="HET_LEAVE_WHEN",
         metavar="FILE|COMMAND",
     ),
@@ -181,14 +183,14 @@ OF_NODE: Mapping[str, Flag] = {
         metavar="DIR",
     ),
     "--snapshot-memory": Flag(
-        "What all snapshots of this node may take, such as 64G (or HET_SNAPSHOT_MEMORY; default: half of "
+        "Most memory that the snapshots of this node may take, such as 64G (or HET_SNAPSHOT_MEMORY; default: half of "
         "what is free there); off or 0: no snapshots.",
         parse_size,
         variable="HET_SNAPSHOT_MEMORY",
         metavar="SIZE|off",
     ),
     "--snapshot-every-s": Flag(
-        f"How far apart they are at most (or HET_SNAPSHOT_EVERY_S; default: {EVERY_S:.0f}).",
+        f"Longest time between snapshots (or HET_SNAPSHOT_EVERY_S; default: {EVERY_S:.0f}).",
         parse_positive,
         int(EVERY_S),
         "HET_SNAPSHOT_EVERY_S",
@@ -202,7 +204,7 @@ OF_NODE: Mapping[str, Flag] = {
         metavar="DIR",
     ),
     "--snapshot-to-every-s": Flag(
-        f"How often to write one (or HET_SNAPSHOT_TO_EVERY_S; default: {TO_EVERY_S}).",
+        f"Time between those written there (or HET_SNAPSHOT_TO_EVERY_S; default: {TO_EVERY_S}).",
         parse_positive,
         TO_EVERY_S,
         "HET_SNAPSHOT_TO_EVERY_S",

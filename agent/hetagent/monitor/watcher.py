@@ -35,7 +35,7 @@ NOT_OURS = "it is not a Python script that hetagent starts itself"
 NOT_TORCH = "its collectives are not those of torch.distributed"
 """Why the collectives of a worker cannot be known: another program, or Horovod's."""
 
-OFF = "this node shows nothing of its workers (--report-output off)"
+OFF = "this node does not report the output of its workers (--report-output off)"
 NOTHING, NOT_KEPT = "it has written nothing", "nobody keeps what it writes"
 
 BUFFER, BUFFER_BEFORE = "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"

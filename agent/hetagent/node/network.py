@@ -63,7 +63,7 @@ class AdvertisedAddress:
             ip == _parse_ip(self.address) for _, ip, _ in _interface_addresses()
         ):
             return ""
-        return f"it has lost its address {self.address}: start it again"
+        return f"its address {self.address} is gone: restart it"
 
     def socket_env(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Variables that bind gloo, and NCCL if a person chose it, to the interface of the offered address.

@@ -98,7 +98,7 @@ class PreemptionWatch:
             try:
                 self._on_notice(source())
             except Exception as error:  # it goes on, whatever is wrong with this answer
-                text = f"cannot see whether this machine is taken away: {type(error).__name__}: {error}"
+                text = f"cannot look for a notice of preemption: {type(error).__name__}: {error}"
                 self._log_warning(f"{text}; trying again")
             self._pending.discard(source)
             self._over.wait(self._look_s)

@@ -172,7 +172,7 @@ class LocalRound:
         chosen = self.assignment.start.snapshot
         if chosen is not None and self._parts.snapshots is None:  # its workers would begin from nothing
             raise OutOfResourcesError(
-                f"the round begins from the snapshot of step {chosen.step}, and this node keeps none: it has "
+                f"the round begins from the snapshot of step {chosen.step}, but this node has none: it has "
                 "--snapshot-memory off, or its agent has said at its start what is missing"
             )
         parent = scratch.find_socket_parent()

@@ -152,7 +152,7 @@ class ServerConnection:
                 return
             if waited_s >= LEAVE_NOTICE_S and not is_logged:
                 is_logged = True
-                what = f"telling the server that this node leaves, for {timeout_s:g} s at most"
+                what = f"telling the server that this node leaves, for at most {timeout_s:g} s"
                 self._log(f"{what}; press again to end")
 
     def close(self) -> None:

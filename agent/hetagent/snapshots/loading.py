@@ -204,9 +204,9 @@ def describe_missing(indexes: Sequence[Index], world_size: int) -> str:
     """What is missing of a snapshot; empty: nothing."""
     absent = set(range(world_size)) - {index.rank for index in indexes}
     if not any(index.has_replicated for index in indexes):
-        return "nobody has what all ranks have alike"
+        return "the replicated state is missing"
     if absent and any(index.sharded for index in indexes):
-        return f"nobody has the part of rank {min(absent)}"
+        return f"shard missing of rank {min(absent)}"
     return ""
 
 

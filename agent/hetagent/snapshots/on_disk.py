@@ -88,9 +88,7 @@ def require_private(path: Path) -> None:
                 mend = f"take a new directory below it, or chmod o-w {each.parent}"
             else:
                 continue
-            raise SnapshotError(
-                f"{what}, and whoever can change snapshots has the job run code of theirs: {mend}"
-            )
+            raise SnapshotError(f"{what}, and whoever can change a snapshot can run code in the job: {mend}")
 
 
 def list_directories(path: Path) -> dict[SnapshotId, Path]:

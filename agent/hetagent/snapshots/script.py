@@ -118,7 +118,7 @@ class Snapshots:
         """
         if type(step) is not int or step < 0 or (self._last_step is not None and step <= self._last_step):
             raise ValueError(
-                f"snaps.step({step!r}) after step {self._last_step}: steps are whole numbers that count up"
+                f"snaps.step({step!r}) after step {self._last_step}: steps must be integers that increase"
             )
         self._last_step = step
         progress.follow(step)

@@ -92,7 +92,7 @@ def wait_for_round(order: str, started_as: "list[str]") -> "Callable[[str], NoRe
         os.environ.pop(name, None)
     if not seen:
         return None
-    return lambda kind: start_over(f"{kind} while the script imports, after --preload auto imported ahead")
+    return lambda kind: start_over(f"{kind} while the script imports, after --preload auto has imported")
 
 
 # -- whether a plain start would import the same ------------------------------------------------------------------

@@ -57,7 +57,7 @@ async def get_output(
     _require_ranks(group, kept.round, kept.world_size, ranks)
     # stacks are taken of some workers, logs come of all
     wanted = {*(ranks or (kept.by_rank if about is OutputKind.STACKS else range(kept.world_size)))}
-    why = f"nobody has kept its {about} of round {kept.round}"
+    why = f"its {about} of round {kept.round} are not kept"
     workers = tuple(kept.by_rank.get(rank) or WorkerOutput(rank=rank, why=why) for rank in sorted(wanted))
     at = kept.at.isoformat(timespec="milliseconds")
     return StacksReply(round=kept.round, workers=workers, over=True, at=at)
@@ -81,4 +81,4 @@ def _explain_missing_output(group: Group, about: OutputKind, number: int | None,
         return f"group '{group.group_id}' has no round {number}: {newest}"
     if about is OutputKind.STACKS:
         return f"no stacks of round {number} of group '{group.group_id}' are kept: they are taken when a round hangs"
-    return f"nobody has kept what workers wrote in round {number} of group '{group.group_id}'"
+    return f"no output of round {number} is kept of group '{group.group_id}'"

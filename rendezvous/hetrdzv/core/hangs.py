@@ -313,7 +313,7 @@ def _describe_culprits(group: ProcessGroup, place: WorkerPosition, culprits: Seq
         burns, sleeps = min(shares) > COMPUTING_CPU_SHARE, max(shares) < SLEEPING_CPU_SHARE
         cpu = f", and burn{s} CPU" if burns else f", and sleep{s}" if sleeps else ""
     if not place.at.enqueued:
-        return f"{has} asked for no collective{group.name_suffix('of')} yet{cpu}"
+        return f"{has} not started a collective{group.name_suffix('of')} yet{cpu}"
     return (
         f"{has} not begun {at}{cpu}" if place.at.enqueued == group.last_collective else f"{is_} at {at}{cpu}"
     )

@@ -72,7 +72,7 @@ GROUP_ACTIONS: Mapping[str, Action] = {
     "delete": Action(
         "Delete",
         warns=lambda *_: [
-            "Its history, and what its workers wrote, are forgotten.",
+            "Its history and the output of its workers are deleted.",
             "Agents that are started for it later run the job again.",
         ],
     ),

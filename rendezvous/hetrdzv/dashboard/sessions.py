@@ -42,7 +42,7 @@ class Sessions:
             for of_token, grant in self._tokens.grants.items():
                 if hmac.compare_digest(self._fingerprint(of_token), known):
                     return grant
-        raise Unauthorized("nobody is signed in here, or no longer: reload the page")
+        raise Unauthorized("not signed in, or no longer: reload the page")
 
     def check(self, request: Request, role: Role, group_id: str | None) -> Grant:
         """What the browser may do, unless that is not what needs this role, in that group."""

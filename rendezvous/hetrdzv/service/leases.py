@@ -144,7 +144,7 @@ class LeaseTable:
         if late_s > LATE_CUTS_S:
             self._late_at = now
         if late_s > STALL_S:
-            logger.warning("this process stood still for %.1f s: every node has a full lease again", late_s)
+            logger.warning("this process was paused for %.1f s: renewing the lease of every node", late_s)
             for leases in self._of.values():
                 for lease in leases.values():
                     lease.heard_at, lease.disconnected_at = now, inf

@@ -232,8 +232,8 @@ class Ledger:
         """Drop the heads of a group that cannot be kept, and refuse all that was proposed for it."""
         logger.error("changes of group '%s' are refused", group_id, exc_info=error)
         fault = ServerFault(
-            f"hetserver could not keep what requests of this moment led to in group '{group_id}', so nothing was "
-            f"changed: {describe_error(error)}. This is a fault of hetserver, whose log says more: please report it"
+            f"hetserver could not store the latest changes of group '{group_id}', so nothing was changed: "
+            f"{describe_error(error)}. This is a bug in hetserver, whose log says more: please report it"
         )
         self._refuse_group(group_id, fault)
 

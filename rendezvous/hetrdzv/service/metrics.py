@@ -55,7 +55,7 @@ class Metrics:
         self._restarts = counter("hetrdzv_restarts", "Restarts used.")
         self._finished = counter("hetrdzv_groups_finished", "Jobs by their outcome.", ["outcome"])
         self._slots = counter(
-            "hetrdzv_slot_seconds", "Slots of the newest round times seconds, by what is done.", ["doing"]
+            "hetrdzv_slot_seconds", "Slot-seconds of the newest round, by activity.", ["doing"]
         )
         self._recovery = histogram(
             "hetrdzv_recovery_seconds",
@@ -66,7 +66,7 @@ class Metrics:
         self.commits = histogram("hetrdzv_commit_seconds", "Commits to the store.")
         self.commit_failures = counter("hetrdzv_commit_failures", "Commits that failed.")
         self.late = histogram(
-            "hetrdzv_loop_late_seconds", "How late the event loop was, four times a second."
+            "hetrdzv_loop_late_seconds", "Lag of the event loop, sampled four times a second."
         )
         # these start at 0, or the first one would not be an increase
         for state in GroupState:

@@ -194,7 +194,7 @@ def test_only_an_address_that_an_interface_had_can_be_lost() -> None:
     for address, interface in kept:
         assert AdvertisedAddress(address, interface, is_chosen=False).describe_address_loss() == ""
     lost = AdvertisedAddress("10.0.0.4", "eth0", is_chosen=False)
-    assert lost.describe_address_loss() == "it has lost its address 10.0.0.4: start it again"
+    assert lost.describe_address_loss() == "its address 10.0.0.4 is gone: restart it"
 
 
 # -- ports ---------------------------------------------------------------------------------------------------

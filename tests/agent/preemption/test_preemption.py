@@ -132,9 +132,7 @@ def test_a_source_that_fails_or_hangs_stops_no_other(watches: list[PreemptionWat
         soon(lambda: fails.call_count > 2, "more looks")
         reclaim(told, None)()
         soon(watches[0].read_notice, "an announcement")
-        assert said == [
-            "cannot see whether this machine is taken away: OSError: nothing but trouble; trying again"
-        ]
+        assert said == ["cannot look for a notice of preemption: OSError: nothing but trouble; trying again"]
     finally:
         over.set()
 

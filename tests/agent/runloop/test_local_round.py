@@ -26,7 +26,7 @@ def local_round(parts: AgentParts, **fields: Any) -> LocalRound:
 
 def test_a_node_without_snapshots_does_not_begin_from_nothing_while_others_load_one() -> None:
     made = local_round(AgentParts(), snapshot=StartSnapshot(round=1, step=40, world_size=2))
-    with pytest.raises(OutOfResourcesError, match="snapshot of step 40, and this node keeps none"):
+    with pytest.raises(OutOfResourcesError, match="snapshot of step 40, but this node has none"):
         made.start({})
     made.clear()
     assert made.phase is RoundPhase.GONE

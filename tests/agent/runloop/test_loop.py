@@ -184,7 +184,9 @@ def test_a_node_that_has_lost_its_address_leaves_unless_its_network_may_be_cut(
         monkeypatch.setattr(Session, "is_server_away", away)
 
     assert made.run(made.appears("up"), lose, made.touches("go")) == status
-    leaves = "leaving, since it has lost its address 192.0.2.7: start it again; check the node before you use it again"
+    leaves = (
+        "leaving, since its address 192.0.2.7 is gone: restart it; check the node before you use it again"
+    )
     assert (leaves in made.said) == (not away)
 
 
@@ -332,7 +334,7 @@ def test_workers_that_meet_late_are_not_said_to_be_apart_for_ever(
 
     status = made.run(
         made.says("0 of 2 workers have met by now: unless they are still loading"),
-        why("so far only 0 of 2 workers met"),
+        why("so far only 0 of 2 workers connected"),
         (tmp_path / "loaded").touch,
         made.says("2 of 2 workers have met by now"),
         lambda: soon(lambda: "met" not in made.group()["reason"]["message"], "no word of it any more"),

@@ -34,7 +34,7 @@ def test_advice_says_what_flags_are_called_here() -> None:
         connection: Any = handler._connection
         connection.place = AdvertisedAddress("192.0.2.7", "eth0", is_chosen=False)
         connection.server.session.is_server_away = False
-        with pytest.raises(RendezvousConnectionError, match=r"lost its address 192\.0\.2\.7: start it again"):
+        with pytest.raises(RendezvousConnectionError, match=r"its address 192\.0\.2\.7 is gone: restart it"):
             offered_port(handler)
     refused = make_exit_error(directive("exit"))
     for error in (tls.value, unreachable.value, no_port.value, refused):

@@ -101,7 +101,7 @@ def test_a_round_begins_from_the_newest_complete_snapshot_and_says_what_is_lost(
     both = job.holds(held(90), held(100), reached=104)
     job.again(job.holds(held(90), held(100), held(110, whole=False), reached=103), both)
     assert (job.step, job.began and job.began.round, job.began and job.began.lost) == (100, 1, 4)
-    part = "of step 110 no node has all that its ranks have alike"
+    part = "step 110 is incomplete: no node has the complete replicated state"
     event = bare(began_from_snapshot(2, SnapshotId(round=1, step=100), Nodes.of(["a", "b"]), 4, part))
     assert job.said("began_from_snapshot") == [event]
     assert job.events[-2].round == 2 or job.events[-1].round == 2
@@ -120,7 +120,7 @@ def test_a_sharded_snapshot_needs_the_part_of_every_rank() -> None:
     job.again(job.holds(held(90), a, reached=100), job.holds(held(90)))
     assert job.step == 90
     (event,) = job.said("began_from_snapshot")
-    gone = "of step 100 nobody has the part of rank 1"
+    gone = "step 100 is incomplete: shard missing of rank 1"
     assert event.data["lost"] == 10
     assert lost_steps_text(10, gone) in event.message
     job.again(job.holds(held(90), a), job.holds(held(90), b))
@@ -134,8 +134,8 @@ def test_what_is_missing_is_named() -> None:
     job = Job().begin()
     job.declare("a", job.holds(held(3, whole=False), held(2, sharded=True, world_size=9, ranks=(0, 2, 3, 8))))
     assert [one.missing for one in list_group_snapshots(job.group)] == [
-        "no node has all that its ranks have alike",
-        "nobody has the parts of ranks 1 and 4 to 7",
+        "no node has the complete replicated state",
+        "shards missing of ranks 1 and 4 to 7",
     ]
     assert list_missing_ranks(set(), 100_000_000) == Ranks(ranges=((0, 99_999_999),))
     assert list_missing_ranks({1, 3, 5, 7, 9, 11}, 13) == Ranks(

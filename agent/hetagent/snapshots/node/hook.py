@@ -363,7 +363,7 @@ def describe_start(chosen: StartSnapshot | None, catalog: DiskCatalog | None, re
     if chosen.on_disk:
         where = "and this node has no --snapshot-to: give all nodes the same"
         return f"{text} on disk, {catalog.describe(chosen) if catalog is not None else where}"
-    return text if chosen.lost is not None else f"{text}; nobody is left who knows how many steps are lost"
+    return text if chosen.lost is not None else f"{text}; how many steps are lost is not known"
 
 
 def free_space(folder: Path) -> int:

@@ -91,12 +91,12 @@ def write_parts(slot: Slot, into: Path, ranks: Sequence[int], *, replicated: boo
     """Write the parts of some ranks, and what all ranks have alike if that is wanted; returns an index."""
     indexes = slot.read_indexes()
     if not indexes.keys() >= {*ranks}:
-        raise SnapshotSuperseded("its memory was needed for another one")
+        raise SnapshotSuperseded("a newer snapshot has taken its memory")
     from_ranks = [*ranks]
     if replicated and not any(indexes[rank].has_replicated for rank in ranks):
         other = next((rank for rank, index in indexes.items() if index.has_replicated), None)
         if other is None:
-            raise SnapshotError(f"this node does not have all of step {slot.stamp.step}")
+            raise SnapshotError(f"this node has only a part of step {slot.stamp.step}")
         from_ranks.append(other)
     source = Source({"path": str(slot.path)}, slot.stamp)
     for rank in from_ranks:
@@ -105,7 +105,7 @@ def write_parts(slot: Slot, into: Path, ranks: Sequence[int], *, replicated: boo
         except (SourceError, FileNotFoundError) as error:
             if slot.path.exists():
                 raise SnapshotError(f"{error}") from None
-            raise SnapshotSuperseded("its memory was needed for another one") from None
+            raise SnapshotSuperseded("a newer snapshot has taken its memory") from None
     return indexes[ranks[0]]
 
 

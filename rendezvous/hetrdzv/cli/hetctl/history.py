@@ -37,7 +37,7 @@ PAUSE_S = 1.0
 
 @command("Show a group's history, or follow it.")
 @GROUP
-@click.option("--follow", "-f", is_flag=True, help="Go on until Ctrl-C, or until the group is deleted.")
+@click.option("--follow", "-f", is_flag=True, help="Follow until Ctrl-C, or until the group is deleted.")
 @click.option(
     "--after", type=click.IntRange(min=0), default=0, metavar="N", help="Only events after number N."
 )

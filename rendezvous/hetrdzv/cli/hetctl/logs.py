@@ -41,12 +41,12 @@ OVERLAP = 2_000
     "--tail",
     type=click.IntRange(1),
     metavar="LINES",
-    help=f"So many lines of each stream (default: {FEW}; with --rank all that the agent has kept).",
+    help=f"Number of lines of each stream (default: {FEW}; with --rank all that the agent keeps).",
 )
 @round_option(
     "Show round N. Agents that still run keep the last three, the server the last one of agents that have left."
 )
-@click.option("--follow", "-f", is_flag=True, help="Go on until Ctrl-C, or until the job is over.")
+@click.option("--follow", "-f", is_flag=True, help="Follow until Ctrl-C, or until the job is over.")
 def logs(group: str, ranks: tuple[int, ...], tail: int | None, number: int | None, follow: bool) -> None:
     """Show the end of what the workers of GROUP have written to stdout and stderr, at most 16,000 characters of each.
 

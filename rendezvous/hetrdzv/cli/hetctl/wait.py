@@ -42,7 +42,7 @@ OUTCOMES = tuple(state.value for state in GroupState if state.is_terminal)
     help="What to wait for; ended: any outcome.",
 )
 @click.option(
-    "--timeout", type=ParsedType("S", parse_seconds), help="Give up after so long (default: never)."
+    "--timeout", type=ParsedType("S", parse_seconds), help="Give up after this time (default: never)."
 )
 def wait(group: str, wanted: str, timeout: float | None) -> None:
     """Wait until GROUP is running, or its job has an outcome. A group that is not there yet is waited for, too.

@@ -136,7 +136,7 @@ def describe_newer_step(step: int, found: Iterable[GroupSnapshot]) -> str:
     newer = [one for one in found if one.stamp.origin is None and one.stamp.step > step]
     if not newer or not all(one.missing for one in newer):
         return ""
-    return f"of step {newer[0].stamp.step} {newer[0].missing}"
+    return f"step {newer[0].stamp.step} is incomplete: {newer[0].missing}"
 
 
 def memory_snapshot_id(held: HeldSnapshot | StartSnapshot) -> SnapshotId:
@@ -153,12 +153,13 @@ def _describe_missing_ranks(
     world_size: int, sharded: bool, holders: Sequence[tuple[Node, HeldSnapshot]]
 ) -> str:
     if not any(held.whole for _, held in holders):
-        return "no node has all that its ranks have alike"
+        return "no node has the complete replicated state"
     if sharded:
         ranks = {part.rank for _, held in holders for part in held.ranks if part.rank < world_size}
         if len(ranks) < world_size:
             gone = list_missing_ranks(ranks, world_size)
-            return f"nobody has the {singular_or_plural(gone, 'part', 'parts')} of {gone}"
+            what = singular_or_plural(gone, "shard", "shards")
+            return f"{what} missing of {gone}"
     return ""
 
 

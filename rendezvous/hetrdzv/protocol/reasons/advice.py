@@ -20,7 +20,7 @@ _FAILED: Mapping[str, str] = {
         "start the agents within --join-timeout-s of each other, or ask for fewer --nnodes or another --world-size"
     ),
     ReasonCode.NODE_LOST: (
-        "look at {node}: is it up, can it reach the server, and what did hetagent say last there?"
+        "look at {node}: is it up, can it reach the server, and what did its hetagent log last?"
     ),
     **dict.fromkeys(HANG_CODES, "to see where the ranks were: hetctl stacks {group}"),
 }

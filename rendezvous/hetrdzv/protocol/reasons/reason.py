@@ -92,7 +92,10 @@ class ReasonCode(StrEnum):
     JOB_BEGAN = "job_began", "job {job} of group '{group}' started"
     SETTINGS_CHANGED = "settings_changed"
     ROUND_FORMED = "round_formed", "round {round} formed"
-    STARTED_UNBOUNDED = "started_unbounded", "without --nnodes, the first round has the nodes that were there"
+    STARTED_UNBOUNDED = (
+        "started_unbounded",
+        "without --nnodes, the first round takes the nodes that are there",
+    )
     ROUND_STARTING = "round_starting", "round {round} is starting: waiting for {nodes} to start workers"
     ROUND_RUNNING = "round_running"
     TRAINING_BEGAN = "training_began", "round {round} trains"
@@ -123,7 +126,7 @@ class ReasonCode(StrEnum):
     NEVER_MET = (
         "never_met",
         (
-            "only {met} of {world_size} workers met: each of the others may have trained alone, unless they meet in "
+            "only {met} of {world_size} workers connected: the others may have trained alone, unless they connect in "
             "another way than init_process_group with env://"
         ),
     )
@@ -191,7 +194,7 @@ class ReasonCode(StrEnum):
     JOINS_NEXT_ROUND = "joins_next_round", "the round is going to restart to include it"
     ON_JOIN_SPARE = "on_join_spare", "on_join is spare"
     OTHERS_SUCCEEDED = "others_succeeded", "workers on other nodes have already succeeded"
-    WORLD_NOT_LARGER = "world_not_larger", "the world would not be larger with it"
+    WORLD_NOT_LARGER = "world_not_larger", "adding it would not make the world larger"
     MAX_NODES = "max_nodes", "max_nodes is {max_nodes}"
     OUT_OF_REACH = (
         "out_of_reach",
@@ -199,7 +202,7 @@ class ReasonCode(StrEnum):
     )
     # warnings
     VERSIONS_DIFFER = "versions_differ"
-    NO_LABEL = "no_label", "no label {label}, by which {setting} goes: {nodes}"
+    NO_LABEL = "no_label", "{setting} needs the label {label}, which is missing on: {nodes}"
     NOT_WATCHED = "not_watched", "{ranks} cannot be watched: {quote}"
     # snapshots
     BEGAN_FROM_SNAPSHOT = "began_from_snapshot"

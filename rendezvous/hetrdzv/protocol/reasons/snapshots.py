@@ -22,7 +22,7 @@ def safe_step_text(value: SafeShown | None) -> str:
 
 
 def lost_steps_text(steps: int | None, newer: str) -> str:
-    """How many steps were lost, and why: `no step lost`, `7 steps lost (of step 127 nobody has the part of rank 1)`."""
+    """How many steps were lost, and why: `no step lost`, `7 steps lost (step 127 is incomplete: ...)`."""
     why = f" ({newer})" if newer else ""
     if steps is None:
         return f"an unknown number of steps lost{why}"

@@ -224,7 +224,7 @@ def test_what_cannot_be_written_is_said(node: Node) -> None:
     stamp = node.holds(10, 0)
     node.has(9, job="aaaa")
     node.memory.claim_slot(SnapshotId(1, 20))  # a worker was taking it as it ended
-    why = "this node does not have all of step 10"
+    why = "this node has only a part of step 10"
     assert node.writes_last(0) == (f"step 10 is not on disk: {why}; the newest there is step 9")
     assert node.disk.not_written == NotWritten(stamp=Declared(round=1, step=10), why=why)
     assert not (node.catalog.path / directory_name(stamp._replace(origin=JOB))).exists(), (

@@ -289,7 +289,7 @@ def test_workers_find_from_where_to_begin(node: Node) -> None:
     assert node.control() == {"round": 4, "ranks": [2, 3], "every_s": 30, "memory": 1000, **kept}
     assert "round 4: begins from the snapshot of step 120, 2 before the last" in node.said
     node.enters(chosen=replace(chosen(), lost=None))
-    unknown = "nobody is left who knows how many steps are lost"
+    unknown = "how many steps are lost is not known"
     assert node.said[-1] == f"round 4: begins from the snapshot of step 120; {unknown}"
     assert node.hook.static_env({}) == {"HET_SNAPSHOTS": str(node.path)}
 

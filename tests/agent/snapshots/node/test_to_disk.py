@@ -199,7 +199,7 @@ def test_a_slot_that_is_given_away_while_it_is_copied_leaves_nothing_torn(
     copy_part = to_disk.copy_part
     monkeypatch.setattr(to_disk, "copy_part", copy_and_lose)
     for _ in range(2):
-        with pytest.raises(SnapshotSuperseded, match="its memory was needed"):
+        with pytest.raises(SnapshotSuperseded, match="a newer snapshot has taken its memory"):
             write_snapshot(slot, tmp_path / "disk", [0])
     assert not [*(tmp_path / "disk").iterdir()]
 

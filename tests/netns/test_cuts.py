@@ -107,22 +107,6 @@ def test_a_short_cut_changes_nothing_and_a_cable_that_is_pulled_out_costs_a_roun
     job.end_well("a", "b", "c")
 
 
-@pytest.mark.long
-def test_the_server_is_out_of_reach_for_some_nodes_only(job: Job) -> None:
-    """Its peers stop when it is lost; that its workers then fail costs no restart."""
-    first = job.start_three()
-    old = Ends(job.pids("c"))
-    job.switch.cut("c", "server")
-    second = job.world(2, round_above=first)
-    [lost] = job.told("node_lost")
-    assert lost.removeprefix("c lost: ") in SILENT
-    job.switch.heal()
-    job.world(3, round_above=second)
-    assert old.last() < job.new("c", first)
-    assert job.told("worker_failed") == []
-    job.end_well("a", "b", "c")
-
-
 def test_the_server_is_out_of_reach_for_all(job: Job) -> None:
     """It declares all lost; when it is reachable again they form a round, which costs no restart."""
     first = job.start_three()

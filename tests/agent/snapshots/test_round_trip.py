@@ -188,33 +188,6 @@ def test_modules_with_equal_names_of_parameters_may_share_an_optimizer(tmp_path:
         assert_same(again.state[after], optimizer.state[before])
 
 
-class Tied(nn.Module):
-    """An embedding whose weight is that of the head, unless it is not."""
-
-    def __init__(self, *, is_tied: bool) -> None:
-        super().__init__()
-        self.embedding, self.head = nn.Linear(3, 3), nn.Linear(3, 3, bias=False)
-        if is_tied:
-            self.head.weight = self.embedding.weight
-
-
-def test_weights_that_were_tied_come_back_under_each_of_their_names(tmp_path: Path) -> None:
-    def make_job(*, is_tied: bool) -> tuple[Tied, torch.optim.Optimizer, Snapshots]:
-        model = Tied(is_tied=is_tied)
-        optimizer = plain(model.embedding.parameters())
-        state = {"model": model, "optimizer": optimizer}
-        return model, optimizer, snapshots.open(state, directory=tmp_path)
-
-    model, optimizer, snaps = make_job(is_tied=True)
-    model.head(model.embedding(torch.ones(3))).sum().backward()
-    optimizer.step()
-    snaps.step(1)
-    snaps.save_now()
-    again, _, snaps = make_job(is_tied=False)
-    assert snaps.load() == 1
-    assert_same(dict(again.state_dict()), dict(model.state_dict()))
-
-
 def test_a_state_that_was_loaded_is_not_saved_as_that_of_a_step_before(tmp_path: Path) -> None:
     """A script may go back while it runs, since its loss is no number any more."""
     model = nn.Linear(3, 3)

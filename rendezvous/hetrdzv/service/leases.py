@@ -204,6 +204,8 @@ class LeaseTable:
             and (node := group.nodes.get(node_id)) is not None
             and node.departed_at is None
             and lease.ends_at < now
+            # unless the commit failed that was to note the cut
+            and (node.disconnected_at is not None or lease.heard_at + lease.lease_s < now)
         ]
 
 

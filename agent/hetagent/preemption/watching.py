@@ -30,11 +30,7 @@ NoticeSource = Callable[[], PreemptionNotice | None]
 
 
 class PreemptionWatch:
-    """Has this node leave in time when its machine is taken away; one that is to go soon does not join any more.
-
-    Args:
-        command: the one of `--leave-when`, if one of `sources` is its.
-    """
+    """Has this node leave in time when its machine is taken away; one that is to go soon does not join any more."""
 
     def __init__(
         self,
@@ -42,7 +38,7 @@ class PreemptionWatch:
         log: Callable[[str], None],
         grace_s: float,
         *,
-        command: PreemptionCommand | None = None,
+        command: PreemptionCommand | None = None,  # that of `--leave-when`, if one of `sources` is its
         look_s: float = LOOK_S,
     ) -> None:
         self._sources = sources

@@ -41,27 +41,20 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True, eq=False)
 class Agent:
-    """Runs this node's part of a job, every round of which a hetserver decides.
-
-    Attributes:
-        server, guardian: not started yet.
-        handler: holds the port of the next round's store from its offer on, and hosts that store on a master.
-        shutdown: how this node leaves.
-        outcome: the last directive (`exit`); None until it has come.
-        last_words: what parts have to say in the closing block.
-        round_number: the newest round that was started here, or over before it was.
-    """
+    """Runs this node's part of a job, every round of which a hetserver decides."""
 
     context: AgentContext
-    server: ServerConnection
+    server: ServerConnection  # this and the guardian are not started yet
     guardian: Guardian
     starter: "TorchStarter"
     handler: "HetRendezvousHandler"
     health: HealthChecks
     parts: AgentParts
-    outcome: Directive | None = field(default=None, init=False)
-    last_words: list[str] = field(default_factory=list, init=False)
-    round_number: int = field(default=0, init=False)
+    outcome: Directive | None = field(default=None, init=False)  # the last directive (`exit`)
+    last_words: list[str] = field(default_factory=list, init=False)  # for the closing block
+    round_number: int = field(
+        default=0, init=False
+    )  # the newest that was started here, or over before it was
     shutdown: Shutdown = field(init=False)
 
     def __post_init__(self) -> None:
@@ -82,12 +75,7 @@ class Agent:
     # -- the loop --------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Join, and do what the server says until it says `exit`, or until a signal arrives.
-
-        Raises:
-            AgentError: this node cannot continue.
-            GuardianError: the guardian cannot be started.
-        """
+        """Join, and do what the server says until it says `exit`, or until a signal arrives."""
         capture = process_signals.capture_signals(self._signals, self._got_signals)
         with contextlib.closing(self.starter), capture as woken:
             try:
@@ -318,11 +306,7 @@ class Agent:
         self._handle_health_results()
 
     def _handle_health_results(self) -> None:
-        """Join if this node can take part in a round, leave if it never will, or say why it cannot yet.
-
-        Raises:
-            AgentError: there is no free port.
-        """
+        """Join if this node can take part in a round, leave if it never will, or say why it cannot yet."""
         for result in self.health.take_results():
             if result.fatal:
                 self._leave_for_good(result.why)

@@ -64,32 +64,16 @@ class PendingStop(NamedTuple):
 
 
 class LocalEnd(NamedTuple):
-    """How the processes of a round ended on this node.
+    """How the processes of a round ended on this node."""
 
-    Attributes:
-        failure: the first failure; None if all succeeded.
-        due_at: when to report it (monotonic seconds).
-    """
-
-    failure: WorkerExit | None
-    due_at: float
+    failure: WorkerExit | None  # the first; None if all succeeded
+    due_at: float  # when to report it (monotonic seconds)
 
 
 class LocalRound:
-    """This node's processes of the newest round.
+    """This node's processes of the newest round."""
 
-    Args:
-        launch: turns this node's part of a round into a command and an environment.
-        starter: makes the processes.
-        reaper: kills what is left of them.
-        parts: the optional ones of this agent.
-
-    Attributes:
-        phase: where the round is here.
-        assignment: this node's part of it; there is none before the first.
-    """
-
-    assignment: Assignment
+    assignment: Assignment  # there is none before the first round
     _workers: Workers  # while there are processes
 
     def __init__(
@@ -103,9 +87,8 @@ class LocalRound:
         self._folder: scratch.ScratchFolder | None = None
         self._look_at = 0.0  # for workers that do not end (monotonic seconds)
         self._end: LocalEnd | None = None  # from ENDING on
-        self._stop: PendingStop | None = (
-            None  # under way, or put off while the program has time to end by itself
-        )
+        # Under way, or put off while the program has time to end by itself.
+        self._stop: PendingStop | None = None
 
     def begin(self, assignment: Assignment) -> None:
         """This node has a part in another round."""
@@ -160,11 +143,7 @@ class LocalRound:
     def start(self, environ: Mapping[str, str]) -> None:
         """Start the processes, unless the launch waits for another `start` of this round.
 
-        Args:
-            environ: what every worker of this agent gets beside torchrun's environment.
-
-        Raises:
-            Exception: they could not be started; some of them may be running. `clear` follows.
+        Raises whatever kept them from starting; some of them may be running, and `clear` follows.
         """
         command = self._launch.begin(self.assignment)
         if command is None:
@@ -262,11 +241,7 @@ class LocalRound:
         self.phase = RoundPhase.ENDING
 
     def describe_failure(self, failure: WorkerExit, secrets: Collection[str] = ()) -> tuple[Failure, str]:
-        """A worker's failure, for the server and in a line for the terminal.
-
-        Args:
-            secrets: what must not be sent.
-        """
+        """A worker's failure without secrets, for the server and in a line for the terminal."""
         rank = self.assignment.start.rank_offset + failure.local_rank
         fields = self._workers.describe_failure(failure, rank, secrets)
         if self._launch.one_per_node:

@@ -29,11 +29,7 @@ EVERYBODY = "all"
 class StopNotices(RoundHook):
     """Warns the workers of a round that it is about to end, and reports once they have saved.
 
-    Args:
-        server: where it is reported that they are ready.
-        log: shows one line at the terminal.
-        signum: what those workers get that handle it; None: only the file.
-        one_per_node: a single process stands for all workers of this node.
+    Those that handle `signum` get it beside the file. With `one_per_node` one process stands for all workers here.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """The optional parts of an agent by name, and what only some of them do."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from hetagent.health.ready_file import ReadyFile
 from hetagent.monitor.watcher import Watcher
@@ -17,19 +17,7 @@ from hetagent.standby.keeper import StandbyPool
 
 @dataclass(slots=True, kw_only=True)
 class AgentParts:
-    """What an agent has beside its workers; None: it does without.
-
-    Attributes:
-        notices: announce the end of the round to workers.
-        start_check: looks whether workers that have run for a while have met.
-        deaths: watches the processes that a node's one program has started.
-        monitor: watches workers: steps, hangs, stacks, output.
-        shares: tells workers their shares of the work.
-        snapshots: the state of training in this node's memory.
-        standbys: processes that have imported what workers need.
-        preemption: whether this machine is taken away.
-        ready_file: shows whether the server has this node.
-    """
+    """What an agent has beside its workers; None: it does without. Hooks are in the order of their work in a round."""
 
     notices: StopNotices | None = None
     start_check: StartCheck | None = None
@@ -43,17 +31,9 @@ class AgentParts:
 
     @property
     def hooks(self) -> Sequence[RoundHook]:
-        """Those with work in each round, in the order in which they do it."""
-        every: Sequence[RoundHook | None] = (
-            self.notices,
-            self.start_check,
-            self.deaths,
-            self.monitor,
-            self.shares,
-            self.snapshots,
-            self.standbys,
-        )
-        return [hook for hook in every if hook is not None]
+        """Those with work in each round."""
+        parts = (getattr(self, field.name) for field in fields(self))
+        return [part for part in parts if isinstance(part, RoundHook)]
 
     def persistent_sessions(self) -> list[int]:
         """The sessions of processes that outlive rounds, which nobody else ends; from any thread."""
@@ -61,13 +41,14 @@ class AgentParts:
         return [session for part in parts if part is not None for session in part.persistent_sessions()]
 
     def static_env(self, given: Mapping[str, str]) -> dict[str, str]:
-        """What every worker gets in every round.
-
-        Args:
-            given: this process's environment.
-        """
-        monitor = self.monitor.static_env(given) if self.monitor is not None else {}
-        return {**monitor, **(self.snapshots.static_env(given) if self.snapshots is not None else {})}
+        """What every worker gets in every round; `given` is this process's environment."""
+        parts = (self.monitor, self.snapshots)
+        return {
+            name: value
+            for part in parts
+            if part is not None
+            for name, value in part.static_env(given).items()
+        }
 
     def supports_graceful_stop(self) -> bool:
         """Whether workers of this node save once their round is announced to end."""

@@ -16,9 +16,7 @@ WEIGHT, SUM = "HET_WEIGHT", "HET_WEIGHT_SUM"
 class ShareFiles(RoundHook):
     """Gives the workers of each round their shares.
 
-    Args:
-        one_per_node: a single process stands for all slots of this node; it has a weight of its own only if they have
-            the same.
+    With `one_per_node` one process stands for all slots here; it has a weight of its own only if they have the same.
     """
 
     def __init__(self, *, one_per_node: bool = False) -> None:

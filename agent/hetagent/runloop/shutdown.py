@@ -21,47 +21,33 @@ GOODBYE_S = 2.0
 
 
 class ShutdownAction(NamedTuple):
-    """What the agent does now that it leaves.
+    """What the agent does now that it leaves."""
 
-    Attributes:
-        text: for the person at the terminal.
-        why: for the server; empty: it knows.
-        save_s: for how much longer the workers run, which may save (seconds); None: they do not.
-        stop: the signal that the workers get now, and how long they have then (seconds); None: they get none.
-    """
-
-    text: str
-    why: str = ""
-    save_s: float | None = None
-    stop: tuple[signal.Signals, float] | None = None
+    text: str  # for the person at the terminal
+    why: str = ""  # for the server; empty: it knows
+    save_s: float | None = None  # for how much longer the workers run, which may save (seconds)
+    stop: tuple[signal.Signals, float] | None = (
+        None  # what they get now, and how long they have then (seconds)
+    )
 
 
 class Shutdown:
     """Whether this node leaves before the server has it exit.
 
-    Args:
-        grace_s: how long this node has from a scheduler's signal until it has to be gone (seconds).
-        own_graces_s: the same for signals that come earlier than others (seconds).
-
-    Attributes:
-        signum: the first signal that came; None: none has.
-        because: why this node leaves by itself; empty: it does not.
-        is_announced: workers could save, or the machine is taken away.
-        hurried: whether another signal has come.
-        stop_at: when the workers are stopped that may save before (monotonic seconds); None: they may not.
-        kill_at: when the workers are killed (monotonic seconds).
-        gone_at: when this agent has to be gone (monotonic seconds); None: at once, or it need not go.
+    It has `grace_s` from a scheduler's signal until it has to be gone; `own_graces_s` is for signals that come earlier.
+    Moments are in monotonic seconds.
     """
 
     def __init__(self, grace_s: float, own_graces_s: Mapping[signal.Signals, float]) -> None:
         self._grace_s = grace_s
         self._own_graces_s = own_graces_s
-        self.signum: signal.Signals | None = None
-        self.because = ""
-        self.is_announced = self.hurried = False
-        self.stop_at: float | None = None
-        self.kill_at: float | None = None
-        self.gone_at: float | None = None
+        self.signum: signal.Signals | None = None  # the first that came
+        self.because = ""  # why this node leaves by itself; empty: it does not
+        self.is_announced = False  # workers could save, or the machine is taken away
+        self.hurried = False  # another signal has come
+        self.stop_at: float | None = None  # when the workers are stopped that may save before
+        self.kill_at: float | None = None  # when the workers are killed
+        self.gone_at: float | None = None  # when this agent has to be gone; None: at once, or it need not go
 
     # -- what happens ------------------------------------------------------------------------------------------
 
@@ -76,11 +62,7 @@ class Shutdown:
     ) -> ShutdownAction:
         """The agent has got a signal, or its machine is taken away.
 
-        Args:
-            stop_s: how long workers have between SIGTERM and SIGKILL (seconds).
-            now: monotonic seconds.
-            works: whether there are workers that nobody stops yet.
-            saves: whether they save once their round is announced to end.
+        `works`: there are workers that nobody stops yet; `saves`: they save once their round is announced to end.
         """
         if isinstance(cause, PreemptionNotice):
             self.because, self.is_announced = cause.why, True

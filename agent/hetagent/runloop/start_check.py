@@ -17,13 +17,9 @@ MEET_AFTER_S = 60.0
 
 
 class StartCheck(RoundHook):
-    """Whether the workers of all nodes have met in the round's store, as the master sees it.
+    """Whether the workers of all nodes have met in the round's store, as its master sees it (`count_workers`).
 
-    Args:
-        server: where it is reported.
-        count_workers: how many have come to the store; None: this node does not host it, or unknown.
-        log: shows one line at the terminal.
-        must_meet: whether it is a failure if workers end well but have not met.
+    With `must_meet` it is a failure if workers end well but have not met.
     """
 
     def __init__(
@@ -39,13 +35,13 @@ class StartCheck(RoundHook):
         self._log = log
         self._must_meet = must_meet
         self._due_at: float | None = None
-        self._reported: int | None = None  # how many had met at the last look; None: all, or nobody looked
 
     def on_round_start(self, assignment: Assignment, command: WorkerCommand) -> None:
-        self._assignment = assignment
+        self._round, self._world_size = assignment.round, assignment.start.world_size
+        self._reported = self._world_size  # how many had met at the last look
 
     def on_workers_started(self, workers: Workers) -> None:
-        self._due_at, self._reported = time.monotonic() + MEET_AFTER_S, None
+        self._due_at = time.monotonic() + MEET_AFTER_S
 
     def due_at(self) -> float | None:
         return self._due_at
@@ -54,19 +50,19 @@ class StartCheck(RoundHook):
         """Report how many have met if that is not all, and once it is: they may only have been loading."""
         if self._due_at is None or time.monotonic() < self._due_at:
             return
-        number, world_size = self._assignment.round, self._assignment.start.world_size
         met = self._count_met_workers()
-        is_late = met is not None and met < world_size
+        is_late = met is not None and met < self._world_size
         self._due_at = time.monotonic() + MEET_AFTER_S if is_late else None
-        if met is None or met == self._reported or not (is_late or self._reported is not None):
+        if met is None or met == self._reported:
             return
         self._reported = met
         hint = (
             ": unless they are still loading, or meet in another way than init_process_group with env://, they train "
             "alone or wait for each other"
         )
-        self._log(f"round {number}: {met} of {world_size} workers have met by now{hint if is_late else ''}")
-        self._server.send(make_round_report(ReportKind.STARTED, number, met=met))
+        text = f"{met} of {self._world_size} workers have met by now{hint if is_late else ''}"
+        self._log(f"round {self._round}: {text}")
+        self._server.send(make_round_report(ReportKind.STARTED, self._round, met=met))
 
     def report_fields(self) -> Mapping[str, Any]:
         """Fields of a report of success."""
@@ -74,9 +70,8 @@ class StartCheck(RoundHook):
 
     def _count_met_workers(self) -> int | None:
         """How many workers of all nodes have met; None: there is only one, or it is unknown."""
-        world_size = self._assignment.start.world_size
-        met = self._count_workers() if world_size > 1 else None
-        return None if met is None else min(met, world_size)
+        met = self._count_workers() if self._world_size > 1 else None
+        return None if met is None else min(met, self._world_size)
 
     def on_round_end(self) -> None:
         self._due_at = None

@@ -124,7 +124,7 @@ def find_job_step(environ: Mapping[str, str]) -> JobStep | None:
         number=number,
         node=environ.get("SLURMD_NODENAME") or None,
         nodes=_read_number(environ, "SLURM_STEP_NUM_NODES") or 1,
-        job_nodes=_read_job_nodes(environ, components),
+        job_nodes=_count_job_nodes(environ, components),
         tasks=len(environ.get("SLURM_GTIDS", "0").split(",")),
         is_heterogeneous=components > 1,
         gpus=_read_number(environ, "SLURM_GPUS_ON_NODE"),
@@ -138,7 +138,7 @@ def _read_number(environ: Mapping[str, str], name: str) -> int | None:
     return int(text) if text.isascii() and text.isdecimal() else None
 
 
-def _read_job_nodes(environ: Mapping[str, str], components: int) -> int | None:
+def _count_job_nodes(environ: Mapping[str, str], components: int) -> int | None:
     """The nodes of all components: SLURM_JOB_NUM_NODES counts only those that this step runs on."""
     if components == 1:
         return _read_number(environ, "SLURM_JOB_NUM_NODES")

@@ -22,7 +22,7 @@ from hetagent.node.self_pipe import wait_readable
 from hetagent.options.values import AUTO
 from hetagent.roundhook import RoundHook
 from hetagent.standby.process import END_TIMEOUT_S, WAITING, Standby, can_run_program
-from hetagent.torch_compat.flags import PRELOADED
+from hetagent.torch_compat.flags import AUTO_PRELOAD
 from hetagent.worker.runner import BEFORE
 from hetagent.workers.starter import WorkerProgram
 
@@ -51,7 +51,7 @@ class StandbyPool(RoundHook):
     """The standbys of one agent."""
 
     def __init__(self, preload: Sequence[str], log: Callable[[str], None]) -> None:
-        self._preload = [module for module in preload if module != AUTO] or list(PRELOADED)
+        self._preload = [module for module in preload if module != AUTO] or list(AUTO_PRELOAD)
         self._auto = AUTO in preload
         scratch.remove_stale_folders(PREFIX)
         self._notes = scratch.ScratchFolder(PREFIX)  # where workers note their imports

@@ -94,7 +94,7 @@ def substitute_macros(args: Sequence[str], local_rank: int) -> tuple[str, ...]:
 
 # -- standbys --------------------------------------------------------------------------------------------------
 
-PRELOADED = ("torch", "torch._dynamo")
+AUTO_PRELOAD = ("torch", "torch._dynamo")
 """What standbys import before a script has imported anything. torch imports the latter (2.13) when the first optimizer
 or DistributedDataParallel is made: 820 modules, as much CPU as the rest of torch."""
 

@@ -84,7 +84,7 @@ def allows_master(rule: str, node_id: str, labels: Mapping[str, str]) -> bool:
     return labels.get(label) == value if equals else node_id == rule
 
 
-def check_unit(text: str) -> str:
+def check_unit_label(text: str) -> str:
     """The value, if `unit` can have it; else a ValueError."""
     if not text or "=" in text or "," in text:
         raise ValueError("must be the name of one label, such as rack")
@@ -169,7 +169,7 @@ class GroupSpec:
     master: Annotated[_Text, AfterValidator(check_master)] | None = _flag(
         None, "Who may be master: the nodes with a label of this value, or one node id.", "LABEL=VALUE|ID"
     )
-    unit: Annotated[_Text, AfterValidator(check_unit)] | None = _flag(
+    unit: Annotated[_Text, AfterValidator(check_unit_label)] | None = _flag(
         None,
         "Nodes with the same value of this label are used all together or not at all, as in rack.",
         "LABEL",

@@ -16,9 +16,6 @@ WAIT_S = 0.5
 INTERVAL_S = 0.1
 """How often to look for new lines (seconds), as torch does."""
 
-MAX_CHARACTERS = 64 << 10
-"""The longest line that is not cut."""
-
 LINES_AT_ONCE = 100
 """So many lines of a rank are read before those of the next."""
 
@@ -84,11 +81,9 @@ class MergedTail:
         for rank, file in files.items():
             for text in itertools.islice(file, LINES_AT_ONCE):
                 has_read = True
-                line = self._partial.pop(rank, "") + text
-                if line.endswith("\n") or len(line) >= MAX_CHARACTERS:
-                    self._add_line(rank, line)
-                else:
-                    self._partial[rank] = line
+                self._partial[rank] = self._partial.get(rank, "") + text
+                if text.endswith("\n"):
+                    self._add_line(rank, self._partial.pop(rank))
         return has_read
 
     def _add_line(self, rank: int, text: str) -> None:
@@ -108,9 +103,7 @@ class MergedTail:
                 break
             del self._waiting[0]
             with contextlib.suppress(OSError, ValueError):  # the console has gone, or cannot show it
-                self._out.write(f"{self._prefix(line.ranks)}{line.text}")
-        with contextlib.suppress(OSError, ValueError):
-            self._out.flush()
+                print(f"{self._prefix(line.ranks)}{line.text}", end="", file=self._out, flush=True)
 
 
 def format_ranks(numbers: Collection[int]) -> str:

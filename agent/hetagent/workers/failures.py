@@ -35,19 +35,14 @@ ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
 @dataclass(frozen=True, slots=True)
 class ErrorRecord:
-    """What the runner or torch's `@record` has written of the exception that ended a worker's script.
+    """What the runner or torch's `@record` has written of the exception that ended a worker's script."""
 
-    Attributes:
-        message: with the traceback.
-        permanent: whether the runner has found that a restart would end the same way.
-        ended_at: when it ended the script, by the worker's clock (seconds); None: that is not known to have ended.
-        raised_at: the same, or when the file was written; None: there is none.
-    """
-
-    message: str = ""
-    permanent: bool = False
-    ended_at: float | None = None
-    raised_at: float | None = None
+    message: str = ""  # with the traceback
+    permanent: bool = False  # the runner has found that a restart would end the same way
+    ended_at: float | None = (
+        None  # the script, by the worker's clock (seconds); None: not known to have ended
+    )
+    raised_at: float | None = None  # the same, or when the file was written; None: there is none
 
 
 def read_record(path: str) -> ErrorRecord:
@@ -75,17 +70,14 @@ def read_record(path: str) -> ErrorRecord:
     )
 
 
-def format_failure_message(
-    record: ErrorRecord, stderr: bytes = b"", secrets: Collection[str] = (), folder: str = ""
-) -> str:
+def format_failure_message(record: ErrorRecord, stderr: bytes = b"", secrets: Collection[str] = ()) -> str:
     """Why a worker failed, in its own words; empty: it has left none.
 
-    That is the traceback without its middle, else the end of stderr, in whole lines and at most `MAX_CHARACTERS`; else
-    that the disk of the folder for both is full. All of it went through `escape_surrogates`.
+    That is the traceback without its middle, else the end of stderr, in whole lines and at most `MAX_CHARACTERS`. All
+    of it went through `escape_surrogates`.
     """
     output = _shorten_text(redact(record.message, secrets), begin=MAX_CHARACTERS // 4)
-    output = output or _shorten_stderr(redact(to_plain_text(stderr), secrets))
-    return output or escape_surrogates(_explain_lost_output(folder))
+    return output or _shorten_stderr(redact(to_plain_text(stderr), secrets))
 
 
 def describe_start_failure(error: Exception) -> Failure:
@@ -166,15 +158,6 @@ def to_plain_text(written: bytes) -> str:
         for line in text.split("\n")
     )
     return "\n".join(lines).translate(_CONTROLS)
-
-
-def _explain_lost_output(folder: str) -> str:
-    """Why nothing is there of what a worker wrote, if a full disk explains it."""
-    with contextlib.suppress(OSError):
-        disk = os.statvfs(folder)
-        if disk.f_blocks and disk.f_bavail * disk.f_frsize < MAX_CHARACTERS:
-            return f"its error output is lost: No space left on device ({folder})"
-    return ""
 
 
 _BEGINNING, _ENDING = 500, 300

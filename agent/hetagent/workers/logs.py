@@ -15,9 +15,6 @@ class RoundLogsSpecs(DefaultLogsSpecs):
 
     torch names the directory after the restart count and empties it first. But a round that ended because a node joined
     costs no restart, so the next round would take its directory. Round numbers are never used twice.
-
-    Attributes:
-        folder: where logs of this agent's rounds are and stay; empty: they go with the agent.
     """
 
     def __init__(
@@ -27,7 +24,7 @@ class RoundLogsSpecs(DefaultLogsSpecs):
         tee: Std | dict[int, Std] = Std.NONE,
         local_ranks_filter: set[int] | None = None,
     ) -> None:
-        self.folder = ""
+        self.folder = ""  # where logs of this agent's rounds are and stay; empty: they go with the agent
         self._temporary: scratch.ScratchFolder | None = None
         if not log_dir:
             scratch.remove_stale_folders(PREFIX)

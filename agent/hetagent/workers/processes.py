@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from hetagent.node.processes import proctree as processes
+from hetagent.node.processes.signals import signal_name
 from hetagent.workers.failures import ErrorRecord, format_failure_message, read_record
 from hetagent.workers.leftovers import OrphanReaper
 from hetagent.workers.starter import StartedWorker, WorkerExit
@@ -20,20 +21,12 @@ from hetrdzv.protocol.rounds import Failure
 
 
 class Workers:
-    """The processes that a starter started for one round.
-
-    Args:
-        close: reaps those that have ended, waits for their output until the given moment at most (monotonic seconds),
-            and takes down everything that was set up beside them.
-
-    Attributes:
-        started: by local rank.
-    """
+    """The processes that a starter started for one round, by local rank."""
 
     def __init__(
         self,
         started: Mapping[int, StartedWorker],
-        close: Callable[[float | None], None],
+        close: Callable[[float | None], None],  # `TorchStarter.end_round`
         reaper: OrphanReaper,
     ) -> None:
         self.started = started
@@ -97,12 +90,10 @@ class Workers:
         return Failure(
             local_rank=end.local_rank,
             rank=rank,
-            exit_code=end.exit_code,
-            signal=end.signal,
+            exit_code=None if end.lingers or end.returncode < 0 else end.returncode,
+            signal=signal_name(-end.returncode) if end.returncode < 0 else None,
             lingers=end.lingers,
-            message=format_failure_message(
-                record, worker.read_stderr(), secrets, os.path.dirname(worker.error_file)
-            ),
+            message=format_failure_message(record, worker.read_stderr(), secrets),
             raised_s=round(min(max(0.0, raised_s), MAX_SECONDS), 3),
             permanent=record.permanent,
         )

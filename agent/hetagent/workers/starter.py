@@ -5,7 +5,6 @@ import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from hetagent.node.processes.signals import signal_name
 from hetagent.workers.failures import read_tail
 from hetagent.workers.output import STDERR, CapturedOutput
 
@@ -24,19 +23,13 @@ Take = Callable[[int, WorkerProgram, int, int], "subprocess.Popen[bytes] | None"
 
 @dataclass(frozen=True, slots=True)
 class StartedWorker:
-    """A worker process: a child of this process that leads a session of its own.
-
-    Attributes:
-        error_file: where an exception is recorded.
-        stdout_file, stderr_file: where output goes; an empty name: to the console only.
-        captured: output that goes to no file; None: nobody keeps it.
-    """
+    """A worker process: a child of this process that leads a session of its own."""
 
     pid: int
-    error_file: str = ""
-    stdout_file: str = ""
+    error_file: str = ""  # where an exception is recorded
+    stdout_file: str = ""  # where output goes; empty: to the console only
     stderr_file: str = ""
-    captured: CapturedOutput | None = None
+    captured: CapturedOutput | None = None  # output that goes to no file; None: nobody keeps it
 
     def read_stderr(self) -> bytes:
         """The end of what it has written there, if anybody keeps it."""
@@ -59,30 +52,13 @@ class StartedWorker:
 
 @dataclass(frozen=True, slots=True)
 class WorkerExit:
-    """How one worker ended.
-
-    Attributes:
-        status: its exit status; negative for a signal, as in `subprocess`.
-        seen_at: when the agent saw it (monotonic seconds).
-        lingers: it has not ended, but an exception has ended its script.
-    """
+    """How one worker ended."""
 
     local_rank: int
-    status: int
-    seen_at: float
-    lingers: bool = False
+    returncode: int  # as in `subprocess`: negative for a signal
+    seen_at: float  # when the agent saw it (monotonic seconds)
+    lingers: bool = False  # it has not ended, but an exception has ended its script
 
     @property
     def succeeded(self) -> bool:
-        """Whether the worker ended with status 0."""
-        return self.status == 0
-
-    @property
-    def exit_code(self) -> int | None:
-        """Its exit status; None if a signal ended it, or it has not ended."""
-        return self.status if self.status >= 0 and not self.lingers else None
-
-    @property
-    def signal(self) -> str | None:
-        """The name of the signal that ended it, or None."""
-        return signal_name(-self.status) if self.status < 0 else None
+        return self.returncode == 0

@@ -4,7 +4,6 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -60,16 +59,6 @@ def test_records_of_any_kind(tmp_path: Path, content: object, record: ErrorRecor
     file = error_file(tmp_path, content)
     os.utime(file, (1234.5, 1234.5))
     assert read_record(file) == replace(record, raised_at=record.raised_at or 1234.5)
-
-
-def test_a_full_disk_explains_why_a_worker_left_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert format_failure_message(ErrorRecord(), folder=str(tmp_path)) == ""
-    full = SimpleNamespace(f_blocks=1 << 20, f_bavail=0, f_frsize=4096)
-    monkeypatch.setattr(os, "statvfs", lambda folder: full)
-    lost = f"its error output is lost: No space left on device ({tmp_path})"
-    assert format_failure_message(ErrorRecord(), folder=str(tmp_path)) == lost
 
 
 def test_a_file_name_that_is_not_utf_8_can_be_told(tmp_path: Path) -> None:

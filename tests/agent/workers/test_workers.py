@@ -83,7 +83,8 @@ def test_how_a_worker_ended(round_: Round, command: str, exit_code: int | None, 
     before = time.monotonic()
     made = round_.start(command)
     (end,) = round_.ends(1)
-    assert (end.local_rank, end.exit_code, end.signal) == (0, exit_code, name)
+    failure = made.describe_failure(end, 0)
+    assert (end.local_rank, failure.exit_code, failure.signal) == (0, exit_code, name)
     assert end.succeeded == (exit_code == 0)
     assert before <= end.seen_at <= time.monotonic()
     assert not made.running
@@ -147,7 +148,7 @@ def test_those_who_save_at_a_signal_keep_their_data_loaders(
     made = round_.start(f"cd {tmp_path}; {command.format(python=python)}", "exec sleep 1000")
     wait_for(lambda: len(notes()) == 5)
     made.send_signal(signal.SIGTERM)
-    assert {end.local_rank: end.exit_code for end in round_.ends(2)} == {0: 0, 1: None}
+    assert {end.local_rank: end.returncode for end in round_.ends(2)} == {0: 0, 1: -signal.SIGTERM}
     wait_for(lambda: "helper saved" in notes())
     assert notes().count("rank saved") == 2
     assert "pt_data_worker got" not in notes()
@@ -173,8 +174,8 @@ def test_what_is_stopped_is_killed_instead_of_waited_for(round_: Round, tmp_path
     wait_for(lambda: (tmp_path / "same").exists() and (tmp_path / "own").exists())
     wait_for(lambda: len(find_stopped(made.pids.values())) == 3)
     made.send_signal(signal.SIGTERM)
-    ended = {end.local_rank: (end.exit_code, end.signal) for end in round_.ends(3)}
-    assert ended == {0: (None, "SIGKILL"), 1: (7, None), 2: (7, None)}
+    ended = {end.local_rank: end.returncode for end in round_.ends(3)}
+    assert ended == {0: -signal.SIGKILL, 1: 7, 2: 7}
 
 
 def test_an_exception_counts_from_when_it_was_raised(round_: Round, tmp_path: Path) -> None:

@@ -179,20 +179,6 @@ def test_a_full_disk_under_the_state_loses_nothing(pair: Cluster, tmp_path: Path
         pair.server.stop()
 
 
-@pytest.mark.long
-def test_a_full_disk_under_the_logs_is_named_on_every_node(pair: Cluster, tmp_path: Path) -> None:
-    pair.flags = (*pair.flags, "--max-restarts", "0")
-    with small_disk(tmp_path / "disk", 64) as disk:
-        fill(disk)
-        pair.agent("a", 2, do="raise@2")
-        pair.agent("b", 1, "--log-dir", str(disk / "logs"), "--redirects", "3", do="raise@2")
-        assert {name: pair.agents[name].wait() for name in "ab"} == {"a": 1, "b": 1}, pair.report()
-        for name in "ab":
-            said = pair.agents[name].stderr.split("root cause:")[1]
-            assert "No space left on device" in said
-            assert "node b" in said
-
-
 # -- clocks --------------------------------------------------------------------------------------------------
 
 

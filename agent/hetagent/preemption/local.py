@@ -3,7 +3,7 @@
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 
 from hetagent.node.console import WarnOnce
@@ -39,11 +39,6 @@ class PreemptionCommand:
         self._lock = threading.Lock()  # no process is started once it is closed
         self._closed = False
         self._shell: ShellCommand | None = None
-
-    def sessions(self) -> Collection[int]:
-        """Its session, while it runs; from any thread."""
-        shell = self._shell
-        return () if shell is None else (shell.process.pid,)
 
     def find_notice(self) -> PreemptionNotice | None:
         """Start it, or see whether it has ended; if not, it goes on."""

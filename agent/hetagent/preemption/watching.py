@@ -3,7 +3,7 @@
 import shutil
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -68,10 +68,6 @@ class PreemptionWatch:
             while self._pending and time.monotonic() < until and not cancelled.wait(0.02):
                 pass
         return HEALTHY if self._notice is None else HealthResult(self._notice.why)
-
-    def persistent_sessions(self) -> Collection[int]:
-        """The session of the command, while it runs."""
-        return self._command.sessions() if self._command is not None else ()
 
     def fileno(self) -> int:
         """Readable when there is a notice to read."""

@@ -37,7 +37,7 @@ class AgentParts:
 
     def persistent_sessions(self) -> list[int]:
         """The sessions of processes that outlive rounds, which nobody else ends; from any thread."""
-        parts = (self.snapshots, self.preemption, self.standbys)
+        parts = (self.snapshots, self.standbys)
         return [session for part in parts if part is not None for session in part.persistent_sessions()]
 
     def static_env(self, given: Mapping[str, str]) -> dict[str, str]:

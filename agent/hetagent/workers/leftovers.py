@@ -1,6 +1,7 @@
 """Processes that outlive their round: those that do not die, and those that may keep running for now."""
 
 from collections.abc import Callable, Collection
+from functools import partial
 
 from hetagent.node.processes import proctree as processes
 
@@ -47,7 +48,8 @@ class OrphanReaper:
             self._spared = True
             stuck = processes.kill_all(lambda: processes.find_session_members(sessions))
         else:
-            stuck = processes.kill_incarnation(self._incarnation, sessions, self._kept_sessions)
+            find = partial(processes.find_by_incarnation, self._incarnation)
+            stuck = processes.kill_tree(find, sessions, find_spared=self._kept_sessions)
         if stuck:
             alive = processes.list_processes()
             self._stuck |= {alive[pid] for pid in stuck if pid in alive}

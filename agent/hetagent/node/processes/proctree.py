@@ -207,14 +207,9 @@ def kill_tree(
     return kill_all(scan, timeout_s)
 
 
-def kill_incarnation(
-    incarnation: str, sessions: Collection[int] = (), find_spared: Callable[[], Collection[int]] = tuple
-) -> list[int]:
-    """`kill_tree` for all that this incarnation's agent has started, but for what it keeps for later rounds.
-
-    That has the mark of workers, too: its agent knows which sessions these are (`find_spared`), and nobody else need.
-    """
-    return kill_tree(lambda: find_by_incarnation(incarnation, *MARKS), sessions, find_spared=find_spared)
+def kill_incarnation(incarnation: str, sessions: Collection[int] = ()) -> list[int]:
+    """`kill_tree` for all that this incarnation's agent has started."""
+    return kill_tree(lambda: find_by_incarnation(incarnation, *MARKS), sessions)
 
 
 def describe_stuck(pids: Collection[int], most: int = 5) -> str:

@@ -21,9 +21,6 @@ TIMEOUT = httpx.Timeout(2.0)
 AZURE_TIMEOUT = httpx.Timeout(2.0, read=120.0)
 """Azure may take two minutes to answer the first question for events."""
 
-AGAIN_S = 30.0
-"""Pause before the clouds are tried again where none has answered (seconds)."""
-
 INTERRUPTED_S = 120.0
 """AWS announces an interruption at most this long before it (seconds)."""
 
@@ -103,12 +100,9 @@ class CloudMetadata:
         self._log_once = WarnOnce(log)
         self._http = httpx.Client(trust_env=False, timeout=TIMEOUT)
         self._clouds = {"AWS": query_aws, "Google Cloud": query_google, "Azure": query_azure}
-        self._again_at = 0.0
 
     def find_notice(self) -> PreemptionNotice | None:
         """What the cloud announces."""
-        if time.monotonic() < self._again_at:
-            return None
         for name, ask in self._clouds.items():
             try:
                 notice = ask(self._http)
@@ -118,7 +112,6 @@ class CloudMetadata:
             self._log_once(f"--watch: looking for what {name} announces")
             return notice
         if len(self._clouds) > 1:
-            self._again_at = time.monotonic() + AGAIN_S
             self._log_once(
                 f"--watch: no metadata service of {', '.join(self._clouds)} answers here; trying again. A container on "
                 "EC2 needs a hop limit of 2"

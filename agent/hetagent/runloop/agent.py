@@ -241,9 +241,6 @@ class Agent:
                 pass
             case DirectiveKind.START:
                 assert directive.start is not None
-                if directive.job > 1 and self.round_number == 0:
-                    job = f"this is job {directive.job} of group '{self._identity.group}'"
-                    self._log(f"{job}; rounds are numbered across jobs")
                 for warning in directive.warnings or ():
                     self._log_once(f"warning: {warning.message}")
                 self._on_start(directive.round, directive.start)

@@ -157,7 +157,6 @@ def test_azure_says_when_it_takes_a_machine_and_freezes_and_others_do_not_count(
 def clouds_of(answers: Answers, monkeypatch: pytest.MonkeyPatch, said: list[str]) -> CloudMetadata:
     client = serving(answers)
     monkeypatch.setattr(clouds.httpx, "Client", lambda **_: client)
-    monkeypatch.setattr(clouds, "AGAIN_S", 0.0)
     return CloudMetadata(said.append)
 
 

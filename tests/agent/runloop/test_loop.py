@@ -190,17 +190,6 @@ def test_a_node_that_has_lost_its_address_leaves_unless_its_network_may_be_cut(
     assert (leaves in made.said) == (not away)
 
 
-def test_a_new_job_in_a_group_that_has_been_used_says_why_its_rounds_do_not_begin_with_1(rig: Make) -> None:
-    first = rig("exit 0")
-    assert first.run() == 0
-    second = rig("exit 0", group_id=first.group_id)
-    assert second.run() == 0
-    assert any(line.startswith("round 1: rank 0 of 1 on 1 node, master a (") for line in first.said)
-    assert not any("this is job" in line for line in first.said)
-    told = f"this is job 2 of group '{first.group_id}'; rounds are numbered across jobs"
-    assert second.said.index(told) < next(i for i, line in enumerate(second.said) if "round 2:" in line)
-
-
 def test_cancelled_while_workers_are_stopping(
     rig: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,14 +45,11 @@ PAUSE_S = 0.2
 """How often to look there (seconds)."""
 
 
-def write_snapshot(slot: Slot, into: Path, ranks: Sequence[int], jobs: Sequence[str] = ("",)) -> None:
+def write_snapshot(slot: Slot, into: Path, ranks: Sequence[int]) -> None:
     """Write the parts of a node, and wait until somebody has made a checkpoint of all parts; SnapshotError: nobody has.
 
     That is the node with the lowest rank; if it is gone, any other, which also writes what all ranks have alike. So do
     nodes what they have of ranks that are gone. What is missing of state that is not sharded is left out.
-
-    Args:
-        jobs: that this one has gone on with, the oldest first, and this one.
     """
     into.mkdir(parents=True, exist_ok=True)
     for path in (into.parent, into):
@@ -83,7 +80,7 @@ def write_snapshot(slot: Slot, into: Path, ranks: Sequence[int], jobs: Sequence[
             if idle_s >= wait_s + STALL_S:
                 raise SnapshotError(f"the part of rank {min(missing)} is not there after {idle_s:.0f} s")
         elif idle_s >= wait_s + (ABSENT_S if missing else 0.0):
-            write_checkpoint(into, jobs[:-1])
+            write_checkpoint(into)
         time.sleep(PAUSE_S)
 
 
@@ -109,7 +106,7 @@ def write_parts(slot: Slot, into: Path, ranks: Sequence[int], *, replicated: boo
     return indexes[ranks[0]]
 
 
-def write_checkpoint(into: Path, after: Sequence[str]) -> None:
+def write_checkpoint(into: Path) -> None:
     """Make a checkpoint of what is there: of the lowest rank also buffers and values, under the script's names."""
     indexes = [
         Index.from_json(path.read_bytes()) for path in into.glob(INDEX.format("*")) if path.stem.isdecimal()
@@ -133,7 +130,6 @@ def write_checkpoint(into: Path, after: Sequence[str]) -> None:
         size=sum(path.stat().st_size for path in into.iterdir() if NEW not in path.name),
         # A rank that was late may write its own over that of who stands in: either is good.
         ranks={index.rank: index.digest if index.writer == index.rank else "" for index in indexes},
-        after=tuple(after),
         written_at=int(time.time()),
     )
     _fsync_paths(*into.iterdir(), into)
@@ -155,16 +151,21 @@ def _fsync_paths(*paths: Path) -> None:
                 os.close(fd)
 
 
-def prune(path: Path, keep: int, jobs: Sequence[str]) -> None:
-    """Remove what is older than those that are kept, complete or not; `jobs` as in `write_snapshot`."""
-    there = {stamp: each for stamp, each in list_directories(path).items() if stamp.origin in jobs}
+def prune(path: Path, keep: int) -> None:
+    """Remove what was written before the newest complete snapshots, which are kept."""
     kept = 0
-    for stamp in sorted(there, key=lambda stamp: (jobs.index(stamp.origin), *stamp), reverse=True):
-        is_complete = (there[stamp] / MARK).exists()
+    for each in sorted(list_directories(path).values(), key=_written_at, reverse=True):
+        is_complete = (each / MARK).exists()
         if kept >= keep or (kept and not is_complete):
-            (there[stamp] / MARK).unlink(missing_ok=True)
-            shutil.rmtree(there[stamp], ignore_errors=True)
+            (each / MARK).unlink(missing_ok=True)
+            shutil.rmtree(each, ignore_errors=True)
         kept += is_complete
+
+
+def _written_at(path: Path) -> int:
+    """When a snapshot was complete, or last written to (nanoseconds, by the file server's clock)."""
+    mark = path / MARK
+    return (mark if mark.exists() else path).stat().st_mtime_ns
 
 
 def main() -> None:
@@ -177,10 +178,10 @@ def main() -> None:
     os.umask(os.umask(0) | OTHERS)
     leads = 0 in order["ranks"]
     try:
-        write_snapshot(slot, into, order["ranks"], order["jobs"])
+        write_snapshot(slot, into, order["ranks"])
         if leads:
             with contextlib.suppress(Exception):  # this one is written, whatever becomes of older ones
-                prune(into.parent, order["keep"], order["jobs"])
+                prune(into.parent, order["keep"])
     except Exception as error:
         if leads and not (into / MARK).exists():
             shutil.rmtree(into, ignore_errors=True)

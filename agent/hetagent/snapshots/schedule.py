@@ -44,7 +44,7 @@ class SnapshotSchedule:
         self._calls = self._announced = 0
         self._ended_at: deque[float] = deque(maxlen=16)
         self._next: tuple[int, bool] | None = None
-        self._looks_at = self._writes_at = 0.0
+        self._looks_at = 0.0
         self._announce_at: float | None = None
         self._wait_s = FIRST_S
         self.to_disk = False  # the one that is due is to be written to disk as well
@@ -82,13 +82,11 @@ class SnapshotSchedule:
         self._announce_at = now if self._announce_at is None else self._announce_at
         if now < self._announce_at or (must_wait and now < self._announce_at + every_s):
             return
-        self._next = self._calls, to_disk and now >= self._writes_at
-        if self._next[1]:
-            self._writes_at = now + every_s  # by then the agent has seen it
+        self._next = self._calls, to_disk
         if self._store is not None:
             # All ranks have looked by then.
             ahead = 2 + math.ceil(AHEAD_LOOKS * self._look_s / max(self.step_s(), LEAST_STEP_S))
-            self._next = self._calls + ahead, self._next[1]
+            self._next = self._calls + ahead, to_disk
             self._store.set(f"{self._prefix}/{self._announced}", "{} {:d}".format(*self._next))
         self._announced += 1
         wait_s = min(self._wait_s, every_s)

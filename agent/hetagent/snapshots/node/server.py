@@ -1,13 +1,12 @@
 """Serves this node's snapshots to other nodes over HTTP, to clients with the key."""
 
-import os
 import re
 import secrets
 import threading
 from collections.abc import Callable
 from hmac import compare_digest
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from socket import socket
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 from hetagent.node.console import WarnOnce
 from hetagent.node.network import NetworkError
 
-PATH = re.compile(r"/([0-9]{1,15}-[0-9]{1,15}/(?:shared\.bin|[0-9]{1,10}\.(?:bin|json|small)))", re.ASCII)
+PATH = re.compile(r"/[0-9]{1,15}-[0-9]{1,15}/(?:shared\.bin|[0-9]{1,10}\.(?:bin|json|small))", re.ASCII)
 """The files that are served: round, step, name."""
 
 SILENT_S = 30.0
@@ -90,28 +89,23 @@ class _Server(ThreadingHTTPServer):
         """The client has gone."""
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(SimpleHTTPRequestHandler):
     timeout = SILENT_S
     server: _Server
 
-    def do_GET(self) -> None:
+    def send_head(self) -> Any:
         given = self.headers.get("Authorization", "").encode("latin-1", "replace")
         if not compare_digest(given, self.server.authorization):
-            self.send_error(HTTPStatus.UNAUTHORIZED)
-            return
-        match = PATH.fullmatch(self.path)
-        try:
-            if match is None:
-                raise FileNotFoundError
-            file = (self.server.folder / match[1]).open("rb")
-        except OSError:
-            self.send_error(HTTPStatus.NOT_FOUND)
-            return
-        with file:
-            self.send_response(HTTPStatus.OK)
-            self.send_header("Content-Length", str(os.fstat(file.fileno()).st_size))
-            self.end_headers()
-            self.connection.sendfile(file)
+            return self.send_error(HTTPStatus.UNAUTHORIZED)
+        if not PATH.fullmatch(self.path):
+            return self.send_error(HTTPStatus.NOT_FOUND)
+        return super().send_head()
+
+    def translate_path(self, path: str) -> str:
+        return f"{self.server.folder}{path}"
+
+    def copyfile(self, source: Any, outputfile: Any) -> None:
+        self.connection.sendfile(source)
 
     def log_message(self, *_: Any) -> None:
         """Nothing."""

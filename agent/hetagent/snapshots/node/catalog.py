@@ -118,20 +118,17 @@ class DiskCatalog:
         return {"node": "", "path": str(self.get_path(stamp)), "ranks": ranks}
 
     def describe(self, chosen: StartSnapshot) -> str:
-        """Of which job it is, how old, and where."""
+        """Where it is, with the name of its job, and how old."""
         stamp, mark = _snapshot_id(chosen), self._found.get(_snapshot_id(chosen))
         at = f", written {ago(max(0.0, time.time() - mark.written_at))}" if mark is not None else ""
-        return f"of {self._job(stamp)}{at}: {self.get_path(stamp)}"
+        return f"{self.get_path(stamp)}{at}"
 
     def describe_no_snapshot(self) -> str:
         """Why a round begins from none of these."""
         newest = next(iter(self.snapshots), None)
         if newest is None:
             return f"{self.path} has no complete snapshot"
-        return f"those in {self.path} are not used, such as step {newest.step} of {self._job(newest)}"
-
-    def _job(self, stamp: SnapshotId) -> str:
-        return "this job" if stamp.origin == self.origin else f"job {stamp.origin or 'unknown'}"
+        return f"{self.get_path(newest)} is not used, nor are older ones"
 
     def begin_round(self, origin: str, chosen: StartSnapshot | None = None) -> Mapping[str, object] | None:
         """A round of a job begins, from a snapshot or from none; returns where workers read it, None: not on disk."""

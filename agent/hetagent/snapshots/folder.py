@@ -235,7 +235,7 @@ class SnapshotFiles:
     ) -> Slot:
         """The slot for a snapshot, which another worker of this node may have begun; see `choose_snapshot_to_evict`.
 
-        Overtaken: newer ones are here, or what is here is retained.
+        SnapshotSuperseded: newer ones are here, or what is here is retained.
         """
         with self._hold_lock():
             slots, control = self.find_slots(), self.read_control()
@@ -317,7 +317,7 @@ def choose_snapshot_to_evict(
     sharded: bool,
     due: bool = False,
 ) -> SnapshotId | None:
-    """What makes room for a snapshot: the oldest that is not retained; None: a slot is free. Overtaken: nothing does.
+    """What makes room for a snapshot: the oldest that is not retained; None: a slot is free.
 
     Another one follows what is `due`: so the one that is being written to disk, the last in `retained`, is spared.
     The last step of a round needs a slot.

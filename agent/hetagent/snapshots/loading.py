@@ -33,7 +33,7 @@ from hetagent.snapshots.state import State
 Part = tuple[Source, Index]
 """A rank's part of a snapshot, and who has it."""
 
-GIVEN_UP_S = 2.0
+ROUND_END_WAIT_S = 2.0
 """How long a worker that cannot load waits for its agent to end the round: its own end would be a failure (seconds)."""
 
 
@@ -120,19 +120,19 @@ class SnapshotLoader:
                         raise SourceError(f"another snapshot is in its place {source.where}")
                     known[rank, index.digest] = index
                     parts.append((source, index))
-        if lack := describe_missing([index for _, index in parts], self._world_size):
-            raise self._give_up(lack)
+        if missing := describe_missing([index for _, index in parts], self._world_size):
+            raise self._give_up(missing)
         return parts
 
     def _read_small_file(self, parts: Sequence[Part]) -> tuple[Index, bytes]:
         """Buffers and values, with their index: this rank's own if there are any, else those of the lowest rank."""
         ranks = {index.rank for _, index in parts}
-        whose = self._rank if self._rank in ranks else min(ranks)
-        for source, index in sorted(parts, key=lambda part: part[1].writer != whose):
-            if index.rank == whose and (expected := index.files.get(index.small_file)) is not None:
+        wanted_rank = self._rank if self._rank in ranks else min(ranks)
+        for source, index in sorted(parts, key=lambda part: part[1].writer != wanted_rank):
+            if index.rank == wanted_rank and (expected := index.files.get(index.small_file)) is not None:
                 with self._collect_errors(source):
                     return index, b"".join(map(bytes, source.read(index.small_file, expected)))
-        raise self._give_up(f"nobody has the values of rank {whose}")
+        raise self._give_up(f"nobody has the values of rank {wanted_rank}")
 
     def _fill_targets(self, parts: Sequence[Part], planner: DefaultLoadPlanner) -> None:
         """Fill tensors, each from the first copy that is good. SnapshotError: of one there is none."""
@@ -154,15 +154,15 @@ class SnapshotLoader:
         if wanted:
             raise self._give_up(f"nobody has '{min(index.fqn for index in wanted)}'")
 
-    def _give_up(self, lack: str) -> SnapshotError:
+    def _give_up(self, missing: str) -> SnapshotError:
         """No copy is good: have the agent, or the next run, take another snapshot."""
         stamp = self.stamp
-        node, why = self._errors[-1] if self._errors else ("", lack)
+        node, why = self._errors[-1] if self._errors else ("", missing)
         if self._has_agent:
             save_request.write_answer(
                 self._folder.path, self._rank, "bad", stamp=stamp.name, node=node, why=why
             )
-            time.sleep(GIVEN_UP_S)
+            time.sleep(ROUND_END_WAIT_S)
         else:
             self._folder.release_slot(stamp)
         return SnapshotError(

@@ -16,12 +16,12 @@ from typing import Any
 from hetagent.snapshots.errors import SnapshotError
 from hetagent.snapshots.folder import VERSION, SnapshotId
 
-MARK = "snapshot.json"
+METADATA_FILE = "snapshot.json"
 
-OVERTAKEN = 3
+EXIT_SUPERSEDED = 3
 """Exit status of what writes one if its memory is that of a newer one by now."""
 
-OTHERS = 0o022
+WRITABLE_BY_OTHERS = 0o022
 """Permissions of others than this user to write."""
 
 _NAME = re.compile(r"step-(\d{1,15})-round-(\d{1,15})(?:-job-([0-9A-Za-z]{1,32}))?", re.ASCII)
@@ -52,7 +52,7 @@ class SnapshotMetadata:
         with contextlib.suppress(
             OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError
         ):
-            fields: dict[str, Any] = json.loads((path / MARK).read_bytes())
+            fields: dict[str, Any] = json.loads((path / METADATA_FILE).read_bytes())
             if fields.pop("v") == VERSION:
                 fields |= {name: int(fields[name]) for name in ("world_size", "size", "written_at")}
                 fields["ranks"] = {int(rank): str(digest) for rank, digest in fields["ranks"].items()}
@@ -73,7 +73,7 @@ def require_private(path: Path) -> None:
             if stats.st_uid not in (os.geteuid(), 0):
                 what = f"{each} belongs to user {stats.st_uid}, not to {os.geteuid()}, who runs this"
                 mend = f"take another directory, or chown -R {os.geteuid()} {each}"
-            elif stats.st_mode & OTHERS and not stat.S_ISLNK(stats.st_mode):
+            elif stats.st_mode & WRITABLE_BY_OTHERS and not stat.S_ISLNK(stats.st_mode):
                 what = f"others can write to {each} (mode {stats.st_mode & 0o7777:o})"
                 mend = f"chmod -R go-w {each}"
             elif (

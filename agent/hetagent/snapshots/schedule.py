@@ -14,10 +14,10 @@ FIRST_S = 1.0
 """How long after the first snapshot of a round the second is due; each interval is twice as long as the one before,
 until they are as long as a person wants (seconds)."""
 
-LOOK_S, LOOKS_PER_S = 0.05, 2000.0
+POLL_S, MAX_POLLS_PER_S = 0.05, 2000.0
 """How often a rank looks at most whether one was named (seconds), and how many ranks do each second (1/s)."""
 
-AHEAD_LOOKS = 3
+POLLS_AHEAD = 3
 """How many times all can look between the naming and the step."""
 
 LEAST_STEP_S = 1e-3
@@ -40,11 +40,11 @@ class SnapshotSchedule:
         self._leads, self._is_alone = rank == 0, world_size == 1
         self._store = store
         self._prefix = f"hetagent.snapshots/{next(_numbers)}"
-        self._look_s = max(LOOK_S, world_size / LOOKS_PER_S)
+        self._poll_s = max(POLL_S, world_size / MAX_POLLS_PER_S)
         self._calls = self._announced = 0
         self._ended_at: deque[float] = deque(maxlen=16)
         self._next: tuple[int, bool] | None = None
-        self._looks_at = 0.0
+        self._polls_at = 0.0
         self._announce_at: float | None = None
         self._wait_s = FIRST_S
         self.to_disk = False  # the one that is due is to be written to disk as well
@@ -63,7 +63,7 @@ class SnapshotSchedule:
                 self._store = default_store()
             if self._leads or self._store is None:
                 self._announce(now, every_s, must_wait=must_wait, to_disk=to_disk)
-            elif now >= self._looks_at:
+            elif now >= self._polls_at:
                 self._read_announced(now)
         if self._next is None or self._calls < self._next[0]:
             return False
@@ -85,7 +85,7 @@ class SnapshotSchedule:
         self._next = self._calls, to_disk
         if self._store is not None:
             # All ranks have looked by then.
-            ahead = 2 + math.ceil(AHEAD_LOOKS * self._look_s / max(self.step_s(), LEAST_STEP_S))
+            ahead = 2 + math.ceil(POLLS_AHEAD * self._poll_s / max(self.step_s(), LEAST_STEP_S))
             self._next = self._calls + ahead, to_disk
             self._store.set(f"{self._prefix}/{self._announced}", "{} {:d}".format(*self._next))
         self._announced += 1
@@ -94,7 +94,7 @@ class SnapshotSchedule:
 
     def _read_announced(self, now: float) -> None:
         """See whether rank 0 has named one."""
-        self._looks_at = now + self._look_s
+        self._polls_at = now + self._poll_s
         key = f"{self._prefix}/{self._announced}"
         if self._store.check([key]):
             call, on_disk = map(int, self._store.get(key).split())

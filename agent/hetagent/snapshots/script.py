@@ -19,14 +19,14 @@ from hetagent.snapshots.loading import SnapshotLoader, find_newest
 from hetagent.snapshots.schedule import SnapshotSchedule
 from hetagent.snapshots.state import State
 
-HALF_STEP_S = 5.0
+MAX_STEP_WAIT_S = 5.0
 """How long at most a worker that is asked in the middle of an optimizer's step waits for the end of that step, which
 devices have to come to as well (seconds)."""
 
-STEPS, LOOK_S = 2, 0.005
+STEPS, POLL_S = 2, 0.005
 """For how many steps' time it waits, between the bounds here; and how often it looks where devices are (seconds)."""
 
-ONE_MORE_S, HOLD_S = 0.25, 1.0
+MIN_NEXT_STEP_WAIT_S, HOLD_S = 0.25, 1.0
 """How long at least, and at most, it waits for the step in flight, which others may end and which is then taken; for
 the latter it trains no further after its answer (seconds): its agent is about to stop it."""
 
@@ -37,7 +37,7 @@ Before its first step an optimizer may accumulate gradients."""
 SUPERSEDED = SnapshotSuperseded, FileNotFoundError
 """A slot was given to a newer snapshot, or no other one can be had: nothing is wrong."""
 
-TROUBLE = (OSError, RuntimeError, ValueError)
+DISABLING_ERRORS = (OSError, RuntimeError, ValueError)
 """What ends snapshots, but not training: no room, a device in error, files that make no sense."""
 
 
@@ -68,7 +68,7 @@ class Snapshots:
         self._index_thread: threading.Thread | None = None  # digests what was copied, and writes the index
         self._schedule = SnapshotSchedule(worker.rank, worker.world_size)
         for optimizer in state.optimizers.values():
-            optimizer.register_step_pre_hook(lambda *_: self._begin_optimizer_step())
+            optimizer.register_step_pre_hook(lambda *_: self._before_optimizer_step())
         if has_agent:
             self._step_file = save_request.listen(folder.path, self._rank, self._save_and_hold)
         else:
@@ -124,7 +124,7 @@ class Snapshots:
         progress.follow(step)
         if not self._is_enabled:
             return
-        if not self._changes.in_step:
+        if not self._changes.is_in_step:
             self._copier.devices.synchronize()
         began = time.perf_counter()
         # Not within the lock: they may wait for a device.
@@ -158,7 +158,7 @@ class Snapshots:
         )
         with self._lock:
             if is_due:
-                waits = not is_known or self._changes.unreported
+                waits = not is_known or self._changes.has_other_writers
                 self._run_or_disable(
                     lambda: self._take_snapshot(SnapshotId(control.round, step), waits=waits)
                 )
@@ -166,25 +166,25 @@ class Snapshots:
 
     def _make_slots(self) -> None:
         """Have memory for snapshots made, unless optimizers do not have their tensors yet, as far as can be known."""
-        may_be_known = self._changes.reported or self._changes.unknown_steps == UNKNOWN_STEPS
+        may_be_known = self._changes.has_reports or self._changes.unknown_steps == UNKNOWN_STEPS
         if self._slots_thread is None and (may_be_known or not self._state.optimizers):
             sizes = self._copier.measure_files()
             self._slots_thread = self._start_thread("slots", lambda: self._copier.make_slots(sizes))
 
-    def _begin_optimizer_step(self) -> None:
+    def _before_optimizer_step(self) -> None:
         """An optimizer is about to change parameters: not while they are copied, or devices are behind."""
         if not self._is_enabled:
             return
         # Asked each time: a graph may be captured before the first step, or in one that was reported already.
         is_captured = is_capturing()
         if is_captured:
-            self._changes.capture()
-        if self._changes.in_step:
+            self._changes.on_capture()
+        if self._changes.is_in_step:
             return
         if not is_captured:
             self._copier.devices.synchronize()
         with self._lock:
-            self._changes.begin_optimizer_step()
+            self._changes.before_optimizer_step()
 
     # -- beside the script -----------------------------------------------------------------------------------
 
@@ -194,7 +194,7 @@ class Snapshots:
             action()
         except SUPERSEDED as error:
             return str(error)
-        except TROUBLE as error:
+        except DISABLING_ERRORS as error:
             if not self._disabled_reason:
                 self._disabled_reason = str(error).partition("\n")[0]
                 save_request.write_answer(self._folder.path, self._rank, "off", why=self._disabled_reason)
@@ -227,7 +227,9 @@ class Snapshots:
         def finish() -> None:
             # Else devices may have copied what was changed already.
             if copy.finish(
-                lambda: waits or not (self._changes.has_unreported_change() or self._changes.unreported)
+                lambda: (
+                    waits or not (self._changes.has_unreported_change() or self._changes.has_other_writers)
+                )
             ):
                 self._saved = stamp
 
@@ -259,12 +261,12 @@ class Snapshots:
         with self._lock:
             if self._slots_thread is not None:
                 self._slots_thread.join()
-            self._step_ended.wait_for(lambda: not self._changes.in_step, wait_s)
+            self._step_ended.wait_for(lambda: not self._changes.is_in_step, wait_s)
             return self._run_or_disable(self._save_whole_step)
 
     def _is_whole(self) -> bool:
         """Whether the state is that after the last step, and devices have it."""
-        is_known = self._whole_step is not None and not self._changes.in_step
+        is_known = self._whole_step is not None and not self._changes.is_in_step
         return (
             is_known
             and not self._changes.has_unreported_change()
@@ -272,9 +274,9 @@ class Snapshots:
         )
 
     def _save_whole_step(self) -> None:
-        until = time.monotonic() + HALF_STEP_S
+        until = time.monotonic() + MAX_STEP_WAIT_S
         while not self._copier.devices.has_finished_step() and time.monotonic() < until:
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
         if not self._is_whole() or self._whole_step is None:
             return
         if self._index_thread is not None:
@@ -293,9 +295,9 @@ class Snapshots:
             steps_s = STEPS * self._schedule.step_s()
             self._held_until = math.inf
             try:
-                error = self._save_last_step(min(HALF_STEP_S, max(HOLD_S, steps_s)))
+                error = self._save_last_step(min(MAX_STEP_WAIT_S, max(HOLD_S, steps_s)))
                 # Other ranks may have ended the step that is in flight here.
-                more_s = min(HOLD_S, max(ONE_MORE_S, steps_s))
+                more_s = min(HOLD_S, max(MIN_NEXT_STEP_WAIT_S, steps_s))
                 if self._is_whole() and self._step_ended.wait_for(lambda: self._is_held, more_s):
                     error = self._save_last_step()
                 self._write_answer(error)

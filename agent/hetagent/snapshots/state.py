@@ -125,13 +125,13 @@ class State:
 
     def optimized_tensors(self) -> dict[str, Tensor]:
         """What only optimizers change: parameters and their own tensors, by name. Calls nothing of the script."""
-        return dict(sorted({**self._parameters, **dict(self._optimizer_states(tensors=True))}.items()))
+        return dict(sorted({**self._parameters, **dict(self._list_optimizer_state(tensors=True))}.items()))
 
     def optimizer_values(self) -> dict[str, Any]:
         """What optimizers have for parameters beside tensors, likewise."""
-        return dict(self._optimizer_states(tensors=False))
+        return dict(self._list_optimizer_state(tensors=False))
 
-    def _optimizer_states(self, *, tensors: bool) -> Iterator[tuple[str, Any]]:
+    def _list_optimizer_state(self, *, tensors: bool) -> Iterator[tuple[str, Any]]:
         for prefix, optimizer in self.optimizers.items():
             for parameter, state in list(optimizer.state.items()):  # it may be growing just now
                 for key, value in list(state.items()):

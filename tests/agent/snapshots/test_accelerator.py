@@ -204,7 +204,7 @@ def test_of_a_device_that_hangs_the_step_before_is_saved(
     time.sleep(BUSY_S / 2)
     job.snaps.save_now()
     assert script.is_alive(), "it hangs still"
-    assert not job.snaps._changes.in_step
+    assert not job.snaps._changes.is_in_step
     script.join()
     assert_loads(tmp_path, 2, history[2])
 
@@ -246,7 +246,7 @@ def test_a_value_that_waits_for_a_device_holds_up_nobody_who_asks(
     job.begin()
     asked = threading.Thread(target=job.train, args=(1, busy, lambda: [busy() for _ in range(4)]))
     asked.start()
-    while not job.snaps._changes.in_step:
+    while not job.snaps._changes.is_in_step:
         time.sleep(0.001)
     job.snaps._save_and_hold()
     assert asked.is_alive()

@@ -106,7 +106,7 @@ def test_the_step_in_flight_is_saved_and_training_goes_no_further(
 ) -> None:
     """Other ranks may have ended it already; whatever comes after it would be lost, since the worker is killed then."""
     monkeypatch.setattr(script, "HOLD_S", 30.0)
-    monkeypatch.setattr(script, "ONE_MORE_S", 30.0)
+    monkeypatch.setattr(script, "MIN_NEXT_STEP_WAIT_S", 30.0)
     tmp_path.joinpath("snaps").mkdir()
     with alone(tmp_path), Trainer(tmp_path / "snaps", monkeypatch, sharded=sharded) as trainer:
         trainer.gate.clear()
@@ -190,7 +190,7 @@ def test_a_store_that_is_silent_does_not_keep_the_last_step_from_being_saved(
             asked.set()
             return not ends.wait(30)
 
-    monkeypatch.setattr(script, "ONE_MORE_S", 0.05)
+    monkeypatch.setattr(script, "MIN_NEXT_STEP_WAIT_S", 0.05)
     with Trainer(tmp_path / "snaps", monkeypatch, sharded=False) as trainer:
         trainer.snaps._schedule = SnapshotSchedule(1, 2, Store())
         assert asked.wait(30)
@@ -204,7 +204,7 @@ def test_a_store_that_is_silent_does_not_keep_the_last_step_from_being_saved(
 def test_a_step_that_does_not_end_is_not_waited_for_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(script, "ONE_MORE_S", 0.05)
+    monkeypatch.setattr(script, "MIN_NEXT_STEP_WAIT_S", 0.05)
     monkeypatch.setattr(script, "HOLD_S", 0.05)
     with Trainer(tmp_path / "snaps", monkeypatch, sharded=False) as trainer:
         trainer.gate.clear()

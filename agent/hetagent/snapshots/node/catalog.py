@@ -11,7 +11,7 @@ from hetagent.node.console import WarnOnce
 from hetagent.snapshots.errors import SnapshotError
 from hetagent.snapshots.folder import SnapshotId
 from hetagent.snapshots.on_disk import (
-    MARK,
+    METADATA_FILE,
     SnapshotMetadata,
     directory_name,
     list_directories,
@@ -21,7 +21,7 @@ from hetagent.snapshots.on_disk import (
 from hetrdzv.protocol.snapshots import MOST_ON_DISK, DiskSnapshot, StartSnapshot
 from hetrdzv.protocol.texts.phrasing import ago
 
-GLANCE_S, PATIENT_S = 0.05, 5.0
+SHORT_SCAN_S, LONG_SCAN_S = 0.05, 5.0
 """How long a look may take while a round runs, and before the first and after the last one (seconds)."""
 
 
@@ -35,12 +35,12 @@ class DiskCatalog:
         self._found: Mapping[SnapshotId, SnapshotMetadata] = {}  # those that are complete
         self._trouble = ""  # why the last look has found none
         self._thread: threading.Thread | None = None
-        while not self._scan_within(PATIENT_S):
+        while not self._scan_within(LONG_SCAN_S):
             self._log_once(f"waiting until {path} answers, where snapshots may be")
         if self._trouble:  # a job must not begin anew for that
             raise UsageError(f"--snapshot-to {path.parent}: {self._trouble}")
 
-    def refresh(self, within_s: float = GLANCE_S, *, again: bool = False) -> None:
+    def refresh(self, within_s: float = SHORT_SCAN_S, *, again: bool = False) -> None:
         """See which snapshots are there; `again`: not content with a look that has begun before."""
         self._scan_within(within_s, again=again)
         if self._trouble:
@@ -75,7 +75,7 @@ class DiskCatalog:
 
     def _read_metadata(self, stamp: SnapshotId, path: Path) -> SnapshotMetadata | None:
         try:
-            for each in (path, path / MARK):  # which vouches for all other files
+            for each in (path, path / METADATA_FILE):  # which vouches for all other files
                 require_private(each)
         except SnapshotError as error:
             self._log_once(f"a snapshot is ignored: {error}")
@@ -112,7 +112,7 @@ class DiskCatalog:
 
     def _make_source(self, stamp: SnapshotId) -> Mapping[str, object]:
         """Where workers read it, if that is still safe: an entry of `sources` in `start.json`."""
-        self.refresh(PATIENT_S, again=True)
+        self.refresh(LONG_SCAN_S, again=True)
         mark = self._found.get(stamp)
         ranks = {str(rank): digest for rank, digest in mark.ranks.items()} if mark is not None else {}
         return {"node": "", "path": str(self.get_path(stamp)), "ranks": ranks}

@@ -16,19 +16,19 @@ from hetagent.node.processes import proctree as processes
 from hetagent.node.processes.identity import AgentIdentity
 from hetagent.options.model import SnapshotOptions
 from hetagent.snapshots.folder import TO_DISK, Slot, SnapshotFiles, SnapshotId
-from hetagent.snapshots.node.catalog import PATIENT_S, DiskCatalog
+from hetagent.snapshots.node.catalog import LONG_SCAN_S, DiskCatalog
 from hetagent.snapshots.node.files import MOST_WHY
-from hetagent.snapshots.on_disk import OVERTAKEN
+from hetagent.snapshots.on_disk import EXIT_SUPERSEDED
 from hetrdzv.protocol.snapshots import NotWritten
 from hetrdzv.protocol.snapshots import SnapshotId as ServerStamp
 
-LOOK_S, RUNNING_S = 5.0, 0.5
+POLL_S, WRITING_POLL_S = 5.0, 0.5
 """How often a node looks at the directory, and while it waits for something there (seconds)."""
 
-LAST_S = 1800.0
+MAX_LAST_WRITE_S = 1800.0
 """How long writing the last snapshot may take at most (seconds): the disk may not answer."""
 
-END_S = 2.0
+KILL_WAIT_S = 2.0
 """How long a killed writer may take to end (seconds); one that waits for a disk does not."""
 
 
@@ -46,11 +46,11 @@ class DiskWriter:
         self.catalog = catalog
         self.writing: SnapshotId | None = None
         self.not_written: NotWritten | None = None  # the newest, if it could not be
-        self.next_look_at = 0.0  # when to `write_due` again (monotonic seconds)
+        self.next_poll_at = 0.0  # when to `write_due` again (monotonic seconds)
         self._options = options
         self._folder = folder
         self._log = log
-        self._marks = identity.process_env
+        self._process_env = identity.process_env
         self._stderr = folder.path / "to_disk.stderr"
         self._process: subprocess.Popen[bytes] | None = None  # which has ended unless there is `writing`
         self._due_at = time.monotonic() + options.to_every_s
@@ -61,7 +61,7 @@ class DiskWriter:
         return [self._process.pid] if self._process is not None and self.writing is not None else []
 
     @property
-    def wants_next_snapshot(self) -> bool:
+    def is_next_wanted(self) -> bool:
         """Whether the next snapshot is to be written, too; rank 0 has all ranks know."""
         return self.writing is None and time.monotonic() >= self._due_at
 
@@ -69,15 +69,15 @@ class DiskWriter:
         """Write what is due of a round, of this node's ranks."""
         now = time.monotonic()
         self._reap()
-        if now >= self.next_look_at:
+        if now >= self.next_poll_at:
             self.catalog.refresh()
-            self.next_look_at = now + (LOOK_S if self.writing is None else RUNNING_S)
+            self.next_poll_at = now + (POLL_S if self.writing is None else WRITING_POLL_S)
         for stamp, slot in self._folder.find_slots().items() if self.writing is None else ():
             wanted = slot.path / TO_DISK
             if stamp.round == number and wanted.exists() and slot.find_indexes().keys() >= {*ranks}:
                 wanted.unlink(missing_ok=True)
                 self._start_writer(slot, ranks)
-                self._due_at, self.next_look_at = now + self._options.to_every_s, now + RUNNING_S
+                self._due_at, self.next_poll_at = now + self._options.to_every_s, now + WRITING_POLL_S
                 return
 
     def write_last(
@@ -95,7 +95,7 @@ class DiskWriter:
         if not held:
             return ""
         _, newest, slot, saved = max(held)
-        until = min(until, time.monotonic() + LAST_S)
+        until = min(until, time.monotonic() + MAX_LAST_WRITE_S)
         why = "" if self._is_on_disk(newest, until) else self._write(slot, saved, until, is_hurried)
         if not why:
             self.not_written = None
@@ -109,12 +109,12 @@ class DiskWriter:
         if self._process is not None and self.writing is not None:
             self._process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):  # it waits for a disk, which nothing ends
-                self._process.wait(END_S)
+                self._process.wait(KILL_WAIT_S)
         self.writing = None
 
     def _is_on_disk(self, stamp: SnapshotId, until: float) -> bool:
         """Look again, until then at most (monotonic seconds)."""
-        self.catalog.refresh(max(0.0, min(PATIENT_S, until - time.monotonic())), again=True)
+        self.catalog.refresh(max(0.0, min(LONG_SCAN_S, until - time.monotonic())), again=True)
         return self._make_disk_id(stamp) in self.catalog.snapshots
 
     def _make_disk_id(self, stamp: SnapshotId) -> SnapshotId:
@@ -158,7 +158,7 @@ class DiskWriter:
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=stderr,
-                    env={**os.environ, **self._marks, processes.AGENT_PID: str(os.getpid())},
+                    env={**os.environ, **self._process_env, processes.AGENT_PID: str(os.getpid())},
                     start_new_session=True,
                 )
             self.writing = slot.stamp
@@ -171,7 +171,7 @@ class DiskWriter:
         if self._process is None or stamp is None or (status := self._process.poll()) is None:
             return
         self.writing = None
-        if status == OVERTAKEN:  # the round has ended, and its last step took the memory
+        if status == EXIT_SUPERSEDED:  # the round has ended, and its last step took the memory
             self._due_at = 0.0
         elif status:
             lines = [f"its writer ended with {status}"]

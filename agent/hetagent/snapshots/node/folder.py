@@ -19,7 +19,7 @@ OLD_S = 3600.0
 WAIT_S = 600.0
 """How long a successor waits for its predecessor, which may be writing its last snapshot to disk (seconds)."""
 
-LOOK_S = 0.2
+POLL_S = 0.2
 
 
 class NodeFolder(SnapshotDir):
@@ -56,7 +56,7 @@ def _wait_for_lock(path: Path, log: Callable[[str], None]) -> int:
         if is_first:
             log(f"waiting up to {WAIT_S:.0f} s for the last agent of this node to end: it uses {path}")
         is_first = False
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
     return lock
 
 

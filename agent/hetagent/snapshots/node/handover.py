@@ -15,7 +15,7 @@ SERVES_S = 60.0
 ANSWER_S = 1.0
 """How long the server has to say whether others go on, where nobody needs this node (seconds)."""
 
-LOOK_S = 0.05
+POLL_S = 0.05
 """How often to look at what the server says (seconds)."""
 
 
@@ -48,7 +48,7 @@ def hand_over(
         limit_s = serves_s if directive.code == "serves" else max(ANSWER_S, serves_s / 2)
         if is_final or directive.code == "lost" or time.monotonic() >= began + limit_s:
             break
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
 
 
 def do_others_continue(directive: Directive) -> bool:

@@ -82,8 +82,8 @@ class SnapshotHook(RoundHook):
         self._ranks = range(0)  # of this node in it
         self._ranks_by_round: dict[int, range] = {}
         self._workers: Workers | None = None
-        self._drained = False
-        self._saving: set[int] = set()  # the ranks that were asked to and have not answered
+        self._is_drained = False
+        self._saving_ranks: set[int] = set()  # the ranks that were asked to and have not answered
         self._save_until = 0.0
         self._answer: Future[SnapshotsReply] | None = None
         self._load_failures: Counter[ServerStamp] = Counter()
@@ -136,7 +136,7 @@ class SnapshotHook(RoundHook):
         self._workers = workers
 
     def on_directive(self, directive: Directive) -> None:
-        self._drained = directive.kind is DirectiveKind.EXIT and directive.code == "drained"
+        self._is_drained = directive.kind is DirectiveKind.EXIT and directive.code == "drained"
 
     def supports_graceful_stop(self) -> bool:
         """Whether workers save when they are asked."""
@@ -154,10 +154,10 @@ class SnapshotHook(RoundHook):
         """The next join tells the server what this node has now."""
         if self._workers is None:
             return
-        for rank in sorted(self._saving):
+        for rank in sorted(self._saving_ranks):
             if self._folder.read_save_error(rank) is None:
                 self._log(f"rank {rank} has not saved before it was stopped")
-        self._saving.clear()
+        self._saving_ranks.clear()
         self._count_load_failure()
         self._workers = None
         if self._disk is not None:
@@ -183,7 +183,7 @@ class SnapshotHook(RoundHook):
 
     def hand_over(self, why: str, until: float | None, is_hurried: Callable[[], bool]) -> None:
         """The workers are gone for good: say so, and serve what others need. `until`: in monotonic seconds, or None."""
-        stays = until is not None or self._drained
+        stays = until is not None or self._is_drained
         holdings, alone = self._refresh(), self._start is not None and self._start.nnodes == 1
         limit = until - EXIT_MARGIN_S if until is not None else None
         serves_s = serving_time_s(holdings, limit, alone=alone) if stays else 0.0
@@ -217,7 +217,7 @@ class SnapshotHook(RoundHook):
         finally:
             if self._disk is not None:
                 self._disk.close()
-            is_of_no_use = self._is_over or (self._drained and not is_only_here)
+            is_of_no_use = self._is_over or (self._is_drained and not is_only_here)
             self._folder.close(remove=is_of_no_use or not self._folder.list_held_snapshots())
         return f"snapshot {outcome}" if outcome else ""
 
@@ -230,18 +230,18 @@ class SnapshotHook(RoundHook):
     def have_workers_save(self, within_s: float) -> None:
         """Have those workers save that can, within so many seconds."""
         if not self._is_over or self._disk is not None:
-            self._saving = {rank for rank, pipe in self._worker_pipes().items() if request_save(pipe)}
+            self._saving_ranks = {rank for rank, pipe in self._worker_pipes().items() if request_save(pipe)}
             self._save_until = time.monotonic() + within_s
 
     def save_deadline(self) -> float | None:
         """Until when the stop waits for that (monotonic seconds); None: nobody saves, or all have."""
-        living = self._worker_pipes() if self._saving else {}
-        for rank in sorted(self._saving):
+        living = self._worker_pipes() if self._saving_ranks else {}
+        for rank in sorted(self._saving_ranks):
             if why := self._folder.read_save_error(rank):
                 self._log(f"rank {rank} has not saved: {why}")
             if why is not None or rank not in living:
-                self._saving.discard(rank)
-        return self._save_until if self._saving else None
+                self._saving_ranks.discard(rank)
+        return self._save_until if self._saving_ranks else None
 
     def _worker_pipes(self) -> dict[int, Path]:
         """The pipes of workers that run and have opened snapshots, by rank."""
@@ -261,7 +261,7 @@ class SnapshotHook(RoundHook):
     def due_at(self) -> float | None:
         if self._workers is None:
             return None
-        moments = [self._disk.next_look_at] if self._disk is not None else []
+        moments = [self._disk.next_poll_at] if self._disk is not None else []
         if self._answer is not None:
             moments += [0.0] if self._answer.done() else []
         elif (due_at := self._reporter.due_at(self._holdings)) is not None:
@@ -317,7 +317,7 @@ class SnapshotHook(RoundHook):
             must_wait=self._reporter.find_unsafe() is not None,
             every_s=self._every_s,
             memory=self._memory,
-            to_disk=self._disk is not None and self._disk.wants_next_snapshot,
+            to_disk=self._disk is not None and self._disk.is_next_wanted,
         )
         if control != self._folder.read_control():
             self._folder.write_control(control)

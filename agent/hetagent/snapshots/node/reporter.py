@@ -25,43 +25,43 @@ class SnapshotReporter:
 
     def __init__(self) -> None:
         self.safe: SnapshotId | None = None
-        self._began: SnapshotId | None = None  # what the round began from, in memory
-        self._reported = Holdings()
+        self._start_snapshot: SnapshotId | None = None  # what the round began from, in memory
+        self._reported_holdings = Holdings()
         self._round, self._nnodes = 0, 1
-        self._reported_at = -NEWS_PAUSE_S
+        self._last_report_at = -NEWS_PAUSE_S
 
     def begin(self, number: int, nnodes: int, chosen: StartSnapshot | None, joined: Holdings) -> None:
         """A round begins, from a snapshot or from none; the server knows what this node had as it joined."""
-        self._round, self._nnodes, self._reported = number, nnodes, joined
-        self._began = make_snapshot_id(chosen) if chosen is not None and not chosen.on_disk else None
+        self._round, self._nnodes, self._reported_holdings = number, nnodes, joined
+        self._start_snapshot = make_snapshot_id(chosen) if chosen is not None and not chosen.on_disk else None
         if nnodes == 1 or (chosen is not None and not chosen.sharded):
-            self.safe = self._began
-        elif self._began is None or (self.safe is not None and self.safe > self._began):
+            self.safe = self._start_snapshot
+        elif self._start_snapshot is None or (self.safe is not None and self.safe > self._start_snapshot):
             self.safe = None  # it is not held any more, or not to be used
 
     @property
     def retained(self) -> tuple[SnapshotId, ...]:
         """Not to be overwritten: what is safe or the round began from, and what others may know to be safe."""
-        return tuple(dict.fromkeys(filter(None, (self.safe or self._began, self.find_unsafe()))))
+        return tuple(dict.fromkeys(filter(None, (self.safe or self._start_snapshot, self.find_unsafe()))))
 
     def find_unsafe(self) -> SnapshotId | None:
         """The newest that was reported, or the round began from, if it is not known to be safe; None: it is."""
-        held = [one for one in self._reported.held if one.round == self._round and one.sharded]
+        held = [one for one in self._reported_holdings.held if one.round == self._round and one.sharded]
         reported = map(make_snapshot_id, held if self._nnodes > 1 else ())
-        newest = max(filter(None, (self._began, *reported)), default=None)
+        newest = max(filter(None, (self._start_snapshot, *reported)), default=None)
         return newest if newest is not None and (self.safe is None or newest > self.safe) else None
 
     def due_at(self, holdings: Holdings) -> float | None:
         """When to report (monotonic seconds); None: the server knows all."""
         pause_s = max(PAUSE_S, self._nnodes / MOST_PER_S)
-        if holdings != self._reported:
-            return self._reported_at + min(NEWS_PAUSE_S, pause_s)
+        if holdings != self._reported_holdings:
+            return self._last_report_at + min(NEWS_PAUSE_S, pause_s)
         # Until what lives once is safe this node asks whether it is, and what to copy.
-        return self._reported_at + pause_s if self.find_unsafe() is not None else None
+        return self._last_report_at + pause_s if self.find_unsafe() is not None else None
 
     def begin_report(self, now: float, holdings: Holdings) -> None:
         """The server is about to know this, and may tell others that it is safe: workers have to know first."""
-        self._reported, self._reported_at = holdings, now
+        self._reported_holdings, self._last_report_at = holdings, now
         for held in holdings.held:
             is_alone = self._nnodes == 1 and len(held.ranks) == held.world_size
             has_all = not held.sharded or is_alone
@@ -70,7 +70,7 @@ class SnapshotReporter:
 
     def cancel_report(self) -> None:
         """Workers could not be told: report after the next pause."""
-        self._reported = Holdings()
+        self._reported_holdings = Holdings()
 
     def on_reply(self, reply: SnapshotsReply) -> None:
         """The server's answer."""

@@ -23,9 +23,9 @@ from hetagent.snapshots.errors import SnapshotError, SnapshotSuperseded
 from hetagent.snapshots.folder import INDEX, NEW, SHARED, Index, Slot, SnapshotId, write_atomic
 from hetagent.snapshots.loading import build_metadata, get_metadata_index, read_small_state
 from hetagent.snapshots.on_disk import (
-    MARK,
-    OTHERS,
-    OVERTAKEN,
+    EXIT_SUPERSEDED,
+    METADATA_FILE,
+    WRITABLE_BY_OTHERS,
     SnapshotMetadata,
     list_directories,
     require_private,
@@ -57,7 +57,7 @@ def write_snapshot(slot: Slot, into: Path, ranks: Sequence[int]) -> None:
     first = write_parts(slot, into, ranks, replicated=0 in ranks)
     mine = {*ranks}
     sizes, changed_at = dict[str, int](), time.monotonic()
-    while not (into / MARK).exists():
+    while not (into / METADATA_FILE).exists():
         try:
             now = {path.name: path.stat().st_size for path in into.iterdir()}
         except FileNotFoundError:  # it is being written just now, or was given up
@@ -133,8 +133,10 @@ def write_checkpoint(into: Path) -> None:
         written_at=int(time.time()),
     )
     _fsync_paths(*into.iterdir(), into)
-    write_atomic(into / MARK, mark.to_json())
-    _fsync_paths(into / MARK, into, into.parent, into.parent.parent)  # which may have been made for it
+    write_atomic(into / METADATA_FILE, mark.to_json())
+    _fsync_paths(
+        into / METADATA_FILE, into, into.parent, into.parent.parent
+    )  # which may have been made for it
 
 
 def _fsync_paths(*paths: Path) -> None:
@@ -155,16 +157,16 @@ def prune(path: Path, keep: int) -> None:
     """Remove what was written before the newest complete snapshots, which are kept."""
     kept = 0
     for each in sorted(list_directories(path).values(), key=_written_at, reverse=True):
-        is_complete = (each / MARK).exists()
+        is_complete = (each / METADATA_FILE).exists()
         if kept >= keep or (kept and not is_complete):
-            (each / MARK).unlink(missing_ok=True)
+            (each / METADATA_FILE).unlink(missing_ok=True)
             shutil.rmtree(each, ignore_errors=True)
         kept += is_complete
 
 
 def _written_at(path: Path) -> int:
     """When a snapshot was complete, or last written to (nanoseconds, by the file server's clock)."""
-    mark = path / MARK
+    mark = path / METADATA_FILE
     return (mark if mark.exists() else path).stat().st_mtime_ns
 
 
@@ -175,7 +177,7 @@ def main() -> None:
     with contextlib.suppress(OSError):
         os.nice(10)
     torch.set_num_threads(1)
-    os.umask(os.umask(0) | OTHERS)
+    os.umask(os.umask(0) | WRITABLE_BY_OTHERS)
     leads = 0 in order["ranks"]
     try:
         write_snapshot(slot, into, order["ranks"])
@@ -183,10 +185,10 @@ def main() -> None:
             with contextlib.suppress(Exception):  # this one is written, whatever becomes of older ones
                 prune(into.parent, order["keep"])
     except Exception as error:
-        if leads and not (into / MARK).exists():
+        if leads and not (into / METADATA_FILE).exists():
             shutil.rmtree(into, ignore_errors=True)
         if isinstance(error, SnapshotSuperseded):
-            sys.exit(OVERTAKEN)
+            sys.exit(EXIT_SUPERSEDED)
         print(error, file=sys.stderr)
         sys.exit(1)
 

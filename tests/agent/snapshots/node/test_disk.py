@@ -18,7 +18,7 @@ from hetagent.snapshots.node import catalog as catalogs
 from hetagent.snapshots.node.catalog import DiskCatalog
 from hetagent.snapshots.node.disk import DiskWriter
 from hetagent.snapshots.node.to_disk import prune
-from hetagent.snapshots.on_disk import MARK, SnapshotMetadata, directory_name
+from hetagent.snapshots.on_disk import METADATA_FILE, SnapshotMetadata, directory_name
 from hetrdzv.protocol.snapshots import DiskSnapshot, NotWritten, StartSnapshot
 from hetrdzv.protocol.snapshots import SnapshotId as Declared
 
@@ -58,7 +58,7 @@ class Node:
         path.mkdir(parents=True)
         if complete:
             mark = SnapshotMetadata(world_size=2, sharded=False, size=7, ranks={0: "d"}, written_at=at)
-            (path / MARK).write_bytes(mark.to_json())
+            (path / METADATA_FILE).write_bytes(mark.to_json())
         for each in (*path.iterdir(), path):
             os.utime(each, (at, at))
         return path
@@ -141,7 +141,7 @@ def test_why_a_round_begins_anew_is_known(node: Node) -> None:
 
 def test_nothing_is_read_where_others_can_write(node: Node, tmp_path: Path) -> None:
     node.has(10)
-    others = [node.has(20), node.has(30) / MARK]
+    others = [node.has(20), node.has(30) / METADATA_FILE]
     for path in others:
         path.chmod(0o777)
     assert node.declares() == [(JOB, 10)]
@@ -177,7 +177,7 @@ def test_a_file_server_that_does_not_answer_keeps_nobody(node: Node, monkeypatch
 
 def test_the_first_answer_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Node(tmp_path).has(10)
-    monkeypatch.setattr(catalogs, "PATIENT_S", 0.05)
+    monkeypatch.setattr(catalogs, "LONG_SCAN_S", 0.05)
     slow = catalogs.list_directories
 
     def answers_late(path: Path) -> dict[SnapshotId, Path]:
@@ -202,12 +202,12 @@ def test_what_workers_took_for_the_disk_is_written_once(node: Node, monkeypatch:
     node.holds(30, 1)
     node.disk.write_due(2, [1])
     assert begun == [], "it is of a round that is over"
-    assert not node.disk.wants_next_snapshot
+    assert not node.disk.is_next_wanted
     node.disk._due_at = 0.0
-    assert node.disk.wants_next_snapshot
+    assert node.disk.is_next_wanted
     node.disk.write_due(1, [1])
     assert begun == [30]
-    assert not node.disk.wants_next_snapshot
+    assert not node.disk.is_next_wanted
     assert node.disk._due_at > time.monotonic() + 590
 
 

@@ -29,7 +29,7 @@ from hetagent.snapshots.loading import SnapshotLoader
 from hetagent.snapshots.node import to_disk
 from hetagent.snapshots.node.to_disk import write_snapshot
 from hetagent.snapshots.on_disk import (
-    MARK,
+    METADATA_FILE,
     SnapshotMetadata,
     directory_name,
     list_directories,
@@ -158,7 +158,7 @@ def load(folder: Path, path: Path, script: Script) -> int:
 def test_what_is_corrupt_on_disk_is_not_loaded(
     slot: Slot, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hetagent.snapshots.loading.GIVEN_UP_S", 0.0)
+    monkeypatch.setattr("hetagent.snapshots.loading.ROUND_END_WAIT_S", 0.0)
     path = written(slot, tmp_path / "disk")
     content = bytearray((path / name).read_bytes())
     for at in range(0, len(content), 64):
@@ -174,9 +174,9 @@ def test_it_is_on_disk_before_its_mark_is(
     into, synced = tmp_path / "all" / "disk", list[Path]()
     monkeypatch.setattr(os, "fsync", lambda fd: synced.append(Path(os.readlink(f"/proc/self/fd/{fd}"))))
     write_snapshot(slot, into, [0])
-    before = synced[: synced.index(into / MARK)]
-    assert {*before} >= {into, *into.iterdir()} - {into / MARK}
-    assert synced[synced.index(into / MARK) :] == [into / MARK, into, into.parent, tmp_path]
+    before = synced[: synced.index(into / METADATA_FILE)]
+    assert {*before} >= {into, *into.iterdir()} - {into / METADATA_FILE}
+    assert synced[synced.index(into / METADATA_FILE) :] == [into / METADATA_FILE, into, into.parent, tmp_path]
 
 
 def test_what_is_corrupt_in_memory_does_not_get_there(slot: Slot, tmp_path: Path) -> None:
@@ -285,7 +285,7 @@ def test_if_the_node_of_rank_0_is_gone_another_one_writes_what_all_have_alike(
 
 def test_a_mark_of_another_version_or_without_sense_is_none(slot: Slot, tmp_path: Path) -> None:
     path = written(slot, tmp_path / "disk")
-    good = json.loads((path / MARK).read_text())
+    good = json.loads((path / METADATA_FILE).read_text())
     for odd in (
         {"v": 2},
         {"written_at": None},
@@ -293,7 +293,7 @@ def test_a_mark_of_another_version_or_without_sense_is_none(slot: Slot, tmp_path
         {"ranks": [1]},
         {"x": 1},
     ):
-        (path / MARK).write_text(json.dumps(good | odd))
+        (path / METADATA_FILE).write_text(json.dumps(good | odd))
         assert SnapshotMetadata.read_metadata(path) is None, odd
     shutil.rmtree(path)
     assert SnapshotMetadata.read_metadata(path) is None
@@ -353,5 +353,5 @@ def test_what_is_written_nobody_else_may_change(slot: Slot, tmp_path: Path) -> N
     path = tmp_path / "disk" / directory_name(OWN)
     subprocess.run(command(slot, path), check=True, timeout=100, umask=0o002)
     modes = {each.name: each.stat().st_mode & 0o022 for each in (path.parent, path, *path.iterdir())}
-    assert MARK in modes
+    assert METADATA_FILE in modes
     assert set(modes.values()) == {0}

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from hetrdzv.cli import hetctl
 from tests.support.cluster import PAIR, Cluster, cluster
 
 pytestmark = pytest.mark.slow
@@ -63,28 +62,3 @@ def test_the_worker_that_is_waited_for_is_blamed_with_its_stack_and_the_job_goes
         assert (HERE in kept[1], "all_reduce" in kept[0], "all_reduce" in kept[2]) == (True,) * 3, kept
         for agent in job.agents.values():
             assert ended.partition(": ")[2] in agent.stderr, job.report()
-
-
-@pytest.mark.long
-def test_a_hang_that_somebody_ends_is_named_where_its_time_is_accounted_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(SLEEPER)
-    with cluster(tmp_path, "--nnodes", "2", "--stop-timeout-s", "2") as job:
-        for name, slots in PAIR.items():
-            job.agent(name, slots, script=str(script))
-        hang = "round 1: ranks 0 and 2 wait for rank 1"
-        job.wait_for(lambda: job.group().get("reason", {}).get("message", "").startswith(hang), "a hang")
-        hetctl.cli(["describe", "job", "--server", job.server.url], standalone_mode=False)
-        shown = capsys.readouterr().out
-        assert re.findall(r"^ +\d +\w +(waits|waited for|runs) ", shown, re.MULTILINE) == [
-            "waited for",
-            "waits",
-            "waits",
-        ], shown
-        job.post("cancel")
-        for agent in job.agents.values():
-            agent.wait()
-            assert re.search(r"outcome +the job was cancelled by", agent.stderr), job.report()
-            assert re.search(r"time .*, hanging \d+ s", agent.stderr), job.report()

@@ -125,29 +125,6 @@ def test_what_a_crashed_worker_started_is_gone_before_the_next_round(
     pair.end_well("a", "b")
 
 
-@pytest.mark.long
-def test_the_job_runs_on_the_best_world_there_is(tmp_path: Path) -> None:
-    flags = ("--world-size", "2:4", "--world-size-multiple", "2", "--last-call-s", "0.5")
-    with cluster(tmp_path, *flags, "--stop-timeout-s", "5") as job:
-        job.light = True
-        job.agent("a", 2)
-        first = job.world(2)
-        job.agent("b", 1)
-        said = "with it the world size would be 3, but it must be "
-        job.wait_for(lambda: said in job.agents["b"].stderr, "a spare")
-        job.agents["a"].workers()[1].kill()
-        second = job.world(2, round_above=first)
-        job.agent("c", 1)  # now a, b and c make 4
-        third = job.world(4, round_above=second)
-        members = job.group()["current_round"]["members"]
-        assert [(one["node_id"], one["rank_offset"]) for one in members] == [("a", 0), ("b", 2), ("c", 3)]
-        job.agents["a"].process.kill()  # b and c are left
-        fourth = job.world(2, round_above=third)
-        assert {line["node"] for line in job.lines(round=fourth)} == {"b", "c"}
-        assert (job.group()["round"], job.group()["restarts"]) == (fourth, 1)
-        job.end_well("b", "c")
-
-
 def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace(pair: Cluster) -> None:
     pair.flags = (*pair.flags[:-1], "1")
     first = pair.start(PAIR, do="ignore-term@2")

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.cluster import THREE, WORKLOAD, Agent, Cluster, marked, wait_for
+from tests.support.cluster import WORKLOAD, Agent, Cluster, marked, wait_for
 from tests.support.programs.start import COLD
 from tests.support.servers import free_port
 from tests.support.workload.worklog import complaints
@@ -126,26 +126,6 @@ def test_a_new_node_is_admitted_and_costs_no_restart(tmp_path: Path) -> None:
         second = job.world(3, round_above=first)
         assert {line["restart"] for line in job.lines(round=second)} == {0}
         job.end_well("a", "b")
-
-
-@pytest.mark.long
-def test_a_drained_node_goes_and_then_the_first_nodes_machine_dies(tmp_path: Path) -> None:
-    with Torchruns(tmp_path, "--nnodes", "1:3", "--max-restarts", "5", conf=CONF) as job:
-        for name, slots in THREE.items():
-            job.torchrun(name, slots)
-        first = job.world(4)
-        job.post("nodes/c/drain")
-        assert job.agents["c"].wait() == 4
-        second = job.world(3, round_above=first)
-        assert {line["restart"] for line in job.lines(round=second)} == {0}
-        process = psutil.Process(job.agents["a"].pid)
-        for one in [process, *process.children(recursive=True)]:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                one.kill()
-        third = job.world(1, round_above=second)
-        assert {line["node"] for line in job.lines(round=third)} == {"b"}
-        assert job.group()["current_round"]["master"]["node_id"] == "b"
-        job.end_well("b")
 
 
 @pytest.mark.long

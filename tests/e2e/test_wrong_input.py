@@ -163,35 +163,12 @@ def test_no_server_there(hetagent: Run) -> None:
     assert f"ended    {refused}; gave up after 2 s: start hetserver there, or check --server" in said.text
 
 
-def test_an_unknown_host(hetagent: Run) -> None:
-    said = hetagent("--server", "http://no-such-host.invalid:29400", *CPU, "train.py")
-    assert said.status == USAGE
-    url = "http://no-such-host.invalid:29400"
-    assert said.text == (
-        f"hetagent: cannot resolve 'no-such-host.invalid' of the server's URL {url} "
-        "(Name or service not known): check --server\n"
-    )
-
-
 def test_tls_to_a_server_without(hetagent: Run, server: Hetserver) -> None:
     """It is not tried for a minute: that ends the test's patience."""
     url = server.url.replace("http:", "https:")
     said = hetagent("--server", url, *CPU, "train.py")
     assert said.status == UNFIT
     assert f"refused  {url} answered, but does not speak TLS: use http://\n" in said.text
-
-
-@pytest.mark.parametrize(
-    ("argv", "text"),
-    [
-        (["--interface", "nope0"], "interface 'nope0' does not exist here: choose one of lo (127.0.0.1)"),
-        (["--local-addr", "x", "--interface", "y"], "--interface and --local-addr mean the same thing: give only one"),
-    ],
-)  # fmt: skip
-def test_an_address_that_is_not_here(hetagent: Run, argv: list[str], text: str) -> None:
-    said = hetagent("--standalone", *CPU, *argv, "train.py")
-    assert said.status == USAGE
-    assert said.text.startswith(f"hetagent: {text}")
 
 
 def test_no_free_port(hetagent: Run, server: Hetserver) -> None:

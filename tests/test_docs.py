@@ -27,7 +27,7 @@ from hetrdzv.protocol.requests import SpecFields
 from hetrdzv.protocol.routes import VERSION_HEADERS
 from hetrdzv.protocol.settings import SETTINGS, GroupSpec
 from hetrdzv.protocol.states import NODE_STATES, DirectiveKind, GroupState, ReportKind
-from hetrdzv.service.journal import WARNINGS
+from hetrdzv.service.event_log import WARNING_CODES
 from hetrdzv.service.metrics import Metrics
 from tests.support.routes import application
 from tests.support.routes import routes as all_routes
@@ -297,7 +297,7 @@ def test_every_kind_is_told() -> None:
 def test_every_code_of_a_reason_is_told_and_which_are_warnings() -> None:
     table = {kind: row for row in rows(page("docs/events.md")) for kind in quoted([row[0]])}
     assert differences("event", "docs/events.md", table.keys(), {code.value for code in ReasonCode}) == []
-    assert {kind for kind, row in table.items() if row[1].startswith("**warning**")} == set(WARNINGS)
+    assert {kind for kind, row in table.items() if row[1].startswith("**warning**")} == set(WARNING_CODES)
 
 
 # -- error codes ---------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from hetrdzv.protocol.errors import StaleRound
 from hetrdzv.protocol.reasons import ends, events, hangs
 from hetrdzv.protocol.reasons.reason import ReasonCode
 from hetrdzv.protocol.states import StallKind
-from hetrdzv.storage.records import group_changes
+from hetrdzv.storage.records import make_group_changes
 from tests.core.driver import Story, bare
 from tests.core.script import play
 from tests.support.hangs import behind, of_nobody
@@ -140,6 +140,6 @@ def test_a_stall_is_not_stored() -> None:
     story = job()
     bare = story.group
     story.stalled(for_s=60)
-    assert group_changes(bare, story.group) == {}
+    assert make_group_changes(bare, story.group) == {}
     stored = restore(stored_records(story.group), story.now).groups["g"]
     assert stored.round == bare.round

@@ -94,9 +94,9 @@ def live_an_hour(server: VirtualServer, hour: int) -> None:
 
 @pytest.mark.long
 def test_nothing_only_ever_grows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service_module, "BEAT_S", 0.5)  # half of the work
+    monkeypatch.setattr(service_module, "BEAT_INTERVAL_S", 0.5)  # half of the work
     monkeypatch.setattr(retention, "KEEP_IDLE_S", 600.0)
-    monkeypatch.setattr(ledger, "EVENTS_KEPT", 50)  # full when the day begins
+    monkeypatch.setattr(ledger, "MAX_STORED_EVENTS", 50)  # full when the day begins
     with VirtualServer(keep_finished_s=600.0) as server:
         stays = {**OFFER, "incarnation": "1", "spec": {"min_nodes": 1, "max_nodes": 4, "lease_s": 60}}
         assert server.send("PUT", "/v1/groups/other/nodes/stays", json=stays).status_code == 200

@@ -22,7 +22,7 @@ from hetrdzv.protocol.errors import Unreachable
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.service.leadership import ElectedReplica
 from hetrdzv.storage.etcd.access import make_access
-from hetrdzv.storage.etcd.client import Etcd
+from hetrdzv.storage.etcd.client import EtcdClient
 from tests.support.cluster import wait_for
 from tests.support.etcd import EtcdCluster, fill, make_room, make_tls, sturdy
 from tests.support.failover import FAILOVER_S, LEASE_S, SPEC, WAIT_S, Job, Servers, get, serving
@@ -259,7 +259,7 @@ def test_a_command_line_that_makes_no_sense(args: list[str], says: str) -> None:
 
 
 def test_no_etcd_is_an_error_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hetrdzv.service.leadership.START_PATIENCE_S", 0.1)
+    monkeypatch.setattr("hetrdzv.service.leadership.START_TIMEOUT_S", 0.1)
     store = f"etcd://127.0.0.1:{free_port()}"
     result = CliRunner().invoke(hetserver.main, ["--store", store, "--port", "0"])
     assert result.exit_code == 2
@@ -269,7 +269,7 @@ def test_no_etcd_is_an_error_after_a_while(monkeypatch: pytest.MonkeyPatch) -> N
 
 async def test_etcd_may_come_later_and_a_stop_waits_for_none() -> None:
     etcd = EtcdCluster("3.5")
-    stays, stops = (ElectedReplica(Etcd(make_access(etcd.url("late"))), "http://h:1") for _ in range(2))
+    stays, stops = (ElectedReplica(EtcdClient(make_access(etcd.url("late"))), "http://h:1") for _ in range(2))
     starts = [asyncio.ensure_future(replica.start()) for replica in (stays, stops)]
     await asyncio.sleep(0.3)
     stops.begin_stop()

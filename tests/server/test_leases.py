@@ -11,8 +11,9 @@ from hetrdzv.protocol.errors import StorageError
 from hetrdzv.protocol.rounds import Failure
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.states import NodePhase, ReportKind
-from hetrdzv.service.clock import BEAT_S, LATE_S, ServedClock
-from hetrdzv.service.leases import MAX_POLL_S, LeaseTable, choose_pace
+from hetrdzv.service.clock import BEAT_INTERVAL_S, BEAT_TOLERANCE_S, ServedClock
+from hetrdzv.service.leases import LeaseTable
+from hetrdzv.service.poll_timing import MAX_POLL_WAIT_S, choose_poll_timing
 from hetrdzv.service.service import Service
 from tests.support.served import FaultyStore, HandClock, join, serving, settled, two_nodes
 
@@ -75,7 +76,7 @@ def test_nobody_is_judged_by_a_shorter_lease_than_was_granted_and_only_the_accep
 ):
     table = Table(group_of("a", "b", *(f"n{number}" for number in range(5_000))))
     table.restore_leases([table.group])
-    granted = choose_pace(5.0, len(table)).lease_s
+    granted = choose_poll_timing(5.0, len(table)).lease_s
     assert granted > 15.0
     table.grant_lease(table.group, "a", "a-0")
     for node_id in ("a", "b"):
@@ -124,7 +125,7 @@ def test_after_a_stall_everybody_has_a_full_lease() -> None:
 
 def test_after_a_load_everybody_has_the_longest_lease_that_was_granted() -> None:
     table = Table(group_of(*(f"n{number}" for number in range(5_000))))
-    longest = choose_pace(5.0, 5_000).lease_s
+    longest = choose_poll_timing(5.0, 5_000).lease_s
     table.restore_leases([table.group])
     assert len(table) == 5_000
     assert longest > 5.0
@@ -160,16 +161,16 @@ def test_who_is_gone_is_forgotten_once_its_lease_is_over() -> None:
     [
         (5.0, 2, 2.5, 5.0),
         (0.5, 2, 0.25, 0.5),
-        (3600.0, 2, MAX_POLL_S, 3600.0),
+        (3600.0, 2, MAX_POLL_WAIT_S, 3600.0),
         (5.0, 1_250, 2.5, 5.0),
         (5.0, 10_000, 20.0, 40.0),
-        (5.0, 16_384, MAX_POLL_S, 60.0),
+        (5.0, 16_384, MAX_POLL_WAIT_S, 60.0),
     ],
 )
 def test_the_pace_follows_the_lease_and_the_number_of_nodes(
     lease_s: float, nodes: int, poll_s: float, lease: float
 ) -> None:
-    found = choose_pace(lease_s, nodes)
+    found = choose_poll_timing(lease_s, nodes)
     assert (found.poll_s, found.lease_s) == (poll_s, lease)
 
 
@@ -189,12 +190,12 @@ def test_time_in_which_nobody_served_does_not_age_anything_but_keeps_its_order()
     assert before_start == sorted(before_start)
     assert before_start == pytest.approx([5.0] * 3, abs=0.001)
     hand.at += 60.0  # it stood still
-    assert clock.now() == pytest.approx(105.0 + BEAT_S + LATE_S)
+    assert clock.now() == pytest.approx(105.0 + BEAT_INTERVAL_S + BEAT_TOLERANCE_S)
     for _ in range(2):
         in_stall = [clock.age(seconds) for seconds in (0.0, 1.0, 59.0, 59.7)]
         assert in_stall == sorted(set(in_stall))
         assert in_stall == pytest.approx([0.0] * 4, abs=0.001)
-        assert clock.age(62.0) == pytest.approx(2.0 + BEAT_S + LATE_S, abs=0.001)
+        assert clock.age(62.0) == pytest.approx(2.0 + BEAT_INTERVAL_S + BEAT_TOLERANCE_S, abs=0.001)
         clock.begin_beat()
 
 

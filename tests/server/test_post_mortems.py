@@ -16,7 +16,7 @@ from hetrdzv.protocol.stacks import (
     group_equal_stacks,
 )
 from hetrdzv.service.progress import post_mortems as module
-from hetrdzv.service.progress.post_mortems import ENTRY, PostMortems
+from hetrdzv.service.progress.post_mortems import WORKER_OVERHEAD_CHARACTERS, PostMortems
 from tests.core.driver import Story
 
 
@@ -63,7 +63,7 @@ def test_what_is_replaced_is_gone_and_of_an_earlier_round_others_words_stay(kept
     assert logs is not None
     assert [logs.by_rank[rank].text for rank in range(4)] == ["newer 9", "two", "three", "late"]
     assert kept.list_rounds("g", OutputKind.LOGS) == {1}
-    assert logs.size == len("newer 9" + "two" + "three" + "late") + 9 + 4 * ENTRY
+    assert logs.size == len("newer 9" + "two" + "three" + "late") + 9 + 4 * WORKER_OVERHEAD_CHARACTERS
 
 
 def test_stacks_of_a_later_hang_replace_earlier_ones_unless_there_are_none(kept: PostMortems) -> None:
@@ -97,7 +97,7 @@ def test_of_large_worlds_less_is_kept_of_each_worker_and_both_streams_have_their
 
 
 def test_the_group_with_the_oldest_news_gives_way(kept: PostMortems, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST", 3 * (ENTRY + 10))
+    monkeypatch.setattr(module, "MAX_TOTAL_CHARACTERS", 3 * (WORKER_OVERHEAD_CHARACTERS + 10))
     for group in "abc":
         add(kept, running(group_id=group), "." * 10)
     add(kept, running(group_id="a", number=2), "")

@@ -23,7 +23,7 @@ GROUP = "/v1/groups/g"
 @pytest.fixture(autouse=True)
 def _short_queries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Agents of these tests answer at once or never."""
-    monkeypatch.setattr(queries, "WITHIN_S", 2.0)
+    monkeypatch.setattr(queries, "ANSWER_TIMEOUT_S", 2.0)
 
 
 def at(enqueued: int, *, completed: int | None = None) -> list[dict[str, Any]]:
@@ -135,7 +135,7 @@ async def test_workers_that_move_again_while_many_are_judged_are_seen(
         assert go_on.wait(30)
         return found
 
-    monkeypatch.setattr(progress_module, "MANY", 1)
+    monkeypatch.setattr(progress_module, "MIN_WORKERS_FOR_THREAD", 1)
     async with serving(clock=HandClock()) as (service, _), api(service) as client:
         await two_nodes(service)
         if noted:

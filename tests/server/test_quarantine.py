@@ -94,7 +94,7 @@ async def test_a_group_that_cannot_go_on_is_set_aside_and_deleted(monkeypatch: p
 
         monkeypatch.setattr(service_module, "step", step)
         before = {key for key in store.keys if key.startswith("groups/g/")}
-        service._spawn_tick("g")  # as its timer does
+        service._spawn_tick_task("g")  # as its timer does
         await settled()
         assert service.quarantine_reasons() == {"g": "RecursionError: maximum recursion depth exceeded"}
         for ask in (service.execute("g", join("a")), service.execute("g", Tick())):

@@ -11,7 +11,7 @@ from hetrdzv.protocol.errors import Refused, StorageError
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.service import retention
 from hetrdzv.service import service as service_module
-from hetrdzv.service.service import SWEEP_EVERY_S, Service
+from hetrdzv.service.service import SWEEP_INTERVAL_S, Service
 from tests.support.served import FaultyStore, HandClock, join, serving, settled, started, two_nodes
 
 DAY_S = 86_400.0
@@ -39,7 +39,7 @@ async def left(service: Service, group_id: str = "g", by: Command | None = None)
 
 async def swept(service: Service, clock: HandClock, seconds: float = 0.0) -> list[str]:
     """The groups that are left after some time and a sweep."""
-    clock.pass_by(service, seconds + SWEEP_EVERY_S)
+    clock.pass_by(service, seconds + SWEEP_INTERVAL_S)
     service._forget_outdated_groups(service.now())
     await settled()
     return [group.group_id for group in service.groups()]

@@ -22,7 +22,7 @@ from hetrdzv.service import clock as clock_module
 from hetrdzv.service import ledger
 from hetrdzv.service import service as service_module
 from hetrdzv.service.polls.polls import Polls, current_directive
-from hetrdzv.service.polls.watchers import Caller, Watchers
+from hetrdzv.service.polls.waiting_polls import Caller, WaitingPolls
 from hetrdzv.service.service import Service
 from hetrdzv.storage import records
 from hetrdzv.storage.base import NothingWritten
@@ -132,7 +132,7 @@ async def test_a_failed_commit_changes_nothing_and_is_told_to_everybody_in_it_an
 async def test_while_the_store_cannot_be_loaded_reads_are_refused_and_it_is_tried_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(service_module, "RETRY_S", 0.05)
+    monkeypatch.setattr(service_module, "RETRY_INTERVAL_S", 0.05)
     async with serving() as (service, store):
         await two_nodes(service)
         waiting = await poll(service, "a")
@@ -195,11 +195,11 @@ async def test_what_is_committed_is_served_while_nothing_can_be_written(
 
 
 async def test_the_clock_is_stored_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service_module, "BEAT_S", 0.001)
+    monkeypatch.setattr(service_module, "BEAT_INTERVAL_S", 0.001)
     hand = HandClock()
     async with serving(clock=hand) as (service, store):
         await service.execute("g", join("a", lease_s=600.0))
-        hand.pass_by(service, ledger.CLOCK_STORED_EVERY_S)
+        hand.pass_by(service, ledger.CLOCK_STORE_INTERVAL_S)
         await until(lambda: store.commits[-1] == {})
         assert store.content.clock == service.now()
 
@@ -208,7 +208,7 @@ async def test_what_was_due_while_nothing_could_be_written_is_done_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A node whose next agent could not be stored is lost when that agent and its own are silent."""
-    monkeypatch.setattr(service_module, "RETRY_S", 0.001)
+    monkeypatch.setattr(service_module, "RETRY_INTERVAL_S", 0.001)
     hand = HandClock()
     async with serving(clock=hand) as (service, store):
         await two_nodes(service)
@@ -278,12 +278,12 @@ async def test_a_suspect_that_is_heard_again_lets_the_round_form_for_all() -> No
 
 async def test_a_change_of_a_node_concerns_it_and_those_that_have_left() -> None:
     """Whether one that has left has to go on serving its snapshots depends on the others."""
-    watchers = Watchers()
+    watchers = WaitingPolls()
     story = running("a", "b", "c")
     story.leave("b")
     before = story.group
     waiting = {
-        name: asyncio.ensure_future(watchers.wait_for_news("g", name, 60.0, Caller())) for name in "abc"
+        name: asyncio.ensure_future(watchers.wait_for_change("g", name, 60.0, Caller())) for name in "abc"
     }
     await asyncio.sleep(0)
     watchers.wake_nodes("g", before, before.with_node(replace(before.nodes["a"], slots=2)))
@@ -316,7 +316,7 @@ async def test_a_deleted_group_leaves_nothing_behind() -> None:
         await settled()
         with pytest.raises(UnknownGroup):
             waiting.result()
-        assert service.watchers.count_waiting() == 0
+        assert service.waiting_polls.count_waiting() == 0
         assert store.keys == set()
         assert list(service.groups()) == []
         assert list(service._timers) == []
@@ -349,7 +349,7 @@ async def test_a_stop_answers_polls_and_what_is_being_committed() -> None:
 
 
 async def test_history_is_numbered_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger, "EVENTS_KEPT", 5)
+    monkeypatch.setattr(ledger, "MAX_STORED_EVENTS", 5)
     async with serving() as (service, store):
         for i in range(8):
             await service.execute("g", join(f"n{i}", min_nodes=100))
@@ -412,7 +412,7 @@ async def test_a_slow_start_excuses_no_cut() -> None:
     await service.start()
     try:
         await two_nodes(service)
-        clock.pass_by(service, clock_module.BEAT_S)
+        clock.pass_by(service, clock_module.BEAT_INTERVAL_S)
         await service.on_poll_disconnect("g", "a", "1")
         assert service.group("g").nodes["a"].disconnected_at is not None
     finally:
@@ -433,7 +433,7 @@ async def test_a_cut_of_what_is_gone_is_no_error() -> None:
 async def test_a_tick_that_fails_is_tried_again_though_nothing_else_is_due(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(service_module, "RETRY_S", 0.01)
+    monkeypatch.setattr(service_module, "RETRY_INTERVAL_S", 0.01)
     failures: list[Exception] = [ValueError("a bug")]
     real = service_module.step
 

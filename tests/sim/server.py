@@ -21,9 +21,9 @@ from hetrdzv.protocol.progress import PollRequest
 from hetrdzv.protocol.requests import ReportRequest
 from hetrdzv.protocol.routes import Routes
 from hetrdzv.service.clock import ServedClock
-from hetrdzv.service.leases import STALL_S
+from hetrdzv.service.leases import SERVER_STALL_S
 from hetrdzv.service.polls.polls import Polls, current_directive
-from hetrdzv.service.polls.watchers import Caller
+from hetrdzv.service.polls.waiting_polls import Caller
 from hetrdzv.service.service import Service
 from tests.sim.checks import Checks
 from tests.sim.loop import ServerLoop
@@ -76,7 +76,7 @@ class Connection:
             return await self._report(group, node, body)
         assert route is Routes.declare_snapshots
         declared = DeclareSnapshots(node_id=node, **codec.fields_of(body))
-        return await self._service.declare_holdings(group, declared)
+        return await self._service.record_snapshot_inventory(group, declared)
 
     async def _report(self, group: str, node: str, request: ReportRequest) -> Directive:
         try:
@@ -202,7 +202,7 @@ class ServerProcess:
             return False
         self._checks.say("server", f"stands still for {seconds:.1f} s")
         self._loop.freeze(seconds)
-        if seconds > STALL_S:
+        if seconds > SERVER_STALL_S:
             self._timeline.at(seconds, self._go_on, self._loop)
         return True
 

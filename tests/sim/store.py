@@ -11,7 +11,7 @@ from typing import Any
 
 from hetrdzv.protocol.errors import StorageError
 from hetrdzv.storage import records
-from hetrdzv.storage.base import Changes, NothingWritten, StoreContent
+from hetrdzv.storage.base import NothingWritten, RecordChanges, StoreContent
 
 GROUP = "g"
 _PREFIX = records.group_prefix(GROUP)
@@ -30,7 +30,7 @@ class Disk:
         self._on_round = on_round
         self._decoded: dict[str, tuple[bytes, dict[str, Any]]] = {}
 
-    def apply(self, changes: Changes, clock: float) -> None:
+    def apply(self, changes: RecordChanges, clock: float) -> None:
         for key, value in changes.items():
             if value is None:
                 self.records.pop(key, None)
@@ -101,7 +101,7 @@ class DiskStore:
             raise StorageError("the disk cannot be read")
         return StoreContent(dict(self._disk.records), self._disk.clock)
 
-    async def commit(self, changes: Changes, clock: float) -> None:
+    async def commit(self, changes: RecordChanges, clock: float) -> None:
         trouble, chance = self._trouble, self._rng.random()
         first, second = (self._rng.expovariate(1.0) * trouble.latency_s / 2 for _ in range(2))
         before = self._rng.random() < 0.5

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from hetrdzv.storage import open_store
-from hetrdzv.storage.base import EMPTY, MemoryStore, StateStore, StoreContent
+from hetrdzv.storage.base import EMPTY_STORE_CONTENT, MemoryStore, StateStore, StoreContent
 from hetrdzv.storage.etcd.access import make_access
-from hetrdzv.storage.etcd.client import Etcd
+from hetrdzv.storage.etcd.client import EtcdClient
 from hetrdzv.storage.etcd.store import EtcdStore
 from tests.support.etcd import VERSIONS, EtcdCluster
 from tests.support.leading import lead
@@ -38,14 +38,14 @@ class Case:
 
     async def reopened(self) -> StoreContent:
         """What the next server finds."""
-        content = await self.store.load() if self._kind == "memory" else EMPTY
+        content = await self.store.load() if self._kind == "memory" else EMPTY_STORE_CONTENT
         await self.store.close()
         if self._kind == "memory":
             self.store = MemoryStore(content)
         elif self._kind == "sqlite":
             self.store = open_store(self._url)
         else:
-            etcd = Etcd(make_access(self._url))
+            etcd = EtcdClient(make_access(self._url))
             self._stack.push_async_callback(etcd.close)
             self.store = EtcdStore(etcd, await lead(etcd))
         return await self.store.load()

@@ -19,12 +19,12 @@ from hetrdzv.auth.tls import ClientTls, TlsError
 from hetrdzv.protocol.errors import StorageError
 from hetrdzv.storage.base import NothingWritten, StoreContent
 from hetrdzv.storage.etcd import store as etcd_store
-from hetrdzv.storage.etcd.access import EtcdAccess, make_access, parse_url
-from hetrdzv.storage.etcd.client import Etcd, EtcdRefused, EtcdUnavailable, put
-from hetrdzv.storage.etcd.election import LeadershipLost, Term, campaign
-from hetrdzv.storage.etcd.store import LARGE as LARGE_VALUE
+from hetrdzv.storage.etcd.access import EtcdAccess, make_access, parse_etcd_url
+from hetrdzv.storage.etcd.client import EtcdClient, EtcdRefused, EtcdUnavailable, put_operation
+from hetrdzv.storage.etcd.election import LeadershipLost, Term, campaign_for_leadership
+from hetrdzv.storage.etcd.store import MIN_COMPRESSED_BYTES as LARGE_VALUE
 from hetrdzv.storage.etcd.store import EtcdStore
-from hetrdzv.storage.records import restore
+from hetrdzv.storage.records import restore_groups
 from tests.support.etcd import VERSIONS, EtcdCluster, alarm, make_tls
 from tests.support.leading import LEASE_S, lead
 from tests.support.servers import free_port
@@ -44,7 +44,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[EtcdCluster]:
         yield running
 
 
-class Wire(Etcd):
+class Wire(EtcdClient):
     """A client of etcd that breaks on demand.
 
     Attributes:
@@ -271,7 +271,7 @@ async def test_a_deposed_leader_writes_nothing(servers: Cluster) -> None:
     with pytest.raises(LeadershipLost, match="another server leads"):
         await old.commit({"a": b"old", "b": b"old"}, 9.0)
     assert term.lost.is_set()
-    assert term.left_s() == 0.0
+    assert term.remaining_s() == 0.0
     await new.commit({"c": b"new"}, 2.0)
     with pytest.raises(LeadershipLost):
         await old.load()
@@ -336,9 +336,9 @@ async def test_a_commit_that_comes_late_takes_effect_before_the_load_or_never(
 async def test_a_campaign_whose_answer_was_lost_stands_in_nobodys_way(servers: Cluster) -> None:
     wire = servers.wire()
     wire.doubled = True
-    assert await campaign(wire, "http://test:1", LEASE_S) is None
+    assert await campaign_for_leadership(wire, "http://test:1", LEASE_S) is None
     wire.doubled = False
-    assert await campaign(wire, "http://test:1", LEASE_S) is not None
+    assert await campaign_for_leadership(wire, "http://test:1", LEASE_S) is not None
 
 
 # -- what is there already ---------------------------------------------------------------------------------
@@ -346,7 +346,7 @@ async def test_a_campaign_whose_answer_was_lost_stands_in_nobodys_way(servers: C
 
 async def rewrite(servers: Cluster, name: str, value: bytes) -> None:
     wire = servers.wire()
-    await wire.txn([], [put(wire.key(name), value)], within_s=5.0)
+    await wire.txn([], [put_operation(wire.key(name), value)], within_s=5.0)
 
 
 def meta_of(log: int, v: int = 1) -> bytes:
@@ -381,10 +381,10 @@ async def test_a_damaged_value_is_no_record_and_sets_its_group_aside(servers: Cl
     await store.commit({"a": b"1"}, 1.0)
     await rewrite(servers, "records/groups/g/group", damage)
     wire = servers.wire()
-    await wire.txn([], [put(wire.key("records/") + b"\xff", b"1")], within_s=5.0)
+    await wire.txn([], [put_operation(wire.key("records/") + b"\xff", b"1")], within_s=5.0)
     found = (await servers.found()).records
     assert found.keys() == {"a", "groups/g/group", r"\xff"}
-    restored = restore({"groups/g/group": found["groups/g/group"]}, 0.0)
+    restored = restore_groups({"groups/g/group": found["groups/g/group"]}, 0.0)
     assert "record groups/g/group is malformed" in restored.quarantined["g"].why
 
 
@@ -411,7 +411,7 @@ async def test_prefixes_are_worlds_of_their_own(servers: Cluster) -> None:
     ],
 )
 def test_urls(url: str, endpoints: tuple[str, ...], prefix: str) -> None:
-    assert parse_url(url) == (endpoints, prefix)
+    assert parse_etcd_url(url) == (endpoints, prefix)
 
 
 @pytest.mark.parametrize(
@@ -429,7 +429,7 @@ def test_urls(url: str, endpoints: tuple[str, ...], prefix: str) -> None:
 )
 def test_wrong_urls(url: str, says: str) -> None:
     with pytest.raises(ValueError, match=says) as raised:
-        parse_url(url)
+        parse_etcd_url(url)
     assert "s3cret" not in str(raised.value)
 
 
@@ -452,7 +452,7 @@ def test_files_that_do_not_go_together(files: ClientTls, says: str) -> None:
 
 
 async def reach(access: EtcdAccess, within_s: float = 2.0) -> None:
-    etcd = Etcd(access)
+    etcd = EtcdClient(access)
     try:
         await etcd.get(etcd.key("leader"), within_s=within_s)
     finally:
@@ -519,10 +519,10 @@ async def test_a_member_that_answers_a_byte_at_a_time_is_given_up_in_time() -> N
         await asyncio.start_server(answer, "127.0.0.1", 0) as good,
     ):
         members = ",".join(f"127.0.0.1:{one.sockets[0].getsockname()[1]}" for one in (slow, good))
-        etcd = Etcd(make_access(f"etcd://{members}"))
+        etcd = EtcdClient(make_access(f"etcd://{members}"))
         with pytest.raises(EtcdUnavailable, match="no answer within"):
-            await etcd.keep_alive(1, within_s=0.3)
-        assert await etcd.keep_alive(1, within_s=5.0) == 7
+            await etcd.keep_lease_alive(1, within_s=0.3)
+        assert await etcd.keep_lease_alive(1, within_s=5.0) == 7
         await etcd.close()
         await given_up.wait()
 
@@ -561,7 +561,7 @@ async def test_users(version: str, caplog: pytest.LogCaptureFixture) -> None:
             await reach(make_access(url, user="het", password="pw-het"))
         member.ask("auth/enable")
         access = make_access(url, user="het", password="pw-het")
-        etcd = Etcd(access)
+        etcd = EtcdClient(access)
         term = await lead(etcd)
         store = EtcdStore(etcd, term)
         await store.commit({"a": b"1"}, 1.0)
@@ -570,7 +570,7 @@ async def test_users(version: str, caplog: pytest.LogCaptureFixture) -> None:
         cluster.start(member)
         await asyncio.to_thread(cluster.await_health)
         assert (await store.load()).records == {"a": b"1", "changed": b"new", **NEW}
-        assert await etcd.keep_alive(term.lease, within_s=5.0) > 0
+        assert await etcd.keep_lease_alive(term.lease, within_s=5.0) > 0
         await etcd.close()
         for user, password, why in (
             (None, None, "etcd requires a user: give --etcd-user"),

@@ -12,7 +12,7 @@ from hetrdzv.protocol.errors import StorageError
 from hetrdzv.protocol.reasons.events import node_joined
 from hetrdzv.protocol.replies import Event
 from hetrdzv.protocol.states import NodePhase
-from hetrdzv.storage.records import event_key, group_changes, group_prefix, make_record
+from hetrdzv.storage.records import event_key, group_prefix, make_group_changes, make_record
 from tests.support.filled import filled
 from tests.support.restored import encoded, restore, stored_records
 
@@ -27,7 +27,7 @@ class Kept:
         self.records: dict[str, bytes] = {}
 
     def take(self, old: Group | None, new: Group | None) -> None:
-        for key, value in group_changes(old, new).items():
+        for key, value in make_group_changes(old, new).items():
             assert self.records.get(key) != value, "puts what is there already, or deletes what is not there"
             if value is None:
                 del self.records[key]
@@ -67,7 +67,7 @@ def test_every_field_comes_back_but_what_is_in_memory_only() -> None:
     assert kept.restored("g") == group
     ready = group.with_node(replace(node, phase=NodePhase.READY))
     heard = replace(ready.nodes["gpu0"], heard_at=1.0, disconnected_at=2.0, stop_acked_at=1.5)
-    assert group_changes(ready, ready.with_node(heard)) == {}
+    assert make_group_changes(ready, ready.with_node(heard)) == {}
     stored = stored_records(ready.with_node(heard))
     assert not set(in_memory) & parsed_record(stored, "groups/g/nodes/gpu0").keys()
     restored = restore(stored, NOW).groups["g"].nodes["gpu0"]
@@ -86,7 +86,7 @@ def test_groups_whose_names_begin_alike_are_apart() -> None:
     assert restore(kept.records, NOW).groups == {group.group_id: group for group in groups}
     for group in groups:
         own = {key for key in kept.records if key.startswith(group_prefix(group.group_id))}
-        assert group_changes(group, None) == dict.fromkeys(own)
+        assert make_group_changes(group, None) == dict.fromkeys(own)
 
 
 def stored_event(number: int) -> Event:

@@ -16,7 +16,7 @@ import pytest
 
 from hetrdzv.protocol.errors import StorageError
 from hetrdzv.storage import open_store
-from hetrdzv.storage.base import VERSION, NothingWritten, StateStore, StoreContent
+from hetrdzv.storage.base import STORE_FORMAT_VERSION, NothingWritten, StateStore, StoreContent
 from tests.support.disks import small_disk
 
 WRITER = """
@@ -198,7 +198,7 @@ CORRUPT = "cannot be read .*it is corrupt: restore a backup"
         (lambda content: content[: len(content) // 2], CORRUPT),
         (overwritten, CORRUPT),
         (lambda content: content.replace(b"k00777", b"z00777"), CORRUPT),  # reads by key would miss it
-        ("PRAGMA user_version = 99", f"has version 99, but this hetserver reads at most version {VERSION}: upgrade"),
+        ("PRAGMA user_version = 99", f"99, but this hetserver reads at most version {STORE_FORMAT_VERSION}: upgrade"),
         ("PRAGMA user_version = 0", "is another program's database: name another file"),
     ],
     ids=["no database", "cut", "overwritten", "out of order", "newer", "another program's"],
@@ -222,7 +222,7 @@ async def test_an_older_file_is_read_and_is_one_of_this_version_then(path: Path)
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA user_version = 1")
         assert (await content(path)).records
-        assert connection.execute("PRAGMA user_version").fetchone() == (VERSION,)
+        assert connection.execute("PRAGMA user_version").fetchone() == (STORE_FORMAT_VERSION,)
 
 
 # -- files that were taken away or put in place --------------------------------------------------------------

@@ -14,7 +14,7 @@ from hetrdzv.protocol.texts.ids import natural_key
 
 @dataclass(frozen=True)
 class Case:
-    """What `select` is asked."""
+    """What `select_nodes` is asked."""
 
     group: Group
     ready: Sequence[Node]

@@ -11,7 +11,9 @@ from hetrdzv.storage.records import RestoredStore
 
 def stored_records(group: Group) -> dict[str, bytes]:
     """The records of a group, without its events."""
-    return {key: record for key, record in records.group_changes(None, group).items() if record is not None}
+    return {
+        key: record for key, record in records.make_group_changes(None, group).items() if record is not None
+    }
 
 
 def restore(stored: Mapping[str, bytes], now: float) -> RestoredStore:
@@ -20,7 +22,7 @@ def restore(stored: Mapping[str, bytes], now: float) -> RestoredStore:
     Raises:
         StorageError: one of them cannot be read; says why.
     """
-    found = records.restore(stored, now)
+    found = records.restore_groups(stored, now)
     for aside in found.quarantined.values():
         raise StorageError(aside.why)
     return found

@@ -14,9 +14,9 @@ from hetrdzv.core.commands import Join, Report
 from hetrdzv.core.model import Group
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.service import service as service_module
-from hetrdzv.service.clock import BEAT_S, ServedClock
+from hetrdzv.service.clock import BEAT_INTERVAL_S, ServedClock
 from hetrdzv.service.service import Service
-from hetrdzv.storage.base import EMPTY, Changes, MemoryStore, StoreContent
+from hetrdzv.storage.base import EMPTY_STORE_CONTENT, MemoryStore, RecordChanges, StoreContent
 
 NEVER_S = 3600.0
 """Longer than any test (seconds)."""
@@ -25,21 +25,21 @@ NEVER_S = 3600.0
 class FaultyStore(MemoryStore):
     """A store in memory whose next commits and loads can be made to fail or wait."""
 
-    def __init__(self, content: StoreContent = EMPTY) -> None:
+    def __init__(self, content: StoreContent = EMPTY_STORE_CONTENT) -> None:
         super().__init__(content)
         self.failures: list[Exception] = []
         self.is_written = False  # what fails is written all the same
         self.load_failures: list[Exception] = []
         self.open = asyncio.Event()
         self.open.set()
-        self.commits: list[Changes] = []
+        self.commits: list[RecordChanges] = []
 
     async def load(self) -> StoreContent:
         if self.load_failures:
             raise self.load_failures.pop(0)
         return await super().load()
 
-    async def commit(self, changes: Changes, clock: float) -> None:
+    async def commit(self, changes: RecordChanges, clock: float) -> None:
         await self.open.wait()
         failures, self.failures = self.failures[:1], self.failures[1:]
         if self.is_written or not failures:
@@ -71,8 +71,8 @@ class HandClock:
     def pass_by(self, service: Service, seconds: float) -> None:
         """Advance beat by beat."""
         while seconds > 0:
-            self.at += min(seconds, BEAT_S)
-            seconds -= BEAT_S
+            self.at += min(seconds, BEAT_INTERVAL_S)
+            seconds -= BEAT_INTERVAL_S
             service.leases.begin_beat()
             service.leases.find_expired_groups()
 
@@ -83,10 +83,10 @@ async def serving(
 ) -> AsyncIterator[tuple[Service, FaultyStore]]:
     """Run a service; yields it and its store. With a clock that is moved by hand, beats are, too."""
     store = store or FaultyStore()
-    beat_s = service_module.BEAT_S
-    if clock is not None and beat_s == BEAT_S:  # unless the test has its own
+    beat_s = service_module.BEAT_INTERVAL_S
+    if clock is not None and beat_s == BEAT_INTERVAL_S:  # unless the test has its own
         beat_s = NEVER_S
-    with mock.patch.object(service_module, "BEAT_S", beat_s):
+    with mock.patch.object(service_module, "BEAT_INTERVAL_S", beat_s):
         service = Service(store, clock.make if clock is not None else ServedClock, **options)
         await service.start()
         try:

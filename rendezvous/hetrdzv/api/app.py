@@ -52,7 +52,7 @@ def create_app(
     Without tokens none is required, and it answers to `any_host` or to addresses only; over TLS, cookies are `secure`.
     """
     # else the first commit and the first replies would wait for these
-    codec.build_validators(*records.KINDS.values(), Directive, ProblemReply, GroupReply)
+    codec.build_validators(*records.RECORD_TYPES.values(), Directive, ProblemReply, GroupReply)
     app = Api(
         title="hetrdzv",
         version=__version__,

@@ -63,7 +63,7 @@ class AccessMiddleware:
         async def reply(message: Message) -> None:
             nonlocal begun, withheld
             if message["type"] == "http.response.start":
-                withheld = polls is not None and not self.replica.may_answer(polls.service)
+                withheld = polls is not None and not self.replica.may_send_reply(polls.service)
                 begun = not withheld
                 message = {**message, "headers": [*message.get("headers", ()), *_VERSION]}
             if not withheld:

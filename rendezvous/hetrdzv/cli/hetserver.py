@@ -150,12 +150,12 @@ def _make_replica(
     if url.startswith("etcd:"):
         from hetrdzv.service import leadership  # a single server needs no client
         from hetrdzv.storage.etcd.access import make_access
-        from hetrdzv.storage.etcd.client import Etcd
+        from hetrdzv.storage.etcd.client import EtcdClient
 
         advertise = choose_advertised_url(options.advertise, listener, tls=options.tls_cert is not None)
         tls = ClientTls(options.etcd_ca_cert, options.etcd_cert, options.etcd_key)
         access = make_access(url, options.etcd_user, _read_etcd_password(options.etcd_password_file), tls)
-        return leadership.ElectedReplica(Etcd(access), advertise, make_service)
+        return leadership.ElectedReplica(EtcdClient(access), advertise, make_service)
     for flag in ETCD_FLAGS:
         if getattr(options, flag):
             name = flag.replace("_", "-")

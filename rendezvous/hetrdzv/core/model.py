@@ -102,7 +102,7 @@ class RoundEnd:
     """How a round ended.
 
     Attributes:
-        cause: what ended it first; once `is_judged`, its cause.
+        cause: what ended it first; once `is_cost_decided`, its cause.
         before: workers that had ended with exit code 0 before the failure that ended it; None: nobody knows of any.
         at: when its members were told to stop (seconds).
         departed: failures of members that gave up and were about to leave, or have left since; by node id.

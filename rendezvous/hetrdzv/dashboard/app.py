@@ -114,7 +114,7 @@ def _route(path: str, handler: Handler, role: Role = Role.READ, method: str = "G
             require_same_origin(request)
         service: Service = state.replica.service()
         response = await handler(request, service, grant)
-        if not state.replica.may_answer(service):
+        if not state.replica.may_send_reply(service):
             raise LeaderLost("this server lost the leadership while it worked on this: reload the page")
         return response
 

@@ -15,13 +15,13 @@ from hetrdzv.protocol.errors import NoLeader, NotLeader, ServerStopping, Storage
 from hetrdzv.protocol.replies import ReadyReply
 from hetrdzv.service.service import Service
 from hetrdzv.storage.base import StateStore
-from hetrdzv.storage.etcd.client import Etcd, EtcdRefused
+from hetrdzv.storage.etcd.client import EtcdClient, EtcdRefused
 from hetrdzv.storage.etcd.election import (
-    CALL_S,
-    LEASE_S,
+    CALL_TIMEOUT_S,
+    LEADER_LEASE_S,
     Term,
     boottime_s,
-    campaign,
+    campaign_for_leadership,
     find_leader,
     renew_until_over,
 )
@@ -29,13 +29,13 @@ from hetrdzv.storage.etcd.store import EtcdStore
 
 logger = logging.getLogger(__name__)
 
-FOLLOW_S = 0.25
+LEADER_POLL_INTERVAL_S = 0.25
 """How often a follower looks who leads (seconds)."""
 
-START_PATIENCE_S = 10.0
+START_TIMEOUT_S = 10.0
 """How long to wait for etcd at the start (seconds)."""
 
-REPEAT_S = 10.0
+LOG_REPEAT_INTERVAL_S = 10.0
 """The same complaint is logged again only after this long (seconds)."""
 
 
@@ -44,7 +44,7 @@ class ElectedReplica:
 
     def __init__(
         self,
-        etcd: Etcd,
+        etcd: EtcdClient,
         url: str,
         make_service: Callable[[StateStore], Service] = Service,
     ) -> None:
@@ -64,15 +64,15 @@ class ElectedReplica:
     def service(self) -> Service:
         if self._stop.is_set():
             raise ServerStopping("the server is stopping; try again in a moment, or try another server")
-        if self._service is not None and self.may_answer(self._service):
+        if self._service is not None and self.may_send_reply(self._service):
             return self._service
-        seen_lately = boottime_s() - self._seen_at <= LEASE_S
+        seen_lately = boottime_s() - self._seen_at <= LEADER_LEASE_S
         if self._leader is not None and self._leader != self._url and seen_lately:
             raise NotLeader(f"this server does not lead: ask {self._leader}", self._leader)
         raise NoLeader("no server leads right now; try again in a moment (if this lasts, its log says why)")
 
-    def may_answer(self, service: Service) -> bool:
-        return service is self._service and self._term is not None and self._term.left_s() > 0.0
+    def may_send_reply(self, service: Service) -> bool:
+        return service is self._service and self._term is not None and self._term.remaining_s() > 0.0
 
     def status(self) -> ReadyReply:
         try:
@@ -84,15 +84,15 @@ class ElectedReplica:
     # -- life ------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        until = boottime_s() + START_PATIENCE_S
+        until = boottime_s() + START_TIMEOUT_S
         while not self._stop.is_set():
             try:
                 self._record_leader(await find_leader(self._etcd))
             except StorageError as error:
                 if isinstance(error, EtcdRefused) or boottime_s() >= until:
                     raise
-                self._log_failure(f"{error}; trying for {START_PATIENCE_S:g} s")
-                await self._pause(FOLLOW_S)
+                self._log_failure(f"{error}; trying for {START_TIMEOUT_S:g} s")
+                await self._pause(LEADER_POLL_INTERVAL_S)
             else:
                 self._running = asyncio.ensure_future(self._follow_forever())
                 return
@@ -113,14 +113,14 @@ class ElectedReplica:
         while not self._stop.is_set():
             try:
                 self._record_leader(await find_leader(self._etcd))
-                if self._leader is None and (term := await campaign(self._etcd, self._url)):
+                if self._leader is None and (term := await campaign_for_leadership(self._etcd, self._url)):
                     await self._lead(term)
                     continue
             except StorageError as error:
                 self._log_failure(str(error))
             except Exception:  # a bug must not take this server out of the election for good
                 logger.exception("following or leading failed; trying again")
-            await self._pause(FOLLOW_S * random.uniform(0.8, 1.2))
+            await self._pause(LEADER_POLL_INTERVAL_S * random.uniform(0.8, 1.2))
 
     async def _lead(self, term: Term) -> None:
         """Serve until the term is over or the server stops.
@@ -152,9 +152,9 @@ class ElectedReplica:
                 for task in (over, stop):
                     task.cancel()
                 with suppress(StorageError):
-                    await self._etcd.revoke(term.lease, within_s=CALL_S / 2)
+                    await self._etcd.revoke_lease(term.lease, within_s=CALL_TIMEOUT_S / 2)
         if not start.cancelled() and (error := start.exception()) is not None:
-            await self._pause(LEASE_S)
+            await self._pause(LEADER_LEASE_S)
             raise error
 
     # -- helpers ---------------------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ class ElectedReplica:
     def _log_failure(self, what: str) -> None:
         """Log a failure, but not the same one over and over."""
         last, at = self._complaint
-        if what != last or boottime_s() - at > REPEAT_S:
+        if what != last or boottime_s() - at > LOG_REPEAT_INTERVAL_S:
             self._complaint = (what, boottime_s())
             logger.error("%s", what)
 

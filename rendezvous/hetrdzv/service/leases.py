@@ -22,38 +22,19 @@ from hetrdzv.core.directive import acknowledges_stop
 from hetrdzv.core.model import Group, Node
 from hetrdzv.core.rounds.timers import SUSPECT_GRACE_S
 from hetrdzv.service.clock import ServedClock
+from hetrdzv.service.poll_timing import PollTiming, choose_poll_timing
 
 logger = logging.getLogger(__name__)
 
-POLLS_PER_S = 500
-"""How many polls a second a server has time for."""
-
-MAX_POLL_S = 30.0
-"""No poll waits longer (seconds)."""
-
-STALL_S = 1.0
+SERVER_STALL_S = 1.0
 """After a beat that is late by more than this every node has a full lease again: agents may have given up on their
 polls, and wait before they try again (seconds)."""
 
-LATE_CUTS_S = 0.25
+MIN_LATENESS_TO_EXCUSE_S = 0.25
 """A beat that is late by more than this may be why connections are found cut (seconds) ..."""
 
-STALE_CUTS_S = 1.0
+DISCONNECTS_EXCUSED_FOR_S = 1.0
 """... for so long after it (seconds)."""
-
-
-@dataclass(frozen=True, slots=True)
-class PollPace:
-    """How a node keeps in touch."""
-
-    poll_s: float  # how long its next poll may wait (seconds)
-    lease_s: float  # without a heartbeat for this long it is lost (seconds)
-
-
-def choose_pace(lease_s: float, nodes: int) -> PollPace:
-    """How one of so many nodes of a server keeps in touch: few poll twice per lease, more as often as it has time."""
-    poll_s = min(max(lease_s / 2, nodes / POLLS_PER_S), MAX_POLL_S)
-    return PollPace(poll_s, max(lease_s, 2 * poll_s))
 
 
 @dataclass(slots=True)
@@ -93,7 +74,7 @@ class LeaseTable:
             lease = self._find_lease(group.group_id, command.node_id, command.incarnation)
             if lease is not None:
                 lease.disconnected_at = min(lease.disconnected_at, now)
-        elif (speaker := sender_of(command)) is not None:
+        elif (speaker := find_command_sender(command)) is not None:
             polls = isinstance(command, RenewLease)
             self.record_contact(group.group_id, *speaker, group.spec.lease_s, now, polls=polls)
 
@@ -116,9 +97,9 @@ class LeaseTable:
             lease_s = max(lease_s, old.lease_s)
         leases[node_id] = _Lease(incarnation, now, lease_s)
 
-    def grant_lease(self, group: Group, node_id: str, incarnation: str) -> PollPace:
+    def grant_lease(self, group: Group, node_id: str, incarnation: str) -> PollTiming:
         """How a node is to keep in touch from now on; it is granted that lease."""
-        promised = choose_pace(group.spec.lease_s, self._count)
+        promised = choose_poll_timing(group.spec.lease_s, self._count)
         lease = self._find_lease(group.group_id, node_id, incarnation)
         if lease is not None:
             lease.lease_s = max(lease.lease_s, promised.lease_s)
@@ -141,9 +122,9 @@ class LeaseTable:
     def begin_beat(self) -> None:
         """Begin another beat."""
         late_s, now = self._clock.begin_beat(), self._clock.now()
-        if late_s > LATE_CUTS_S:
+        if late_s > MIN_LATENESS_TO_EXCUSE_S:
             self._late_at = now
-        if late_s > STALL_S:
+        if late_s > SERVER_STALL_S:
             logger.warning("this process was paused for %.1f s: renewing the lease of every node", late_s)
             for leases in self._of.values():
                 for lease in leases.values():
@@ -152,7 +133,7 @@ class LeaseTable:
     def may_have_caused_disconnect(self) -> bool:
         """Whether a poll that is found cut now may have been cut because this server was late."""
         self.begin_beat()
-        return self._clock.now() < self._late_at + STALE_CUTS_S
+        return self._clock.now() < self._late_at + DISCONNECTS_EXCUSED_FOR_S
 
     def restore_leases(self, groups: Iterable[Group]) -> None:
         """Groups were loaded: every live node has the longest lease from now that it can have been granted."""
@@ -160,7 +141,7 @@ class LeaseTable:
         self._of, self._overdue, self._count = {}, {}, 0
         nodes = sum(len(group.nodes) for group in groups)
         for group in groups:
-            lease_s = choose_pace(group.spec.lease_s, nodes).lease_s
+            lease_s = choose_poll_timing(group.spec.lease_s, nodes).lease_s
             for node in group.nodes.values():
                 if not node.is_gone:
                     self.record_contact(group.group_id, node.node_id, node.incarnation, lease_s, now)
@@ -209,7 +190,7 @@ class LeaseTable:
         ]
 
 
-def sender_of(command: Command) -> tuple[str, str] | None:
+def find_command_sender(command: Command) -> tuple[str, str] | None:
     """The node id and incarnation of the agent that sent a command, or None."""
     match command:
         case Join() | RenewLease() | Report() | Leave():

@@ -29,21 +29,21 @@ from hetrdzv.protocol.replies import Event
 from hetrdzv.protocol.texts.phrasing import count
 from hetrdzv.service.metrics import Metrics
 from hetrdzv.storage import records
-from hetrdzv.storage.base import Changes, NothingWritten, StateStore, StoreContent, fits_in_store
+from hetrdzv.storage.base import NothingWritten, RecordChanges, StateStore, StoreContent, fits_in_store
 from hetrdzv.storage.records import QuarantinedGroup
 
 logger = logging.getLogger(__name__)
 
-EVENTS_KEPT = 1_000
+MAX_STORED_EVENTS = 1_000
 """How many events are kept per group."""
 
-CLOCK_STORED_EVERY_S = 10.0
+CLOCK_STORE_INTERVAL_S = 10.0
 """How often the clock is stored when nothing else is (seconds): a crash loses at most this much of it."""
 
-LARGE_GROUP = 500
+MIN_NODES_FOR_THREAD = 500
 """The records of a group with more nodes than this are made in a thread, so that polls are answered meanwhile."""
 
-LARGE = 5_000
+MIN_RECORDS_FOR_THREAD = 5_000
 """Snapshots with more records than this are parsed in a thread, since a leader has to renew its lease meanwhile."""
 
 
@@ -58,7 +58,7 @@ class Change:
 
 
 @dataclass(slots=True)
-class _Turn:
+class _PendingProposals:
     """What was proposed for a group in one turn of the event loop."""
 
     head: Group | None  # the newest state; None to delete it
@@ -79,8 +79,8 @@ class Ledger:
         self._wall = wall
         self._metrics = metrics
         self._events: dict[str, deque[Event]] = {}
-        self._pending: dict[str, _Turn] = {}
-        self._in_flight: dict[str, _Turn] = {}
+        self._pending: dict[str, _PendingProposals] = {}
+        self._in_flight: dict[str, _PendingProposals] = {}
         self._has_work = asyncio.Event()
         self._clock_stored = 0.0
         self.groups: dict[str, Group] = {}  # as committed
@@ -90,12 +90,12 @@ class Ledger:
 
     # -- reading ---------------------------------------------------------------------------------------------
 
-    def _find_turn(self, group_id: str) -> _Turn | None:
+    def _find_pending_proposals(self, group_id: str) -> _PendingProposals | None:
         return self._pending.get(group_id) or self._in_flight.get(group_id)
 
     def proposed_group(self, group_id: str) -> Group | None:
         """The state that the next change of a group applies to; None if there is none, or it is being deleted."""
-        turn = self._find_turn(group_id)
+        turn = self._find_pending_proposals(group_id)
         return self.groups.get(group_id) if turn is None else turn.head
 
     def pending_heads(self) -> list[tuple[str, Group]]:
@@ -103,14 +103,14 @@ class Ledger:
         turns = sorted(self._pending.items())
         return [(group_id, turn.head) for group_id, turn in turns if turn.head is not None]
 
-    def has_room(self, most: int) -> bool:
+    def has_room_for_group(self, most: int) -> bool:
         """Whether there are fewer than `most` groups, counting those not committed yet."""
         new = {*self._pending, *self._in_flight}.difference(self.groups)
         return len(self.groups) + len(self.quarantined) + len(new) < most
 
     def is_committed(self, group_id: str) -> bool:
         """Whether no change of a group is waiting for a commit."""
-        return self._find_turn(group_id) is None
+        return self._find_pending_proposals(group_id) is None
 
     def history(self, group_id: str) -> Iterable[Event]:
         """The events of a group, oldest first."""
@@ -140,13 +140,13 @@ class Ledger:
 
     def replace_head(self, group_id: str, new: Group | None, events: Iterable[Reason]) -> None:
         """Make `new` the head of a group without waiting."""
-        turn = self._pending.setdefault(group_id, _Turn(new))
+        turn = self._pending.setdefault(group_id, _PendingProposals(new))
         turn.head = new
         turn.events += events
 
     async def wait_for_commit(self, group_id: str) -> None:
         """Wait until every proposed change of a group is committed; raises `StorageError` if it could not be."""
-        if (turn := self._find_turn(group_id)) is not None:
+        if (turn := self._find_pending_proposals(group_id)) is not None:
             await asyncio.shield(turn.done)
 
     def store_clock(self, now: float) -> None:
@@ -156,7 +156,7 @@ class Ledger:
 
     # -- committing ------------------------------------------------------------------------------------------
 
-    async def wait_for_work(self) -> None:
+    async def wait_for_proposals(self) -> None:
         """Wait for the end of a turn of the event loop in which there was something to commit."""
         await self._has_work.wait()
         await asyncio.sleep(0)  # lets the other commands of this turn join the transaction
@@ -182,7 +182,7 @@ class Ledger:
                 except Exception as error:
                     refused[group_id] = error
         for group_id, why in refused.items():
-            self._refuse_turn(group_id, why)
+            self._refuse_pending_proposals(group_id, why)
         news = {group_id: self._number_events(group_id, turn) for group_id, turn in self._in_flight.items()}
         for group_id, events in news.items():
             if self._in_flight[group_id].head is None:
@@ -194,8 +194,8 @@ class Ledger:
                 )
             for event in events:
                 changes[records.event_key(group_id, event.number)] = records.make_record(event)
-                if event.number > EVENTS_KEPT:
-                    changes[records.event_key(group_id, event.number - EVENTS_KEPT)] = None
+                if event.number > MAX_STORED_EVENTS:
+                    changes[records.event_key(group_id, event.number - MAX_STORED_EVENTS)] = None
         if changes or self._clock_is_due(now):
             began = time.perf_counter()
             self._clock_stored = now  # if this fails, the next attempt can wait as long
@@ -210,7 +210,7 @@ class Ledger:
             turn.done.set_result(turn.head)
         return published, list(refused)
 
-    def _number_events(self, group_id: str, turn: _Turn) -> list[Event]:
+    def _number_events(self, group_id: str, turn: _PendingProposals) -> list[Event]:
         at = self._wall().isoformat(timespec="milliseconds")
         known = self._events.get(group_id)
         last = known[-1].number if known else 0
@@ -225,15 +225,15 @@ class Ledger:
                 known.pop(group_id, None)
         else:
             self.groups[group_id] = new
-            self._events.setdefault(group_id, deque(maxlen=EVENTS_KEPT)).extend(news)
+            self._events.setdefault(group_id, deque(maxlen=MAX_STORED_EVENTS)).extend(news)
         return Change(group_id, old, new, tuple(event.reason for event in news))
 
-    def _refuse_turn(self, group_id: str, error: Exception) -> None:
+    def _refuse_pending_proposals(self, group_id: str, error: Exception) -> None:
         """Drop the heads of a group that cannot be kept, and refuse all that was proposed for it."""
         logger.error("changes of group '%s' are refused", group_id, exc_info=error)
         fault = ServerFault(
             f"hetserver could not store the latest changes of group '{group_id}', so nothing was changed: "
-            f"{describe_error(error)}. This is a bug in hetserver, whose log says more: please report it"
+            f"{describe_invalid_state(error)}. This is a bug in hetserver, whose log says more: please report it"
         )
         self._refuse_group(group_id, fault)
 
@@ -244,7 +244,7 @@ class Ledger:
 
     def quarantine(self, group_id: str, why: str) -> None:
         """Set a group aside that cannot be served, and refuse what was proposed; what is stored of it stays."""
-        stored = records.group_changes(None, self.groups.pop(group_id))
+        stored = records.make_group_changes(None, self.groups.pop(group_id))
         events = (records.event_key(group_id, event.number) for event in self._events.pop(group_id, ()))
         self.quarantined[group_id] = QuarantinedGroup(why, frozenset({*stored, *events}))
         self._refuse_group(group_id, make_quarantined_error(group_id, why))
@@ -265,18 +265,18 @@ class Ledger:
             await self._store.close()
 
     def _clock_is_due(self, now: float) -> bool:
-        return now >= self._clock_stored + CLOCK_STORED_EVERY_S
+        return now >= self._clock_stored + CLOCK_STORE_INTERVAL_S
 
     # -- loading ---------------------------------------------------------------------------------------------
 
     async def restore(self, snapshot: StoreContent, now: float) -> None:
         """Replace what is in memory by a snapshot; if that is malformed, nothing changes."""
-        parse = partial(records.restore, snapshot.records, now, check_invariants)
-        read = await asyncio.to_thread(parse) if len(snapshot.records) > LARGE else parse()
+        parse = partial(records.restore_groups, snapshot.records, now, check_invariants)
+        read = await asyncio.to_thread(parse) if len(snapshot.records) > MIN_RECORDS_FOR_THREAD else parse()
         self._clock_stored = snapshot.clock
         self.groups, self.quarantined = read.groups, read.quarantined
         self._events = {
-            group_id: deque(events, maxlen=EVENTS_KEPT) for group_id, events in read.events.items()
+            group_id: deque(events, maxlen=MAX_STORED_EVENTS) for group_id, events in read.events.items()
         }
         for group_id, aside in self.quarantined.items():
             logger.error("%s", make_quarantined_error(group_id, aside.why))
@@ -305,23 +305,23 @@ def make_quarantined_error(group_id: str, why: str) -> GroupQuarantined:
     )
 
 
-def describe_error(error: Exception) -> str:
+def describe_invalid_state(error: Exception) -> str:
     """What is wrong with a state that cannot be kept."""
     return error.wrong if isinstance(error, InvariantError) else f"{type(error).__name__}: {error}"[:400]
 
 
-async def _make_changes(old: Group | None, new: Group | None) -> Changes:
+async def _make_changes(old: Group | None, new: Group | None) -> RecordChanges:
     """As `make_checked_changes`; both groups are frozen, so a thread can look at them."""
-    if max(len(group.nodes) if group is not None else 0 for group in (old, new)) > LARGE_GROUP:
+    if max(len(group.nodes) if group is not None else 0 for group in (old, new)) > MIN_NODES_FOR_THREAD:
         return await asyncio.to_thread(make_checked_changes, old, new)
     return make_checked_changes(old, new)
 
 
-def make_checked_changes(old: Group | None, new: Group | None) -> Changes:
+def make_checked_changes(old: Group | None, new: Group | None) -> RecordChanges:
     """What to store of a group that can be loaded again; else raises `InvariantError`, or what went wrong."""
     if new is not None:
         check_invariants(new)
-    changes = records.group_changes(old, new)
+    changes = records.make_group_changes(old, new)
     for key, record in changes.items():
         if new is not None and record is not None and not fits_in_store(record):
             raise InvariantError(new.group_id, f"the record {key} is too large: give its nodes shorter ids")

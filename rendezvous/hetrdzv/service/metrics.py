@@ -17,10 +17,10 @@ from hetrdzv.protocol.states import GroupState, NodePhase, StallKind
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
+DURATION_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
 """Buckets for recoveries (seconds)."""
 
-SHORT_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
+SHORT_DURATION_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 """Buckets for commits and late beats (seconds)."""
 
 
@@ -39,7 +39,7 @@ class Metrics:
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
         gauge, counter = partial(Gauge, registry=registry), partial(Counter, registry=registry)
-        histogram = partial(Histogram, registry=registry, buckets=SHORT_SECONDS)
+        histogram = partial(Histogram, registry=registry, buckets=SHORT_DURATION_BUCKETS_S)
         self._groups = gauge("hetrdzv_groups", "Groups by state.", ["state"])
         self._quarantined = gauge("hetrdzv_quarantined_groups", "Groups that cannot be served.")
         self._nodes = gauge("hetrdzv_nodes", "Nodes by state.", ["state"])
@@ -61,7 +61,7 @@ class Metrics:
             "hetrdzv_recovery_seconds",
             "From the end of a round until all workers of the next have started.",
             ["cause"],
-            buckets=SECONDS,
+            buckets=DURATION_BUCKETS_S,
         )
         self.commits = histogram("hetrdzv_commit_seconds", "Commits to the store.")
         self.commit_failures = counter("hetrdzv_commit_failures", "Commits that failed.")

@@ -1,7 +1,7 @@
 """The only writer of groups: command -> step -> check -> commit -> reply.
 
-Drives the ledger (what is committed), the timers (when time alone changes a group), the watchers (who waits for news),
-the judging of silence, and the retention of groups that nobody needs any more. A request never sees uncommitted state.
+Drives the ledger (what is committed), the timers (when time alone changes a group), the open polls (who waits for
+news), the judging of silence, and the retention of groups that nobody needs any more. A request never sees uncommitted state.
 """
 
 import asyncio
@@ -46,46 +46,46 @@ from hetrdzv.protocol.requests import PlanRequest
 from hetrdzv.protocol.rounds import RoundRecord
 from hetrdzv.protocol.snapshots import SnapshotsReply
 from hetrdzv.protocol.texts.who import Nodes
-from hetrdzv.service.clock import BEAT_S, ServedClock
-from hetrdzv.service.journal import log_events
+from hetrdzv.service.clock import BEAT_INTERVAL_S, ServedClock
+from hetrdzv.service.event_log import log_events
 from hetrdzv.service.leases import LeaseTable, is_heartbeat
 from hetrdzv.service.ledger import (
     Change,
     Ledger,
-    describe_error,
+    describe_invalid_state,
     make_checked_changes,
     make_quarantined_error,
 )
 from hetrdzv.service.metrics import Metrics
-from hetrdzv.service.polls.watchers import Watchers
+from hetrdzv.service.polls.waiting_polls import WaitingPolls
 from hetrdzv.service.progress.post_mortems import PostMortems
-from hetrdzv.service.progress.progress import Progress
+from hetrdzv.service.progress.progress import ProgressTracker
 from hetrdzv.service.progress.queries import AgentQueries
 from hetrdzv.service.retention import KEEP_FINISHED_S, MAX_GROUPS, is_outdated, require_room_for_nodes
 from hetrdzv.storage.base import NothingWritten, StateStore
 
 logger = logging.getLogger(__name__)
 
-RETRY_S = 1.0
+RETRY_INTERVAL_S = 1.0
 """How long to wait before retrying what failed (seconds)."""
 
-LISTEN_TURNS = 12
+LOOP_TURNS_TO_READ_SOCKETS = 12
 """How many turns of the event loop it takes to read what is in the sockets before anybody is judged: accept a
 connection, read it, run what handles the request, with some to spare."""
 
-TICK_MARGIN_S = 0.002
+TIMER_MARGIN_S = 0.002
 """A timer goes off this long after its deadline, so that no clock says that it has not come (seconds)."""
 
-SWEEP_EVERY_S = 5.0
+SWEEP_INTERVAL_S = 5.0
 """How often groups to forget are looked for (seconds)."""
 
-SWEEP_MOST = 500
+MAX_GROUPS_PER_SWEEP = 500
 """How many groups a sweep forgets; the next one goes on."""
 
-MOST_DIFFERENCES = 4
+MAX_DIFFERENCES_IN_HISTORY = 4
 """How many differences of a refused node the history names."""
 
-MOST_REFUSED = 8
+MAX_REFUSALS_IN_HISTORY = 8
 """How many refused nodes the history names at a time: they are no reason to forget what else has happened."""
 
 MAX_SUSPECT_LEASE_S = 60.0
@@ -108,15 +108,15 @@ class Service:
         self._keep_finished_s = keep_finished_s
         self._store = store
         self._ledger = Ledger(store, wall, self._metrics)
-        self.watchers = Watchers()
+        self.waiting_polls = WaitingPolls()
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._used_at: dict[str, float] = {}  # when a command last changed each group
         self._sweep_at = 0.0
         self._planning = asyncio.Lock()
         self.leases = LeaseTable(self._clock, lambda: self._ledger.groups)
         self.post_mortems = PostMortems(wall)
-        self.queries = AgentQueries(self.watchers.wake)
-        self.progress = Progress(
+        self.queries = AgentQueries(self.waiting_polls.wake)
+        self.progress = ProgressTracker(
             lambda: self._ledger.groups,
             self.now,
             self.execute,
@@ -136,12 +136,12 @@ class Service:
         logger.log(logging.DEBUG if is_empty else logging.INFO, "%s", self._ledger.describe_loaded())
         self._clock.restart(self.now())  # what it took to get here makes no beat late, so it excuses no cut
         self._spawn(self._commit_forever())
-        self._spawn(self._beat_forever())
+        self._spawn(self._advance_clock_forever())
 
     def begin_stop(self) -> None:
         """Answer every open poll now and refuse new commands."""
         self.stopping = True
-        self.watchers.wake_all()
+        self.waiting_polls.wake_all()
 
     async def close(self) -> None:
         """Commit what is pending and close the store."""
@@ -169,7 +169,7 @@ class Service:
         """Itself: a server that is alone always leads."""
         return self
 
-    def may_answer(self, service: "Service") -> bool:
+    def may_send_reply(self, service: "Service") -> bool:
         """Whether a reply may still be sent: nobody else leads."""
         return True
 
@@ -252,7 +252,7 @@ class Service:
             self._require_served(group_id)
             if not isinstance(command, Join | PutSpec):
                 raise _make_unknown_group_error(group_id)
-            if not self._ledger.has_room(MAX_GROUPS):
+            if not self._ledger.has_room_for_group(MAX_GROUPS):
                 raise Refused(
                     f"this server keeps {MAX_GROUPS} groups and may keep no more: delete some (hetctl "
                     f"delete GROUP), or start hetserver with a shorter --keep-finished"
@@ -291,13 +291,13 @@ class Service:
     async def record_refusal(self, group_id: str, node_id: str, conflict: Conflict) -> None:
         """Note in the history of a group, once, that a node was refused for its settings; of many the first."""
         self.require_ready()
-        refusal = node_refused(node_id, conflict.differences[:MOST_DIFFERENCES])
+        refusal = node_refused(node_id, conflict.differences[:MAX_DIFFERENCES_IN_HISTORY])
         head, history = self._ledger.proposed_group(group_id), self._ledger.history(group_id)
         known = [event.reason for event in history if event.reason.code is refusal.code]
-        if head is not None and refusal not in known and len(known) < MOST_REFUSED:
+        if head is not None and refusal not in known and len(known) < MAX_REFUSALS_IN_HISTORY:
             await self._ledger.propose(group_id, head, [refusal])
 
-    async def declare_holdings(self, group_id: str, command: DeclareSnapshots) -> SnapshotsReply:
+    async def record_snapshot_inventory(self, group_id: str, command: DeclareSnapshots) -> SnapshotsReply:
         """Keep what a member holds of snapshots; says what all hold together, once that is committed."""
         await self.execute(group_id, command)
         # as of this turn: what all hold is looked at once for all who have told in it
@@ -333,8 +333,8 @@ class Service:
             return
         try:
             await self.execute(group_id, Disconnect(node_id, incarnation))
-            grace_s = SUSPECT_GRACE_S + TICK_MARGIN_S
-            asyncio.get_running_loop().call_later(grace_s, self._spawn_tick, group_id)
+            grace_s = SUSPECT_GRACE_S + TIMER_MARGIN_S
+            asyncio.get_running_loop().call_later(grace_s, self._spawn_tick_task, group_id)
         except HetError as error:  # the group is gone, or the server stops: nobody is left to suspect
             logger.debug("cut of %s in group %s: %s", node_id, group_id, error)
 
@@ -351,8 +351,8 @@ class Service:
 
     async def _commit_forever(self) -> None:
         while True:
-            await self._ledger.wait_for_work()
-            failed = self._settle_proposals()
+            await self._ledger.wait_for_proposals()
+            failed = self._reconcile_proposals()
             try:
                 changes, refused = await self._ledger.commit(self.now(), failed)
                 for change in changes:
@@ -373,9 +373,9 @@ class Service:
     def _schedule_retry(self, group_id: str) -> None:
         """A change of a group was not stored: what was due in it is tried again."""
         if group_id in self._ledger.groups:
-            self._set_timer(group_id, RETRY_S)
+            self._set_timer(group_id, RETRY_INTERVAL_S)
 
-    def _settle_proposals(self) -> dict[str, Exception]:
+    def _reconcile_proposals(self) -> dict[str, Exception]:
         """Settle what was said in this turn of the event loop, once for each group; returns those where that failed."""
         failed: dict[str, Exception] = {}
         for group_id, head in self._ledger.pending_heads():
@@ -396,7 +396,7 @@ class Service:
             make_checked_changes(base, step(base, Tick(), now, self.leases.expired_nodes).group)
         except Exception as error:
             logger.error("group '%s' is quarantined: it cannot go on", group_id, exc_info=error)
-            self._ledger.quarantine(group_id, describe_error(error))
+            self._ledger.quarantine(group_id, describe_invalid_state(error))
             self._publish_change(Change(group_id, base, None))
         else:
             self._schedule_retry(group_id)
@@ -415,15 +415,17 @@ class Service:
             self._used_at[change.group_id] = now
         if change.new is None or change.new.state.is_terminal:
             self.progress.forget_group(change.group_id)
-        self.watchers.wake_nodes(change.group_id, change.old, change.new)
+        self.waiting_polls.wake_nodes(change.group_id, change.old, change.new)
 
     async def _reload_store(self) -> None:
         while not self._ledger.is_loaded:
             try:
-                await self._load_store(ticks_after_s=RETRY_S)  # the failure may come from a tick that is due
+                await self._load_store(
+                    ticks_after_s=RETRY_INTERVAL_S
+                )  # the failure may come from a tick that is due
             except Exception as error:
                 logger.error("cannot load the state: %s", error)
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(RETRY_INTERVAL_S)
 
     async def _load_store(self, ticks_after_s: float = 0.0) -> None:
         """Replace what is in memory by what the store holds, and wake everybody who waits."""
@@ -440,7 +442,7 @@ class Service:
         self._metrics.forget_groups()
         for group in self._ledger.groups.values():
             self._schedule_deadline(group, ticks_after_s)
-        self.watchers.wake_all()
+        self.waiting_polls.wake_all()
 
     # -- time ------------------------------------------------------------------------------------------------
 
@@ -448,15 +450,15 @@ class Service:
         """The server's clock (seconds this store has been served)."""
         return self._clock.now()
 
-    async def _beat_forever(self) -> None:
+    async def _advance_clock_forever(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            due = loop.time() + BEAT_S
-            await asyncio.sleep(BEAT_S)
+            due = loop.time() + BEAT_INTERVAL_S
+            await asyncio.sleep(BEAT_INTERVAL_S)
             self._metrics.late.observe(max(0.0, loop.time() - due))  # ticks and cut polls begin beats as well
             self.leases.begin_beat()
             for group_id in self.leases.find_expired_groups():
-                self._spawn_tick(group_id)
+                self._spawn_tick_task(group_id)
             now = self.now()
             self._ledger.store_clock(now)
             self._forget_outdated_groups(now)
@@ -464,14 +466,14 @@ class Service:
     def _forget_outdated_groups(self, now: float) -> None:
         if now < self._sweep_at:
             return
-        self._sweep_at = now + SWEEP_EVERY_S
+        self._sweep_at = now + SWEEP_INTERVAL_S
         groups = self._ledger.groups.values()
         outdated = (
             group
             for group in groups
             if is_outdated(group, self._used_at.get(group.group_id), now, self._keep_finished_s)
         )
-        for group in list(islice(outdated, SWEEP_MOST)):
+        for group in list(islice(outdated, MAX_GROUPS_PER_SWEEP)):
             self._spawn(self._forget_group(group))
 
     async def _forget_group(self, group: Group) -> None:
@@ -497,14 +499,16 @@ class Service:
             handle.cancel()
         if delay_s is not None:
             loop = asyncio.get_running_loop()
-            self._timers[group_id] = loop.call_later(delay_s + TICK_MARGIN_S, self._spawn_tick, group_id)
+            self._timers[group_id] = loop.call_later(
+                delay_s + TIMER_MARGIN_S, self._spawn_tick_task, group_id
+            )
 
-    def _spawn_tick(self, group_id: str) -> None:
+    def _spawn_tick_task(self, group_id: str) -> None:
         """Time alone has changed something in a group, or may have."""
         self._spawn(self._tick(group_id))
 
     async def _tick(self, group_id: str) -> None:
-        for _ in range(LISTEN_TURNS):
+        for _ in range(LOOP_TURNS_TO_READ_SOCKETS):
             await asyncio.sleep(0)
         self.leases.begin_beat()
         try:
@@ -517,7 +521,7 @@ class Service:
         return self._metrics.render_text(
             self._ledger.groups.values(),
             now=self.now(),
-            open_polls=self.watchers.count_waiting(),
+            open_polls=self.waiting_polls.count_waiting(),
             leads=True,
             quarantined=len(self._ledger.quarantined),
             failing=self.is_failing,
@@ -534,7 +538,7 @@ class Replica(Protocol):
     def service(self) -> Service:
         """The service that answers requests about groups; raises NotLeader, NoLeader, ServerStopping."""
 
-    def may_answer(self, service: Service) -> bool:
+    def may_send_reply(self, service: Service) -> bool:
         """Whether a reply of this service may still be sent; ask right before sending it."""
 
     def status(self) -> ReadyReply:

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from hetrdzv.protocol.errors import StorageError
 
-VERSION = 5
+STORE_FORMAT_VERSION = 5
 """The version of what is stored, which each store notes; an older server does not read a newer store.
 
 Adding a field with a default needs no new one: older records get the default. Unknown fields are ignored, so removing
@@ -35,7 +35,7 @@ class NothingWritten(StorageError):
     """
 
 
-Changes = Mapping[str, bytes | None]
+RecordChanges = Mapping[str, bytes | None]
 """What a commit changes: new values by key; None: the key is deleted, if there is one."""
 
 
@@ -62,7 +62,7 @@ class StateStore(Protocol):
             StorageError: the store cannot be read, or is in use by another server.
         """
 
-    async def commit(self, changes: Changes, clock: float) -> None:
+    async def commit(self, changes: RecordChanges, clock: float) -> None:
         """Write all changes or nothing; they are durable when this returns. The clock never goes backwards.
 
         After another error or a cancellation the caller does not know whether they were written; `load` tells.
@@ -76,20 +76,20 @@ class StateStore(Protocol):
         """Release everything, after a cancelled commit that is still in progress; nothing is called after this."""
 
 
-EMPTY = StoreContent(records={}, clock=0.0)
+EMPTY_STORE_CONTENT = StoreContent(records={}, clock=0.0)
 
 
 class MemoryStore:
     """Records in a dict, for tests and jobs that need not outlive their server; at first those of `content`."""
 
-    def __init__(self, content: StoreContent = EMPTY) -> None:
+    def __init__(self, content: StoreContent = EMPTY_STORE_CONTENT) -> None:
         self._records = dict(content.records)
         self._clock = content.clock
 
     async def load(self) -> StoreContent:
         return StoreContent(dict(self._records), self._clock)
 
-    async def commit(self, changes: Changes, clock: float) -> None:
+    async def commit(self, changes: RecordChanges, clock: float) -> None:
         for key, value in changes.items():
             if value is None:
                 self._records.pop(key, None)

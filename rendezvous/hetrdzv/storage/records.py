@@ -26,9 +26,9 @@ from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import InvalidSpec, StorageError
 from hetrdzv.protocol.replies import Event
 from hetrdzv.protocol.rounds import RoundRecord
-from hetrdzv.storage.base import Changes
+from hetrdzv.storage.base import RecordChanges
 
-_NOT_STORED: Mapping[type, AbstractSet[str]] = {
+_FIELDS_NOT_STORED: Mapping[type, AbstractSet[str]] = {
     Group: {"nodes", "round", "records"},  # each has a record of its own
     Node: {"heard_at", "disconnected_at", "stop_acked_at"},
     Round: {"stall", "moved_at"},
@@ -37,12 +37,12 @@ _NOT_STORED: Mapping[type, AbstractSet[str]] = {
 }
 """The fields of each kind of record that are not in it."""
 
-KINDS = {"nodes": Node, "round": Round, "rounds": RoundRecord, "group": Group, "events": Event}
+RECORD_TYPES = {"nodes": Node, "round": Round, "rounds": RoundRecord, "group": Group, "events": Event}
 """What the records below a group's prefix are."""
 
-_STORED = {
+_STORED_FIELD_GETTERS = {
     kind: attrgetter(*(f.name for f in fields(kind) if f.name not in without))
-    for kind, without in _NOT_STORED.items()
+    for kind, without in _FIELDS_NOT_STORED.items()
 }
 
 
@@ -78,10 +78,10 @@ def event_key(group_id: str, number: int) -> str:
 
 def make_record(part: object) -> bytes:
     """The record of a group, node, round or event, without what is not stored of it."""
-    return codec.write(part, nulls=True, without=_NOT_STORED[type(part)])
+    return codec.write(part, nulls=True, without=_FIELDS_NOT_STORED[type(part)])
 
 
-def group_changes(old: Group | None, new: Group | None) -> Changes:
+def make_group_changes(old: Group | None, new: Group | None) -> RecordChanges:
     """What turns a stored `old` into a stored `new`. Whoever removes a group also removes its events."""
     known, present = (group.nodes if group is not None else {} for group in (old, new))
     changed = changed_nodes(old, new) if new is not None else ()
@@ -113,13 +113,13 @@ def _parts_by_key(group: Group | None, node_ids: Iterable[str], with_rounds: boo
 
 
 def _stored_fields(part: object) -> object:
-    return _STORED[type(part)](part)
+    return _STORED_FIELD_GETTERS[type(part)](part)
 
 
 # -- reading ---------------------------------------------------------------------------------------------
 
 
-def restore(
+def restore_groups(
     records: Mapping[str, bytes], now: float, check: Callable[[Group], None] = lambda group: None
 ) -> RestoredStore:
     """The groups in a store. One that cannot be read, or that `check` finds impossible, is set aside.
@@ -156,17 +156,17 @@ def _assemble_group(
     group_id: str, records: Mapping[str, bytes], now: float
 ) -> tuple[Group | None, list[Event]]:
     """A group and its events from their records; no group if only events of it are left."""
-    found: dict[str, dict[str, Any]] = {part: {} for part in KINDS}
+    found: dict[str, dict[str, Any]] = {part: {} for part in RECORD_TYPES}
 
     def malformed(key: str, why: object) -> InvariantError:
         return InvariantError(group_id, f"record {key} is malformed ({why})")
 
     for key, record in records.items():
         part, *name = key.split("/")[2:]
-        if part not in KINDS or len(name) != part.endswith("s"):
+        if part not in RECORD_TYPES or len(name) != part.endswith("s"):
             raise malformed(key, "this hetserver does not know such a key")
         try:
-            found[part][unquote("".join(name))] = codec.read(KINDS[part], record, unknown="ignore")
+            found[part][unquote("".join(name))] = codec.read(RECORD_TYPES[part], record, unknown="ignore")
         except (codec.MalformedJson, InvalidSpec) as error:
             raise malformed(key, error) from error
     by_number = attrgetter("number")

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hetrdzv.protocol.errors import StorageError
-from hetrdzv.storage.base import VERSION, Changes, NothingWritten, StoreContent
+from hetrdzv.storage.base import STORE_FORMAT_VERSION, NothingWritten, RecordChanges, StoreContent
 
 BUSY_TIMEOUT_S = 5.0
 """How long a commit waits for another program that has the file locked, such as a backup (seconds)."""
@@ -32,22 +32,22 @@ BEGIN IMMEDIATE;
 CREATE TABLE records (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE meta (clock REAL NOT NULL, commits INTEGER NOT NULL);
 INSERT INTO meta VALUES (0.0, 0);
-PRAGMA user_version = {VERSION};
+PRAGMA user_version = {STORE_FORMAT_VERSION};
 COMMIT;
 """
 
-_PUT = "INSERT INTO records VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
-_DELETE = "DELETE FROM records WHERE key = ?"
-_COUNT = "UPDATE meta SET clock = max(clock, ?), commits = commits + 1 WHERE commits = ?"
+_PUT_SQL = "INSERT INTO records VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
+_DELETE_SQL = "DELETE FROM records WHERE key = ?"
+_COUNT_COMMIT_SQL = "UPDATE meta SET clock = max(clock, ?), commits = commits + 1 WHERE commits = ?"
 
-_ANOTHER_FILE = "name another file with --store"
+_ANOTHER_FILE_ADVICE = "name another file with --store"
 
-_MEANINGS = {
+_ERROR_EXPLANATIONS = {
     sqlite3.SQLITE_FULL: "the disk is full: make room, and the server recovers by itself",
-    sqlite3.SQLITE_NOTADB: f"it is not a database: move it away with its .lock, or {_ANOTHER_FILE}",
-    sqlite3.SQLITE_CORRUPT: f"it is corrupt: restore a backup, move it away with its .lock, or {_ANOTHER_FILE}",
+    sqlite3.SQLITE_NOTADB: f"it is not a database: move it away with its .lock, or {_ANOTHER_FILE_ADVICE}",
+    sqlite3.SQLITE_CORRUPT: f"it is corrupt: restore a backup, move it away with its .lock, or {_ANOTHER_FILE_ADVICE}",
     sqlite3.SQLITE_BUSY: "another program has it locked (a sqlite3 shell, a backup?): stop that program",
-    sqlite3.SQLITE_READONLY: f"it is read-only: let hetserver write it, or {_ANOTHER_FILE}",
+    sqlite3.SQLITE_READONLY: f"it is read-only: let hetserver write it, or {_ANOTHER_FILE_ADVICE}",
     sqlite3.SQLITE_IOERR: "the disk failed or a limit was reached: see `df`, `ulimit -f` and the kernel's log",
 }
 
@@ -69,7 +69,7 @@ class SqliteStore:
     async def load(self) -> StoreContent:
         return await self._run_in_worker("read", self._load)
 
-    async def commit(self, changes: Changes, clock: float) -> None:
+    async def commit(self, changes: RecordChanges, clock: float) -> None:
         await self._run_in_worker("written", partial(self._commit, changes, clock))
 
     async def close(self) -> None:
@@ -103,27 +103,29 @@ class SqliteStore:
             raise
         return StoreContent(records, clock)
 
-    def _commit(self, changes: Changes, clock: float) -> None:
+    def _commit(self, changes: RecordChanges, clock: float) -> None:
         connection = self._connection
         assert connection is not None, "nothing was loaded"
         try:
             with connection:  # commits, or rolls back
                 connection.execute("BEGIN IMMEDIATE")
-                if connection.execute(_COUNT, (clock, self._commits)).rowcount != 1:
+                if connection.execute(_COUNT_COMMIT_SQL, (clock, self._commits)).rowcount != 1:
                     raise self._make_error(
                         "was changed by another program, or replaced: "
                         "let no other program write to it; reading it again"
                     )
                 puts = ((key, value) for key, value in changes.items() if value is not None)
-                connection.executemany(_PUT, puts)
-                connection.executemany(_DELETE, ((key,) for key, value in changes.items() if value is None))
+                connection.executemany(_PUT_SQL, puts)
+                connection.executemany(
+                    _DELETE_SQL, ((key,) for key, value in changes.items() if value is None)
+                )
         except (sqlite3.Error, StorageError) as error:
             with contextlib.suppress(sqlite3.Error):
                 if _only_row(connection, "SELECT commits FROM meta") == (self._commits,):
                     raise NothingWritten(str(self._explain_error("written", error))) from error
             raise
         self._commits += 1
-        self._note_commits()
+        self._write_lock_file()
 
     def _release(self) -> None:
         try:
@@ -138,7 +140,7 @@ class SqliteStore:
             connection.close()
 
     def _connect(self) -> sqlite3.Connection:
-        noted = self._take_lock()
+        noted = self._acquire_lock()
         if noted and not self._path.exists():  # with an empty file SQLite would delete its -wal
             raise self._make_error(
                 f"is gone, but was used before: put it back, with its -wal. "
@@ -147,22 +149,22 @@ class SqliteStore:
         os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         connection = sqlite3.connect(self._path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
         try:
-            self._open(connection, noted)
+            self._check_and_prepare_database(connection, noted)
         except BaseException:
             connection.close()
             raise
         return connection
 
-    def _open(self, connection: sqlite3.Connection, noted: int) -> None:
+    def _check_and_prepare_database(self, connection: sqlite3.Connection, noted: int) -> None:
         """Check that this is our file with all `noted` commits, and prepare it for ours."""
         (version,) = _only_row(connection, "PRAGMA user_version")
-        if version > VERSION:
+        if version > STORE_FORMAT_VERSION:
             raise self._make_error(
-                f"has version {version}, but this hetserver reads at most version {VERSION}: "
-                f"upgrade hetserver, or {_ANOTHER_FILE}"
+                f"has version {version}, but this hetserver reads at most version {STORE_FORMAT_VERSION}: "
+                f"upgrade hetserver, or {_ANOTHER_FILE_ADVICE}"
             )
         if not version and _only_row(connection, "SELECT count(*) FROM sqlite_master") != (0,):
-            raise self._make_error(f"is another program's database: {_ANOTHER_FILE}")
+            raise self._make_error(f"is another program's database: {_ANOTHER_FILE_ADVICE}")
         (self._commits,) = _only_row(connection, "SELECT commits FROM meta") if version else (0,)
         if self._commits < noted:  # it may be ahead: a commit is noted after it was made
             raise self._make_error(
@@ -174,31 +176,31 @@ class SqliteStore:
         connection.execute("PRAGMA synchronous = FULL")
         if not version:
             connection.executescript(_SCHEMA)
-        elif version < VERSION:
-            connection.execute(f"PRAGMA user_version = {VERSION}")
-        self._note_commits()
+        elif version < STORE_FORMAT_VERSION:
+            connection.execute(f"PRAGMA user_version = {STORE_FORMAT_VERSION}")
+        self._write_lock_file()
 
     # -- the lock file ---------------------------------------------------------------------------------------
 
-    def _take_lock(self) -> int:
+    def _acquire_lock(self) -> int:
         """Lock the file against other servers, if it is not ours yet; returns how many commits were noted last."""
         if self._lock is None:
             self._lock = os.open(self._lock_path, os.O_RDWR | os.O_CLOEXEC | os.O_CREAT, 0o600)
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return int(self._read_lock()[1])
-        pid = self._read_lock()[0].decode()
+            return int(self._read_lock_file()[1])
+        pid = self._read_lock_file()[0].decode()
         raise self._make_error(
-            f"is in use by another hetserver (pid {pid}): stop that one, or {_ANOTHER_FILE}"
+            f"is in use by another hetserver (pid {pid}): stop that one, or {_ANOTHER_FILE_ADVICE}"
         )
 
-    def _read_lock(self) -> Sequence[bytes]:
+    def _read_lock_file(self) -> Sequence[bytes]:
         """Whose lock file it is (pid), and how many commits were noted."""
         assert self._lock is not None
         noted = re.match(rb"(\d+)\s+(\d+)", os.pread(self._lock, 100, 0))
         return noted.groups() if noted is not None else (b"unknown", b"0")
 
-    def _note_commits(self) -> None:
+    def _write_lock_file(self) -> None:
         """Note our pid, for people, and how many commits the state file has."""
         assert self._lock is not None
         with contextlib.suppress(OSError):  # a full disk: it is behind then, which it may be
@@ -214,13 +216,13 @@ class SqliteStore:
             case OSError():
                 return self._make_error(
                     f"cannot be {verb} ({error.filename or self._path}: {error.strerror}): "
-                    f"give hetserver a directory that it may write to, or {_ANOTHER_FILE}"
+                    f"give hetserver a directory that it may write to, or {_ANOTHER_FILE_ADVICE}"
                 )
         what = f"{error}, {getattr(error, 'sqlite_errorname', type(error).__name__)}"
-        unknown = f"see https://www.sqlite.org/rescode.html, or {_ANOTHER_FILE}"
+        unknown = f"see https://www.sqlite.org/rescode.html, or {_ANOTHER_FILE_ADVICE}"
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
         # its higher bits distinguish cases with one remedy
-        return self._make_error(f"cannot be {verb} ({what}): {_MEANINGS.get(code & 0xFF, unknown)}")
+        return self._make_error(f"cannot be {verb} ({what}): {_ERROR_EXPLANATIONS.get(code & 0xFF, unknown)}")
 
     def _make_error(self, what: str) -> StorageError:
         return StorageError(f"state file {self._path} {what}")

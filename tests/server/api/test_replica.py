@@ -39,7 +39,7 @@ class FakeReplica:
             raise self.error
         return self.answering
 
-    def may_answer(self, service: Service) -> bool:
+    def may_send_reply(self, service: Service) -> bool:
         return service is self.answering and not self.deposed
 
     def status(self) -> ReadyReply:

@@ -282,7 +282,7 @@ async def test_a_join_that_waited_while_its_client_hung_up_is_dropped_a_report_i
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A server that is behind does not work for clients that have gone and ask again; what was reported is true."""
-    monkeypatch.setattr("hetrdzv.service.polls.polls.AT_ONCE", 1)
+    monkeypatch.setattr("hetrdzv.service.polls.polls.MAX_CONCURRENT_COMMANDS", 1)
     report = {"incarnation": "1", "round": 1, "kind": "master_unreachable", "message": "timed out"}
 
     def sent(body: dict[str, Any], *more: dict[str, Any]) -> list[Any]:

@@ -10,7 +10,7 @@ from hetrdzv.api.views import LARGE
 from hetrdzv.auth.tokens import Grant, Role, Tokens
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import Directive, Shares
-from hetrdzv.service.service import MOST_REFUSED
+from hetrdzv.service.service import MAX_REFUSALS_IN_HISTORY
 from tests.support.served import api, join, polled, serving, settled, two_nodes
 
 NODES = "/v1/groups/g/nodes"
@@ -206,7 +206,7 @@ async def test_a_conflict_has_fields() -> None:
         for number in range(20):  # a job with many nodes is started again with another flag
             body = offer(spec={"max_nodes": 6})
             await client.put(f"{NODES}/n{number}", json=body, headers=bearer(AGENT))
-        assert len(service.history("g")[0]) <= len(events) + MOST_REFUSED
+        assert len(service.history("g")[0]) <= len(events) + MAX_REFUSALS_IN_HISTORY
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ async def test_what_the_worker_wrote_that_is_waited_for_is_asked_of_its_agent(se
 async def test_what_a_round_left_behind_is_a_click_away_for_admins(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queries, "WITHIN_S", 0.1)
+    monkeypatch.setattr(queries, "ANSWER_TIMEOUT_S", 0.1)
     async with browser(service, Tokens(TOKENS)) as client:
         await sign_in(client, "an-admin-token")
         assert "has not answered within" in (await client.get("/groups/g/stacks")).text
@@ -280,7 +280,7 @@ async def test_sections_are_of_a_role_and_a_scope(service: Service) -> None:
 async def test_who_lost_the_leadership_shows_nothing(service: Service) -> None:
     transport = httpx.ASGITransport(create_app(service))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-        service.may_answer = lambda service: False  # type: ignore[method-assign]
+        service.may_send_reply = lambda service: False  # type: ignore[method-assign]
         for path in ("/", "/groups/g"):
             answer = await client.get(path)
             assert (answer.status_code, "round 1" in answer.text) == (503, False)

@@ -34,7 +34,7 @@ from hetrdzv.protocol.requests import DaemonRequest, JoinRequest, ReportRequest,
 from hetrdzv.protocol.snapshots import SnapshotsReply, SnapshotsRequest
 from hetrdzv.protocol.stacks import StacksRequest
 from hetrdzv.service.polls.polls import GroupAndDirective, Polls, current_directive
-from hetrdzv.service.polls.watchers import Caller
+from hetrdzv.service.polls.waiting_polls import Caller
 
 REPLIES_KEPT = 4
 """How many replies to waiting nodes are kept per group; all its nodes get the same."""
@@ -210,7 +210,7 @@ async def declare_snapshots(
 ) -> Response:
     """What a member holds has changed while its round runs; answers what all nodes hold together."""
     command = DeclareSnapshots(node_id=node_id, **codec.fields_of(body))
-    return _json_response(codec.write(await service.declare_holdings(group_id, command)))
+    return _json_response(codec.write(await service.record_snapshot_inventory(group_id, command)))
 
 
 @router.delete("", status_code=204, response_class=Response)

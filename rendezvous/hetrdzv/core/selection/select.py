@@ -251,7 +251,7 @@ def not_ready_nodes(group: Group) -> Sequence[Node]:
 
 @cache_on_value
 def select_next_round(group: Group) -> Selection | Shortfall:
-    """What `select` answers for the ready nodes of a group that runs no round."""
+    """What `select_nodes` answers for the ready nodes of a group that runs no round."""
     return select_nodes(group, ready_nodes(group))
 
 

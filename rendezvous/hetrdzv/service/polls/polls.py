@@ -14,10 +14,10 @@ from hetrdzv.core.rounds.transitions import require_current_agent
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.progress import PollRequest
 from hetrdzv.protocol.states import DirectiveKind
-from hetrdzv.service.polls.watchers import Caller
+from hetrdzv.service.polls.waiting_polls import Caller
 from hetrdzv.service.service import Service
 
-AT_ONCE = 128
+MAX_CONCURRENT_COMMANDS = 128
 """How many requests of agents are executed and committed at once: with fewer a thousand joins take longer on SQLite."""
 
 GroupAndDirective = tuple[Group, Directive]
@@ -30,7 +30,7 @@ class Polls:
     def __init__(self, service: Service) -> None:
         self.service = service
         self._open: Counter[tuple[str, str, str]] = Counter()  # by group id, node id and incarnation
-        self._turn = asyncio.Semaphore(AT_ONCE)
+        self._turn = asyncio.Semaphore(MAX_CONCURRENT_COMMANDS)
 
     async def answer_poll(
         self,
@@ -66,7 +66,7 @@ class Polls:
                     changed = current_directive_head(self.service, *speaker).version != after
                     if changed or asked or left_s <= 0 or self.service.stopping:
                         return current_directive(self.service, *speaker)
-                    await self.service.watchers.wait_for_news(*speaker[:2], left_s, caller)
+                    await self.service.waiting_polls.wait_for_change(*speaker[:2], left_s, caller)
             if self._open[speaker] == 1:  # this was the agent's only poll
                 await self.service.on_poll_disconnect(*speaker)
             return None

@@ -10,10 +10,10 @@ from datetime import datetime
 from hetrdzv.core.model import Group
 from hetrdzv.protocol.stacks import EARLIER, OutputKind, WorkerOutput, max_stored_characters
 
-MOST = 64 << 20
+MAX_TOTAL_CHARACTERS = 64 << 20
 """How much is kept of all groups together (characters)."""
 
-ENTRY = 200
+WORKER_OVERHEAD_CHARACTERS = 200
 """What a worker takes besides its text (counted in characters)."""
 
 
@@ -47,7 +47,7 @@ class PostMortems:
             if text or one.why:
                 kept.by_rank[one.rank] = replace(one, text=texts.setdefault(text, text))
         if any(texts):
-            kept.size = sum(map(len, texts)) + ENTRY * len(kept.by_rank)
+            kept.size = sum(map(len, texts)) + WORKER_OVERHEAD_CHARACTERS * len(kept.by_rank)
             self._store(group_id, OutputKind.STACKS, kept)
 
     def add_logs(self, group: Group, node_id: str, number: int, logs: Iterable[WorkerOutput]) -> None:
@@ -64,7 +64,9 @@ class PostMortems:
             before = kept.by_rank.get(log.rank)
             if log.rank < kept.world_size and (before is None or before.node_id == node_id):
                 end = log.shortened(OutputKind.LOGS, max_stored_characters(kept.world_size))
-                kept.size += end.size - before.size if before is not None else end.size + ENTRY
+                kept.size += (
+                    end.size - before.size if before is not None else end.size + WORKER_OVERHEAD_CHARACTERS
+                )
                 kept.by_rank[log.rank] = replace(end, node_id=node_id)
         if kept.by_rank:
             kept.at = self._wall()
@@ -76,7 +78,7 @@ class PostMortems:
         if len(rounds := self.list_rounds(group_id, about)) > EARLIER:
             del of_group[about, min(rounds)]
         self._sizes[group_id] = sum(one.size for one in of_group.values())
-        while sum(self._sizes.values()) > MOST:
+        while sum(self._sizes.values()) > MAX_TOTAL_CHARACTERS:
             self.forget_group(next(iter(self._of)))
 
     def find(self, group_id: str, about: OutputKind, number: int | None = None) -> PostMortem | None:

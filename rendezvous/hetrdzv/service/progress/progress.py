@@ -22,33 +22,33 @@ from hetrdzv.protocol.progress import UNKNOWN, NodeProgress, Worker
 from hetrdzv.protocol.reasons.hangs import Hang
 from hetrdzv.protocol.stacks import OutputKind
 from hetrdzv.service.progress.post_mortems import PostMortems
-from hetrdzv.service.progress.queries import WITHIN_S, AgentQueries
+from hetrdzv.service.progress.queries import ANSWER_TIMEOUT_S, AgentQueries
 from hetrdzv.service.progress.samples import WorkerSample
 
 logger = logging.getLogger(__name__)
 
-LOOK_S = 0.2
+CHECK_DELAY_S = 0.2
 """How long to collect news of workers before they are judged together (seconds): many nodes report at the same time."""
 
-AGAIN_S = 1.0
+RECHECK_INTERVAL_S = 1.0
 """When to look again while workers stand still, but not for long enough to say that they wait (seconds)."""
 
-RENEW_S = 2.0
+STALL_RENEWAL_S = 2.0
 """What is known of a stall is noted again if the group would not know it for longer than this (seconds)."""
 
-MANY = 512
-"""More workers than this are judged in a thread, for no more than `SHARE` of the server's time: 8,000 take tenths of a
+MIN_WORKERS_FOR_THREAD = 512
+"""More workers than this are judged in a thread, for no more than `MAX_CPU_SHARE` of the server's time: 8,000 take tenths of a
 second."""
 
-SHARE = 0.2
+MAX_CPU_SHARE = 0.2
 
-MOST_STACKS = 1024
+MAX_STORED_STACKS = 1024
 """Of how many workers of a round that hangs the stacks are kept: most are alike."""
 
-SOONER_S = 0.001
+HANG_TIMEOUT_MARGIN_S = 0.001
 """How far a stall that may not end its round yet is known to stay below `hang_timeout_s` (seconds)."""
 
-LATE_S = 1.0
+MAX_POLL_DELAY_S = 1.0
 """How much later than it could a poll may come (seconds)."""
 
 
@@ -69,12 +69,12 @@ class _WatchedRound:
 
     round: int
     workers: dict[int, WorkerSample] = field(default_factory=dict)  # by global rank
-    training_noted: bool = False  # the group knows, or will soon, that they train
+    is_training_recorded: bool = False  # the group knows, or will soon, that they train
     asked: tuple[float, tuple[int, ...]] | None = None  # of which stall stacks were asked for
     is_asking: bool = False  # agents have not answered that yet
 
 
-class Progress:
+class ProgressTracker:
     """The progress of all groups of a service; `spawn` runs a task for as long as that runs."""
 
     def __init__(
@@ -104,7 +104,7 @@ class Progress:
         if active is None or member is None or reported.round != active.number:
             return
         seen_at = self._now() - reported.age_s
-        known_until = seen_at + reported.known_s + poll_s + LATE_S
+        known_until = seen_at + reported.known_s + poll_s + MAX_POLL_DELAY_S
         watched = self._find_watched(group_id, active.number)
         workers = watched.workers
         for sample in reported.workers:
@@ -113,9 +113,9 @@ class Progress:
                 workers[sample.rank] = WorkerSample.from_report(node_id, sample, before, seen_at, known_until)
         if active.trains_at is None:
             own = [workers[rank].began_at for rank in member.ranks if rank in workers]
-            if (began_at := min(own, default=inf)) < inf and not watched.training_noted:
-                watched.training_noted = True
-                self._spawn(self._execute_note(group_id, RecordTraining(active.number, began_at)))
+            if (began_at := min(own, default=inf)) < inf and not watched.is_training_recorded:
+                watched.is_training_recorded = True
+                self._spawn(self._execute_record_command(group_id, RecordTraining(active.number, began_at)))
         if active.stall is not None or any(worker.still for worker in reported.workers):
             self.schedule_check(group_id)
 
@@ -143,7 +143,7 @@ class Progress:
 
     # -- hangs -----------------------------------------------------------------------------------------------
 
-    def schedule_check(self, group_id: str, after_s: float = LOOK_S) -> None:
+    def schedule_check(self, group_id: str, after_s: float = CHECK_DELAY_S) -> None:
         """Judge a group after a while (seconds), or earlier if that is due."""
         loop = asyncio.get_running_loop()
         at, due = loop.time() + after_s, self._due.get(group_id)
@@ -164,7 +164,7 @@ class Progress:
             self.schedule_check(group_id)
             return
         seen, now = list(self.workers(self._groups()[group_id]).values()), self._now()
-        if len(seen) > MANY:
+        if len(seen) > MIN_WORKERS_FOR_THREAD:
             self._checking.add(group_id)
             self._spawn(self._check_in_thread(group_id, active, seen, now))
         else:
@@ -179,7 +179,7 @@ class Progress:
                 began = perf_counter()
                 found = await asyncio.to_thread(check_for_hang, seen, active.world_size, now)
             self._act_on_verdict(group_id, active.number, found, now)
-            await asyncio.sleep((perf_counter() - began) / SHARE)
+            await asyncio.sleep((perf_counter() - began) / MAX_CPU_SHARE)
         finally:
             self._checking.discard(group_id)
 
@@ -189,8 +189,8 @@ class Progress:
         group, noted = self._groups()[group_id], active.stall
         stall = self._make_stall(group, active, found, found.hang, now) if found.hang is not None else None
         maybe = stall is None and noted is not None and noted.reported and found.unclear
-        if not maybe and not is_already_noted(noted, stall, now):
-            self._spawn(self._execute_note(group_id, RecordStall(number, stall)))
+        if not maybe and not is_stall_recorded(noted, stall, now):
+            self._spawn(self._execute_record_command(group_id, RecordStall(number, stall)))
         if found.again_s < inf:
             self.schedule_check(group_id, found.again_s)
         if stall is not None:
@@ -208,20 +208,20 @@ class Progress:
         watched = self._find_watched(group.group_id, active.number)
         answered = watched.asked is not None and not watched.is_asking
         if timeout_s is not None and (found.stood_s < timeout_s or not answered):
-            known_until = min(known_until, since + timeout_s - SOONER_S)
+            known_until = min(known_until, since + timeout_s - HANG_TIMEOUT_MARGIN_S)
         kept = self._post_mortems.find(group.group_id, OutputKind.STACKS, active.number)
         first = kept.by_rank.get(hang.ranks[0]) if kept is not None and hang.ranks else None
         stack = first.text or first.why if first is not None else ""
         return Stall(hang=replace(hang, for_s=0.0), since=since, known_until=known_until, stack=stack)
 
-    async def _execute_note(self, group_id: str, command: RecordTraining | RecordStall) -> None:
+    async def _execute_record_command(self, group_id: str, command: RecordTraining | RecordStall) -> None:
         try:
             await self._execute(group_id, command)
         except HetError as error:
             # the group is gone, or the server stops or loads: the next sample tries again
             watched = self._of.get(group_id)
             if watched is not None and watched.round == command.round:
-                watched.training_noted = False
+                watched.is_training_recorded = False
             logger.debug("workers of group %s: %s", group_id, error)
             return
         if isinstance(command, RecordStall) and command.stall is not None:
@@ -242,7 +242,7 @@ class Progress:
     async def _fetch_stacks(self, group: Group, active: Round, stall: Stall, watched: _WatchedRound) -> None:
         """Keep the stacks of those that are waited for, and of some others, unless the group is gone by then."""
         group_id = group.group_id
-        others = range(0, active.world_size, -(-active.world_size // MOST_STACKS))
+        others = range(0, active.world_size, -(-active.world_size // MAX_STORED_STACKS))
         try:
             stacks = await self._queries.query_workers(group, active, {*stall.hang.ranks, *others})
         finally:
@@ -251,7 +251,7 @@ class Progress:
             self._post_mortems.add_stacks(group_id, active.number, active.world_size, stacks)
             self.schedule_check(group_id)
             if not any(stack.text for stack in stacks):  # as in a failover: ask again, later
-                await asyncio.sleep(WITHIN_S)
+                await asyncio.sleep(ANSWER_TIMEOUT_S)
                 watched.asked = None
                 self.schedule_check(group_id)
 
@@ -264,29 +264,30 @@ def check_for_hang(seen: Sequence[WorkerSample], world_size: int, now: float) ->
     nodes = {entry.sample.rank: entry.node_id for entry in seen}
     hang = find_hang(workers, world_size, nodes.__getitem__)
     # it may be a stall once that is over
-    again_s = min((worker.long_s + LOOK_S for worker in workers if worker.long_s > 0), default=inf)
+    again_s = min((worker.long_s + CHECK_DELAY_S for worker in workers if worker.long_s > 0), default=inf)
     if hang is None and any(worker.idle_s > 0 for worker in workers):
-        again_s = min(again_s, AGAIN_S)
+        again_s = min(again_s, RECHECK_INTERVAL_S)
     least_s = hang.for_s if hang is not None else inf
     in_it = [entry for entry, worker in zip(seen, workers, strict=True) if worker.idle_s >= least_s]
     return HangVerdict(
         hang,
         known_until=min((entry.known_until for entry in in_it), default=now),
         stood_s=min((entry.sample.idle_s for entry in in_it), default=0.0),
-        unclear=any(worker.state == UNKNOWN for worker in workers) and not any(map(_is_going_on, workers)),
+        unclear=any(worker.state == UNKNOWN for worker in workers)
+        and not any(map(_may_be_progressing, workers)),
         again_s=again_s,
     )
 
 
-def is_already_noted(noted: Stall | None, stall: Stall | None, now: float) -> bool:
+def is_stall_recorded(noted: Stall | None, stall: Stall | None, now: float) -> bool:
     """Whether the group knows already what was found, and will know it for a while."""
     if noted is None or stall is None:
         return noted is stall
     same = noted.hang == stall.hang and (noted.stack == stall.stack or not stall.stack)
-    known = noted.known_until >= min(now + RENEW_S, stall.known_until)
+    known = noted.known_until >= min(now + STALL_RENEWAL_S, stall.known_until)
     return same and known and abs(noted.since - stall.since) < SAME_STALL_TOLERANCE_S
 
 
-def _is_going_on(worker: Worker) -> bool:
+def _may_be_progressing(worker: Worker) -> bool:
     known = worker.state == "runs" or worker.step is not None
     return worker.long_s > 0 or (known and worker.idle_s == 0 and not worker.has_ended)

@@ -9,10 +9,10 @@ from hetrdzv.core.model import Group, Round
 from hetrdzv.protocol.directive import OutputQuery
 from hetrdzv.protocol.stacks import MOST_OF_WORKER, OutputKind, WorkerOutput
 
-WITHIN_S = 10.0
+ANSWER_TIMEOUT_S = 10.0
 """How long agents have to answer (seconds)."""
 
-MOST_OF_ALL = 16 << 20
+MAX_TOTAL_CHARACTERS = 16 << 20
 """How much of all answers to one request is kept (characters)."""
 
 
@@ -39,14 +39,14 @@ class AgentQueries:
     ) -> list[WorkerOutput]:
         """The stacks or logs of some of a round's workers, in order of ranks; each says why if there is none."""
         wanted = frozenset(ranks)
-        most = min(MOST_OF_WORKER, MOST_OF_ALL // max(1, len(wanted)))
+        most = min(MOST_OF_WORKER, MAX_TOTAL_CHARACTERS // max(1, len(wanted)))
         stacks, queries = dict[int, WorkerOutput](), dict[str, Query]()
         for member in active.members:
             own = tuple(rank for rank in member.ranks if rank in wanted)
             node = group.nodes.get(member.node_id)
             why = "its node is gone"
             if own and node is not None and not node.is_gone:
-                why = f"its agent has not answered within {WITHIN_S:g} s"
+                why = f"its agent has not answered within {ANSWER_TIMEOUT_S:g} s"
                 question = OutputQuery(
                     number=next(self._numbers), round=active.number, about=about, ranks=own
                 )
@@ -56,7 +56,7 @@ class AgentQueries:
         try:
             self._wake(group.group_id, queries)
             if queries:
-                await asyncio.wait([query.answer for query in queries.values()], timeout=WITHIN_S)
+                await asyncio.wait([query.answer for query in queries.values()], timeout=ANSWER_TIMEOUT_S)
         finally:
             for node_id, query in queries.items():
                 place = group.group_id, node_id

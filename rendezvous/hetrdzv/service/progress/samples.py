@@ -9,34 +9,34 @@ from hetrdzv.protocol.progress import UNKNOWN, Worker
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.texts.who import Ranks
 
-RATE_S = 5.0
+MIN_RATE_WINDOW_S = 5.0
 """A rate is measured over at least this long (seconds)."""
 
-UNSEEN_S = 0.8
+MAX_UNSEEN_PROGRESS_S = 0.8
 """A worker may have gone on this long after its agent last saw it move (seconds); that looks once a second or more
 often."""
 
-UNWATCHED_S = 30.0
+UNWATCHED_WARNING_AFTER_S = 30.0
 """How long a worker, or its round, has to have been unseen until people are told (seconds): scripts import first."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rate:
+class GrowthRate:
     """How fast a number grows."""
 
     per_s: float | None = None  # None until it has been measured
     since: float = inf  # when the measurement that is under way began (seconds)
     base: int = 0  # with which number it began
 
-    def with_measurement(self, number: int | None, now: float) -> "Rate":
+    def with_measurement(self, number: int | None, now: float) -> "GrowthRate":
         """The rate after another look at the number."""
         if number is None:
-            return Rate()
+            return GrowthRate()
         if self.since == inf or number < self.base:
-            return Rate(None, now, number)
-        if now - self.since < RATE_S:
+            return GrowthRate(None, now, number)
+        if now - self.since < MIN_RATE_WINDOW_S:
             return self
-        return Rate((number - self.base) / (now - self.since), now, number)
+        return GrowthRate((number - self.base) / (now - self.since), now, number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,8 @@ class WorkerSample:
     known_until: float  # until when it holds: newer ones have stopped coming if none has by then
     began_at: float  # when the worker first moved in its round; infinite: it has not, or nobody can tell
     unseen_since: float  # since when its collectives cannot be known; infinite: they can
-    collectives: Rate
-    steps: Rate
+    collectives: GrowthRate
+    steps: GrowthRate
 
     @classmethod
     def from_report(
@@ -63,10 +63,10 @@ class WorkerSample:
         unseen_since = inf
         if sample.state == UNKNOWN or sample.unseen:
             unseen_since = min(seen_at, before.unseen_since) if before is not None else seen_at
-        collectives = (before.collectives if before is not None else Rate()).with_measurement(
+        collectives = (before.collectives if before is not None else GrowthRate()).with_measurement(
             sample.collective_count, seen_at
         )
-        steps = (before.steps if before is not None else Rate()).with_measurement(sample.step, seen_at)
+        steps = (before.steps if before is not None else GrowthRate()).with_measurement(sample.step, seen_at)
         return cls(node_id, sample, seen_at, known_until, began_at, unseen_since, collectives, steps)
 
     @property
@@ -88,7 +88,7 @@ class WorkerSample:
         return replace(
             sample,
             state=UNKNOWN if sample.unseen else sample.state,
-            idle_s=max(0.0, now - UNSEEN_S - self.moved_at) if sample.still else 0.0,
+            idle_s=max(0.0, now - MAX_UNSEEN_PROGRESS_S - self.moved_at) if sample.still else 0.0,
             long_s=max(0.0, self.seen_at + sample.long_s - now),
             collectives=() if sample.unseen else sample.collectives,
         )
@@ -100,14 +100,14 @@ def unwatched_warnings(group: Group, seen: Mapping[int, WorkerSample], now: floa
     One that reports its steps is watched by these. One without others has nobody to wait for.
     """
     active = group.running_round
-    if active is None or now < active.formed_at + UNWATCHED_S or active.world_size == 1:
+    if active is None or now < active.formed_at + UNWATCHED_WARNING_AFTER_S or active.world_size == 1:
         return []
     by_reason: dict[str, list[int]] = {}
     for rank in range(active.world_size):
         entry = seen.get(rank)
         if entry is None:
             by_reason.setdefault("the agent has not reported", []).append(rank)
-        elif now >= min(entry.unseen_since, entry.known_until) + UNWATCHED_S and (
+        elif now >= min(entry.unseen_since, entry.known_until) + UNWATCHED_WARNING_AFTER_S and (
             entry.sample.step is None or now > entry.known_until
         ):
             by_reason.setdefault(entry.explain_unseen(now), []).append(rank)

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 from hetrdzv.auth.tls import ClientTls
 
-DEFAULT_PORT = 2379
+DEFAULT_ETCD_PORT = 2379
 DEFAULT_PREFIX = "hetrdzv"
-EXAMPLE = "etcd://host1:2379,host2:2379,host3:2379/prefix"
+EXAMPLE_URL = "etcd://host1:2379,host2:2379,host3:2379/prefix"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +25,11 @@ class EtcdAccess:
         return f"etcd://{','.join(self.endpoints)}/{self.prefix}"
 
 
-def parse_url(url: str) -> tuple[tuple[str, ...], str]:
+def parse_etcd_url(url: str) -> tuple[tuple[str, ...], str]:
     """The endpoints and the prefix in `etcd://h1:2379,h2:2379/prefix`."""
     match = re.fullmatch(r"etcd://([^/]*)(/.*)?", url)
     if match is None:
-        raise ValueError(f"the URL of an etcd store looks like {EXAMPLE}")
+        raise ValueError(f"the URL of an etcd store looks like {EXAMPLE_URL}")
     if "@" in match[1]:
         raise ValueError(
             "a store URL must not contain a user name or password, since logs and process lists show it: "
@@ -39,7 +39,7 @@ def parse_url(url: str) -> tuple[tuple[str, ...], str]:
         dict.fromkeys(_parse_endpoint(host.strip()) for host in match[1].split(",") if host.strip())
     )
     if not endpoints:
-        raise ValueError(f"store '{url}' names no host; example: {EXAMPLE}")
+        raise ValueError(f"store '{url}' names no host; example: {EXAMPLE_URL}")
     prefix = (match[2] or "").strip("/") or DEFAULT_PREFIX
     if not re.fullmatch(r"[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*", prefix):
         raise ValueError(
@@ -50,7 +50,7 @@ def parse_url(url: str) -> tuple[tuple[str, ...], str]:
 
 def _parse_endpoint(text: str) -> str:
     match = re.fullmatch(r"([A-Za-z0-9._-]+|\[[0-9a-fA-F:.]+\])(?::([0-9]{1,5}))?", text)
-    if match is None or not 0 < (port := int(match[2] or DEFAULT_PORT)) < 65_536:
+    if match is None or not 0 < (port := int(match[2] or DEFAULT_ETCD_PORT)) < 65_536:
         raise ValueError(f"etcd member '{text}' is not host:port, with a port from 1 to 65535")
     return f"{match[1]}:{port}"
 
@@ -63,4 +63,4 @@ def make_access(
 ) -> EtcdAccess:
     """Access as the options say; raises `ValueError`, or `TlsError` for a file."""
     context = tls.make_context("--etcd-ca-cert", "--etcd-cert", "--etcd-key") if tls != ClientTls() else None
-    return EtcdAccess(*parse_url(url), user, password, context)
+    return EtcdAccess(*parse_etcd_url(url), user, password, context)

@@ -18,22 +18,22 @@ from hetrdzv.client.explain import explain_failed_connect, walk_causes
 from hetrdzv.protocol.errors import StorageError
 from hetrdzv.storage.etcd.access import EtcdAccess
 
-ATTEMPT_S = 1.0
+ATTEMPT_TIMEOUT_S = 1.0
 """How long to wait for one member before asking the next (seconds)."""
 
-SIGN_IN_S = 5.0
+SIGN_IN_TIMEOUT_S = 5.0
 """How long a member may take to check a password, which is slow on purpose (seconds)."""
 
-PAGE = 2_000
+KEYS_PER_PAGE = 2_000
 """How many keys are read at a time."""
 
-PAUSE_S = 0.1
+RETRY_PAUSE_S = 0.1
 """Pause after no member has answered (seconds)."""
 
-_AWAY = (1, 4, 14)
+_UNAVAILABLE_GRPC_CODES = (1, 4, 14)
 """gRPC's CANCELLED, DEADLINE_EXCEEDED and UNAVAILABLE: another member may do it."""
 
-_NO_TOKEN = ("invalid auth token", "revision of auth store is old")
+_INVALID_TOKEN_MESSAGES = ("invalid auth token", "revision of auth store is old")
 
 Operation = Mapping[str, Any]
 """A put or delete of a transaction, or one of its comparisons, as JSON."""
@@ -62,12 +62,12 @@ class KeyValue:
     lease: int
 
 
-def put(key: bytes, value: bytes, lease: int = 0) -> Operation:
+def put_operation(key: bytes, value: bytes, lease: int = 0) -> Operation:
     """Writes a key."""
     return {"request_put": {"key": _encode_base64(key), "value": _encode_base64(value), "lease": lease}}
 
 
-def delete(key: bytes, end: bytes = b"") -> Operation:
+def delete_operation(key: bytes, end: bytes = b"") -> Operation:
     """Removes a key, or all keys from `key` up to `end`."""
     return {"request_delete_range": {"key": _encode_base64(key), "range_end": _encode_base64(end)}}
 
@@ -95,17 +95,20 @@ class _PasswordAuth(httpx.Auth):
         for _ in range(2):
             if self._token is None:
                 password = {"name": self._access.user, "password": self._access.password}
-                url, timeout = request.url.copy_with(path="/v3/auth/authenticate"), httpx.Timeout(SIGN_IN_S)
+                url, timeout = (
+                    request.url.copy_with(path="/v3/auth/authenticate"),
+                    httpx.Timeout(SIGN_IN_TIMEOUT_S),
+                )
                 sign_in = httpx.Request("POST", url, json=password, extensions={"timeout": timeout.as_dict()})
-                self._token = _read_reply((yield sign_in), self._access)["token"]
+                self._token = _parse_reply((yield sign_in), self._access)["token"]
             request.headers["Authorization"] = self._token
             response = yield request
-            if not any(text in response.text for text in _NO_TOKEN):
+            if not any(text in response.text for text in _INVALID_TOKEN_MESSAGES):
                 return
             self._token = None
 
 
-class Etcd:
+class EtcdClient:
     """A client of a cluster. Every call may raise `EtcdUnavailable`, `EtcdRefused`, or another `StorageError`."""
 
     def __init__(self, access: EtcdAccess) -> None:
@@ -130,16 +133,21 @@ class Etcd:
     async def get(self, key: bytes, *, within_s: float) -> KeyValue | None:
         """The newest value of a key, or None."""
         return next(
-            iter(_read_pairs(await self._call("kv/range", {"key": _encode_base64(key)}, within_s))), None
+            iter(_parse_key_values(await self._call("kv/range", {"key": _encode_base64(key)}, within_s))),
+            None,
         )
 
     async def get_all(self, prefix: bytes, *, within_s: float) -> list[KeyValue]:
         """All keys below a prefix, which ends with a slash, as of one moment; `within_s` is for each page of them."""
         pairs: list[KeyValue] = []
-        body = {"key": _encode_base64(prefix), "range_end": _encode_base64(prefix[:-1] + b"0"), "limit": PAGE}
+        body = {
+            "key": _encode_base64(prefix),
+            "range_end": _encode_base64(prefix[:-1] + b"0"),
+            "limit": KEYS_PER_PAGE,
+        }
         while True:
             reply = await self._call("kv/range", body, within_s, within_s)
-            pairs += _read_pairs(reply)
+            pairs += _parse_key_values(reply)
             if not reply.get("more", False):
                 return pairs
             body |= {"key": _encode_base64(pairs[-1].key + b"\0")}
@@ -155,22 +163,24 @@ class Etcd:
         reply = await self._call("kv/txn", {"compare": compare, "success": success}, within_s)
         return int(reply["header"]["revision"]) if reply.get("succeeded", False) else None
 
-    async def grant(self, ttl_s: int, *, within_s: float) -> tuple[int, int]:
+    async def grant_lease(self, ttl_s: int, *, within_s: float) -> tuple[int, int]:
         """Make a lease; returns its id and the seconds that etcd granted, which may be more than asked for."""
         reply = await self._call("lease/grant", {"TTL": ttl_s}, within_s)
         return int(reply["ID"]), int(reply["TTL"])
 
-    async def keep_alive(self, lease: int, *, within_s: float) -> int:
+    async def keep_lease_alive(self, lease: int, *, within_s: float) -> int:
         """Renew a lease; returns how long it lasts from now (seconds), 0 if it is gone."""
         reply = await self._call("lease/keepalive", {"ID": lease}, within_s, within_s)
         return int(reply["result"].get("TTL", 0))
 
-    async def revoke(self, lease: int, *, within_s: float) -> None:
+    async def revoke_lease(self, lease: int, *, within_s: float) -> None:
         """End a lease and delete the keys bound to it, if it is there: it ends by itself soon."""
         with suppress(EtcdRefused):
             await self._call("lease/revoke", {"ID": lease}, within_s)
 
-    async def _call(self, path: str, body: object, within_s: float, attempt_s: float = ATTEMPT_S) -> Any:
+    async def _call(
+        self, path: str, body: object, within_s: float, attempt_s: float = ATTEMPT_TIMEOUT_S
+    ) -> Any:
         """Try one member after the other, beginning with the one that answered last."""
         loop, content = asyncio.get_running_loop(), json.dumps(body).encode()
         until = loop.time() + within_s
@@ -182,21 +192,21 @@ class Etcd:
                     why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
                     raise EtcdUnavailable(f"no etcd member answers ({why or 'no time left to ask'})")
                 url = f"{self._scheme}://{member}/v3/{path}"
-                sign_in_s = SIGN_IN_S if self.access.user is not None else 0.0
+                sign_in_s = SIGN_IN_TIMEOUT_S if self.access.user is not None else 0.0
                 try:
                     # httpx's own is for each wait for some bytes
                     async with asyncio.timeout(timeout_s + sign_in_s):
                         response = await self._http.post(url, content=content, timeout=timeout_s)
-                    return _read_reply(response, self.access)
+                    return _parse_reply(response, self.access)
                 except (httpx.RequestError, TimeoutError, _MemberUnavailable) as error:
                     # later it has hardly any time
                     reasons.setdefault(member, _explain_failure(error, timeout_s))
                     self._members.remove(member)  # from now on the next one is asked first
                     self._members.append(member)
-            await asyncio.sleep(PAUSE_S)
+            await asyncio.sleep(RETRY_PAUSE_S)
 
 
-def _read_reply(response: httpx.Response, access: EtcdAccess) -> Any:
+def _parse_reply(response: httpx.Response, access: EtcdAccess) -> Any:
     """What a member replied; raises what its error means."""
     try:
         reply = response.json()
@@ -213,7 +223,7 @@ def _read_reply(response: httpx.Response, access: EtcdAccess) -> Any:
         return reply
     problem = error if isinstance(error, dict) else reply
     text = str(problem.get("message") or error)
-    if problem.get("code", problem.get("grpc_code")) in _AWAY:
+    if problem.get("code", problem.get("grpc_code")) in _UNAVAILABLE_GRPC_CODES:
         raise _MemberUnavailable(text.removeprefix("etcdserver: ")[:200])
     raise _explain_error(text.rpartition("etcdserver: ")[2], access)
 
@@ -222,7 +232,7 @@ def _encode_base64(value: bytes) -> str:
     return b64encode(value).decode()
 
 
-def _read_pairs(reply: Mapping[str, Any]) -> list[KeyValue]:
+def _parse_key_values(reply: Mapping[str, Any]) -> list[KeyValue]:
     return [
         KeyValue(
             b64decode(pair["key"]),

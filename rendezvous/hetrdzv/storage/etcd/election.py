@@ -14,25 +14,25 @@ from typing import TypeVar
 
 from hetrdzv.protocol.errors import StorageError
 from hetrdzv.storage.etcd.client import (
-    PAUSE_S,
-    Etcd,
+    RETRY_PAUSE_S,
+    EtcdClient,
     EtcdUnavailable,
     KeyValue,
     Operation,
     compare_create_revision,
-    put,
+    put_operation,
 )
 
-LEASE_S = 3
+LEADER_LEASE_S = 3
 """How long a silent leader is still taken for the leader (seconds); etcd grants no less than 2 by default."""
 
-MARGIN = 0.15
+LEASE_MARGIN_SHARE = 0.15
 """The leader stops answering when this fraction of its lease is left."""
 
-RENEWALS = 6
+RENEWALS_PER_LEASE = 6
 """How many times a lease is renewed within its length."""
 
-CALL_S = 2.0
+CALL_TIMEOUT_S = 2.0
 """How long to try a call that can be repeated later (seconds)."""
 
 T = TypeVar("T")
@@ -64,21 +64,25 @@ class Term:
     lost: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
-    def compare(self) -> Operation:
+    def leader_key_comparison(self) -> Operation:
         """Makes a transaction succeed only in this term."""
         return compare_create_revision(self.key, self.revision)
 
-    def left_s(self) -> float:
+    def remaining_s(self) -> float:
         """For how much longer the leader key is certainly ours (seconds)."""
-        return 0.0 if self.lost.is_set() else self.renewed_at + self.ttl_s * (1.0 - MARGIN) - boottime_s()
+        return (
+            0.0
+            if self.lost.is_set()
+            else self.renewed_at + self.ttl_s * (1.0 - LEASE_MARGIN_SHARE) - boottime_s()
+        )
 
-    def require(self, leader: KeyValue | None) -> None:
+    def require_leader_key(self, leader: KeyValue | None) -> None:
         """Check that this is our leader key, else raise `LeadershipLost`."""
         if leader is None or leader.create_revision != self.revision:
             self.lost.set()
             raise LeadershipLost("etcd refused a write: another server leads, or may lead; ask that one")
 
-    async def guard(self, work: Awaitable[T]) -> T:
+    async def run_while_leading(self, work: Awaitable[T]) -> T:
         """Await some work; give it up and raise `LeadershipLost` as soon as we no longer lead."""
         task, lost = asyncio.ensure_future(work), asyncio.ensure_future(self.lost.wait())
         try:
@@ -91,35 +95,35 @@ class Term:
                 waiting.cancel()
 
 
-async def find_leader(etcd: Etcd) -> str | None:
+async def find_leader(etcd: EtcdClient) -> str | None:
     """Where the present leader answers, or None if there is none."""
-    pair = await etcd.get(etcd.key("leader"), within_s=CALL_S)
+    pair = await etcd.get(etcd.key("leader"), within_s=CALL_TIMEOUT_S)
     return pair.value.decode("latin-1") if pair is not None else None
 
 
-async def campaign(etcd: Etcd, url: str, lease_s: int = LEASE_S) -> Term | None:
+async def campaign_for_leadership(etcd: EtcdClient, url: str, lease_s: int = LEADER_LEASE_S) -> Term | None:
     """Try to become the leader; None if somebody else is, or the answer to an attempt was lost.
 
     What an attempt without an answer has made ends with its lease.
     """
     key, began = etcd.key("leader"), boottime_s()
-    lease, ttl_s = await etcd.grant(lease_s, within_s=CALL_S)
-    write = [put(key, url.encode(), lease)]
-    revision = await etcd.txn([compare_create_revision(key, 0)], write, within_s=CALL_S)
+    lease, ttl_s = await etcd.grant_lease(lease_s, within_s=CALL_TIMEOUT_S)
+    write = [put_operation(key, url.encode(), lease)]
+    revision = await etcd.txn([compare_create_revision(key, 0)], write, within_s=CALL_TIMEOUT_S)
     if revision is None:
-        await etcd.revoke(lease, within_s=CALL_S)
+        await etcd.revoke_lease(lease, within_s=CALL_TIMEOUT_S)
         return None
     return Term(key, revision, lease, ttl_s, began)
 
 
-async def renew_until_over(etcd: Etcd, term: Term, complain: Callable[[str], None]) -> str:
+async def renew_until_over(etcd: EtcdClient, term: Term, complain: Callable[[str], None]) -> str:
     """Renew the lease of a term until the term is over, then fence off every write; returns why it is over."""
     why = "its lease ran out"
     try:
-        while (left_s := term.left_s()) > 0.0:
-            sent_at, pause_s = boottime_s(), PAUSE_S
+        while (left_s := term.remaining_s()) > 0.0:
+            sent_at, pause_s = boottime_s(), RETRY_PAUSE_S
             try:
-                ttl_s = await etcd.keep_alive(term.lease, within_s=min(term.ttl_s / 5, left_s))
+                ttl_s = await etcd.keep_lease_alive(term.lease, within_s=min(term.ttl_s / 5, left_s))
             except StorageError as error:
                 why = f"its lease could not be renewed in time: {error}"
                 if not isinstance(error, EtcdUnavailable):
@@ -127,7 +131,7 @@ async def renew_until_over(etcd: Etcd, term: Term, complain: Callable[[str], Non
             else:
                 if ttl_s <= 0:
                     return "etcd ended its lease"
-                term.renewed_at, term.ttl_s, pause_s = sent_at, ttl_s, ttl_s / RENEWALS
+                term.renewed_at, term.ttl_s, pause_s = sent_at, ttl_s, ttl_s / RENEWALS_PER_LEASE
             with suppress(TimeoutError):
                 await asyncio.wait_for(term.lost.wait(), pause_s)
         return "etcd refused a write" if term.lost.is_set() else why

@@ -24,33 +24,33 @@ from dataclasses import dataclass, replace
 
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import StorageError
-from hetrdzv.storage.base import VERSION, Changes, NothingWritten, StoreContent
+from hetrdzv.storage.base import STORE_FORMAT_VERSION, NothingWritten, RecordChanges, StoreContent
 from hetrdzv.storage.etcd.client import (
-    Etcd,
+    EtcdClient,
     EtcdRefused,
     KeyValue,
     Operation,
     compare_mod_revision,
-    delete,
-    put,
+    delete_operation,
+    put_operation,
 )
 from hetrdzv.storage.etcd.election import Term
 
-MAX_OPERATIONS = 127
+MAX_OPERATIONS_PER_TRANSACTION = 127
 """The default of etcd's `--max-txn-ops`, less one for meta."""
 
 MAX_TRANSACTION_BYTES = 1 << 20
 """How much we put into one transaction, or into one part of the log (bytes)."""
 
-LARGE = 1 << 16
+MIN_COMPRESSED_BYTES = 1 << 16
 """Longer values are compressed (bytes): the members of a round of thousands are alike."""
 
-PATIENCE_S = 10.0
+TRANSACTION_TIMEOUT_S = 10.0
 """How long to try a transaction while no member answers (seconds); a leader's lease ends long before."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Meta:
+class _StoreMeta:
     """meta as our last transaction left it."""
 
     v: int
@@ -60,19 +60,19 @@ class _Meta:
     revision: int = 0  # at which it was written, which is not in it; 0: there is none
 
     @classmethod
-    def parse(cls, pair: KeyValue | None) -> "_Meta":
+    def parse(cls, pair: KeyValue | None) -> "_StoreMeta":
         if pair is None:
-            return cls(VERSION)
+            return cls(STORE_FORMAT_VERSION)
         try:
             meta = codec.read(cls, pair.value, unknown="ignore")
         except codec.MalformedJson:
             raise StorageError(
                 "the key 'meta' on etcd does not belong to hetserver: name another prefix with --store"
             ) from None
-        if meta.v > VERSION:
+        if meta.v > STORE_FORMAT_VERSION:
             raise StorageError(
-                f"the store on etcd has version {meta.v}, but this hetserver reads at most version {VERSION}: "
-                f"upgrade hetserver, or name another prefix with --store"
+                f"the store on etcd has version {meta.v}, but this hetserver reads at most version "
+                f"{STORE_FORMAT_VERSION}: upgrade hetserver, or name another prefix with --store"
             )
         return replace(meta, revision=pair.mod_revision)
 
@@ -80,10 +80,10 @@ class _Meta:
 class EtcdStore:
     """Records on etcd, written by the leader only: `term` is of the election that we won."""
 
-    def __init__(self, etcd: Etcd, term: Term) -> None:
+    def __init__(self, etcd: EtcdClient, term: Term) -> None:
         self._etcd = etcd
         self._term = term
-        self._meta = _Meta(VERSION)
+        self._meta = _StoreMeta(STORE_FORMAT_VERSION)
         self._unapplied: Sequence[list[Operation]] = ()  # what applies the log
         self._meta_key, self._log, self._records = (etcd.key(name) for name in ("meta", "log/", "records/"))
 
@@ -99,7 +99,7 @@ class EtcdStore:
             {key: value for key, value in records.items() if value is not None}, self._meta.clock
         )
 
-    async def commit(self, changes: Changes, clock: float) -> None:
+    async def commit(self, changes: RecordChanges, clock: float) -> None:
         try:
             await self._commit(changes, clock)
         except EtcdRefused as error:
@@ -112,25 +112,25 @@ class EtcdStore:
 
     # -- reading ---------------------------------------------------------------------------------------------
 
-    async def _read_meta(self) -> _Meta:
+    async def _read_meta(self) -> _StoreMeta:
         """meta as it was while we led: the leader key is read after it and is never made twice.
 
         Not in one transaction: etcd 3.5.1 may panic when a transaction that only reads is cancelled.
         """
         pair, leader = [
-            await self._term.guard(self._etcd.get(key, within_s=PATIENCE_S))
+            await self._term.run_while_leading(self._etcd.get(key, within_s=TRANSACTION_TIMEOUT_S))
             for key in (self._meta_key, self._term.key)
         ]
-        self._term.require(leader)
-        return _Meta.parse(pair)
+        self._term.require_leader_key(leader)
+        return _StoreMeta.parse(pair)
 
     async def _read_all(self, prefix: bytes) -> dict[str, bytes]:
         """Every value below a prefix."""
-        pairs = await self._term.guard(self._etcd.get_all(prefix, within_s=PATIENCE_S))
+        pairs = await self._term.run_while_leading(self._etcd.get_all(prefix, within_s=TRANSACTION_TIMEOUT_S))
         # a key that is no text is not ours either, and is refused by name
         return {pair.key.removeprefix(prefix).decode(errors="backslashreplace"): pair.value for pair in pairs}
 
-    async def _read_log(self) -> Changes:
+    async def _read_log(self) -> RecordChanges:
         """The changes in the log that were not applied yet."""
         if not self._meta.log:
             return {}
@@ -148,11 +148,11 @@ class EtcdStore:
 
     # -- writing ---------------------------------------------------------------------------------------------
 
-    async def _commit(self, changes: Changes, clock: float) -> None:
+    async def _commit(self, changes: RecordChanges, clock: float) -> None:
         if self._unapplied:
             for operations in self._unapplied:
                 await self._send_transaction(operations)
-            await self._send_transaction([delete(self._log, self._log[:-1] + b"0")], log=0)
+            await self._send_transaction([delete_operation(self._log, self._log[:-1] + b"0")], log=0)
             self._unapplied = ()
         transactions = await asyncio.to_thread(self._make_transactions, changes)  # it compresses
         if len(transactions) == 1:
@@ -160,18 +160,21 @@ class EtcdStore:
             return
         # An etcd that takes fewer operations refuses this, before the log is valid and has to be applied.
         await self._send_transaction(
-            [delete(self._log + b"%06d" % number) for number in range(MAX_OPERATIONS)]
+            [
+                delete_operation(self._log + b"%06d" % number)
+                for number in range(MAX_OPERATIONS_PER_TRANSACTION)
+            ]
         )
         log = await asyncio.to_thread(_compress_log, changes)
         starts = range(0, len(log), MAX_TRANSACTION_BYTES)
         for number, start in enumerate(starts):
             await self._send_transaction(
-                [put(self._log + b"%06d" % number, log[start : start + MAX_TRANSACTION_BYTES])]
+                [put_operation(self._log + b"%06d" % number, log[start : start + MAX_TRANSACTION_BYTES])]
             )
         await self._send_transaction([], clock, log=len(starts))
         self._unapplied = transactions
 
-    def _make_transactions(self, changes: Changes) -> Sequence[list[Operation]]:
+    def _make_transactions(self, changes: RecordChanges) -> Sequence[list[Operation]]:
         """What makes these changes, in transactions that etcd takes, at least one."""
         transactions: list[list[Operation]] = [[]]
         size = 0
@@ -179,11 +182,13 @@ class EtcdStore:
             key, packed = self._records + name.encode(), _compress(value) if value is not None else None
             more = len(key) + len(packed or b"")
             if transactions[-1] and (
-                len(transactions[-1]) == MAX_OPERATIONS or size + more > MAX_TRANSACTION_BYTES
+                len(transactions[-1]) == MAX_OPERATIONS_PER_TRANSACTION or size + more > MAX_TRANSACTION_BYTES
             ):
                 transactions.append([])
                 size = 0
-            transactions[-1].append(put(key, packed) if packed is not None else delete(key))
+            transactions[-1].append(
+                put_operation(key, packed) if packed is not None else delete_operation(key)
+            )
             size += more
         return transactions
 
@@ -196,14 +201,19 @@ class EtcdStore:
         """
         meta = replace(
             self._meta,
-            v=VERSION,
+            v=STORE_FORMAT_VERSION,
             clock=max(clock, self._meta.clock),
             commit=secrets.token_hex(8),
             log=self._meta.log if log is None else log,
         )
-        writes = [*operations, put(self._meta_key, codec.write(meta, without={"revision"}))]
-        compare = [self._term.compare, compare_mod_revision(self._meta_key, self._meta.revision)]
-        revision = await self._term.guard(self._etcd.txn(compare, writes, within_s=PATIENCE_S))
+        writes = [*operations, put_operation(self._meta_key, codec.write(meta, without={"revision"}))]
+        compare = [
+            self._term.leader_key_comparison,
+            compare_mod_revision(self._meta_key, self._meta.revision),
+        ]
+        revision = await self._term.run_while_leading(
+            self._etcd.txn(compare, writes, within_s=TRANSACTION_TIMEOUT_S)
+        )
         if revision is None:
             found = await self._read_meta()
             if found.commit != meta.commit:  # else an attempt that got no answer has done it
@@ -213,7 +223,9 @@ class EtcdStore:
 
 
 def _compress(value: bytes) -> bytes:
-    return b"\0" + zlib.compress(value, 1) if len(value) > LARGE or value[:1] == b"\0" else value
+    return (
+        b"\0" + zlib.compress(value, 1) if len(value) > MIN_COMPRESSED_BYTES or value[:1] == b"\0" else value
+    )
 
 
 def _decompress(value: bytes) -> bytes:
@@ -223,6 +235,6 @@ def _decompress(value: bytes) -> bytes:
     return value
 
 
-def _compress_log(changes: Changes) -> bytes:
+def _compress_log(changes: RecordChanges) -> bytes:
     texts = {key: value.decode("latin-1") if value is not None else None for key, value in changes.items()}
     return zlib.compress(json.dumps(texts).encode(), 1)

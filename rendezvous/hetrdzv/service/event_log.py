@@ -11,7 +11,7 @@ from hetrdzv.service.ledger import Change
 
 logger = logging.getLogger(__name__)
 
-WARNINGS = frozenset(
+WARNING_CODES = frozenset(
     {
         "worker_failed",
         "start_failed",
@@ -26,7 +26,7 @@ WARNINGS = frozenset(
 )
 """Codes of events that are logged as warnings; all others are information."""
 
-SINGLY = 4
+MAX_SEPARATE_LINES = 4
 """Up to so many events of a kind in a row get a line each; of more, the first does, and the others are counted."""
 
 
@@ -36,12 +36,12 @@ def log_events(change: Change) -> None:
     job = {"job": group.job} if group is not None else {}
     for code, events in groupby(change.events, attrgetter("code")):
         alike = list(events)
-        for event in alike if len(alike) <= SINGLY else alike[:1]:
-            more = f"; and {len(alike) - 1} more ({code})" if len(alike) > SINGLY else ""
+        for event in alike if len(alike) <= MAX_SEPARATE_LINES else alike[:1]:
+            more = f"; and {len(alike) - 1} more ({code})" if len(alike) > MAX_SEPARATE_LINES else ""
             facts: dict[str, object] = {"group": change.group_id, **job, "event": event.code}
             facts |= {"node": event.nodes[0]} if len(event.nodes) == 1 else {}
             facts |= {"round": event.round} if event.round is not None else {}
-            level = logging.WARNING if code in WARNINGS else logging.INFO
+            level = logging.WARNING if code in WARNING_CODES else logging.INFO
             logger.log(level, "group '%s': %s%s", change.group_id, event, more, extra={"facts": facts})
     if change.new is None and change.old is not None:
         logger.info(

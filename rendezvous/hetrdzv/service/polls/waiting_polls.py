@@ -8,7 +8,7 @@ from functools import partial
 from hetrdzv.core.model import Group, Node
 from hetrdzv.protocol.states import NodePhase
 
-AT_ONCE = 64
+MAX_WAKEUPS_PER_TURN = 64
 """How many are woken in one turn of the event loop, since each of them makes a reply."""
 
 
@@ -26,7 +26,7 @@ class Caller:
             self.on_gone()
 
 
-class Watchers:
+class WaitingPolls:
     """Polls waiting for news, by their node ids; once woken, they look for themselves what is new."""
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Watchers:
         """How many wait."""
         return sum(len(waiting) for nodes in self._groups.values() for waiting in nodes.values())
 
-    async def wait_for_news(self, group_id: str, node_id: str, timeout_s: float, caller: Caller) -> None:
+    async def wait_for_change(self, group_id: str, node_id: str, timeout_s: float, caller: Caller) -> None:
         """Wait until woken, or for `timeout_s` seconds, or until the caller is gone."""
         loop = asyncio.get_running_loop()
         woken: asyncio.Future[None] = loop.create_future()
@@ -65,7 +65,7 @@ class Watchers:
         self._due.extend(woken for node_id in node_ids for woken in waiting.get(node_id, ()))
 
     def _wake_batch(self) -> None:
-        for _ in range(min(AT_ONCE, len(self._due))):
+        for _ in range(min(MAX_WAKEUPS_PER_TURN, len(self._due))):
             _resolve_future(self._due.popleft())
         if self._due:
             asyncio.get_running_loop().call_soon(self._wake_batch)

@@ -116,7 +116,11 @@ def flags_of(command: click.Command) -> set[str]:
 def flags() -> Mapping[str, set[str]]:
     """Every spelling of every flag, by program."""
     hetagent_s = {flag for action in hetagent.cli.flags.Parser()._actions for flag in action.option_strings}
-    return {"hetagent": hetagent_s, "hetserver": flags_of(hetserver.main), "hetctl": flags_of(hetctl.cli)}
+    return {
+        "hetagent": hetagent_s,
+        "hetserver": flags_of(hetserver.main),
+        "hetctl": flags_of(hetctl.hetctl_group),
+    }
 
 
 def flag_of(setting: str) -> str:
@@ -153,7 +157,9 @@ def test_every_command_of_hetctl_is_told() -> None:
         word.split()[0] for word in quoted(row[0] for row in rows(section(page("docs/flags.md"), "hetctl")))
     }
     assert (
-        differences("command", "docs/flags.md", {w for w in told if w[0] != "-"}, set(hetctl.cli.commands))
+        differences(
+            "command", "docs/flags.md", {w for w in told if w[0] != "-"}, set(hetctl.hetctl_group.commands)
+        )
         == []
     )
 
@@ -188,7 +194,7 @@ def check_example(line: str) -> list[str]:
                 hetserver.main.make_context(program, args)
             case "hetctl":
                 name, *rest = args
-                hetctl.cli.commands[name].make_context(name, rest)
+                hetctl.hetctl_group.commands[name].make_context(name, rest)
     except (ValueError, SystemExit, click.ClickException, KeyError, AssertionError) as error:
         return [f"`{line}` does not work: {error!r}"]
     return []

@@ -58,7 +58,7 @@ def test_the_job_is_made_beforehand_and_the_agents_take_it_as_it_is(pool: manife
     assert group == options.group
     assert parse_server_urls(server.removeprefix("--server=")) == list(options.servers)
     assert token == f"--token-file={options.token_file}"
-    with hetctl.cli.commands["create"].make_context("create", [group, *settings]) as context:
+    with hetctl.hetctl_group.commands["create"].make_context("create", [group, *settings]) as context:
         spec = context.params
     assert spec["join_timeout_s"] == 86400, "nodes may have to be bought first"
     assert spec["nnodes"] == ((2, 2) if pool.name.startswith("kubeflow hetagent node") else (2, 6))

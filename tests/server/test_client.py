@@ -444,7 +444,7 @@ async def test_a_problem_is_an_answer_and_asks_no_other_server(net: Net) -> None
 async def test_a_restart_that_may_have_been_done_is_not_asked_of_another(
     net: Net, dead: str, first: Any, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hetrdzv.client.client.SILENCE_S", 0.02)
+    monkeypatch.setattr("hetrdzv.client.client.TRY_OTHER_SERVERS_AFTER_S", 0.02)
     old, new = await net.serve(first), await net.serve(answer(200, GROUP))
     with pytest.raises(Unreachable, match=says):
         await (await net.client(old.url, new.url, timeout_s=0.2)).restart("g")
@@ -490,7 +490,7 @@ async def test_where_the_leader_hangs_its_successor_is_found(
     net: Net, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after SIGSTOP or a power failure: the other servers point to it for a while."""
-    monkeypatch.setattr("hetrdzv.client.client.SILENCE_S", 0.05)
+    monkeypatch.setattr("hetrdzv.client.client.TRY_OTHER_SERVERS_AFTER_S", 0.05)
     old = await net.serve(hang)
     told = iter([to(old.url), answer(503, {"code": "no_leader", "detail": "none leads"})])
     new = await net.serve(lambda _: next(told, answer(200, DIRECTIVE)))
@@ -503,7 +503,7 @@ async def test_where_the_leader_hangs_its_successor_is_found(
 
 
 async def test_who_is_slow_or_hangs_is_asked_once(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hetrdzv.client.client.SILENCE_S", 0.02)
+    monkeypatch.setattr("hetrdzv.client.client.TRY_OTHER_SERVERS_AFTER_S", 0.02)
 
     async def slow(_: Seen) -> bytes:
         await asyncio.sleep(0.3)

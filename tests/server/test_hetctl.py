@@ -62,7 +62,7 @@ def ctl() -> Callable[..., str]:
     """Runs hetctl in this process; returns its stdout on success, else its stderr."""
 
     def run(*argv: str, status: int = 0) -> str:
-        result = CliRunner().invoke(hetctl.cli, argv, prog_name="hetctl")
+        result = CliRunner().invoke(hetctl.hetctl_group, argv, prog_name="hetctl")
         assert result.exit_code == status, result.output
         assert (result.stdout if status else result.stderr) == ""
         return result.stderr if status else result.stdout
@@ -218,7 +218,7 @@ def test_of_many_nodes_and_workers_those_are_shown_that_need_attention(job: Job)
     ]
     current = replace(reply.current_round, workers=tuple(workers))
     found = Description(group=replace(reply, nodes=nodes, current_round=current), rounds=(), events=())
-    text = "\n".join(printing.lines(*description_view(found)))
+    text = "\n".join(printing.render_lines(*description_view(found)))
     assert "n90" in [row[0] for row in rows(text, "NODE")]
     assert "and 36 more nodes (all: --json)\n" in text
     ranks = rows(text, "RANK")
@@ -388,7 +388,7 @@ def test_groups_come_first_that_need_attention() -> None:
     with click.Context(click.Command("get")):
         shown = [
             (line.split() or [""])[0]
-            for line in printing.lines(*groups_view(GroupsReply(groups=tuple(groups))))
+            for line in printing.render_lines(*groups_view(GroupsReply(groups=tuple(groups))))
         ]
     assert [word for word in shown if word in states] == [*states]
 
@@ -414,10 +414,11 @@ def test_a_history_fits_a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch
         reason=ReasonCode.NODE_LOST.reason(LONG, why=ReasonCode.LEASE_EXPIRED.reason(for_s=5.0)),
         time={"training": 3599.0, "hanging": 3599.0, "noticing": 3599.0, "waiting": 3600.0},
     )
-    shown = printing.lines(*rounds_view(RoundsReply(rounds=(record,))))
+    shown = printing.render_lines(*rounds_view(RoundsReply(rounds=(record,))))
     assert max(map(len, shown[:-1])) <= 80, shown
     assert any(
-        len(line) > 80 for line in printing.lines(*rounds_view(RoundsReply(rounds=(record,)), wide=True))
+        len(line) > 80
+        for line in printing.render_lines(*rounds_view(RoundsReply(rounds=(record,)), wide=True))
     )
 
 
@@ -468,7 +469,7 @@ def test_what_is_not_copied_yet_is_not_all_that_is_told(monkeypatch: pytest.Monk
 
     def notes(safe: SnapshotId | None) -> list[str]:
         reply = SnapshotsShown(group_id="bert", next=newest, safe=safe, snapshots=kept)
-        return [line.split("nobody")[1].strip() for line in printing.lines(snapshots_table(reply))[1:]]
+        return [line.split("nobody")[1].strip() for line in printing.render_lines(snapshots_table(reply))[1:]]
 
     here = "the next round begins here"
     assert notes(newest) == [here, "-"]
@@ -499,7 +500,7 @@ def test_wait_for_a_group_that_is_not_there_yet_and_then_is_deleted_or_until_ctr
         assert waiting.stderr is not None
         assert waiting.stderr.readline() == f"hetctl: there is no group '{name}' yet: waiting for it\n"
         doomed = Job(job.url, name)
-        time.sleep(4 * wait.EVERY_S)
+        time.sleep(4 * wait.POLL_INTERVAL_S)
         doomed.ask("DELETE", "")
         assert ended(waiting) == (4, "", f"hetctl: group '{name}' was deleted\n")
     with process("wait", name, "--for", "running") as waiting:
@@ -521,7 +522,7 @@ def test_the_dashboard_has_an_address_and_is_opened_where_there_is_a_screen(
     assert opened == [], "its output is no terminal"
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     for more in ([], ["--no-open"]):
-        hetctl.cli(["dashboard", *more], standalone_mode=False)
+        hetctl.hetctl_group(["dashboard", *more], standalone_mode=False)
         assert opened == [f"{job.url}/"]
 
 
@@ -679,7 +680,7 @@ def test_a_wrong_command_line_is_2(ctl: Callable[..., str], argv: list[str], tex
     assert text in ctl(*argv, status=2)
 
 
-@pytest.mark.parametrize("command", ["", *hetctl.cli.commands])
+@pytest.mark.parametrize("command", ["", *hetctl.hetctl_group.commands])
 def test_help_fits_a_terminal_of_80_columns(ctl: Callable[..., str], command: str) -> None:
     text = ctl(*command.split(), "--help")
     assert max(map(len, text.splitlines())) <= 80

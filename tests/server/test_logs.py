@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from hetrdzv.api import errors
-from hetrdzv.api.errors import EVERY_S, MOST_LOGGED, RefusalLog
-from hetrdzv.cli.logs import MAX_LINES, JsonFormatter, TextFormatter, logging_to_stderr
+from hetrdzv.api.errors import MAX_LOGGED_REFUSALS, REFUSAL_LOG_INTERVAL_S, RefusalLog
+from hetrdzv.cli.logs import MAX_QUEUED_LINES, JsonFormatter, TextFormatter, logging_to_stderr
 from hetrdzv.core.commands import Cancel, Leave
 from hetrdzv.protocol.errors import Unauthorized
 from tests.server.test_hetserver import ask
@@ -94,12 +94,12 @@ def test_what_is_refused_again_and_again_does_not_fill_the_log(
         refuse()
     refuse("10.0.0.2")
     assert said(caplog) == [f"refused GET /v1/groups from 10.0.0.{host}: no" for host in (1, 2)]
-    now[0] += EVERY_S
+    now[0] += REFUSAL_LOG_INTERVAL_S
     refuse()
     assert said(caplog)[2:] == ["refused GET /v1/groups from 10.0.0.1: no"]
-    for number in range(3 * MOST_LOGGED):
+    for number in range(3 * MAX_LOGGED_REFUSALS):
         refuse(f"10.1.{number >> 8}.{number & 255}")
-    assert len(said(caplog)) == 2 + MOST_LOGGED
+    assert len(said(caplog)) == 2 + MAX_LOGGED_REFUSALS
 
 
 # -- the lines -----------------------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ def test_a_reader_that_stalls_does_not_stop_the_server(tmp_path: Path) -> None:
 
 def test_the_last_lines_are_written_though_as_many_wait_as_may(capfd: pytest.CaptureFixture[str]) -> None:
     with logging_to_stderr("info", "text"):
-        for number in range(MAX_LINES + 100):
+        for number in range(MAX_QUEUED_LINES + 100):
             logging.getLogger("hetrdzv.x").info("line %d", number)
     assert "Traceback" not in (written := capfd.readouterr().err)
-    assert len(written.splitlines()) >= MAX_LINES
+    assert len(written.splitlines()) >= MAX_QUEUED_LINES

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from hetrdzv.dashboard.app import PATHS
+from hetrdzv.dashboard.app import PAGE_PATHS
 from tests.support.certificates import put_file
 from tests.support.routes import is_open, role_of, routes
 from tests.support.servers import ROOT, Hetserver
@@ -91,7 +91,7 @@ def told() -> dict[str, str]:
     """The role of every route but pages, as docs/api.md says; tests/server/dashboard asks for these."""
     table = rows((ROOT / "docs/api.md").read_text())
     found = {route: cells[1] for cells in table for route in quoted([cells[0]]) if " /" in route}
-    return {route: role for route, role in found.items() if not PATHS.fullmatch(route.partition(" ")[2])}
+    return {route: role for route, role in found.items() if not PAGE_PATHS.fullmatch(route.partition(" ")[2])}
 
 
 def test_the_table_has_every_route() -> None:

@@ -127,11 +127,11 @@ OFFER = {"incarnation": "1", "slots": 1, "address": "10.0.0.1", "port": 4000}
 def test_hetctl_and_a_guardian_speak_it(strict: Hetserver, ours: Authority, mine: Tls) -> None:
     node = ours.issue("node")
     files = ["--ca-cert", str(mine.ca), "--client-cert", str(node.cert), "--client-key", str(node.key)]
-    said = CliRunner().invoke(hetctl.cli, ["--server", strict.url, *files, "get"])
+    said = CliRunner().invoke(hetctl.hetctl_group, ["--server", strict.url, *files, "get"])
     assert "no groups" in said.output, said
     names = ("HET_CA_CERT", "HET_CLIENT_CERT", "HET_CLIENT_KEY")
     environ = dict(zip(names, files[1::2], strict=True))
-    said = CliRunner(env=environ).invoke(hetctl.cli, ["get", "--server", strict.url])
+    said = CliRunner(env=environ).invoke(hetctl.hetctl_group, ["get", "--server", strict.url])
     assert "no groups" in said.output, said
     tls = ClientTls.from_flags({}, environ)
     script = (
@@ -261,7 +261,7 @@ def test_a_client_says_which_file_is_wrong(
     named = says.replace("--ca-cert {", "HET_CA_CERT {")
     assert named.format(**odd) in str(error.value)
     words = [word for name, file in files.items() for word in (f"--{name.replace('_', '-')}", odd[file])]
-    assert CliRunner().invoke(hetctl.cli, ["get", "--server", "https://h:1", *words]).exit_code == 1
+    assert CliRunner().invoke(hetctl.hetctl_group, ["get", "--server", "https://h:1", *words]).exit_code == 1
 
 
 @pytest.mark.parametrize(

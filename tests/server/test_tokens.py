@@ -9,9 +9,9 @@ import pytest
 
 from hetrdzv.auth.files import TokenFileError, find_client_token, read_token, reread_token, warn_if_exposed
 from hetrdzv.auth.hosts import is_trusted_host
-from hetrdzv.auth.token_files import TokenFile, ensure_token_file, parse
-from hetrdzv.auth.tokens import EVERYTHING, Grant, Role, Tokens
-from hetrdzv.cli.hetserver import state_home
+from hetrdzv.auth.token_files import TokenFile, ensure_token_file, parse_token_file
+from hetrdzv.auth.tokens import FULL_GRANT, Grant, Role, Tokens
+from hetrdzv.cli.hetserver import default_state_directory
 from tests.support.certificates import put_file
 
 LONG = "0123456789abcdef-secret"
@@ -20,9 +20,9 @@ FORM = "write TOKEN ROLE [group=PATTERN], with a token of ASCII characters and t
 
 
 def test_one_bare_token_or_lines_with_roles_and_patterns() -> None:
-    assert parse(f"\n# mine\n  {LONG}  # and this\n", PATH) == {LONG: EVERYTHING}
+    assert parse_token_file(f"\n# mine\n  {LONG}  # and this\n", PATH) == {LONG: FULL_GRANT}
     text = f"{LONG}1 admin\n\n{LONG}#2\tagent  group=team-[ab]-*  # a and b\n{LONG}3 read group=x?\n"
-    assert parse(text, PATH) == {
+    assert parse_token_file(text, PATH) == {
         f"{LONG}1": Grant(Role.ADMIN),
         f"{LONG}#2": Grant(Role.AGENT, "team-[ab]-*"),
         f"{LONG}3": Grant(Role.READ, "x?"),
@@ -53,7 +53,7 @@ def test_one_bare_token_or_lines_with_roles_and_patterns() -> None:
 )
 def test_what_is_wrong_is_told_by_its_line_and_never_shown(text: str, says: str) -> None:
     with pytest.raises(TokenFileError) as error:
-        parse(text, PATH)
+        parse_token_file(text, PATH)
     assert says in str(error.value)
     assert "token file tokens" in str(error.value)
     assert "secret" not in str(error.value)
@@ -95,7 +95,7 @@ def test_a_file_is_reloaded_only_when_it_has_changed(
         path, ns=(stat.st_atime_ns, stat.st_mtime_ns)
     )  # the same size and time: another file all the same
     tokens.refresh()
-    assert [tokens.grant(f"{LONG}{n}") for n in (1, 2)] == [None, EVERYTHING]
+    assert [tokens.grant(f"{LONG}{n}") for n in (1, 2)] == [None, FULL_GRANT]
     put_file(path, f"{LONG}2 read group=a-*")
     tokens.refresh()
     assert tokens.grant(f"{LONG}2") == Grant(Role.READ, "a-*")
@@ -226,7 +226,7 @@ def test_a_token_that_is_the_name_of_a_file(tmp_path: Path, monkeypatch: pytest.
 def test_where_state_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/someone")
     monkeypatch.setenv("XDG_STATE_HOME", "/var/state")
-    assert state_home() == Path("/var/state/hetrdzv")
+    assert default_state_directory() == Path("/var/state/hetrdzv")
     for ignored in ("", "relative"):
         monkeypatch.setenv("XDG_STATE_HOME", ignored)
-        assert state_home() == Path("/home/someone/.local/state/hetrdzv")
+        assert default_state_directory() == Path("/home/someone/.local/state/hetrdzv")

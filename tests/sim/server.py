@@ -97,7 +97,9 @@ def as_a_client_sees(error: HetError) -> HetError:
         return error
     if error.status == 503:
         return NotServing(f"{error} (HTTP 503)")
-    return Problem(error.status, error.code, str(error), json.loads(codec.write(errors.make_problem(error))))
+    return Problem(
+        error.status, error.code, str(error), json.loads(codec.write(errors.make_problem_reply(error)))
+    )
 
 
 class ServerProcess:

@@ -198,7 +198,10 @@ CORRUPT = "cannot be read .*it is corrupt: restore a backup"
         (lambda content: content[: len(content) // 2], CORRUPT),
         (overwritten, CORRUPT),
         (lambda content: content.replace(b"k00777", b"z00777"), CORRUPT),  # reads by key would miss it
-        ("PRAGMA user_version = 99", f"99, but this hetserver reads at most version {STORE_FORMAT_VERSION}: upgrade"),
+        (
+            "PRAGMA user_version = 99",
+            f"has version 99, but this hetserver reads at most version {STORE_FORMAT_VERSION}: upgrade",
+        ),
         ("PRAGMA user_version = 0", "is another program's database: name another file"),
     ],
     ids=["no database", "cut", "overwritten", "out of order", "newer", "another program's"],

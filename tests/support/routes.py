@@ -8,7 +8,7 @@ from fastapi.routing import APIRoute
 
 from hetrdzv.api.app import create_app
 from hetrdzv.api.dependencies import Requires
-from hetrdzv.api.middleware import OPEN
+from hetrdzv.api.middleware import PUBLIC_PATHS
 from hetrdzv.auth.tokens import Role
 from hetrdzv.service.service import Service
 from hetrdzv.storage.base import MemoryStore
@@ -37,7 +37,7 @@ def role_of(route: APIRoute) -> Role | None:
 
 def is_open(route: APIRoute) -> bool:
     """Whether everybody may use a route."""
-    return route.path in OPEN
+    return route.path in PUBLIC_PATHS
 
 
 def body_of(route: APIRoute) -> Any:

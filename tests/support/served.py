@@ -9,7 +9,7 @@ from unittest import mock
 import httpx
 
 from hetrdzv.api.app import create_app
-from hetrdzv.auth.tokens import EVERYTHING, Tokens
+from hetrdzv.auth.tokens import FULL_GRANT, Tokens
 from hetrdzv.core.commands import Join, Report
 from hetrdzv.core.model import Group
 from hetrdzv.protocol.states import ReportKind
@@ -100,7 +100,7 @@ async def serving(
 async def api(service: Service, token: str | None = None, **access: Any) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a service's API."""
     if token is not None:
-        access["tokens"] = Tokens({token: EVERYTHING})
+        access["tokens"] = Tokens({token: FULL_GRANT})
     transport = httpx.ASGITransport(create_app(service, **access))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         yield client

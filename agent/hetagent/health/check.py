@@ -20,7 +20,7 @@ from hetagent.node.processes.identity import ServerAccess
 from hetagent.options.model import Options
 from hetagent.session.preflight import find_connect_error
 from hetrdzv import __version__
-from hetrdzv.cli.hetctl.printing import show, table, unwrapped_column, wrapped_column
+from hetrdzv.cli.hetctl.printing import make_table, print_to_stdout, unwrapped_column, wrapped_column
 from hetrdzv.protocol.errors import HetError, UnknownGroup
 from hetrdzv.protocol.replies import NodeReply
 from hetrdzv.protocol.texts.ids import is_loopback
@@ -65,7 +65,7 @@ def run_check(options: Options, access: ServerAccess) -> int:
         wrapped_column("ADVICE", 20),
     ]
     rows = [(row.what, Text(row.grade, style=_STYLES[row.grade]), row.found, row.advice) for row in findings]
-    show(table(columns, rows))
+    print_to_stdout(make_table(columns, rows))
     return int(any(finding.grade == "wrong" for finding in findings))
 
 

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from hetagent.node.console import WarnOnce
-from hetrdzv.client.urls import PORTS
+from hetrdzv.client.urls import DEFAULT_PORTS
 
 CONNECT_TIMEOUT_S = 2.0
 """How long to try to connect to one address of a server (seconds)."""
@@ -122,7 +122,7 @@ def find_local_address(url: str) -> str:
     `CONNECT_TIMEOUT_S` per address of the server.
     """
     parts = urlsplit(url)
-    host, port = parts.hostname or "", parts.port or PORTS[parts.scheme]
+    host, port = parts.hostname or "", parts.port or DEFAULT_PORTS[parts.scheme]
     advice = "pass --local-addr or --interface to say which address this node offers"
     try:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)

@@ -14,7 +14,7 @@ from hetrdzv.api.dependencies import Requires
 from hetrdzv.api.middleware import AccessMiddleware
 from hetrdzv.api.routes import agents, groups, operations
 from hetrdzv.auth.tokens import Tokens
-from hetrdzv.dashboard.app import PATHS, dashboard
+from hetrdzv.dashboard.app import PAGE_PATHS, make_dashboard
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.replies import GroupReply, ProblemReply
@@ -22,18 +22,23 @@ from hetrdzv.service.metrics import Metrics
 from hetrdzv.service.service import Replica
 from hetrdzv.storage import records
 
-ROUTERS: Sequence[APIRouter] = (agents.router, groups.router, operations.health, operations.documents)
+ROUTERS: Sequence[APIRouter] = (
+    agents.router,
+    groups.router,
+    operations.health_router,
+    operations.document_router,
+)
 """Those of agents come first, since the first match counts."""
 
 
 class Api(FastAPI):
     """FastAPI, with what it says wrongly in its document corrected (tests/fuzz checks it)."""
 
-    _making = threading.Lock()
+    _openapi_lock = threading.Lock()
 
     def openapi(self) -> dict[str, Any]:
         """The document, made once; it takes a second, so ask for it in a thread."""
-        with self._making:
+        with self._openapi_lock:
             if self.openapi_schema is None:
                 operations.correct_openapi(super().openapi())
             return super().openapi()
@@ -74,8 +79,8 @@ def create_app(
         tokens=tokens,
         any_host=any_host,
         refusals=refusals,
-        pages=dashboard(replica, tokens, secure=secure, note=refusals.log),
-        is_page=PATHS.fullmatch,
+        pages=make_dashboard(replica, tokens, secure=secure, note=refusals.log),
+        is_page=PAGE_PATHS.fullmatch,
     )
     return app
 

@@ -11,7 +11,7 @@ from pydantic_core import CoreSchema, core_schema
 from starlette.requests import Request
 from starlette.responses import Response
 
-from hetrdzv.api.errors import MEDIA_TYPE, make_invalid_request_error
+from hetrdzv.api.errors import PROBLEM_MEDIA_TYPE, make_invalid_request_error
 from hetrdzv.auth.tokens import Role
 from hetrdzv.protocol import bounds, codec
 from hetrdzv.protocol.errors import InvalidRequest
@@ -104,33 +104,33 @@ AGENTS, PEOPLES = BodyReader("ignore"), BodyReader("forbid")
 
 # -- parameters ----------------------------------------------------------------------------------------------
 
-Wait = Annotated[float, Query(ge=0, le=3600, description="Seconds; at most half the lease.")]
-Nodes = Annotated[
+WaitQuery = Annotated[float, Query(ge=0, le=3600, description="Seconds; at most half the lease.")]
+NodesQuery = Annotated[
     Literal["all", "none"], Query(description="Whether the reply shows the nodes of the group.")
 ]
-Ranks = Annotated[
+RanksQuery = Annotated[
     tuple[bounds.Rank, ...],
     Query(max_length=128, description="Whose (global rank), may be repeated; default: all."),
 ]
-RoundNumber = Annotated[
+RoundQuery = Annotated[
     bounds.Count, Query(description="Of which round; default: the one that runs, else the newest.")
 ]
 
 # -- what every route may answer besides its own reply --------------------------------------------------------
 
-PROBLEM = {"$ref": "#/components/schemas/ProblemReply"}
+PROBLEM_SCHEMA = {"$ref": "#/components/schemas/ProblemReply"}
 # by reference: FastAPI would read the type of a problem anew for each route, at every start
 
 
 def _describe_problem(description: str) -> dict[str, Any]:
-    return {"description": description, "content": {MEDIA_TYPE: {"schema": PROBLEM}}}
+    return {"description": description, "content": {PROBLEM_MEDIA_TYPE: {"schema": PROBLEM_SCHEMA}}}
 
 
-ERRORS: dict[int | str, dict[str, Any]] = {
+ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
     "4XX": _describe_problem("Refused; `code` and `detail` say why"),
     503: _describe_problem("Not now; try again after `Retry-After` seconds"),
 }
-GROUP_ERRORS = ERRORS | {
+GROUP_ERROR_RESPONSES = ERROR_RESPONSES | {
     307: _describe_problem("Another server leads: `Location`"),
     422: _describe_problem("A field is missing, malformed or out of range"),
 }

@@ -21,7 +21,7 @@ from hetrdzv.protocol.replies import ProblemReply
 
 logger = logging.getLogger(__name__)
 
-MEDIA_TYPE = "application/problem+json"
+PROBLEM_MEDIA_TYPE = "application/problem+json"
 
 
 def make_invalid_request_error(wrong: Sequence[FieldError]) -> InvalidRequest:
@@ -33,7 +33,7 @@ def make_invalid_request_error(wrong: Sequence[FieldError]) -> InvalidRequest:
     return InvalidRequest(f"{field}: {first.text}{shown}{more}", field)
 
 
-def make_problem(error: HetError) -> ProblemReply:
+def make_problem_reply(error: HetError) -> ProblemReply:
     """An error as it is sent."""
     return ProblemReply(
         title=HTTPStatus(error.status).phrase,
@@ -48,7 +48,9 @@ def make_problem(error: HetError) -> ProblemReply:
 
 def error_response(error: HetError, request: Request) -> Response:
     """The answer to a request that an error ended."""
-    response = Response(codec.write(make_problem(error)), error.status, error.headers, MEDIA_TYPE)
+    response = Response(
+        codec.write(make_problem_reply(error)), error.status, error.headers, PROBLEM_MEDIA_TYPE
+    )
     if error.status == HTTPStatus.SERVICE_UNAVAILABLE:
         response.headers["retry-after"] = "1"
     if isinstance(error, NotLeader):
@@ -65,16 +67,18 @@ def requested_target(request: Request) -> str:
 
 # -- the log of refusals, rate-limited: what a client does again and again must not fill it; never the token -----
 
-EVERY_S = 60.0
+REFUSAL_LOG_INTERVAL_S = 60.0
 """The same refusal of the same client is logged once in this time (seconds)."""
 
-MOST_LOGGED = 200
+MAX_LOGGED_REFUSALS = 200
 """How many refusals are logged in this time."""
 
-ACCESS = frozenset({"unauthorized", "forbidden", "foreign_host", "version_mismatch"})
+ACCESS_ERROR_CODES = frozenset({"unauthorized", "forbidden", "foreign_host", "version_mismatch"})
 """Refusals that say that a client may not speak to this server: warnings. The others are information."""
 
-ROUTINE = frozenset({"stale_round", "unknown_group", "not_found", "not_leader", "group_finishing"})
+ROUTINE_ERROR_CODES = frozenset(
+    {"stale_round", "unknown_group", "not_found", "not_leader", "group_finishing"}
+)
 """What goes wrong in every job, or is asked again at once by itself."""
 
 
@@ -87,16 +91,16 @@ class RefusalLog:
 
     def log(self, error: HetError, scope: Mapping[str, Any]) -> None:
         """Log a refusal, unless the same one of this client's was logged lately."""
-        if not 400 <= error.status < 500 or error.code in ROUTINE:
+        if not 400 <= error.status < 500 or error.code in ROUTINE_ERROR_CODES:
             return
         if (now := monotonic()) >= self._until:
-            self._until = now + EVERY_S
+            self._until = now + REFUSAL_LOG_INTERVAL_S
             self._logged.clear()
         client = scope["client"][0] if scope.get("client") else "an unknown address"
-        if (client, error.code) in self._logged or len(self._logged) >= MOST_LOGGED:
+        if (client, error.code) in self._logged or len(self._logged) >= MAX_LOGGED_REFUSALS:
             return
         self._logged.add((client, error.code))
-        level = logging.WARNING if error.code in ACCESS else logging.INFO
+        level = logging.WARNING if error.code in ACCESS_ERROR_CODES else logging.INFO
         facts = {"client": client, "code": error.code, "status": error.status}
         path = scope["path"][:200]
         logger.log(

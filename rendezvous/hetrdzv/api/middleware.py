@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hetrdzv.api import errors
 from hetrdzv.auth.hosts import is_same_origin, is_trusted_host
-from hetrdzv.auth.tokens import ANYBODY, Grant, Tokens
+from hetrdzv.auth.tokens import ANONYMOUS_GRANT, Grant, Tokens
 from hetrdzv.protocol import routes
 from hetrdzv.protocol.bounds import MAX_BODY_BYTES, MAX_VALUES
 from hetrdzv.protocol.errors import (
@@ -28,16 +28,16 @@ from hetrdzv.service.service import Replica
 
 logger = logging.getLogger(__name__)
 
-ARRIVAL_S = 10.0
+BODY_TIMEOUT_S = 10.0
 """How long a body may take to arrive (seconds)."""
 
-OPEN = frozenset({"/healthz", "/readyz"})
+PUBLIC_PATHS = frozenset({"/healthz", "/readyz"})
 """Paths that everybody may ask for; they tell nothing of any group."""
 
-OF_THE_SERVER = frozenset({"/metrics", "/docs", "/openapi.json"})
+PATHS_WITHOUT_LEADER = frozenset({"/metrics", "/docs", "/openapi.json"})
 """Paths that every server answers; all others are for the leader."""
 
-_VERSION = [(name.lower().encode(), value.encode()) for name, value in routes.VERSION_HEADERS.items()]
+_VERSION_HEADERS = [(name.lower().encode(), value.encode()) for name, value in routes.VERSION_HEADERS.items()]
 
 
 @dataclass(eq=False)
@@ -65,7 +65,7 @@ class AccessMiddleware:
             if message["type"] == "http.response.start":
                 withheld = polls is not None and not self.replica.may_send_reply(polls.service)
                 begun = not withheld
-                message = {**message, "headers": [*message.get("headers", ()), *_VERSION]}
+                message = {**message, "headers": [*message.get("headers", ()), *_VERSION_HEADERS]}
             if not withheld:
                 await send(message)
 
@@ -76,7 +76,7 @@ class AccessMiddleware:
             if path.startswith("/v1/"):
                 _check_client_version(headers.get(routes.VERSION_HEADER.lower()))
             answers = self.app
-            if path not in OPEN:
+            if path not in PUBLIC_PATHS:
                 if self.tokens is None:
                     self._check_host(scope["method"], headers)
                 if self.is_page(path):
@@ -84,7 +84,7 @@ class AccessMiddleware:
                 else:
                     state["grant"] = _find_grant(headers.get("authorization", ""), self.tokens)
                 receive = await _read_body(scope, headers, receive)
-                if answers is self.app and path not in OF_THE_SERVER:
+                if answers is self.app and path not in PATHS_WITHOUT_LEADER:
                     polls = state["polls"] = self._current_polls()
             await answers(scope, receive, reply)
             if withheld:
@@ -143,7 +143,7 @@ def _check_client_version(given: str | None) -> None:
 def _find_grant(authorization: str, tokens: Tokens | None) -> Grant:
     """What a request may do."""
     if tokens is None:
-        return ANYBODY
+        return ANONYMOUS_GRANT
     scheme, _, given = authorization.partition(" ")
     if scheme.lower() != "bearer" or not given.strip():
         raise Unauthorized("this server requires a token: set HET_TOKEN or give --token-file")
@@ -162,13 +162,13 @@ async def _read_body(scope: Scope, headers: Mapping[str, str], receive: Receive)
         raise BodyTooLarge(f"body: it has {length[:18]} bytes; the limit is {MAX_BODY_BYTES}")
     body = bytearray()
     try:
-        async with asyncio.timeout(ARRIVAL_S):
+        async with asyncio.timeout(BODY_TIMEOUT_S):
             async for chunk in Request(scope, receive).stream():
                 body += chunk
                 if len(body) > MAX_BODY_BYTES:
                     raise BodyTooLarge(f"body: it has more than {MAX_BODY_BYTES} bytes")
     except TimeoutError:
-        raise RequestTooSlow(f"body: it did not arrive within {ARRIVAL_S:g} s") from None
+        raise RequestTooSlow(f"body: it did not arrive within {BODY_TIMEOUT_S:g} s") from None
     if len(body) > MAX_VALUES and _has_too_many_values(body):
         raise BodyTooLarge(f"body: it has more than {MAX_VALUES} values")
     first: list[Message] = [{"type": "http.request", "body": bytes(body), "more_body": False}]

@@ -15,13 +15,13 @@ from starlette.types import ASGIApp
 from hetrdzv.auth.tls import ServerTls
 from hetrdzv.service.service import Replica
 
-GRACE_S = 1
+OPEN_REQUEST_GRACE_S = 1
 """How long open requests may take after a stop was requested (seconds); polls are answered at once."""
 
 KEEP_ALIVE_S = 75
 """How long a connection is kept on which no request comes (seconds)."""
 
-BACKLOG = 4_096
+LISTEN_BACKLOG = 4_096
 """Connections that may wait to be accepted; the kernel takes no more than net.core.somaxconn, 4096 by default."""
 
 
@@ -45,10 +45,10 @@ class HttpServer(uvicorn.Server):
                 access_log=False,
                 log_config=None,
                 server_header=False,
-                backlog=BACKLOG,
+                backlog=LISTEN_BACKLOG,
                 proxy_headers=False,
                 timeout_keep_alive=KEEP_ALIVE_S,
-                timeout_graceful_shutdown=GRACE_S,
+                timeout_graceful_shutdown=OPEN_REQUEST_GRACE_S,
                 ssl_context_factory=None if tls is None else lambda config, make: tls.context,
             )
         )

@@ -40,10 +40,10 @@ from hetrdzv.protocol.texts.who import Nodes
 from hetrdzv.service.progress.samples import WorkerSample, unwatched_warnings
 from hetrdzv.service.service import Service
 
-MOST_SHOWN = 32
+MAX_SHOWN_SNAPSHOTS = 32
 """How many snapshots are shown: the newest."""
 
-LARGE = 300
+MIN_ITEMS_FOR_THREAD = 300
 """Replies about more nodes or events than this are made in a thread, so that polls are answered meanwhile."""
 
 
@@ -68,7 +68,7 @@ async def json_response(items: int, make: Callable[[], object]) -> Response:
     def written() -> bytes:
         return codec.write(make(), nulls=True)
 
-    body = await asyncio.to_thread(written) if items > LARGE else written()
+    body = await asyncio.to_thread(written) if items > MIN_ITEMS_FOR_THREAD else written()
     return Response(body, media_type="application/json")
 
 
@@ -205,11 +205,11 @@ def node_reply(group: Group, node: Node, heard_at: float, now: float) -> NodeRep
         incarnation=node.incarnation,
         reason=_explain_absence(group, node),
         failure=node.failure,
-        **{name: getattr(node, name) for name in _OFFER_SHOWN},
+        **{name: getattr(node, name) for name in _OFFER_FIELDS_SHOWN},
     )
 
 
-_OFFER_SHOWN = [field.name for field in fields(NodeReply) if field.name in OFFER_FIELDS]
+_OFFER_FIELDS_SHOWN = [field.name for field in fields(NodeReply) if field.name in OFFER_FIELDS]
 """What is shown of a node's offer."""
 
 
@@ -264,7 +264,9 @@ def make_snapshots_shown(group: Group) -> SnapshotsShown:
         next=after.stamp if after is not None else None,
         wanted=known is not None and after is not None and known.wanted == after.stamp,
         safe=newest.stamp if newest is not None else None,
-        snapshots=tuple(_snapshot_shown(group, one) for one in list_group_snapshots(group)[:MOST_SHOWN]),
+        snapshots=tuple(
+            _snapshot_shown(group, one) for one in list_group_snapshots(group)[:MAX_SHOWN_SNAPSHOTS]
+        ),
     )
 
 

@@ -15,13 +15,13 @@ class TokenFileError(HetError, code="access"):
     """A token, or a file with tokens, that cannot be used."""
 
 
-class ReloadedFiles:
+class ReloadableFiles:
     """Files that are read again when they have changed; if they cannot be used then, the log says what goes on."""
 
     def __init__(self, paths: Sequence[Path], goes_on: str) -> None:
         self._paths = paths
         self._goes_on = goes_on
-        self._stamps = [_file_stamp(path) for path in paths]
+        self._stamps = [_file_version(path) for path in paths]
 
     def reload(self) -> None:
         """Read the files; raises `HetError` if they cannot be used."""
@@ -29,7 +29,7 @@ class ReloadedFiles:
 
     def refresh(self, *, now: bool = False) -> None:
         """Reload the files if they have changed; `now`: in any case."""
-        stamps = [_file_stamp(path) for path in self._paths]
+        stamps = [_file_version(path) for path in self._paths]
         if stamps != self._stamps or now:
             self._stamps = stamps  # even if they cannot be used: they are not tried again until they change
             try:
@@ -61,7 +61,7 @@ def warn_if_exposed(what: str, path: Path, warn: Callable[[str], object] = logge
         warn(f"{what} {path} can be read by other users of this machine: chmod 600 {path}")
 
 
-def _file_stamp(path: Path) -> tuple[int, ...] | None:
+def _file_version(path: Path) -> tuple[int, ...] | None:
     """Differs if a file was written or replaced; None: there is none."""
     try:
         stat = path.stat()

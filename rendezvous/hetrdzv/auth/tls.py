@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hetrdzv.auth.files import ReloadedFiles
+from hetrdzv.auth.files import ReloadableFiles
 from hetrdzv.protocol.errors import HetError
 
 logger = logging.getLogger(__name__)
@@ -102,7 +102,7 @@ def _tls_error_reason(error: ssl.SSLError) -> str:
 # -- the server's side -------------------------------------------------------------------------------------
 
 
-class ServerTls(ReloadedFiles):
+class ServerTls(ReloadableFiles):
     """What a server shows: new connections see a changed certificate. With a `client_ca` its clients need one, too."""
 
     def __init__(self, cert: Path, key: Path | None, client_ca: Path | None) -> None:

@@ -7,22 +7,22 @@ import secrets
 from functools import partial
 from pathlib import Path
 
-from hetrdzv.auth.files import ReloadedFiles, TokenFileError, is_private, read_secret, warn_if_exposed
-from hetrdzv.auth.tokens import EVERYTHING, Grant, Role, Tokens
+from hetrdzv.auth.files import ReloadableFiles, TokenFileError, is_private, read_secret, warn_if_exposed
+from hetrdzv.auth.tokens import FULL_GRANT, Grant, Role, Tokens
 
 logger = logging.getLogger(__name__)
 
-_LINE = re.compile("([!-~]+)(?: (read|agent|admin)(?: group=([^ ]+))?)?")
+_TOKEN_LINE = re.compile("([!-~]+)(?: (read|agent|admin)(?: group=([^ ]+))?)?")
 
-SHORT = 16
+MIN_SAFE_TOKEN_CHARACTERS = 16
 """Tokens with fewer characters can be guessed; the log says so."""
 
 
-class TokenFile(ReloadedFiles, Tokens):
+class TokenFile(ReloadableFiles, Tokens):
     """The tokens in a file. If a changed file cannot be used, the log says so and the old tokens stay valid."""
 
     def __init__(self, path: Path) -> None:
-        ReloadedFiles.__init__(self, [path], "the previous tokens stay valid")
+        ReloadableFiles.__init__(self, [path], "the previous tokens stay valid")
         self.path = path
         Tokens.__init__(self, self._load())
 
@@ -32,10 +32,10 @@ class TokenFile(ReloadedFiles, Tokens):
 
     def _load(self) -> dict[str, Grant]:
         warn_if_exposed("token file", self.path)
-        return parse(read_secret("token file", self.path), self.path)
+        return parse_token_file(read_secret("token file", self.path), self.path)
 
 
-def parse(text: str, path: Path) -> dict[str, Grant]:
+def parse_token_file(text: str, path: Path) -> dict[str, Grant]:
     """The tokens of a file and their grants.
 
     Either one bare token, which may do everything, or lines `TOKEN ROLE [group=PATTERN]`. `#` begins a comment.
@@ -54,7 +54,7 @@ def parse(text: str, path: Path) -> dict[str, Grant]:
         )
     grants: dict[str, Grant] = {}
     for number, words in lines:
-        where, match = f"token file {path}, line {number}", _LINE.fullmatch(" ".join(words))
+        where, match = f"token file {path}, line {number}", _TOKEN_LINE.fullmatch(" ".join(words))
         if match is None or (match[2] is None and len(lines) > 1):
             raise TokenFileError(
                 f"{where}: write TOKEN ROLE [group=PATTERN], with a token of ASCII characters "
@@ -63,8 +63,8 @@ def parse(text: str, path: Path) -> dict[str, Grant]:
         token, role, scope = match.groups()
         if token in grants:
             raise TokenFileError(f"{where}: the same token is in a line before: keep one of the two")
-        grants[token] = Grant(Role[role.upper()], scope) if role else EVERYTHING
-        if len(token) < SHORT:
+        grants[token] = Grant(Role[role.upper()], scope) if role else FULL_GRANT
+        if len(token) < MIN_SAFE_TOKEN_CHARACTERS:
             logger.warning(
                 "%s: a token of %d characters can be guessed; make a longer one with openssl rand -hex 32",
                 where,

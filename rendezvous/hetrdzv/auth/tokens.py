@@ -57,7 +57,7 @@ class Grant:
             f"use another token, or change its line in hetserver's token file"
         )
 
-    def bearer(self, host: str) -> str:
+    def describe_bearer(self, host: str) -> str:
         """Who asks, as far as the server knows: `an admin of team-a-* at 10.0.0.9`. Never the token."""
         who = "someone"
         if not self.anonymous:
@@ -70,10 +70,10 @@ class Grant:
         return f"role is {self.role}{where}"
 
 
-EVERYTHING = Grant(Role.ADMIN)
+FULL_GRANT = Grant(Role.ADMIN)
 """What a bare token may do."""
 
-ANYBODY = Grant(Role.ADMIN, anonymous=True)
+ANONYMOUS_GRANT = Grant(Role.ADMIN, anonymous=True)
 """What everybody may do if no token is required."""
 
 
@@ -85,11 +85,11 @@ class Tokens:
 
     def set_tokens(self, granted: Mapping[str, Grant]) -> None:
         """Accept these tokens, and no others."""
-        self.grants = {digest(token): grant for token, grant in granted.items()}
+        self.grants = {token_digest(token): grant for token, grant in granted.items()}
 
     def grant(self, token: str) -> Grant | None:
         """What a token may do; None: it is not accepted."""
-        return self.grants.get(digest(token))
+        return self.grants.get(token_digest(token))
 
 
 def is_valid_token(word: str) -> bool:
@@ -97,6 +97,6 @@ def is_valid_token(word: str) -> bool:
     return re.fullmatch(r"[!-~]+", word) is not None
 
 
-def digest(token: str) -> bytes:
+def token_digest(token: str) -> bytes:
     """How a token is kept in memory."""
     return hashlib.sha256(token.encode()).digest()

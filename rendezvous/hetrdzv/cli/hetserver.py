@@ -22,8 +22,8 @@ from hetrdzv.auth.files import read_secret, warn_if_exposed
 from hetrdzv.auth.tls import ClientTls, ServerTls
 from hetrdzv.auth.token_files import TokenFile, ensure_token_file
 from hetrdzv.cli.logs import logging_to_stderr
-from hetrdzv.cli.sockets import CannotServe, inherited_socket, listen, listener_url
-from hetrdzv.cli.types import FILE, ParsedType, duration
+from hetrdzv.cli.sockets import CannotServe, inherited_socket, listener_url, open_listener
+from hetrdzv.cli.types import FILE_TYPE, ParsedType, parse_duration
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.texts.ids import DEFAULT_PORT, is_loopback
 from hetrdzv.service.metrics import Metrics
@@ -36,13 +36,13 @@ logger = logging.getLogger("hetrdzv")
 ETCD_EXAMPLE = "etcd://HOST:PORT,..."
 ETCD_FLAGS = ("advertise", "etcd_user", "etcd_password_file", "etcd_ca_cert", "etcd_cert", "etcd_key")
 
-LOOK_S = 1.0
+FILE_CHECK_INTERVAL_S = 1.0
 """How often files that may change while the server runs are checked: tokens, certificate (seconds)."""
 
-SWITCH_S = 0.001
+THREAD_SWITCH_INTERVAL_S = 0.001
 """How long a thread with large work (plans, replies, judging) may keep the event loop waiting (seconds)."""
 
-OPEN_FILES = 1 << 16
+OPEN_FILE_LIMIT = 1 << 16
 """How many files this process wants to be able to open, for every node keeps a connection open."""
 
 
@@ -70,21 +70,21 @@ OPEN_FILES = 1 << 16
     metavar="NAME",
     help="User of etcd; the password comes from the file below or HET_ETCD_PASSWORD.",
 )
-@click.option("--etcd-password-file", type=FILE, help="File with the password of --etcd-user.")
+@click.option("--etcd-password-file", type=FILE_TYPE, help="File with the password of --etcd-user.")
 @click.option(
-    "--etcd-ca-cert", type=FILE, help="Use TLS to etcd, and trust certificates signed by this CA (PEM)."
+    "--etcd-ca-cert", type=FILE_TYPE, help="Use TLS to etcd, and trust certificates signed by this CA (PEM)."
 )
-@click.option("--etcd-cert", type=FILE, help="Client certificate for etcd (PEM).")
-@click.option("--etcd-key", type=FILE, help="Key of --etcd-cert (PEM).")
+@click.option("--etcd-cert", type=FILE_TYPE, help="Client certificate for etcd (PEM).")
+@click.option("--etcd-key", type=FILE_TYPE, help="Key of --etcd-cert (PEM).")
 @click.option(
     "--keep-finished",
     default="7d",
-    type=ParsedType("duration", duration),
+    type=ParsedType("duration", parse_duration),
     help="How long to keep a finished group: 90s, 15m, 12h, 7d.",
 )
 @click.option(
     "--token-file",
-    type=FILE,
+    type=FILE_TYPE,
     show_default="beyond loopback: made at the first start",
     help="File with tokens; every request must carry one: either one bare token, or lines "
     "TOKEN admin|agent|read [group=PATTERN].",
@@ -96,12 +96,12 @@ OPEN_FILES = 1 << 16
 )
 @click.option(
     "--tls-cert",
-    type=FILE,
+    type=FILE_TYPE,
     help="Serve TLS with this certificate, followed by any intermediate certificates (PEM).",
 )
-@click.option("--tls-key", type=FILE, help="Key of --tls-cert (PEM).")
+@click.option("--tls-key", type=FILE_TYPE, help="Key of --tls-cert (PEM).")
 @click.option(
-    "--tls-client-ca", type=FILE, help="Require clients to have a certificate signed by this CA (PEM)."
+    "--tls-client-ca", type=FILE_TYPE, help="Require clients to have a certificate signed by this CA (PEM)."
 )
 @click.option("--fd", type=int, help="Serve on this inherited listening socket instead of --host and --port.")
 @click.option("--stop-at-eof", is_flag=True, help="Stop when standard input ends (for parent programs).")
@@ -120,7 +120,7 @@ OPEN_FILES = 1 << 16
 def main(**flags: object) -> None:
     """Run the rendezvous service for PyTorch jobs on nodes with different GPU counts."""
     options = SimpleNamespace(**flags)
-    sys.setswitchinterval(SWITCH_S)
+    sys.setswitchinterval(THREAD_SWITCH_INTERVAL_S)
     try:
         with logging_to_stderr(options.log_level, options.log_format):
             _serve_on_socket(options)
@@ -135,7 +135,9 @@ def _serve_on_socket(options: SimpleNamespace) -> None:
     tls = _load_tls(options)
     _raise_open_files()
     with (
-        listen(options.host, options.port) if options.fd is None else inherited_socket(options.fd) as listener
+        open_listener(options.host, options.port)
+        if options.fd is None
+        else inherited_socket(options.fd) as listener
     ):
         url = options.store or _make_default_store()
         tokens = _load_tokens(listener, options, on_etcd=url.startswith("etcd:"))
@@ -196,7 +198,7 @@ def _read_etcd_password(path: Path | None) -> str | None:
     return password
 
 
-def state_home() -> Path:
+def default_state_directory() -> Path:
     """Where state is kept by default: `$XDG_STATE_HOME/hetrdzv`, else `~/.local/state/hetrdzv`."""
     base = Path(os.environ.get("XDG_STATE_HOME", ""))
     if not base.is_absolute():  # the XDG specification says to ignore such a value
@@ -208,7 +210,7 @@ def state_home() -> Path:
 
 def _make_default_store() -> str:
     """The URL of the store that is used unless `--store` names one; its directory is made."""
-    path = state_home() / "state.db"
+    path = default_state_directory() / "state.db"
     with contextlib.suppress(OSError):  # opening the store says what is wrong
         path.parent.mkdir(parents=True, exist_ok=True)
     return f"sqlite:{path}"
@@ -236,7 +238,7 @@ def _load_tokens(listener: socket.socket, options: SimpleNamespace, *, on_etcd: 
             "servers on one etcd need the same token: make one (openssl rand -hex 32) "
             "and give its file to each of them with --token-file"
         )
-    path = state_home() / "token"
+    path = default_state_directory() / "token"
     ensure_token_file(path)
     return TokenFile(path)
 
@@ -262,7 +264,7 @@ def _log_addresses(
 def _raise_open_files() -> None:
     """Raise the limit on open files, usually 1024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    most = OPEN_FILE_LIMIT if hard == resource.RLIM_INFINITY else min(OPEN_FILE_LIMIT, hard)
     with contextlib.suppress(OSError, ValueError):  # then there will be fewer connections
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
 
@@ -291,7 +293,7 @@ async def _serve(
 
     async def reload_changed_files() -> None:
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(FILE_CHECK_INTERVAL_S)
             try:
                 reload(now=False)
             except Exception:  # a bug must not leave the server with revoked tokens

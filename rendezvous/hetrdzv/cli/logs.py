@@ -10,13 +10,13 @@ from datetime import datetime
 from logging.handlers import QueueHandler, QueueListener
 from typing import cast
 
-MAX_LINES = 10_000
+MAX_QUEUED_LINES = 10_000
 """How many lines may wait for a reader that stalls; further ones are dropped."""
 
-STALLED_S = 2.0
+STALLED_READER_TIMEOUT_S = 2.0
 """How long the end of the program waits for such a reader (seconds)."""
 
-LONGEST = 2_000
+MAX_MESSAGE_CHARACTERS = 2_000
 """Characters of a message; some texts come from clients."""
 
 
@@ -26,7 +26,7 @@ class LogWriter(QueueListener):
     def enqueue_sentinel(self) -> None:
         """Ask for the end, behind the lines that wait; a reader that stalls may make room."""
         with suppress(queue.Full):
-            cast("queue.Queue[object]", self.queue).put(None, timeout=STALLED_S)
+            cast("queue.Queue[object]", self.queue).put(None, timeout=STALLED_READER_TIMEOUT_S)
 
 
 @contextmanager
@@ -36,7 +36,7 @@ def logging_to_stderr(level: str, style: str) -> Iterator[None]:
     A thread writes: a reader that stalls (a pager, a full pipe) must not stop the server.
     """
     logging.raiseExceptions = False  # a full queue or a closed stderr are nobody's to hear of
-    lines: queue.Queue[object] = queue.Queue(MAX_LINES)
+    lines: queue.Queue[object] = queue.Queue(MAX_QUEUED_LINES)
     handler, writer = QueueHandler(lines), LogWriter(lines, logging.StreamHandler())
     handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
     writer.start()
@@ -53,7 +53,7 @@ def logging_to_stderr(level: str, style: str) -> Iterator[None]:
         root.setLevel(before)
         stopping = threading.Thread(target=writer.stop, daemon=True)
         stopping.start()
-        stopping.join(STALLED_S)
+        stopping.join(STALLED_READER_TIMEOUT_S)
 
 
 class TextFormatter(logging.Formatter):
@@ -91,7 +91,9 @@ class JsonFormatter(logging.Formatter):
 def format_message(record: logging.LogRecord) -> str:
     """The message of a record as one line of bounded length: what a client has sent must not look like another line."""
     text = record.getMessage()
-    return _escape_unprintable(text if len(text) <= LONGEST else f"{text[:LONGEST]}...")
+    return _escape_unprintable(
+        text if len(text) <= MAX_MESSAGE_CHARACTERS else f"{text[:MAX_MESSAGE_CHARACTERS]}..."
+    )
 
 
 def _escape_unprintable(text: str) -> str:

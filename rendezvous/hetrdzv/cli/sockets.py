@@ -4,10 +4,10 @@ import os
 import socket
 from contextlib import suppress
 
-from hetrdzv.api.server import BACKLOG
+from hetrdzv.api.server import LISTEN_BACKLOG
 from hetrdzv.protocol.errors import HetError
 
-KEEP_ALIVE = (
+KEEP_ALIVE_OPTIONS = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 39),
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 18),
@@ -21,7 +21,7 @@ class CannotServe(HetError, code="cannot_serve"):
     """The command line asks for something that cannot be done here."""
 
 
-def listen(host: str, port: int) -> socket.socket:
+def open_listener(host: str, port: int) -> socket.socket:
     """Open a listening socket on a host name or address; IPv4 if a name such as localhost stands for both."""
     try:
         if not host:
@@ -32,12 +32,12 @@ def listen(host: str, port: int) -> socket.socket:
     family, _, _, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
     both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
     try:
-        listener = socket.create_server(address, family=family, backlog=BACKLOG, dualstack_ipv6=both)
+        listener = socket.create_server(address, family=family, backlog=LISTEN_BACKLOG, dualstack_ipv6=both)
     except OSError as error:
         advice = "give --host an address of this machine, and --port a free one of 1024 or above (ss -ltnp)"
         reason = os.strerror(error.errno or 0)
         raise CannotServe(f"cannot listen on {host} port {port}: {reason}; {advice}") from None
-    for option in KEEP_ALIVE:
+    for option in KEEP_ALIVE_OPTIONS:
         with suppress(OSError):  # a system without it
             listener.setsockopt(*option)  # which connections inherit
     return listener

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-FILE = click.Path(path_type=Path)
+FILE_TYPE = click.Path(path_type=Path)
 
 MAX_DURATION_S = 3_650 * 86_400
 _UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
@@ -27,7 +27,7 @@ class ParsedType(click.ParamType):  # type: ignore[type-arg]  # generic since cl
             self.fail(str(error), param, ctx)
 
 
-def duration(text: str) -> float:
+def parse_duration(text: str) -> float:
     """A duration such as `90s`, `15m`, `12h` or `7d`, or `0`, in seconds; no unit is guessed."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])|0", text.strip(), re.ASCII)
     seconds = float(match[1] or 0) * _UNITS[match[2] or "s"] if match else math.nan

@@ -33,10 +33,10 @@ from hetrdzv.protocol.progress import PollRequest
 from hetrdzv.protocol.routes import Reply, Route, Routes
 from hetrdzv.protocol.texts.ids import ID_RULE, is_id
 
-CONNECT_S = 3.0
+CONNECT_TIMEOUT_S = 3.0
 """Limit for a connection (seconds)."""
 
-POLL_LATE_S = 1.0
+POLL_REPLY_TOLERANCE_S = 1.0
 """How late the answer to a poll may be: this, or half of what the poll was to wait if that is longer (seconds).
 
 When the network was cut for a moment, the answer is lost and TCP does not notice for minutes. A poll sent again this
@@ -44,10 +44,10 @@ soon still renews the lease in time.
 """
 
 
-SILENCE_S = 1.0
+TRY_OTHER_SERVERS_AFTER_S = 1.0
 """With several servers: when an answer is this late, the others are asked as well (seconds)."""
 
-Send = Callable[[str], Coroutine[None, None, httpx.Response]]
+SendRequest = Callable[[str], Coroutine[None, None, httpx.Response]]
 """Sends a request to the server at a URL."""
 
 
@@ -111,7 +111,7 @@ class Client(Routes):
     async def poll(self, group: str, node: str, request: PollRequest) -> Directive:
         """What the node has to do, once its version is not `after`, at the latest after `wait_s` seconds."""
         wait_s = request.wait_s
-        late_s = min(self._timeout_s, max(POLL_LATE_S, wait_s / 2)) if wait_s > 0 else None
+        late_s = min(self._timeout_s, max(POLL_REPLY_TOLERANCE_S, wait_s / 2)) if wait_s > 0 else None
         return await self._send(routes.POLL, (group, node), {}, request, wait_s=wait_s, late_s=late_s)
 
     # -- sending -------------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ class Client(Routes):
     ) -> Reply:
         """The first usable answer, awaited for `wait_s` and then `late_s` (None: the client's `timeout_s`) seconds."""
         answer_s = wait_s + (self._timeout_s if late_s is None else late_s)
-        timeout = httpx.Timeout(self._timeout_s, connect=CONNECT_S, read=answer_s)
+        timeout = httpx.Timeout(self._timeout_s, connect=CONNECT_TIMEOUT_S, read=answer_s)
         content, head = None, {}
         if body is not None:
             content, head["Content-Type"] = codec.write(body, given=True), "application/json"
@@ -153,7 +153,7 @@ class Client(Routes):
 
         silence_s = None
         if not route.once and len(self.servers) > 1:
-            silence_s = wait_s + SILENCE_S
+            silence_s = wait_s + TRY_OTHER_SERVERS_AFTER_S
         response = await self._first_answer(send, timeout, silence_s=silence_s, once=route.once)
         if response.status_code == Unauthorized.status and self._reload_token():
             response = await self._first_answer(send, timeout, silence_s=silence_s, once=route.once)
@@ -164,13 +164,13 @@ class Client(Routes):
         return parse_reply(route.reply, response.content, self.last_server)
 
     async def _first_answer(
-        self, send: Send, limits: httpx.Timeout, *, silence_s: float | None, once: bool
+        self, send: SendRequest, limits: httpx.Timeout, *, silence_s: float | None, once: bool
     ) -> httpx.Response:
         """The first usable answer: first from the server that answered last, then the others in random order.
 
         Args:
             silence_s: ask the others too after this long without an answer, since a server may hang; and again
-                every `SILENCE_S`, since they may not know its successor yet (seconds). None: wait.
+                every `TRY_OTHER_SERVERS_AFTER_S`, since they may not know its successor yet (seconds). None: wait.
             once: do not ask another server if one may have acted on the request already.
         """
         others = [server for server in self.servers if server != self.last_server]
@@ -187,7 +187,7 @@ class Client(Routes):
                     asked[asyncio.ensure_future(send(server))] = server
                 done, _ = await asyncio.wait(asked, timeout=silence_s, return_when=asyncio.FIRST_COMPLETED)
                 if not done:
-                    silence_s = SILENCE_S
+                    silence_s = TRY_OTHER_SERVERS_AFTER_S
                     if not queue:
                         queue.extend(ask_again & failures.keys())
                         failures = {s: error for s, error in failures.items() if s not in ask_again}

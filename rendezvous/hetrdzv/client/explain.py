@@ -29,7 +29,7 @@ _R = TypeVar("_R")
 TLS_HINT = "; if it speaks TLS, give https://"
 """Of a server that was given as http:// and does not answer as one."""
 
-REFUSED = "connection refused"
+CONNECTION_REFUSED = "connection refused"
 
 
 class OutcomeUnknown(NotServing):
@@ -92,7 +92,7 @@ def explain_transport_error(
             kind = NotTrusted if refuses else Unreachable
             return kind(explain_tls_error(cause, urlsplit(server).hostname or "", tls))
     if reason := explain_failed_connect(error):
-        return Unreachable(reason + (no_port if reason == REFUSED else ""))
+        return Unreachable(reason + (no_port if reason == CONNECTION_REFUSED else ""))
     hint = "" if answered_before else tls_hint
     if with_tls and tls.cert is not None and not answered_before:
         hint = "; is our --client-cert signed by the authority in its --tls-client-ca?"

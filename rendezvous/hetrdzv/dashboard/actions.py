@@ -9,7 +9,7 @@ from starlette.responses import Response
 from hetrdzv.auth.tokens import Grant
 from hetrdzv.core.commands import Cancel, Command, Drain, Restart, Undrain
 from hetrdzv.core.model import Group
-from hetrdzv.dashboard.render import HEADERS, page
+from hetrdzv.dashboard.render import PAGE_HEADERS, render_page
 from hetrdzv.protocol.replies import describe_plan
 from hetrdzv.protocol.requests import PlanRequest
 from hetrdzv.protocol.texts.phrasing import count
@@ -40,17 +40,17 @@ class Action:
         else:
             lines = self.warns(group, node_id)
         title = f"{self.verb} {node_id or group.group_id}?"
-        return page("question.html", verb=self.verb, path=request.url.path, title=title, lines=lines)
+        return render_page("question.html", verb=self.verb, path=request.url.path, title=title, lines=lines)
 
     async def perform(self, request: Request, service: Service, grant: Grant) -> Response:
         """Do it."""
         group, node_id = _find_target(request, service)
         if self.command is None:
             await service.delete(group.group_id)
-            return Response(status_code=204, headers={**HEADERS, "HX-Redirect": "/"})
+            return Response(status_code=204, headers={**PAGE_HEADERS, "HX-Redirect": "/"})
         host = request.client.host if request.client is not None else ""
-        await service.execute(group.group_id, self.command(node_id, grant.bearer(host)))
-        return Response(status_code=204, headers={**HEADERS, "HX-Trigger": "done"})
+        await service.execute(group.group_id, self.command(node_id, grant.describe_bearer(host)))
+        return Response(status_code=204, headers={**PAGE_HEADERS, "HX-Trigger": "done"})
 
 
 def _find_target(request: Request, service: Service) -> tuple[Group, str]:

@@ -25,18 +25,18 @@ from hetrdzv.auth.tokens import Role, Tokens
 from hetrdzv.dashboard import pages
 from hetrdzv.dashboard.actions import GROUP_ACTIONS, NODE_ACTIONS
 from hetrdzv.dashboard.cache import SectionCache
-from hetrdzv.dashboard.render import HEADERS, page
-from hetrdzv.dashboard.sessions import COOKIE, SESSION_S, Sessions, require_same_origin
+from hetrdzv.dashboard.render import PAGE_HEADERS, render_page
+from hetrdzv.dashboard.sessions import SESSION_COOKIE, SESSION_LIFETIME_S, Sessions, require_same_origin
 from hetrdzv.protocol.errors import ForeignHost, HetError, LeaderLost, NotLeader, Unauthorized
 from hetrdzv.service.service import Replica, Service
 
 Handler = Callable[..., Awaitable[Response]]
-Note = Callable[[HetError, Request], None]
+LogRefusal = Callable[[HetError, Request], None]
 
-MOST_FORM_BYTES = 4096
+MAX_FORM_BYTES = 4096
 """How much is read of the form that takes a token; no token that an HTTP header can carry is longer."""
 
-PATHS = re.compile(r"/(groups/.*|static/.*|sign-in|sign-out)?")
+PAGE_PATHS = re.compile(r"/(groups/.*|static/.*|sign-in|sign-out)?")
 """What is a page."""
 
 
@@ -45,12 +45,12 @@ class PageFiles(StaticFiles):
 
     def file_response(self, *args: Any, **options: Any) -> Response:
         response = super().file_response(*args, **options)
-        response.headers.update(HEADERS)
+        response.headers.update(PAGE_HEADERS)
         response.headers["Cache-Control"] = "no-cache"  # of another version, an upgrade would be half seen
         return response
 
 
-def dashboard(replica: Replica, tokens: Tokens | None, *, secure: bool, note: Note) -> Starlette:
+def make_dashboard(replica: Replica, tokens: Tokens | None, *, secure: bool, note: LogRefusal) -> Starlette:
     """The pages. If `secure`, browsers reach this server over TLS; `note` logs a refusal."""
     group = "/groups/{group_id}"
     routes: list[BaseRoute] = [
@@ -58,10 +58,10 @@ def dashboard(replica: Replica, tokens: Tokens | None, *, secure: bool, note: No
         Route("/sign-in", sign_in_page),
         Route("/sign-in", sign_in, methods=["POST"]),
         Route("/sign-out", sign_out, methods=["POST"]),
-        _route("/", pages.groups),
+        _route("/", pages.groups_page),
         _route(group, pages.group),
-        _route(f"{group}/output", pages.output, Role.ADMIN),
-        _route(f"{group}/stacks", pages.stacks, Role.ADMIN),
+        _route(f"{group}/output", pages.output_page, Role.ADMIN),
+        _route(f"{group}/stacks", pages.stacks_page, Role.ADMIN),
     ]
     for at, possible in ((group, GROUP_ACTIONS), (f"{group}/nodes/{{node_id}}", NODE_ACTIONS)):
         for name, action in possible.items():
@@ -77,8 +77,8 @@ def dashboard(replica: Replica, tokens: Tokens | None, *, secure: bool, note: No
             Middleware(
                 SessionMiddleware,
                 secret_key=sessions.key,
-                session_cookie=COOKIE,
-                max_age=SESSION_S,
+                session_cookie=SESSION_COOKIE,
+                max_age=SESSION_LIFETIME_S,
                 same_site="strict",
                 https_only=secure,
             )
@@ -126,22 +126,22 @@ def _route(path: str, handler: Handler, role: Role = Role.READ, method: str = "G
 
 async def sign_in_page(request: Request) -> Response:
     """The form that takes a token."""
-    return page("sign_in.html", why="", where="/")
+    return render_page("sign_in.html", why="", where="/")
 
 
 async def sign_in(request: Request) -> Response:
     """Sign this browser in with the token of the form."""
     if not is_same_origin(request.headers.get("origin"), request.headers.get("host", "")):
         raise ForeignHost("only a page of this server signs in: open its address")
-    form = parse_qs((await request.body())[:MOST_FORM_BYTES].decode("ascii", "replace"))
+    form = parse_qs((await request.body())[:MAX_FORM_BYTES].decode("ascii", "replace"))
     where = form.get("where", ["/"])[0]
     where = where if re.fullmatch(r"/(groups/[\w.-]+)?", where, re.ASCII) else "/"
     try:
         request.app.state.sessions.sign_in(request, form.get("token", [""])[0].strip())
     except Unauthorized as error:
         request.app.state.note(error, request)
-        return page("sign_in.html", error.status, why=str(error), where=where)
-    return RedirectResponse(where, 303, dict(HEADERS))
+        return render_page("sign_in.html", error.status, why=str(error), where=where)
+    return RedirectResponse(where, 303, dict(PAGE_HEADERS))
 
 
 async def sign_out(request: Request) -> Response:
@@ -149,7 +149,7 @@ async def sign_out(request: Request) -> Response:
     require_same_origin(request)
     if "session" in request.scope:
         request.session.clear()
-    return Response(status_code=204, headers={**HEADERS, "HX-Redirect": "/sign-in"})
+    return Response(status_code=204, headers={**PAGE_HEADERS, "HX-Redirect": "/sign-in"})
 
 
 # -- everything else ---------------------------------------------------------------------------------------
@@ -158,16 +158,16 @@ async def sign_out(request: Request) -> Response:
 def _make_error_page(request: Request, error: HetError) -> Response:
     """An error as people see it: a page, or a part of one where a page asked for that."""
     if isinstance(error, NotLeader):
-        return RedirectResponse(error.leader + requested_target(request), 307, dict(HEADERS))
+        return RedirectResponse(error.leader + requested_target(request), 307, dict(PAGE_HEADERS))
     if "hx-request" in request.headers:
-        return page("wrong.html", error.status, why=str(error))
+        return render_page("wrong.html", error.status, why=str(error))
     if isinstance(error, Unauthorized):
-        return page("sign_in.html", error.status, why="", where=request.url.path)
-    return page("error.html", error.status, title=HTTPStatus(error.status).phrase, why=str(error))
+        return render_page("sign_in.html", error.status, why="", where=request.url.path)
+    return render_page("error.html", error.status, title=HTTPStatus(error.status).phrase, why=str(error))
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     status = error.status_code
     why = f"There is nothing at {request.url.path[:200]}." if status == 404 else str(error.detail)
-    return page("error.html", status, title=HTTPStatus(status).phrase, why=why)
+    return render_page("error.html", status, title=HTTPStatus(status).phrase, why=why)

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from itertools import compress
 from time import monotonic
 
-MOST = 16
+MAX_CACHED_PAGES = 16
 """Of how many pages, the last that were asked for, sections are held; and their groups, which may be gone by now."""
 
-LARGEST_SHARE = 0.2
+MAX_RENDER_CPU_SHARE = 0.2
 """A page that takes long to make is made again more rarely: a core is busy with it for this share at most."""
 
 
@@ -39,7 +39,7 @@ class SectionCache:
 
     def __init__(self) -> None:
         self._pages: OrderedDict[Hashable, Sections] = OrderedDict()
-        self._making = asyncio.Lock()
+        self._render_lock = asyncio.Lock()
 
     async def get(
         self,
@@ -55,17 +55,17 @@ class SectionCache:
             key: which page, for whom.
             begin: collects what is needed, and returns what makes them.
         """
-        async with self._making if in_thread else nullcontext():
+        async with self._render_lock if in_thread else nullcontext():
             found = self._pages.pop(key, None)
             if found is None or (found.version != version and monotonic() >= found.fresh_until):
                 began, make = monotonic(), begin()
                 html = await asyncio.to_thread(make) if in_thread else make()
                 # the first time its templates may have been compiled
-                pause_s = 0.0 if found is None else (monotonic() - began) / LARGEST_SHARE
+                pause_s = 0.0 if found is None else (monotonic() - began) / MAX_RENDER_CPU_SHARE
                 parts = (hashlib.blake2b(part.encode(), digest_size=9).hexdigest() for part in html.values())
                 etag = f'"{".".join(parts)}"'
                 found = Sections(html, etag, version, began + pause_s)
             self._pages[key] = found
-            if len(self._pages) > MOST:
+            if len(self._pages) > MAX_CACHED_PAGES:
                 self._pages.popitem(last=False)
             return found

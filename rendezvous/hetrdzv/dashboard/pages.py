@@ -13,29 +13,29 @@ from hetrdzv.api import views
 from hetrdzv.api.workers import get_output
 from hetrdzv.auth.tokens import Grant, Role
 from hetrdzv.dashboard.cache import SectionCache, Sections
-from hetrdzv.dashboard.group import LARGE, group_sections
-from hetrdzv.dashboard.render import EVERY_S, page, section
+from hetrdzv.dashboard.group_page import MIN_NODES_FOR_THREAD, group_sections
+from hetrdzv.dashboard.render import REFRESH_INTERVAL_S, render_page, render_section
 from hetrdzv.protocol.errors import InvalidRequest, NoRound
 from hetrdzv.protocol.replies import BY_URGENCY, GroupSummary, StacksReply, is_long_finished, urgency_key
 from hetrdzv.protocol.stacks import OutputKind, WorkerOutput, group_equal_stacks
 from hetrdzv.protocol.texts.raised import find_exception
 from hetrdzv.service.service import Service
 
-MOST_LOGS = 16
+MAX_SHOWN_LOGS = 16
 """Of how many workers the page shows what they wrote; hetctl shows it of all."""
 
-MOST_STACKS = 8
+MAX_SHOWN_STACKS = 8
 """How many different stacks it shows."""
 
 
-async def groups(request: Request, service: Service, grant: Grant) -> Response:
+async def groups_page(request: Request, service: Service, grant: Grant) -> Response:
     """All groups that the token covers."""
     url, token_file = f"{request.url.scheme}://{request.url.netloc}", request.app.state.token_file
     sections = await _get_cache(request, service).get(
         (service, grant.scope, url),
-        int(service.now() / EVERY_S),
-        lambda: overview(service, grant, url, token_file),
-        in_thread=sum(1 + len(each.nodes) for each in service.groups()) > LARGE,
+        int(service.now() / REFRESH_INTERVAL_S),
+        lambda: overview_section(service, grant, url, token_file),
+        in_thread=sum(1 + len(each.nodes) for each in service.groups()) > MIN_NODES_FOR_THREAD,
     )
     return _live_response(request, grant, sections, "groups_page.html")
 
@@ -46,7 +46,7 @@ def count_by_state(groups: Sequence[GroupSummary]) -> list[tuple[str, int]]:
     return [(state, counts[state]) for state in BY_URGENCY if counts[state]]
 
 
-def overview(
+def overview_section(
     service: Service, grant: Grant, url: str, token_file: str = ""
 ) -> Callable[[], Mapping[str, str]]:
     """What makes the section of all groups that a grant covers, in a thread if need be."""
@@ -56,7 +56,7 @@ def overview(
     def make() -> Mapping[str, str]:
         shown = sorted(summarize(), key=urgency_key)
         old = [group for group in shown if is_long_finished(group)]
-        html = section(
+        html = render_section(
             "groups.html",
             groups=shown[: len(shown) - len(old)],
             old=old,
@@ -77,14 +77,14 @@ async def group(request: Request, service: Service, grant: Grant) -> Response:
     acts, whole = grant.role >= Role.ADMIN, request.query_params.get("rows") == "all"
     sections = await cache.get(
         (service, found.group_id, acts, whole),
-        (found, int(service.now() / EVERY_S)),
+        (found, int(service.now() / REFRESH_INTERVAL_S)),
         lambda: group_sections(service, found, acts=acts, whole=whole),
-        in_thread=len(found.nodes) > LARGE,
+        in_thread=len(found.nodes) > MIN_NODES_FOR_THREAD,
     )
     return _live_response(request, grant, sections, "group_page.html", group_id=found.group_id)
 
 
-async def output(request: Request, service: Service, grant: Grant) -> Response:
+async def output_page(request: Request, service: Service, grant: Grant) -> Response:
     """The end of what the workers of a round wrote; without `round` that of the one that others wait for, now."""
     group_id, number = request.path_params["group_id"], _read_round(request)
     ranks = () if number is not None else views.list_ranks_waited_for(service.group(group_id))[:1]
@@ -93,23 +93,23 @@ async def output(request: Request, service: Service, grant: Grant) -> Response:
             raise NoRound("nobody is waited for any more")
         found = await get_output(service, group_id, OutputKind.LOGS, ranks, number)
     except NoRound as error:
-        return page("nothing.html", why=str(error))
+        return render_page("nothing.html", why=str(error))
     logs = sorted(found.workers, key=lambda log: (not _shows_exception(log), not log.size))
-    return page("output.html", **_first_of(logs, MOST_LOGS), **_time_of(found))
+    return render_page("output.html", **_limit_list(logs, MAX_SHOWN_LOGS), **_output_time(found))
 
 
-async def stacks(request: Request, service: Service, grant: Grant) -> Response:
+async def stacks_page(request: Request, service: Service, grant: Grant) -> Response:
     """The stacks of the workers of a round, equal ones once; without `round` of the one that runs, now."""
     group_id = request.path_params["group_id"]
     try:
         found = await get_output(service, group_id, OutputKind.STACKS, (), _read_round(request))
     except NoRound as error:
-        return page("nothing.html", why=str(error))
-    return page(
+        return render_page("nothing.html", why=str(error))
+    return render_page(
         "stacks.html",
         verb=("was", "were") if found.over else ("is", "are"),
-        **_first_of(group_equal_stacks(found.workers), MOST_STACKS),
-        **_time_of(found),
+        **_limit_list(group_equal_stacks(found.workers), MAX_SHOWN_STACKS),
+        **_output_time(found),
     )
 
 
@@ -125,9 +125,9 @@ def _live_response(
     """A page; an open one that asks again gets the sections that have changed since."""
     if "hx-request" not in request.headers:
         who = str(grant) if "session" in request.scope else ""
-        return page(template, sections=sections.html, etag=sections.etag, who=who, **values)
+        return render_page(template, sections=sections.html, etag=sections.etag, who=who, **values)
     changed = sections.changed_since(request.headers.get("if-none-match", ""))
-    answer = page("sections.html", 200 if changed else 304, sections=changed)
+    answer = render_page("sections.html", 200 if changed else 304, sections=changed)
     answer.headers["ETag"] = sections.etag
     return answer
 
@@ -146,9 +146,9 @@ def _shows_exception(log: WorkerOutput) -> bool:
     return any(find_exception(stream) is not None for stream in (log.text, log.stderr))
 
 
-def _first_of(values: Sequence[object], most: int) -> dict[str, Any]:
+def _limit_list(values: Sequence[object], most: int) -> dict[str, Any]:
     return {"shown": values[:most], "more": max(0, len(values) - most)}
 
 
-def _time_of(found: StacksReply) -> dict[str, Any]:
+def _output_time(found: StacksReply) -> dict[str, Any]:
     return {"round": found.round, "at": found.at or datetime.now(UTC).isoformat(timespec="milliseconds")}

@@ -11,10 +11,10 @@ from hetrdzv.protocol.rounds import Downtime, known_s, trained_share
 from hetrdzv.protocol.texts.phrasing import ago, count, duration_text, percent
 from hetrdzv.protocol.texts.who import Nodes, Ranks
 
-EVERY_S = 2.0
+REFRESH_INTERVAL_S = 2.0
 """How often a page asks for its sections, which follow what happens (seconds)."""
 
-HEADERS: Mapping[str, str] = {
+PAGE_HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
         "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
@@ -26,7 +26,7 @@ HEADERS: Mapping[str, str] = {
 }
 """Of every page: it loads nothing from elsewhere, runs no script in its text, is in no other site's frame or cache."""
 
-SIGNS = {
+STATE_SYMBOLS = {
     "waiting": "◌",
     "starting": "◐",
     "running": "●",
@@ -46,18 +46,18 @@ SIGNS = {
 """By the state of a group or a node: seen also where colours are not."""
 
 
-def split(down: Downtime) -> str:
+def downtime_parts_text(down: Downtime) -> str:
     """What the time after a round went into, in words; what took no time is left out."""
     parts = zip(("noticed", "stopped", "formed", "started"), down, strict=True)
     return " · ".join(f"{name} {duration_text(length)}" for name, length in parts if length)
 
 
-def clock(at: str) -> str:
+def utc_time_of_day(at: str) -> str:
     """The time of day of an ISO 8601 time, in UTC; the page turns it into local time."""
     return f"{datetime.fromisoformat(at).astimezone(UTC):%H:%M:%S}"
 
 
-def _environment() -> Environment:
+def _make_environment() -> Environment:
     made = Environment(
         loader=PackageLoader("hetrdzv.dashboard"),
         autoescape=True,
@@ -68,26 +68,31 @@ def _environment() -> Environment:
     )
     made.filters |= {
         "ago": ago,
-        "clock": clock,
+        "clock": utc_time_of_day,
         "known_s": known_s,
         "lasted": duration_text,
         "percent": percent,
         "share": trained_share,
-        "split": split,
+        "split": downtime_parts_text,
     }
-    made.globals |= {"count": count, "every_s": f"{EVERY_S:g}", "names": Nodes.of, "ranked": Ranks.of}
-    made.globals |= {"signs": SIGNS, "version": __version__}
+    made.globals |= {
+        "count": count,
+        "every_s": f"{REFRESH_INTERVAL_S:g}",
+        "names": Nodes.of,
+        "ranked": Ranks.of,
+    }
+    made.globals |= {"signs": STATE_SYMBOLS, "version": __version__}
     return made
 
 
-_TEMPLATES = _environment()
+_TEMPLATES = _make_environment()
 
 
-def section(template: str, **values: object) -> str:
+def render_section(template: str, **values: object) -> str:
     """A part of a page as HTML."""
     return _TEMPLATES.get_template(template).render(values)
 
 
-def page(template: str, status: int = 200, **values: object) -> HTMLResponse:
+def render_page(template: str, status: int = 200, **values: object) -> HTMLResponse:
     """A page."""
-    return HTMLResponse(section(template, **values), status, dict(HEADERS))
+    return HTMLResponse(render_section(template, **values), status, dict(PAGE_HEADERS))

@@ -11,13 +11,13 @@ import time
 from starlette.requests import Request
 
 from hetrdzv.auth.hosts import is_same_origin
-from hetrdzv.auth.tokens import ANYBODY, Grant, Role, Tokens, digest
+from hetrdzv.auth.tokens import ANONYMOUS_GRANT, Grant, Role, Tokens, token_digest
 from hetrdzv.protocol.errors import ForeignHost, Unauthorized
 
-SESSION_S = 12 * 3600
+SESSION_LIFETIME_S = 12 * 3600
 """How long a browser stays signed in at most (seconds)."""
 
-COOKIE = "hetrdzv"
+SESSION_COOKIE = "hetrdzv"
 
 
 class Sessions:
@@ -31,12 +31,14 @@ class Sessions:
         """Sign the browser in with a token, or raise `Unauthorized`."""
         if self._tokens is None or self._tokens.grant(token) is None:
             raise Unauthorized("this server does not accept that token: check that it was copied whole")
-        request.session.update(fingerprint=self._fingerprint(digest(token)), end=time.time() + SESSION_S)
+        request.session.update(
+            fingerprint=self._fingerprint(token_digest(token)), end=time.time() + SESSION_LIFETIME_S
+        )
 
     def _find_grant(self, request: Request) -> Grant:
         """What the token may do, as it is now, that the browser has signed in with."""
         if self._tokens is None:
-            return ANYBODY
+            return ANONYMOUS_GRANT
         known, end = request.session.get("fingerprint", ""), request.session.get("end", 0)
         if known and time.time() < end:
             for of_token, grant in self._tokens.grants.items():

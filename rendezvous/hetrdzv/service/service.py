@@ -1,7 +1,8 @@
 """The only writer of groups: command -> step -> check -> commit -> reply.
 
 Drives the ledger (what is committed), the timers (when time alone changes a group), the open polls (who waits for
-news), the judging of silence, and the retention of groups that nobody needs any more. A request never sees uncommitted state.
+news), the judging of silence, and the retention of groups that nobody needs any more. A request never sees uncommitted
+state.
 """
 
 import asyncio

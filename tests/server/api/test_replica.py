@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from hetrdzv.api.app import create_app
-from hetrdzv.auth.tokens import EVERYTHING, Tokens
+from hetrdzv.auth.tokens import FULL_GRANT, Tokens
 from hetrdzv.core.commands import PutSpec
 from hetrdzv.protocol.errors import HetError, NoLeader, NotLeader, ServerStopping
 from hetrdzv.protocol.replies import ReadyReply
@@ -57,7 +57,7 @@ async def replica(
     async with serving() as (service, store):
         fake = FakeReplica(service)
         transport = httpx.ASGITransport(
-            create_app(fake, tokens=Tokens({token: EVERYTHING}) if token else None)
+            create_app(fake, tokens=Tokens({token: FULL_GRANT}) if token else None)
         )
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             yield fake, client, store

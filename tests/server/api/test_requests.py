@@ -245,7 +245,7 @@ async def test_a_body_that_ends_with_its_connection_is_not_taken_for_whole() -> 
 
 
 async def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(middleware, "ARRIVAL_S", 0.05)
+    monkeypatch.setattr(middleware, "BODY_TIMEOUT_S", 0.05)
     async with serving() as (service, _):
         for begun in ([], [{"type": "http.request", "body": b"{", "more_body": True}]):
             start, body = await ask_raw(create_app(service), NODE, begun)

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from hetrdzv.api.views import LARGE
+from hetrdzv.api.views import MIN_ITEMS_FOR_THREAD
 from hetrdzv.auth.tokens import Grant, Role, Tokens
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import Directive, Shares
@@ -51,7 +51,7 @@ async def test_a_join_that_waits_costs_one_request() -> None:
 
 async def test_a_large_group_is_shown_with_and_without_its_nodes() -> None:
     async with serving() as (service, _), api(service) as client:
-        many = 2 * LARGE
+        many = 2 * MIN_ITEMS_FOR_THREAD
         spec = {"min_nodes": many, "max_nodes": many}
         await asyncio.gather(*(service.execute("g", join(f"n{i}", **spec)) for i in range(many)))
         whole = (await client.get("/v1/groups/g")).json()

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from hetrdzv.auth.tokens import EVERYTHING
+from hetrdzv.auth.tokens import FULL_GRANT
 from hetrdzv.core.commands import Cancel, Leave, RecordStall, Report, Tick
 from hetrdzv.core.model import Stall
 from hetrdzv.dashboard import cache as cache_module
-from hetrdzv.dashboard.cache import LARGEST_SHARE, MOST, SectionCache
-from hetrdzv.dashboard.group import bars, group_sections
-from hetrdzv.dashboard.pages import overview
+from hetrdzv.dashboard.cache import MAX_CACHED_PAGES, MAX_RENDER_CPU_SHARE, SectionCache
+from hetrdzv.dashboard.group_page import group_sections, make_timeline_bars
+from hetrdzv.dashboard.pages import overview_section
 from hetrdzv.protocol.progress import NodeProgress, Worker
 from hetrdzv.protocol.replies import RECENT_S
 from hetrdzv.protocol.rounds import Failure, RoundRecord
@@ -103,7 +103,7 @@ async def test_a_group_that_hangs_is_said_to_and_comes_first(service: Service) -
     await service.execute("b", join("b", min_nodes=2))
     stall = Stall(hang=behind(3, "n003"), since=0.0, reported=True)
     await service.execute("g", RecordStall(round=1, stall=stall))
-    page = overview(service, EVERYTHING, "http://h:1")()["groups"]
+    page = overview_section(service, FULL_GRANT, "http://h:1")()["groups"]
     assert page.index('href="/groups/g"') < page.index('href="/groups/b"')
     assert "hangs" in page
     now = shown(service, "now")
@@ -123,7 +123,7 @@ async def test_a_group_that_hangs_is_said_to_and_comes_first(service: Service) -
 def test_bars_fill_the_width_and_none_is_too_thin_to_be_seen() -> None:
     time = {"starting_up": 2.0, "training": 2_000.0, "noticing": 0.5}
     rounds = [RoundRecord(number=1, world_size=2, time=time), RoundRecord(number=2, world_size=2, time=time)]
-    drawn = bars(rounds)
+    drawn = make_timeline_bars(rounds)
     assert [(bar.phase, bar.length, bar.round) for bar in drawn[:4]] == [
         ("starting_up", 2.0, 1),
         ("training", 2_000.0, 1),
@@ -132,7 +132,7 @@ def test_bars_fill_the_width_and_none_is_too_thin_to_be_seen() -> None:
     ]
     assert min(bar.width for bar in drawn) == 2
     assert drawn[3].x == pytest.approx(500)
-    assert bars([]) == bars([RoundRecord(number=1, world_size=2)]) == []
+    assert make_timeline_bars([]) == make_timeline_bars([RoundRecord(number=1, world_size=2)]) == []
 
 
 # -- the cache ---------------------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ async def test_what_takes_long_is_made_more_rarely(monkeypatch: pytest.MonkeyPat
     await cache.get("g", 0, making.begin, in_thread=False)
     began = making.now
     for version, (at_s, made) in enumerate(
-        [(0.0, 2), (1.0 / LARGEST_SHARE - 0.01, 2), (1.0 / LARGEST_SHARE, 3)], 1
+        [(0.0, 2), (1.0 / MAX_RENDER_CPU_SHARE - 0.01, 2), (1.0 / MAX_RENDER_CPU_SHARE, 3)], 1
     ):
         making.now = began + at_s
         await cache.get("g", version, making.begin, in_thread=False)
@@ -188,16 +188,16 @@ async def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     making = Making()
     monkeypatch.setattr(cache_module, "monotonic", lambda: making.now)
     cache = SectionCache()
-    for number in (0, *range(MOST), 0, MOST + 1, 1):
+    for number in (0, *range(MAX_CACHED_PAGES), 0, MAX_CACHED_PAGES + 1, 1):
         await cache.get(number, 1, making.begin, in_thread=False)
-    assert making.made == MOST + 2, "the first was asked for again, so the second went"
+    assert making.made == MAX_CACHED_PAGES + 2, "the first was asked for again, so the second went"
 
 
 # -- the page with all groups: what comes first, and what is folded away -------------------------------------
 
 
 def listed(service: Service, token_file: str = "") -> str:
-    return overview(service, EVERYTHING, "http://h:1", token_file)()["groups"]
+    return overview_section(service, FULL_GRANT, "http://h:1", token_file)()["groups"]
 
 
 async def fail(service: Service, group_id: str) -> None:

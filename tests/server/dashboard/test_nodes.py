@@ -6,7 +6,7 @@ from math import inf
 from hetrdzv.api import views
 from hetrdzv.api.workers import worker_reply
 from hetrdzv.core.model import Group, Stall
-from hetrdzv.dashboard.group import FEW_WORKERS, OUTLIERS, paces
+from hetrdzv.dashboard.group_page import MAX_WORKERS_ALL_SHOWN, SHOWN_OUTLIERS, make_worker_paces
 from hetrdzv.protocol.progress import Worker
 from hetrdzv.protocol.replies import NodeReply, WorkerReply
 from hetrdzv.service.progress.samples import WorkerSample
@@ -59,21 +59,21 @@ def test_of_many_workers_those_that_need_a_look_are_shown_beside_the_median() ->
     workers = [Worker(rank=rank, waiting=0.4) for rank in range(40)]
     workers[30] = Worker(rank=30, waiting=0.01)
     workers[35] = Worker(rank=35, waiting=0.5, state="stopped")
-    shown = paces(seen(*workers))
+    shown = make_worker_paces(seen(*workers))
     assert [worker.rank for worker, _ in shown.rows] == [0, 1, 2, 3, 30, 35]
     assert (shown.total, shown.columns) == (40, ["state", "waits for others"])
     assert shown.usual == ["", "40 %"]
-    everybody = paces(seen(*workers), whole=True)
+    everybody = make_worker_paces(seen(*workers), whole=True)
     assert (len(everybody.rows), everybody.usual) == (40, None)
-    shown = paces(seen(*workers, stall=Stall(hang=behind(7, "a"), since=0.0)))
+    shown = make_worker_paces(seen(*workers, stall=Stall(hang=behind(7, "a"), since=0.0)))
     assert [worker.rank for worker, _ in shown.rows] == [0, 1, 2, 7, 30, 35]
     slow = [Worker(rank=rank, waiting=0.1 if rank < 10 else 0.4) for rank in range(40)]
-    shown = paces(seen(*slow))
-    assert [worker.rank for worker, _ in shown.rows] == list(range(OUTLIERS))
+    shown = make_worker_paces(seen(*slow))
+    assert [worker.rank for worker, _ in shown.rows] == list(range(SHOWN_OUTLIERS))
 
 
 def test_few_workers_are_all_shown_and_only_columns_in_which_there_is_something() -> None:
-    workers = [Worker(rank=rank, step=3) for rank in range(FEW_WORKERS)]
-    shown = paces(seen(*workers))
-    assert (len(shown.rows), shown.usual) == (FEW_WORKERS, None)
+    workers = [Worker(rank=rank, step=3) for rank in range(MAX_WORKERS_ALL_SHOWN)]
+    shown = make_worker_paces(seen(*workers))
+    assert (len(shown.rows), shown.usual) == (MAX_WORKERS_ALL_SHOWN, None)
     assert shown.columns == ["step"]

@@ -14,7 +14,7 @@ from hetrdzv.auth.token_files import TokenFile
 from hetrdzv.auth.tokens import Grant, Role, Tokens
 from hetrdzv.core.commands import Cancel, RecordStall, Report
 from hetrdzv.core.model import Stall
-from hetrdzv.dashboard.sessions import SESSION_S
+from hetrdzv.dashboard.sessions import SESSION_LIFETIME_S
 from hetrdzv.protocol.rounds import Failure
 from hetrdzv.protocol.stacks import WorkerOutput
 from hetrdzv.protocol.states import ReportKind
@@ -306,7 +306,7 @@ async def test_a_token_signs_a_browser_in(service: Service, token_file: TokenFil
         answer = await sign_in(client, f" {TOKEN}\n", "/groups/g")
         assert (answer.status_code, answer.headers["location"]) == (303, "/groups/g")
         cookie = answer.headers["set-cookie"].lower()
-        for part in ("httponly", "samesite=strict", f"max-age={SESSION_S}"):
+        for part in ("httponly", "samesite=strict", f"max-age={SESSION_LIFETIME_S}"):
             assert part in cookie
         assert ("secure" in cookie) is secure
         assert TOKEN not in cookie
@@ -355,7 +355,7 @@ async def test_a_session_has_an_end(
     async with browser(service, token_file) as client:
         await sign_in(client, TOKEN)
         now = time.time()
-        for passed_s, status in ((SESSION_S - 5, 200), (SESSION_S + 1, 401)):
+        for passed_s, status in ((SESSION_LIFETIME_S - 5, 200), (SESSION_LIFETIME_S + 1, 401)):
             with monkeypatch.context() as patch:
                 patch.setattr(time, "time", lambda passed_s=passed_s: now + passed_s)
                 assert (await client.get("/")).status_code == status

@@ -13,11 +13,11 @@ from starlette.responses import Response
 
 from hetrdzv.api.dependencies import (
     AGENTS,
-    GROUP_ERRORS,
+    GROUP_ERROR_RESPONSES,
     CurrentService,
     JsonRoute,
     Requires,
-    Wait,
+    WaitQuery,
 )
 from hetrdzv.auth.tokens import Role
 from hetrdzv.core.commands import DeclareSnapshots, Join, Leave, RenewLease, Report, StartDaemon
@@ -36,14 +36,14 @@ from hetrdzv.protocol.stacks import StacksRequest
 from hetrdzv.service.polls.polls import GroupAndDirective, Polls, current_directive
 from hetrdzv.service.polls.waiting_polls import Caller
 
-REPLIES_KEPT = 4
+MAX_CACHED_REPLIES = 4
 """How many replies to waiting nodes are kept per group; all its nodes get the same."""
 
 router = APIRouter(
     prefix="/v1/groups/{group_id}/nodes/{node_id}",
     route_class=JsonRoute,
     tags=["agents"],
-    responses=GROUP_ERRORS,
+    responses=GROUP_ERROR_RESPONSES,
     dependencies=[Depends(Requires(Role.AGENT))],
 )
 
@@ -56,7 +56,7 @@ async def join(
     group_id: Id,
     node_id: Id,
     body: Annotated[JoinRequest, AGENTS],
-    wait: Wait = 0.0,
+    wait: WaitQuery = 0.0,
 ) -> Response:
     """Join, or ready for the next round. Replies with the directive; with `wait` it may wait for one."""
     if "command" in body.spec:
@@ -77,7 +77,7 @@ async def get_directive(
     node_id: Id,
     incarnation: Id,
     after: ShortText = "",
-    wait: Wait = 0.0,
+    wait: WaitQuery = 0.0,
 ) -> Response:
     """Long poll: replies once the version differs from `after`, or after `wait` seconds. Renews the lease."""
     poll = PollRequest(incarnation=incarnation, after=after or None, wait_s=wait)
@@ -138,7 +138,7 @@ def _directive_response(answer: GroupAndDirective) -> Response:
     key = (directive.version, int(directive.clock), directive.poll_s, directive.lease_s)
     reason, body = known.get(key, (None, b""))
     if reason != directive.reason:
-        if len(known) >= REPLIES_KEPT:
+        if len(known) >= MAX_CACHED_REPLIES:
             known.clear()
         body = codec.write(directive)
         known[key] = directive.reason, body

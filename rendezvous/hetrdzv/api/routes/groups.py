@@ -9,14 +9,14 @@ from starlette.responses import Response
 
 from hetrdzv.api import views
 from hetrdzv.api.dependencies import (
-    GROUP_ERRORS,
+    GROUP_ERROR_RESPONSES,
     PEOPLES,
     CurrentService,
     JsonRoute,
-    Nodes,
-    Ranks,
+    NodesQuery,
+    RanksQuery,
     Requires,
-    RoundNumber,
+    RoundQuery,
 )
 from hetrdzv.api.workers import get_output
 from hetrdzv.auth.tokens import Role
@@ -31,7 +31,9 @@ from hetrdzv.service.service import Service
 
 READ, ADMIN = [Depends(Requires(Role.READ))], [Depends(Requires(Role.ADMIN))]
 
-router = APIRouter(prefix="/v1/groups", route_class=JsonRoute, tags=["groups"], responses=GROUP_ERRORS)
+router = APIRouter(
+    prefix="/v1/groups", route_class=JsonRoute, tags=["groups"], responses=GROUP_ERROR_RESPONSES
+)
 
 
 @router.get("", response_model=GroupsReply, dependencies=[Depends(Requires(Role.READ, scoped=True))])
@@ -43,7 +45,7 @@ async def list_groups(request: Request, service: CurrentService) -> Response:
 
 
 @router.get("/{group_id}", response_model=GroupReply, dependencies=READ)
-async def get_group(service: CurrentService, group_id: Id, nodes: Nodes = "all") -> Response:
+async def get_group(service: CurrentService, group_id: Id, nodes: NodesQuery = "all") -> Response:
     """Everything about a group: spec, state, why, round with members and master, nodes, root cause.
 
     Without nodes, the members of the round are left out as well.
@@ -73,7 +75,9 @@ async def restart_group(service: CurrentService, group_id: Id) -> Response:
 async def cancel_group(request: Request, service: CurrentService, group_id: Id) -> Response:
     """Cancel the job: all workers are stopped, agents exit with 3."""
     host = request.client.host if request.client is not None else ""
-    return await views.execute_and_respond(service, group_id, Cancel(request.state.grant.bearer(host)))
+    return await views.execute_and_respond(
+        service, group_id, Cancel(request.state.grant.describe_bearer(host))
+    )
 
 
 @router.post("/{group_id}/nodes/{node_id}/drain", response_model=GroupReply, dependencies=ADMIN)
@@ -106,8 +110,8 @@ async def plan_group(
 async def get_stacks(
     service: CurrentService,
     group_id: Id,
-    rank: Ranks = (),
-    round: RoundNumber = 0,  # noqa: A002
+    rank: RanksQuery = (),
+    round: RoundQuery = 0,  # noqa: A002
 ) -> Response:
     """The Python stacks of the workers of a round, from their agents; of a round that is over, those of its hang."""
     return await output_response(service, group_id, OutputKind.STACKS, rank, round)
@@ -117,8 +121,8 @@ async def get_stacks(
 async def get_logs(
     service: CurrentService,
     group_id: Id,
-    rank: Ranks = (),
-    round: RoundNumber = 0,  # noqa: A002
+    rank: RanksQuery = (),
+    round: RoundQuery = 0,  # noqa: A002
 ) -> Response:
     """The end of what the workers of a round have written, as their agents have kept it, or sent it as they left."""
     return await output_response(service, group_id, OutputKind.LOGS, rank, round)

@@ -14,7 +14,7 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 
-from hetrdzv.api.dependencies import ERRORS, Requires
+from hetrdzv.api.dependencies import ERROR_RESPONSES, Requires
 from hetrdzv.auth.tokens import Role
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import NoLeader, NotLeader
@@ -22,17 +22,17 @@ from hetrdzv.protocol.replies import HealthReply, ProblemReply, ReadyReply
 from hetrdzv.service.metrics import CONTENT_TYPE, Metrics
 from hetrdzv.service.service import Replica
 
-health = APIRouter(tags=["health"], responses=ERRORS)
-documents = APIRouter(include_in_schema=False, dependencies=[Depends(Requires(Role.READ, scoped=True))])
+health_router = APIRouter(tags=["health"], responses=ERROR_RESPONSES)
+document_router = APIRouter(include_in_schema=False, dependencies=[Depends(Requires(Role.READ, scoped=True))])
 
 
-@health.get("/healthz")
+@health_router.get("/healthz")
 async def healthz() -> HealthReply:
     """The process is alive."""
     return HealthReply(status="ok")
 
 
-@health.get("/readyz")
+@health_router.get("/readyz")
 async def readyz(request: Request) -> ReadyReply:
     """Requests about groups are answered, or redirected to the leader, and no stop has begun.
 
@@ -42,7 +42,7 @@ async def readyz(request: Request) -> ReadyReply:
     return replica.status()
 
 
-@health.get("/metrics", response_class=PlainTextResponse, dependencies=[Depends(Requires(Role.READ))])
+@health_router.get("/metrics", response_class=PlainTextResponse, dependencies=[Depends(Requires(Role.READ))])
 async def metrics(request: Request) -> Response:
     """Metrics for Prometheus. A server that does not lead knows no groups, and says so."""
     replica: Replica = request.app.state.replica
@@ -56,39 +56,39 @@ async def metrics(request: Request) -> Response:
 
 # -- the document ------------------------------------------------------------------------------------------
 
-_HEAD = """<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title>
+_DOCS_PAGE_HEAD = """<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title>
 <style>body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto }}
 summary {{ font: bold 15px monospace; cursor: pointer }}</style><h1>{title}</h1>
 <p>Every error is problem details (RFC 9457) with a <code>code</code>.
 For programs: <a href=/openapi.json>/openapi.json</a>"""
 
 
-@documents.get("/docs")
+@document_router.get("/docs")
 async def docs(request: Request) -> HTMLResponse:
     """The routes, for people."""
     document = await asyncio.to_thread(request.app.openapi)
     policy = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
-    return HTMLResponse("".join(_page(document)), headers=policy)
+    return HTMLResponse("".join(_render_docs_page(document)), headers=policy)
 
 
-@documents.get("/openapi.json")
+@document_router.get("/openapi.json")
 async def openapi(request: Request) -> JSONResponse:
     """The same for programs."""
     return JSONResponse(await asyncio.to_thread(request.app.openapi))
 
 
-def _page(document: dict[str, Any]) -> Iterator[str]:
-    yield _HEAD.format(title=escape(f"{document['info']['title']} {document['info']['version']}"))
+def _render_docs_page(document: dict[str, Any]) -> Iterator[str]:
+    yield _DOCS_PAGE_HEAD.format(title=escape(f"{document['info']['title']} {document['info']['version']}"))
     yield "<h2>Routes</h2>"
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
-            yield _entry(f"{method.upper()} {path}", operation)
+            yield _render_docs_entry(f"{method.upper()} {path}", operation)
     yield "<h2>Bodies and replies</h2>"
     for name, schema in sorted(document["components"]["schemas"].items()):
-        yield _entry(name, schema)
+        yield _render_docs_entry(name, schema)
 
 
-def _entry(title: str, content: dict[str, Any]) -> str:
+def _render_docs_entry(title: str, content: dict[str, Any]) -> str:
     """One part of the document: its description, and all of it on demand."""
     about, details = escape(content.get("description", "")), escape(json.dumps(content, indent=2))
     return f"<details><summary>{escape(title)}</summary><pre>{details}</pre></details><p>{about}</p>"

@@ -3,14 +3,14 @@
 import io
 import sys
 
-from hetrdzv.cli.hetctl import act, describe, history, logs, wait
-from hetrdzv.cli.hetctl.options import cli
+from hetrdzv.cli.hetctl import actions, describe, history, logs, wait
+from hetrdzv.cli.hetctl.options import hetctl_group
 
-__all__ = ["act", "cli", "describe", "history", "logs", "main", "wait"]
+__all__ = ["actions", "describe", "hetctl_group", "history", "logs", "main", "wait"]
 
 
 def main() -> None:
     """The entry point `hetctl`."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # not every terminal speaks UTF-8
-    cli(prog_name="hetctl")
+    hetctl_group(prog_name="hetctl")

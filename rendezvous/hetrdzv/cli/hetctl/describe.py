@@ -14,9 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from hetrdzv.cli.hetctl import printing
-from hetrdzv.cli.hetctl.calls import show_reply
 from hetrdzv.cli.hetctl.history import rounds_view
-from hetrdzv.cli.hetctl.options import GROUP, ID, WIDE, command
+from hetrdzv.cli.hetctl.options import GROUP_ARGUMENT, ID_TYPE, WIDE_OPTION, subcommand
+from hetrdzv.cli.hetctl.server_calls import show_reply
 from hetrdzv.client import Client
 from hetrdzv.protocol.reasons.events import spent_restarts_text
 from hetrdzv.protocol.reasons.snapshots import safe_step_text
@@ -42,13 +42,13 @@ LAST_ROUNDS, LAST_EVENTS, MOST_ROWS = 5, 10, 64
 TRACEBACK_LINES = 20
 """How many lines of a root cause's traceback are shown: the last ones."""
 
-FINE = frozenset({"running", "starting", "ready", "spare", "succeeded"})
+HEALTHY_STATES = frozenset({"running", "starting", "ready", "spare", "succeeded"})
 """States of nodes that need no explanation."""
 
 
-@command("List groups, or show one with its nodes.")
-@click.argument("group", type=ID, required=False)
-@WIDE
+@subcommand("List groups, or show one with its nodes.")
+@click.argument("group", type=ID_TYPE, required=False)
+@WIDE_OPTION
 def get(group: str | None, wide: bool) -> None:
     """List all groups, those first that need attention; or show GROUP with its nodes."""
     if group is None:
@@ -68,7 +68,9 @@ def groups_view(reply: GroupsReply) -> Iterator[RenderableType]:
         *printing.number_columns("ROUND", "WORLD", "NODES", "RESTARTS"),
         printing.wrapped_column("WHY", 20),
     ]
-    yield printing.table(columns, (_summary_row(group) for group in sorted(reply.groups, key=urgency_key)))
+    yield printing.make_table(
+        columns, (_summary_row(group) for group in sorted(reply.groups, key=urgency_key))
+    )
 
 
 def _summary_row(group: GroupSummary) -> list[str | Text]:
@@ -93,8 +95,8 @@ class Description:
     snapshots: SnapshotsShown | None = None
 
 
-@command("Show everything about a group.")
-@GROUP
+@subcommand("Show everything about a group.")
+@GROUP_ARGUMENT
 def describe(group: str) -> None:
     """Show why GROUP stands where it stands and what to do next, then everything about it."""
 
@@ -149,7 +151,9 @@ def group_view(group: GroupReply, *, wide: bool = False) -> Iterator[RenderableT
         yield ""
         few = {
             node.node_id
-            for node in nsmallest(MOST_ROWS, group.nodes, key=lambda node: node.display_state in FINE)
+            for node in nsmallest(
+                MOST_ROWS, group.nodes, key=lambda node: node.display_state in HEALTHY_STATES
+            )
         }
         yield nodes_table([node for node in group.nodes if node.node_id in few], wide=wide)
         yield from _count_left_out(len(group.nodes) - MOST_ROWS, "node")
@@ -172,7 +176,7 @@ def _heading(group: GroupReply) -> Table:
             master = f"{current.master.node_id} at {current.master.address} port {current.master.port}"
     here = ((counts.members, "in the round"), (counts.spares, "spare"), (counts.gone, "gone"))
     where = ", ".join([f"{counts.nodes} here", *(f"{number} {word}" for number, word in here if number)])
-    return printing.grid(
+    return printing.facts_table(
         [
             ("group", group.group_id),
             ("state", printing.state_text(group.display_state)),
@@ -243,7 +247,7 @@ def nodes_table(nodes: Sequence[NodeReply], *, wide: bool) -> Table:
         ]
         for node in nodes
     )
-    return printing.table(columns, rows)
+    return printing.make_table(columns, rows)
 
 
 def _workers_table(current: RoundReply, workers: Iterable[WorkerReply]) -> Table:
@@ -262,7 +266,7 @@ def _workers_table(current: RoundReply, workers: Iterable[WorkerReply]) -> Table
         ]
         for worker in workers
     )
-    return printing.table(columns, rows)
+    return printing.make_table(columns, rows)
 
 
 # -- snapshots ---------------------------------------------------------------------------------------------
@@ -285,7 +289,7 @@ def snapshots_table(reply: SnapshotsShown) -> Table:
         ]
         for snapshot in reply.snapshots
     )
-    return printing.table(columns, rows)
+    return printing.make_table(columns, rows)
 
 
 def _snapshot_notes(snapshot: SnapshotShown, reply: SnapshotsShown) -> Iterator[str]:

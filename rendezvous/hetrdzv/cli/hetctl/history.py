@@ -8,15 +8,15 @@ import click
 from rich.console import RenderableType
 
 from hetrdzv.cli.hetctl import printing
-from hetrdzv.cli.hetctl.calls import (
-    call,
+from hetrdzv.cli.hetctl.options import GROUP_ARGUMENT, WIDE_OPTION, get_shared_options, subcommand
+from hetrdzv.cli.hetctl.server_calls import (
+    call_server,
     none_on_error,
     print_json,
     print_warning,
     retry_until_answered,
     show_reply,
 )
-from hetrdzv.cli.hetctl.options import GROUP, WIDE, command, shared
 from hetrdzv.client import Client
 from hetrdzv.protocol.errors import UnknownGroup
 from hetrdzv.protocol.replies import EventsReply
@@ -31,12 +31,12 @@ from hetrdzv.protocol.rounds import (
 )
 from hetrdzv.protocol.texts.phrasing import count, duration_text
 
-PAUSE_S = 1.0
+EVENT_POLL_INTERVAL_S = 1.0
 """How long to pause before asking whether there are new events (seconds)."""
 
 
-@command("Show a group's history, or follow it.")
-@GROUP
+@subcommand("Show a group's history, or follow it.")
+@GROUP_ARGUMENT
 @click.option("--follow", "-f", is_flag=True, help="Follow until Ctrl-C, or until the group is deleted.")
 @click.option(
     "--after", type=click.IntRange(min=0), default=0, metavar="N", help="Only events after number N."
@@ -44,7 +44,7 @@ PAUSE_S = 1.0
 def events(group: str, follow: bool, after: int) -> None:
     """Show the history of GROUP: number, local time, what happened."""
     if follow:
-        call(lambda client: _follow_events(client, group, after), interrupted=0)
+        call_server(lambda client: _follow_events(client, group, after), interrupted=0)
     else:
         show_reply(
             lambda client: client.events(group, after=after),
@@ -57,9 +57,12 @@ async def _follow_events(client: Client, group: str, last: int) -> None:
     reply: EventsReply | None = await client.events(group, after=last)
     while reply is not None:
         for event in reply.events:
-            print_json(event, indent=None) if shared().as_json else printing.write(printing.event_line(event))
+            if get_shared_options().as_json:
+                print_json(event, indent=None)
+            else:
+                printing.print_line(printing.event_line(event))
         last = reply.last if reply.last >= last else 0  # the group was deleted and created again
-        await asyncio.sleep(PAUSE_S)
+        await asyncio.sleep(EVENT_POLL_INTERVAL_S)
         reply = await none_on_error(
             UnknownGroup.code, retry_until_answered(partial(client.events, group, after=last))
         )
@@ -69,9 +72,9 @@ async def _follow_events(client: Client, group: str, last: int) -> None:
 # -- rounds ------------------------------------------------------------------------------------------------
 
 
-@command("Show every round of a group and what its end cost.")
-@GROUP
-@WIDE
+@subcommand("Show every round of a group and what its end cost.")
+@GROUP_ARGUMENT
+@WIDE_OPTION
 def history(group: str, wide: bool) -> None:
     """Show the rounds of GROUP: how long each trained, what ended it, and for how long nobody trained after that.
 
@@ -97,7 +100,9 @@ def rounds_view(reply: RoundsReply, most: int = 0, *, wide: bool = False) -> Ite
         columns += printing.number_columns("HUNG", "NOTICED", "STOPPED", "FORMED", "STARTED")
         columns.append(printing.unwrapped_column("ENDED BY"))
     columns.append(printing.wrapped_column("WHY", 20))
-    yield printing.table(columns, (_round_row(*each, wide) for each in with_downtimes(reply.rounds)[-most:]))
+    yield printing.make_table(
+        columns, (_round_row(*each, wide) for each in with_downtimes(reply.rounds)[-most:])
+    )
     yield ""
     spent = sum(record.cost_restart for record in reply.rounds)
     restarts = f", {count(spent, 'restart')} spent" if spent else ""

@@ -10,15 +10,21 @@ from rich.padding import Padding
 from rich.text import Text
 
 from hetrdzv.cli.hetctl import printing
-from hetrdzv.cli.hetctl.calls import (
-    EVERY_S,
-    call,
+from hetrdzv.cli.hetctl.options import (
+    GROUP_ARGUMENT,
+    RANK_OPTION,
+    get_shared_options,
+    round_option,
+    subcommand,
+)
+from hetrdzv.cli.hetctl.server_calls import (
+    RETRY_INTERVAL_S,
+    call_server,
     none_on_error,
     print_json,
     print_warning,
     retry_until_answered,
 )
-from hetrdzv.cli.hetctl.options import GROUP, RANKS, command, round_option, shared
 from hetrdzv.cli.hetctl.wait import OUTCOMES
 from hetrdzv.client import Client
 from hetrdzv.protocol.errors import NoRound
@@ -27,21 +33,21 @@ from hetrdzv.protocol.stacks import group_equal_stacks
 from hetrdzv.protocol.texts.phrasing import count
 from hetrdzv.protocol.texts.who import Nodes, Ranks
 
-FEW = 20
+DEFAULT_TAIL_LINES = 20
 """How many lines of each stream are shown where no rank is named."""
 
-OVERLAP = 2_000
+OVERLAP_CHARACTERS = 2_000
 """By how many characters the end of a log is found again in a later one."""
 
 
-@command("Show the end of what workers have written.")
-@GROUP
-@RANKS
+@subcommand("Show the end of what workers have written.")
+@GROUP_ARGUMENT
+@RANK_OPTION
 @click.option(
     "--tail",
     type=click.IntRange(1),
     metavar="LINES",
-    help=f"Number of lines of each stream (default: {FEW}; with --rank all that the agent keeps).",
+    help=f"Number of lines of each stream (default: {DEFAULT_TAIL_LINES}; with --rank all that the agent keeps).",
 )
 @round_option(
     "Show round N. Agents that still run keep the last three, the server the last one of agents that have left."
@@ -53,13 +59,13 @@ def logs(group: str, ranks: tuple[int, ...], tail: int | None, number: int | Non
     The agents are asked, so it works from anywhere; as they leave they tell the server what the last round wrote, which
     keeps it in memory. Needs an admin token.
     """
-    printer = _LogPrinter(tail or (None if ranks else FEW), alone=len(ranks) == 1)
+    printer = _LogPrinter(tail or (None if ranks else DEFAULT_TAIL_LINES), alone=len(ranks) == 1)
     if follow and number is not None:
         raise click.UsageError("--follow goes on with the newest round: give no --round with it")
     if follow:
-        call(lambda client: _follow_logs(client, group, ranks, printer), interrupted=0)
+        call_server(lambda client: _follow_logs(client, group, ranks, printer), interrupted=0)
         return
-    reply = call(lambda client: client.logs_of(group, rank=ranks, round=number))
+    reply = call_server(lambda client: client.logs_of(group, rank=ranks, round=number))
     if reply.over and number is None:
         print_warning(f"no round runs now; this is of round {reply.round}, which is over")
     printer.show(reply)
@@ -69,7 +75,7 @@ async def _follow_logs(client: Client, group: str, ranks: Sequence[int], printer
     """Show what comes, until the job is over and its agents, which send the end of what was written, have left."""
     printer.show(await client.logs_of(group, rank=ranks))
     while True:
-        await asyncio.sleep(EVERY_S)
+        await asyncio.sleep(RETRY_INTERVAL_S)
         found = await retry_until_answered(lambda: client.group(group))
         news = await none_on_error(
             NoRound.code, retry_until_answered(lambda: client.logs_of(group, rank=ranks))
@@ -95,13 +101,13 @@ class _LogPrinter:
 
     def show(self, reply: StacksReply) -> None:
         """Print what is new."""
-        if shared().as_json:
+        if get_shared_options().as_json:
             print_json(reply)
             return
         for log in reply.workers:
             for stream, text in enumerate((log.text, log.stderr)):
                 for line in self._new_lines((reply.round, log.rank, stream), text):
-                    printing.write(f"{'' if self._alone else f'{log.node_id}:{log.rank}  '}{line}")
+                    printing.print_line(f"{'' if self._alone else f'{log.node_id}:{log.rank}  '}{line}")
             if log.why:
                 self._complain(f"rank {log.rank}{f' ({log.node_id})' if log.node_id else ''}: {log.why}")
 
@@ -116,7 +122,7 @@ class _LogPrinter:
 def new_text(before: str, now: str) -> str:
     """What the end of a log has after an earlier end of it; a line that was unfinished there comes again."""
     end = before.rfind("\n") + 1
-    whole, unfinished = before[:end][-OVERLAP:], before[end:]
+    whole, unfinished = before[:end][-OVERLAP_CHARACTERS:], before[end:]
     new = now.rpartition(whole)[2] if whole else now
     if new == unfinished:
         return ""
@@ -126,9 +132,9 @@ def new_text(before: str, now: str) -> str:
 # -- stacks ------------------------------------------------------------------------------------------------
 
 
-@command("Show where in the code the workers are.")
-@GROUP
-@RANKS
+@subcommand("Show where in the code the workers are.")
+@GROUP_ARGUMENT
+@RANK_OPTION
 @round_option(
     "Those that were taken when round N hung, of the last three that did (default: now, if a round runs)."
 )
@@ -137,13 +143,13 @@ def stacks(group: str, ranks: tuple[int, ...], number: int | None) -> None:
 
     While no round runs, those that were taken when the last one hung. Needs an admin token.
     """
-    reply = call(lambda client: client.stacks_of(group, rank=ranks, round=number))
-    if shared().as_json:
+    reply = call_server(lambda client: client.stacks_of(group, rank=ranks, round=number))
+    if get_shared_options().as_json:
         print_json(reply)
         return
     if reply.over and number is None:
         print_warning(f"no round runs now; these were taken when round {reply.round} hung")
-    printing.show(*stacks_view(reply))
+    printing.print_to_stdout(*stacks_view(reply))
 
 
 def stacks_view(reply: StacksReply) -> Iterator[RenderableType]:

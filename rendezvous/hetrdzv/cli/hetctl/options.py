@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from hetrdzv import __version__
-from hetrdzv.cli.types import FILE, ParsedType
+from hetrdzv.cli.types import FILE_TYPE, ParsedType
 from hetrdzv.client import parse_server_urls
 from hetrdzv.protocol.texts.ids import DEFAULT_PORT, check_id
 
@@ -16,10 +16,10 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 DEFAULT_SERVER = f"http://127.0.0.1:{DEFAULT_PORT}"
 
-ID = ParsedType("id", check_id)
-GROUP = click.argument("group", type=ID)
-NODE = click.argument("node", type=ID)
-RANKS = click.option(
+ID_TYPE = ParsedType("id", check_id)
+GROUP_ARGUMENT = click.argument("group", type=ID_TYPE)
+NODE_ARGUMENT = click.argument("node", type=ID_TYPE)
+RANK_OPTION = click.option(
     "--rank",
     "ranks",
     type=click.IntRange(0),
@@ -27,8 +27,8 @@ RANKS = click.option(
     metavar="N",
     help="Only of this global rank; may be repeated.",
 )
-DRY_RUN = click.option("--dry-run", is_flag=True, help="Only show what would happen.")
-WIDE = click.option("--wide", is_flag=True, help="Show more columns.")
+DRY_RUN_OPTION = click.option("--dry-run", is_flag=True, help="Only show what would happen.")
+WIDE_OPTION = click.option("--wide", is_flag=True, help="Show more columns.")
 
 
 def round_option(help_: str) -> Callable[[_F], _F]:
@@ -48,7 +48,7 @@ class SharedOptions:
     as_json: bool = False
 
 
-def shared() -> SharedOptions:
+def get_shared_options() -> SharedOptions:
     """The shared options of the running command."""
     return click.get_current_context().ensure_object(SharedOptions)
 
@@ -59,8 +59,8 @@ def _store_option(ctx: click.Context, param: click.Parameter, value: Any) -> Non
         setattr(ctx.ensure_object(SharedOptions), param.name or "", value)
 
 
-SERVERS = ParsedType("URL[,URL...]", lambda text: tuple(parse_server_urls(text)))
-FILES = {
+SERVER_URLS_TYPE = ParsedType("URL[,URL...]", lambda text: tuple(parse_server_urls(text)))
+FILE_OPTION_HELP = {
     "--token-file": "File with a token for the server (or HET_TOKEN).",
     "--ca-cert": "CA that signed the server's certificate, PEM (or HET_CA_CERT).",
     "--client-cert": "Certificate to present to the server, PEM (or HET_CLIENT_CERT).",
@@ -75,11 +75,17 @@ def shared_options(*, of_subcommand: bool = False) -> list[click.Parameter]:
     more: Any = {"expose_value": False, "callback": _store_option}
     return [
         click.Option(
-            ["--server"], type=SERVERS, envvar=env, show_envvar=True, help=help_, hidden=of_subcommand, **more
+            ["--server"],
+            type=SERVER_URLS_TYPE,
+            envvar=env,
+            show_envvar=True,
+            help=help_,
+            hidden=of_subcommand,
+            **more,
         ),
         *(
-            click.Option([flag], type=FILE, metavar="FILE", help=text, hidden=of_subcommand, **more)
-            for flag, text in FILES.items()
+            click.Option([flag], type=FILE_TYPE, metavar="FILE", help=text, hidden=of_subcommand, **more)
+            for flag, text in FILE_OPTION_HELP.items()
         ),
         click.Option(["--json", "as_json"], is_flag=True, help="Print the API's JSON.", **more),
     ]
@@ -91,10 +97,10 @@ def shared_options(*, of_subcommand: bool = False) -> list[click.Parameter]:
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
 )
 @click.version_option(__version__, prog_name="hetctl")
-def cli() -> None:
+def hetctl_group() -> None:
     """Inspect the groups of a hetserver and act on them."""
 
 
-def command(short_help: str, *params: click.Parameter) -> Callable[[Callable[..., None]], click.Command]:
+def subcommand(short_help: str, *params: click.Parameter) -> Callable[[Callable[..., None]], click.Command]:
     """Make a function a subcommand that takes the shared options."""
-    return cli.command(short_help=short_help, params=[*shared_options(of_subcommand=True), *params])
+    return hetctl_group.command(short_help=short_help, params=[*shared_options(of_subcommand=True), *params])

@@ -26,13 +26,13 @@ _STYLES = {
 }
 
 
-def show(*parts: RenderableType) -> None:
+def print_to_stdout(*parts: RenderableType) -> None:
     """Print to stdout: coloured and folded on a terminal, elsewhere plain with one line per row."""
-    write("\n".join(lines(*parts)))
+    print_line("\n".join(render_lines(*parts)))
 
 
-def lines(*parts: RenderableType) -> list[str]:
-    """The lines that `show` prints."""
+def render_lines(*parts: RenderableType) -> list[str]:
+    """The lines that `print_to_stdout` prints."""
     console = Console(highlight=False, markup=False, emoji=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = PIPED_WIDTH
@@ -52,7 +52,7 @@ def _min_width(table: Table) -> int:
     return sum(widths) + 2 * (len(table.columns) - 1)
 
 
-def write(line: str) -> None:
+def print_line(line: str) -> None:
     """Print a line to stdout and flush."""
     print(line, flush=True)
 
@@ -70,7 +70,7 @@ def one_line(text: str) -> str:
 # -- tables ------------------------------------------------------------------------------------------------
 
 
-def table(columns: Sequence[Column], rows: Iterable[Sequence[str | Text]]) -> Table:
+def make_table(columns: Sequence[Column], rows: Iterable[Sequence[str | Text]]) -> Table:
     """A table; each text of a row is one line, `-` if it is empty."""
     made = Table(*columns, box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for row in rows:
@@ -78,7 +78,7 @@ def table(columns: Sequence[Column], rows: Iterable[Sequence[str | Text]]) -> Ta
     return made
 
 
-def grid(facts: Iterable[tuple[str, str | Text]]) -> Table:
+def facts_table(facts: Iterable[tuple[str, str | Text]]) -> Table:
     """Facts, each with its name in front; those without a text are left out."""
     made = Table.grid(Column(style="bold", no_wrap=True), wrapped_column("", 20), padding=(0, 2, 0, 0))
     for name, text in facts:

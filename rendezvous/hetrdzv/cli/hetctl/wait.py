@@ -4,15 +4,15 @@ import asyncio
 
 import click
 
-from hetrdzv.cli.hetctl.calls import (
-    call,
+from hetrdzv.cli.hetctl.options import GROUP_ARGUMENT, get_shared_options, subcommand
+from hetrdzv.cli.hetctl.server_calls import (
+    call_server,
     describe_state,
     none_on_error,
     print_result,
     print_warning,
     retry_until_answered,
 )
-from hetrdzv.cli.hetctl.options import GROUP, command, shared
 from hetrdzv.cli.types import ParsedType
 from hetrdzv.client import Client
 from hetrdzv.protocol.errors import UnknownGroup
@@ -20,24 +20,24 @@ from hetrdzv.protocol.replies import GroupReply
 from hetrdzv.protocol.states import GroupState
 from hetrdzv.protocol.texts.typed import parse_seconds
 
-EVERY_S = 0.5
+POLL_INTERVAL_S = 0.5
 """How long to pause between two requests (seconds)."""
 
 TIMED_OUT, ENDED_OTHERWISE = 3, 4
 """Exit statuses."""
 
-ENDED = "ended"
+ANY_OUTCOME = "ended"
 """Stands for every outcome."""
 
 OUTCOMES = tuple(state.value for state in GroupState if state.is_terminal)
 
 
-@command("Wait until a group runs, or its job is over.")
-@GROUP
+@subcommand("Wait until a group runs, or its job is over.")
+@GROUP_ARGUMENT
 @click.option(
     "--for",
     "wanted",
-    type=click.Choice(("running", *OUTCOMES, ENDED)),
+    type=click.Choice(("running", *OUTCOMES, ANY_OUTCOME)),
     required=True,
     help="What to wait for; ended: any outcome.",
 )
@@ -51,7 +51,7 @@ def wait(group: str, wanted: str, timeout: float | None) -> None:
     """
     ctx = click.get_current_context()
     try:
-        reply = call(lambda client: _wait_until(client, group, wanted, timeout))
+        reply = call_server(lambda client: _wait_until(client, group, wanted, timeout))
     except TimeoutError:
         print_warning(f"group '{group}' is not {wanted} after {timeout:g} s: hetctl describe {group}")
         ctx.exit(TIMED_OUT)
@@ -59,7 +59,7 @@ def wait(group: str, wanted: str, timeout: float | None) -> None:
         print_warning(f"group '{group}' was deleted")
         ctx.exit(ENDED_OTHERWISE)
     reached = _is_reached(reply, wanted)
-    if reached or shared().as_json:
+    if reached or get_shared_options().as_json:
         print_result(reply, f"group '{group}' {describe_state(reply)}")
     else:
         print_warning(f"group '{group}' {describe_state(reply)}")
@@ -67,7 +67,7 @@ def wait(group: str, wanted: str, timeout: float | None) -> None:
 
 
 def _is_reached(reply: GroupReply, wanted: str) -> bool:
-    return reply.state == wanted or (wanted == ENDED and reply.state in OUTCOMES)
+    return reply.state == wanted or (wanted == ANY_OUTCOME and reply.state in OUTCOMES)
 
 
 async def _wait_until(client: Client, group: str, wanted: str, timeout_s: float | None) -> GroupReply | None:
@@ -81,7 +81,7 @@ async def _wait_until(client: Client, group: str, wanted: str, timeout_s: float 
         print_warning(f"there is no group '{group}' yet: waiting for it")
     async with asyncio.timeout(timeout_s):
         while reply is None or not (_is_reached(reply, wanted) or reply.state in OUTCOMES):
-            await asyncio.sleep(EVERY_S)
+            await asyncio.sleep(POLL_INTERVAL_S)
             before, asked = reply, retry_until_answered(lambda: client.group(group))
             reply = await none_on_error(UnknownGroup.code, asked)
             if before is not None and reply is None:

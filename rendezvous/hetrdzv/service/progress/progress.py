@@ -37,8 +37,8 @@ STALL_RENEWAL_S = 2.0
 """What is known of a stall is noted again if the group would not know it for longer than this (seconds)."""
 
 MIN_WORKERS_FOR_THREAD = 512
-"""More workers than this are judged in a thread, for no more than `MAX_CPU_SHARE` of the server's time: 8,000 take tenths of a
-second."""
+"""More workers than this are judged in a thread, for no more than `MAX_CPU_SHARE` of the server's time: 8,000
+take tenths of a second."""
 
 MAX_CPU_SHARE = 0.2
 

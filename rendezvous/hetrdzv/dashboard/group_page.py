@@ -9,7 +9,7 @@ from statistics import median
 
 from hetrdzv.api import views
 from hetrdzv.core.model import Group
-from hetrdzv.dashboard.render import section
+from hetrdzv.dashboard.render import render_section
 from hetrdzv.protocol.reasons.advice import advise_after_exit
 from hetrdzv.protocol.reasons.snapshots import safe_step_text
 from hetrdzv.protocol.replies import WORKER_COLUMNS, WorkerReply
@@ -17,29 +17,29 @@ from hetrdzv.protocol.rounds import RoundRecord, total_time, with_downtimes
 from hetrdzv.protocol.stacks import OutputKind
 from hetrdzv.service.service import Service
 
-ROWS = 15
+MAX_NODES_WITHOUT_MAP = 15
 """Groups of more nodes show a map of all of them, and rows for those that are not as they should be."""
 
-ALL_ROWS = 5_000
+MAX_ROWS = 5_000
 """How many rows are shown to who asks for all."""
 
-LARGE = 64
+MIN_NODES_FOR_THREAD = 64
 """Sections of groups of more nodes are made in a thread."""
 
-MOST_ROUNDS, OPEN_ROUNDS, MOST_EVENTS = 40, 5, 100
+MAX_SHOWN_ROUNDS, UNFOLDED_ROUNDS, MAX_SHOWN_EVENTS = 40, 5, 100
 """How many are shown; rounds after the first few are folded away."""
 
-ORDINARY = {"running", "ready", "succeeded", "starting"}
+ORDINARY_NODE_STATES = {"running", "ready", "succeeded", "starting"}
 """States of nodes that need nobody's attention."""
 
-FEW_WORKERS, OUTLIERS, ALL_WORKERS = 16, 6, 2_000
+MAX_WORKERS_ALL_SHOWN, SHOWN_OUTLIERS, MAX_SHOWN_WORKERS = 16, 6, 2_000
 """So many workers are all shown with their pace; of more of them those that others wait for most; at most so many."""
 
 SECTIONS = ("now", "cause", "facts", "timeline", "nodes", "pace", "rounds", "history")
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
+class TimelineBar:
     """What a stretch of time of a round went into (a `Phase`); x and width in thousandths of the timeline."""
 
     phase: str
@@ -49,14 +49,14 @@ class Bar:
     width: float
 
 
-def bars(rounds: Sequence[RoundRecord]) -> list[Bar]:
+def make_timeline_bars(rounds: Sequence[RoundRecord]) -> list[TimelineBar]:
     """What the time of rounds went into; what is too short to be seen is made wide enough."""
-    drawn: list[Bar] = []
+    drawn: list[TimelineBar] = []
     start, whole_s = 0.0, sum(sum(record.time.values()) for record in rounds)
     for record in rounds:
         for phase, length in record.time.items():
             x, width = 1000 * start / whole_s, 1000 * length / whole_s
-            drawn.append(Bar(phase, length, record.number, x, max(2.0, width)))
+            drawn.append(TimelineBar(phase, length, record.number, x, max(2.0, width)))
             start += length
     return drawn
 
@@ -81,10 +81,10 @@ def group_sections(
         reply = views.group_reply(group, now, heard_at, seen)
         running, current, over = group.active_round, reply.current_round, group.state.is_terminal
         failed = running.restarted_by if running is not None and not over else None
-        every = reply.nodes if len(reply.nodes) > (ALL_ROWS if whole else ROWS) else ()
-        unusual = [node for node in every if node.display_state not in ORDINARY]
+        every = reply.nodes if len(reply.nodes) > (MAX_ROWS if whole else MAX_NODES_WITHOUT_MAP) else ()
+        unusual = [node for node in every if node.display_state not in ORDINARY_NODE_STATES]
         unusual.sort(key=lambda node: node.display_state == "spare")
-        newest = with_downtimes(rounds)[: -MOST_ROUNDS - 1 : -1]
+        newest = with_downtimes(rounds)[: -MAX_SHOWN_ROUNDS - 1 : -1]
         values = {
             "group": reply,
             "acts": acts,
@@ -100,18 +100,20 @@ def group_sections(
             "stack_of": stall.hang.ranks[0] if stall is not None and stall.hang.ranks else None,
             "behind": views.list_ranks_waited_for(group),
             "time": total_time(rounds),
-            "bars": bars(rounds),
-            "rows": unusual[:ROWS] if every else reply.nodes,
-            "more": max(0, len(unusual) - ROWS),
+            "bars": make_timeline_bars(rounds),
+            "rows": unusual[:MAX_NODES_WITHOUT_MAP] if every else reply.nodes,
+            "more": max(0, len(unusual) - MAX_NODES_WITHOUT_MAP),
             "dots": every,
             "master": current.master.node_id if current is not None and current.ended is None else None,
             "tally": Counter(node.display_state for node in every).most_common(),
-            "paces": paces(current.workers, whole=whole) if current is not None and running else None,
-            "newest": newest[:OPEN_ROUNDS],
-            "older": newest[OPEN_ROUNDS:],
-            "events": events[: -MOST_EVENTS - 1 : -1],
+            "paces": make_worker_paces(current.workers, whole=whole)
+            if current is not None and running
+            else None,
+            "newest": newest[:UNFOLDED_ROUNDS],
+            "older": newest[UNFOLDED_ROUNDS:],
+            "events": events[: -MAX_SHOWN_EVENTS - 1 : -1],
         }
-        return {name: section(f"{name}.html", **values) for name in SECTIONS}
+        return {name: render_section(f"{name}.html", **values) for name in SECTIONS}
 
     return make
 
@@ -120,7 +122,7 @@ def group_sections(
 
 
 @dataclass(frozen=True, slots=True)
-class Paces:
+class WorkerPaces:
     """The pace of workers in the order of ranks; `usual`: the medians of all `total` of them, unless all are shown."""
 
     columns: Sequence[str]
@@ -129,9 +131,9 @@ class Paces:
     usual: Sequence[str] | None
 
 
-def paces(seen: Sequence[WorkerReply], *, whole: bool = False) -> Paces:
+def make_worker_paces(seen: Sequence[WorkerReply], *, whole: bool = False) -> WorkerPaces:
     """The workers with their pace; of many those that others wait for most, unless the `whole` is asked for."""
-    few = ALL_WORKERS if whole or len(seen) <= FEW_WORKERS else OUTLIERS
+    few = MAX_SHOWN_WORKERS if whole or len(seen) <= MAX_WORKERS_ALL_SHOWN else SHOWN_OUTLIERS
     chosen = nsmallest(few, seen, key=lambda worker: worker.sort_key)
     workers = sorted(chosen, key=lambda worker: worker.rank)
     usual = WorkerReply(
@@ -148,7 +150,7 @@ def paces(seen: Sequence[WorkerReply], *, whole: bool = False) -> Paces:
         for name, show in WORKER_COLUMNS.items()
         if any(show(worker) not in ("", "runs") for worker in workers)
     }
-    return Paces(
+    return WorkerPaces(
         list(used),
         [(worker, [show(worker) for show in used.values()]) for worker in workers],
         len(seen),

@@ -12,25 +12,25 @@ from rich.console import RenderableType
 from hetrdzv.auth.files import find_client_token, reread_token, warn_if_exposed
 from hetrdzv.auth.tls import ClientTls
 from hetrdzv.cli.hetctl import printing
-from hetrdzv.cli.hetctl.options import shared
+from hetrdzv.cli.hetctl.options import get_shared_options
 from hetrdzv.client import Client
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import HetError, NotServing, NotTrusted, Problem, Unreachable
 from hetrdzv.protocol.replies import GroupReply, GroupSummary
 from hetrdzv.protocol.texts.phrasing import predicate
 
-ADVICE = "start hetserver there, or name another server with --server or HET_SERVER"
+NO_SERVER_ADVICE = "start hetserver there, or name another server with --server or HET_SERVER"
 
-EVERY_S = 2.0
+RETRY_INTERVAL_S = 2.0
 """How long to pause between two requests (seconds)."""
 
 _T = TypeVar("_T")
 Ask = Callable[[Client], Coroutine[Any, Any, _T]]
 
 
-def connect() -> Client:
+def make_client() -> Client:
     """A client of the server that the shared options name."""
-    options = shared()
+    options = get_shared_options()
     if options.token_file is not None:
         warn_if_exposed("token file", options.token_file, print_warning)
     files = {name: getattr(options, name) for name in ("ca_cert", "client_cert", "client_key")}
@@ -45,11 +45,11 @@ def connect() -> Client:
         raise click.ClickException(str(error)) from None
 
 
-def call(ask: Ask[_T], *, interrupted: int = 130) -> _T:
+def call_server(ask: Ask[_T], *, interrupted: int = 130) -> _T:
     """Run a coroutine with a client of the server. An error ends hetctl with status 1, Ctrl-C with `interrupted`."""
 
     async def run() -> _T:
-        async with connect() as client:
+        async with make_client() as client:
             return await ask(client)
 
     try:
@@ -58,7 +58,7 @@ def call(ask: Ask[_T], *, interrupted: int = 130) -> _T:
         sys.exit(interrupted)
     except HetError as error:
         unreached = isinstance(error, Unreachable) and not isinstance(error, NotServing | NotTrusted)
-        text = f"{error}; {ADVICE}" if unreached else str(error)
+        text = f"{error}; {NO_SERVER_ADVICE}" if unreached else str(error)
         raise click.ClickException(printing.one_line(text)) from None
 
 
@@ -72,7 +72,7 @@ async def retry_until_answered(ask: Callable[[], Coroutine[Any, Any, _T]]) -> _T
             if not complained:
                 print_warning(f"{error}; trying again")
             complained = True
-        await asyncio.sleep(EVERY_S)
+        await asyncio.sleep(RETRY_INTERVAL_S)
 
 
 async def none_on_error(code: str, reply: Awaitable[_T]) -> _T | None:
@@ -90,10 +90,10 @@ async def none_on_error(code: str, reply: Awaitable[_T]) -> _T | None:
 
 def print_result(reply: GroupReply, text: str) -> None:
     """Print a sentence about what was done, or the reply with --json."""
-    if shared().as_json:
+    if get_shared_options().as_json:
         print_json(reply)
     else:
-        printing.write(printing.one_line(text))
+        printing.print_line(printing.one_line(text))
 
 
 def describe_state(group: GroupSummary) -> str:
@@ -103,7 +103,7 @@ def describe_state(group: GroupSummary) -> str:
 
 def print_json(reply: object, *, indent: int | None = 2) -> None:
     """Print a reply as the API sends it."""
-    printing.write(codec.write(reply, nulls=True, indent=indent).decode())
+    printing.print_line(codec.write(reply, nulls=True, indent=indent).decode())
 
 
 def print_warning(text: str) -> None:
@@ -113,8 +113,8 @@ def print_warning(text: str) -> None:
 
 def show_reply(ask: Ask[_T], view: Callable[[_T], Iterable[RenderableType]]) -> None:
     """Show what a server says: its JSON, or what `view` makes of it."""
-    reply = call(ask)
-    if shared().as_json:
+    reply = call_server(ask)
+    if get_shared_options().as_json:
         print_json(reply)
     elif parts := list(view(reply)):
-        printing.show(*parts)
+        printing.print_to_stdout(*parts)

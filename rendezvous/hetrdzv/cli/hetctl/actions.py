@@ -8,8 +8,21 @@ from typing import Any
 import click
 
 from hetrdzv.cli.hetctl import printing
-from hetrdzv.cli.hetctl.calls import call, describe_state, none_on_error, print_result, show_reply
-from hetrdzv.cli.hetctl.options import DRY_RUN, GROUP, ID, NODE, command, shared
+from hetrdzv.cli.hetctl.options import (
+    DRY_RUN_OPTION,
+    GROUP_ARGUMENT,
+    ID_TYPE,
+    NODE_ARGUMENT,
+    get_shared_options,
+    subcommand,
+)
+from hetrdzv.cli.hetctl.server_calls import (
+    call_server,
+    describe_state,
+    none_on_error,
+    print_result,
+    show_reply,
+)
 from hetrdzv.cli.types import ParsedType
 from hetrdzv.client import Client
 from hetrdzv.protocol.errors import UnknownGroup
@@ -50,10 +63,10 @@ def setting_flags() -> Iterator[click.Option]:
         )
 
 
-@command("Create a group.", *setting_flags())
-@GROUP
+@subcommand("Create a group.", *setting_flags())
+@GROUP_ARGUMENT
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- SCRIPT ARGS...]")
-@DRY_RUN
+@DRY_RUN_OPTION
 def create(
     group: str,
     command: tuple[str, ...],
@@ -73,7 +86,7 @@ def create(
     if dry_run:
         _check_settings(group, given)
         return
-    reply = call(lambda client: client.put(group, SpecFields(**given)))
+    reply = call_server(lambda client: client.put(group, SpecFields(**given)))
     print_result(reply, f"group '{group}' exists and {describe_state(reply)}")
 
 
@@ -84,20 +97,20 @@ def _check_settings(group: str, given: Mapping[str, Any]) -> None:
         GroupSpec(**given)
         return await none_on_error(UnknownGroup.code, client.group(group))
 
-    there = call(ask)
+    there = call_server(ask)
     if there is None:
         chosen = ", ".join(f"{name}={value}" for name, value in given.items()) or "defaults only"
-        printing.write(printing.one_line(f"group '{group}' would be created: {chosen}"))
+        printing.print_line(printing.one_line(f"group '{group}' would be created: {chosen}"))
         return
     for name, value in given.items():
         has = there.spec[name]
         if has != (list(value) if isinstance(value, tuple) else value):
             raise click.ClickException(f"group '{group}' exists with {name}={has}, not {value}")
-    printing.write(f"nothing: group '{group}' exists with these settings")
+    printing.print_line(f"nothing: group '{group}' exists with these settings")
 
 
-@command("End a group's round so that another forms.")
-@GROUP
+@subcommand("End a group's round so that another forms.")
+@GROUP_ARGUMENT
 @click.option(
     "--from",
     "step",
@@ -105,7 +118,7 @@ def _check_settings(group: str, given: Mapping[str, Any]) -> None:
     metavar="STEP",
     help="Go on from the complete snapshot of this step; newer ones are undone.",
 )
-@DRY_RUN
+@DRY_RUN_OPTION
 def restart(group: str, step: int | None, dry_run: bool) -> None:
     """End the round of GROUP so that another forms, or start a finished job again; does not count as a restart.
 
@@ -122,53 +135,53 @@ def restart(group: str, step: int | None, dry_run: bool) -> None:
             await client.use_snapshot(group, UseSnapshot(step=step))
         return await client.restart(group)
 
-    reply = call(ask)
+    reply = call_server(ask)
     print_result(reply, f"group '{group}' restarts and {describe_state(reply)}")
 
 
-@command("End a group's job.")
-@GROUP
+@subcommand("End a group's job.")
+@GROUP_ARGUMENT
 def cancel(group: str) -> None:
     """End the job of GROUP: all workers are stopped, agents exit with 3.
 
     Where the group gives notice (--notice-s), the workers may save first; a second time does not wait for that.
     """
-    reply = call(lambda client: client.cancel(group))
+    reply = call_server(lambda client: client.cancel(group))
     again = "" if reply.state == GroupState.CANCELLED else "; to wait no longer: cancel it again"
     print_result(reply, f"group '{group}' {describe_state(reply)}{again}")
 
 
-@command("Forget a group.")
-@GROUP
+@subcommand("Forget a group.")
+@GROUP_ARGUMENT
 def delete(group: str) -> None:
     """Forget GROUP, whose nodes are gone or whose job is over. Prints nothing with --json."""
-    call(lambda client: client.delete(group))
-    if not shared().as_json:
-        printing.write(f"group '{group}' is deleted")
+    call_server(lambda client: client.delete(group))
+    if not get_shared_options().as_json:
+        printing.print_line(f"group '{group}' is deleted")
 
 
 # -- nodes -------------------------------------------------------------------------------------------------
 
 
-@command("Take a node out of a group.")
-@GROUP
-@NODE
-@DRY_RUN
+@subcommand("Take a node out of a group.")
+@GROUP_ARGUMENT
+@NODE_ARGUMENT
+@DRY_RUN_OPTION
 def drain(group: str, node: str, dry_run: bool) -> None:
     """Take NODE out of GROUP until it is undrained; its agent exits with 4."""
     if dry_run:
         _show_plan(group, PlanRequest(drain=node))
         return
-    reply = call(lambda client: client.drain(group, node))
+    reply = call_server(lambda client: client.drain(group, node))
     print_result(reply, f"node '{node}' is drained; group '{group}' {describe_state(reply)}")
 
 
-@command("Let a drained node join again.")
-@GROUP
-@NODE
+@subcommand("Let a drained node join again.")
+@GROUP_ARGUMENT
+@NODE_ARGUMENT
 def undrain(group: str, node: str) -> None:
     """Let NODE join GROUP again."""
-    reply = call(lambda client: client.undrain(group, node))
+    reply = call_server(lambda client: client.undrain(group, node))
     print_result(
         reply, f"node '{node}' may join group '{group}' again: start its agent there if it has exited"
     )
@@ -183,8 +196,8 @@ def _show_plan(group: str, changes: PlanRequest) -> None:
 # -- the page ----------------------------------------------------------------------------------------------
 
 
-@command("Open the dashboard in a browser.")
-@click.argument("group", type=ID, required=False)
+@subcommand("Open the dashboard in a browser.")
+@click.argument("group", type=ID_TYPE, required=False)
 @click.option("--no-open", is_flag=True, help="Only print the address.")
 def dashboard(group: str | None, no_open: bool) -> None:
     """Print the address of the dashboard, or of the page of GROUP, and open it where there is a browser.
@@ -196,8 +209,8 @@ def dashboard(group: str | None, no_open: bool) -> None:
         await (client.groups() if group is None else client.group(group))
         return client.last_server
 
-    url = f"{call(ask)}/{f'groups/{group}' if group is not None else ''}"
-    printing.write(url)
+    url = f"{call_server(ask)}/{f'groups/{group}' if group is not None else ''}"
+    printing.print_line(url)
     has_screen = sys.platform == "darwin" or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
     if has_screen and sys.stdout.isatty() and not no_open:  # a browser in the terminal would take it away
         click.launch(url)

@@ -5,7 +5,6 @@ import json
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -76,7 +75,6 @@ class Server(http.server.ThreadingHTTPServer):
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, str, str | None]] = []
-        self.leads_after = 0  # how many requests it refuses before
         super().__init__(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
 
@@ -86,7 +84,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def do_DELETE(self) -> None:
         self.server.requests.append((self.command, self.path, self.headers["Authorization"]))
-        self.send_response(204 if len(self.server.requests) > self.server.leads_after else 503)
+        self.send_response(204)
         self.send_header("Het-Api-Version", "1")
         self.end_headers()
 
@@ -238,31 +236,6 @@ def test_one_that_cannot_be_started(
         one.start()
     one.set_sessions([1])
     one.dismiss()
-
-
-def test_a_goodbye_is_said_again_while_one_server_takes_over_from_another(
-    server: Server, capfd: pytest.CaptureFixture[str]
-) -> None:
-    server.leads_after = 3
-    guardian_process.say_goodbye(make_guardian(["http://127.0.0.1:1", server.url]).pickled_goodbye)
-    assert len(server.requests) == 4
-    assert capfd.readouterr().err == ""
-
-
-def test_a_goodbye_that_fails_is_said_in_time(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(guardian_process, "GOODBYE_PAUSE_S", 30.0)  # one attempt
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        for port, timeout_s, why in (
-            (1, 30.0, "Unreachable"),
-            (silent.getsockname()[1], 0.3, "TimeoutError"),
-        ):
-            monkeypatch.setattr(guardian_process, "GOODBYE_TIMEOUT_S", timeout_s)
-            guardian_process.say_goodbye(make_guardian([f"http://127.0.0.1:{port}"]).pickled_goodbye)
-            said = capfd.readouterr().err
-            assert said.startswith(f"hetagent guardian: could not tell the server that node 'n1' left ({why}")
-            assert "when its lease ends" in said
 
 
 def test_workers_that_listen_are_asked_to_save_and_waited_for(

@@ -21,14 +21,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from hetagent.node.processes.identity import AgentIdentity, ServerAccess
 
-GOODBYE_TIMEOUT_S = 8.0
-"""How long the servers may take to answer the goodbye (seconds)."""
-
-GOODBYE_PAUSE_S = 0.25
-"""Pause before they are all asked again, since one may be taking over from another (seconds)."""
-
-GOODBYE_LIMIT_S = 15
-"""Whole seconds after which the guardian ends anyway: imports and resolvers have no time-outs."""
+GOODBYE_LIMIT_S = 8
+"""Whole seconds that the goodbye may take: imports and resolvers have no time-outs."""
 
 SAVE_S = 5.0
 """How long workers have to save their state before they are killed (seconds)."""
@@ -76,7 +70,7 @@ def main() -> int:
 
     print("ready", flush=True)
     if agent["goodbye"]:
-        prepared = threading.Timer(PREPARE_AFTER_S, _import_for_goodbye, [agent["goodbye"]])
+        prepared = threading.Timer(PREPARE_AFTER_S, _unpickle, [agent["goodbye"]])
         prepared.daemon = True
         prepared.start()
     sessions: list[int] = []
@@ -91,7 +85,10 @@ def main() -> int:
         )
     if agent["goodbye"]:
         signal.alarm(GOODBYE_LIMIT_S)
-        say_goodbye(agent["goodbye"])
+        with contextlib.suppress(Exception):  # the server finds out by itself
+            import asyncio
+
+            asyncio.run(say_goodbye(*_unpickle(agent["goodbye"])))
     return 0
 
 
@@ -119,53 +116,20 @@ def _ask_to_save(pipe: str) -> bool:
     return False
 
 
-def say_goodbye(pickled: str) -> None:
-    """Tell the server that the node left. An error is only printed, since the server finds out anyway."""
-    who = "this node"
-    try:
-        import asyncio
-
-        identity, access = _unpickle(pickled)
-        who = f"node {identity.node_id!r}"
-        asyncio.run(_leave_group(identity, access))
-    except Exception as error:
-        _log(
-            f"could not tell the server that {who} left ({type(error).__name__}: {error}); "
-            "the server finds out when its lease ends"
+async def say_goodbye(identity: "AgentIdentity", access: "ServerAccess") -> None:
+    """Tell the server that the node left."""
+    async with access.client() as client:
+        await client.leave(
+            identity.group, identity.node_id, incarnation=identity.incarnation, reason=REASON, died=1
         )
 
 
-def _import_for_goodbye(pickled: str) -> None:
-    """Import what the goodbye needs: half a second for which the other nodes would wait."""
-    with contextlib.suppress(Exception):  # reported at the goodbye, if there is one
-        _unpickle(pickled)
-
-
 def _unpickle(pickled: str) -> tuple["AgentIdentity", "ServerAccess"]:
-    """Who leaves, and how to say so."""
+    """Who leaves, and how to say so. What that imports takes half a second, for which the other nodes would wait."""
     import pickle
 
     identity, access = pickle.loads(bytes.fromhex(pickled))
     return identity, access
-
-
-async def _leave_group(identity: "AgentIdentity", access: "ServerAccess") -> None:
-    """Tell whichever server is in charge, or soon will be."""
-    import asyncio
-
-    from hetrdzv.protocol.errors import Unreachable
-
-    until = time.monotonic() + GOODBYE_TIMEOUT_S
-    who = (identity.group, identity.node_id)
-    async with asyncio.timeout(GOODBYE_TIMEOUT_S), access.client() as client:
-        while True:
-            try:
-                await client.leave(*who, incarnation=identity.incarnation, reason=REASON, died=1)
-                return
-            except Unreachable:
-                if time.monotonic() + GOODBYE_PAUSE_S >= until:
-                    raise
-            await asyncio.sleep(GOODBYE_PAUSE_S)
 
 
 def _log(text: str) -> None:

@@ -44,7 +44,6 @@ def _run() -> int:
     from hetagent.cli.parse import parse_command_line
     from hetagent.errors import AgentError, CommandError, ProgramNotFoundError, UsageError
     from hetagent.launch.command import make_worker_command
-    from hetagent.node import release
     from hetagent.node.network import NetworkError
     from hetagent.node.standalone import run_child_server
     from hetagent.workers import failures
@@ -60,8 +59,6 @@ def _run() -> int:
         if options.script is not None:
             how = {"module": flags.module, "no_python": flags.no_python, "run_path": flags.run_path}
             command = make_worker_command(options.script, options.script_args, **how)
-        if unknown := release.check_torch_release(release.find_torch_release()):
-            print_to_stderr(f"hetagent: warning: {unknown}")
         from hetagent.cli import assembly  # which imports torch: only once there is something to do
 
         if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # __main__.py has seen to that

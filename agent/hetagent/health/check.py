@@ -12,7 +12,7 @@ from rich.text import Text
 
 from hetagent.errors import UsageError
 from hetagent.launch.slots import choose_worker_devices, hide_other_devices
-from hetagent.node import network, release
+from hetagent.node import network
 from hetagent.node.gpu import devices
 from hetagent.node.gpu.driver import GpuLostError, GpuMemoryUsage, find_versions, query_memory
 from hetagent.node.network import format_host_port
@@ -56,7 +56,7 @@ def run_check(options: Options, access: ServerAccess) -> int:
     Returns:
         the exit status: 0 if nothing is wrong, else 1; warnings do not count.
     """
-    findings = [check_versions(find_versions(), release.find_torch_release()), *check_devices(options)]
+    findings = [check_versions(find_versions()), *check_devices(options)]
     findings += asyncio.run(_check_network(options, access))
     columns = [
         unwrapped_column("CHECK"),
@@ -72,14 +72,10 @@ def run_check(options: Options, access: ServerAccess) -> int:
 # -- this machine --------------------------------------------------------------------------------------------
 
 
-def check_versions(there: Mapping[str, str], torch: str | None) -> CheckRow:
+def check_versions(there: Mapping[str, str]) -> CheckRow:
     """What has to fit together on all nodes."""
     text = ", ".join(f"{name} {version}" for name, version in {"hetrdzv": __version__, **there}.items())
-    try:
-        warning = release.check_torch_release(torch) or ""
-    except UsageError as error:
-        return CheckRow("versions", "wrong", text, str(error))
-    return CheckRow("versions", "warning" if warning else "ok", text, warning)
+    return CheckRow("versions", "ok", text)
 
 
 def check_devices(options: Options) -> list[CheckRow]:

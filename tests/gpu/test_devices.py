@@ -122,12 +122,11 @@ def test_check_shows_what_nvidia_smi_and_torch_do(machine: Machine, seen: Seen) 
     with Hetserver(store="memory") as server:
         output = hetagent("--check", "--server", server.url, *all_gpus(machine))
     assert f"torch {machine.about['torch']}" in output, output
-    for index, card in enumerate([] if machine.harness or machine.slices else machine.cards):
+    for card in [] if machine.harness or machine.slices else machine.cards:
         assert f"driver {card.driver}" in output, output
         assert card.name in output, output
-        assert re.search(rf"GPU {index} +\w+ +[\d.]+ of [\d.]+ GiB free", output), output
         assert f"nccl {machine.about['nccl']}" in output, output
-    seen("; ".join(re.findall(r"devices .*|GPU .*free", output)))
+    seen("; ".join(re.findall(r"devices .*", output)))
 
 
 def test_numa_binding_takes_the_cpus_near_the_gpu(machine: Machine, tmp_path: Path, seen: Seen) -> None:

@@ -14,7 +14,7 @@ from hetagent.errors import UsageError
 from hetagent.launch.slots import choose_worker_devices, hide_other_devices
 from hetagent.node import network
 from hetagent.node.gpu import devices
-from hetagent.node.gpu.driver import GpuLostError, GpuMemoryUsage, find_versions, query_memory
+from hetagent.node.gpu.driver import GpuLostError, find_versions, raise_if_lost
 from hetagent.node.network import format_host_port
 from hetagent.node.processes.identity import ServerAccess
 from hetagent.options.model import Options
@@ -24,11 +24,6 @@ from hetrdzv.cli.hetctl.printing import make_table, print_to_stdout, unwrapped_c
 from hetrdzv.protocol.errors import HetError, UnknownGroup
 from hetrdzv.protocol.replies import NodeReply
 from hetrdzv.protocol.texts.ids import is_loopback
-
-GIB = 1 << 30
-
-SLACK_BYTES, SHARE = GIB, 0.1
-"""A GPU of which more than both is in use has too little for most jobs."""
 
 MOST_NODES = 64
 """So many other nodes are tried at most."""
@@ -90,22 +85,10 @@ def check_devices(options: Options) -> list[CheckRow]:
     hide_other_devices(chosen)
     found = CheckRow("devices", "ok", chosen.facts.get("name") or chosen.description)
     try:
-        usages = query_memory([gpu.uuid for gpu in devices.visible_gpus(os.environ)])
+        raise_if_lost([gpu.uuid for gpu in devices.visible_gpus(os.environ)])
     except GpuLostError as error:
-        advice = "reset the GPU, or leave it out: --gpus"
-        return [found, CheckRow("GPU memory", "wrong", str(error), advice)]
-    return [found, *map(check_gpu_memory, usages)]
-
-
-def check_gpu_memory(usage: GpuMemoryUsage) -> CheckRow:
-    """How much of a GPU's memory is free."""
-    free = usage.total_bytes - usage.used_bytes
-    text = f"{free / GIB:.1f} of {usage.total_bytes / GIB:.1f} GiB free"
-    if usage.used_bytes <= max(SLACK_BYTES, SHARE * usage.total_bytes):
-        return CheckRow(usage.gpu, "ok", text)
-    who = ", ".join(f"pid {pid}" for pid in usage.holders[:5])
-    advice = f"in use by {who}" if who else "the driver names no process that uses it: another container?"
-    return CheckRow(usage.gpu, "warning", text, advice)
+        return [found, CheckRow("GPUs", "wrong", str(error), "reset the GPU, or leave it out: --gpus")]
+    return [found]
 
 
 def check_address(options: Options, offered: str, interface: str | None) -> CheckRow:

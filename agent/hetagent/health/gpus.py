@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from hetagent.health.checks import HEALTHY, HealthResult
-from hetagent.node.gpu.driver import GpuLostError, query_memory
+from hetagent.node.gpu.driver import GpuLostError, raise_if_lost
 
 WAIT_S, LOOK_S = 60.0, 0.1
 """How long the driver may take, and how often to look whether that is still wanted (seconds)."""
@@ -15,7 +15,7 @@ WAIT_S, LOOK_S = 60.0, 0.1
 def check_gpus(uuids: Sequence[str], cancelled: threading.Event) -> HealthResult:
     """A lost GPU needs a person, and so does a wedged driver, which never answers."""
     executor = ThreadPoolExecutor(1, "hetagent-nvml")
-    answer = executor.submit(query_memory, uuids)
+    answer = executor.submit(raise_if_lost, uuids)
     executor.shutdown(wait=False)
     until = time.monotonic() + WAIT_S
     while not cancelled.is_set():

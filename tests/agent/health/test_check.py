@@ -11,13 +11,10 @@ from tests.support.servers import Hetserver, free_port
 from hetagent.cli.parse import parse_command_line
 from hetagent.health import check
 from hetagent.health.check import CheckRow, run_check
-from hetagent.node.gpu.driver import GpuMemoryUsage
 from hetagent.node.processes.identity import ServerAccess
 from hetagent.options.model import Options
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.replies import GroupReply
-
-GIB = 1 << 30
 
 
 def options(*flags: str, server: str = "http://head:29400") -> Options:
@@ -29,17 +26,6 @@ def options(*flags: str, server: str = "http://head:29400") -> Options:
 @pytest.fixture(autouse=True)
 def _no_line_is_folded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
-
-
-def test_memory_that_is_in_use() -> None:
-    free = check.check_gpu_memory(GpuMemoryUsage("GPU 0", GIB // 2, (), 80 * GIB))
-    assert free == CheckRow("GPU 0", "ok", "79.5 of 80.0 GiB free")
-    held = check.check_gpu_memory(GpuMemoryUsage("GPU 1", 60 * GIB, (7,), 80 * GIB))
-    assert (held.grade, held.found, held.advice) == (
-        "warning",
-        "20.0 of 80.0 GiB free",
-        "in use by pid 7",
-    )
 
 
 def test_the_address_and_why_it_is_offered() -> None:

@@ -14,7 +14,7 @@ from tests.support.fuse import DeadFiles
 from hetagent.health import gpus, node_check
 from hetagent.health.checks import HEALTHY, HealthChecks, HealthResult
 from hetagent.health.node_check import MOST_CHARACTERS, NodeCheck
-from hetagent.node.gpu.driver import GpuLostError, GpuMemoryUsage
+from hetagent.node.gpu.driver import GpuLostError
 from hetagent.node.processes import proctree as processes
 
 NEVER = threading.Event()
@@ -26,12 +26,11 @@ MINE = f"ready-{uuid.uuid4().hex}"
 def test_a_gpu_that_the_driver_has_given_up_takes_the_node_out(monkeypatch: pytest.MonkeyPatch) -> None:
     answers: list[Exception | None] = [None, GpuLostError("GPU 3: GPU is lost"), LookupError()]
 
-    def query(uuids: Sequence[str]) -> Sequence[GpuMemoryUsage]:
+    def query(uuids: Sequence[str]) -> None:
         if (error := answers.pop(0)) is not None:
             raise error
-        return []
 
-    monkeypatch.setattr(gpus, "query_memory", query)
+    monkeypatch.setattr(gpus, "raise_if_lost", query)
     assert gpus.check_gpus(["GPU-1"], NEVER) == HEALTHY
     assert gpus.check_gpus(["GPU-1"], NEVER) == HealthResult("its GPU 3: GPU is lost", fatal=True)
     with pytest.raises(LookupError):  # which ends the node as a bug
@@ -41,7 +40,7 @@ def test_a_gpu_that_the_driver_has_given_up_takes_the_node_out(monkeypatch: pyte
 def test_a_driver_that_does_not_answer_takes_the_node_out(monkeypatch: pytest.MonkeyPatch) -> None:
     wedged = threading.Event()
     monkeypatch.setattr(gpus, "WAIT_S", 0.05)
-    monkeypatch.setattr(gpus, "query_memory", lambda uuids: wedged.wait())
+    monkeypatch.setattr(gpus, "raise_if_lost", lambda uuids: wedged.wait())
     found = gpus.check_gpus(["GPU-1"], NEVER)
     wedged.set()
     assert found == HealthResult("its NVIDIA driver has not answered for 0.05 s", fatal=True)

@@ -2,7 +2,6 @@
 
 import os
 import sys
-from typing import Any
 
 import pytest
 
@@ -14,7 +13,7 @@ from hetagent.node.gpu.devices import (
     count_mig_slices,
     visible_devices_env,
 )
-from hetagent.node.gpu.driver import Gpu, GpuLostError, GpuMemoryUsage, GpuQueryError
+from hetagent.node.gpu.driver import Gpu, GpuLostError, GpuQueryError
 
 GIB = 2**30
 FOUR = [Gpu(f"GPU-{letter * 8}-1", "H200", 139 * GIB) for letter in "abcd"]
@@ -177,9 +176,6 @@ class FakeNvml:
             raise self.NVMLError(self.lost)
         return uuid
 
-    def nvmlDeviceGetIndex(self, handle: str) -> int:
-        return 4  # of a slice: its number within its GPU
-
     def nvmlDeviceGetUUID(self, handle: str) -> str:
         return handle
 
@@ -190,11 +186,6 @@ class FakeNvml:
         if handle == "GPU-2":
             raise self.NVMLError
         return type("Memory", (), {"used": 5, "total": 80})
-
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[Any]:
-        if handle.startswith("MIG"):
-            raise self.NVMLError(3)
-        return [type("Process", (), {"pid": 7, "usedGpuMemory": used}) for used in (1, None)]
 
     def nvmlDeviceGetMaxMigDeviceCount(self, handle: str) -> int:
         return 7 if handle == "GPU-0" else 0
@@ -212,16 +203,13 @@ def test_what_nvml_says(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [gpu.uuid for gpu in found] == ["GPU-0", "GPU-2", "MIG-0", "MIG-2"]
     assert [gpu.memory_bytes for gpu in found] == [80, 0, 80, 80]
     uuids = ["GPU-0", "MIG-1234-5678-90ab", "GPU-2", "GPU-gone"]
-    assert driver.query_memory(uuids) == [
-        GpuMemoryUsage("GPU 4", 5, (7, 7), 80),
-        GpuMemoryUsage("MIG slice 1234-5678-90ab", 5, (), 80),
-    ]
+    driver.raise_if_lost(uuids)
     nvml.lost = 15
-    with pytest.raises(GpuLostError, match="GPU gone: error 15"):
-        driver.query_memory(uuids)
+    with pytest.raises(GpuLostError, match="GPU-gone: error 15"):
+        driver.raise_if_lost(uuids)
     assert nvml.open == 0
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert driver.query_memory(uuids) == []
+    driver.raise_if_lost(uuids)
 
 
 @pytest.mark.parametrize(

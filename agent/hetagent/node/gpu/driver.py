@@ -1,4 +1,4 @@
-"""What the makers of GPUs tell of this node: which GPUs there are, what of their memory is in use, which versions.
+"""What the makers of GPUs tell of this node: which GPUs there are, which of them are lost, which versions.
 
 None of them is initialised in this process: one that has initialised CUDA occupies a GPU, and no fork of it can use
 one. So NVIDIA's GPUs are looked up with nvidia-ml-py; AMD's are only counted.
@@ -19,15 +19,6 @@ class GpuQueryError(Exception):
 
 class GpuLostError(Exception):
     """The driver has given up a GPU; says which, in a few words."""
-
-
-class GpuMemoryUsage(NamedTuple):
-    """How much of a GPU's memory is in use, and by which pids as far as the driver says (in a container often none)."""
-
-    gpu: str
-    used_bytes: int
-    holders: tuple[int, ...] = ()
-    total_bytes: int = 0
 
 
 class Gpu(NamedTuple):
@@ -68,11 +59,16 @@ def list_gpus() -> list[Gpu]:
         return [_describe_gpu(pynvml, handle) for handle in (*handles, *instances)]
 
 
-def query_memory(uuids: Sequence[str]) -> list[GpuMemoryUsage]:
-    """What is in use of these GPUs (or MIG slices); one that the driver cannot tell about is left out."""
+def raise_if_lost(uuids: Sequence[str]) -> None:
+    """Raise a GpuLostError if the driver has given up one of these GPUs; returns once it answers about all."""
     with suppress(GpuQueryError), open_driver() as pynvml:  # without one nothing can be said
-        return [usage for uuid in uuids if (usage := _query_usage(pynvml, uuid)) is not None]
-    return []
+        lost = (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED)
+        for uuid in uuids:
+            try:
+                pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByUUID(uuid))
+            except pynvml.NVMLError as error:
+                if error.value in lost:
+                    raise GpuLostError(f"{uuid}: {error}") from None
 
 
 def find_versions() -> dict[str, str]:
@@ -118,27 +114,6 @@ def _driver_version() -> str | None:
     with suppress(GpuQueryError), open_driver() as pynvml:
         return str(pynvml.nvmlSystemGetDriverVersion())
     return None
-
-
-def _query_usage(pynvml: Any, uuid: str) -> GpuMemoryUsage | None:
-    is_slice = uuid.startswith("MIG-")
-    gpu = f"MIG slice {uuid[4:]}" if is_slice else f"GPU {uuid.removeprefix('GPU-')[:12]}"
-    try:
-        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-        if not is_slice:  # whose index is its number within its GPU
-            with suppress(pynvml.NVMLError):
-                gpu = f"GPU {pynvml.nvmlDeviceGetIndex(handle)}"
-        info = pynvml.nvmlDeviceGetMemoryInfo(handle)
-        used, total = int(info.used), int(info.total)
-    except pynvml.NVMLError as error:
-        if error.value in (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED):
-            raise GpuLostError(f"{gpu}: {error}") from None
-        return None
-    holders: tuple[int, ...] = ()
-    with suppress(pynvml.NVMLError):
-        running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
-        holders = tuple(int(process.pid) for process in running)
-    return GpuMemoryUsage(gpu, used, holders, total)
 
 
 def _describe_gpu(pynvml: Any, handle: object) -> Gpu:

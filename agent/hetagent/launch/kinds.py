@@ -10,7 +10,7 @@ from hetagent.launch.gpu import PerGpuLaunch
 from hetagent.launch.horovod import HorovodLaunch
 from hetagent.launch.mpi.mpirun import MpiLaunch
 from hetagent.launch.node.program import PerNodeLaunch
-from hetagent.node.gpu.devices import VISIBLE, count_mig_slices
+from hetagent.node.gpu.devices import VISIBLE
 from hetagent.options.model import Options
 
 LAUNCHES: Mapping[str, type[Launch]] = {
@@ -52,12 +52,6 @@ def _check_flags(options: Options, slots: int, environ: Mapping[str, str]) -> No
     if options.torchrun.virtual_local_rank and not has_gpus:
         raise UsageError(
             "--virtual-local-rank gives each worker a GPU of its own, but CPU workers see none: leave it out"
-        )
-    narrowed = options.isolate_gpus or options.torchrun.virtual_local_rank
-    if slots > 1 and count_mig_slices(environ.get(VISIBLE)) > 1 and not narrowed:
-        raise UsageError(
-            f"CUDA shows a process only the first MIG slice that {VISIBLE} lists: give --isolate-gpus, so that each "
-            f"of {slots} workers sees its own"
         )
     if (mode := options.torchrun.numa_binding) is not None:
         flag = f"--numa-binding {mode}"

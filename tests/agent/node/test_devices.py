@@ -10,7 +10,6 @@ from hetagent.node.gpu.devices import (
     DeviceError,
     Devices,
     choose_devices,
-    count_mig_slices,
     visible_devices_env,
 )
 from hetagent.node.gpu.driver import Gpu, GpuLostError, GpuQueryError
@@ -21,12 +20,11 @@ INSTEAD = "pass --device cpu instead of cuda to start CPU workers"
 ADD = "add --device cpu to start CPU workers"
 PASS = "pass --device cpu --gpus N to start N CPU workers"
 GIVE = "pass a number (4), auto, or a list of indices (0,2,3)"
-MIG = [Gpu("MIG-1111", "H200 MIG 1g.18gb", 18 * GIB), Gpu("MIG-2222", "H200 MIG 1g.18gb", 18 * GIB)]
 
 
 @pytest.fixture(autouse=True)
 def four(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "list_gpus", lambda: FOUR + MIG)
+    monkeypatch.setattr(devices, "list_gpus", lambda: FOUR)
 
 
 @pytest.fixture
@@ -73,7 +71,6 @@ def test_which_gpus(visible: str | None, gpus: str, indices: tuple[int, ...], na
     )
     given = environ | {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}
     assert visible_devices_env(chosen, given) == {"CUDA_VISIBLE_DEVICES": narrowed}
-    assert count_mig_slices(narrowed) == (2 if narrowed.startswith("MIG-") else 0)
 
 
 @pytest.mark.parametrize(
@@ -136,10 +133,9 @@ def test_facts_are_short() -> None:
 
 
 class FakeNvml:
-    """The part of pynvml that we use, on a machine with one GPU in MIG mode and one that shares its memory.
+    """The part of pynvml that we use, on a machine with two GPUs, one of which shares its memory with the CPU.
 
-    Between the two there is a GPU that this process may not use, as in a Slurm step; the second of three slices is
-    gone.
+    Between the two there is a GPU that this process may not use, as in a Slurm step.
     """
 
     class NVMLError(Exception):
@@ -187,21 +183,13 @@ class FakeNvml:
             raise self.NVMLError
         return type("Memory", (), {"used": 5, "total": 80})
 
-    def nvmlDeviceGetMaxMigDeviceCount(self, handle: str) -> int:
-        return 7 if handle == "GPU-0" else 0
-
-    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: str, index: int) -> str:
-        if index not in (0, 2):
-            raise self.NVMLError
-        return f"MIG-{index}"
-
 
 def test_what_nvml_says(monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = FakeNvml()
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     found = driver.list_gpus()
-    assert [gpu.uuid for gpu in found] == ["GPU-0", "GPU-2", "MIG-0", "MIG-2"]
-    assert [gpu.memory_bytes for gpu in found] == [80, 0, 80, 80]
+    assert [gpu.uuid for gpu in found] == ["GPU-0", "GPU-2"]
+    assert [gpu.memory_bytes for gpu in found] == [80, 0]
     uuids = ["GPU-0", "MIG-1234-5678-90ab", "GPU-2", "GPU-gone"]
     driver.raise_if_lost(uuids)
     nvml.lost = 15

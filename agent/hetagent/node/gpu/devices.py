@@ -121,14 +121,6 @@ def visible_gpus(environ: Mapping[str, str]) -> list[Gpu]:
         return []
 
 
-def count_mig_slices(listed: str | None) -> int:
-    """How many MIG slices a value of CUDA_VISIBLE_DEVICES names. CUDA shows a process only the first of them.
-
-    https://docs.nvidia.com/datacenter/tesla/mig-user-guide/, "CUDA Device Enumeration"
-    """
-    return sum(entry.strip().startswith("MIG-") for entry in (listed or "").split(","))
-
-
 # -- what was asked ------------------------------------------------------------------------------------------
 
 
@@ -217,13 +209,14 @@ def _filter_visible(there: Sequence[Gpu], value: str | None) -> list[Gpu]:
     repeated one empties it; entries are indices or beginnings of UUIDs. Indices are in the driver's order, which is
     CUDA's only with `ORDER` as `visible_devices_env` sets it.
     """
-    whole = [gpu for gpu in there if not gpu.uuid.startswith("MIG-")]
     if value is None:
-        return whole
+        return list(there)
     visible: list[Gpu] = []
     for entry in map(str.strip, value.split(",")):
         if entry.isdecimal():
-            named = whole[int(entry) : int(entry) + 1]
+            named = there[int(entry) : int(entry) + 1]
+        elif entry.startswith("MIG-"):  # the driver is not asked
+            named = [Gpu(entry, "MIG slice", 0)]
         else:
             named = [gpu for gpu in there if entry and gpu.uuid.startswith(entry)]
         if len(named) != 1:

@@ -52,11 +52,9 @@ def open_driver() -> Iterator[Any]:
 
 
 def list_gpus() -> list[Gpu]:
-    """Every GPU that the NVIDIA driver lets this process use, in its order (PCI bus), then the MIG slices."""
+    """Every GPU that the NVIDIA driver lets this process use, in its order (PCI bus)."""
     with open_driver() as pynvml:
-        handles = _list_handles(pynvml)
-        instances = [instance for handle in handles for instance in _list_mig_slices(pynvml, handle)]
-        return [_describe_gpu(pynvml, handle) for handle in (*handles, *instances)]
+        return [_describe_gpu(pynvml, handle) for handle in _list_handles(pynvml)]
 
 
 def raise_if_lost(uuids: Sequence[str]) -> None:
@@ -137,13 +135,3 @@ def _list_handles(pynvml: Any) -> list[object]:
             if error.value != pynvml.NVML_ERROR_NO_PERMISSION:
                 raise
     return handles
-
-
-def _list_mig_slices(pynvml: Any, handle: object) -> list[object]:
-    """The MIG slices of a GPU; most GPUs have none. Those that were destroyed leave gaps in the numbers."""
-    instances: list[object] = []
-    with suppress(pynvml.NVMLError):  # it knows nothing of MIG
-        for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
-            with suppress(pynvml.NVMLError):
-                instances.append(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index))
-    return instances

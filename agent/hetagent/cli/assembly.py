@@ -74,9 +74,11 @@ def run_agent(
     if server is not None:
         access = replace(access, servers=(server.url,))
     given = "node_id" in options.given
-    name = names.claim_node_id(options.node_id, options.group, access.servers, given=given)
-    options = replace(options, node_id=name.node_id, notes=(*name.notes, *options.notes))
-    tell = partial(console.log, f"hetagent[{name.node_id}]")
+    node_id, release_node_id = names.claim_node_id(
+        options.node_id, options.group, access.servers, given=given
+    )
+    options = replace(options, node_id=node_id)
+    tell = partial(console.log, f"hetagent[{node_id}]")
     context = _make_context(options, command, access, tell)
     logs_specs = _make_logs_specs(options)
     agent = _make_agent(context, server, logs_specs)
@@ -87,7 +89,7 @@ def run_agent(
     finally:
         if isinstance(logs_specs, RoundLogsSpecs):
             logs_specs.close()
-        name.release()
+        release_node_id()
     block = format_summary(
         options.group,
         options.node_id,

@@ -38,10 +38,10 @@ class TorchrunHandler(HetRendezvousHandler):
     """One node's part in a job whose rounds a hetserver decides and whose workers torch's agent runs."""
 
     def __init__(self, conf: JobConf) -> None:
-        self._name = names.claim_node_id(
+        node_id, self._release_node_id = names.claim_node_id(
             conf.node_id, conf.group, conf.access.servers, given=conf.node_id_given
         )
-        conf = replace(conf, node_id=self._name.node_id)
+        conf = replace(conf, node_id=node_id)
         super().__init__(conf.group, conf.node_id, self._hold_port)
         self._conf = conf
         self._log = partial(log, conf.node_id)
@@ -127,7 +127,7 @@ class TorchrunHandler(HetRendezvousHandler):
                 self._report_failure(connection, final=True)
                 why = "its agent gave up"
             self._leave_group(why)
-        self._name.release()
+        self._release_node_id()
         return super().shutdown()
 
     def close_store(self) -> None:
@@ -141,8 +141,6 @@ class TorchrunHandler(HetRendezvousHandler):
 
     def _connect_to_server(self) -> TorchrunConnection:
         conf, log = self._conf, self._log
-        for note in self._name.notes:
-            log(note)
         try:
             connection = make_connection(conf, find_worker_spec(self), log)
         except network.NetworkError as error:

@@ -93,25 +93,18 @@ def find_address(
         return AdvertisedAddress(local_addr, find_interface(local_addr), is_chosen=True)
     until, log_once = time.monotonic() + timeout_s, WarnOnce(log)
     while True:
-        try:
-            address = find_any_local_address(servers)
-            return AdvertisedAddress(address, find_interface(address), is_chosen=False)
-        except ResolverUnavailable as error:
-            if time.monotonic() >= until:
-                raise
-            log_once(f"{error}; trying again for {timeout_s:.0f} s")
+        failures = []
+        for url in servers:  # others may be down, and their names too
+            try:
+                address = find_local_address(url)
+                return AdvertisedAddress(address, find_interface(address), is_chosen=False)
+            except NetworkError as error:
+                failures.append(error)
+        away = [error for error in failures if isinstance(error, ResolverUnavailable)]
+        if not away or time.monotonic() >= until:
+            raise (away or failures)[0]
+        log_once(f"{away[0]}; trying again for {timeout_s:.0f} s")
         time.sleep(RESOLVE_PAUSE_S)
-
-
-def find_any_local_address(urls: Sequence[str]) -> str:
-    """`find_local_address` for the first server for which there is one: others may be down, and their names too."""
-    failures = []
-    for url in urls:
-        try:
-            return find_local_address(url)
-        except NetworkError as error:
-            failures.append(error)
-    raise next((error for error in failures if isinstance(error, ResolverUnavailable)), failures[0])
 
 
 def find_local_address(url: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from hetagent.standby.waiting import GPU_FILES
+from hetagent.standby.import_ahead import GPU_FILES
 from tests.gpu.machine import START_S, TRAIN, WORLD, Machine, in_use
 from tests.support.cluster import PAIR, WORKLOAD, Cluster, cluster
 

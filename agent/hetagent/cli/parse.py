@@ -39,9 +39,9 @@ def parse_command_line(argv: Sequence[str], environ: Mapping[str, str]) -> Optio
     """
     args = parse_flags(argv, environ)
     _refuse_contradictions(args)
-    for one, other in SAME:  # what was typed counts more than the variable of the other
-        if {one, other} & args.given:
-            setattr(args, other if one in args.given else one, None)
+    for ours, theirs in SAME:  # what was typed counts more than the variable of the other
+        if {ours, theirs} & args.given:
+            setattr(args, theirs if ours in args.given else ours, None)
     args.group = args.rdzv_id if args.group is None else args.group
     filled = slurm.fill_defaults(args, environ)
     if args.collapse and args.redirects == args.tee == 0:
@@ -100,9 +100,9 @@ def _refuse_contradictions(args: Namespace) -> None:
         raise UsageError(refused[0].replace(":", " cannot be used with hetagent:", 1))
     if refused:
         raise UsageError("\n  ".join(["these flags cannot be used with hetagent:", *refused]))
-    for one, other in SAME:
-        if {one, other} <= args.given and getattr(args, one) != getattr(args, other):
-            flags = (f"--{name.replace('_', '-')}" for name in (one, other))
+    for ours, theirs in SAME:
+        if {ours, theirs} <= args.given and getattr(args, ours) != getattr(args, theirs):
+            flags = (f"--{name.replace('_', '-')}" for name in (ours, theirs))
             raise UsageError(f"{' and '.join(flags)} mean the same thing: give only one")
     if args.training_script is None and (args.module or args.no_python or args.run_path):
         flag = "--module" if args.module else "--no-python" if args.no_python else "--run-path"

@@ -56,7 +56,7 @@ def _format_root_cause(group: str, outcome: Directive, cause: RootCause) -> list
         lines.append(f"  next: {step}")
     if cause.failure is None:
         return lines
-    said = cause.failure.message.rstrip()
-    if not cause.failure.is_start_failure or clip_text(said) != said:  # else all is said
-        lines += [f"  | {line}" for line in said.splitlines()]
+    message = cause.failure.message.rstrip()
+    if not cause.failure.is_start_failure or clip_text(message) != message:  # else all is message
+        lines += [f"  | {line}" for line in message.splitlines()]
     return lines

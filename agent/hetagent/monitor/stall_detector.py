@@ -124,7 +124,7 @@ class WorkerTrack:
             self._note_change(at, counts=self.report.until == 0.0 and self.report.step is not None)
             if report.step is not None and report.step != self.report.step:
                 first_at, last_at = (
-                    at if said is None else min(said, at) for said in (report.first_at, report.last_at)
+                    at if moment is None else min(moment, at) for moment in (report.first_at, report.last_at)
                 )
                 self._note_move(first_at, last_at)
             self.report, self.looked_at = report, at

@@ -15,7 +15,7 @@ from hetagent.node.self_pipe import SelfPipe
 from hetagent.session import preflight
 from hetagent.session.requests import Answer, R, Report, Request, make_round_report
 from hetagent.session.session import HURRIED_LEAVE_S, LEAVE_S, Session
-from hetagent.session.waiting import WaitLog
+from hetagent.session.wait_log import WaitLog
 from hetrdzv.client.client import Client
 from hetrdzv.protocol.directive import Directive, Member
 from hetrdzv.protocol.errors import HetError

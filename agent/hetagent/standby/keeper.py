@@ -21,7 +21,7 @@ from hetagent.node.processes.signals import signal_name
 from hetagent.node.self_pipe import wait_readable
 from hetagent.options.values import AUTO
 from hetagent.roundhook import RoundHook
-from hetagent.standby.process import END_TIMEOUT_S, WAITING, Standby, can_run_program
+from hetagent.standby.process import END_TIMEOUT_S, IMPORT_AHEAD, Standby, differs_by_round_only
 from hetagent.torch_compat.flags import AUTO_PRELOAD
 from hetagent.worker.runner import BEFORE
 from hetagent.workers.starter import WorkerProgram
@@ -72,7 +72,7 @@ class StandbyPool(RoundHook):
 
     def worker_env(self, local_rank: int) -> Mapping[str, str]:
         """What the worker of a local rank gets, so that it notes what it imports."""
-        return {BEFORE: f"{WAITING}{os.pathsep}{self._notes_file(local_rank)}"} if self._auto else {}
+        return {BEFORE: f"{IMPORT_AHEAD}{os.pathsep}{self._notes_file(local_rank)}"} if self._auto else {}
 
     def claim_standby(
         self, local_rank: int, program: WorkerProgram, stdout: int, stderr: int
@@ -84,7 +84,7 @@ class StandbyPool(RoundHook):
         self._programs[local_rank] = program
         self._not_before = max(self._not_before, time.monotonic() + QUIET_S)
         standby = self._standbys.pop(local_rank, None)
-        if standby is not None and can_run_program(standby.program, program):
+        if standby is not None and differs_by_round_only(standby.program, program):
             try:
                 return standby.become_worker(program, stdout, stderr)
             except OSError as error:

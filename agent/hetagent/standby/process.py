@@ -11,15 +11,15 @@ import time
 from collections.abc import Sequence
 
 from hetagent.node.processes import proctree as processes
-from hetagent.standby import waiting
-from hetagent.standby.waiting import belongs_to_round
+from hetagent.standby import import_ahead
+from hetagent.standby.import_ahead import belongs_to_round
 from hetagent.worker.runner import AHEAD
 from hetagent.workers.starter import WorkerProgram
 
 END_TIMEOUT_S = 2.0
 """How long a standby may take to die, or to take an order (seconds)."""
 
-WAITING = waiting.__file__
+IMPORT_AHEAD = import_ahead.__file__
 """What runs in standbys and workers."""
 
 MARKS = (processes.INCARNATION, processes.NODE_ID, processes.AGENT_PID, processes.GROUP)
@@ -31,7 +31,7 @@ def _static_env(program: WorkerProgram) -> dict[str, str]:
     return {name: value for name, value in program.environ.items() if not belongs_to_round(name)}
 
 
-def can_run_program(started_for: WorkerProgram, program: WorkerProgram) -> bool:
+def differs_by_round_only(started_for: WorkerProgram, program: WorkerProgram) -> bool:
     """Whether a standby that was started for one program can become the worker of another."""
     return started_for.args == program.args and _static_env(started_for) == _static_env(program)
 
@@ -65,7 +65,11 @@ class Standby:
                 self._stderr = self._held.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
                 self.process = subprocess.Popen(
                     program.args,
-                    env={**_static_env(program), **marks, AHEAD: f"{WAITING}{os.pathsep}{json.dumps(order)}"},
+                    env={
+                        **_static_env(program),
+                        **marks,
+                        AHEAD: f"{IMPORT_AHEAD}{os.pathsep}{json.dumps(order)}",
+                    },
                     stdout=subprocess.DEVNULL,
                     stderr=self._stderr,
                     start_new_session=True,

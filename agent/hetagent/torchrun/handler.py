@@ -118,7 +118,9 @@ class TorchrunHandler(HetRendezvousHandler):
         if (connection := self._connection) is not None:
             connection.take_directives()
             if self._succeeded:
-                if self.start.master.node_id == self._node_id:  # the others' workers may need the store
+                if (
+                    self.accepted_start.master.node_id == self._node_id
+                ):  # the others' workers may need the store
                     connection.wait_for_end()
                 why = "its agent has finished"
             elif (signal := find_ending_signal()) is not None:

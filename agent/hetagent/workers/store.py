@@ -55,21 +55,21 @@ class HetRendezvousHandler(RendezvousHandler):
         self._start = start
 
     @property
-    def start(self) -> Start:
+    def accepted_start(self) -> Start:
         """This node's place in the round accepted last."""
         assert self._start is not None, "no round has been accepted"
         return self._start
 
     def next_rendezvous(self) -> RendezvousInfo:
         """The round accepted last; if this node is its master, its store starts here."""
-        start = self.start
+        start = self.accepted_start
         self.close_store()
         # The agents of the other members need no store: the server has decided everything they would ask it.
-        self._store = self._host(start) if start.master.node_id == self._node_id else HashStore()
+        self._store = self._open_store(start) if start.master.node_id == self._node_id else HashStore()
         place = RendezvousStoreInfo(master_addr=start.master.address, master_port=start.master.port)
         return RendezvousInfo(self._store, start.group_rank, start.nnodes, place)
 
-    def _host(self, start: Start) -> TCPStore:
+    def _open_store(self, start: Start) -> TCPStore:
         assert self._held is not None, "a member has offered a socket"
         listener, self._held = self._held, None
         # Where it listens, not where peers find it: a router in between may not lead back to this host.

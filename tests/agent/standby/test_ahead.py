@@ -10,7 +10,7 @@ from tests.support.cluster import wait_for
 from hetagent.options.values import AUTO
 from hetagent.standby import keeper
 from hetagent.standby.keeper import StandbyPool
-from hetagent.standby.process import WAITING, Standby
+from hetagent.standby.process import IMPORT_AHEAD, Standby
 from hetagent.worker.runner import BEFORE
 from hetagent.workers.starter import WorkerProgram
 
@@ -44,7 +44,7 @@ class Script:
 
     def round(self, local_rank: int = 0) -> WorkerProgram:
         notes = self.folder / f"notes{local_rank}"
-        return standbys.in_round(self.program, **{BEFORE: f"{WAITING}:{notes}"})
+        return standbys.in_round(self.program, **{BEFORE: f"{IMPORT_AHEAD}:{notes}"})
 
     def run(self, standby: Standby | None = None) -> str:
         """Run it in a round; what it says."""

@@ -149,7 +149,7 @@ def test_torchs_exit_barrier_ends_once_all_have_succeeded_or_the_round_is_over(j
 def test_the_master_keeps_the_store_for_the_others_longer_than_torchs_exit_barrier(job: Job) -> None:
     nodes = [job.node(name, 2) for name in "ab"]
     infos = [entered.result(20) for entered in [job.enters(node) for node in nodes]]
-    master = 0 if nodes[0].start.master.node_id == "a" else 1
+    master = 0 if nodes[0].accepted_start.master.node_id == "a" else 1
     with pytest.raises(TimeoutError, match="not all nodes have succeeded"):
         succeeds(infos[master], within_s=0.1)
     leaves = job._threads.submit(nodes[master].shutdown)

@@ -62,7 +62,7 @@ def find_survivors(processes: Iterable[Process]) -> list[int]:
     """Pids of those that are still alive. Another process may have the pid of one that has died after all."""
     alive = list_processes()
     # Not whole processes: a living one may have lost its parent.
-    return [one.pid for one in processes if one.pid in alive and alive[one.pid].started == one.started]
+    return [old.pid for old in processes if old.pid in alive and alive[old.pid].started == old.started]
 
 
 def find_session_members(sids: Collection[int]) -> list[int]:

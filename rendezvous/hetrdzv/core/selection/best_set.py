@@ -94,11 +94,12 @@ def choose_best_set(
     by_size = sorted(items, key=lambda item: item.slots / item.nodes)
     tries = (items, _mix_sizes(items, worlds, base), by_size[::-1], by_size)
     return next(
-        (found for each in tries if (found := _choose_near_full(each, worlds, base)) is not None), None
+        (found for each in tries if (found := _fill_then_choose_exactly(each, worlds, base)) is not None),
+        None,
     )
 
 
-def _choose_near_full(
+def _fill_then_choose_exactly(
     items: Sequence[Candidate], worlds: WorldSizes, base: Sequence[Candidate]
 ) -> list[Candidate] | None:
     """Take items as they come, but choose those around the place where the world is full."""

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from tests.agent.torchrun.driver import directive
 
-from hetagent.session import waiting as shown_waiting
-from hetagent.session.waiting import NEWS_S, WaitLog
+from hetagent.session import wait_log
+from hetagent.session.wait_log import NEWS_S, WaitLog
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.reasons import waiting
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
@@ -35,7 +35,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(shown_waiting, "time", clock)
+    monkeypatch.setattr(wait_log, "time", clock)
     return clock
 
 

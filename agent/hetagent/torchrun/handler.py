@@ -7,6 +7,7 @@ has stopped its workers. How they fared otherwise has to be inferred from what i
 import os
 import socket
 import time
+import weakref
 from dataclasses import replace
 from functools import partial
 from typing import cast
@@ -38,9 +39,10 @@ class TorchrunHandler(HetRendezvousHandler):
     """One node's part in a job whose rounds a hetserver decides and whose workers torch's agent runs."""
 
     def __init__(self, conf: JobConf) -> None:
-        node_id, self._release_node_id = names.claim_node_id(
+        node_id, release = names.claim_node_id(
             conf.node_id, conf.group, conf.access.servers, given=conf.node_id_given
         )
+        self._release_node_id = weakref.finalize(self, release)  # after a signal torch calls no shutdown()
         conf = replace(conf, node_id=node_id)
         super().__init__(conf.group, conf.node_id, self._hold_port)
         self._conf = conf

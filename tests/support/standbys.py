@@ -60,9 +60,8 @@ def ready(of: WorkerProgram, preload: Sequence[str], notes: str = "") -> Standby
     """A standby that has imported everything."""
     standby = Standby(of, preload, notes)
     if not receive(standby):
-        printed = standby.last_stderr_line()
         standby.kill()
-        raise AssertionError(standby.left_out or printed)
+        raise AssertionError(standby.left_out)
     return standby
 
 

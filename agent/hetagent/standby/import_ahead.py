@@ -3,11 +3,10 @@
 The runner calls `wait_for_round` when it has done all that it can do before the script runs (see worker/runner.py).
 Here the standby imports what its order says, reports that it is ready, and waits on a socket for what only the round
 knows. When `wait_for_round` returns, the process is a worker: nothing of the standby is left but the imported modules.
-`begin` has a worker note what it imports. Messages are JSON, those to the standby after their length in four
-bytes (big-endian):
+`begin` has a worker note what it imports. The messages:
 
     standby -> agent    {}, or {"left_out": MODULE, "why": TEXT} if it must not be taken
-    agent -> standby    {NAME: VALUE}, the worker's environment, with two descriptors: its stdout and stderr
+    agent -> standby    three descriptors: the worker's stdout, stderr, and a file with its environment as JSON
 
 The standby ends when the agent closes its end. Standard library only, imported in a bare interpreter.
 """
@@ -71,10 +70,9 @@ def wait_for_round(order: str, started_as: "list[str]") -> "Callable[[str], NoRe
         _rename_thread(NAME)
     with contextlib.suppress(OSError):  # the agent has taken this standby before it was ready
         channel.sendall(json.dumps(problem or {}).encode())
-    environ, streams = _receive_round(channel)
+    environ = _receive_round(channel)
     channel.close()
     _rename_thread(own_name)
-    _replace_stdio(streams)
 
     def start_over(why: str) -> "NoReturn":
         print(f"hetagent: {why}: starting over without that", file=sys.stderr, flush=True)
@@ -292,13 +290,6 @@ def _holds_gpu() -> bool:
 # -- becoming a worker --------------------------------------------------------------------------------------------
 
 
-def _replace_stdio(streams: "list[int]") -> None:
-    """Make these descriptors stdout and stderr; what the imports have printed is lost."""
-    for descriptor, target in zip(streams, (1, 2), strict=True):
-        os.dup2(descriptor, target)
-        os.close(descriptor)
-
-
 def _rename_thread(name: "str | None") -> str:
     """Give the main thread a name, unless it is None; returns the one it had."""
     with open("/proc/self/comm", "r+", encoding="utf-8", errors="surrogateescape") as file:
@@ -308,11 +299,14 @@ def _rename_thread(name: "str | None") -> str:
     return before
 
 
-def _receive_round(channel: socket.socket) -> "tuple[dict[str, str], list[int]]":
-    """The worker's environment and its streams; without an agent the process ends."""
-    header, descriptors, _, _ = socket.recv_fds(channel, 4, 2, socket.MSG_WAITALL)
-    length = int.from_bytes(header, "big")
-    body = channel.recv(length, socket.MSG_WAITALL) if len(header) == 4 else b""
-    if len(header) < 4 or len(body) < length:
+def _receive_round(channel: socket.socket) -> "dict[str, str]":
+    """The worker's environment; its stdout and stderr become those of this process. Without an agent that ends."""
+    _, descriptors, _, _ = socket.recv_fds(channel, 1, 3)
+    if not descriptors:
         os._exit(1)
-    return json.loads(body), descriptors
+    for target, descriptor in enumerate(descriptors[:2], 1):
+        os.dup2(descriptor, target)
+        os.close(descriptor)
+    with open(descriptors[2], "rb") as file:
+        environ: dict[str, str] = json.load(file)
+    return environ

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from hetagent.context import AgentContext
-from hetagent.errors import UsageError
 from hetagent.node import scratch
 from hetagent.node.console import WarnOnce
 from hetagent.node.memory import read_free_memory
@@ -131,6 +130,7 @@ class StandbyPool(RoundHook):
         missing = [rank for rank in sorted(self._programs) if rank not in self._standbys]
         if not missing or self._died >= ATTEMPTS:
             return
+        preload = [module for module in self._preload if module not in self._left_out]
         try:
             if read_free_memory() < (needed := len(missing) * NEEDED_BYTES):
                 self._log_once(
@@ -142,7 +142,7 @@ class StandbyPool(RoundHook):
                 is_settled = self._notes_written_at(rank) + SETTLED_S <= time.time()
                 if is_settled and self._not_before <= time.monotonic():
                     standby = Standby(
-                        self._programs[rank], self._preload, self._notes_file(rank), [*self._left_out]
+                        self._programs[rank], preload, self._notes_file(rank), [*self._left_out]
                     )
                     self._poller.register(standby, select.EPOLLIN)
                     self._standbys[rank] = standby
@@ -163,22 +163,18 @@ class StandbyPool(RoundHook):
     def _on_end(self, rank: int, standby: Standby) -> None:
         """A standby has ended, or must."""
         del self._standbys[rank]
-        printed = standby.last_stderr_line()
         status = standby.kill()
         if standby.left_out is not None:
-            self._exclude_module(*standby.left_out)
+            module, why = standby.left_out
+            if module not in self._left_out:  # not yet known from another standby
+                self._left_out.add(module)
+                self._log(f"standbys do without {module}: {why}")
         elif not standby.ready:
             how = f"was killed by {signal_name(-status)}" if status < 0 else f"exited with code {status}"
             what = ", ".join([*self._preload, *(["what the script imports"] if self._auto else [])])
-            self._on_failure(f"{how} while it imported {what}{f': {printed}' if printed else ''}")
+            self._on_failure(f"{how} while it imported {what}")
         else:
             self._not_before = time.monotonic() + RETRY_S
-
-    def _exclude_module(self, module: str, why: str) -> None:
-        self._preload = [name for name in self._preload if name != module]
-        if module not in self._left_out:  # not yet known from another standby
-            self._left_out.add(module)
-            self._log(f"standbys do without {module}: {why}")
 
     def _on_failure(self, how: str) -> None:
         """A standby failed before it was ready."""
@@ -212,7 +208,5 @@ def make_standbys(context: AgentContext) -> StandbyPool | None:
         problem = f"{Path(command.entrypoint).name} is not a Python script"
     else:
         return StandbyPool(preload, context.tell)
-    if "preload" in context.options.given:
-        raise UsageError(f"--preload {','.join(preload)} makes no sense here, since {problem}: leave it out")
     context.tell(f"no standby processes, so restarts import everything again: {problem}")
     return None

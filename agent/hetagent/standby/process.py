@@ -1,12 +1,10 @@
 """One standby: started, told what to import, and handed over to a round."""
 
-import contextlib
 import json
 import os
 import signal
 import socket
 import subprocess
-import tempfile
 import time
 from collections.abc import Sequence
 
@@ -56,13 +54,10 @@ class Standby:
         self.left_out: tuple[str, str] | None = None
         self._channel, theirs = socket.socketpair()
         self._channel.settimeout(END_TIMEOUT_S)
-        self._held = contextlib.ExitStack()
-        self._held.enter_context(self._channel)
         marks = {name: program.environ[name] for name in MARKS if name in program.environ}
         order = theirs.fileno(), [*preload], notes, [*without]
         try:
             with theirs:
-                self._stderr = self._held.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
                 self.process = subprocess.Popen(
                     program.args,
                     env={
@@ -71,12 +66,12 @@ class Standby:
                         AHEAD: f"{IMPORT_AHEAD}{os.pathsep}{json.dumps(order)}",
                     },
                     stdout=subprocess.DEVNULL,
-                    stderr=self._stderr,
+                    stderr=subprocess.DEVNULL,
                     start_new_session=True,
                     pass_fds=(theirs.fileno(),),
                 )
         except BaseException:
-            self._held.close()
+            self._channel.close()
             raise
 
     def fileno(self) -> int:
@@ -101,23 +96,18 @@ class Standby:
         One that still imports begins when it has finished; that is never later than a process started now would. If it
         should not have imported something, or would not import the same now, it starts over by itself.
         """
-        body = json.dumps(dict(program.environ)).encode()
         try:
             if self.process.poll() is not None:
                 raise ChildProcessError("it had died")
-            socket.send_fds(self._channel, [len(body).to_bytes(4, "big")], (stdout, stderr))
-            self._channel.sendall(body)
+            with open(os.memfd_create("environ"), "wb+") as environ:
+                environ.write(json.dumps(dict(program.environ)).encode())
+                environ.seek(0)
+                socket.send_fds(self._channel, [b"!"], (stdout, stderr, environ.fileno()))
         except OSError:
             self.kill()
             raise
-        self._held.close()
+        self._channel.close()
         return self.process
-
-    def last_stderr_line(self) -> str:
-        """The last line of what it printed on stderr; empty if there is none."""
-        self._stderr.seek(max(0, self._stderr.seek(0, os.SEEK_END) - 65_536))
-        lines = self._stderr.read().decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else ""
 
     def kill(self) -> int:
         """Kill it with what its imports have started, give back what it took, and return its exit status.
@@ -126,7 +116,7 @@ class Standby:
         """
         if self.process.returncode is None:
             os.killpg(self.process.pid, signal.SIGKILL)  # it leads a session, and was not waited for
-        self._held.close()
+        self._channel.close()
         try:
             return self.process.wait(END_TIMEOUT_S)
         except subprocess.TimeoutExpired:

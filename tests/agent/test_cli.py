@@ -306,17 +306,6 @@ def test_a_standalone_agent_leaves_nothing_behind(
 
 
 @pytest.mark.long
-def test_a_job_goes_on_when_nobody_reads_its_output(hetagent: Start, tmp_path: Path) -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
-    process = hetagent(*STANDALONE, "--tee", "3", *WORKER, stdout=writer, stderr=writer)
-    os.close(writer)
-    worker_of(tmp_path)
-    (tmp_path / "stop").touch()
-    assert process.wait(60) == 0
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("ends", ["well", "by SIGTERM"])
 def test_an_agent_that_a_script_starts_in_the_background_ignores_sigint(tmp_path: Path, ends: str) -> None:
     """A shell without job control ignores SIGINT and SIGQUIT for `hetagent ... &`, and Python leaves it at that."""

@@ -112,17 +112,6 @@ async def test_reports_change_the_group_and_are_answered_with_the_directive() ->
         assert group["nodes"][0]["failure"]["message"] == "Traceback: boom"
 
 
-async def test_a_spare_that_does_not_fit_says_why() -> None:
-    async with serving() as (service, _), api(service) as client:
-        for name, slots in (("a", 2), ("b", 1)):
-            spec = {"world_size_multiple": 2, "last_call_s": 0}
-            body = {"incarnation": "i", "slots": slots, "address": "10.0.0.1", "port": 4000, "spec": spec}
-            await client.put(f"/v1/groups/g/nodes/{name}", json=body)
-        nodes = {node["node_id"]: node for node in (await client.get("/v1/groups/g")).json()["nodes"]}
-    assert (nodes["b"]["state"], nodes["a"]["reason"]) == ("spare", None)
-    assert (nodes["b"]["reason"]["code"], nodes["b"]["reason"]["data"]) == ("world_not_larger", {})
-
-
 # -- a launcher's daemon on another node ---------------------------------------------------------------------
 
 
@@ -223,12 +212,6 @@ async def test_who_comes_after_a_cancel_hears_who_it_was(access: dict[str, Any],
         await two_nodes(service)
         cancelled = (await client.post("/v1/groups/g/cancel", headers=headers)).json()
         assert (cancelled["reason"]["code"], cancelled["reason"]["data"]["by"]) == ("group_cancelled", who)
+        assert not any(token in cancelled["reason"]["message"] for token in (ADMIN, TEAM, AGENT))
         told = await join_later(client, "1")
-        assert (told["kind"], told["outcome"], told["exit_code"]) == ("exit", "cancelled", 3)
-        assert told["came_late"]
         assert (told["reason"]["code"], told["reason"]["data"]["by"]) == ("came_late", who)
-        history = (await client.get("/v1/groups/g/events", headers=headers)).json()["events"]
-        assert ("group_cancelled", {"by": who}) in [
-            (one["reason"]["code"], one["reason"]["data"]) for one in history
-        ]
-        assert not any(token in one["reason"]["message"] for one in history for token in (ADMIN, TEAM, AGENT))

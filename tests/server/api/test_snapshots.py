@@ -92,27 +92,6 @@ async def test_members_hear_what_is_complete_and_the_next_round_begins_from_it()
         assert snapshot["sources"] == [{"node_id": name, **source} for name in "ba"]
 
 
-async def test_a_deleted_group_leaves_nothing_behind() -> None:
-    """A job of the same name, whose first round runs, hears only of its own steps."""
-    async with serving() as (service, _), api(service) as client:
-        origin = await begin(client)
-        for name in "ab":
-            await declare(client, name, holdings(held(300), origin=origin))
-        (await client.post(f"{GROUP}/cancel")).raise_for_status()
-        (await client.delete(GROUP)).raise_for_status()
-        for name in "ab":
-            await join(client, name, incarnation="2")
-        for name in "ab":
-            await report(client, name, "started", incarnation="2")
-        reply = await client.get(f"{NODES}/a/directive", params={"incarnation": "2"})
-        body = {"incarnation": "2", "round": 1}
-        new = reply.json()["start"]["origin"]
-        assert new != origin
-        what = holdings(held(4), origin=new)
-        reply = await client.post(f"{NODES}/a/snapshots", json=body | {"holdings": what})
-        assert reply.json()["complete"] == {"round": 1, "step": 4}
-
-
 async def everything_shown(client: httpx.AsyncClient) -> str:
     """All that people can see of a group."""
     paths = [GROUP, "/v1/groups", f"{GROUP}/events", f"{GROUP}/snapshots", "/metrics"]

@@ -145,8 +145,9 @@ def notice() -> Notice | None:
     """Why the round is about to end, and for how much longer it goes on; None: it is not about to."""
     try:
         with open(os.environ.get(NOTICE_FILE) or "", "rb") as file:
-            told = json.load(file)
-        return Notice(str(told["kind"]), str(told["why"]), max(0.0, float(told["until"]) - time.monotonic()))
+            content = json.load(file)
+        left_s = max(0.0, float(content["until"]) - time.monotonic())
+        return Notice(str(content["kind"]), str(content["why"]), left_s)
     except OSError:
         return None
     except Exception:  # there is one, whatever it says

@@ -227,8 +227,8 @@ def _find_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
         try:
             rank, world_size = (int(os.environ[name]) for name in names)
         except ValueError:
-            told = ", ".join(f"{name}={os.environ[name]}" for name in names)
-            raise ValueError(f"{told}: these have to be whole numbers") from None
+            given = ", ".join(f"{name}={os.environ[name]}" for name in names)
+            raise ValueError(f"{given}: these have to be whole numbers") from None
     if not 0 <= rank < world_size:
         raise ValueError(f"there is no rank {rank} in a world of {world_size}")
     return rank, world_size

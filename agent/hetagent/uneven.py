@@ -394,15 +394,13 @@ def _all_gather(value: object, group: dist.ProcessGroup | None) -> list[Any]:
 def _gather_memory_limits(memory: Memory, ranks: int) -> list[int | None]:
     """How many samples each rank can take at once; None: any number."""
     memory = getattr(memory, "tolist", lambda: memory)()  # of numpy or torch
-    listed = list(memory) if isinstance(memory, Iterable) else [memory] * ranks
-    if len(listed) != ranks:
-        raise ValueError(
-            f"memory has {len(listed)} limits for {ranks} ranks: give one for each, in order of ranks"
-        )
-    for rank, bound in enumerate(listed):
-        if bound is not None and (type(bound) is not int or bound < 1):
-            raise ValueError(f"the memory of rank {rank} is {bound!r}: it must be an integer of at least 1")
-    return listed
+    limits = list(memory) if isinstance(memory, Iterable) else [memory] * ranks
+    if len(limits) != ranks or any(
+        type(limit) is not int or limit < 1 for limit in limits if limit is not None
+    ):
+        one_or_all = f"an integer of at least 1, or one (or None) for each of the {ranks} ranks"
+        raise ValueError(f"memory is {memory!r}: it must be {one_or_all}")
+    return limits
 
 
 def _make_batch_count_error(given: int, expected: int) -> RuntimeError:

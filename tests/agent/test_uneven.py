@@ -289,8 +289,11 @@ def test_gradients_are_averaged_with_the_last_part_of_a_step(name: str, said: li
         ({"global_batch": 2}, "a global batch of 2 is too small for 3 ranks"),
         ({"global_batch": 8.5}, "the global batch is 8.5"),
         ({"global_batch": 13, "drop_last": True}, "drop_last leaves no batch: there are 12 samples"),
-        ({"memory": 0}, "the memory of rank 0 is 0"),
-        ({"memory": [8]}, "memory has 1 limits for 3 ranks"),
+        ({"memory": 0}, "memory is 0: it must be an integer of at least 1"),
+        (
+            {"memory": [8]},
+            "memory is [8]: it must be an integer of at least 1, or one (or None) for each of the 3",
+        ),
     ],
 )
 def test_bad_arguments_are_refused(arguments: dict[str, Any], complaint: str) -> None:

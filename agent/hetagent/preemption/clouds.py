@@ -103,12 +103,12 @@ class CloudMetadata:
 
     def find_notice(self) -> PreemptionNotice | None:
         """What the cloud announces."""
-        for name, ask in self._clouds.items():
+        for name, query in self._clouds.items():
             try:
-                notice = ask(self._http)
+                notice = query(self._http)
             except (httpx.HTTPError, KeyError, RuntimeError, TypeError, ValueError):
                 continue
-            self._clouds = {name: ask}
+            self._clouds = {name: query}
             self._log_once(f"--watch: looking for what {name} announces")
             return notice
         if len(self._clouds) > 1:

@@ -7,16 +7,16 @@ from hetagent.node.processes import proctree as processes
 
 
 class OrphanReaper:
-    """Processes of one agent that outlive their rounds; those of `kept_sessions` are for later rounds."""
+    """Processes of one agent that outlive their rounds; `persistent_sessions` are for later rounds."""
 
     def __init__(
         self,
         incarnation: str,
         log: Callable[[str], None],
-        kept_sessions: Callable[[], Collection[int]] = tuple,
+        persistent_sessions: Callable[[], Collection[int]] = tuple,
     ) -> None:
         self._incarnation = incarnation
-        self._kept_sessions = kept_sessions
+        self._persistent_sessions = persistent_sessions
         self._log = log
         self._stuck: set[processes.Process] = set()
         self._spared = False
@@ -49,7 +49,7 @@ class OrphanReaper:
             stuck = processes.kill_all(lambda: processes.find_session_members(sessions))
         else:
             find = partial(processes.find_by_incarnation, self._incarnation)
-            stuck = processes.kill_tree(find, sessions, find_spared=self._kept_sessions)
+            stuck = processes.kill_tree(find, sessions, find_spared=self._persistent_sessions)
         if stuck:
             alive = processes.list_processes()
             self._stuck |= {alive[pid] for pid in stuck if pid in alive}

@@ -66,12 +66,13 @@ class Workers:
 
     def find_lingering(self) -> list[WorkerExit]:
         """The workers that have not ended since an exception has ended their scripts."""
-        now, clock, found = time.monotonic(), time.time(), []
+        now, clock = time.monotonic(), time.time()
+        lingering = []
         for local_rank in self.alive:
             ended_at = self._read_record(local_rank).ended_at
             if ended_at is not None:
-                found.append(WorkerExit(local_rank, 1, now - max(0.0, clock - ended_at), lingers=True))
-        return found
+                lingering.append(WorkerExit(local_rank, 1, now - max(0.0, clock - ended_at), lingers=True))
+        return lingering
 
     def find_first_failure(self, failed: Sequence[WorkerExit]) -> WorkerExit:
         """Of the workers that were seen to have failed at the same time, the one that probably failed first.

@@ -48,14 +48,13 @@ PAUSE_S = 0.2
 def write_snapshot(slot: Slot, into: Path, ranks: Sequence[int]) -> None:
     """Write the parts of a node, and wait until somebody has made a checkpoint of all parts; SnapshotError: nobody has.
 
-    That is the node with the lowest rank; if it is gone, any other, which also writes what all ranks have alike. So do
-    nodes what they have of ranks that are gone. What is missing of state that is not sharded is left out.
+    That is the node with the lowest rank; if it is gone, any other, which also writes what all ranks have alike. What
+    is missing of state that is not sharded is left out.
     """
     into.mkdir(parents=True, exist_ok=True)
     for path in (into.parent, into):
         require_private(path)
     first = write_parts(slot, into, ranks, replicated=0 in ranks)
-    mine = {*ranks}
     sizes, changed_at = dict[str, int](), time.monotonic()
     while not (into / METADATA_FILE).exists():
         try:
@@ -69,17 +68,15 @@ def write_snapshot(slot: Slot, into: Path, ranks: Sequence[int]) -> None:
         there = [rank for rank in range(first.world_size) if INDEX.format(rank) in now]
         missing = {*range(first.world_size)}.difference(there)
         idle_s = time.monotonic() - changed_at
-        wait_s = STALL_S if there and there[0] not in mine else 0.0
-        if first.shared and SHARED not in now:
-            if idle_s >= wait_s + ABSENT_S:
-                write_parts(slot, into, ranks, replicated=True)
-        elif first.sharded and idle_s >= ABSENT_S and (held := missing & slot.read_indexes().keys()):
-            write_parts(slot, into, sorted(held), replicated=False)
-            mine |= held
-        elif missing and first.sharded:
-            if idle_s >= wait_s + STALL_S:
+        lacks_shared = first.shared and SHARED not in now
+        wait_s = ABSENT_S if missing or lacks_shared else 0.0
+        wait_s += STALL_S if there and there[0] not in ranks else 0.0
+        if missing and first.sharded:
+            if idle_s >= STALL_S:
                 raise SnapshotError(f"the part of rank {min(missing)} is not there after {idle_s:.0f} s")
-        elif idle_s >= wait_s + (ABSENT_S if missing else 0.0):
+        elif idle_s >= wait_s:
+            if lacks_shared:
+                write_parts(slot, into, ranks, replicated=True)
             write_checkpoint(into)
         time.sleep(PAUSE_S)
 

@@ -221,12 +221,6 @@ class World:
             self.slots.append(Slot(path, slot.stamp))
         self.into = tmp_path / "disk"
 
-    def stand_in(self) -> None:
-        """The node of rank 1 has the shards of rank 0, too (HSDP)."""
-        path = self.slots[1].path
-        index = replace(Index.from_json((path / "1.json").read_bytes()), rank=0)
-        (path / "0.json").write_bytes(index.to_json())
-
     def write(self, *ranks: int) -> None:
         """Nodes write at the same time."""
         with ThreadPoolExecutor() as pool:
@@ -251,23 +245,6 @@ def test_without_the_parts_of_all_ranks_a_sharded_one_is_not_complete(
     with pytest.raises(SnapshotError, match="the part of rank 1 is not there after 0 s"):
         world.write(0)
     assert SnapshotMetadata.read_metadata(world.into) is None
-
-
-def test_whoever_has_the_same_shards_stands_in_for_a_rank_that_is_gone(
-    slot: Slot, trained: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, wait_s in {"ABSENT_S": 0.1, "STALL_S": 600}.items():
-        monkeypatch.setattr(to_disk, name, wait_s)
-    world = World(slot, tmp_path, sharded=True)
-    world.stand_in()
-    world.write(1)
-    for late in (False, True):
-        if late:
-            for name in ("0.small", "0.json"):
-                shutil.copy(world.slots[0].path / name, world.into)
-        other = Script(1)
-        assert load(tmp_path / f"other{late}", world.into, other) == STEP
-        other.same_as(trained)
 
 
 def test_if_the_node_of_rank_0_is_gone_another_one_writes_what_all_have_alike(

@@ -123,13 +123,6 @@ class DiskCatalog:
         at = f", written {ago(max(0.0, time.time() - mark.written_at))}" if mark is not None else ""
         return f"{self.get_path(stamp)}{at}"
 
-    def describe_no_snapshot(self) -> str:
-        """Why a round begins from none of these."""
-        newest = next(iter(self.snapshots), None)
-        if newest is None:
-            return f"{self.path} has no complete snapshot"
-        return f"{self.get_path(newest)} is not used, nor are older ones"
-
     def begin_round(self, origin: str, chosen: StartSnapshot | None = None) -> Mapping[str, object] | None:
         """A round of a job begins, from a snapshot or from none; returns where workers read it, None: not on disk."""
         self.origin = origin if origin.isalnum() else ""  # it names directories

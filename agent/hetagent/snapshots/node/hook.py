@@ -348,20 +348,14 @@ class SnapshotHook(RoundHook):
 def describe_start(chosen: StartSnapshot | None, catalog: DiskCatalog | None, reached: int) -> str:
     """What a round begins from, and what is lost with that; empty: nothing was there before."""
     if chosen is None:
-        why = (
-            catalog.describe_no_snapshot()
-            if catalog is not None
-            else "no snapshot is complete"
-            if reached
-            else ""
-        )
-        return why and f"training begins from nothing: {why}"
+        where = f" in {catalog.path}" if catalog is not None else ""
+        return f"training begins from nothing: no usable snapshot{where}" if where or reached else ""
     text = f"begins from the snapshot of step {chosen.step}"
     if chosen.lost:
         text += f", {chosen.lost} before the last"
     if chosen.on_disk:
-        where = "and this node has no --snapshot-to: give all nodes the same"
-        return f"{text} on disk, {catalog.describe(chosen) if catalog is not None else where}"
+        lacks = "and this node has no --snapshot-to: give all nodes the same"
+        return f"{text} on disk, {catalog.describe(chosen) if catalog is not None else lacks}"
     return text if chosen.lost is not None else f"{text}; how many steps are lost is not known"
 
 

@@ -17,6 +17,7 @@ from hetagent.snapshots.folder import INDEX, Index, SnapshotFiles, SnapshotId, w
 from hetagent.snapshots.node import catalog as catalogs
 from hetagent.snapshots.node.catalog import DiskCatalog
 from hetagent.snapshots.node.disk import DiskWriter
+from hetagent.snapshots.node.hook import describe_start
 from hetagent.snapshots.node.to_disk import prune
 from hetagent.snapshots.on_disk import METADATA_FILE, SnapshotMetadata, directory_name
 from hetrdzv.protocol.snapshots import DiskSnapshot, NotWritten, StartSnapshot
@@ -127,16 +128,14 @@ def test_a_job_goes_on_from_its_own_else_from_those_of_whoever_wrote_last(node: 
     assert node.declares()[0] == (JOB, 10)
 
 
-def test_why_a_round_begins_anew_is_known(node: Node) -> None:
-    path = node.catalog.path
-    node.has(10, complete=False)
+def test_where_a_round_begins_is_said_with_its_age(node: Node) -> None:
+    path = node.has(20, job="aaaa", at=int(time.time()) - 200)
     node.declares()
-    assert node.catalog.describe_no_snapshot() == f"{path} has no complete snapshot"
-    node.has(20, job="aaaa", at=int(time.time()) - 200)
-    node.declares()
-    newest = path / "step-20-round-1-job-aaaa"
-    assert node.catalog.describe_no_snapshot() == f"{newest} is not used, nor are older ones"
-    assert node.catalog.describe(chosen(20, job="aaaa")) == f"{newest}, written 3 min ago"
+    text = describe_start(chosen(20, job="aaaa"), node.catalog, 0)
+    assert text.startswith(f"begins from the snapshot of step 20 on disk, {path}, written 3 min ago")
+    text = f"training begins from nothing: no usable snapshot in {node.catalog.path}"
+    assert describe_start(None, node.catalog, 0) == text
+    assert describe_start(None, None, 0) == ""
 
 
 def test_nothing_is_read_where_others_can_write(node: Node, tmp_path: Path) -> None:

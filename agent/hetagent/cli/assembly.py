@@ -36,7 +36,7 @@ from hetagent.node.processes.identity import AgentIdentity, ServerAccess
 from hetagent.node.standalone import ChildServer
 from hetagent.options.model import Options
 from hetagent.options.torchrun import format_flag
-from hetagent.preemption.watching import PreemptionWatch, make_preemption_watch
+from hetagent.preemption.watching import make_preemption_watch
 from hetagent.runloop.agent import Agent
 from hetagent.runloop.deaths import ProgramDeaths
 from hetagent.runloop.notices import StopNotices
@@ -152,7 +152,7 @@ def _make_agent(context: AgentContext, child: ChildServer | None, logs_specs: Lo
         guardian=Guardian(context.identity, context.access if child is None else None, pipes),
         starter=_make_starter(context, handler, logs_specs),
         handler=handler,
-        health=HealthChecks(_make_health_checks(context, parts.preemption)),
+        health=HealthChecks(_make_health_checks(context)),
         parts=parts,
     )
 
@@ -236,13 +236,11 @@ def _make_offer(context: AgentContext) -> JoinRequest:
     return offer
 
 
-def _make_health_checks(context: AgentContext, preemption: PreemptionWatch | None) -> Iterator[HealthCheck]:
+def _make_health_checks(context: AgentContext) -> Iterator[HealthCheck]:
     """What is asked of this node before each round."""
     options, identity = context.options, context.identity
     if gpus := [gpu.uuid for gpu in devices.visible_gpus(os.environ)]:
         yield partial(check_gpus, gpus)
-    if preemption is not None:
-        yield preemption.check
     if options.node_check:
         environ = {processes.NODE_ID: identity.node_id}
         yield NodeCheck(

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 
 from hetagent.context import AgentContext
-from hetagent.health.checks import HEALTHY, HealthResult
 from hetagent.node.console import WarnOnce
 from hetagent.node.self_pipe import SelfPipe
 from hetagent.preemption.clouds import CloudMetadata
@@ -17,9 +16,6 @@ from hetagent.roundhook import PreemptionNotice
 
 LOOK_S = 2.0
 """Pause between two looks (seconds)."""
-
-FIRST_LOOK_S = 5.0
-"""How long an agent waits for the first look before it joins (seconds)."""
 
 LEAD_S = 120.0
 """How long before its machine goes a node leaves at most (seconds), unless its grace is longer."""
@@ -30,7 +26,7 @@ NoticeSource = Callable[[], PreemptionNotice | None]
 
 
 class PreemptionWatch:
-    """Has this node leave in time when its machine is taken away; one that is to go soon does not join any more."""
+    """Has this node leave in time when its machine is taken away."""
 
     def __init__(
         self,
@@ -46,28 +42,16 @@ class PreemptionWatch:
         self._log_once = WarnOnce(log)
         self._lead_s = max(LEAD_S, grace_s)
         self._look_s = look_s
-        self._pending = set(sources)  # those that have not looked yet
-        self._is_watching = False
         self._over = threading.Event()
         self._notice: PreemptionNotice | None = None
         self._waker = SelfPipe()
 
     def start(self) -> None:
         """Watch from now on, each in a thread of its own, since each may take its time."""
-        self._is_watching = True
         for source in self._sources:
             threading.Thread(
                 target=self._watch_source, args=[source], name="hetagent-preemption", daemon=True
             ).start()
-
-    def check(self, cancelled: threading.Event) -> HealthResult:
-        """Before a round: whether this machine stays, as far as the first look says."""
-        if not self._is_watching:
-            self.start()
-            until = time.monotonic() + FIRST_LOOK_S
-            while self._pending and time.monotonic() < until and not cancelled.wait(0.02):
-                pass
-        return HEALTHY if self._notice is None else HealthResult(self._notice.why)
 
     def fileno(self) -> int:
         """Readable when there is a notice to read."""
@@ -92,7 +76,6 @@ class PreemptionWatch:
             except Exception as error:  # it goes on, whatever is wrong with this answer
                 text = f"cannot look for a notice of preemption: {type(error).__name__}: {error}"
                 self._log_warning(f"{text}; trying again")
-            self._pending.discard(source)
             self._over.wait(self._look_s)
 
     def _on_notice(self, notice: PreemptionNotice | None) -> None:

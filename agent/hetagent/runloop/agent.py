@@ -79,10 +79,14 @@ class Agent:
         capture = process_signals.capture_signals(self._signals, self._got_signals)
         with contextlib.closing(self.starter), capture as woken:
             try:
+                if self.parts.preemption is not None:
+                    self.parts.preemption.start()
                 self.guardian.start()
                 self.server.start()
-                self._prepare_join()
-                self._start_predicted_standbys()
+                self._check_shutdown()
+                if not self._is_leaving:
+                    self._prepare_join()
+                    self._start_predicted_standbys()
                 while not self._is_over:
                     self._handle_events(woken)
             finally:

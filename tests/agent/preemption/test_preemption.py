@@ -40,9 +40,7 @@ class Told:
 
 def watch(*sources: Told, grace_s: float = 60.0) -> Callable[[Callable[[str], None]], PreemptionWatch]:
     def make(tell: Callable[[str], None]) -> PreemptionWatch:
-        made = PreemptionWatch([source.find_notice for source in sources], tell, grace_s, look_s=0.02)
-        made.start()
-        return made
+        return PreemptionWatch([source.find_notice for source in sources], tell, grace_s, look_s=0.02)
 
     return make
 
@@ -107,6 +105,7 @@ def test_what_is_far_off_waits_and_may_be_taken_back(watches: list[PreemptionWat
     told, said = Told(), list[str]()
     reclaim(told, 900.0)()
     watches.append(watch(told)(said.append))
+    watches[0].start()
     soon(lambda: said)
     told.now = None
     asked = told.asked
@@ -116,6 +115,7 @@ def test_what_is_far_off_waits_and_may_be_taken_back(watches: list[PreemptionWat
     soon(watches[0].read_notice, "an announcement")
     assert said == ["AWS is about to terminate this instance: leaving 120 s before"]
     watches.append(watch(told, grace_s=600.0)(lambda text: None))
+    watches[1].start()
     reclaim(told, 500.0)()
     soon(watches[1].read_notice, "an announcement of one who has a longer grace")
 
@@ -138,13 +138,14 @@ def test_a_source_that_fails_or_hangs_stops_no_other(watches: list[PreemptionWat
         over.set()
 
 
-def test_a_node_whose_machine_is_to_go_does_not_join(watches: list[PreemptionWatch]) -> None:
+def test_a_node_whose_machine_is_to_go_does_not_join(rig: Make) -> None:
     told = Told()
-    watches += [PreemptionWatch([told.find_notice], lambda text: None, 60.0) for _ in range(2)]
-    assert watches[0].check(threading.Event()).why == ""
     reclaim(told, 60.0)()
-    assert watches[1].check(threading.Event()).why == "AWS is about to terminate this instance"
-    assert watches[1].read_notice() is not None
+    made = rig("touch up", parts={"preemption": watch(told)})
+    made.run()
+    assert made.agent.shutdown.exit_status(made.agent.outcome, fixed=False) == statuses.RESUME
+    assert made.said == ["AWS is about to terminate this instance: leaving"]
+    assert not (made.folder / "up").exists()
 
 
 def test_a_file_that_appears_says_why(tmp_path: Path) -> None:

@@ -175,7 +175,7 @@ NEVER = "only 0 of 3 workers connected"
         ),
         pytest.param(
             MEET.replace("HOW", ELSEWHERE),
-            ".* unless they meet in another way than init_process_group with env://",
+            ".* unless they connect in another way than init_process_group with env://",
             marks=[pytest.mark.gloo, pytest.mark.long],
             id="elsewhere",
         ),
@@ -184,7 +184,7 @@ NEVER = "only 0 of 3 workers connected"
 def test_workers_that_never_met_are_named(pair: Cluster, script: str, outcome: str) -> None:
     for agent in run(pair, script.replace("FOLDER", str(pair.folder))).values():
         assert re.search(rf"^outcome +{outcome}", agent.stderr, re.MULTILINE), agent.stderr
-    assert "met" in pair.group()["reason"]["message"]
+    assert "connected" in pair.group()["reason"]["message"]
     assert pair.told("never_met")
 
 

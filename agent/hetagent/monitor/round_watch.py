@@ -123,12 +123,7 @@ class RoundWatch:
     def _wait_for_next_look(self, until: float) -> bool:
         """Push news, and take in what workers answer, until it is time to look again; False when it is over."""
         while (now := time.monotonic()) < until:
-            soon = any(probe.is_answer_pending(now) for probe in self._probes.values())
-            news = (
-                self._sent
-                if soon
-                else [track.take_urgent_changes(now, self._hang_timeout_s()) for track in self._tracks]
-            )
+            news = [track.take_urgent_changes(now, self._hang_timeout_s()) for track in self._tracks]
             self._publish_progress()
             if news != self._sent:
                 self._sent = news

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from hetagent.monitor.flight_recorder import FlightRecorderDump, FlightRecorderParser
 
-AGAIN_S, AGAIN_MAX_S = 1.0, 60.0
-"""For how long a source that does not answer is left alone: at first, and after doubling (seconds)."""
+AGAIN_S, MAX_PAUSE_S = 5.0, 60.0
+"""For how long a source that does not answer is left alone, and at most one whose answers cost much (seconds)."""
 
 LATE_S = 5.0
 """How much later than planned an answer may come until nothing is known any more (seconds)."""
@@ -64,16 +64,14 @@ class WorkerSource:
     why: str = "has not answered yet"
     next_at: float = 0.0
     dump: FlightRecorderDump | None = None
-    _again_s: float = AGAIN_S
 
     def on_answer(self, now: float, pause_s: float) -> None:
         """It has, and is left alone for a while."""
-        self.why, self.next_at, self._again_s = "", now + pause_s, AGAIN_S
+        self.why, self.next_at = "", now + pause_s
 
     def on_failure(self, why: str, now: float) -> None:
-        """It has not, and is asked again after ever longer pauses."""
-        self.why, self.next_at = why, now + self._again_s
-        self._again_s = min(AGAIN_MAX_S, 2 * self._again_s)
+        """It has not, and is asked again a while later."""
+        self.why, self.next_at = why, now + AGAIN_S
 
     def unknown_reason(self, now: float) -> str:
         """Why nothing is known from it now; empty: something is."""

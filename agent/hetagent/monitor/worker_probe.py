@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from hetagent.monitor import progress_files
-from hetagent.monitor.sources import AGAIN_MAX_S, WorkerSource, make_sources
+from hetagent.monitor.sources import MAX_PAUSE_S, WorkerSource, make_sources
 from hetagent.monitor.stall_detector import ProcessState, WorkerTrack, is_waiting
 from hetagent.monitor.torch_client import QueryError, TorchServerQuery
 from hetagent.node.processes import proctree as processes
@@ -44,9 +44,6 @@ NO_GROUP = "torch's flight recorder knows no process group of it"
 NO_DEFAULT = "torch's flight recorder does not know its default process group"
 """Why the collectives of a worker cannot be known whose server answers: it has not made a group yet or has not used the
 default one; or it trains over a backend that has no recorder; or that is switched off (TORCH_FR_BUFFER_SIZE=0)."""
-
-SOON_S = 0.2
-"""How long news of one worker wait for those of the others (seconds)."""
 
 
 @dataclass(slots=True)
@@ -136,10 +133,6 @@ class WorkerProbe:
         state = process_state(self.track.pid)
         return self.track.state(time.monotonic()) if state is ProcessState.BLOCKED else state
 
-    def is_answer_pending(self, now: float) -> bool:
-        """Whether it has only just been asked."""
-        return self.query is not None and now - self.query.at < SOON_S
-
     def read_answer(self) -> None:
         """Something of the answer has come."""
         assert self.query is not None
@@ -156,7 +149,7 @@ class WorkerProbe:
                 source.dump = source.parser.parse(answer)
                 self._note_dumps(now)
                 cost_s = time.monotonic() - self.query.at
-                source.on_answer(now, min(AGAIN_MAX_S, max(TICK_S, PAUSE_PER_COST * cost_s)))
+                source.on_answer(now, min(MAX_PAUSE_S, max(TICK_S, PAUSE_PER_COST * cost_s)))
         except QueryError as error:
             source.on_failure(f"cannot be asked: {error}", time.monotonic())
         except (TypeError, ValueError, RecursionError) as error:

@@ -49,10 +49,6 @@ def _check_flags(options: Options, slots: int, environ: Mapping[str, str]) -> No
     has_gpus = environ.get(VISIBLE) != ""
     if options.isolate_gpus and options.torchrun.virtual_local_rank:
         raise UsageError("--isolate-gpus and --virtual-local-rank both narrow the GPUs: give one of them")
-    if options.torchrun.virtual_local_rank and not has_gpus:
-        raise UsageError(
-            "--virtual-local-rank gives each worker a GPU of its own, but CPU workers see none: leave it out"
-        )
     if (mode := options.torchrun.numa_binding) is not None:
         flag = f"--numa-binding {mode}"
         if not has_gpus:

@@ -198,7 +198,6 @@ def test_isolated_workers_see_their_own_gpu_and_keep_their_local_rank() -> None:
         ("--isolate-gpus", None, PerGpuLaunch),
         ("--virtual-local-rank", "0,1", PerGpuLaunch),
         ("--isolate-gpus", "MIG-a,MIG-b", PerGpuLaunch),
-        ("--virtual-local-rank", "", "but CPU workers see none"),
         ("--virtual-local-rank --isolate-gpus", None, "both narrow the GPUs"),
         ("--init-file /tmp", None, "--init-file goes with --launch node, not with gpu"),
         (

@@ -7,10 +7,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import psutil
 import pytest
@@ -21,9 +19,7 @@ from hetagent import statuses
 from hetagent.cli import assembly
 from hetagent.cli import main as cli
 from hetagent.cli.parse import parse_command_line
-from hetagent.context import AgentContext
 from hetagent.errors import AgentError, CommandError, UsageError
-from hetagent.launch.base import Launch
 from hetagent.launch.command import WorkerCommand, make_worker_command, parse_group_command
 from hetagent.launch.slots import choose_worker_devices
 from hetagent.node.gpu import devices
@@ -84,15 +80,6 @@ def test_a_number_of_workers_that_no_node_has(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setenv("PET_NPROC_PER_NODE", given)
         with pytest.raises(UsageError, match=f"^PET_NPROC_PER_NODE={given}: "):
             choose_worker_devices(options())
-
-
-def test_an_offer_that_no_server_would_take_is_refused_at_once() -> None:
-    found, place = replace(options(), labels={"rack": "x" * 300}), SimpleNamespace(address="127.0.0.1")
-    made = SimpleNamespace(options=found, address=place, launch=Launch(None), versions={})
-    made.devices, made.command = devices.Devices(1), None
-    made.identity = AgentIdentity(found.group, found.node_id, "i1")
-    with pytest.raises(UsageError, match=r"no server accepts --label 'x+': String should have at most 256"):
-        assembly._make_offer(cast("AgentContext", made))
 
 
 def test_a_folder_for_output_that_cannot_be_made() -> None:

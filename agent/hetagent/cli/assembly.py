@@ -52,7 +52,6 @@ from hetagent.workers.logs import RoundLogsSpecs
 from hetagent.workers.output import OutputCapture
 from hetagent.workers.store import HetRendezvousHandler
 from hetagent.workers.torch_starter import TorchStarter
-from hetrdzv.protocol import codec
 from hetrdzv.protocol.requests import JoinRequest, SpecFields
 
 PREFIX = "[${node_id}:${rank}] "
@@ -201,14 +200,10 @@ def _make_parts(context: AgentContext, server: ServerConnection, handler: HetRen
 
 
 def _make_offer(context: AgentContext) -> JoinRequest:
-    """What this node offers to the group.
-
-    Raises:
-        UsageError: no server would accept it.
-    """
+    """What this node offers to the group."""
     options, launch, runs = context.options, context.launch, context.options.torchrun
     script, digest = identify_script(options.script, module=runs.module, no_python=runs.no_python)
-    offer = JoinRequest(
+    return JoinRequest(
         incarnation=context.identity.incarnation,
         port=1,  # until one is held
         slots=context.devices.slots,
@@ -225,15 +220,6 @@ def _make_offer(context: AgentContext) -> JoinRequest:
         ready_within_s=node_check.WITHIN_S if options.node_check else 0.0,
         spec=SpecFields(**options.spec),
     )
-    try:
-        codec.validate(JoinRequest, offer)
-    except codec.MalformedJson as error:
-        wrong = error.mistakes[0]
-        name = next(part for part in wrong.field.split(".") if part != "spec")
-        flag = "label" if name == "labels" else name.replace("_", "-")
-        given = "" if wrong.given is None else f" {wrong.given!r}"
-        raise UsageError(f"no server accepts --{flag}{given}: {wrong.text}") from None
-    return offer
 
 
 def _make_health_checks(context: AgentContext) -> Iterator[HealthCheck]:

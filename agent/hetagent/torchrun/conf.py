@@ -18,8 +18,7 @@ from hetagent.session.backoff import CONNECT_TIMEOUT_S
 from hetrdzv.auth.files import find_client_token
 from hetrdzv.auth.tls import ClientTls
 from hetrdzv.client import parse_server_urls
-from hetrdzv.protocol import codec
-from hetrdzv.protocol.requests import JoinRequest, SpecFields
+from hetrdzv.protocol.requests import SpecFields
 from hetrdzv.protocol.settings import SETTINGS, UNLIMITED_RESTARTS
 from hetrdzv.protocol.texts.ids import check_id
 from hetrdzv.protocol.texts.typed import parse_seconds
@@ -103,7 +102,7 @@ def parse_conf(params: RendezvousParameters) -> JobConf:
         interface=options.get("interface"),
         port_range=options.get("port_range"),
         connect_timeout_s=options.get("connect_timeout_s", CONNECT_TIMEOUT_S),
-        spec=_check_spec(spec, local_addr),
+        spec=SpecFields(**spec),
     )
 
 
@@ -121,24 +120,6 @@ def _parse_options(config: Mapping[str, object]) -> dict[str, Any]:
             except ValueError as error:
                 raise UsageError(f"--rdzv-conf {name}={value}: {error}") from None
     return parsed
-
-
-def _check_spec(fields: Mapping[str, Any], local_addr: str | None) -> SpecFields:
-    """The group's spec; also checks whatever else a join could be refused for."""
-    try:
-        join = JoinRequest(
-            incarnation="any",
-            slots=1,
-            address=local_addr or "any",
-            port=1,
-            spec=SpecFields(**fields),
-        )
-        return codec.validate(JoinRequest, join).spec
-    except codec.MalformedJson as error:
-        wrong = error.mistakes[0]
-        raise UsageError(
-            f"--rdzv-conf {wrong.field.rpartition('.')[2]}={wrong.given}: {wrong.text}"
-        ) from None
 
 
 _taken_token: list[str] = []

@@ -165,18 +165,12 @@ class _ImportRecorder:
         self._noted = noted
         self._pid = os.getpid()
         self._path = list(sys.path)
-        self._environ = self._read_environ()
-
-    @staticmethod
-    def _read_environ() -> "dict[bytes, bytes]":
-        """The environment, as fast as can be: this is asked for each module."""
-        data: dict[bytes, bytes] = getattr(os.environ, "_data", {})
-        return dict(data)
+        self._environ: dict[bytes, bytes] = dict(getattr(os.environ, "_data", {}))
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         if name in self._noted or os.getpid() != self._pid:
             return
-        now, before = self._read_environ(), self._environ
+        now, before = dict(getattr(os.environ, "_data", {})), self._environ  # undecoded, since that is fast
         if now != before:
             self._environ = now
             for variable in now.keys() | before.keys():

@@ -1,11 +1,10 @@
 """Keeps a standby for each local rank: makes them, replaces those that end, and hands them over.
 
-All in the run loop's thread, which looks when one of them says something, and now and then while workers run.
+All in the run loop's thread, which looks every second.
 """
 
 import contextlib
 import os
-import select
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +15,6 @@ from hetagent.node import scratch
 from hetagent.node.console import WarnOnce
 from hetagent.node.memory import read_free_memory
 from hetagent.node.processes import proctree as processes
-from hetagent.node.processes.signals import signal_name
 from hetagent.node.self_pipe import wait_readable
 from hetagent.options.values import AUTO
 from hetagent.roundhook import RoundHook
@@ -34,7 +32,7 @@ QUIET_S = 2.0
 """How long after the start of a round no standby is made: its workers come first (seconds)."""
 
 LOOK_S = 1.0
-"""How often to look whether one is due (seconds)."""
+"""How often to look what they say, and whether one is due (seconds)."""
 
 RETRY_S = 10.0
 """How long after a standby has died the next one is made (seconds)."""
@@ -62,7 +60,6 @@ class StandbyPool(RoundHook):
         self._look_at = 0.0
         self._died = 0  # in a row, before they were ready
         self._log_once = WarnOnce(log)
-        self._poller = select.epoll()  # of the standbys; one that is given up leaves it by itself
 
     def start_predicted(self, programs: Sequence[WorkerProgram]) -> None:
         """Make standbys for the first round."""
@@ -84,10 +81,8 @@ class StandbyPool(RoundHook):
         self._not_before = max(self._not_before, time.monotonic() + QUIET_S)
         standby = self._standbys.pop(local_rank, None)
         if standby is not None and differs_by_round_only(standby.program, program):
-            try:
+            with contextlib.suppress(OSError):  # it has died
                 return standby.become_worker(program, stdout, stderr)
-            except OSError as error:
-                self._log(f"cannot use the standby of local rank {local_rank} ({error}): starting without it")
         elif standby is not None:
             standby.kill()
         return None
@@ -99,7 +94,6 @@ class StandbyPool(RoundHook):
         for standby in self._standbys.values():
             standby.kill()
         self._standbys.clear()
-        self._poller.close()
         self._notes.close()
 
     def persistent_sessions(self) -> Sequence[int]:
@@ -112,11 +106,8 @@ class StandbyPool(RoundHook):
 
     # -- in the run loop ---------------------------------------------------------------------------------------
 
-    def fileno(self) -> int:
-        return self._poller.fileno()
-
     def due_at(self) -> float | None:
-        return max(self._look_at, self._not_before)
+        return self._look_at
 
     def on_wakeup(self) -> None:
         """Take in what standbys say, replace those that have ended or are out of date, and make those that are due."""
@@ -141,11 +132,9 @@ class StandbyPool(RoundHook):
             for rank in missing:
                 is_settled = self._notes_written_at(rank) + SETTLED_S <= time.time()
                 if is_settled and self._not_before <= time.monotonic():
-                    standby = Standby(
+                    self._standbys[rank] = Standby(
                         self._programs[rank], preload, self._notes_file(rank), [*self._left_out]
                     )
-                    self._poller.register(standby, select.EPOLLIN)
-                    self._standbys[rank] = standby
         except OSError as error:  # this process has no descriptors left, for instance
             self._on_failure(f"cannot be started: {error}")
 
@@ -170,9 +159,7 @@ class StandbyPool(RoundHook):
                 self._left_out.add(module)
                 self._log(f"standbys do without {module}: {why}")
         elif not standby.ready:
-            how = f"was killed by {signal_name(-status)}" if status < 0 else f"exited with code {status}"
-            what = ", ".join([*self._preload, *(["what the script imports"] if self._auto else [])])
-            self._on_failure(f"{how} while it imported {what}")
+            self._on_failure(f"ended with status {status} as it imported")
         else:
             self._not_before = time.monotonic() + RETRY_S
 

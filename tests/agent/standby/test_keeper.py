@@ -91,7 +91,7 @@ def test_three_that_die_while_they_import_are_the_last(
     kept = keep("dies")
     kept.standbys.start_predicted([program])
     [line] = kept.says()
-    assert "3 in a row failed; the last one exited with code 7 while it imported dies; --preload" in line
+    assert "3 in a row failed; the last one ended with status 7 as it imported; --preload" in line
     assert kept.take(0, program) is None
     assert kept.standbys.pids() == {}
 

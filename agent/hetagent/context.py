@@ -15,24 +15,17 @@ from hetagent.options.model import Options
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentContext:
-    """What is known of this node before it joins, of which all parts of its agent are made.
-
-    Attributes:
-        command: what the workers run; None: the group's command.
-        address: what it offers.
-        versions: of torch, the driver and others, by name.
-        tell: shows one line to the person at the terminal.
-    """
+    """What is known of this node before it joins, of which all parts of its agent are made."""
 
     options: Options
     access: ServerAccess
     identity: AgentIdentity
-    command: WorkerCommand | None
+    command: WorkerCommand | None  # what the workers run; None: the group's
     devices: Devices
     address: AdvertisedAddress
     launch: Launch
-    versions: Mapping[str, str]
-    tell: Callable[[str], None]
+    versions: Mapping[str, str]  # of torch, the driver and others
+    tell: Callable[[str], None]  # shows one line at the terminal
 
     def hold_port(self) -> socket.socket:
         """A listening socket on the address that this node offers."""

@@ -2,12 +2,7 @@
 
 
 class UsageError(ValueError):
-    """The command line makes no sense, or asks for what is not here.
-
-    Args:
-        finding: what is wrong.
-        advice: what to do about it, where that does not follow from what is wrong.
-    """
+    """The command line makes no sense, or asks for what is not here; `advice`: what to do, where that is not plain."""
 
     def __init__(self, finding: str, advice: str = "") -> None:
         super().__init__(f"{finding}: {advice}" if advice else finding)

@@ -18,26 +18,17 @@ Environ = Mapping[str, str | None]
 
 
 class PreemptionNotice(NamedTuple):
-    """The cloud, or whoever owns this machine, takes it away.
+    """The cloud, or whoever owns this machine, takes it away."""
 
-    Attributes:
-        why: in words.
-        deadline: when (monotonic seconds); None: nobody knows, so `--grace-s` counts.
-    """
-
-    why: str
-    deadline: float | None
+    why: str  # in words
+    deadline: float | None  # when (monotonic seconds); None: nobody knows, so `--grace-s` counts
 
 
 class RoundHook:
     """An optional part of this node. This base class does nothing; a part overrides what it needs."""
 
     def on_round_start(self, assignment: Assignment, command: WorkerCommand) -> None:
-        """The workers are about to be started.
-
-        Raises:
-            Exception: they cannot be; that ends the round.
-        """
+        """The workers are about to be started; an exception ends the round."""
 
     def worker_env(self, local_rank: int) -> Environ:
         """What one worker gets."""

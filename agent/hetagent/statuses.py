@@ -31,11 +31,9 @@ NO_PLACE = ("refused", "replaced", "rejected", "left", "last")
 
 
 def get_exit_status(outcome: "Directive | None", *, fixed: bool) -> int:
-    """The exit status of an agent that got no signal.
+    """The exit status of an agent that got no signal, by its last directive (`exit`); None: it left by itself.
 
-    Args:
-        outcome: the last directive (`exit`); None: this node left by itself.
-        fixed: a worker's own code, which may be any, is `FAILED`.
+    With `fixed` a worker's own code, which may be any, is `FAILED`.
     """
     if outcome is None or outcome.exit_code is None or outcome.code in NO_PLACE:
         return UNFIT

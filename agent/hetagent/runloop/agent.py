@@ -52,9 +52,7 @@ class Agent:
     parts: AgentParts
     outcome: Directive | None = field(default=None, init=False)  # the last directive (`exit`)
     last_words: list[str] = field(default_factory=list, init=False)  # for the closing block
-    round_number: int = field(
-        default=0, init=False
-    )  # the newest that was started here, or over before it was
+    round_number: int = field(default=0, init=False)  # the newest here, started or over before it was
     shutdown: Shutdown = field(init=False)
 
     def __post_init__(self) -> None:

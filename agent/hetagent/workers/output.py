@@ -198,11 +198,7 @@ def _write(console: int, data: bytes) -> None:
 
 
 def _open_terminal(console: int) -> tuple[int, int]:
-    """A terminal like ours, which passes on unchanged what is written to it: both ends, the worker's last.
-
-    Raises:
-        OSError: the system has none left.
-    """
+    """A terminal like ours, which passes on unchanged what is written to it: both ends, the worker's last."""
     outer, inner = os.openpty()
     try:
         mode = termios.tcgetattr(console)

@@ -93,7 +93,7 @@ def fact(story: Story, name: str, *args: str) -> str:
     """Something that is so now, in words."""
     group = story.group
     match name:
-        case "state" | "restarts" | "job" | "last_round":
+        case "state" | "restarts" | "job" | "last_round" | "failed_masters":
             return str(getattr(group, name))
         case "spec":  # one of its settings
             return str(getattr(group.spec, args[0]))
@@ -125,6 +125,8 @@ def fact(story: Story, name: str, *args: str) -> str:
             return _words(explain_left_out_node(group, story.node(args[0])))
         case "phase" | "port" | "weight":
             return str(getattr(story.node(args[0]), name))
+        case "role":  # of a node's start: its first rank in its role, of how many
+            return f"{story.start(args[0]).role_offset} of {story.start(args[0]).role_world_size}"
         case "shares":  # of a node's start: how many ranks have which weight
             shares = story.start(args[0]).shares
             assert shares == story.round.shares

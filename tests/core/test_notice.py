@@ -107,6 +107,8 @@ CASES = {
     "a node that is readmitted in time stays": f"""
         {heeding("a", "b")} drain b; undrain b; said node_undrained = 1; told b = start notice
         report a ready_to_stop; report b ready_to_stop; told b = stop round_ended; joins a b; order = a b""",
+    "a job that ends well meanwhile has succeeded, in that round": f"""
+        {heeding("a", "b")} restart; succeeded a b; state = succeeded; order = a b""",
     "one that was told to exit does so": f"""
         {heeding("a", "b")} succeeded b; restart; drain b; told b = exit drained 4
         undrain b; told b = exit drained 4""",

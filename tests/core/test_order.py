@@ -89,6 +89,7 @@ def test_of_several_spares_the_like_of_the_gap_is_taken() -> None:
     assert taken(*spares) == ["e"]
     assert taken(*spares[:2]) == ["d"]
     assert taken(*spares[:1]) == ["c"]
+    assert taken(node("c10", 8), node("c9", 8)) == ["c9"], "of equal ones the first"
     assert taken(*spares, order="topology:rack") == ["e"]
     assert taken(*spares, node("c2", 4, rack="2", other="1")) == ["e"], "all labels count if none is named"
     assert taken(*spares, node("c2", 4, rack="2", other="1"), order="topology:rack") == ["c2"]

@@ -46,6 +46,7 @@ def test_a_spare_takes_the_place_of_a_node_that_goes() -> None:
 
 
 def test_too_few_nodes_wait_and_say_for_what() -> None:
+    assert planned(Story(min_nodes=2)).was_round == 0
     story = uneven(min_nodes=3)
     story.leave("gpu4")
     found = planned(story, drain="gpu1")

@@ -34,6 +34,9 @@ COSTS = {
         group min_nodes=3 last_call_s=0; joins a b c; unreachable c; why a = master_unreachable c
         joins a b c; order = b a c; restarts = 0
         started a b c; failed a; joins a b c; order = b a c""",
+    "a master that another member has reached does not count as one that failed": """
+        group min_nodes=3 last_call_s=0; joins a b c; started b; unreachable c; failed_masters = 0
+        joins a b c; unreachable c; failed_masters = 1""",
     "a late report on a master says nothing of its next agent": """
         group min_nodes=3 last_call_s=0; joins a b c; unreachable b; unreachable c; leave a; join a inc='a-2'
         StaleRound: unreachable c

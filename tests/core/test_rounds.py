@@ -20,6 +20,9 @@ CASES = {
     "the first round waits for the last call": """
         group min_nodes=2; join a 8; told a = wait waiting; why = too_few_nodes; until = 600; join b 4
         why a = last_call a b; until = 10; wait 9.99; state = waiting; wait 0.01; order = a b; world = 12""",
+    "ranks are counted in their roles as well": """
+        group min_nodes=3 last_call_s=0; join a 2; join b 1 role='eval'; join c 4
+        role a = 0 of 6; role b = 0 of 1; role c = 2 of 6""",
     "an unbounded one says so": "group last_call_s=0; join a; said started_unbounded = 1",
     "a suspect is waited for": """
         group min_nodes=1; joins a b; wait 9.5; cut b; wait 0.5

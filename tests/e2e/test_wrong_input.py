@@ -112,26 +112,6 @@ def test_a_script_that_cannot_be_run(hetagent: Run, tmp_path: Path, argv: list[s
 
 
 @pytest.mark.parametrize(
-    ("argv", "text"),
-    [
-        (["--gpus", "4"], "4 GPUs requested, none here ({why}): add --device cpu to start CPU workers"),
-        (
-            ["--nproc-per-node", "gpu"],
-            "--nproc-per-node gpu: no GPU here ({why}): pass --nproc-per-node N --device cpu to start N CPU workers",
-        ),
-    ],
-)  # fmt: skip
-def test_gpus_that_are_not_here(hetagent: Run, argv: list[str], text: str) -> None:
-    said = hetagent(*AWAY, *argv, "train.py", CUDA_VISIBLE_DEVICES="")
-    whys = (
-        "no NVIDIA driver",
-        "nvidia-ml-py is not installed: pip install 'hetrdzv[agent]'",
-        "CUDA_VISIBLE_DEVICES is empty",
-    )
-    assert said in [Said(USAGE, f"hetagent: {text.format(why=why)}\n") for why in whys]
-
-
-@pytest.mark.parametrize(
     ("argv", "numactl", "text"),
     [
         (CPU, True, "binds workers to the CPUs near their GPUs, but CPU workers have none: leave it out"),

@@ -421,7 +421,7 @@ class Requests:
         waits = manner.behind is not None and rng.random() < 0.9
         node.step = 3 + (node.name != manner.behind) if waits else node.step + rng.choice((0, 1, 1, 5))
         size = int(node.told.get("start", {}).get("world_size", 1))
-        idle_s = self._leaning(manner, "Worker", "idle_s", 40.0 if waits else rng.choice((0.5, 40.0)))
+        idle_s = self._leaning(manner, "WorkerProgress", "idle_s", 40.0 if waits else rng.choice((0.5, 40.0)))
         lanes = [
             {
                 "name": name,

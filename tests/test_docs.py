@@ -238,7 +238,7 @@ def test_every_setting_is_told() -> None:
     """With its default, its range, and whether it has no flag."""
     table = {next(iter(quoted([row[0]]))): row for row in rows(section(page("docs/groups.md"), "Settings"))}
     assert differences("field", "docs/groups.md", table.keys(), set(SETTINGS)) == []
-    schemas = codec.adapter(SpecFields).json_schema()["properties"]
+    schemas = codec.type_adapter(SpecFields).json_schema()["properties"]
     for name, row in table.items():
         _, default, told, *_ = row
         assert default == shown(getattr(GroupSpec(), name)), name

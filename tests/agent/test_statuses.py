@@ -7,12 +7,12 @@ from tests.agent.torchrun.driver import directive
 
 from hetagent.statuses import get_exit_status
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
-from hetrdzv.protocol.rounds import Failure, RootCause
+from hetrdzv.protocol.rounds import RootCause, WorkerFailure
 
 
 def failed(kind: str, exit_code: int | None = None) -> dict[str, Any]:
     """What the server says of a job that failed."""
-    failure = None if exit_code is None else Failure(local_rank=0, rank=0, exit_code=exit_code)
+    failure = None if exit_code is None else WorkerFailure(local_rank=0, rank=0, exit_code=exit_code)
     cause = RootCause(reason=Reason(code=kind, message="m"), failure=failure)
     return {"code": "failed", "outcome": "failed", "root_cause": cause, "exit_code": exit_code or 1}
 

@@ -28,9 +28,9 @@ from hetrdzv.protocol.directive import Directive, Start
 from hetrdzv.protocol.reasons import ends
 from hetrdzv.protocol.reasons.reason import Reason, full_text
 from hetrdzv.protocol.reasons.waiting import ReadyCount
-from hetrdzv.protocol.rounds import EarlierSuccesses, Failure, RootCause
+from hetrdzv.protocol.rounds import EarlierSuccesses, RootCause, WorkerFailure
 from hetrdzv.protocol.states import ReportKind
-from hetrdzv.protocol.texts.who import Nodes
+from hetrdzv.protocol.texts.node_rank_lists import NodeList
 from tests.core.leases import deadline, step
 from tests.support.hangs import behind
 
@@ -96,7 +96,7 @@ class Story:
             self.report(node_id, "succeeded")
 
     def failed(self, node_id: str, age_s: float = 0.0, exit_code: int | None = 1, **more: Any) -> None:
-        failure = Failure(local_rank=0, rank=0, exit_code=exit_code, message="Traceback: boom")
+        failure = WorkerFailure(local_rank=0, rank=0, exit_code=exit_code, message="Traceback: boom")
         self.report(node_id, "failed", age_s=age_s, failure=replace(failure, **more))
 
     def unreachable(self, node_id: str) -> None:
@@ -232,7 +232,7 @@ def running(*node_ids: str, **spec: Any) -> Story:
 
 def ready(node_ids: Iterable[str], want: int, slots: int | None = None) -> ReadyCount:
     """These nodes are ready, of so many, or with so many slots."""
-    return ReadyCount(Nodes.of(node_ids), want, slots)
+    return ReadyCount(NodeList.of(node_ids), want, slots)
 
 
 def failed(
@@ -244,4 +244,4 @@ def failed(
 ) -> Reason:
     """Why a round ends of which a worker has failed as `Story.failed` says."""
     fields = {"local_rank": 0, "message": "Traceback: boom", **more}
-    return ends.worker_failed(node_id, Failure(rank=rank, exit_code=exit_code, **fields), before)
+    return ends.worker_failed(node_id, WorkerFailure(rank=rank, exit_code=exit_code, **fields), before)

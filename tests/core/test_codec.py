@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import pytest
 
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.bounds import MAX_LABELS, Count, Duration, Id, Labels, ShortText, Slots, at_most
-from hetrdzv.protocol.codec import MAX_MISTAKES, MalformedJson, read, write
+from hetrdzv.protocol.bounds import MAX_LABELS, Count, Duration, Id, Labels, ShortText, Slots, max_items
+from hetrdzv.protocol.codec import MAX_FIELD_ERRORS, MalformedJson, parse_json, to_json
 from hetrdzv.protocol.states import GroupState
 
 
@@ -29,7 +29,7 @@ class Outer:
     node_id: Id
     slots: Slots = 1
     labels: Labels = field(default_factory=dict)
-    several: Annotated[tuple[Inner, ...], at_most(3)] = ()
+    several: Annotated[tuple[Inner, ...], max_items(3)] = ()
     state: GroupState = GroupState.WAITING
     why: ShortText | None = None
     flag: bool = False
@@ -55,21 +55,21 @@ WHOLE = Outer(
 @pytest.mark.parametrize("value", [WHOLE, Outer(node_id="a")])
 @pytest.mark.parametrize("nulls", [True, False])
 def test_a_value_comes_back(value: Outer, nulls: bool) -> None:
-    assert read(Outer, write(value, nulls=nulls)) == value
+    assert parse_json(Outer, to_json(value, nulls=nulls)) == value
 
 
 def test_what_is_written() -> None:
-    assert "why" not in json.loads(write(Outer(node_id="a")))
-    assert json.loads(write(Outer(node_id="a"), nulls=True))["why"] is None
-    assert "labels" not in json.loads(write(WHOLE, without={"labels"}))
+    assert "why" not in json.loads(to_json(Outer(node_id="a")))
+    assert json.loads(to_json(Outer(node_id="a"), nulls=True))["why"] is None
+    assert "labels" not in json.loads(to_json(WHOLE, without={"labels"}))
     value = Outer(node_id="a", several=(Known(count=1),), inner=Known())
-    assert b"secret" not in write(value), "only the fields of the type that was declared"
-    assert b"secret" in write(Known())
+    assert b"secret" not in to_json(value), "only the fields of the type that was declared"
+    assert b"secret" in to_json(Known())
 
 
 def refusal(news: Mapping[str, Any]) -> codec.FieldError:
     with pytest.raises(MalformedJson) as caught:
-        read(Outer, json.dumps({"node_id": "a", **news}))
+        parse_json(Outer, json.dumps({"node_id": "a", **news}))
     return caught.value.mistakes[0]
 
 
@@ -107,7 +107,7 @@ def test_a_mistake_is_named(news: Mapping[str, Any], where: str, says: str) -> N
 def test_what_is_no_json_or_no_object_is_refused(says: str, data: tuple[bytes, ...]) -> None:
     for each in data:
         with pytest.raises(MalformedJson, match=says) as caught:
-            read(Outer, each)
+            parse_json(Outer, each)
         assert caught.value.mistakes[0].field == ""
 
 
@@ -115,12 +115,12 @@ def test_what_was_given_comes_with_the_mistake_and_many_are_counted_only() -> No
     assert refusal({"slots": "two"}).given == "two"
     assert refusal({"slots": [2]}).given is None
     assert refusal({"slotss": "a secret, perhaps"}).given is None
-    few, many = ({f"x{n}": 1 for n in range(wrong)} for wrong in (MAX_MISTAKES, MAX_MISTAKES + 1))
+    few, many = ({f"x{n}": 1 for n in range(wrong)} for wrong in (MAX_FIELD_ERRORS, MAX_FIELD_ERRORS + 1))
     assert refusal(few).field == "x0"
     assert refusal(many) == codec.FieldError("", "65 of its fields are unknown, malformed or out of range")
 
 
 def test_a_value_that_was_made_here_can_be_checked() -> None:
-    assert codec.validate(Outer, WHOLE) == WHOLE
+    assert codec.validate_value(Outer, WHOLE) == WHOLE
     with pytest.raises(MalformedJson, match="slots: Input should be less than or equal to 1024"):
-        codec.validate(Outer, Outer(node_id="a", slots=2_000))
+        codec.validate_value(Outer, Outer(node_id="a", slots=2_000))

@@ -11,8 +11,8 @@ from hetrdzv.core.version_drift import (
     describe_version_differences,
     find_version_differences,
 )
-from hetrdzv.protocol.codec import write
-from hetrdzv.protocol.reasons.reason import MOST_CHARACTERS
+from hetrdzv.protocol.codec import to_json
+from hetrdzv.protocol.reasons.reason import MAX_MESSAGE_CHARACTERS
 from tests.core.driver import Story
 
 
@@ -66,9 +66,9 @@ def test_of_thousands_of_unlike_nodes_it_says_no_more_than_of_a_few() -> None:
         nodes({f"{n}-{'x' * 110}": dict.fromkeys(COMPARED_VERSIONS, f"{n}.0.{n % 7}") for n in range(10_000)})
     )
     assert len(found) == len(COMPARED_VERSIONS)
-    assert max(len(one.message) for one in found) <= MOST_CHARACTERS
-    assert max(len(write(one)) for one in found) < 8_000
-    assert len(write(find_version_differences(having("torch", "9" * 100_000, "1"))[0])) < 1_000
+    assert max(len(one.message) for one in found) <= MAX_MESSAGE_CHARACTERS
+    assert max(len(to_json(one)) for one in found) < 8_000
+    assert len(to_json(find_version_differences(having("torch", "9" * 100_000, "1"))[0])) < 1_000
 
 
 def test_a_start_says_what_differs_in_its_round() -> None:

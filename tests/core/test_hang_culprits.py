@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hetrdzv.core import hangs
 from hetrdzv.core.hangs import find_hang
-from hetrdzv.protocol.progress import Collectives, Worker
+from hetrdzv.protocol.progress import ProcessGroupProgress, WorkerProgress
 from hetrdzv.protocol.reasons.hangs import Hang
 
 
@@ -22,7 +22,7 @@ def at(
     op: str = "",
 ):
     """A worker's collectives in a process group; by default the last one is not complete."""
-    return Collectives(
+    return ProcessGroupProgress(
         name=name,
         size=size,
         enqueued=enqueued,
@@ -32,8 +32,8 @@ def at(
     )
 
 
-def worker(rank: int, *collectives: Collectives, idle: float = 40.0, **more):
-    return Worker(rank=rank, idle_s=idle, collectives=collectives, **more)
+def worker(rank: int, *collectives: ProcessGroupProgress, idle: float = 40.0, **more):
+    return WorkerProgress(rank=rank, idle_s=idle, collectives=collectives, **more)
 
 
 def node_of(rank: int) -> str:
@@ -57,7 +57,7 @@ SLEEPER = [
 ]
 
 
-def world(size: int) -> list[Worker]:
+def world(size: int) -> list[WorkerProgress]:
     return [worker(rank, at(5, size=size)) for rank in range(size)]
 
 
@@ -301,7 +301,9 @@ def jobs(draw: st.DrawFn) -> Job:
     return world_size, groups, [*order, 0]
 
 
-def run(job: Job, moves: list[int], sleeper: int | None = None, sleeps_after: int = 0) -> list[Worker]:
+def run(
+    job: Job, moves: list[int], sleeper: int | None = None, sleeps_after: int = 0
+) -> list[WorkerProgress]:
     """Move ranks through a job, as seen in the end.
 
     A rank asks for the next collective of the step that concerns it, and goes on once all members have asked.
@@ -327,11 +329,11 @@ def run(job: Job, moves: list[int], sleeper: int | None = None, sleeps_after: in
             enqueued[rank][group] += 1
             total[rank] += 1
     return [
-        Worker(
+        WorkerProgress(
             rank=rank,
             idle_s=0.0 if is_done(rank) and rank != sleeper else 30.0,
             collectives=tuple(
-                Collectives(
+                ProcessGroupProgress(
                     name=str(one),
                     size=len(members),
                     enqueued=enqueued[rank][one],
@@ -392,11 +394,11 @@ def test_places_are_bounded_by_what_workers_report(
 
     monkeypatch.setattr(hangs, "WorkerPosition", counted)
     workers = [
-        Worker(
+        WorkerProgress(
             rank=rank,
             idle_s=30,
             collectives=tuple(
-                Collectives(
+                ProcessGroupProgress(
                     name=f"g{0 if same else rank}-{at}", size=size, enqueued=5, started=4, completed=4
                 )
                 for at in range(32)
@@ -416,11 +418,13 @@ def eights(rank: int) -> str:
 def test_a_worker_among_8000_that_others_wait_for_is_named() -> None:
     """As an honest job reports it: everybody in one group of all, and in two of eight."""
     workers = [
-        Worker(
+        WorkerProgress(
             rank=rank,
             idle_s=30,
             collectives=tuple(
-                Collectives(name=name, size=size, enqueued=7 if rank == 5003 else 8, started=7, completed=7)
+                ProcessGroupProgress(
+                    name=name, size=size, enqueued=7 if rank == 5003 else 8, started=7, completed=7
+                )
                 for name, size in (("0", 8000), (f"tp{rank // 8}", 8), (f"dp{rank % 1000}", 8))
             ),
         )

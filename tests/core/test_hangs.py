@@ -69,7 +69,7 @@ def test_more_who_are_behind_are_no_news_but_another_is() -> None:
     assert story.reason.ranks == ((2, 3),)
     story.stalled(for_s=60, hang=behind(0, "a", waiting=[1]))
     assert story.said("stalled")[1:] == [
-        bare(hangs.stalled(1, replace(behind(0, "a", waiting=[1]), for_s=60.0)))
+        bare(hangs.stall_reported(1, replace(behind(0, "a", waiting=[1]), for_s=60.0)))
     ]
 
 
@@ -104,7 +104,7 @@ def test_a_hang_ends_the_round_as_a_failure_of_the_culprit() -> None:
     assert story.told("a").root_cause == cause
     assert story.told("a").exit_code == 1
     hang = ends.workers_hang(replace(stall.hang, for_s=30.0))
-    assert cause.reason == ends.without_restart(hang, "used_up", 1)
+    assert cause.reason == ends.failure_without_restart(hang, "used_up", 1)
 
 
 @pytest.mark.parametrize("kind", [StallKind.NOTHING_COMPLETES, StallKind.MISMATCH])
@@ -114,12 +114,12 @@ def test_a_hang_of_nobody_in_particular_blames_no_node(kind: StallKind) -> None:
     story.stalled(for_s=4, hang=hang)
     assert story.said("stalled") == []
     story.wait(1)
-    assert story.said("stalled") == [bare(hangs.stalled(1, replace(hang, for_s=5.0)))]
+    assert story.said("stalled") == [bare(hangs.stall_reported(1, replace(hang, for_s=5.0)))]
     story.joins("a", "b")
     cause = story.root_cause
     assert (cause.reason.code, cause.node_id, cause.failure) == (hang.kind, None, None)
     hang = replace(hang, for_s=5.0)
-    assert cause.reason == ends.without_restart(ends.workers_hang(hang), "used_up", 0)
+    assert cause.reason == ends.failure_without_restart(ends.workers_hang(hang), "used_up", 0)
 
 
 def test_a_stall_of_another_round_or_of_none_changes_nothing() -> None:

@@ -4,9 +4,9 @@ import pytest
 
 from hetrdzv.core.commands import Cancel, Leave
 from hetrdzv.protocol.errors import (
-    Difference,
     GroupFinishing,
     InvalidSpec,
+    SettingDifference,
     SpecConflict,
     StaleIncarnation,
 )
@@ -157,8 +157,10 @@ def test_why_nodes_that_are_not_ready_are_not() -> None:
     story = Story(min_nodes=2)
     story.join("a")
     story.join("b", not_ready="Xid 79")
-    waits = waiting.too_few(ready(["a"], 2), 1, until=story.now + 600)
-    assert story.reason == waiting.also_not_ready(waits, waiting.not_ready(ready("b", 0).nodes, "Xid 79"))
+    waits = waiting.too_few_nodes(ready(["a"], 2), 1, until=story.now + 600)
+    assert story.reason == waiting.with_not_ready_nodes(
+        waits, waiting.nodes_not_ready(ready("b", 0).nodes, "Xid 79")
+    )
     assert story.said("node_joined")[-1] == events.node_joined("b", 1, "10.0.0.1", "Xid 79")
 
 
@@ -189,7 +191,7 @@ def test_first_to_name_a_field_fixes_it_and_a_refusal_says_what_differs() -> Non
         with pytest.raises(SpecConflict) as refused:
             story.join("c", spec={name: given})
         conflict = refused.value.conflict
-        assert conflict.differences == (Difference(name, str(fixed), str(given)),)
+        assert conflict.differences == (SettingDifference(name, str(fixed), str(given)),)
         assert (conflict.nodes, conflict.by_put, conflict.retry_for_s) == (("a", "b"), False, None)
     assert str(refused.value).endswith("use another group, or wait until its job is over")
     made = Story()
@@ -215,7 +217,9 @@ def test_open_group_waits_for_a_command() -> None:
     assert (start.command, start.max_restarts) == (("train.py", "--lr", "1"), 9)
     with pytest.raises(SpecConflict) as refused:
         story.put(command=("other.py",))
-    assert refused.value.conflict.differences == (Difference("command", "'train.py --lr 1'", "'other.py'"),)
+    assert refused.value.conflict.differences == (
+        SettingDifference("command", "'train.py --lr 1'", "'other.py'"),
+    )
     with pytest.raises(SpecConflict):
         story.put(max_restarts=8)
 
@@ -237,7 +241,7 @@ def test_settings_that_replace_those_of_a_group_without_nodes() -> None:
     assert refused.value.field == "max_nodes"
     story.join("a", inc="a-2", spec={"min_nodes": 1, "max_nodes": 1})
     assert (story.start("a").world_size, story.group.last_round, story.group.job) == (1, 2, 1)
-    differ = (Difference("min_nodes", "2", "1"), Difference("max_nodes", "2", "1"))
+    differ = (SettingDifference("min_nodes", "2", "1"), SettingDifference("max_nodes", "2", "1"))
     assert story.said("settings_changed") == [bare(events.settings_changed("a", differ))]
     story.leave("a")
     story.put(max_nodes=5)

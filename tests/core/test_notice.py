@@ -42,7 +42,7 @@ def test_workers_are_told_and_the_round_ends_once_all_are_ready(kind: str) -> No
         bare(ReasonCode.STOP_ANNOUNCED.reason(round=1, cause=cause, notice_s=30.0))
     ]
     until = story.now + 30.0
-    ending = waiting.about_to_end(1, cause, ["a", "b"], until)
+    ending = waiting.round_about_to_end(1, cause, ["a", "b"], until)
     for node_id in ("a", "b"):
         told = story.told(node_id)
         assert (told.kind, told.code, told.round, told.reason) == ("start", "notice", 1, ending)
@@ -156,7 +156,7 @@ def test_a_failure_in_the_notice_of_a_drain_costs_nothing_even_if_the_drained_no
         f"{heeding('a', 'b')} drain b; failed a; join a; {readmitted} join b; restarts = 0; state = starting"
     )
     assert story.said("round_judged") == [
-        bare(ReasonCode.ROUND_JUDGED.reason(round=1, cause=ends.consequences(DRAINED)))
+        bare(ReasonCode.ROUND_JUDGED.reason(round=1, cause=ends.departure_with_failures(DRAINED)))
     ]
 
 

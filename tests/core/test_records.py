@@ -16,10 +16,10 @@ from hetrdzv.protocol.progress import ProgressTimes
 from hetrdzv.protocol.reasons import ends
 from hetrdzv.protocol.reasons.reason import ReasonCode
 from hetrdzv.protocol.rounds import (
-    Failure,
     RoundRecord,
+    WorkerFailure,
     downtime_after,
-    time_text,
+    time_spent_text,
     total_time,
     trained_share,
     with_downtimes,
@@ -46,7 +46,7 @@ class Trained(Story):
 
     def dies(self, moved: ProgressTimes | None) -> None:
         """A worker of a fails; when the workers there moved."""
-        self.report("a", "failed", failure=Failure(local_rank=0, rank=0, exit_code=1), moved=moved)
+        self.report("a", "failed", failure=WorkerFailure(local_rank=0, rank=0, exit_code=1), moved=moved)
 
 
 def starting(*node_ids: str, **spec: Any) -> Trained:
@@ -95,7 +95,7 @@ def test_a_failure_costs_four_parts_of_time() -> None:
     assert downtime_after(first, second) == (0.5, 4.0, 0.0, 6.0)
     total = total_time(story.rounds)
     assert trained_share(total) == pytest.approx(89.0 / 101.5)
-    assert time_text(total) == (
+    assert time_spent_text(total) == (
         "trained 1 min 29 s of 1 min 42 s (87.6 %); starting up 8.0 s, noticing 0.5 s, stopping 4.0 s"
     )
     assert with_downtimes(story.rounds)[1] == (second, None)
@@ -108,7 +108,7 @@ def test_a_failure_counts_from_its_exception_but_is_no_older_than_its_round(
     """A node's clock may be set a year ahead, say."""
     story = training("a", "b")
     story.wait(57.5)
-    failure = Failure(local_rank=0, rank=0, exit_code=1, message="boom", raised_s=raised_s)
+    failure = WorkerFailure(local_rank=0, rank=0, exit_code=1, message="boom", raised_s=raised_s)
     story.report("a", "failed", failure=failure, age_s=0.5)
     assert story.times[0]["noticing"] == noticed_s
     assert sum(story.times[0].values()) == 59.5
@@ -144,7 +144,7 @@ def test_a_failure_that_was_a_loss_is_told_as_one() -> None:
     story.now += 1.01
     story.tick()
     lost = ReasonCode.NODE_LOST.reason("b", why=ReasonCode.CONNECTION_LOST.reason())
-    assert str(story.rounds[0].reason) == ends.consequences(lost).message
+    assert str(story.rounds[0].reason) == ends.departure_with_failures(lost).message
 
 
 @pytest.mark.parametrize(("act", "outcome"), [("succeeded", "succeeded"), ("cancel", "cancelled")])
@@ -222,7 +222,7 @@ def test_what_nobody_can_see_is_unknown(started: ProgressTimes | None) -> None:
     assert only.time == {"starting_up": 2.0, "unknown": 10.0}
     assert (only.trained_s, trained_share(only.time)) == (None, 0.0)
     text = "how much was training is unknown; starting up 2.0 s, unknown 10 s"
-    assert time_text(only.time) == text
+    assert time_spent_text(only.time) == text
 
 
 def test_a_stall_is_a_hang_from_its_beginning_live_and_later() -> None:

@@ -8,7 +8,7 @@ from hetrdzv.core.rounds.transitions import MAX_GONE_NODES
 from hetrdzv.protocol.reasons import ends, events, waiting
 from hetrdzv.protocol.reasons.reason import ReasonCode
 from hetrdzv.protocol.rounds import EarlierSuccesses
-from hetrdzv.protocol.texts.who import Nodes
+from hetrdzv.protocol.texts.node_rank_lists import NodeList
 from tests.core.driver import Story, failed, ready, running
 from tests.core.script import fact, play
 
@@ -169,7 +169,7 @@ def test_a_spent_budget_fails_the_group_for_everybody_alike() -> None:
     story = play("""
         running a b c max_restarts=0; later 3; failed c exit_code=9 rank=2; failed b age_s=0.5 exit_code=7 rank=1
         joins a b; state = waiting; join c; state = failed""")
-    of_b = ends.without_restart(failed("b", 1, 7), "used_up", 0)
+    of_b = ends.failure_without_restart(failed("b", 1, 7), "used_up", 0)
     for node_id in "abc":
         assert fact(story, "told", node_id) == "exit failed 7"
         assert (story.told(node_id).reason, story.told(node_id).root_cause) == (of_b, story.root_cause)
@@ -177,7 +177,7 @@ def test_a_spent_budget_fails_the_group_for_everybody_alike() -> None:
     assert (story.root_cause.node_id, story.root_cause.failure.message) == ("b", "Traceback: boom")
     assert story.said("group_failed") == [events.group_failed(of_b)]
     story = play("running a b max_restarts=9; failed a final=True; leave a; join b")
-    assert story.said("group_failed") == [events.group_failed(failed("a"), Nodes.of(["a"]))], (
+    assert story.said("group_failed") == [events.group_failed(failed("a"), NodeList.of(["a"]))], (
         "who gave up is named"
     )
 
@@ -325,7 +325,7 @@ def test_a_node_whose_workers_fail_again_and_again_is_used_last() -> None:
     assert story.order == ["a", "c"]
     last = ReasonCode.NODE_USED_LAST.reason("b", group="g", failures=3)
     assert story.said("node_used_last") == [last]
-    assert story.told("b").reason == waiting.left_out(story.group.last_round, "b", last)
+    assert story.told("b").reason == waiting.node_left_out(story.group.last_round, "b", last)
     fails(story, "a")
     assert story.order == ["a", "c"]
     story.leave("c")

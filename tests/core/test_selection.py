@@ -212,7 +212,7 @@ def test_what_an_order_goes_by_and_nodes_lack_is_a_warning(
 def test_why_a_node_is_a_spare(script: str, node_id: str, why: Callable[[GroupSpec], Reason]) -> None:
     story = play(script)
     told = story.told(node_id).reason
-    assert told == waiting.left_out(story.group.last_round, node_id, why(story.group.spec))
+    assert told == waiting.node_left_out(story.group.last_round, node_id, why(story.group.spec))
 
 
 # -- what the settings can say -------------------------------------------------------------------------------

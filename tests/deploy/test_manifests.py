@@ -20,7 +20,7 @@ import yaml
 from hetagent.cli.parse import parse_command_line
 from hetrdzv.cli import hetserver
 from hetrdzv.client import parse_server_urls
-from hetrdzv.protocol.settings import DEFAULTS
+from hetrdzv.protocol.settings import DEFAULT_SPEC
 from hetrdzv.protocol.states import GroupState
 from hetrdzv.service.metrics import Metrics
 from tests.support import manifests, needs
@@ -161,7 +161,7 @@ def test_an_agent_is_gone_before_it_is_killed() -> None:
     for where, name, arguments in STARTS:
         if name == "hetagent":
             options, given = parse_command_line(arguments, {}), grace_s(where)
-            stop_s = float(str(options.spec.get("stop_timeout_s", DEFAULTS.stop_timeout_s)))
+            stop_s = float(str(options.spec.get("stop_timeout_s", DEFAULT_SPEC.stop_timeout_s)))
             assert given >= stop_s + 15, f"{where}: {given} s for {stop_s} s"
             assert options.grace_s == given - 5, f"{where}: {given} s for {options.grace_s} s"
 

@@ -76,7 +76,7 @@ def live_with(group: Group) -> None:
     """What a server does with every group that it has read."""
     views.group_reply(group, NOW, lambda node: node.heard_at, {})
     for node in group.nodes.values():
-        codec.write(make_directive(group, node, NOW))
+        codec.to_json(make_directive(group, node, NOW))
     for seconds in (0.0, 6.0, 1e6):
         try:
             group = step(group, Tick(), NOW + seconds).group

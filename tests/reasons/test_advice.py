@@ -1,19 +1,19 @@
 """What a person is told to do next."""
 
 from hetrdzv.protocol.reasons import ends, events, hangs, waiting
-from hetrdzv.protocol.reasons.advice import next_step
+from hetrdzv.protocol.reasons.advice import advise_next_step
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.reasons.waiting import ReadyCount
-from hetrdzv.protocol.rounds import Failure
-from hetrdzv.protocol.texts.who import Nodes
+from hetrdzv.protocol.rounds import WorkerFailure
+from hetrdzv.protocol.texts.node_rank_lists import NodeList
 from tests.support.hangs import behind
 
-A, NOBODY = ReadyCount(Nodes.of(["a"]), 2), ReadyCount(want=2)
+A, NOBODY = ReadyCount(NodeList.of(["a"]), 2), ReadyCount(want=2)
 TRACE = 'Traceback\n  File "/work/train.py", line 7, in f\n'
 
 
 def exited(exit_code: int | None, message: str = "", rank: int = 0, signal: str | None = None) -> Reason:
-    failure = Failure(rank=rank, local_rank=rank, exit_code=exit_code, message=message, signal=signal)
+    failure = WorkerFailure(rank=rank, local_rank=rank, exit_code=exit_code, message=message, signal=signal)
     return ends.worker_failed("a", failure)
 
 
@@ -23,20 +23,20 @@ def test_what_to_do_about_a_group() -> None:
         events.group_succeeded(),
         waiting.round_running(1, 2, 4),
         ReasonCode.STOPPING.reason("b"),
-        waiting.too_few(A, 1),
-        waiting.too_few(A, 3, unit="slot"),
-        waiting.too_few(A, 0, unit="slot"),
-        waiting.waits_for_replacement(waiting.too_few(A, 1), ["b"]),
-        waiting.waits_for_replacement(waiting.too_few(NOBODY, 1), ["b"]),
-        waiting.waits_for_replacement(waiting.too_few(A, 1), ["b"], ["b"]),
-        waiting.too_few(NOBODY, 2, since=300.0),
+        waiting.too_few_nodes(A, 1),
+        waiting.too_few_nodes(A, 3, unit="slot"),
+        waiting.too_few_nodes(A, 0, unit="slot"),
+        waiting.waits_for_replacement(waiting.too_few_nodes(A, 1), ["b"]),
+        waiting.waits_for_replacement(waiting.too_few_nodes(NOBODY, 1), ["b"]),
+        waiting.waits_for_replacement(waiting.too_few_nodes(A, 1), ["b"], ["b"]),
+        waiting.too_few_nodes(NOBODY, 2, since=300.0),
         ReasonCode.NO_ALLOWED_MASTER.reason(ready=A, master="zone=x"),
         ReasonCode.GROUP_CANCELLED.reason(by="ada"),
-        hangs.hang(4, stuck, 460.0),
-        hangs.hang(4, stuck, 460.0, until=600.0),
+        hangs.round_hangs(4, stuck, 460.0),
+        hangs.round_hangs(4, stuck, 460.0, until=600.0),
     ]
     assert (
-        [next_step("job", why) or "-" for why in whys]
+        [advise_next_step("job", why) or "-" for why in whys]
         == """\
 -
 -
@@ -66,12 +66,12 @@ def test_what_to_do_about_a_failure() -> None:
         exited(137, "Killed"),
         exited(None, signal="SIGBUS"),
         ends.workers_hang(behind(2, "b", for_s=30.0)),
-        ReasonCode.IMPOSSIBLE_WORLD.reason(why=waiting.too_few(A, 1), timeout_s=12.0),
-        ReasonCode.JOIN_TIMEOUT.reason(why=waiting.too_few(A, 1), timeout_s=12.0),
+        ReasonCode.IMPOSSIBLE_WORLD.reason(why=waiting.too_few_nodes(A, 1), timeout_s=12.0),
+        ReasonCode.JOIN_TIMEOUT.reason(why=waiting.too_few_nodes(A, 1), timeout_s=12.0),
         ReasonCode.NODE_LOST.reason("b", why=ReasonCode.CONNECTION_LOST.reason()),
     ]
     again = "to begin again: start hetagent on each node"
-    steps = [next_step("job", why, failed=True) for why in whys]
+    steps = [advise_next_step("job", why, failed=True) for why in whys]
     assert all(step.endswith(again) for step in steps)
     assert (
         [step.removesuffix(again).removesuffix("; ") or "-" for step in steps]
@@ -92,4 +92,4 @@ look at b: is it up, can it reach the server, and what did its hetagent log last
 
 def test_a_group_that_stays_has_to_be_restarted() -> None:
     again = "to begin again: hetctl restart job, then start hetagent on each node"
-    assert next_step("job", exited(1, "no"), failed=True, stays=True) == again
+    assert advise_next_step("job", exited(1, "no"), failed=True, stays=True) == again

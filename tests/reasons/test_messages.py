@@ -3,19 +3,19 @@
 from dataclasses import replace
 
 from hetrdzv.core.version_drift import describe_version_differences
-from hetrdzv.protocol.errors import Difference
+from hetrdzv.protocol.errors import SettingDifference
 from hetrdzv.protocol.reasons import ends, events, hangs, snapshots, waiting
 from hetrdzv.protocol.reasons.hangs import Hang
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.reasons.waiting import ReadyCount
-from hetrdzv.protocol.rounds import EarlierSuccesses, Failure
+from hetrdzv.protocol.rounds import EarlierSuccesses, WorkerFailure
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.snapshots import SnapshotId
 from hetrdzv.protocol.states import StallKind
-from hetrdzv.protocol.texts.who import NOBODY, Nodes, Ranks
+from hetrdzv.protocol.texts.node_rank_lists import NO_NODES, NodeList, RankList
 from tests.support.hangs import behind, of_nobody
 
-B, BC = Nodes.of(["b"]), Nodes.of(["b", "c"])
+B, BC = NodeList.of(["b"]), NodeList.of(["b", "c"])
 HANG = behind(0, "gpu2", waiting=(1,), where="is at collective 4 of 5", for_s=30.0)
 TRACE = 'Traceback (most recent call last):\n  File "/w/train.py", line 7, in f\nValueError: x'
 
@@ -25,7 +25,7 @@ def check(found: list[Reason], expected: str) -> None:
 
 
 def failed(exit_code: int | None = 1, message: str = "", rank: int = 2, **more: object) -> Reason:
-    failure = Failure(local_rank=0, rank=rank, exit_code=exit_code, message=message, **more)  # type: ignore[arg-type]
+    failure = WorkerFailure(local_rank=0, rank=rank, exit_code=exit_code, message=message, **more)  # type: ignore[arg-type]
     return ends.worker_failed("gpu2", failure)
 
 
@@ -42,14 +42,16 @@ def test_workers() -> None:
         failed(2, rank=-1),
         failed(None, "no such file", rank=-1),
         ends.worker_failed(
-            "a", Failure(local_rank=0, rank=0, exit_code=1), EarlierSuccesses(node_id="b", rank=4, others=2)
+            "a",
+            WorkerFailure(local_rank=0, rank=0, exit_code=1),
+            EarlierSuccesses(node_id="b", rank=4, others=2),
         ),
         ends.workers_hang(HANG),
         ends.workers_hang(of_nobody(0, 1)),
-        ends.without_restart(BAD, "used_up", 3),
-        ends.without_restart(BAD, "used_up", 0),
-        ends.without_restart(BAD, "permanent"),
-        ends.without_restart(BAD, "no_restart_on"),
+        ends.failure_without_restart(BAD, "used_up", 3),
+        ends.failure_without_restart(BAD, "used_up", 0),
+        ends.failure_without_restart(BAD, "permanent"),
+        ends.failure_without_restart(BAD, "no_restart_on"),
     ]
     check(
         found,
@@ -81,7 +83,7 @@ def test_ends() -> None:
         ReasonCode.NODE_LEFT.reason("b", why=ReasonCode.AGENT_LEFT.reason(quote="SIGTERM")),
         ReasonCode.NODE_LEAVING.reason("b", why=ReasonCode.NODE_DRAINED.reason()),
         ends.node_drained("g", "b"),
-        ends.consequences(LOST),
+        ends.departure_with_failures(LOST),
     ]
     check(
         found,
@@ -100,18 +102,18 @@ node_lost: b lost: no heartbeat for 5 s; failures elsewhere were a consequence
 
 def test_events() -> None:
     found = [
-        events.settings_changed("b", [Difference("max_nodes", "2", "3")]),
+        events.settings_changed("b", [SettingDifference("max_nodes", "2", "3")]),
         events.round_formed(3, 7, [("a", range(2)), ("b", range(2, 3))], 2, "lost"),
-        ReasonCode.ROUND_JUDGED.reason(round=3, cause=ends.consequences(LOST)),
+        ReasonCode.ROUND_JUDGED.reason(round=3, cause=ends.departure_with_failures(LOST)),
         events.restart_spent(BAD, 1, 3),
         events.restart_spent(BAD, 1, 2**40),
         events.group_succeeded(),
         events.group_succeeded(LOST),
         events.group_failed(BAD),
-        events.group_failed(BAD, Nodes.of(["gpu2"])),
+        events.group_failed(BAD, NodeList.of(["gpu2"])),
         events.node_joined("a", 2, "10.0.0.1"),
         events.node_joined("a", 1, "10.0.0.1", "no GPU"),
-        events.node_refused("a", [Difference("script", "train.py", "other.py")]),
+        events.node_refused("a", [SettingDifference("script", "train.py", "other.py")]),
     ]
     check(
         found,
@@ -134,35 +136,35 @@ node_refused: a is refused, since it gave script=other.py, and the group has scr
 
 # -- what is waited for ----------------------------------------------------------------------------------------
 
-A, AB, NONE = ReadyCount(Nodes.of(["a"]), 2), ReadyCount(Nodes.of(["a", "b"]), 2, 7), ReadyCount(want=2)
+A, AB, NONE = ReadyCount(NodeList.of(["a"]), 2), ReadyCount(NodeList.of(["a", "b"]), 2, 7), ReadyCount(want=2)
 EVEN = GroupSpec(min_world_size=8, max_world_size=16, world_size_multiple=4)
 
 
 def lacks(*never: int, too_small: bool = False, spec: GroupSpec = EVEN) -> Reason:
     world = waiting.no_valid_world_size(spec, never, too_small=too_small)
-    return waiting.too_few(A, 3 if too_small else 0, unit="slot", world=world)
+    return waiting.too_few_nodes(A, 3 if too_small else 0, unit="slot", world=world)
 
 
 def test_rounds_and_groups() -> None:
     many = [f"gpu{number}" for number in range(1, 8)]
     found = [
-        waiting.about_to_end(4, ReasonCode.NODES_JOINED.reason("c"), ["b"], 530.0),
+        waiting.round_about_to_end(4, ReasonCode.NODES_JOINED.reason("c"), ["b"], 530.0),
         waiting.round_running(4, 2, 9),
         waiting.round_running(4, 2, 9, LOST),
-        waiting.too_few(A, 1),
-        waiting.waits_for_replacement(waiting.too_few(NONE, 2), ["b"]),
-        waiting.too_few(NONE, 2, since=320.0),
+        waiting.too_few_nodes(A, 1),
+        waiting.waits_for_replacement(waiting.too_few_nodes(NONE, 2), ["b"]),
+        waiting.too_few_nodes(NONE, 2, since=320.0),
         lacks(too_small=True),
         lacks(too_small=True, spec=GroupSpec(min_world_size=8, max_world_size=8)),
         lacks(too_small=True, spec=GroupSpec(min_world_size=8)),
         lacks(3, 5),
         lacks(spec=replace(EVEN, unit="rack")),
         lacks(),
-        waiting.no_master({"a": ["b"]}, "zone=x"),
-        waiting.no_master({name: ["b"] for name in reversed(many)}, None),
+        waiting.no_reachable_master({"a": ["b"]}, "zone=x"),
+        waiting.no_reachable_master({name: ["b"] for name in reversed(many)}, None),
         ReasonCode.RECONNECTING.reason("b", ready=AB),
-        waiting.also_not_ready(waiting.too_few(A, 1), waiting.not_ready(B, "no GPU")),
-        waiting.also_not_ready(waiting.too_few(NONE, 2), waiting.not_ready(BC, "no GPU")),
+        waiting.with_not_ready_nodes(waiting.too_few_nodes(A, 1), waiting.nodes_not_ready(B, "no GPU")),
+        waiting.with_not_ready_nodes(waiting.too_few_nodes(NONE, 2), waiting.nodes_not_ready(BC, "no GPU")),
     ]
     check(
         found,
@@ -190,14 +192,14 @@ too_few_nodes: 1 of 2 nodes ready (a); waiting for 1 more; b is not ready: no GP
 too_few_nodes: no node is ready; waiting for 2 more; b, c are not ready; b: no GPU
 """,
     )
-    drained = waiting.waits_for_replacement(waiting.too_few(A, 1), ["b", "c"], ["c"])
+    drained = waiting.waits_for_replacement(waiting.too_few_nodes(A, 1), ["b", "c"], ["c"])
     assert (drained.nodes, drained.data) == (("c",), {"missing": 1, "ready": 1, "drained": 1})
 
 
 def test_nodes_in_no_round() -> None:
     found = [
-        waiting.not_ready(B, "no GPU"),
-        waiting.left_out(4, "b", ReasonCode.MAX_NODES.reason("b", max_nodes=3)),
+        waiting.nodes_not_ready(B, "no GPU"),
+        waiting.node_left_out(4, "b", ReasonCode.MAX_NODES.reason("b", max_nodes=3)),
     ]
     check(
         found,
@@ -213,14 +215,14 @@ max_nodes: round 4 runs without b: max_nodes is 3
 
 
 def test_hangs() -> None:
-    nobody = Hang(kind=StallKind.NOTHING_COMPLETES, waiting=Ranks.of(range(3)), wait_for="collective 9")
-    known = hangs.hang(4, behind(3, "gpu2"), 460.0, until=510.0)
+    nobody = Hang(kind=StallKind.NOTHING_COMPLETES, waiting=RankList.of(range(3)), wait_for="collective 9")
+    known = hangs.round_hangs(4, behind(3, "gpu2"), 460.0, until=510.0)
     check(
         [
             known,
-            hangs.hang(4, behind(3, "gpu2"), 460.0, known=False),
-            hangs.stalled(4, HANG),
-            hangs.stalled(4, HANG, goes_on=True),
+            hangs.round_hangs(4, behind(3, "gpu2"), 460.0, known=False),
+            hangs.stall_reported(4, HANG),
+            hangs.stall_reported(4, HANG, goes_on=True),
         ],
         """
 behind: round 4: ranks 0 and 1 wait for rank 3 (gpu2), which is at collective 17,203 of 17,204
@@ -232,7 +234,7 @@ goes_on: round 4 goes on, after rank 1 has waited 30 s for rank 0 (gpu2), which 
     )
     assert (known.nodes, known.ranks, known.round) == (("gpu2",), ((3, 3),), 4)
     assert (known.since, known.until) == (460.0, 510.0)
-    told = hangs.stalled(4, nobody)
+    told = hangs.stall_reported(4, nobody)
     assert (told.nodes, told.ranks, told.data["kind"]) == ((), ((0, 2),), "nothing_completes")
 
 
@@ -246,8 +248,8 @@ def test_warnings_and_snapshots() -> None:
         ReasonCode.NO_LABEL.reason("b", "c", label="rack", setting="unit"),
         snapshots.began_from_snapshot(3, stamp, BC, 7, "step 107 is incomplete: shard missing of rank 1"),
         snapshots.began_from_snapshot(3, stamp, B, 0),
-        snapshots.began_from_snapshot(3, None, NOBODY, None),
-        snapshots.began_from_snapshot(3, earlier, NOBODY, 0, on_disk=True),
+        snapshots.began_from_snapshot(3, None, NO_NODES, None),
+        snapshots.began_from_snapshot(3, earlier, NO_NODES, 0, on_disk=True),
     ]
     check(
         found,

@@ -7,33 +7,37 @@ import pytest
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.reasons.ends import worker_failed
 from hetrdzv.protocol.reasons.reason import (
-    MOST_CHARACTERS,
-    MOST_QUOTED,
+    MAX_MESSAGE_CHARACTERS,
+    MAX_QUOTE_CHARACTERS,
     Reason,
     ReasonCode,
     full_text,
-    reason,
+    make_reason,
 )
-from hetrdzv.protocol.rounds import Failure
-from hetrdzv.protocol.texts.phrasing import ago, duration_text
-from hetrdzv.protocol.texts.raised import find_exception
-from hetrdzv.protocol.texts.who import Ranks
+from hetrdzv.protocol.rounds import WorkerFailure
+from hetrdzv.protocol.texts.node_rank_lists import RankList
+from hetrdzv.protocol.texts.phrasing import ago_text, duration_text
+from hetrdzv.protocol.texts.tracebacks import find_exception
 
 NOW = 500.0
-WAITS = reason(ReasonCode.TOO_FEW_NODES, "waiting for 1 more")
+WAITS = make_reason(ReasonCode.TOO_FEW_NODES, "waiting for 1 more")
 
 
 def test_what_every_reason_keeps_to() -> None:
     many = [f"gpu{number}" for number in range(1, 10)]
-    found = reason(
-        ReasonCode.BEHIND, 400 * "x", nodes=many, ranks=Ranks.of(range(0, 40, 2)), quote=9_000 * "y"
+    found = make_reason(
+        ReasonCode.BEHIND, 400 * "x", nodes=many, ranks=RankList.of(range(0, 40, 2)), quote=9_000 * "y"
     )
-    assert (len(found.message), len(found.quote)) == (MOST_CHARACTERS, MOST_QUOTED)
+    assert (len(found.message), len(found.quote)) == (MAX_MESSAGE_CHARACTERS, MAX_QUOTE_CHARACTERS)
     assert (found.nodes, found.more_nodes, len(found.ranks)) == (tuple(many[:5]), 4, 5)
-    assert reason(ReasonCode.NODE_LEFT, "a\n\x1b[31mb\x07  c\u202e").message == "a b c", "harmless, in a line"
+    assert make_reason(ReasonCode.NODE_LEFT, "a\n\x1b[31mb\x07  c\u202e").message == "a b c", (
+        "harmless, in a line"
+    )
     assert ReasonCode.WORKERS_STOPPED.reason("a", quote="b\nc").message == "a left the round, which b c"
-    assert reason(ReasonCode.NODE_LEFT, "x", a=None, b=0, c="").data == {"b": 0, "c": ""}
-    found = reason(ReasonCode.ROUND_ENDED, "y", cause=reason(ReasonCode.NODE_LOST, "x", cause=WAITS))
+    assert make_reason(ReasonCode.NODE_LEFT, "x", a=None, b=0, c="").data == {"b": 0, "c": ""}
+    found = make_reason(
+        ReasonCode.ROUND_ENDED, "y", cause=make_reason(ReasonCode.NODE_LOST, "x", cause=WAITS)
+    )
     assert found.cause is not None
     assert (found.cause.code, found.cause.cause) == ("node_lost", None), "a cause has none of its own"
 
@@ -73,13 +77,15 @@ def test_the_end_of_the_last_round_is_shown_last() -> None:
     ],
 )
 def test_a_length_of_time(seconds: float, text: str, roughly: str) -> None:
-    assert (duration_text(seconds), ago(seconds)) == (text, f"{roughly} ago")
+    assert (duration_text(seconds), ago_text(seconds)) == (text, f"{roughly} ago")
 
 
 def test_it_is_read_as_it_was_written_and_one_of_a_newer_server_as_well() -> None:
     found = ReasonCode.ROUND_ENDED.reason(round=3, cause=ReasonCode.NODES_JOINED.reason("c"), kind="joined")
-    assert codec.read(Reason, codec.write(found)) == found
-    newer = codec.read(Reason, b'{"code":"moon","message":"the moon is full","phase":3}', unknown="ignore")
+    assert codec.parse_json(Reason, codec.to_json(found)) == found
+    newer = codec.parse_json(
+        Reason, b'{"code":"moon","message":"the moon is full","phase":3}', unknown="ignore"
+    )
     assert (newer.code, newer.message) == ("moon", "the moon is full")
 
 
@@ -169,5 +175,5 @@ def test_what_is_no_exception() -> None:
     ],
 )
 def test_a_failure_in_a_line(message: str, exit_code: int, line: str) -> None:
-    failure = Failure(rank=1, local_rank=1, exit_code=exit_code, message=message)
+    failure = WorkerFailure(rank=1, local_rank=1, exit_code=exit_code, message=message)
     assert worker_failed("gpu1", failure).message == line

@@ -30,7 +30,7 @@ TOKEN = "s3cr3t-t0ken"
 CUT = b""
 LIMITS = httpx.Timeout(10.0, connect=3.0)
 
-DIRECTIVE, GROUP, EVENT = (json.loads(codec.write(filled(kind))) for kind in (Directive, GroupReply, Event))
+DIRECTIVE, GROUP, EVENT = (json.loads(codec.to_json(filled(kind))) for kind in (Directive, GroupReply, Event))
 
 
 @dataclass

@@ -32,9 +32,9 @@ from hetrdzv.cli.hetctl.describe import (
 from hetrdzv.cli.hetctl.history import rounds_view
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
-from hetrdzv.protocol.replies import RECENT_S, GroupReply, GroupsReply, GroupSummary, WorkerReply
+from hetrdzv.protocol.replies import RECENTLY_FINISHED_S, GroupReply, GroupsReply, GroupSummary, WorkerReply
 from hetrdzv.protocol.rounds import RoundRecord, RoundsReply
-from hetrdzv.protocol.snapshots import SnapshotId, SnapshotShown, SnapshotsShown
+from hetrdzv.protocol.snapshots import SnapshotId, SnapshotListReply, SnapshotReply
 from tests.support.servers import ROOT, Hetserver
 
 LONG = "node003.rack12.cluster.example.com"
@@ -97,7 +97,7 @@ class Job:
         for _ in range(200):
             found = self.ask("GET", "")
             if found["state"] == state:
-                return codec.read(GroupReply, json.dumps(found), unknown="ignore")
+                return codec.parse_json(GroupReply, json.dumps(found), unknown="ignore")
             time.sleep(0.02)
         raise AssertionError(f"the group is {found['state']}: {found['reason']}")
 
@@ -367,7 +367,7 @@ def test_get_groups(ctl: Callable[..., str], job: Job) -> None:
 
 
 def test_groups_come_first_that_need_attention() -> None:
-    old = RECENT_S + 1
+    old = RECENTLY_FINISHED_S + 1
     states: dict[str, tuple[str, float | None]] = {
         "set-aside": ("quarantined", None),
         "b": ("failed", 5.0),
@@ -465,10 +465,10 @@ def test_snapshots_are_listed_and_one_is_chosen(ctl: Callable[..., str], server:
 def test_what_is_not_copied_yet_is_not_all_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)  # no line is folded
     newest, older = SnapshotId(round=1, step=20), SnapshotId(round=1, step=10)
-    kept = tuple(SnapshotShown(stamp=stamp, world_size=2, sharded=True) for stamp in (newest, older))
+    kept = tuple(SnapshotReply(stamp=stamp, world_size=2, sharded=True) for stamp in (newest, older))
 
     def notes(safe: SnapshotId | None) -> list[str]:
-        reply = SnapshotsShown(group_id="bert", next=newest, safe=safe, snapshots=kept)
+        reply = SnapshotListReply(group_id="bert", next=newest, safe=safe, snapshots=kept)
         return [line.split("nobody")[1].strip() for line in printing.render_lines(snapshots_table(reply))[1:]]
 
     here = "the next round begins here"

@@ -8,7 +8,7 @@ from hetrdzv.core.commands import Command, Disconnect, Leave, PutSpec, RenewLeas
 from hetrdzv.core.model import Group, Node
 from hetrdzv.core.state_machine import new_group
 from hetrdzv.protocol.errors import StorageError
-from hetrdzv.protocol.rounds import Failure
+from hetrdzv.protocol.rounds import WorkerFailure
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.states import NodePhase, ReportKind
 from hetrdzv.service.clock import BEAT_INTERVAL_S, BEAT_TOLERANCE_S, ServedClock
@@ -244,7 +244,7 @@ async def test_a_failed_commit_between_two_reports_does_not_change_the_root_caus
 
 
 def failed(node_id: str, age_s: float) -> Report:
-    failure = Failure(local_rank=0, rank=0, exit_code=1)
+    failure = WorkerFailure(local_rank=0, rank=0, exit_code=1)
     return Report(
         node_id=node_id, incarnation="1", round=1, kind=ReportKind.FAILED, age_s=age_s, failure=failure
     )

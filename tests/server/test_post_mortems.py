@@ -7,10 +7,10 @@ import pytest
 
 from hetrdzv.cli.hetctl.logs import new_text
 from hetrdzv.core.model import Group
-from hetrdzv.protocol.stacks import (
-    EARLIER,
-    LEAST_OF_WORKER,
-    MOST_OF_WORKER,
+from hetrdzv.protocol.worker_output import (
+    MAX_EARLIER_ROUNDS,
+    MAX_WORKER_CHARACTERS,
+    MIN_WORKER_CHARACTERS,
     OutputKind,
     WorkerOutput,
     group_equal_stacks,
@@ -41,13 +41,16 @@ def add(kept: PostMortems, group: Group, *texts: str, number: int | None = None,
 
 def test_the_newest_rounds_are_kept_of_each_kind(kept: PostMortems) -> None:
     kept.add_stacks("g", 1, 1, [WorkerOutput(rank=0, text="in load")])
-    for number in range(1, EARLIER + 3):
+    for number in range(1, MAX_EARLIER_ROUNDS + 3):
         add(kept, running(number=number), f"round {number}")
-    assert kept.list_rounds("g", OutputKind.LOGS) == set(range(3, EARLIER + 3))
+    assert kept.list_rounds("g", OutputKind.LOGS) == set(range(3, MAX_EARLIER_ROUNDS + 3))
     assert kept.list_rounds("g", OutputKind.STACKS) == {1}
     newest = kept.find("g", OutputKind.LOGS)
     assert newest is not None
-    assert (newest.round, newest.by_rank[0].text) == (EARLIER + 2, f"round {EARLIER + 2}")
+    assert (newest.round, newest.by_rank[0].text) == (
+        MAX_EARLIER_ROUNDS + 2,
+        f"round {MAX_EARLIER_ROUNDS + 2}",
+    )
     assert kept.find("g", OutputKind.LOGS, 1) is None
     assert kept.find("other", OutputKind.LOGS) is None
 
@@ -81,7 +84,7 @@ def test_stacks_of_a_later_hang_replace_earlier_ones_unless_there_are_none(kept:
 def test_of_large_worlds_less_is_kept_of_each_worker_and_both_streams_have_their_share(
     kept: PostMortems,
 ) -> None:
-    for world, most in ((2, MOST_OF_WORKER), (1 << 16, LEAST_OF_WORKER)):
+    for world, most in ((2, MAX_WORKER_CHARACTERS), (1 << 16, MIN_WORKER_CHARACTERS)):
         add(kept, running(world), "begins" + "." * 20_000 + "ends")
         logs = kept.find("g", OutputKind.LOGS)
         assert logs is not None
@@ -90,10 +93,10 @@ def test_of_large_worlds_less_is_kept_of_each_worker_and_both_streams_have_their
         kept.forget_all()
     log = WorkerOutput(rank=0, text="out\n" * 50, stderr="err\n" * 50)
     for size, lines in ((400, (50, 50)), (200, (24, 24)), (99, (12, 12))):
-        end = log.shortened(OutputKind.LOGS, size)
+        end = log.truncate(OutputKind.LOGS, size)
         assert (end.text.count("out\n"), end.stderr.count("err\n")) == lines
         assert end.size <= size
-    assert WorkerOutput(rank=0, text="begins..").shortened(OutputKind.STACKS, 6).text == "begins"
+    assert WorkerOutput(rank=0, text="begins..").truncate(OutputKind.STACKS, 6).text == "begins"
 
 
 def test_the_group_with_the_oldest_news_gives_way(kept: PostMortems, monkeypatch: pytest.MonkeyPatch) -> None:

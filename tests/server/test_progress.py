@@ -10,8 +10,8 @@ import pytest
 
 from hetrdzv.core.commands import Tick
 from hetrdzv.protocol.progress import ProgressTimes
-from hetrdzv.protocol.stacks import OutputKind
 from hetrdzv.protocol.states import ReportKind
+from hetrdzv.protocol.worker_output import OutputKind
 from hetrdzv.service.progress import progress as progress_module
 from hetrdzv.service.progress import queries
 from hetrdzv.service.service import Service

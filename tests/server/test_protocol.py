@@ -2,7 +2,7 @@
 
 import pytest
 
-from hetrdzv.protocol.codec import MalformedJson, validate
+from hetrdzv.protocol.codec import MalformedJson, validate_value
 from hetrdzv.protocol.requests import (
     MAX_CHARACTERS,
     MAX_WORDS,
@@ -10,7 +10,7 @@ from hetrdzv.protocol.requests import (
     SpecFields,
     explain_daemon_refusal,
 )
-from hetrdzv.protocol.settings import DEFAULTS, SETTINGS
+from hetrdzv.protocol.settings import DEFAULT_SPEC, SETTINGS
 from hetrdzv.protocol.texts.ids import MAX_ID_LENGTH, check_id, is_id, is_loopback
 
 
@@ -18,7 +18,7 @@ from hetrdzv.protocol.texts.ids import MAX_ID_LENGTH, check_id, is_id, is_loopba
 def test_valid_ids(value: str) -> None:
     assert check_id(value) == value
     join = JoinRequest(incarnation=value, slots=1, address="x", port=1)
-    assert validate(JoinRequest, join) == join
+    assert validate_value(JoinRequest, join) == join
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_invalid_ids(value: str) -> None:
     with pytest.raises(ValueError, match="must be 1 to 128 letters, digits"):
         check_id(value)
     with pytest.raises(MalformedJson, match="incarnation"):
-        validate(JoinRequest, JoinRequest(incarnation=value, slots=1, address="x", port=1))
+        validate_value(JoinRequest, JoinRequest(incarnation=value, slots=1, address="x", port=1))
 
 
 @pytest.mark.parametrize(
@@ -66,6 +66,6 @@ def test_commands_that_a_node_is_asked_to_run_or_not(words: tuple[str, ...], say
 
 def test_every_setting_of_a_group_can_be_sent() -> None:
     """What a body may have is made from the core's table: a new setting is added in one place."""
-    values = {name: getattr(DEFAULTS, name) for name in SETTINGS}
-    assert validate(SpecFields, SpecFields(**values)) == values
-    assert validate(SpecFields, SpecFields()) == {}
+    values = {name: getattr(DEFAULT_SPEC, name) for name in SETTINGS}
+    assert validate_value(SpecFields, SpecFields(**values)) == values
+    assert validate_value(SpecFields, SpecFields()) == {}

@@ -15,7 +15,7 @@ from hetagent.session.session import LEAVE_S, Session
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import HetError, Problem
 from hetrdzv.protocol.requests import JoinRequest
-from hetrdzv.protocol.rounds import Failure
+from hetrdzv.protocol.rounds import WorkerFailure
 from hetrdzv.protocol.states import DirectiveKind, ReportKind
 from tests.sim.snapshots import Snapshots
 from tests.sim.store import GROUP
@@ -266,7 +266,7 @@ class Agent:
             self._store, self._held = self._held, 0
         if not world.calm and self._rng.random() < scenario.fails / 5:
             world.checks.worker_failed(self.node_id, self.round, "cannot be started")
-            failure = Failure(local_rank=-1, rank=-1, message="no such file")
+            failure = WorkerFailure(local_rank=-1, rank=-1, message="no such file")
             self._report(ReportKind.FAILED, self.round, failure=failure)
             return
         workers = make_workers(
@@ -325,7 +325,7 @@ class Agent:
     def _see_failure(self, workers: Workers) -> None:
         if workers is not self.workers or self.stopping:
             return
-        failure = Failure(local_rank=0, rank=0, exit_code=1, message="Traceback: boom")
+        failure = WorkerFailure(local_rank=0, rank=0, exit_code=1, message="Traceback: boom")
         if self._script.random() < HOPELESS:
             self.world.note("script is hopeless")
             failure = replace(failure, permanent=True)

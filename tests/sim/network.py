@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from hetagent.session.requests import Answer, Request
 from hetrdzv.protocol.errors import Unreachable
-from hetrdzv.protocol.routes import POLL
+from hetrdzv.protocol.routes import POLL_ROUTE
 from tests.sim.scenario import CALM, Weather
 from tests.sim.timeline import Timeline
 
@@ -115,7 +115,7 @@ class Network:
 
     def _connected(self, exchange: Exchange) -> None:
         link, request = exchange.link, exchange.request
-        wait_s = request.body.wait_s if request.what is POLL else 0.0
+        wait_s = request.body.wait_s if request.what is POLL_ROUTE else 0.0
         self._timeline.at(wait_s + ANSWER_TIMEOUT_S, self._give_up, exchange)
         if link.rng.random() < self.weather.lost:
             self._note("request lost")

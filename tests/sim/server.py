@@ -69,18 +69,18 @@ class Connection:
         """As the client does; no agent of the simulation asks anything else."""
         if route is Routes.join:
             poll = PollRequest(incarnation=body.incarnation)
-            return await self._answer(group, Join(node_id=node, **codec.fields_of(body)), poll)
+            return await self._answer(group, Join(node_id=node, **codec.fields_by_name(body)), poll)
         if route is Routes.leave:
             return await self._leave(group, node, **query)
         if route is Routes.report:
             return await self._report(group, node, body)
         assert route is Routes.declare_snapshots
-        declared = DeclareSnapshots(node_id=node, **codec.fields_of(body))
+        declared = DeclareSnapshots(node_id=node, **codec.fields_by_name(body))
         return await self._service.record_snapshot_inventory(group, declared)
 
     async def _report(self, group: str, node: str, request: ReportRequest) -> Directive:
         try:
-            await self._service.execute(group, Report(node_id=node, **codec.fields_of(request)))
+            await self._service.execute(group, Report(node_id=node, **codec.fields_by_name(request)))
         except StaleRound as error:
             error.directive = current_directive(self._service, group, node, request.incarnation)[1]
             raise as_a_client_sees(error) from None
@@ -98,7 +98,7 @@ def as_a_client_sees(error: HetError) -> HetError:
     if error.status == 503:
         return NotServing(f"{error} (HTTP 503)")
     return Problem(
-        error.status, error.code, str(error), json.loads(codec.write(errors.make_problem_reply(error)))
+        error.status, error.code, str(error), json.loads(codec.to_json(errors.make_problem_reply(error)))
     )
 
 

@@ -23,7 +23,7 @@ from hetrdzv.core.snapshots.catalog import (
 from hetrdzv.protocol.directive import Directive, Start
 from hetrdzv.protocol.routes import Routes
 from hetrdzv.protocol.snapshots import (
-    MOST_ON_DISK,
+    MAX_DISK_SNAPSHOTS,
     CopyOrder,
     DiskSnapshot,
     HeldSnapshot,
@@ -289,7 +289,7 @@ class Snapshots:
             held=tuple(held for held in self._slots.values() if held is not None),
             reached=self._reached,
             refused=self._refused,
-            on_disk=tuple(self._agent.world.disk[:MOST_ON_DISK]),
+            on_disk=tuple(self._agent.world.disk[:MAX_DISK_SNAPSHOTS]),
         )
 
 

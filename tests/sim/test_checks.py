@@ -12,7 +12,7 @@ from hetrdzv.core import commands
 from hetrdzv.core.model import Stall
 from hetrdzv.core.rounds.timers import STALL_REPORTED_AFTER_S
 from hetrdzv.protocol.directive import Directive
-from hetrdzv.protocol.rounds import Failure
+from hetrdzv.protocol.rounds import WorkerFailure
 from hetrdzv.protocol.states import ReportKind, StallKind
 from tests.core.driver import Story
 from tests.sim.checks import Checks, Violation
@@ -85,7 +85,7 @@ def starts_twice(story: Story, checks: Checks) -> None:
 
 
 def is_charged(story: Story, checks: Checks) -> None:
-    failure = Failure(local_rank=0, rank=2, exit_code=1)
+    failure = WorkerFailure(local_rank=0, rank=2, exit_code=1)
     story.do(
         commands.Report(node_id="b", incarnation="b-1", round=1, kind=ReportKind.FAILED, failure=failure)
     )

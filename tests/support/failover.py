@@ -198,7 +198,7 @@ class Job:
         """The group, without what changes with time."""
         async with asyncio.timeout(WAIT_S):
             group = await _until_served(lambda: self.client.group(self.group_id))
-        shown: dict[str, Any] = json.loads(codec.write(group, nulls=True))
+        shown: dict[str, Any] = json.loads(codec.to_json(group, nulls=True))
         del shown["clock"]
         for node in shown["nodes"]:
             node.pop("heard_s_ago", None)

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from hetrdzv.protocol.reasons.hangs import Hang
 from hetrdzv.protocol.states import StallKind
-from hetrdzv.protocol.texts.who import Ranks
+from hetrdzv.protocol.texts.node_rank_lists import RankList
 
 
 def behind(
@@ -20,7 +20,7 @@ def behind(
     """Workers wait for one that is behind them."""
     return Hang(
         kind=StallKind.NO_ANSWER if stopped else kind,
-        waiting=Ranks.of(waiting),
+        waiting=RankList.of(waiting),
         wait_for=f"rank {rank} ({node_id}), which {'is stopped by a signal' if stopped else where}",
         ranks=(rank,),
         nodes=(node_id,),
@@ -30,7 +30,7 @@ def behind(
 
 def of_nobody(*ranks: int, kind: StallKind = StallKind.NOTHING_COMPLETES) -> Hang:
     """Workers wait, and nobody is to blame."""
-    return Hang(kind=kind, waiting=Ranks.of(ranks), wait_for="collective 5")
+    return Hang(kind=kind, waiting=RankList.of(ranks), wait_for="collective 5")
 
 
 def of_kind(kind: StallKind, rank: int, node_id: str) -> Hang:

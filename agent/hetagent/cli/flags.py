@@ -38,7 +38,7 @@ from hetagent.snapshots.folder import EVERY_S
 from hetrdzv import __version__
 from hetrdzv.client import parse_server_urls
 from hetrdzv.protocol.settings import SETTINGS, Setting, setting_text
-from hetrdzv.protocol.texts import typed
+from hetrdzv.protocol.texts import parsing
 from hetrdzv.protocol.texts.ids import check_id
 
 SPEC_FLAGS: Mapping[str, Setting] = {name: setting for name, setting in SETTINGS.items() if setting.help}
@@ -121,22 +121,22 @@ OF_NODE: Mapping[str, Flag] = {
     "--interface": Flag("The network interface whose address this node offers.", metavar="NAME"),
     "--port-range": Flag("The ports this node may offer (for firewalls).", parse_port_range, metavar="A-B"),
     "--label": Flag(
-        "A label for this node; repeatable.", typed.parse_label, (), metavar="KEY=VALUE", repeats=True
+        "A label for this node; repeatable.", parsing.parse_label, (), metavar="KEY=VALUE", repeats=True
     ),
     "--weight": Flag(
         "How fast each worker here is, compared with those of other nodes: for shares, which otherwise "
         "follow the time that workers need (default, if any node has one: 1).",
-        typed.parse_weight,
+        parsing.parse_weight,
         metavar="X",
     ),
     "--world-size": Flag(
         "How many workers the job may have in all; the nodes that fit best are used, the others are spares.",
-        typed.parse_world_size,
+        parsing.parse_world_size,
         metavar="N|MIN:MAX",
     ),
     "--connect-timeout-s": Flag(
         f"Seconds to wait for a server's first answer (default: {CONNECT_TIMEOUT_S:g}).",
-        typed.parse_seconds,
+        parsing.parse_seconds,
         CONNECT_TIMEOUT_S,
         metavar="S",
     ),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from hetagent.errors import UsageError
 from hetagent.options.torchrun import SIGNALS
 from hetagent.options.values import UNHANDLED
-from hetrdzv.protocol.texts.phrasing import count as counted
+from hetrdzv.protocol.texts.phrasing import count_text as counted
 
 FIRST_SPECIAL_STEP = 0xFFFFFFF0
 """From here on, steps are not srun's: the batch script, salloc's shell, the container of sshd."""

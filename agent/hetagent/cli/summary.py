@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from hetrdzv.protocol.directive import Directive
-from hetrdzv.protocol.reasons.advice import next_step
-from hetrdzv.protocol.rounds import RootCause, time_text
+from hetrdzv.protocol.reasons.advice import advise_next_step
+from hetrdzv.protocol.rounds import RootCause, time_spent_text
 from hetrdzv.protocol.texts.phrasing import clip_text
 
 RULE = "=" * 72
@@ -37,7 +37,7 @@ def format_summary(
         if last := max(outcome.round, round_number):
             lines.append(f"round    {last}, restarts spent {outcome.restarts}")
         if outcome.time:
-            lines.append(f"time     {time_text(outcome.time)}")
+            lines.append(f"time     {time_spent_text(outcome.time)}")
     lines += last_words
     if logs:
         lines.append(f"logs     {logs}")
@@ -51,7 +51,7 @@ def _format_root_cause(group: str, outcome: Directive, cause: RootCause) -> list
     lines = ["", f"root cause: {cause.reason}"]
     if cause.failure is not None:
         lines.append(f"  {cause.details}")
-    step = next_step(group, cause.reason, failed=True, stays=bool(outcome.stays))
+    step = advise_next_step(group, cause.reason, failed=True, stays=bool(outcome.stays))
     if outcome.outcome == "failed" and step:
         lines.append(f"  next: {step}")
     if cause.failure is None:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.progress import Collectives
+from hetrdzv.protocol.progress import ProcessGroupProgress
 
 OP_LENGTH, NAME_LENGTH = 120, 120
 """How much is told of an operation, and of a group's name (characters)."""
@@ -44,7 +44,7 @@ class FlightRecorderDump:
     """
 
     counts: Mapping[str, tuple[int, int, int]]
-    groups: Sequence[Collectives]
+    groups: Sequence[ProcessGroupProgress]
     has_groups: bool
     has_default_group: bool
     unknown_reason: str
@@ -149,8 +149,8 @@ class FlightRecorderParser:
 
     def _make_collectives(
         self, group: _Group, sizes: Mapping[str, int], enqueued: int, started: int, completed: int
-    ) -> Collectives:
-        collectives = Collectives(
+    ) -> ProcessGroupProgress:
+        collectives = ProcessGroupProgress(
             name=group.name[:NAME_LENGTH] + self.suffix,
             size=self.world_size if group.name == DEFAULT else sizes.get(group.name, 0),
             enqueued=group.count_collectives(enqueued),
@@ -158,7 +158,7 @@ class FlightRecorderParser:
             completed=group.count_collectives(max(completed, min(enqueued, group.done))),
             op=group.op,
         )
-        return codec.validate(Collectives, collectives)
+        return codec.validate_value(ProcessGroupProgress, collectives)
 
 
 def _read_counts(status: Mapping[str, Any]) -> tuple[int, int, int]:

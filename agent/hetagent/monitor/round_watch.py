@@ -15,7 +15,7 @@ from hetagent.monitor.worker_probe import TICK_S, WorkerProbe
 from hetagent.node.self_pipe import SelfPipe, wait_readable
 from hetagent.torch_compat.flags import RELEASE
 from hetrdzv.protocol.progress import NodeProgress, ProgressTimes
-from hetrdzv.protocol.stacks import WorkerOutput
+from hetrdzv.protocol.worker_output import WorkerOutput
 
 REPORTS_PROGRESS = (2, 11)
 """The first release of torch in which a worker's own server tells of the collectives of gloo, too."""

@@ -10,7 +10,7 @@ from hetagent.monitor.torch_client import QueryError, TorchServerQuery
 from hetagent.monitor.worker_probe import WorkerProbe
 from hetagent.node.self_pipe import wait_readable
 from hetagent.worker import runner
-from hetrdzv.protocol.stacks import WorkerOutput
+from hetrdzv.protocol.worker_output import WorkerOutput
 
 MAX_WHY = 250
 

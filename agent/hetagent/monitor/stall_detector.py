@@ -9,8 +9,13 @@ from enum import StrEnum
 from math import inf
 from typing import Any
 
-from hetrdzv.protocol.bounds import MAX_ALL_PROCESS_GROUPS, MAX_KNOWN_S, MAX_PROCESS_GROUPS, MAX_SECONDS
-from hetrdzv.protocol.progress import Collectives, NodeProgress, Worker
+from hetrdzv.protocol.bounds import (
+    MAX_ALL_PROCESS_GROUPS,
+    MAX_PROCESS_GROUPS,
+    MAX_SAMPLE_VALIDITY_S,
+    MAX_SECONDS,
+)
+from hetrdzv.protocol.progress import NodeProgress, ProcessGroupProgress, WorkerProgress
 
 STILL_MIN_S = 2.0
 """A worker that moves at least this often is never `still` (seconds)."""
@@ -39,7 +44,7 @@ MAX_REASON = 200
 
 
 class ProcessState(StrEnum):
-    """What a worker's process does; the words are those of `Worker`."""
+    """What a worker's process does; the words are those of `WorkerProgress`."""
 
     RUNS = "runs"
     STOPPED = "stopped"
@@ -89,7 +94,7 @@ class WorkerTrack:
     unseen: str | None = None
     report: ProgressReport = ProgressReport()
     counts: Mapping[Any, object] = field(default_factory=dict)
-    groups: Sequence[Collectives] = ()
+    groups: Sequence[ProcessGroupProgress] = ()
     cpu: float | None = None
     first_at: float | None = None
     last_at: float | None = None
@@ -142,7 +147,7 @@ class WorkerTrack:
     def on_collectives(
         self,
         counts: Mapping[Any, object],
-        groups: Sequence[Collectives],
+        groups: Sequence[ProcessGroupProgress],
         at: float,
         *,
         waits: bool,
@@ -221,13 +226,13 @@ class WorkerTrack:
             self._news = (process, self.changed_at if self._still else None, lasted, unseen, begun)
         return self._news
 
-    def to_worker(self, at: float, *, most: int = MAX_PROCESS_GROUPS) -> Worker:
+    def to_worker(self, at: float, *, most: int = MAX_PROCESS_GROUPS) -> WorkerProgress:
         """What the server is told, at most of so many process groups."""
         state = self.state(at)
         known = state is not ProcessState.UNKNOWN
         # first those in which it waits
         groups = sorted(self.groups, key=is_waiting, reverse=True)[:most] if known else ()
-        return Worker(
+        return WorkerProgress(
             rank=self.rank,
             pid=self.pid,
             state=state,
@@ -243,7 +248,7 @@ class WorkerTrack:
         )
 
 
-def is_waiting(group: Collectives) -> bool:
+def is_waiting(group: ProcessGroupProgress) -> bool:
     """Whether a worker has asked for a collective of this group that is not done."""
     return group.enqueued > group.completed
 
@@ -257,6 +262,6 @@ def node_progress(
     return NodeProgress(
         round=round_number,
         age_s=round(max(0.0, at - looked_at), 3),
-        known_s=round(min(max(0.0, watched_at + HOLDS_S - looked_at), MAX_KNOWN_S), 3),
+        known_s=round(min(max(0.0, watched_at + HOLDS_S - looked_at), MAX_SAMPLE_VALIDITY_S), 3),
         workers=tuple(track.to_worker(at, most=most) for track in tracks),
     )

@@ -23,7 +23,12 @@ from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import OutputQuery
 from hetrdzv.protocol.progress import NodeProgress, ProgressTimes
 from hetrdzv.protocol.routes import Routes
-from hetrdzv.protocol.stacks import OutputKind, StacksRequest, WorkerOutput, max_stored_characters
+from hetrdzv.protocol.worker_output import (
+    OutputKind,
+    WorkerOutput,
+    WorkerOutputRequest,
+    max_stored_characters,
+)
 
 STACKS_S = 5.0
 """How long it may take to answer who wants to see stacks (seconds)."""
@@ -129,7 +134,10 @@ class Watcher(RoundHook):
                 self._read_logs(ranks), OutputKind.LOGS, max_stored_characters(world_size)
             )
             self._server.send(
-                Report(Routes.send_logs, partial(StacksRequest, number=self._assignment.round, stacks=found))
+                Report(
+                    Routes.send_logs,
+                    partial(WorkerOutputRequest, number=self._assignment.round, stacks=found),
+                )
             )
         watch.close()
 
@@ -138,7 +146,7 @@ class Watcher(RoundHook):
     def _sample(self) -> NodeProgress | None:
         watch = self._watch
         with suppress(ValueError):  # of what no server takes, none is told: that must not end the job
-            return codec.validate(NodeProgress, watch.progress()) if watch is not None else None
+            return codec.validate_value(NodeProgress, watch.progress()) if watch is not None else None
         return None
 
     def _on_query(self, asked: OutputQuery) -> None:
@@ -150,7 +158,7 @@ class Watcher(RoundHook):
                 truncate_outputs(self._answer_query(watch, asked), asked.about) if watch is not None else ()
             )
             self._server.send(
-                Report(Routes.send_stacks, partial(StacksRequest, number=asked.number, stacks=shown))
+                Report(Routes.send_stacks, partial(WorkerOutputRequest, number=asked.number, stacks=shown))
             )
 
         threading.Thread(target=answer, name="stacks", daemon=True).start()
@@ -189,4 +197,4 @@ def truncate_outputs(
 ) -> tuple[WorkerOutput, ...]:
     """As much of each as the server takes of all of them together."""
     most = min(most, MOST, MOST_OF_ALL // max(1, len(found)))
-    return tuple(stack.shortened(about, most) for stack in found)
+    return tuple(stack.truncate(about, most) for stack in found)

@@ -17,9 +17,9 @@ from hetagent.options.values import (
     parse_streams,
     parse_switch,
 )
-from hetrdzv.protocol.settings import DEFAULTS, SETTINGS
+from hetrdzv.protocol.settings import DEFAULT_SPEC, SETTINGS
 from hetrdzv.protocol.texts.ids import check_id
-from hetrdzv.protocol.texts.typed import parse_nodes, parse_seconds
+from hetrdzv.protocol.texts.parsing import parse_nodes, parse_seconds
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """torchrun's default for --signals-to-handle."""
@@ -65,7 +65,7 @@ ACCEPTED: Mapping[str, Flag] = {
     "--rdzv-id": Flag("torchrun's name for --group.", check_id),
     "--standalone": make_switch("Start a private hetserver, for a job on this node only."),
     "--max-restarts": Flag(
-        f"How many failures may restart the group (default: {DEFAULTS.max_restarts}).",
+        f"How many failures may restart the group (default: {DEFAULT_SPEC.max_restarts}).",
         SETTINGS["max_restarts"].read,
     ),
     "--monitor-interval": Flag("Accepted without effect: the exit of a worker is noticed at once.", float),

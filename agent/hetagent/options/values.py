@@ -4,7 +4,7 @@ import re
 import signal
 from pathlib import Path
 
-from hetrdzv.protocol.texts.typed import parse_seconds
+from hetrdzv.protocol.texts.parsing import parse_seconds
 
 ON_OFF = ("on", "off")
 

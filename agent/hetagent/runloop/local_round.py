@@ -17,8 +17,8 @@ from hetagent.workers.leftovers import OrphanReaper
 from hetagent.workers.processes import Workers
 from hetagent.workers.starter import WorkerExit
 from hetrdzv.protocol.reasons.ends import worker_failed
-from hetrdzv.protocol.rounds import EarlierSuccesses, Failure
-from hetrdzv.protocol.texts.phrasing import count
+from hetrdzv.protocol.rounds import EarlierSuccesses, WorkerFailure
+from hetrdzv.protocol.texts.phrasing import count_text
 
 if TYPE_CHECKING:
     from hetagent.workers.torch_starter import TorchStarter
@@ -123,7 +123,7 @@ class LocalRound:
         ranks = f"rank {last}" if start.slots == 1 else f"ranks {start.rank_offset} to {last}"
         master = f"{start.master.node_id} ({format_host_port(start.master.address, start.master.port)})"
         return (
-            f"{ranks} of {start.world_size} on {count(start.nnodes, 'node')}, master {master}, "
+            f"{ranks} of {start.world_size} on {count_text(start.nnodes, 'node')}, master {master}, "
             f"restart {start.restart_count}"
         )
 
@@ -240,7 +240,9 @@ class LocalRound:
         self._end = LocalEnd(failure, time.monotonic() + patience_s)
         self.phase = RoundPhase.ENDING
 
-    def describe_failure(self, failure: WorkerExit, secrets: Collection[str] = ()) -> tuple[Failure, str]:
+    def describe_failure(
+        self, failure: WorkerExit, secrets: Collection[str] = ()
+    ) -> tuple[WorkerFailure, str]:
         """A worker's failure without secrets, for the server and in a line for the terminal."""
         rank = self.assignment.start.rank_offset + failure.local_rank
         fields = self._workers.describe_failure(failure, rank, secrets)

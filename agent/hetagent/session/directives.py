@@ -10,7 +10,7 @@ from collections import deque
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.requests import SpecFields
-from hetrdzv.protocol.settings import DEFAULTS
+from hetrdzv.protocol.settings import DEFAULT_SPEC
 from hetrdzv.protocol.states import DirectiveKind
 
 
@@ -40,9 +40,9 @@ class DirectiveFilter:
             code="",
             reason=Reason(code="", message=""),
             poll_s=0.0,
-            lease_s=spec.get("lease_s", DEFAULTS.lease_s),
-            stop_timeout_s=spec.get("stop_timeout_s", DEFAULTS.stop_timeout_s),
-            max_disconnect_s=spec.get("max_disconnect_s", DEFAULTS.max_disconnect_s),
+            lease_s=spec.get("lease_s", DEFAULT_SPEC.lease_s),
+            stop_timeout_s=spec.get("stop_timeout_s", DEFAULT_SPEC.stop_timeout_s),
+            max_disconnect_s=spec.get("max_disconnect_s", DEFAULT_SPEC.max_disconnect_s),
         )
         self._counts_from = 1  # replies to requests with smaller numbers are late
         self._handed_version = ""

@@ -6,7 +6,7 @@ No clock: `now` is passed (monotonic seconds).
 from math import ceil, inf
 
 from hetagent.session.refusals import describe_conflict, read_error_field
-from hetrdzv.protocol.errors import Conflict, HetError
+from hetrdzv.protocol.errors import HetError, SettingsConflict
 from hetrdzv.protocol.requests import JoinRequest
 
 PAUSE_S = 0.3
@@ -69,7 +69,7 @@ class JoinSchedule:
             patience_s = lease_s + IN_USE_MARGIN_S
             notice = f"{error}; trying for {patience_s:g} s, in case that is this node's previous agent and has died"
         elif error.code == "spec_conflict":
-            if (conflict := read_error_field(error, "conflict", Conflict)) is None:
+            if (conflict := read_error_field(error, "conflict", SettingsConflict)) is None:
                 return text
             text = describe_conflict(self._group, conflict)
             if (left_s := conflict.retry_for_s) is None:

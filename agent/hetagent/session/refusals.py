@@ -3,7 +3,7 @@
 from typing import TypeVar
 
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.errors import SCRIPT, Conflict, HetError, Problem
+from hetrdzv.protocol.errors import SCRIPT_DIFFERENCE, HetError, Problem, SettingsConflict
 
 _R = TypeVar("_R")
 
@@ -29,15 +29,17 @@ def read_error_field(error: HetError, name: str, kind: type[_R]) -> _R | None:
     if not isinstance(error, Problem) or name not in error.body:
         return None
     try:
-        return codec.validate(kind, error.body[name], unknown="ignore")
+        return codec.validate_value(kind, error.body[name], unknown="ignore")
     except codec.MalformedJson:
         return None
 
 
-def describe_conflict(group: str, conflict: Conflict) -> str:
+def describe_conflict(group: str, conflict: SettingsConflict) -> str:
     """Why a join with other settings was refused, and what to do about it."""
     end = "wait until its job is over" if conflict.nodes else f"remove that one (hetctl delete {group})"
-    if (script := next((row for row in conflict.differences if row.name == SCRIPT), None)) is not None:
+    if (
+        script := next((row for row in conflict.differences if row.name == SCRIPT_DIFFERENCE), None)
+    ) is not None:
         return (
             f"group '{group}' runs {script.group}{_list_holders(conflict)}, and this agent was given {script.given}: "
             f"use another --group, or {end}; if both belong to one job, give this one a --role of its own"
@@ -50,7 +52,7 @@ def describe_conflict(group: str, conflict: Conflict) -> str:
     )
 
 
-def _list_holders(conflict: Conflict) -> str:
+def _list_holders(conflict: SettingsConflict) -> str:
     """Who holds a group to its settings."""
     if conflict.by_put:
         return ", which it was created with (hetctl create)"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import Problem
 from hetrdzv.protocol.requests import ReportRequest
-from hetrdzv.protocol.routes import POLL, Route, Routes
+from hetrdzv.protocol.routes import POLL_ROUTE, Route, Routes
 from hetrdzv.protocol.states import ReportKind
 
 if TYPE_CHECKING:  # the session does no I/O
@@ -79,7 +79,7 @@ class Request:
         Raises:
             HetError: it refuses, or there is none.
         """
-        if self.what is POLL:
+        if self.what is POLL_ROUTE:
             return await client.poll(self.group, self.node_id, self.body)
         try:
             answer: Answer = await client.ask(self.route, self.group, self.node_id, self.body, **self.query)

@@ -17,7 +17,7 @@ from hetagent.session.joining import MAY_PASS, PAUSE_S, JoinSchedule
 from hetagent.session.refusals import MISSING, STRANGERS, is_final, read_error_field
 from hetagent.session.requests import Answer, Report, Request
 from hetrdzv.protocol import routes
-from hetrdzv.protocol.bounds import MAX_NOT_READY
+from hetrdzv.protocol.bounds import MAX_NOT_READY_CHARACTERS
 from hetrdzv.protocol.directive import Directive, OutputQuery
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.progress import NodeProgress, PollRequest
@@ -107,7 +107,7 @@ class Session:
         Args:
             not_ready: why this node takes part in no round yet; empty: it can.
         """
-        not_ready = not_ready[:MAX_NOT_READY]
+        not_ready = not_ready[:MAX_NOT_READY_CHARACTERS]
         if after_round != self._ready_after:
             self._ready_after = after_round
             self._directives.on_ready(after_round)
@@ -131,9 +131,11 @@ class Session:
 
     def push_progress(self) -> None:
         """Send the workers' progress at once, beside the open poll."""
-        if not any(report.route is routes.POLL and report not in self._in_flight for report in self._reports):
+        if not any(
+            report.route is routes.POLL_ROUTE and report not in self._in_flight for report in self._reports
+        ):
             body = lambda incarnation: PollRequest(incarnation=incarnation, progress=self.sample())  # noqa: E731
-            self.send(Report(routes.POLL, body), 0.0)
+            self.send(Report(routes.POLL_ROUTE, body), 0.0)
 
     def announce_leave(self, report: Report[Any], now: float, *, workers_gone: bool = False) -> None:
         """This node is about to leave, as `report` says, and will not join again.
@@ -187,7 +189,7 @@ class Session:
                 self.on_question(question)
             before = self._directives.current
             self._on_directive(request.number, answer, now)
-            if what is routes.POLL:
+            if what is routes.POLL_ROUTE:
                 is_new = self._directives.current.version != before.version
                 self._poll_at = request.sent_at + (0.0 if is_new else POLL_PAUSE_S)
 
@@ -260,8 +262,8 @@ class Session:
                 yield Routes.join, self._joining.due_at
         if not self.is_member:
             return
-        if self._goodbye is None and routes.POLL not in self._in_flight and not self._is_joining:
-            yield routes.POLL, self._poll_at
+        if self._goodbye is None and routes.POLL_ROUTE not in self._in_flight and not self._is_joining:
+            yield routes.POLL_ROUTE, self._poll_at
         for report in first.values():
             if report not in self._in_flight:
                 yield report, report.not_before
@@ -407,7 +409,7 @@ class Session:
                     self._settle_report(report, error)
                 else:
                     report.not_before = request.sent_at + PAUSE_S
-            case routes.POLL | Report(), code if code in MISSING:
+            case routes.POLL_ROUTE | Report(), code if code in MISSING:
                 self._on_unknown_node(request, error, now)
             case Report(), "invalid_request" | "body_too_large":
                 self._on_answer(request, now)

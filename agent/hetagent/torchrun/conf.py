@@ -21,7 +21,7 @@ from hetrdzv.client import parse_server_urls
 from hetrdzv.protocol.requests import SpecFields
 from hetrdzv.protocol.settings import SETTINGS, UNLIMITED_RESTARTS
 from hetrdzv.protocol.texts.ids import check_id
-from hetrdzv.protocol.texts.typed import parse_seconds
+from hetrdzv.protocol.texts.parsing import parse_seconds
 
 TORCHS_OWN = frozenset({"timeout"})
 """Options that torch adds to every job for its own backends; ignored."""

@@ -31,7 +31,7 @@ from hetagent.torchrun.store import RoundOverError, RoundStore
 from hetagent.workers.failures import MAX_CHARACTERS
 from hetagent.workers.store import HetRendezvousHandler
 from hetrdzv.protocol.directive import Directive
-from hetrdzv.protocol.rounds import Failure
+from hetrdzv.protocol.rounds import WorkerFailure
 from hetrdzv.protocol.states import ReportKind
 
 
@@ -209,7 +209,7 @@ class TorchrunHandler(HetRendezvousHandler):
         except (RuntimeError, TimeoutError) as error:
             what = f"cannot open the store of round {directive.round}: {error}"
             self._log(what)
-            failure = Failure(local_rank=-1, rank=-1, message=what[:MAX_CHARACTERS])
+            failure = WorkerFailure(local_rank=-1, rank=-1, message=what[:MAX_CHARACTERS])
             connection.server.send(make_round_report(ReportKind.FAILED, directive.round, failure=failure))
             return None
         self._round_store = RoundStore(

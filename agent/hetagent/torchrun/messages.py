@@ -14,7 +14,7 @@ from hetagent.node.processes.signals import signal_name
 from hetagent.torch_compat.callers import find_run_result, is_called_by_torchrun
 from hetagent.workers.failures import MAX_CHARACTERS, escape_surrogates, format_failure_message, read_record
 from hetrdzv.protocol.directive import Directive
-from hetrdzv.protocol.rounds import Failure
+from hetrdzv.protocol.rounds import WorkerFailure
 
 
 def translate_flags(text: str) -> str:
@@ -55,7 +55,7 @@ def make_exit_error(directive: Directive) -> BaseException:
     return RendezvousConnectionError(text)
 
 
-def find_first_failure() -> Failure:
+def find_first_failure() -> WorkerFailure:
     """The first failure that torch's agent knows of.
 
     If it has no result, no worker was started, and an exception may be on its way.
@@ -64,10 +64,10 @@ def find_first_failure() -> Failure:
     if result is None or not result.failures:
         error = sys.exc_info()[1]
         why = "see the output of torch's agent" if error is None else f"{type(error).__name__}: {error}"
-        return Failure(local_rank=-1, rank=-1, message=escape_surrogates(why)[-MAX_CHARACTERS:])
+        return WorkerFailure(local_rank=-1, rank=-1, message=escape_surrogates(why)[-MAX_CHARACTERS:])
     rank, first = min(result.failures.items(), key=lambda item: item[1].timestamp)
     code = first.exitcode
-    return Failure(
+    return WorkerFailure(
         local_rank=first.local_rank,
         rank=rank,
         exit_code=code if code >= 0 else None,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TextIO
 
-from hetrdzv.protocol.texts.who import Ranks
+from hetrdzv.protocol.texts.node_rank_lists import RankList
 
 WAIT_S = 0.5
 """How long a line waits for its like from other ranks (seconds)."""
@@ -108,6 +108,6 @@ class MergedTail:
 
 def format_ranks(numbers: Collection[int]) -> str:
     """Ranks in short: `0-3,5`; behind the first few ranges, how many more there are: `+4`."""
-    ranks = Ranks.of(numbers)
+    ranks = RankList.of(numbers)
     parts = [f"{first}-{last}" if last > first else str(first) for first, last in ranks.ranges]
     return ",".join(parts + ([f"+{ranks.more}"] if ranks.more else []))

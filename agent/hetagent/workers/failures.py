@@ -15,8 +15,8 @@ from hetagent.errors import CommandError, OutOfResourcesError, PermanentStartErr
 from hetagent.launch.command import explain_start_error
 from hetagent.node.console import print_to_stderr
 from hetagent.node.processes.signals import signal_number
-from hetrdzv.protocol.rounds import Failure, RootCause
-from hetrdzv.protocol.stacks import text_tail
+from hetrdzv.protocol.rounds import RootCause, WorkerFailure
+from hetrdzv.protocol.worker_output import text_tail
 
 MAX_CHARACTERS = 4000
 """How much of a traceback is sent; the server keeps it and every agent prints it."""
@@ -80,11 +80,11 @@ def format_failure_message(record: ErrorRecord, stderr: bytes = b"", secrets: Co
     return output or _shorten_stderr(redact(to_plain_text(stderr), secrets))
 
 
-def describe_start_failure(error: Exception) -> Failure:
+def describe_start_failure(error: Exception) -> WorkerFailure:
     """Why workers could not be started."""
     error = explain_start_error(error)
     text = str(error) if isinstance(error, CommandError) else f"{type(error).__name__}: {error}"
-    return Failure(
+    return WorkerFailure(
         local_rank=-1,
         rank=-1,
         message=escape_surrogates(text)[:MAX_CHARACTERS],

@@ -17,7 +17,7 @@ from hetagent.workers.failures import ErrorRecord, format_failure_message, read_
 from hetagent.workers.leftovers import OrphanReaper
 from hetagent.workers.starter import StartedWorker, WorkerExit
 from hetrdzv.protocol.bounds import MAX_SECONDS
-from hetrdzv.protocol.rounds import Failure
+from hetrdzv.protocol.rounds import WorkerFailure
 
 
 class Workers:
@@ -82,13 +82,13 @@ class Workers:
         """
         return min(failed, key=lambda end: self._read_record(end.local_rank).raised_at or 0.0)
 
-    def describe_failure(self, end: WorkerExit, rank: int, secrets: Collection[str] = ()) -> Failure:
+    def describe_failure(self, end: WorkerExit, rank: int, secrets: Collection[str] = ()) -> WorkerFailure:
         """How a worker of this rank failed, in words without secrets."""
         worker, record = self.started[end.local_rank], self._read_record(end.local_rank)
         raised_s = 0.0
         if record.raised_at is not None:
             raised_s = time.time() - record.raised_at - (time.monotonic() - end.seen_at)
-        return Failure(
+        return WorkerFailure(
             local_rank=end.local_rank,
             rank=rank,
             exit_code=None if end.lingers or end.returncode < 0 else end.returncode,

@@ -81,7 +81,7 @@ class JsonRoute(APIRoute):
 class BodyReader:
     """Marks the type of a body: how it is read from the bytes of a request."""
 
-    unknown: codec.Unknown  # what becomes of unknown fields
+    unknown: codec.UnknownFields  # what becomes of unknown fields
 
     def __get_pydantic_core_schema__(self, kind: Any, schema_of: GetCoreSchemaHandler) -> CoreSchema:
         def read(data: Any, handler: Any) -> Any:
@@ -91,7 +91,7 @@ class BodyReader:
                 what = "body: it must be JSON, sent with Content-Type: application/json"
                 raise InvalidRequest(what, "body")
             try:
-                return codec.read(kind, data, unknown=self.unknown)
+                return codec.parse_json(kind, data, unknown=self.unknown)
             except codec.MalformedJson as error:
                 raise make_invalid_request_error(error.mistakes) from None
 

@@ -49,7 +49,7 @@ def make_problem_reply(error: HetError) -> ProblemReply:
 def error_response(error: HetError, request: Request) -> Response:
     """The answer to a request that an error ended."""
     response = Response(
-        codec.write(make_problem_reply(error)), error.status, error.headers, PROBLEM_MEDIA_TYPE
+        codec.to_json(make_problem_reply(error)), error.status, error.headers, PROBLEM_MEDIA_TYPE
     )
     if error.status == HTTPStatus.SERVICE_UNAVAILABLE:
         response.headers["retry-after"] = "1"
@@ -121,7 +121,10 @@ def install_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def answer_invalid(request: Request, error: RequestValidationError) -> Response:
-        found = [codec.mistake(cast(ErrorDetails, {**one, "loc": one["loc"][1:]})) for one in error.errors()]
+        found = [
+            codec.make_field_error(cast(ErrorDetails, {**one, "loc": one["loc"][1:]}))
+            for one in error.errors()
+        ]
         return await answer_refusal(request, make_invalid_request_error(found))
 
     @app.exception_handler(HTTPException)

@@ -12,7 +12,7 @@ from hetrdzv.api import errors
 from hetrdzv.auth.hosts import is_same_origin, is_trusted_host
 from hetrdzv.auth.tokens import ANONYMOUS_GRANT, Grant, Tokens
 from hetrdzv.protocol import routes
-from hetrdzv.protocol.bounds import MAX_BODY_BYTES, MAX_VALUES
+from hetrdzv.protocol.bounds import MAX_BODY_BYTES, MAX_JSON_VALUES
 from hetrdzv.protocol.errors import (
     BodyTooLarge,
     ForeignHost,
@@ -169,8 +169,8 @@ async def _read_body(scope: Scope, headers: Mapping[str, str], receive: Receive)
                     raise BodyTooLarge(f"body: it has more than {MAX_BODY_BYTES} bytes")
     except TimeoutError:
         raise RequestTooSlow(f"body: it did not arrive within {BODY_TIMEOUT_S:g} s") from None
-    if len(body) > MAX_VALUES and _has_too_many_values(body):
-        raise BodyTooLarge(f"body: it has more than {MAX_VALUES} values")
+    if len(body) > MAX_JSON_VALUES and _has_too_many_values(body):
+        raise BodyTooLarge(f"body: it has more than {MAX_JSON_VALUES} values")
     first: list[Message] = [{"type": "http.request", "body": bytes(body), "more_body": False}]
 
     async def receive_again() -> Message:
@@ -180,9 +180,9 @@ async def _read_body(scope: Scope, headers: Mapping[str, str], receive: Receive)
 
 
 def _has_too_many_values(body: bytearray) -> bool:
-    """Whether a JSON text has more than `MAX_VALUES`: saying what is wrong with an MB of small ones takes 0.5 s."""
+    """Whether a JSON text has more than `MAX_JSON_VALUES`: to say what is wrong with 1 MB takes 0.5 s."""
     bare = body.replace(b"\\\\", b"").replace(b'\\"', b"")
-    if bare.count(b'"') > 4 * MAX_VALUES:  # a name and a text for each
+    if bare.count(b'"') > 4 * MAX_JSON_VALUES:  # a name and a text for each
         return True
     outside = b"".join(bare.split(b'"')[::2])
-    return sum(map(outside.count, (b",", b"[", b"{"))) > MAX_VALUES
+    return sum(map(outside.count, (b",", b"[", b"{"))) > MAX_JSON_VALUES

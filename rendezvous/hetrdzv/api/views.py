@@ -34,9 +34,9 @@ from hetrdzv.protocol.replies import (
     NodeReply,
     RoundReply,
 )
-from hetrdzv.protocol.snapshots import SafeShown, SnapshotShown, SnapshotsShown
+from hetrdzv.protocol.snapshots import SafeSnapshotReply, SnapshotListReply, SnapshotReply
 from hetrdzv.protocol.states import GroupState, NodePhase
-from hetrdzv.protocol.texts.who import Nodes
+from hetrdzv.protocol.texts.node_rank_lists import NodeList
 from hetrdzv.service.progress.samples import WorkerSample, unwatched_warnings
 from hetrdzv.service.service import Service
 
@@ -66,7 +66,7 @@ async def json_response(items: int, make: Callable[[], object]) -> Response:
     """A reply about so many nodes or events as a response."""
 
     def written() -> bytes:
-        return codec.write(make(), nulls=True)
+        return codec.to_json(make(), nulls=True)
 
     body = await asyncio.to_thread(written) if items > MIN_ITEMS_FOR_THREAD else written()
     return Response(body, media_type="application/json")
@@ -139,10 +139,10 @@ def group_reply(
         group.nodes.values() if nodes else (),
         key=lambda node: (ranks.get(node.node_id, len(ranks)), node.is_gone, node.node_id),
     )
-    summary = codec.fields_of(group_summary(group, now))
+    summary = codec.fields_by_name(group_summary(group, now))
     return GroupReply(
         **summary,
-        spec=codec.fields_of(group.spec),
+        spec=codec.fields_by_name(group.spec),
         current_round=_round_reply(group, group.round, seen, now, nodes=nodes)
         if group.round is not None
         else None,
@@ -150,7 +150,7 @@ def group_reply(
         drained=tuple(sorted(group.drained)),
         unreachable=tuple(sorted(group.unreachable)),
         warnings=(*_find_warnings(group), *unwatched_warnings(group, seen, now)),
-        next_step=advice.next_step(
+        next_step=advice.advise_next_step(
             group.group_id,
             summary["reason"],
             failed=group.state is GroupState.FAILED,
@@ -224,7 +224,7 @@ def _explain_absence(group: Group, node: Node) -> Reason | None:
     if (going := node.departure_reason or node.leaving) is not None:
         return going
     if node.not_ready:
-        return waiting.not_ready(Nodes.of([node.node_id]), node.not_ready)
+        return waiting.nodes_not_ready(NodeList.of([node.node_id]), node.not_ready)
     active = group.active_round
     if (
         active is None
@@ -256,10 +256,10 @@ def node_state(group: Group, node: Node) -> str:
 # -- snapshots; nobody is shown a key --------------------------------------------------------------------------
 
 
-def make_snapshots_shown(group: Group) -> SnapshotsShown:
+def make_snapshots_shown(group: Group) -> SnapshotListReply:
     """The snapshots of a group as people see them."""
     after, newest, known = find_next_start_snapshot(group), newest_safe_snapshot(group), group.snapshots
-    return SnapshotsShown(
+    return SnapshotListReply(
         group_id=group.group_id,
         next=after.stamp if after is not None else None,
         wanted=known is not None and after is not None and known.wanted == after.stamp,
@@ -270,8 +270,8 @@ def make_snapshots_shown(group: Group) -> SnapshotsShown:
     )
 
 
-def _snapshot_shown(group: Group, one: GroupSnapshot) -> SnapshotShown:
-    return SnapshotShown(
+def _snapshot_shown(group: Group, one: GroupSnapshot) -> SnapshotReply:
+    return SnapshotReply(
         stamp=one.stamp,
         world_size=one.world_size,
         sharded=one.sharded,
@@ -283,18 +283,18 @@ def _snapshot_shown(group: Group, one: GroupSnapshot) -> SnapshotShown:
     )
 
 
-def _holder_names(one: GroupSnapshot) -> Nodes:
-    return Nodes.of(node.node_id for node, _ in one.holders)
+def _holder_names(one: GroupSnapshot) -> NodeList:
+    return NodeList.of(node.node_id for node, _ in one.holders)
 
 
 @cache_on_value
-def _safe_shown(group: Group) -> SafeShown | None:
+def _safe_shown(group: Group) -> SafeSnapshotReply | None:
     """What of a job's work is safe; None: no node holds snapshots."""
     if group.snapshots is None:
         return None
     newest, disk = newest_safe_snapshot(group), newest_disk_snapshot(group)
-    return SafeShown(
+    return SafeSnapshotReply(
         safe=newest.stamp if newest is not None else None,
-        nodes=_holder_names(newest) if newest is not None else Nodes(),
+        nodes=_holder_names(newest) if newest is not None else NodeList(),
         on_disk=disk.stamp if disk is not None else None,
     )

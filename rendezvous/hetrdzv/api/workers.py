@@ -6,9 +6,9 @@ from hetrdzv.core.explanations import explain_group
 from hetrdzv.core.model import Group, Stall
 from hetrdzv.protocol.errors import NoRound, NotFound
 from hetrdzv.protocol.reasons.reason import full_text as in_words
-from hetrdzv.protocol.replies import StacksReply, WorkerReply
-from hetrdzv.protocol.stacks import OutputKind, WorkerOutput
-from hetrdzv.protocol.texts.who import Ranks
+from hetrdzv.protocol.replies import WorkerOutputReply, WorkerReply
+from hetrdzv.protocol.texts.node_rank_lists import RankList
+from hetrdzv.protocol.worker_output import OutputKind, WorkerOutput
 from hetrdzv.service.progress.samples import WorkerSample
 from hetrdzv.service.service import Service
 
@@ -38,7 +38,7 @@ def worker_reply(seen: WorkerSample, stall: Stall | None, now: float) -> WorkerR
 
 async def get_output(
     service: Service, group_id: str, about: OutputKind, ranks: Sequence[int], number: int | None
-) -> StacksReply:
+) -> WorkerOutputReply:
     """The stacks or logs of a round's workers: of the running one from their agents, else what was kept.
 
     Without a number the round is the running one, else the newest; without ranks all are meant.
@@ -48,7 +48,7 @@ async def get_output(
     if active is not None and number in (None, active.number):
         _require_ranks(group, active.number, active.world_size, ranks)
         found = await service.queries.query_workers(group, active, ranks or range(active.world_size), about)
-        return StacksReply(round=active.number, workers=tuple(found))
+        return WorkerOutputReply(round=active.number, workers=tuple(found))
     if about is OutputKind.LOGS and number is None and group.round is not None:
         number = group.round.number
     kept = service.post_mortems.find(group_id, about, number)
@@ -60,13 +60,13 @@ async def get_output(
     why = f"its {about} of round {kept.round} are not kept"
     workers = tuple(kept.by_rank.get(rank) or WorkerOutput(rank=rank, why=why) for rank in sorted(wanted))
     at = kept.at.isoformat(timespec="milliseconds")
-    return StacksReply(round=kept.round, workers=workers, over=True, at=at)
+    return WorkerOutputReply(round=kept.round, workers=workers, over=True, at=at)
 
 
 def _require_ranks(group: Group, number: int, world_size: int, ranks: Sequence[int]) -> None:
     unknown = [rank for rank in ranks if not 0 <= rank < world_size]
     if unknown:
-        known = str(Ranks(ranges=((0, world_size - 1),)))
+        known = str(RankList(ranges=((0, world_size - 1),)))
         raise NotFound(
             f"no such rank: round {number} of group '{group.group_id}' has {known}, not {unknown[0]}"
         )

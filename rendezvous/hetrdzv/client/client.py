@@ -112,7 +112,7 @@ class Client(Routes):
         """What the node has to do, once its version is not `after`, at the latest after `wait_s` seconds."""
         wait_s = request.wait_s
         late_s = min(self._timeout_s, max(POLL_REPLY_TOLERANCE_S, wait_s / 2)) if wait_s > 0 else None
-        return await self._send(routes.POLL, (group, node), {}, request, wait_s=wait_s, late_s=late_s)
+        return await self._send(routes.POLL_ROUTE, (group, node), {}, request, wait_s=wait_s, late_s=late_s)
 
     # -- sending -------------------------------------------------------------------------------------------
 
@@ -141,7 +141,7 @@ class Client(Routes):
         timeout = httpx.Timeout(self._timeout_s, connect=CONNECT_TIMEOUT_S, read=answer_s)
         content, head = None, {}
         if body is not None:
-            content, head["Content-Type"] = codec.write(body, given=True), "application/json"
+            content, head["Content-Type"] = codec.to_json(body, given=True), "application/json"
         path = _make_path(route, names)
         params = {name: value for name, value in query.items() if value is not None}
 

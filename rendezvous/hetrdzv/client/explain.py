@@ -150,7 +150,7 @@ def read_problem(response: httpx.Response) -> Problem:
 def parse_reply(kind: type[_R], data: bytes | str, server: str) -> _R:
     """A reply from its JSON, or `NotHetserver` raised."""
     try:
-        return codec.read(kind, data, unknown="ignore")
+        return codec.parse_json(kind, data, unknown="ignore")
     except codec.MalformedJson as error:
         first = error.mistakes[0]
         what = f"{kind.__name__} ({first.field or 'the whole of it'}: {first.text})"

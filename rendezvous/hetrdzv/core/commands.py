@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from hetrdzv.core.model import Stall
 from hetrdzv.protocol.requests import DaemonRequest, JoinRequest, ReportRequest
-from hetrdzv.protocol.snapshots import SnapshotsRequest, UseSnapshot
+from hetrdzv.protocol.snapshots import SnapshotsRequest, UseSnapshotRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +139,7 @@ Command = (
     | RecordStall
     | RecordTraining
     | DeclareSnapshots
-    | UseSnapshot
+    | UseSnapshotRequest
     | StartDaemon
     | Leave
     | Drain

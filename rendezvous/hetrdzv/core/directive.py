@@ -13,7 +13,7 @@ from hetrdzv.core.snapshots import start_snapshot
 from hetrdzv.core.snapshots.sources import select_sources
 from hetrdzv.protocol.directive import Directive, Start, StopNotice
 from hetrdzv.protocol.reasons import advice, ends
-from hetrdzv.protocol.reasons.reason import Reason, ReasonCode, reason
+from hetrdzv.protocol.reasons.reason import Reason, ReasonCode, make_reason
 from hetrdzv.protocol.rounds import RootCause, TimeSpent, total_time
 from hetrdzv.protocol.states import (
     EXIT_CANCELLED,
@@ -154,7 +154,7 @@ def _make_details(group: Group, node: Node, head: DirectiveHead, now: float) -> 
             }
         case "round_over":
             over = f"round {node.member_of} is over"
-            return {"reason": reason(ReasonCode.ROUND_ENDED, over, round=node.member_of)}
+            return {"reason": make_reason(ReasonCode.ROUND_ENDED, over, round=node.member_of)}
         case _:
             return {"reason": explain_node_waiting(group, node, now)}
 

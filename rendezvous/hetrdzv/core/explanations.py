@@ -32,7 +32,7 @@ from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.states import GroupState, NodePhase
 from hetrdzv.protocol.texts.ids import natural_key
-from hetrdzv.protocol.texts.who import Nodes
+from hetrdzv.protocol.texts.node_rank_lists import NodeList
 
 
 def explain_group(group: Group, now: float) -> Reason:
@@ -43,7 +43,7 @@ def explain_group(group: Group, now: float) -> Reason:
         return _explain_without_hang(group)
     known = stall.is_known_at(now)
     until = stall_ends_round_at(group, stall) if known else None
-    return hangs.hang(active.number, stall.hang, stall.since, known=known, until=until)
+    return hangs.round_hangs(active.number, stall.hang, stall.since, known=known, until=until)
 
 
 @cache_on_value
@@ -68,7 +68,7 @@ def _explain_without_hang(group: Group) -> Reason:
         late = [one.node_id for one in current.members if group.member_phase(one) is NodePhase.STARTING]
         return ReasonCode.ROUND_STARTING.reason(*late, round=current.number)
     if (notice := current.notice) is not None:
-        return waiting.about_to_end(
+        return waiting.round_about_to_end(
             current.number, notice.cause.reason, members_not_ready_to_stop(group), notice.until
         )
     return waiting.round_running(
@@ -110,8 +110,8 @@ def explain_group_waiting(group: Group) -> Reason:
     if not unready:
         return waits
     first = min(unready, key=lambda node: natural_key(node.node_id))
-    late = waiting.not_ready(Nodes.of(node.node_id for node in unready), first.not_ready)
-    return waiting.also_not_ready(waits, late)
+    late = waiting.nodes_not_ready(NodeList.of(node.node_id for node in unready), first.not_ready)
+    return waiting.with_not_ready_nodes(waits, late)
 
 
 def _explain_no_round(group: Group) -> Reason:
@@ -129,7 +129,7 @@ def _explain_no_round(group: Group) -> Reason:
             return ReasonCode.NO_COMMAND.reason(*wanting, group=group.group_id)
         no_world = answer.kind is ShortfallKind.WORLD  # else they are just too few
         never = sorted({node.slots for node in there}) if answer.never else []
-        few = waiting.too_few(
+        few = waiting.too_few_nodes(
             ready,
             0 if answer.never else answer.missing,
             unit="node" if answer.kind is ShortfallKind.NODES else "slot",
@@ -141,7 +141,7 @@ def _explain_no_round(group: Group) -> Reason:
         )
         return _add_gone_members(group, few)
     if group.bounds_since is None:
-        return waiting.no_master(find_unreachable_masters(group, there), group.spec.master, until)
+        return waiting.no_reachable_master(find_unreachable_masters(group, there), group.spec.master, until)
     if answer.suspects:
         return ReasonCode.RECONNECTING.reason(*(node.node_id for node in answer.suspects), ready=ready)
     return _explain_round_delay(group, ready, answer)
@@ -166,7 +166,7 @@ def count_ready_nodes(spec: GroupSpec, there: Sequence[Node]) -> waiting.ReadyCo
     """How many nodes there are: of how many, or with how many slots where those may be too few."""
     enough = spec.counts_slots and len(there) >= spec.min_nodes
     slots = sum(node.slots for node in there) if enough else None
-    return waiting.ReadyCount(Nodes.of(node.node_id for node in there), spec.min_nodes, slots)
+    return waiting.ReadyCount(NodeList.of(node.node_id for node in there), spec.min_nodes, slots)
 
 
 def find_unreachable_masters(group: Group, there: Sequence[Node]) -> dict[str, list[str]]:
@@ -193,7 +193,7 @@ def explain_node_waiting(group: Group, node: Node, now: float) -> Reason:
     active = group.active_round
     if active is None or active.notice is not None:
         return explain_group(group, now)
-    return waiting.left_out(active.number, node.node_id, explain_left_out_node(group, node))
+    return waiting.node_left_out(active.number, node.node_id, explain_left_out_node(group, node))
 
 
 def explain_left_out_node(group: Group, node: Node) -> Reason:
@@ -203,7 +203,7 @@ def explain_left_out_node(group: Group, node: Node) -> Reason:
     if node.wants_command and group.spec.command is None:
         return ReasonCode.NO_COMMAND.reason(node.node_id, group=group.group_id)
     if node.not_ready:
-        return waiting.not_ready(Nodes.of([node.node_id]), node.not_ready)
+        return waiting.nodes_not_ready(NodeList.of([node.node_id]), node.not_ready)
     if (larger := find_larger_round(group)) is not None and node.node_id in find_joiners(group):
         return ReasonCode.JOINS_NEXT_ROUND.reason(node.node_id, until=joiners_admitted_at(group, larger))
     return explain_spare(group, node, active)

@@ -10,9 +10,9 @@ from hetrdzv.core.rounds.reconcile import reconcile_group
 from hetrdzv.core.rounds.records import list_records
 from hetrdzv.core.rounds.timers import STOP_TIMEOUT_MARGIN_S
 from hetrdzv.core.rounds.transitions import StepContext, begin_job, can_begin_new_job, expire_leases
-from hetrdzv.protocol.errors import SCRIPT, Conflict, Difference, SpecConflict
+from hetrdzv.protocol.errors import SCRIPT_DIFFERENCE, SettingDifference, SettingsConflict, SpecConflict
 from hetrdzv.protocol.reasons.events import settings_changed
-from hetrdzv.protocol.settings import SETTINGS, differences
+from hetrdzv.protocol.settings import SETTINGS, find_fixed_differences
 
 MAX_NODES_IN_ERROR = 8
 """How many of the nodes that hold a group to its settings an error lists."""
@@ -31,7 +31,7 @@ def adopt_settings(
     news: dict[str, Any] = {
         name: value for name, value in given.items() if value != getattr(group.spec, name)
     }
-    replaced = differences(group.spec, news, group.fixed_settings)
+    replaced = find_fixed_differences(group.spec, news, group.fixed_settings)
     if replaced:
         expire_leases(context)
         if holders := _nodes_bound_by_settings(context.group):
@@ -69,7 +69,9 @@ def require_same_script(context: StepContext, join: Join) -> None:
         if not node.is_gone and node.job == job and node.script and node.role == join.role
     )
     if (other := next(alike, None)) is not None and other.script != join.script:  # it speaks for all
-        raise _make_conflict(context, [Difference(SCRIPT, other.script, join.script)], [other, *alike])
+        raise _make_conflict(
+            context, [SettingDifference(SCRIPT_DIFFERENCE, other.script, join.script)], [other, *alike]
+        )
 
 
 def _nodes_bound_by_settings(group: Group) -> list[Node]:
@@ -82,7 +84,7 @@ def _nodes_bound_by_settings(group: Group) -> list[Node]:
 
 
 def _make_conflict(
-    context: StepContext, differences: Sequence[Difference], holders: Sequence[Node]
+    context: StepContext, differences: Sequence[SettingDifference], holders: Sequence[Node]
 ) -> SpecConflict:
     group = context.group
     go = all(node.disconnected_at is not None or node.leaving is not None for node in holders)
@@ -92,7 +94,7 @@ def _make_conflict(
     end = "wait until its job is over" if holders else f"remove this one: hetctl delete {group.group_id}"
     return SpecConflict(
         f"group '{group.group_id}' has {has}, and {given} was given: leave that out, use another group, or {end}",
-        Conflict(
+        SettingsConflict(
             differences=tuple(differences),
             nodes=tuple(node.node_id for node in holders[:MAX_NODES_IN_ERROR]),
             by_put=group.by_put,

@@ -21,12 +21,12 @@ from hetrdzv.core.commands import RecordStall
 from hetrdzv.core.model import EndCause
 from hetrdzv.core.rounds.timers import STALL_REPORTED_AFTER_S, is_stall_ignored, stall_ends_round_at
 from hetrdzv.core.rounds.transitions import StepContext, end_round
-from hetrdzv.protocol.progress import NO_ANSWER, Collectives, Worker
+from hetrdzv.protocol.progress import UNRESPONSIVE_STATES, ProcessGroupProgress, WorkerProgress
 from hetrdzv.protocol.reasons import ends, hangs
 from hetrdzv.protocol.reasons.hangs import Hang
-from hetrdzv.protocol.rounds import Failure
+from hetrdzv.protocol.rounds import WorkerFailure
 from hetrdzv.protocol.states import EndKind, StallKind
-from hetrdzv.protocol.texts.who import Ranks, join_words
+from hetrdzv.protocol.texts.node_rank_lists import RankList, join_words
 
 RECENTLY_MOVED_S = 1.0
 """Whoever has moved within this time does not wait (seconds)."""
@@ -65,7 +65,7 @@ MAX_COLLECTIVES_AHEAD = 8
 DEFAULT_PROCESS_GROUPS = frozenset({"0", "default_pg"})
 """The names of the process group that all ranks are in."""
 
-_KNOWN_STATES = frozenset({"runs", "ended", *NO_ANSWER})
+_KNOWN_STATES = frozenset({"runs", "ended", *UNRESPONSIVE_STATES})
 """The states of a worker of which something is known: of one that is `unknown` at most its step."""
 
 _EQUAL_SIZE_OPS = ("all_reduce", "allreduce", "broadcast", "reduce_scatter")
@@ -88,8 +88,8 @@ class WorkerPosition:
         pending: whether its last collective there is not complete, and the worker does not move.
     """
 
-    worker: Worker
-    at: Collectives
+    worker: WorkerProgress
+    at: ProcessGroupProgress
     level: tuple[int, int, bool]
     pending: bool
 
@@ -113,7 +113,7 @@ class ProcessGroup:
     missing: int = 0
     unit: str = "collective"
     stuck: bool = field(init=False)
-    waiting: list[Worker] = field(init=False)
+    waiting: list[WorkerProgress] = field(init=False)
 
     def __post_init__(self) -> None:
         """Put the members in order, and see which of them wait."""
@@ -146,7 +146,7 @@ class ProcessGroup:
         return f"{self.unit} {number:,} of {self.last_collective:,}{self.name_suffix('in')}"
 
 
-def find_hang(workers: Sequence[Worker], world_size: int, node_of: NodeOf) -> Hang | None:
+def find_hang(workers: Sequence[WorkerProgress], world_size: int, node_of: NodeOf) -> Hang | None:
     """Who is waited for, by whom, and since when; None: nobody, as far as can be seen."""
     known = sorted((worker for worker in workers if worker.state in _KNOWN_STATES), key=attrgetter("rank"))
     if any(worker.collectives for worker in known):
@@ -173,7 +173,7 @@ def find_hang(workers: Sequence[Worker], world_size: int, node_of: NodeOf) -> Ha
 # -- who waits for whom --------------------------------------------------------------------------------------
 
 
-def _make_process_groups(workers: Sequence[Worker], world_size: int) -> list[ProcessGroup]:
+def _make_process_groups(workers: Sequence[WorkerProgress], world_size: int) -> list[ProcessGroup]:
     """The process groups in which somebody waits, of the world's known workers."""
     moving = sum(map(_moved_recently, workers))
     groups = []
@@ -199,7 +199,7 @@ def _make_process_groups(workers: Sequence[Worker], world_size: int) -> list[Pro
             here = {place.worker.rank for place in group.positions}
             absent = [worker for worker in free if worker.rank not in here]
             if len(absent) <= most:
-                nothing = Collectives(name=group.name, size=group.size)
+                nothing = ProcessGroupProgress(name=group.name, size=group.size)
                 places = [*group.positions, *(_locate_worker(worker, nothing, 0) for worker in absent)]
                 groups[index] = ProcessGroup(group.name, group.size, places, group.missing - len(absent))
                 room -= len(absent)
@@ -207,10 +207,10 @@ def _make_process_groups(workers: Sequence[Worker], world_size: int) -> list[Pro
 
 
 def _find_waiting_groups(
-    workers: Sequence[Worker],
-) -> Mapping[tuple[str, int], list[tuple[Worker, Collectives]]]:
+    workers: Sequence[WorkerProgress],
+) -> Mapping[tuple[str, int], list[tuple[WorkerProgress, ProcessGroupProgress]]]:
     """The process groups in which somebody waits, by name and size, with the workers that have used them."""
-    members: dict[tuple[str, int], list[tuple[Worker, Collectives]]] = {
+    members: dict[tuple[str, int], list[tuple[WorkerProgress, ProcessGroupProgress]]] = {
         (at.name, at.size): []
         for worker in workers
         if _is_standing_still(worker)
@@ -225,13 +225,15 @@ def _find_waiting_groups(
     return members
 
 
-def _make_step_group(workers: Sequence[Worker], world_size: int) -> list[ProcessGroup]:
+def _make_step_group(workers: Sequence[WorkerProgress], world_size: int) -> list[ProcessGroup]:
     """The steps of scripts as collectives; nothing unless those of all are known and none has moved for long."""
     known = [worker for worker in workers if worker.state in _KNOWN_STATES or worker.step is not None]
     places = []
     for worker in known:
         if worker.step is not None and worker.idle_s >= MIN_STEP_STALL_S:
-            at = Collectives(name="0", size=world_size, enqueued=worker.step, completed=worker.step - 1)
+            at = ProcessGroupProgress(
+                name="0", size=world_size, enqueued=worker.step, completed=worker.step - 1
+            )
             places.append(
                 WorkerPosition(worker, at, (worker.step, 0, worker.is_able_to_run), worker.is_able_to_run)
             )
@@ -240,21 +242,21 @@ def _make_step_group(workers: Sequence[Worker], world_size: int) -> list[Process
     return [ProcessGroup("0", world_size, places, unit="step")]
 
 
-def _locate_worker(worker: Worker, at: Collectives, started: int) -> WorkerPosition:
+def _locate_worker(worker: WorkerProgress, at: ProcessGroupProgress, started: int) -> WorkerPosition:
     pending = at.completed < at.enqueued and _is_standing_still(worker)
     return WorkerPosition(worker, at, (at.enqueued, started, worker.is_able_to_run), pending)
 
 
-def _counts_agree(members: Sequence[Collectives]) -> bool:
+def _counts_agree(members: Sequence[ProcessGroupProgress]) -> bool:
     """Whether their numbers may all be those of the same collectives."""
     return max(at.completed for at in members) <= min(at.enqueued for at in members) + MAX_COLLECTIVES_AHEAD
 
 
-def _moved_recently(worker: Worker) -> bool:
+def _moved_recently(worker: WorkerProgress) -> bool:
     return worker.idle_s < RECENTLY_MOVED_S and not worker.has_ended
 
 
-def _is_standing_still(worker: Worker) -> bool:
+def _is_standing_still(worker: WorkerProgress) -> bool:
     return worker.idle_s >= RECENTLY_MOVED_S and worker.state == "runs"
 
 
@@ -291,18 +293,18 @@ def _find_lagging_workers(
     state = _describe_culprits(group, place, culprits if alike else [first])
     return Hang(
         kind=StallKind.BEHIND if first.is_able_to_run else StallKind.NO_ANSWER,
-        waiting=Ranks.of(waiting),
+        waiting=RankList.of(waiting),
         wait_for=f"{who}, {which} {state}",
         for_s=for_s,
         **named,
     )
 
 
-def _describe_culprits(group: ProcessGroup, place: WorkerPosition, culprits: Sequence[Worker]) -> str:
+def _describe_culprits(group: ProcessGroup, place: WorkerPosition, culprits: Sequence[WorkerProgress]) -> str:
     """What those do that are waited for: `is at collective 5 of 6, and sleeps`."""
     is_, has, s = ("are", "have", "") if len(culprits) > 1 else ("is", "has", "s")
     state, at = place.worker.state, group.describe_position(place.at.enqueued) if place.at.enqueued else ""
-    if state in NO_ANSWER:
+    if state in UNRESPONSIVE_STATES:
         what = "stopped by a signal" if state == "stopped" else "stuck in the kernel (state D)"
         return f"{is_} {what}{f', last seen at {at}' if at else ''}"
     if state == "ended":
@@ -319,14 +321,14 @@ def _describe_culprits(group: ProcessGroup, place: WorkerPosition, culprits: Seq
     )
 
 
-def _name_culprits(culprits: Sequence[Worker], node_of: NodeOf) -> tuple[str, Mapping[str, Any]]:
+def _name_culprits(culprits: Sequence[WorkerProgress], node_of: NodeOf) -> tuple[str, Mapping[str, Any]]:
     """`rank 3 (gpu2) and rank 5 (gpu3)`, of many the first few and how many more; and who is named in the hang."""
     by_node = defaultdict[str, list[int]](list)
     for worker in culprits:
         by_node[node_of(worker.rank)].append(worker.rank)
     nodes = tuple(by_node)[:MAX_NAMES_IN_HANG]
     more = len(culprits) - sum(len(by_node[node_id]) for node_id in nodes)
-    who = [f"{Ranks.of(by_node[node_id])} ({node_id})" for node_id in nodes]
+    who = [f"{RankList.of(by_node[node_id])} ({node_id})" for node_id in nodes]
     ranks = tuple(worker.rank for worker in culprits[:MAX_RANKS_IN_HANG])
     return join_words(who + ([f"{more} more"] if more else [])), {"ranks": ranks, "nodes": nodes}
 
@@ -344,7 +346,7 @@ def _find_incomplete_collective(groups: Sequence[ProcessGroup]) -> Hang | None:
     do = "does" if len(groups) == 1 else "do"
     return Hang(
         kind=StallKind.NOTHING_COMPLETES,
-        waiting=Ranks.of(workers),
+        waiting=RankList.of(workers),
         wait_for=f"{join_words([*shown, *more])}, which {do} not complete although nobody is behind",
         for_s=min(worker.idle_s for worker in workers.values()),
     )
@@ -353,7 +355,7 @@ def _find_incomplete_collective(groups: Sequence[ProcessGroup]) -> Hang | None:
 def _find_mismatched_collective(groups: Iterable[ProcessGroup], node_of: NodeOf) -> Hang | None:
     """Members of a group have asked for different operations; if most agree, the others are to blame."""
     for group in groups:
-        top, alike = group.last_collective, defaultdict[str, list[Worker]](list)
+        top, alike = group.last_collective, defaultdict[str, list[WorkerProgress]](list)
         for place in group.positions:
             if place.pending and place.at.enqueued == top and (what := _comparable_op(place.at.op)):
                 alike[what].append(place.worker)
@@ -375,8 +377,8 @@ def _find_mismatched_collective(groups: Iterable[ProcessGroup], node_of: NodeOf)
     return None
 
 
-def _list_ranks(workers: Iterable[Worker]) -> Ranks:
-    return Ranks.of(worker.rank for worker in workers)
+def _list_ranks(workers: Iterable[WorkerProgress]) -> RankList:
+    return RankList.of(worker.rank for worker in workers)
 
 
 @lru_cache(maxsize=1024)
@@ -405,7 +407,9 @@ def record_stall(context: StepContext, command: RecordStall) -> None:
         return
     old = active.stall
     if old is not None and old.reported and (new is None or new.since > old.since + SAME_STALL_TOLERANCE_S):
-        context.add_event(hangs.stalled(active.number, old.hang_with_duration(context.now), goes_on=True))
+        context.add_event(
+            hangs.stall_reported(active.number, old.hang_with_duration(context.now), goes_on=True)
+        )
         active = replace(active, hung_s=active.hung_s + context.now - old.since)
         old = None
     if new is not None and old is not None and new.since <= old.since + SAME_STALL_TOLERANCE_S:
@@ -428,9 +432,12 @@ def escalate_stall(context: StepContext) -> None:
     at = min(stall.since + STALL_REPORTED_AFTER_S, end_at or inf)
     if not stall.reported and stall.is_known_at(at) and context.is_due(at):
         context.update_group(round=replace(active, stall=replace(stall, reported=True)))
-        context.add_event(hangs.stalled(active.number, stall.hang_with_duration(context.now)))
+        context.add_event(hangs.stall_reported(active.number, stall.hang_with_duration(context.now)))
     if end_at is not None and stall.is_known_at(end_at) and context.is_due(end_at):
-        hang, failure = stall.hang_with_duration(context.now), Failure(local_rank=-1, rank=-1, at=stall.since)
+        hang, failure = (
+            stall.hang_with_duration(context.now),
+            WorkerFailure(local_rank=-1, rank=-1, at=stall.since),
+        )
         node_id = hang.nodes[0] if hang.nodes else None
         if node_id is not None:
             rank, offset = hang.ranks[0], active.members_by_id[node_id].rank_offset

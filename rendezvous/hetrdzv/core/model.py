@@ -12,8 +12,8 @@ from math import inf
 from hetrdzv.protocol.directive import Member, Shares, Weights
 from hetrdzv.protocol.reasons.hangs import Hang
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
-from hetrdzv.protocol.requests import Offer
-from hetrdzv.protocol.rounds import EarlierSuccesses, Failure, RootCause, RoundRecord, TimeSpent
+from hetrdzv.protocol.requests import NodeOffer
+from hetrdzv.protocol.rounds import EarlierSuccesses, RootCause, RoundRecord, TimeSpent, WorkerFailure
 from hetrdzv.protocol.settings import SETTINGS, GroupSpec
 from hetrdzv.protocol.snapshots import JobSnapshotState, StartSnapshot
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase
@@ -22,12 +22,12 @@ FAILED_ROUNDS_UNTIL_LAST_RESORT = 3
 """A node whose workers were the root cause of so many failed rounds in a row is used last."""
 
 
-OFFER_FIELDS: tuple[str, ...] = tuple(attribute.name for attribute in fields(Offer))
+OFFER_FIELDS: tuple[str, ...] = tuple(attribute.name for attribute in fields(NodeOffer))
 """The fields of an offer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node(Offer):
+class Node(NodeOffer):
     """One agent's machine in a group, with what it offers.
 
     Attributes:
@@ -57,7 +57,7 @@ class Node(Offer):
     acked_round: int = 0
     member_of: int = 0
     ready_to_stop: int = 0
-    failure: Failure | None = None
+    failure: WorkerFailure | None = None
     leaving: Reason | None = None
     rejected: Reason | None = None
     departed_at: float | None = None
@@ -115,8 +115,8 @@ class RoundEnd:
     at: float
     time: TimeSpent = field(default_factory=dict)
     before: EarlierSuccesses | None = None
-    departed: Mapping[str, Failure] = field(default_factory=dict)
-    hang: Failure | None = None
+    departed: Mapping[str, WorkerFailure] = field(default_factory=dict)
+    hang: WorkerFailure | None = None
     stopped_at: float | None = None
 
     @property

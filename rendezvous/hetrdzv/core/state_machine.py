@@ -36,11 +36,11 @@ from hetrdzv.protocol.errors import NodeIdInUse, NotFound, Refused, StaleIncarna
 from hetrdzv.protocol.progress import ProgressTimes
 from hetrdzv.protocol.reasons import ends, events
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
-from hetrdzv.protocol.rounds import EarlierSuccesses, Failure, RootCause
+from hetrdzv.protocol.rounds import EarlierSuccesses, RootCause, WorkerFailure
 from hetrdzv.protocol.settings import GroupSpec
-from hetrdzv.protocol.snapshots import UseSnapshot
+from hetrdzv.protocol.snapshots import UseSnapshotRequest
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase, ReportKind
-from hetrdzv.protocol.texts.who import Nodes
+from hetrdzv.protocol.texts.node_rank_lists import NodeList
 
 MAX_FORMER_INCARNATIONS = 8
 """How many past incarnations of a node id are remembered, so that none of them is accepted again."""
@@ -371,7 +371,7 @@ def _record_earlier_successes(context: StepContext, current: Round, command: com
 def _record_failure(context: StepContext, node: Node, current: Round, command: commands.Report) -> None:
     if node.failure is not None or not (current.end is not None or node.phase in _WORKING_PHASES):
         return  # idempotent by (incarnation, round, kind)
-    failure = command.failure or Failure(local_rank=-1, rank=-1, message=command.message)
+    failure = command.failure or WorkerFailure(local_rank=-1, rank=-1, message=command.message)
     failure = replace(failure, at=context.now - command.age_s)
     phase = NodePhase.FAILED if node.phase in _WORKING_PHASES else node.phase
     node = context.update_node(node, phase=phase, failure=failure)
@@ -430,7 +430,7 @@ def _drain_node(context: StepContext, command: commands.Drain) -> None:
     group = context.group
     if (node := group.nodes.get(command.node_id)) is None:
         raise NotFound(
-            f"group '{group.group_id}' has no node '{command.node_id}'; its nodes: {Nodes.of(group.nodes)}"
+            f"group '{group.group_id}' has no node '{command.node_id}'; its nodes: {NodeList.of(group.nodes)}"
         )
     if command.node_id in group.drained:
         return
@@ -491,7 +491,7 @@ _COMMAND_HANDLERS: dict[type, Callable[[StepContext, Any], None]] = {
     commands.RecordStall: record_stall,
     commands.RecordTraining: _record_training,
     commands.DeclareSnapshots: start_snapshot.record_snapshot_inventory,
-    UseSnapshot: start_snapshot.record_wanted_snapshot,
+    UseSnapshotRequest: start_snapshot.record_wanted_snapshot,
     commands.StartDaemon: _start_daemon,
     commands.Leave: _apply_leave,
     commands.Drain: _drain_node,

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from hetrdzv.core.model import Node
-from hetrdzv.protocol.reasons.reason import Reason, ReasonCode, reason
+from hetrdzv.protocol.reasons.reason import Reason, ReasonCode, make_reason
 from hetrdzv.protocol.settings import GroupSpec, parse_rank_order
 from hetrdzv.protocol.texts.ids import natural_key
-from hetrdzv.protocol.texts.phrasing import count, have
-from hetrdzv.protocol.texts.who import Nodes
+from hetrdzv.protocol.texts.node_rank_lists import NodeList
+from hetrdzv.protocol.texts.phrasing import count_text, nodes_have
 
 COMPARED_VERSIONS: Mapping[str, tuple[str, int]] = {
     "torch": ("torch", 3),
@@ -73,10 +73,10 @@ def describe_version_differences(part: str, having: Mapping[str, Sequence[str]])
         having.items(), key=lambda version: (len(version[1]), min(map(natural_key, version[1])))
     )
     (first, of_first), *others = [
-        (version, Nodes.of(names)) for version, names in versions[:MAX_LISTED_VERSIONS]
+        (version, NodeList.of(names)) for version, names in versions[:MAX_LISTED_VERSIONS]
     ]
-    shown = [f"{have(of_first)} {COMPARED_VERSIONS[part][0]} {first}"]
-    shown += [f"{have(nodes)} {version}" for version, nodes in others]
+    shown = [f"{nodes_have(of_first)} {COMPARED_VERSIONS[part][0]} {first}"]
+    shown += [f"{nodes_have(nodes)} {version}" for version, nodes in others]
     if more := len(versions) - len(shown):
-        shown.append(f"{count(more, 'more version')} on other nodes")
-    return reason(ReasonCode.VERSIONS_DIFFER, ", ".join(shown), nodes=of_first, part=part)
+        shown.append(f"{count_text(more, 'more version')} on other nodes")
+    return make_reason(ReasonCode.VERSIONS_DIFFER, ", ".join(shown), nodes=of_first, part=part)

@@ -12,7 +12,7 @@ from hetrdzv.core.model import Group
 from hetrdzv.dashboard.render import PAGE_HEADERS, render_page
 from hetrdzv.protocol.replies import describe_plan
 from hetrdzv.protocol.requests import PlanRequest
-from hetrdzv.protocol.texts.phrasing import count
+from hetrdzv.protocol.texts.phrasing import count_text
 from hetrdzv.service.service import Service
 
 
@@ -61,7 +61,7 @@ def _warn_of_cancel(group: Group, node_id: str) -> list[str]:
     active = group.active_round
     lines = ["All agents of the job exit with status 3."]
     if active is not None:
-        workers, nodes = count(active.world_size, "worker"), count(len(active.members), "node")
+        workers, nodes = count_text(active.world_size, "worker"), count_text(len(active.members), "node")
         lines.insert(0, f"{workers} on {nodes} are stopped.")
     return lines
 

@@ -14,7 +14,7 @@ from hetrdzv.protocol.reasons.advice import advise_after_exit
 from hetrdzv.protocol.reasons.snapshots import safe_step_text
 from hetrdzv.protocol.replies import WORKER_COLUMNS, WorkerReply
 from hetrdzv.protocol.rounds import RoundRecord, total_time, with_downtimes
-from hetrdzv.protocol.stacks import OutputKind
+from hetrdzv.protocol.worker_output import OutputKind
 from hetrdzv.service.service import Service
 
 MAX_NODES_WITHOUT_MAP = 15
@@ -40,7 +40,7 @@ SECTIONS = ("now", "cause", "facts", "timeline", "nodes", "pace", "rounds", "his
 
 @dataclass(frozen=True, slots=True)
 class TimelineBar:
-    """What a stretch of time of a round went into (a `Phase`); x and width in thousandths of the timeline."""
+    """What a stretch of time of a round went into (a `RoundPhase`); x and width in thousandths of the timeline."""
 
     phase: str
     length: float

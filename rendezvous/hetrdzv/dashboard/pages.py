@@ -16,9 +16,15 @@ from hetrdzv.dashboard.cache import SectionCache, Sections
 from hetrdzv.dashboard.group_page import MIN_NODES_FOR_THREAD, group_sections
 from hetrdzv.dashboard.render import REFRESH_INTERVAL_S, render_page, render_section
 from hetrdzv.protocol.errors import InvalidRequest, NoRound
-from hetrdzv.protocol.replies import BY_URGENCY, GroupSummary, StacksReply, is_long_finished, urgency_key
-from hetrdzv.protocol.stacks import OutputKind, WorkerOutput, group_equal_stacks
-from hetrdzv.protocol.texts.raised import find_exception
+from hetrdzv.protocol.replies import (
+    STATES_BY_URGENCY,
+    GroupSummary,
+    WorkerOutputReply,
+    is_long_finished,
+    urgency_key,
+)
+from hetrdzv.protocol.texts.tracebacks import find_exception
+from hetrdzv.protocol.worker_output import OutputKind, WorkerOutput, group_equal_stacks
 from hetrdzv.service.service import Service
 
 MAX_SHOWN_LOGS = 16
@@ -43,7 +49,7 @@ async def groups_page(request: Request, service: Service, grant: Grant) -> Respo
 def count_by_state(groups: Sequence[GroupSummary]) -> list[tuple[str, int]]:
     """How many groups are in each state, in the order of these."""
     counts = Counter(group.display_state for group in groups)
-    return [(state, counts[state]) for state in BY_URGENCY if counts[state]]
+    return [(state, counts[state]) for state in STATES_BY_URGENCY if counts[state]]
 
 
 def overview_section(
@@ -150,5 +156,5 @@ def _limit_list(values: Sequence[object], most: int) -> dict[str, Any]:
     return {"shown": values[:most], "more": max(0, len(values) - most)}
 
 
-def _output_time(found: StacksReply) -> dict[str, Any]:
+def _output_time(found: WorkerOutputReply) -> dict[str, Any]:
     return {"round": found.round, "at": found.at or datetime.now(UTC).isoformat(timespec="milliseconds")}

@@ -7,9 +7,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.responses import HTMLResponse
 
 from hetrdzv import __version__
-from hetrdzv.protocol.rounds import Downtime, known_s, trained_share
-from hetrdzv.protocol.texts.phrasing import ago, count, duration_text, percent
-from hetrdzv.protocol.texts.who import Nodes, Ranks
+from hetrdzv.protocol.rounds import Downtime, known_time_s, trained_share
+from hetrdzv.protocol.texts.node_rank_lists import NodeList, RankList
+from hetrdzv.protocol.texts.phrasing import ago_text, count_text, duration_text, percent_text
 
 REFRESH_INTERVAL_S = 2.0
 """How often a page asks for its sections, which follow what happens (seconds)."""
@@ -67,19 +67,19 @@ def _make_environment() -> Environment:
         auto_reload=False,
     )
     made.filters |= {
-        "ago": ago,
+        "ago": ago_text,
         "clock": utc_time_of_day,
-        "known_s": known_s,
+        "known_s": known_time_s,
         "lasted": duration_text,
-        "percent": percent,
+        "percent": percent_text,
         "share": trained_share,
         "split": downtime_parts_text,
     }
     made.globals |= {
-        "count": count,
+        "count": count_text,
         "every_s": f"{REFRESH_INTERVAL_S:g}",
-        "names": Nodes.of,
-        "ranked": Ranks.of,
+        "names": NodeList.of,
+        "ranked": RankList.of,
     }
     made.globals |= {"signs": STATE_SYMBOLS, "version": __version__}
     return made

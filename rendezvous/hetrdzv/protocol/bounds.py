@@ -15,10 +15,10 @@ from hetrdzv.protocol.texts.ids import ID_PATTERN, MAX_ID_LENGTH
 MAX_BODY_BYTES = 1 << 20
 """The largest body of a request."""
 
-MAX_VALUES = 32_768
+MAX_JSON_VALUES = 32_768
 """How many JSON values the body of a request may have, about; a node with 1,024 workers sends half as many."""
 
-MAX_NUMBER = 2**53
+MAX_JSON_INTEGER = 2**53
 """The largest integer that every reader of JSON understands as the same number."""
 
 MAX_SECONDS = 1e9
@@ -27,25 +27,25 @@ MAX_SECONDS = 1e9
 MIN_WEIGHT, MAX_WEIGHT = 1e-6, 1e6
 """Bounds of a node's weight: ratios and sums of weights stay far from what a float cannot hold."""
 
-MAX_NOT_READY = 2_000
+MAX_NOT_READY_CHARACTERS = 2_000
 """How long the reason may be why a node is not ready (characters)."""
 
 MAX_LABELS, MAX_LABEL_CHARACTERS = 64, 4_096
 """How many labels, or facts of its device, a node has, and how long they may be in all: a reply may show all."""
 
-MAX_KNOWN_S = 3600.0
+MAX_SAMPLE_VALIDITY_S = 3600.0
 """For how long a sample may hold (seconds)."""
 
 MAX_PROCESS_GROUPS, MAX_ALL_PROCESS_GROUPS = 32, 1024
 """How many process groups a sample may have of one worker, and of all workers of a node together."""
 
 
-def at_most(items: int) -> Any:
+def max_items(items: int) -> Any:
     """A tuple has no more items than this; reading it ends at the first wrong one, or where it gets too long."""
     return Field(max_length=items, fail_fast=True)
 
 
-class Body:
+class RequestBody:
     """Base of what requests bring: the document says that it has no other fields."""
 
     __slots__ = ()
@@ -61,9 +61,9 @@ ShortText = Annotated[str, MaxLen(256)]
 
 # -- numbers ---------------------------------------------------------------------------------------------------
 
-Whole = Annotated[int, Ge(-MAX_NUMBER), Le(MAX_NUMBER)]
-Count = Annotated[int, Ge(0), Le(MAX_NUMBER)]
-Positive = Annotated[int, Ge(1), Le(MAX_NUMBER)]
+BoundedInt = Annotated[int, Ge(-MAX_JSON_INTEGER), Le(MAX_JSON_INTEGER)]
+Count = Annotated[int, Ge(0), Le(MAX_JSON_INTEGER)]
+PositiveInt = Annotated[int, Ge(1), Le(MAX_JSON_INTEGER)]
 Slots = Annotated[int, Ge(1), Le(MAX_SLOTS)]
 Workers = Annotated[int, Ge(0), Le(MAX_WORLD_SIZE)]
 """How many workers."""
@@ -80,10 +80,10 @@ Weight = Annotated[float, Ge(MIN_WEIGHT), Le(MAX_WEIGHT)]
 # -- labels ----------------------------------------------------------------------------------------------------
 
 
-def _short(labels: Mapping[str, str]) -> Mapping[str, str]:
+def _check_label_characters(labels: Mapping[str, str]) -> Mapping[str, str]:
     if (given := sum(len(name) + len(value) for name, value in labels.items())) > MAX_LABEL_CHARACTERS:
         raise ValueError(f"It should have at most {MAX_LABEL_CHARACTERS} characters in all, not {given}")
     return labels
 
 
-Labels = Annotated[Mapping[ShortText, ShortText], MaxLen(MAX_LABELS), AfterValidator(_short)]
+Labels = Annotated[Mapping[ShortText, ShortText], MaxLen(MAX_LABELS), AfterValidator(_check_label_characters)]

@@ -15,13 +15,13 @@ from pydantic_core import ErrorDetails, PydanticSerializationError
 
 T = TypeVar("T")
 
-Unknown = Literal["forbid", "ignore"]
+UnknownFields = Literal["forbid", "ignore"]
 """What becomes of unknown fields, in pydantic's words."""
 
-MAX_MISTAKES = 64
+MAX_FIELD_ERRORS = 64
 """JSON with more mistakes than this is refused without a list of them: making that takes longer than all else."""
 
-_REASONS = {
+_ERROR_TEXTS = {
     "missing": "it is missing",
     "dataclass_type": "it must be a JSON object",
     "dict_type": "it must be a JSON object",
@@ -30,7 +30,7 @@ _REASONS = {
 }
 """Plainer words for some of pydantic's errors."""
 
-_UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
+_UNKNOWN_FIELD_ERROR_TYPES = ("extra_forbidden", "unexpected_keyword_argument")
 
 
 class FieldError(NamedTuple):
@@ -49,25 +49,25 @@ class MalformedJson(ValueError):
         self.mistakes = mistakes
 
 
-def read(kind: type[T], data: bytes | str, *, unknown: Unknown = "forbid") -> T:
+def parse_json(kind: type[T], data: bytes | str, *, unknown: UnknownFields = "forbid") -> T:
     """A value from JSON, or `MalformedJson` raised, which says where and why."""
     try:
-        value: T = adapter(kind).validate_json(data, strict=True, extra=unknown)
+        value: T = type_adapter(kind).validate_json(data, strict=True, extra=unknown)
     except ValidationError as error:
-        raise MalformedJson(tuple(mistakes(error))) from None
+        raise MalformedJson(tuple(make_field_errors(error))) from None
     return value
 
 
-def validate(kind: type[T], value: object, *, unknown: Unknown = "forbid") -> T:
-    """As `read`, from what a reader of JSON has made of it, or from a value that was made here, to check its bounds."""
+def validate_value(kind: type[T], value: object, *, unknown: UnknownFields = "forbid") -> T:
+    """As `parse_json`, from what a reader of JSON has made of it, or from a value made here, to check its bounds."""
     try:
-        data = write(value, given=True)
+        data = to_json(value, given=True)
     except PydanticSerializationError as error:
         raise MalformedJson((FieldError("", f"it cannot be written as JSON: {error}"),)) from None
-    return read(kind, data, unknown=unknown)
+    return parse_json(kind, data, unknown=unknown)
 
 
-def write(
+def to_json(
     value: object,
     *,
     nulls: bool = False,
@@ -76,7 +76,7 @@ def write(
     indent: int | None = None,
 ) -> bytes:
     """A value as JSON."""
-    known = adapter(type(value))
+    known = type_adapter(type(value))
     return known.dump_json(
         value,
         exclude_none=not nulls and not given,
@@ -87,12 +87,12 @@ def write(
     )
 
 
-def fields_of(value: Any) -> dict[str, Any]:
+def fields_by_name(value: Any) -> dict[str, Any]:
     """The fields of a dataclass by name, those inside as they are."""
     return {field.name: getattr(value, field.name) for field in fields(value)}
 
 
-adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
+type_adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
 """What reads and writes values of a type; made when it is first needed."""
 
 
@@ -102,27 +102,27 @@ def build_validators(*kinds: Any) -> None:
     It is kept where pydantic looks for it when it makes dataclasses that contain these: name those later.
     """
     for kind in kinds:
-        known = adapter(kind)
+        known = type_adapter(kind)
         known.rebuild()  # if it was deferred
         kind.__pydantic_core_schema__ = known.core_schema
 
 
-def mistakes(error: ValidationError) -> Iterator[FieldError]:
+def make_field_errors(error: ValidationError) -> Iterator[FieldError]:
     """What pydantic found, in plainer words."""
-    if (wrong := error.error_count()) > MAX_MISTAKES:
+    if (wrong := error.error_count()) > MAX_FIELD_ERRORS:
         yield FieldError("", f"{wrong} of its fields are unknown, malformed or out of range")
     else:
-        yield from map(mistake, error.errors(include_url=False))
+        yield from map(make_field_error, error.errors(include_url=False))
 
 
-def mistake(details: ErrorDetails) -> FieldError:
+def make_field_error(details: ErrorDetails) -> FieldError:
     """One of pydantic's errors, in plainer words."""
     kind, given = details["type"], details.get("input")
     field = ".".join(str(part)[:80] for part in details["loc"] if part != "[key]")
-    text = _REASONS.get(kind, details["msg"])
+    text = _ERROR_TEXTS.get(kind, details["msg"])
     if kind == "json_invalid":
         return FieldError("", f"it is not JSON: {details['ctx']['error']}")
     if kind == "value_error":
         text = str(details["ctx"]["error"])
-    shown = given if isinstance(given, str | int | float) and kind not in _UNKNOWN else None
+    shown = given if isinstance(given, str | int | float) and kind not in _UNKNOWN_FIELD_ERROR_TYPES else None
     return FieldError(field, text, shown)

@@ -6,8 +6,8 @@ from hetrdzv.protocol.bounds import Seconds
 from hetrdzv.protocol.reasons.reason import Reason, full_text
 from hetrdzv.protocol.rounds import RootCause, TimeSpent
 from hetrdzv.protocol.snapshots import StartSnapshot
-from hetrdzv.protocol.stacks import OutputKind
 from hetrdzv.protocol.states import DirectiveKind
+from hetrdzv.protocol.worker_output import OutputKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputQuery:
-    """Somebody wants to see the stacks of a node's workers, or the end of what they wrote; see `StacksRequest`."""
+    """Somebody wants to see the stacks of a node's workers, or the end of what they wrote (`WorkerOutputRequest`)."""
 
     number: int
     round: int

@@ -45,12 +45,12 @@ class InvalidSpec(Refused, code="invalid_spec", status=422):
     """Bounds contradict each other."""
 
 
-SCRIPT = "script"
+SCRIPT_DIFFERENCE = "script"
 """The name of a difference in what nodes run, which is no setting."""
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class SettingDifference:
     """A setting that a group has, and the other value that somebody gave; both as people write them."""
 
     name: str
@@ -59,10 +59,10 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Conflict:
+class SettingsConflict:
     """What is in the way of a join or a `PUT` with other settings."""
 
-    differences: tuple[Difference, ...]
+    differences: tuple[SettingDifference, ...]
     nodes: tuple[str, ...] = ()
     by_put: bool = False
     retry_for_s: float | None = None
@@ -71,7 +71,7 @@ class Conflict:
 class SpecConflict(Refused, code="spec_conflict"):
     """A setting has another value, fixed by whoever created the group."""
 
-    def __init__(self, message: str, conflict: Conflict) -> None:
+    def __init__(self, message: str, conflict: SettingsConflict) -> None:
         super().__init__(message)
         self.conflict = conflict
 

@@ -8,31 +8,31 @@ from pydantic import AfterValidator
 
 from hetrdzv.protocol.bounds import (
     MAX_ALL_PROCESS_GROUPS,
-    MAX_KNOWN_S,
     MAX_PROCESS_GROUPS,
-    Body,
+    MAX_SAMPLE_VALIDITY_S,
+    BoundedInt,
     Count,
     Duration,
     Fraction,
     Id,
-    Positive,
+    PositiveInt,
     Rank,
+    RequestBody,
     ShortText,
-    Whole,
     Workers,
-    at_most,
+    max_items,
 )
 from hetrdzv.protocol.settings import MAX_SLOTS
 
-UNKNOWN = "unknown"
+UNKNOWN_STATE = "unknown"
 """The state of a worker of which nothing is known but its step."""
 
-NO_ANSWER = frozenset({"stopped", "blocked"})
+UNRESPONSIVE_STATES = frozenset({"stopped", "blocked"})
 """The states of a worker whose process does not answer: stopped by a signal, or stuck in the kernel (state D)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Collectives(Body):
+class ProcessGroupProgress(RequestBody):
     """How far one worker has come in one of torch's process groups; the ranks that name a group are its members.
 
     Attributes:
@@ -51,7 +51,7 @@ class Collectives(Body):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Worker(Body):
+class WorkerProgress(RequestBody):
     """How far a worker has come.
 
     Attributes:
@@ -79,8 +79,8 @@ class Worker(Body):
     cpu: Fraction | None = None
     waiting: Fraction | None = None
     long_s: Duration = 0.0
-    step: Whole | None = None
-    collectives: Annotated[tuple[Collectives, ...], at_most(MAX_PROCESS_GROUPS)] = ()
+    step: BoundedInt | None = None
+    collectives: Annotated[tuple[ProcessGroupProgress, ...], max_items(MAX_PROCESS_GROUPS)] = ()
 
     @property
     def has_ended(self) -> bool:
@@ -90,7 +90,7 @@ class Worker(Body):
     @property
     def is_able_to_run(self) -> bool:
         """Whether its process is able to go on."""
-        return self.state not in NO_ANSWER
+        return self.state not in UNRESPONSIVE_STATES
 
     @property
     def collective_count(self) -> int | None:
@@ -98,7 +98,7 @@ class Worker(Body):
         return sum(group.enqueued for group in self.collectives) if self.collectives else None
 
 
-def _few_process_groups(workers: tuple[Worker, ...]) -> tuple[Worker, ...]:
+def _check_process_group_count(workers: tuple[WorkerProgress, ...]) -> tuple[WorkerProgress, ...]:
     if (given := sum(len(worker.collectives) for worker in workers)) > MAX_ALL_PROCESS_GROUPS:
         raise ValueError(
             f"its workers should have at most {MAX_ALL_PROCESS_GROUPS} process groups in all, not {given}"
@@ -107,20 +107,22 @@ def _few_process_groups(workers: tuple[Worker, ...]) -> tuple[Worker, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeProgress(Body):
+class NodeProgress(RequestBody):
     """How far the workers of a node have come in a round, as its agent saw it `age_s` seconds ago.
 
-    It holds for `known_s` after that look, since the agent says at once when anything of it changes.
+    It holds for `known_time_s` after that look, since the agent says at once when anything of it changes.
     """
 
-    round: Positive
+    round: PositiveInt
     age_s: Duration = 0.0
-    known_s: Annotated[Duration, Le(MAX_KNOWN_S)] = 60.0
-    workers: Annotated[tuple[Worker, ...], at_most(MAX_SLOTS), AfterValidator(_few_process_groups)]
+    known_s: Annotated[Duration, Le(MAX_SAMPLE_VALIDITY_S)] = 60.0
+    workers: Annotated[
+        tuple[WorkerProgress, ...], max_items(MAX_SLOTS), AfterValidator(_check_process_group_count)
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProgressTimes(Body):
+class ProgressTimes(RequestBody):
     """When the workers of a node moved in their round: asked for a collective, or said a step."""
 
     began_s: Duration | None = None
@@ -128,7 +130,7 @@ class ProgressTimes(Body):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PollRequest(Body):
+class PollRequest(RequestBody):
     """`POST /v1/groups/{g}/nodes/{n}/directive`: a poll that also says how far the node's workers have come."""
 
     incarnation: Id

@@ -7,16 +7,16 @@ from typing import Any
 from hetrdzv import __version__
 from hetrdzv.protocol.bounds import Seconds
 from hetrdzv.protocol.directive import Directive, Member, Shares, StopNotice
-from hetrdzv.protocol.errors import SCRIPT, Conflict
+from hetrdzv.protocol.errors import SCRIPT_DIFFERENCE, SettingsConflict
 from hetrdzv.protocol.reasons.hangs import HANG_CODES
 from hetrdzv.protocol.reasons.reason import Reason, full_text
-from hetrdzv.protocol.rounds import Failure, RootCause
-from hetrdzv.protocol.snapshots import SafeShown
-from hetrdzv.protocol.stacks import WorkerOutput
-from hetrdzv.protocol.states import HANGS, GroupState
+from hetrdzv.protocol.rounds import RootCause, WorkerFailure
+from hetrdzv.protocol.snapshots import SafeSnapshotReply
+from hetrdzv.protocol.states import HANGS_STATE, GroupState
 from hetrdzv.protocol.texts.ids import natural_key
-from hetrdzv.protocol.texts.phrasing import digits, duration_text, percent
-from hetrdzv.protocol.texts.who import Nodes
+from hetrdzv.protocol.texts.node_rank_lists import NodeList
+from hetrdzv.protocol.texts.phrasing import duration_text, number_text, percent_text
+from hetrdzv.protocol.worker_output import WorkerOutput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,17 +42,17 @@ class WorkerReply:
         return self.state in ("runs", "waits"), waiting, -self.idle_s, self.rank
 
 
-IDLE_S = 10.0
+MIN_IDLE_SHOWN_S = 10.0
 """It is said of a worker that it has not moved for so long (seconds)."""
 
 
 def _worker_state(worker: WorkerReply) -> str:
-    idle = f", idle for {duration_text(worker.idle_s)}" if worker.idle_s >= IDLE_S else ""
+    idle = f", idle for {duration_text(worker.idle_s)}" if worker.idle_s >= MIN_IDLE_SHOWN_S else ""
     return f"{worker.state}{idle}"
 
 
 def _number_text(value: float | None) -> str:
-    return "" if value is None else digits(value)
+    return "" if value is None else number_text(value)
 
 
 WORKER_COLUMNS: Mapping[str, Callable[[WorkerReply], str]] = {
@@ -62,13 +62,13 @@ WORKER_COLUMNS: Mapping[str, Callable[[WorkerReply], str]] = {
     "steps/s": lambda worker: _number_text(worker.steps_per_s),
     "collectives": lambda worker: _number_text(worker.collectives),
     "collectives/s": lambda worker: _number_text(worker.per_s),
-    "waits for others": lambda worker: "" if worker.waiting is None else percent(worker.waiting),
+    "waits for others": lambda worker: "" if worker.waiting is None else percent_text(worker.waiting),
 }
 """What people are shown of a worker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StacksReply:
+class WorkerOutputReply:
     """`POST /v1/groups/{g}/stacks`, and `/logs`; `at`: when they were taken (wall-clock time); None: just now."""
 
     round: int
@@ -113,7 +113,7 @@ class NodeReply:
     labels: Mapping[str, str]
     device: Mapping[str, str]
     reason: Reason | None = None
-    failure: Failure | None = None
+    failure: WorkerFailure | None = None
 
     @property
     def is_gone(self) -> bool:
@@ -123,7 +123,7 @@ class NodeReply:
     @property
     def display_state(self) -> str:
         """Its state as people are told: a node that runs, but whose workers others wait for, hangs."""
-        return HANGS if self.waited_for and self.state == "running" else str(self.state)
+        return HANGS_STATE if self.waited_for and self.state == "running" else str(self.state)
 
     def ranks(self, to: str = "-") -> str:
         """Its global ranks: `8-11`; empty: it has none."""
@@ -141,7 +141,7 @@ class NodeReply:
     def facts(self) -> str:
         """Its device, what it runs and its labels, in a line."""
         device = dict(self.device)
-        checksum, kind, name = (device.pop(key, "") for key in (SCRIPT, "kind", "name"))
+        checksum, kind, name = (device.pop(key, "") for key in (SCRIPT_DIFFERENCE, "kind", "name"))
         memory = device.pop("memory_gib", "")
         script = f"{self.script} (checksum {checksum})" if self.script and checksum else self.script
         parts = [
@@ -181,7 +181,7 @@ class GroupSummary:
     counts: CountsReply = CountsReply()
     ended_s_ago: float | None = None
     exit_code: int | None = None
-    snapshot: SafeShown | None = None
+    snapshot: SafeSnapshotReply | None = None
 
     @property
     def why(self) -> str:
@@ -191,7 +191,7 @@ class GroupSummary:
     @property
     def display_state(self) -> str:
         """Its state as people are told: one that runs, but whose workers wait for one that does not come, hangs."""
-        return HANGS if self.reason.code in HANG_CODES else str(self.state)
+        return HANGS_STATE if self.reason.code in HANG_CODES else str(self.state)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,9 +260,9 @@ def describe_plan(plan: Plan) -> Iterator[str]:
         yield f"Nothing changes: the job is over ({plan.state})."
         return
     if plan.stops:
-        yield f"Workers of {Nodes.of(plan.stops)} are stopped for good."
+        yield f"Workers of {NodeList.of(plan.stops)} are stopped for good."
     if plan.restarted:
-        yield f"Workers of {Nodes.of(plan.restarted)} are stopped and started again."
+        yield f"Workers of {NodeList.of(plan.restarted)} are stopped and started again."
     if not plan.world_size:
         yield f"Then no round runs: {full_text(plan.reason, plan.clock)}."
     elif plan.round == plan.was_round:
@@ -272,7 +272,7 @@ def describe_plan(plan: Plan) -> Iterator[str]:
         change = f"{size}, as before" if was == size else f"{was} to {size}"
         yield f"Round {plan.round} follows, with {plan.members[0].node_id} as master. World size: {change}."
     if plan.spares and plan.world_size:
-        yield f"Spare: {Nodes.of(plan.spares)}."
+        yield f"Spare: {NodeList.of(plan.spares)}."
     if plan.in_s >= 1:
         yield f"Before that, the group waits for about {plan.in_s:.0f} s."
 
@@ -288,7 +288,7 @@ class ProblemReply:
     code: str
     field: str | None = None
     directive: Directive | None = None
-    conflict: Conflict | None = None
+    conflict: SettingsConflict | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,16 +310,25 @@ class ReadyReply(HealthReply):
 
 # -- in which order people are shown groups: what needs attention first, what ended long ago last ------------------
 
-RECENT_S = 3600.0
+RECENTLY_FINISHED_S = 3600.0
 """What ended longer ago than this is old (seconds)."""
 
-BY_URGENCY = (QUARANTINED, "failed", HANGS, "waiting", "starting", "running", "succeeded", "cancelled")
+STATES_BY_URGENCY = (
+    QUARANTINED,
+    "failed",
+    HANGS_STATE,
+    "waiting",
+    "starting",
+    "running",
+    "succeeded",
+    "cancelled",
+)
 """States in the order in which they need attention; what only newer servers know comes behind them."""
 
 
 def is_long_finished(group: GroupSummary) -> bool:
     """Whether its job ended long ago."""
-    return group.ended_s_ago is not None and group.ended_s_ago > RECENT_S
+    return group.ended_s_ago is not None and group.ended_s_ago > RECENTLY_FINISHED_S
 
 
 def urgency_key(group: GroupSummary) -> tuple[bool, int, float, object]:
@@ -327,7 +336,7 @@ def urgency_key(group: GroupSummary) -> tuple[bool, int, float, object]:
     state = group.display_state
     return (
         is_long_finished(group),
-        BY_URGENCY.index(state) if state in BY_URGENCY else len(BY_URGENCY),
+        STATES_BY_URGENCY.index(state) if state in STATES_BY_URGENCY else len(STATES_BY_URGENCY),
         group.ended_s_ago or 0.0,
         natural_key(group.group_id),
     )

@@ -8,23 +8,23 @@ from annotated_types import Le, MaxLen, MinLen
 from typing_extensions import TypedDict
 
 from hetrdzv.protocol.bounds import (
-    MAX_NOT_READY,
-    MAX_NUMBER,
-    Body,
+    MAX_JSON_INTEGER,
+    MAX_NOT_READY_CHARACTERS,
     Count,
     Duration,
     Id,
     Labels,
     Port,
+    RequestBody,
     ShortText,
     Slots,
     Text,
     Weight,
     Workers,
-    at_most,
+    max_items,
 )
 from hetrdzv.protocol.progress import ProgressTimes
-from hetrdzv.protocol.rounds import EarlierSuccesses, Failure
+from hetrdzv.protocol.rounds import EarlierSuccesses, WorkerFailure
 from hetrdzv.protocol.settings import DAY_S, SETTINGS
 from hetrdzv.protocol.snapshots import Holdings
 from hetrdzv.protocol.states import ReportKind
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 else:
     SpecFields = TypedDict("SpecFields", {one.name: one.kind for one in SETTINGS.values()}, total=False)
     SpecFields.__doc__ = "Settings of a group (protocol/settings.py). One that is not given is not compared."
-    SpecFields.__pydantic_config__ = Body.__pydantic_config__
+    SpecFields.__pydantic_config__ = RequestBody.__pydantic_config__
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offer(Body):
+class NodeOffer(RequestBody):
     """What a node brings into a group when it joins.
 
     Attributes:
@@ -72,7 +72,7 @@ class Offer(Body):
     takes_notice: bool = False
     script: ShortText = ""
     ready_within_s: Annotated[Duration, Le(DAY_S)] = 0.0
-    not_ready: Annotated[str, MaxLen(MAX_NOT_READY)] = ""
+    not_ready: Annotated[str, MaxLen(MAX_NOT_READY_CHARACTERS)] = ""
 
     @property
     def effective_weight(self) -> float:
@@ -81,7 +81,7 @@ class Offer(Body):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JoinRequest(Offer):
+class JoinRequest(NodeOffer):
     """`PUT /v1/groups/{g}/nodes/{n}`: join, or declare the node ready for the next round.
 
     Attributes:
@@ -90,13 +90,13 @@ class JoinRequest(Offer):
     """
 
     incarnation: Id
-    after_round: Annotated[Count, Le(MAX_NUMBER // 2)] = 0
-    stopped: Annotated[str, MaxLen(MAX_NOT_READY)] = ""
+    after_round: Annotated[Count, Le(MAX_JSON_INTEGER // 2)] = 0
+    stopped: Annotated[str, MaxLen(MAX_NOT_READY_CHARACTERS)] = ""
     spec: SpecFields = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReportRequest(Body):
+class ReportRequest(RequestBody):
     """`POST /v1/groups/{g}/nodes/{n}/report`; `age_s` is how long ago the agent saw what it reports (seconds).
 
     Attributes:
@@ -117,7 +117,7 @@ class ReportRequest(Body):
     round: Count
     kind: ReportKind
     age_s: Duration = 0.0
-    failure: Failure | None = None
+    failure: WorkerFailure | None = None
     ended: EarlierSuccesses | None = None
     met: Workers | None = None
     must_meet: bool = False
@@ -129,7 +129,7 @@ class ReportRequest(Body):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanRequest(Body):
+class PlanRequest(RequestBody):
     """`POST /v1/groups/{g}/plan`: what a plan supposes."""
 
     drain: Id | None = None
@@ -138,7 +138,7 @@ class PlanRequest(Body):
 
 # -- the one program that a master may run on other nodes: orted, the daemon of mpirun (Open MPI 4) -------------
 
-PROGRAM = "orted"
+DAEMON_PROGRAM = "orted"
 """The program's name. A path before it is ignored: each agent runs its own."""
 
 MAX_WORDS, MAX_CHARACTERS = 1024, 32_768
@@ -147,9 +147,9 @@ MAX_WORDS, MAX_CHARACTERS = 1024, 32_768
 
 def explain_daemon_refusal(words: Sequence[str]) -> str | None:
     """Why a node must not be asked to run these words; None: it may."""
-    if not words or words[0].rpartition("/")[2] != PROGRAM:
+    if not words or words[0].rpartition("/")[2] != DAEMON_PROGRAM:
         given = repr(words[0][:80]) if words else "nothing"
-        return f"a round's master may run only {PROGRAM} on other nodes, not {given}"
+        return f"a round's master may run only {DAEMON_PROGRAM} on other nodes, not {given}"
     if len(words) > MAX_WORDS or sum(map(len, words)) > MAX_CHARACTERS:
         return f"a daemon's command line may have at most {MAX_WORDS} words and {MAX_CHARACTERS} characters"
     if any("\0" in word for word in words):
@@ -158,10 +158,10 @@ def explain_daemon_refusal(words: Sequence[str]) -> str | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DaemonRequest(Body):
+class DaemonRequest(RequestBody):
     """`POST /v1/groups/{g}/nodes/{n}/daemon`: what the round's master wants node `n` to run."""
 
     master: Id
     incarnation: Id
     round: Count
-    words: Annotated[tuple[Annotated[str, MaxLen(MAX_CHARACTERS)], ...], at_most(MAX_WORDS)]
+    words: Annotated[tuple[Annotated[str, MaxLen(MAX_CHARACTERS)], ...], max_items(MAX_WORDS)]

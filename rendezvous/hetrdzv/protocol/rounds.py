@@ -8,14 +8,14 @@ from typing import Annotated
 
 from annotated_types import Ge, Lt
 
-from hetrdzv.protocol.bounds import Body, Count, Duration, ExitCode, Id, Seconds, ShortText, Text
+from hetrdzv.protocol.bounds import Count, Duration, ExitCode, Id, RequestBody, Seconds, ShortText, Text
 from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.settings import MAX_SLOTS, MAX_WORLD_SIZE
-from hetrdzv.protocol.texts.phrasing import LEAST_S, duration_text, percent
+from hetrdzv.protocol.texts.phrasing import MIN_SHOWN_S, duration_text, percent_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failure(Body):
+class WorkerFailure(RequestBody):
     """How a worker failed.
 
     Attributes:
@@ -64,7 +64,7 @@ class Failure(Body):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EarlierSuccesses(Body):
+class EarlierSuccesses(RequestBody):
     """Workers that had ended with exit code 0 when others of their round failed, which may follow from that."""
 
     node_id: Id
@@ -80,7 +80,7 @@ class RootCause:
     reason: Reason
     round: int = 0
     node_id: str | None = None
-    failure: Failure | None = None
+    failure: WorkerFailure | None = None
 
     @property
     def details(self) -> str:
@@ -99,7 +99,7 @@ class RootCause:
 # -- rounds and their time ---------------------------------------------------------------------------------------
 
 
-class Phase(StrEnum):
+class RoundPhase(StrEnum):
     """What a job does for a while, in the order of a round (docs/operations.md says from when until when)."""
 
     STARTING_UP = "starting_up"
@@ -113,7 +113,7 @@ class Phase(StrEnum):
 
 
 TimeSpent = Mapping[str, float]
-"""Seconds by `Phase`; what took no time is left out."""
+"""Seconds by `RoundPhase`; what took no time is left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +142,7 @@ class RoundRecord:
     @property
     def trained_s(self) -> float | None:
         """How long it trained (seconds); None: nobody can tell."""
-        return None if Phase.UNKNOWN in self.time else self.time.get(Phase.TRAINING, 0.0)
+        return None if RoundPhase.UNKNOWN in self.time else self.time.get(RoundPhase.TRAINING, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,40 +154,40 @@ class RoundsReply:
 
 def total_time(rounds: Iterable[RoundRecord]) -> TimeSpent:
     """What the time of some rounds together went into."""
-    total = dict.fromkeys(map(str, Phase), 0.0)
+    total = dict.fromkeys(map(str, RoundPhase), 0.0)
     for record in rounds:
         for phase, seconds in record.time.items():
             total[phase] = total.get(phase, 0.0) + seconds
     return {phase: round(seconds, 3) for phase, seconds in total.items() if seconds}
 
 
-def known_s(time: TimeSpent) -> float:
+def known_time_s(time: TimeSpent) -> float:
     """How much time it is of which somebody can tell whether the job trained (seconds)."""
-    return sum(time.values()) - time.get(Phase.UNKNOWN, 0.0)
+    return sum(time.values()) - time.get(RoundPhase.UNKNOWN, 0.0)
 
 
-def time_text(time: TimeSpent) -> str:
+def time_spent_text(time: TimeSpent) -> str:
     """`trained 44 s of 1 min 32 s (48.1 %); starting up 27 s, idle 4.3 s`."""
     share = trained_share(time)
-    if Phase.UNKNOWN in time and Phase.TRAINING not in time:
+    if RoundPhase.UNKNOWN in time and RoundPhase.TRAINING not in time:
         trained = "how much was training is unknown"
     elif share is None:
         trained = "trained 0 s"
     else:
-        trained = duration_text(time.get(Phase.TRAINING, 0.0))
-        trained = f"trained {trained} of {duration_text(known_s(time))} ({percent(share)})"
+        trained = duration_text(time.get(RoundPhase.TRAINING, 0.0))
+        trained = f"trained {trained} of {duration_text(known_time_s(time))} ({percent_text(share)})"
     rest = [
         f"{phase.replace('_', ' ')} {duration_text(seconds)}"
         for phase, seconds in time.items()
-        if phase != Phase.TRAINING and seconds >= LEAST_S
+        if phase != RoundPhase.TRAINING and seconds >= MIN_SHOWN_S
     ]
     return "; ".join(filter(None, [trained, ", ".join(rest)]))
 
 
 def trained_share(time: TimeSpent) -> float | None:
     """Which share of the known time was training (0 to 1); None: none is known."""
-    known = known_s(time)
-    return min(1.0, time.get(Phase.TRAINING, 0.0) / known) if known > 0 else None
+    known = known_time_s(time)
+    return min(1.0, time.get(RoundPhase.TRAINING, 0.0) / known) if known > 0 else None
 
 
 Downtime = tuple[float, float, float, float]
@@ -197,11 +197,11 @@ Downtime = tuple[float, float, float, float]
 def downtime_after(ended: RoundRecord, following: RoundRecord | None) -> Downtime | None:
     """How long nobody trained after a round; None: it runs, or the job ended with it at once."""
     noticing, stopping, waiting = (
-        ended.time.get(phase, 0.0) for phase in (Phase.NOTICING, Phase.STOPPING, Phase.WAITING)
+        ended.time.get(phase, 0.0) for phase in (RoundPhase.NOTICING, RoundPhase.STOPPING, RoundPhase.WAITING)
     )
     if not ended.ended_by or (ended.is_last and not noticing + stopping + waiting):
         return None
-    starting = following.time.get(Phase.STARTING_UP, 0.0) if following and not ended.is_last else 0.0
+    starting = following.time.get(RoundPhase.STARTING_UP, 0.0) if following and not ended.is_last else 0.0
     return noticing, stopping, waiting, starting
 
 

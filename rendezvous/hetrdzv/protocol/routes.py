@@ -13,9 +13,16 @@ from types import NoneType
 from typing import Any, Generic, TypeVar, overload
 
 from hetrdzv.protocol.directive import Directive
-from hetrdzv.protocol.replies import EventsReply, GroupReply, GroupsReply, HealthReply, Plan, StacksReply
+from hetrdzv.protocol.replies import (
+    EventsReply,
+    GroupReply,
+    GroupsReply,
+    HealthReply,
+    Plan,
+    WorkerOutputReply,
+)
 from hetrdzv.protocol.rounds import RoundsReply
-from hetrdzv.protocol.snapshots import SnapshotsReply, SnapshotsShown
+from hetrdzv.protocol.snapshots import SnapshotListReply, SnapshotsReply
 
 API_VERSION = 1
 """What this hetrdzv speaks."""
@@ -55,44 +62,44 @@ class Route(Generic[Reply]):
         return re.findall(r"\{(\w+)\}", self.path)
 
 
-STACKS_WAIT_S = 10.0
+OUTPUT_WAIT_S = 10.0
 """How long a server waits for agents to send stacks, or logs (seconds)."""
 
-_GROUPS = "/v1/groups"
-_GROUP = f"{_GROUPS}/{{group_id}}"
+_GROUPS_PATH = "/v1/groups"
+_GROUP_PATH = f"{_GROUPS_PATH}/{{group_id}}"
 
-NODE = f"{_GROUP}/nodes/{{node_id}}"
+NODE_PATH = f"{_GROUP_PATH}/nodes/{{node_id}}"
 """The path of what is about one node."""
 
-POLL = Route("POST", f"{NODE}/directive", Directive)
+POLL_ROUTE = Route("POST", f"{NODE_PATH}/directive", Directive)
 
 
 class Routes:
     """All other routes, each a method of the client: `await client.drain(group, node)`."""
 
-    join = Route("PUT", NODE, Directive)
-    directive = Route("GET", f"{NODE}/directive", Directive)
-    report = Route("POST", f"{NODE}/report", Directive)
-    send_stacks = Route("POST", f"{NODE}/stacks", NoneType)
-    send_logs = Route("POST", f"{NODE}/logs", NoneType)
-    start_daemon = Route("POST", f"{NODE}/daemon", Directive)
-    leave = Route("DELETE", NODE, NoneType)
-    declare_snapshots = Route("POST", f"{NODE}/snapshots", SnapshotsReply)
+    join = Route("PUT", NODE_PATH, Directive)
+    directive = Route("GET", f"{NODE_PATH}/directive", Directive)
+    report = Route("POST", f"{NODE_PATH}/report", Directive)
+    send_stacks = Route("POST", f"{NODE_PATH}/stacks", NoneType)
+    send_logs = Route("POST", f"{NODE_PATH}/logs", NoneType)
+    start_daemon = Route("POST", f"{NODE_PATH}/daemon", Directive)
+    leave = Route("DELETE", NODE_PATH, NoneType)
+    declare_snapshots = Route("POST", f"{NODE_PATH}/snapshots", SnapshotsReply)
 
-    groups = Route("GET", _GROUPS, GroupsReply)
-    group = Route("GET", _GROUP, GroupReply)
-    rounds = Route("GET", f"{_GROUP}/rounds", RoundsReply)
-    events = Route("GET", f"{_GROUP}/events", EventsReply)
-    plan = Route("POST", f"{_GROUP}/plan", Plan)
-    put = Route("PUT", _GROUP, GroupReply)
-    delete = Route("DELETE", _GROUP, NoneType)
-    restart = Route("POST", f"{_GROUP}/restart", GroupReply, once=True)
-    cancel = Route("POST", f"{_GROUP}/cancel", GroupReply)
-    stacks_of = Route("POST", f"{_GROUP}/stacks", StacksReply, wait_s=STACKS_WAIT_S)
-    logs_of = Route("POST", f"{_GROUP}/logs", StacksReply, wait_s=STACKS_WAIT_S)
-    snapshots = Route("GET", f"{_GROUP}/snapshots", SnapshotsShown)
-    use_snapshot = Route("POST", f"{_GROUP}/snapshots", SnapshotsShown)
-    drain = Route("POST", f"{NODE}/drain", GroupReply)
-    undrain = Route("POST", f"{NODE}/undrain", GroupReply)
+    groups = Route("GET", _GROUPS_PATH, GroupsReply)
+    group = Route("GET", _GROUP_PATH, GroupReply)
+    rounds = Route("GET", f"{_GROUP_PATH}/rounds", RoundsReply)
+    events = Route("GET", f"{_GROUP_PATH}/events", EventsReply)
+    plan = Route("POST", f"{_GROUP_PATH}/plan", Plan)
+    put = Route("PUT", _GROUP_PATH, GroupReply)
+    delete = Route("DELETE", _GROUP_PATH, NoneType)
+    restart = Route("POST", f"{_GROUP_PATH}/restart", GroupReply, once=True)
+    cancel = Route("POST", f"{_GROUP_PATH}/cancel", GroupReply)
+    stacks_of = Route("POST", f"{_GROUP_PATH}/stacks", WorkerOutputReply, wait_s=OUTPUT_WAIT_S)
+    logs_of = Route("POST", f"{_GROUP_PATH}/logs", WorkerOutputReply, wait_s=OUTPUT_WAIT_S)
+    snapshots = Route("GET", f"{_GROUP_PATH}/snapshots", SnapshotListReply)
+    use_snapshot = Route("POST", f"{_GROUP_PATH}/snapshots", SnapshotListReply)
+    drain = Route("POST", f"{NODE_PATH}/drain", GroupReply)
+    undrain = Route("POST", f"{NODE_PATH}/undrain", GroupReply)
 
     health = Route("GET", "/healthz", HealthReply)

@@ -4,7 +4,7 @@ To add a setting, add a field to `GroupSpec`. The wire model, the flags of `heta
 bounds in the OpenAPI document follow from it; docs/groups.md is checked against it.
 """
 
-# ruff: noqa: RUF009 - `_flag` makes dataclass fields
+# ruff: noqa: RUF009 - `_flag_setting` makes dataclass fields
 
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
@@ -17,7 +17,7 @@ from annotated_types import Ge, Le, MaxLen
 from pydantic import AfterValidator, Field, ValidationError
 
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.errors import Difference, InvalidSpec
+from hetrdzv.protocol.errors import InvalidSpec, SettingDifference
 from hetrdzv.protocol.texts.ids import is_id
 from hetrdzv.protocol.texts.phrasing import clip_text
 
@@ -40,11 +40,11 @@ UNLIMITED_RESTARTS = 1_000_000
 """A `max_restarts` that no job reaches, for agents that count restarts themselves (torch's). Texts leave it out."""
 
 
-MAX_COMMAND = 131_072
+MAX_COMMAND_CHARACTERS = 131_072
 """How many characters a group's command may have in all; one word of a program's arguments may have so many bytes."""
 
 
-MOST_LABELS = 8
+MAX_RANK_ORDER_LABELS = 8
 """How many labels `topology` takes: nodes are compared by each of them."""
 
 
@@ -59,8 +59,8 @@ def parse_rank_order(text: str) -> tuple[str, ...]:
         raise ValueError("must be sticky or topology:LABEL[,LABEL]")
     if len(set(labels)) < len(labels):
         raise ValueError("names a label twice")
-    if len(labels) > MOST_LABELS:
-        raise ValueError(f"names {len(labels)} labels, but may name {MOST_LABELS}")
+    if len(labels) > MAX_RANK_ORDER_LABELS:
+        raise ValueError(f"names {len(labels)} labels, but may name {MAX_RANK_ORDER_LABELS}")
     return labels
 
 
@@ -70,7 +70,7 @@ def check_rank_order(text: str) -> str:
     return text
 
 
-def check_master(text: str) -> str:
+def check_master_rule(text: str) -> str:
     """The value, if `master` can have it; else a ValueError."""
     label, equals, _ = text.partition("=")
     if not (label if equals else is_id(text)):
@@ -95,8 +95,8 @@ def check_command(words: tuple[str, ...]) -> tuple[str, ...]:
     """The value, if `command` can have it; else a ValueError."""
     if not words:
         raise ValueError("it is empty: name a script, for example: -- train.py --lr 0.1")
-    if sum(map(len, words)) > MAX_COMMAND:
-        raise ValueError(f"A command should have at most {MAX_COMMAND} characters in all")
+    if sum(map(len, words)) > MAX_COMMAND_CHARACTERS:
+        raise ValueError(f"A command should have at most {MAX_COMMAND_CHARACTERS} characters in all")
     return words
 
 
@@ -106,7 +106,7 @@ _WorldSize = Annotated[int, Ge(1), Le(MAX_WORLD_SIZE)]
 _UpToADay = Annotated[float, Ge(0), Le(DAY_S)]
 
 
-def _flag(default: Any, help: str, metavar: str = "S") -> Any:  # noqa: A002 - argparse's and click's own word
+def _flag_setting(default: Any, help: str, metavar: str = "S") -> Any:  # noqa: A002 - argparse's and click's own word
     """A setting with a flag of its own."""
     return field(default=default, metadata={"help": help, "metavar": metavar})
 
@@ -122,54 +122,56 @@ class GroupSpec:
     max_nodes: _Nodes | None = None
     min_world_size: _WorldSize | None = None
     max_world_size: _WorldSize | None = None
-    world_size_multiple: Annotated[int, Ge(1), Le(100_000)] = _flag(
+    world_size_multiple: Annotated[int, Ge(1), Le(100_000)] = _flag_setting(
         1, "The world size is a multiple of this; nodes that do not fit are spares.", "N"
     )
     max_restarts: Annotated[int, Ge(0), Le(UNLIMITED_RESTARTS)] = 3
-    join_timeout_s: Annotated[float, Ge(0.1), Le(30 * DAY_S)] = _flag(
+    join_timeout_s: Annotated[float, Ge(0.1), Le(30 * DAY_S)] = _flag_setting(
         600.0, "Seconds until the group fails if its nodes do not come together."
     )
-    last_call_s: _UpToADay = _flag(10.0, "Seconds a round waits for more nodes once it has enough.")
-    replace_wait_s: _UpToADay = _flag(
+    last_call_s: _UpToADay = _flag_setting(10.0, "Seconds a round waits for more nodes once it has enough.")
+    replace_wait_s: _UpToADay = _flag_setting(
         0.0, "Seconds to wait for a replacement before the group shrinks after a loss."
     )
-    stop_timeout_s: _UpToADay = _flag(30.0, "Seconds between SIGTERM and SIGKILL when workers are stopped.")
-    notice_s: _UpToADay = _flag(
+    stop_timeout_s: _UpToADay = _flag_setting(
+        30.0, "Seconds between SIGTERM and SIGKILL when workers are stopped."
+    )
+    notice_s: _UpToADay = _flag_setting(
         0.0,
         "Seconds that workers have to save before a planned stop (HET_NOTICE_FILE); 0: they are not told.",
     )
-    lease_s: Annotated[float, Ge(0.5), Le(3_600)] = _flag(
+    lease_s: Annotated[float, Ge(0.5), Le(3_600)] = _flag_setting(
         5.0, "Seconds without a heartbeat after which a node is lost."
     )
-    max_disconnect_s: Annotated[float, Ge(0.5), Le(30 * DAY_S)] = _flag(
+    max_disconnect_s: Annotated[float, Ge(0.5), Le(30 * DAY_S)] = _flag_setting(
         600.0, "Seconds without any server after which an agent stops its workers."
     )
     no_restart_on: Annotated[
         tuple[Annotated[int, Ge(1), Le(255)], ...], MaxLen(255), Field(fail_fast=True)
-    ] = _flag((), "Exit codes of a worker after which the job fails at once, as in 2,64.", "N[,N...]")
-    restart_wait_s: _UpToADay = _flag(
+    ] = _flag_setting((), "Exit codes of a worker after which the job fails at once, as in 2,64.", "N[,N...]")
+    restart_wait_s: _UpToADay = _flag_setting(
         60.0, "Seconds that restarts in quick succession wait at most; 0: they do not wait."
     )
-    hang_timeout_s: Annotated[float, Ge(1), Le(30 * DAY_S)] | None = _flag(
+    hang_timeout_s: Annotated[float, Ge(1), Le(30 * DAY_S)] | None = _flag_setting(
         None, "Seconds for which workers may wait for another one before that ends the round as a failure."
     )
-    growth_pause_s: _UpToADay = _flag(
+    growth_pause_s: _UpToADay = _flag_setting(
         0.0, "Seconds that a round runs at least before nodes that join restart the job."
     )
-    on_join: OnJoin = _flag(
+    on_join: OnJoin = _flag_setting(
         OnJoin.RESTART,
         "What a node that joins a running group does: restart the job, or wait as a spare.",
         "",
     )
-    rank_order: Annotated[_Text, AfterValidator(check_rank_order)] = _flag(
+    rank_order: Annotated[_Text, AfterValidator(check_rank_order)] = _flag_setting(
         "sticky",
         "How ranks are ordered: sticky, or topology:LABEL[,LABEL] (nodes of one label value side by side).",
         "ORDER",
     )
-    master: Annotated[_Text, AfterValidator(check_master)] | None = _flag(
+    master: Annotated[_Text, AfterValidator(check_master_rule)] | None = _flag_setting(
         None, "Who may be master: the nodes with a label of this value, or one node id.", "LABEL=VALUE|ID"
     )
-    unit: Annotated[_Text, AfterValidator(check_unit_label)] | None = _flag(
+    unit: Annotated[_Text, AfterValidator(check_unit_label)] | None = _flag_setting(
         None,
         "Nodes with the same value of this label are used all together or not at all, as in rack.",
         "LABEL",
@@ -243,26 +245,29 @@ class Setting:
         """The value that a person has typed, or a ValueError."""
         given = text.split(",") if isinstance(self.default, tuple) else text
         try:
-            return codec.adapter(self.kind).validate_python(given)
+            return codec.type_adapter(self.kind).validate_python(given)
         except ValidationError as error:
-            raise ValueError(f"{text!r}: {next(codec.mistakes(error)).text}") from None
+            raise ValueError(f"{text!r}: {next(codec.make_field_errors(error)).text}") from None
 
 
-_KINDS = get_type_hints(GroupSpec, include_extras=True)
+_SETTING_TYPES = get_type_hints(GroupSpec, include_extras=True)
 
 SETTINGS: Mapping[str, Setting] = {
-    one.name: Setting(one.name, _KINDS[one.name], one.default, **one.metadata) for one in fields(GroupSpec)
+    one.name: Setting(one.name, _SETTING_TYPES[one.name], one.default, **one.metadata)
+    for one in fields(GroupSpec)
 }
 """Every setting of a group, by name."""
 
-DEFAULTS = GroupSpec()
+DEFAULT_SPEC = GroupSpec()
 """The spec of a group for which nothing was given."""
 
 
-def differences(spec: GroupSpec, news: Mapping[str, Any], fixed: AbstractSet[str]) -> tuple[Difference, ...]:
+def find_fixed_differences(
+    spec: GroupSpec, news: Mapping[str, Any], fixed: AbstractSet[str]
+) -> tuple[SettingDifference, ...]:
     """The differences to settings that are fixed. A command may always be added where there is none."""
     return tuple(
-        Difference(name, setting_text(getattr(spec, name)), setting_text(value))
+        SettingDifference(name, setting_text(getattr(spec, name)), setting_text(value))
         for name, value in news.items()
         if name in fixed and not (name == "command" and spec.command is None)
     )

@@ -10,29 +10,29 @@ from typing import Annotated
 
 from annotated_types import Ge, Le, MaxLen
 
-from hetrdzv.protocol.bounds import Body, Count, Id, Positive, Rank, ShortText, at_most
+from hetrdzv.protocol.bounds import Count, Id, PositiveInt, Rank, RequestBody, ShortText, max_items
 from hetrdzv.protocol.settings import MAX_SLOTS, MAX_WORLD_SIZE
-from hetrdzv.protocol.texts.who import NOBODY, Nodes
+from hetrdzv.protocol.texts.node_rank_lists import NO_NODES, NodeList
 
-MOST_HELD = MOST_ON_DISK = 4
+MAX_HELD_SNAPSHOTS = MAX_DISK_SNAPSHOTS = 4
 """How many snapshots in memory, and how many on disk, a node declares."""
 
-MOST_REFUSED = 8
+MAX_REFUSED_SNAPSHOTS = 8
 """How many snapshots a node refuses at a time."""
 
-Origin = Annotated[str, MaxLen(32)]
+SnapshotOrigin = Annotated[str, MaxLen(32)]
 """The name of a job: as the `start` of its rounds says it."""
 
 WorldSize = Annotated[int, Ge(1), Le(MAX_WORLD_SIZE)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotId(Body):
+class SnapshotId(RequestBody):
     """Which snapshot: of which round, after which step of it; `origin`: on disk, of another job; None: of this one."""
 
-    round: Positive
+    round: PositiveInt
     step: Count
-    origin: Origin | None = None
+    origin: SnapshotOrigin | None = None
 
     @property
     def sort_key(self) -> tuple[bool, int, int]:
@@ -41,7 +41,7 @@ class SnapshotId(Body):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankPart(Body):
+class RankPart(RequestBody):
     """A node has what a rank of a snapshot's round has written; `digest` is that of its index, in hexadecimal."""
 
     rank: Rank
@@ -49,7 +49,7 @@ class RankPart(Body):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeldSnapshot(Body):
+class HeldSnapshot(RequestBody):
     """What a node has of a snapshot.
 
     Attributes:
@@ -59,26 +59,26 @@ class HeldSnapshot(Body):
         ranks: whose parts it has.
     """
 
-    round: Positive
+    round: PositiveInt
     step: Count
     world_size: WorldSize
     whole: bool = False
     sharded: bool = False
     size: Count = 0
-    ranks: Annotated[tuple[RankPart, ...], at_most(2 * MAX_SLOTS)] = ()
+    ranks: Annotated[tuple[RankPart, ...], max_items(2 * MAX_SLOTS)] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DiskSnapshot(Body):
+class DiskSnapshot(RequestBody):
     """A snapshot of the job `origin` that is complete in the directory of `--snapshot-to`; see `HeldSnapshot`.
 
     Of different jobs only `written_at` says which one is newer: when it was complete, by the clock of whoever wrote it
     (seconds since the epoch).
     """
 
-    round: Positive
+    round: PositiveInt
     step: Count
-    origin: Origin = ""
+    origin: SnapshotOrigin = ""
     written_at: Count = 0
     world_size: WorldSize
     sharded: bool = False
@@ -86,7 +86,7 @@ class DiskSnapshot(Body):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NotWritten(Body):
+class SnapshotWriteFailure(RequestBody):
     """A node could not write a snapshot to the directory of `--snapshot-to`, and why."""
 
     stamp: SnapshotId
@@ -94,7 +94,7 @@ class NotWritten(Body):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Holdings(Body):
+class Holdings(RequestBody):
     """All that a node holds of snapshots.
 
     Attributes:
@@ -107,28 +107,28 @@ class Holdings(Body):
         not_taken: why a worker of the node takes none any more in this round; empty: all do.
     """
 
-    origin: Origin = ""
+    origin: SnapshotOrigin = ""
     port: Annotated[Count, Le(65_535)] = 0
     key: Annotated[str, MaxLen(128)] = field(default="", repr=False)
-    held: Annotated[tuple[HeldSnapshot, ...], at_most(MOST_HELD)] = ()
+    held: Annotated[tuple[HeldSnapshot, ...], max_items(MAX_HELD_SNAPSHOTS)] = ()
     reached: Count = 0
-    refused: Annotated[tuple[SnapshotId, ...], at_most(MOST_REFUSED)] = ()
-    on_disk: Annotated[tuple[DiskSnapshot, ...], at_most(MOST_ON_DISK)] = ()
-    not_written: NotWritten | None = None
+    refused: Annotated[tuple[SnapshotId, ...], max_items(MAX_REFUSED_SNAPSHOTS)] = ()
+    on_disk: Annotated[tuple[DiskSnapshot, ...], max_items(MAX_DISK_SNAPSHOTS)] = ()
+    not_written: SnapshotWriteFailure | None = None
     not_taken: ShortText = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotsRequest(Body):
+class SnapshotsRequest(RequestBody):
     """`POST /v1/groups/{g}/nodes/{n}/snapshots`: what a member holds has changed while its round runs."""
 
     incarnation: Id
-    round: Positive
+    round: PositiveInt
     holdings: Holdings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class SnapshotSource:
     """A node that has some of a snapshot, and where its agent serves that; see `HeldSnapshot` and `Holdings`."""
 
     node_id: str
@@ -144,7 +144,7 @@ class CopyOrder:
     """Parts of a sharded snapshot that only `source` has, and another node is to have, too: of the ranks in it."""
 
     stamp: SnapshotId
-    source: Source
+    source: SnapshotSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +174,7 @@ class StartSnapshot:
     world_size: int
     sharded: bool = False
     lost: int | None = None
-    sources: tuple[Source, ...] = ()
+    sources: tuple[SnapshotSource, ...] = ()
     on_disk: bool = False
     origin: str = ""
 
@@ -201,7 +201,7 @@ class JobSnapshotState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotShown:
+class SnapshotReply:
     """A snapshot of which some nodes have something, or that is on disk.
 
     Attributes:
@@ -215,24 +215,24 @@ class SnapshotShown:
     sharded: bool
     lack: str = ""
     undone: bool = False
-    nodes: Nodes = NOBODY
+    nodes: NodeList = NO_NODES
     on_disk: bool = False
     size: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotsShown:
+class SnapshotListReply:
     """`GET /v1/groups/{g}/snapshots`: the newest first; `next`: a round would begin from it now, maybe as `wanted`."""
 
     group_id: str
     next: SnapshotId | None = None
     wanted: bool = False
     safe: SnapshotId | None = None
-    snapshots: tuple[SnapshotShown, ...] = ()
+    snapshots: tuple[SnapshotReply, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SafeShown:
+class SafeSnapshotReply:
     """What of a job's work is safe, as people see it.
 
     Attributes:
@@ -242,12 +242,12 @@ class SafeShown:
     """
 
     safe: SnapshotId | None = None
-    nodes: Nodes = NOBODY
+    nodes: NodeList = NO_NODES
     on_disk: SnapshotId | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UseSnapshot(Body):
+class UseSnapshotRequest(RequestBody):
     """`POST /v1/groups/{g}/snapshots`: the next round begins from the newest complete snapshot of this step."""
 
     step: Count

@@ -24,7 +24,7 @@ class GroupState(StrEnum):
         return self in (GroupState.SUCCEEDED, GroupState.FAILED, GroupState.CANCELLED)
 
 
-HANGS = "hangs"
+HANGS_STATE = "hangs"
 """What people are told of a group whose workers wait for one that does not come, and of the node of that one."""
 
 

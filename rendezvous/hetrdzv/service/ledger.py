@@ -26,7 +26,7 @@ from hetrdzv.core.model import Group
 from hetrdzv.protocol.errors import GroupQuarantined, ServerFault, StorageError
 from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.replies import Event
-from hetrdzv.protocol.texts.phrasing import count
+from hetrdzv.protocol.texts.phrasing import count_text
 from hetrdzv.service.metrics import Metrics
 from hetrdzv.storage import records
 from hetrdzv.storage.base import NothingWritten, RecordChanges, StateStore, StoreContent, fits_in_store
@@ -122,7 +122,7 @@ class Ledger:
             return f"loaded no groups: {'all are quarantined' if self.quarantined else 'the state is empty'}"
         nodes = sum(len(group.nodes) for group in self.groups.values())
         newest = max((events[-1].at for events in self._events.values() if events), default="unknown")
-        how_much = f"{count(len(self.groups), 'group')} with {count(nodes, 'node')}"
+        how_much = f"{count_text(len(self.groups), 'group')} with {count_text(nodes, 'node')}"
         return f"loaded {how_much}; the newest event is of {newest}"
 
     # -- proposing -------------------------------------------------------------------------------------------

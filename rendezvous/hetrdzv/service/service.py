@@ -33,10 +33,10 @@ from hetrdzv.core.snapshots.sources import next_copy_order
 from hetrdzv.core.snapshots.start_snapshot import newest_memory_snapshot
 from hetrdzv.core.state_machine import Transition, new_group, step
 from hetrdzv.protocol.errors import (
-    Conflict,
     HetError,
     Refused,
     ServerStopping,
+    SettingsConflict,
     StorageError,
     UnknownGroup,
 )
@@ -46,7 +46,7 @@ from hetrdzv.protocol.replies import Event, Plan, ReadyReply
 from hetrdzv.protocol.requests import PlanRequest
 from hetrdzv.protocol.rounds import RoundRecord
 from hetrdzv.protocol.snapshots import SnapshotsReply
-from hetrdzv.protocol.texts.who import Nodes
+from hetrdzv.protocol.texts.node_rank_lists import NodeList
 from hetrdzv.service.clock import BEAT_INTERVAL_S, ServedClock
 from hetrdzv.service.event_log import log_events
 from hetrdzv.service.leases import LeaseTable, is_heartbeat
@@ -289,7 +289,7 @@ class Service:
         await self._ledger.wait_for_commit(head.group_id)
         return self.group(head.group_id)
 
-    async def record_refusal(self, group_id: str, node_id: str, conflict: Conflict) -> None:
+    async def record_refusal(self, group_id: str, node_id: str, conflict: SettingsConflict) -> None:
         """Note in the history of a group, once, that a node was refused for its settings; of many the first."""
         self.require_ready()
         refusal = node_refused(node_id, conflict.differences[:MAX_DIFFERENCES_IN_HISTORY])
@@ -318,7 +318,7 @@ class Service:
             raise _make_unknown_group_error(group_id)
         if head is not None and head.live_nodes and not head.state.is_terminal:
             await self._ledger.wait_for_commit(group_id)
-            live = Nodes.of(node.node_id for node in head.live_nodes)
+            live = NodeList.of(node.node_id for node in head.live_nodes)
             raise Refused(f"group '{group_id}' still has nodes ({live}): delete it once its job is over")
         await self._ledger.propose(group_id, None)
 

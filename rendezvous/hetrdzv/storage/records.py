@@ -78,7 +78,7 @@ def event_key(group_id: str, number: int) -> str:
 
 def make_record(part: object) -> bytes:
     """The record of a group, node, round or event, without what is not stored of it."""
-    return codec.write(part, nulls=True, without=_FIELDS_NOT_STORED[type(part)])
+    return codec.to_json(part, nulls=True, without=_FIELDS_NOT_STORED[type(part)])
 
 
 def make_group_changes(old: Group | None, new: Group | None) -> RecordChanges:
@@ -166,7 +166,9 @@ def _assemble_group(
         if part not in RECORD_TYPES or len(name) != part.endswith("s"):
             raise malformed(key, "this hetserver does not know such a key")
         try:
-            found[part][unquote("".join(name))] = codec.read(RECORD_TYPES[part], record, unknown="ignore")
+            found[part][unquote("".join(name))] = codec.parse_json(
+                RECORD_TYPES[part], record, unknown="ignore"
+            )
         except (codec.MalformedJson, InvalidSpec) as error:
             raise malformed(key, error) from error
     by_number = attrgetter("number")

@@ -67,7 +67,7 @@ def test_a_group_with_another_node(capsys: pytest.CaptureFixture[str]) -> None:
         other.close()
         assert run_check(asked, ServerAccess(servers=asked.servers)) == 1
         assert "connection refused" in capsys.readouterr().out
-        reply = codec.validate(GroupReply, httpx.get(url).json(), unknown="ignore")
+        reply = codec.validate_value(GroupReply, httpx.get(url).json(), unknown="ignore")
     assert [node.node_id for node in reply.nodes] == ["gpu5"], "the check has not joined"
 
 

@@ -19,7 +19,7 @@ from hetagent.monitor.worker_probe import SOCKET, WorkerProbe
 from hetagent.node.network import SCRIPT_PORTS, hold_port
 from hetagent.progress import FILE
 from hetagent.worker import runner
-from hetrdzv.protocol.progress import NodeProgress, Worker
+from hetrdzv.protocol.progress import NodeProgress, WorkerProgress
 
 SCRIPT = """
 import ctypes, os, time
@@ -94,7 +94,9 @@ class Pair:
             self.told.append(self.watch.progress())
             self._news.notify_all()
 
-    def await_news(self, what: Callable[[Worker, Worker], bool]) -> tuple[Worker, ...]:
+    def await_news(
+        self, what: Callable[[WorkerProgress, WorkerProgress], bool]
+    ) -> tuple[WorkerProgress, ...]:
         """The first sample told at once that is of a certain kind."""
 
         def found() -> NodeProgress | None:

@@ -16,10 +16,10 @@ from hetagent.monitor.stall_detector import (
 )
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.bounds import MAX_BODY_BYTES, MAX_PROCESS_GROUPS
-from hetrdzv.protocol.progress import Collectives, PollRequest
+from hetrdzv.protocol.progress import PollRequest, ProcessGroupProgress
 from hetrdzv.protocol.settings import MAX_SLOTS
 
-GROUP = Collectives(name="0", size=2, enqueued=0, started=0, completed=0, op="all_reduce [[10]]")
+GROUP = ProcessGroupProgress(name="0", size=2, enqueued=0, started=0, completed=0, op="all_reduce [[10]]")
 
 
 AWAY = "nccl no longer answers"
@@ -225,4 +225,4 @@ def test_what_is_told_of_the_largest_node_fits_into_a_request_first_the_groups_i
         assert {worker.collectives[0].completed for worker in told.workers} == {0}
         assert workers > 1 or len(told.workers[0].collectives) == MAX_PROCESS_GROUPS
         body = PollRequest(incarnation="i" * 128, progress=told)
-        assert len(codec.write(body, given=True)) < MAX_BODY_BYTES
+        assert len(codec.to_json(body, given=True)) < MAX_BODY_BYTES

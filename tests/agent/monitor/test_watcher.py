@@ -18,7 +18,7 @@ from hetagent.runloop.local_round import PREFIX
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.bounds import MAX_BODY_BYTES
 from hetrdzv.protocol.settings import MAX_SLOTS
-from hetrdzv.protocol.stacks import OutputKind, StacksRequest, WorkerOutput
+from hetrdzv.protocol.worker_output import OutputKind, WorkerOutput, WorkerOutputRequest
 
 
 @pytest.fixture(autouse=True)
@@ -139,6 +139,6 @@ def test_the_stacks_and_logs_of_the_largest_node_fit_into_a_request(about: Outpu
         found = [WorkerOutput(rank=rank, text="\U0001f525" * MOST) for rank in range(workers)]
         shown = truncate_outputs(found, about)
         assert len(shown[-1].text) == min(MOST, MOST_OF_ALL // workers)
-        body = StacksRequest(incarnation="i" * 128, number=1, stacks=shown)
-        assert len(codec.write(body, given=True)) < MAX_BODY_BYTES
-    codec.validate(WorkerOutput, WorkerOutput(rank=0, why="w" * MAX_WHY))
+        body = WorkerOutputRequest(incarnation="i" * 128, number=1, stacks=shown)
+        assert len(codec.to_json(body, given=True)) < MAX_BODY_BYTES
+    codec.validate_value(WorkerOutput, WorkerOutput(rank=0, why="w" * MAX_WHY))

@@ -8,12 +8,12 @@ from tests.agent.torchrun.driver import directive
 from hetagent.cli.summary import format_summary
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.reasons import ends
-from hetrdzv.protocol.reasons.advice import next_step
+from hetrdzv.protocol.reasons.advice import advise_next_step
 from hetrdzv.protocol.reasons.reason import Reason
-from hetrdzv.protocol.rounds import Failure, RootCause
+from hetrdzv.protocol.rounds import RootCause, WorkerFailure
 
 LINE = "=" * 72
-WORKER = ends.worker_failed("a", Failure(local_rank=0, rank=0, exit_code=1, message="no such dataset"))
+WORKER = ends.worker_failed("a", WorkerFailure(local_rank=0, rank=0, exit_code=1, message="no such dataset"))
 
 
 def exit_of(**fields: Any) -> Directive:
@@ -51,7 +51,7 @@ def test_without_a_failure(fields: dict[str, Any] | None, lines: list[str]) -> N
 def test_a_failure_names_the_worker_its_words_the_logs_and_what_hetctl_would_say(
     stays: bool | None, begin: str
 ) -> None:
-    failure = Failure(local_rank=1, rank=5, exit_code=1, message="Traceback\n  line\nValueError: x\n")
+    failure = WorkerFailure(local_rank=1, rank=5, exit_code=1, message="Traceback\n  line\nValueError: x\n")
     cause = RootCause(reason=WORKER, round=2, node_id="gpu3", failure=failure)
     outcome = exit_of(outcome="failed", root_cause=cause, stays=stays)
     block = format_summary("bert", "gpu7", outcome, 3, "", last_words=["disk     full"], logs="/logs/bert_x1")
@@ -67,12 +67,12 @@ def test_a_failure_names_the_worker_its_words_the_logs_and_what_hetctl_would_say
         "  | ValueError: x",
         LINE,
     ]
-    assert begin in next_step("bert", WORKER, failed=True, stays=bool(stays))
+    assert begin in advise_next_step("bert", WORKER, failed=True, stays=bool(stays))
 
 
 def test_all_is_said_of_workers_that_could_not_be_started() -> None:
     """A message that is clipped ends before what to do."""
-    failure = Failure(
+    failure = WorkerFailure(
         local_rank=-1, rank=-1, message=f"{'word ' * 100}\nstart every agent with the same --gpus"
     )
     cause = RootCause(reason=ends.worker_failed("a", failure), round=1, node_id="a", failure=failure)

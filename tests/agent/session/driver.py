@@ -28,7 +28,7 @@ from hetrdzv.protocol.errors import (
 )
 from hetrdzv.protocol.progress import NodeProgress
 from hetrdzv.protocol.requests import JoinRequest, SpecFields
-from hetrdzv.protocol.rounds import Failure
+from hetrdzv.protocol.rounds import WorkerFailure
 from hetrdzv.protocol.routes import Route, Routes
 from hetrdzv.protocol.states import ReportKind
 
@@ -84,19 +84,21 @@ class Server:
                 case Request(route=Routes.send_stacks | Routes.send_logs):
                     return None
                 case Request(route=Routes.join, body=body):
-                    self.do(commands.Join(node_id=node_id, **codec.fields_of(body)), now, group_id)
-                case Request(route=routes.POLL, body=poll):
+                    self.do(commands.Join(node_id=node_id, **codec.fields_by_name(body)), now, group_id)
+                case Request(route=routes.POLL_ROUTE, body=poll):
                     self.do(commands.RenewLease(node_id, poll.incarnation, poll.after), now, group_id)
                     self.progress += [poll.progress] if poll.progress is not None else []
                     return replace(self.told(node_id, now, group_id), stacks=self.asks)
                 case Request(route=Routes.report, body=report):
                     failure = (
-                        Failure(**codec.fields_of(report.failure)) if report.failure is not None else None
+                        WorkerFailure(**codec.fields_by_name(report.failure))
+                        if report.failure is not None
+                        else None
                     )
-                    fields = codec.fields_of(report) | {"failure": failure}
+                    fields = codec.fields_by_name(report) | {"failure": failure}
                     self.do(commands.Report(node_id=node_id, **fields), now, group_id)
                 case Request(route=Routes.start_daemon, body=daemon):
-                    fields = codec.fields_of(daemon)
+                    fields = codec.fields_by_name(daemon)
                     self.do(commands.StartDaemon(node_id=node_id, **fields), now, group_id)
                     node_id = daemon.master
                 case Request(route=Routes.leave, query={"incarnation": incarnation, "reason": reason}):
@@ -108,9 +110,9 @@ class Server:
         except HetError as error:
             more: dict[str, object] = {}
             if isinstance(error, StaleRound):
-                more["directive"] = json.loads(codec.write(self.told(node_id, now, group_id), nulls=True))
+                more["directive"] = json.loads(codec.to_json(self.told(node_id, now, group_id), nulls=True))
             if isinstance(error, SpecConflict):
-                more["conflict"] = json.loads(codec.write(error.conflict, nulls=True))
+                more["conflict"] = json.loads(codec.to_json(error.conflict, nulls=True))
             return Problem(error.status, error.code, str(error), more)
 
 
@@ -173,7 +175,7 @@ class Bench:
         raise AssertionError("the session and the server talk without end")
 
     def _due(self, request: Request, sent_at: float) -> bool:
-        if request.what is not routes.POLL or self.now >= sent_at + request.body.wait_s:
+        if request.what is not routes.POLL_ROUTE or self.now >= sent_at + request.body.wait_s:
             return True
         answer = self.execute(request)
         return not isinstance(answer, Directive) or answer.version != request.body.after
@@ -184,7 +186,7 @@ class Bench:
         self.pump()
         while self.now < until:
             moments = [until, self.session.next_wakeup() or until]
-            moments += [sent_at + r.body.wait_s for r, sent_at in self.flight if r.what is routes.POLL]
+            moments += [sent_at + r.body.wait_s for r, sent_at in self.flight if r.what is routes.POLL_ROUTE]
             if self.server.answers_instead is None:
                 moments += [deadline(group, self.now) or until for group in self.server.groups.values()]
             self.now = min(until, max(self.now + 1e-3, min(moments)))
@@ -252,4 +254,4 @@ def problem(status: int, code: str, text: str = "the server's text") -> Problem:
     return Problem(status, code, text, {})
 
 
-FAILURE = Failure(local_rank=1, rank=1, exit_code=1, message="boom")
+FAILURE = WorkerFailure(local_rank=1, rank=1, exit_code=1, message="boom")

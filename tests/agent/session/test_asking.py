@@ -11,9 +11,9 @@ from tests.agent.session.test_daemons import TWO, ask, of_two
 from hetagent.session.requests import Report
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import HetError
-from hetrdzv.protocol.progress import NodeProgress, Worker
-from hetrdzv.protocol.routes import POLL, Routes
-from hetrdzv.protocol.stacks import StacksRequest
+from hetrdzv.protocol.progress import NodeProgress, WorkerProgress
+from hetrdzv.protocol.routes import POLL_ROUTE, Routes
+from hetrdzv.protocol.worker_output import WorkerOutputRequest
 
 
 @pytest.fixture
@@ -56,10 +56,12 @@ def test_a_report_that_cannot_be_written_as_json_ends_the_agent(bench: Bench) ->
 
 @pytest.mark.parametrize("status", [404, 405, 413, 422])
 def test_a_route_that_is_refused_harms_no_other(bench: Bench, status: int) -> None:
-    bench.session.sample = lambda: NodeProgress(round=1, workers=(Worker(rank=0, step=17),))
+    bench.session.sample = lambda: NodeProgress(round=1, workers=(WorkerProgress(rank=0, step=17),))
     bench.run(3)
     answers = ask(bench, pump=False)
-    bench.session.send(Report(Routes.send_stacks, partial(StacksRequest, number=1, stacks=())), bench.now)
+    bench.session.send(
+        Report(Routes.send_stacks, partial(WorkerOutputRequest, number=1, stacks=())), bench.now
+    )
     requests = bench.send()
     assert [one.route for one in requests if isinstance(one.what, Report)] == [
         Routes.start_daemon,
@@ -70,7 +72,7 @@ def test_a_route_that_is_refused_harms_no_other(bench: Bench, status: int) -> No
     assert isinstance(answers[0], HetError)
     bench.session.push_progress()
     assert isinstance(ask(bench)[0], Directive)
-    assert bench.reports_on(POLL), "what is news is told at once"
+    assert bench.reports_on(POLL_ROUTE), "what is news is told at once"
     bench.reports("failed", failure=FAILURE)
     bench.pump()
     assert bench.kinds == [("start", 1), ("stop", 1)]

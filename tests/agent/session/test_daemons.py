@@ -10,7 +10,7 @@ from hetagent.session.requests import Answer, Report
 from hetrdzv.core import commands
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.requests import DaemonRequest, SpecFields
-from hetrdzv.protocol.routes import POLL, Routes
+from hetrdzv.protocol.routes import POLL_ROUTE, Routes
 
 ORTED = ("orted", "-mca", "ess_base_vpid", "1")
 TWO = SpecFields(min_nodes=2, max_nodes=2, lease_s=600.0, max_disconnect_s=60.0)
@@ -61,7 +61,7 @@ def test_a_running_round_is_told_its_daemon_once(member: Bench) -> None:
 
 
 def test_a_daemon_that_comes_after_a_stop_is_not_handed_out(member: Bench) -> None:
-    late = next(request for request, _ in member.flight if request.what is POLL)
+    late = next(request for request, _ in member.flight if request.what is POLL_ROUTE)
     member.flight = [one for one in member.flight if one[0] is not late]
     member.server.do(FROM_MASTER, member.now)
     answer = member.execute(late)

@@ -4,14 +4,14 @@ from tests.agent.session.driver import Bench
 
 from hetrdzv.core import commands
 from hetrdzv.protocol.requests import SpecFields
-from hetrdzv.protocol.routes import POLL
+from hetrdzv.protocol.routes import POLL_ROUTE
 
 
 def test_a_waiting_node_polls_and_is_told_its_start_once() -> None:
     bench = Bench(spec=SpecFields(min_nodes=2, max_nodes=2))
     bench.ready()
     bench.run(20)
-    polls = [request for request in bench.sent if request.what is POLL]
+    polls = [request for request in bench.sent if request.what is POLL_ROUTE]
     assert 7 <= len(polls) <= 12  # lease 5 s, so each waits for 2.5 s
     assert {poll.body.wait_s for poll in polls} == {2.5}
     assert bench.kinds == [("wait", 0)]
@@ -25,7 +25,7 @@ def test_every_stop_is_followed_by_a_join_that_does_not_wait_for_the_open_poll(b
     bench.run(1)
     bench.do(commands.Restart())
     assert bench.kinds == [("start", 1), ("stop", 1)]
-    assert any(request.what is POLL for request, _ in bench.flight)
+    assert any(request.what is POLL_ROUTE for request, _ in bench.flight)
     assert bench.session.workers_may_run
     bench.ready(1)
     assert bench.kinds == [("start", 1), ("stop", 1), ("start", 2)]

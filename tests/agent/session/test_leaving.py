@@ -9,9 +9,9 @@ from hetagent.session.requests import Report, make_round_report
 from hetagent.session.session import LAST_REPORTS_S, LEAVE_S
 from hetrdzv.core import commands
 from hetrdzv.protocol.reasons.reason import ReasonCode
-from hetrdzv.protocol.routes import POLL, Routes
-from hetrdzv.protocol.stacks import StacksRequest, WorkerOutput
+from hetrdzv.protocol.routes import POLL_ROUTE, Routes
 from hetrdzv.protocol.states import ReportKind
+from hetrdzv.protocol.worker_output import WorkerOutput, WorkerOutputRequest
 
 
 def test_leaving_is_reported_and_no_join_follows(bench: Bench) -> None:
@@ -73,7 +73,8 @@ def test_whose_workers_are_gone_for_good_hears_who_goes_on_and_joins_no_more(
 
 def last_words(number: int = 1) -> Report[None]:
     return Report(
-        Routes.send_logs, partial(StacksRequest, number=number, stacks=(WorkerOutput(rank=0, text="boom"),))
+        Routes.send_logs,
+        partial(WorkerOutputRequest, number=number, stacks=(WorkerOutput(rank=0, text="boom"),)),
     )
 
 
@@ -82,7 +83,7 @@ def test_a_goodbye_waits_for_the_last_words_for_a_moment(bench: Bench, what: str
     bench.started()
     bench.session.send(last_words(), bench.now)
     bench.session.leave("done", bench.now, 0.5 if what == "hurry" else LEAVE_S)
-    (words,) = [request for request in bench.send() if request.what is not POLL]
+    (words,) = [request for request in bench.send() if request.what is not POLL_ROUTE]
     assert isinstance(words.what, Report)
     if what in ("silence", "hurry"):
         wait_s = 0.25 if what == "hurry" else LAST_REPORTS_S
@@ -125,6 +126,6 @@ def test_nothing_is_told_after_an_exit(bench: Bench) -> None:
     bench.do(commands.Undrain("a"))
     bench.run(10)
     assert bench.kinds == [("start", 1), ("exit", 0)]
-    polls = [request for request in bench.sent if request.what is POLL]
+    polls = [request for request in bench.sent if request.what is POLL_ROUTE]
     assert bench.group.nodes["a"].phase != "lost"
     assert len(polls) > 3

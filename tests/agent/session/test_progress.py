@@ -7,13 +7,13 @@ from tests.agent.session.driver import Bench, problem
 
 from hetagent.session.requests import Report
 from hetrdzv.protocol.directive import OutputQuery
-from hetrdzv.protocol.progress import NodeProgress, Worker
-from hetrdzv.protocol.routes import POLL, Routes
-from hetrdzv.protocol.stacks import StacksRequest, WorkerOutput
+from hetrdzv.protocol.progress import NodeProgress, WorkerProgress
+from hetrdzv.protocol.routes import POLL_ROUTE, Routes
+from hetrdzv.protocol.worker_output import WorkerOutput, WorkerOutputRequest
 
 
 def sample() -> NodeProgress:
-    return NodeProgress(round=1, workers=(Worker(rank=0, step=17),))
+    return NodeProgress(round=1, workers=(WorkerProgress(rank=0, step=17),))
 
 
 def test_what_the_server_has_to_know_is_told_beside_the_open_poll(bench: Bench) -> None:
@@ -24,7 +24,7 @@ def test_what_the_server_has_to_know_is_told_beside_the_open_poll(bench: Bench) 
     ((open_poll, _),) = bench.flight
     bench.session.push_progress()
     bench.pump()
-    assert [told.body.progress for told in bench.reports_on(POLL)] == [sample()]
+    assert [told.body.progress for told in bench.reports_on(POLL_ROUTE)] == [sample()]
     assert [request for request, _ in bench.flight] == [open_poll]
 
 
@@ -38,7 +38,7 @@ def test_progress_that_a_server_did_not_get_is_told_a_little_later(bench: Bench)
     assert bench.session.take_requests(bench.now) == []
     newer = bench.session.sample = lambda: replace(sample(), age_s=0.5)
     bench.run(2)
-    assert [told.body.progress for told in bench.reports_on(POLL)] == [sample(), newer()]
+    assert [told.body.progress for told in bench.reports_on(POLL_ROUTE)] == [sample(), newer()]
     assert bench.notices == []
     assert bench.kinds == [("start", 1)]
 
@@ -55,7 +55,7 @@ def test_a_question_about_stacks_is_handed_out_once_and_its_answer_sent_once(ben
     assert asked == [OutputQuery(number=4, round=1, ranks=[0])]
     stack = WorkerOutput(rank=0, text="line 7 in <module>")
     bench.session.send(
-        Report(Routes.send_stacks, partial(StacksRequest, number=4, stacks=(stack,))), bench.now
+        Report(Routes.send_stacks, partial(WorkerOutputRequest, number=4, stacks=(stack,))), bench.now
     )
     bench.pump()
     assert [(one.body.number, one.body.stacks) for one in bench.reports_on(Routes.send_stacks)] == [

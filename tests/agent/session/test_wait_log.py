@@ -12,10 +12,10 @@ from hetrdzv.protocol.reasons import waiting
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.reasons.waiting import ReadyCount
 from hetrdzv.protocol.states import DirectiveKind
-from hetrdzv.protocol.texts.who import Nodes
+from hetrdzv.protocol.texts.node_rank_lists import NodeList
 
-A = ReadyCount(nodes=Nodes.of(["a"]), want=2)
-WHAT = waiting.too_few(ready=A, missing=1, until=560.0)
+A = ReadyCount(nodes=NodeList.of(["a"]), want=2)
+WHAT = waiting.too_few_nodes(ready=A, missing=1, until=560.0)
 
 
 def answer(what: Reason = WHAT, clock: float = 500.0) -> Directive:
@@ -42,7 +42,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def test_only_news_are_logged(clock: Clock) -> None:
     told: list[str] = []
     wait = WaitLog(told.append)
-    both = waiting.too_few(ready=ReadyCount(nodes=Nodes.of(["a", "b"]), want=3), missing=1, until=562.0)
+    both = waiting.too_few_nodes(
+        ready=ReadyCount(nodes=NodeList.of(["a", "b"]), want=3), missing=1, until=562.0
+    )
     for said in (answer(), answer(clock=502.0), answer(both, 502.0)):
         wait.update(said, leaving=False)
     clock.now += NEWS_S

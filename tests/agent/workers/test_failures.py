@@ -20,8 +20,8 @@ from hetagent.workers.failures import (
     write_root_cause,
 )
 from hetrdzv.protocol.reasons.reason import Reason
-from hetrdzv.protocol.rounds import Failure, RootCause
-from hetrdzv.protocol.texts.raised import find_exception
+from hetrdzv.protocol.rounds import RootCause, WorkerFailure
+from hetrdzv.protocol.texts.tracebacks import find_exception
 
 
 def error_file(tmp_path: Path, content: object) -> str:
@@ -66,7 +66,7 @@ def test_a_file_name_that_is_not_utf_8_can_be_told(tmp_path: Path) -> None:
     name = os.fsdecode(b"caf\xe9.txt")
     message = told_of(tmp_path, f"ValueError: cannot read {name}\n")
     assert message == r"ValueError: cannot read caf\udce9.txt"
-    assert Failure(local_rank=0, rank=0, message=message).message == message
+    assert WorkerFailure(local_rank=0, rank=0, message=message).message == message
     long = told_of(tmp_path, "\udce9\n" * MAX_CHARACTERS)
     assert MAX_CHARACTERS - 10 < len(long) <= MAX_CHARACTERS
 
@@ -147,7 +147,7 @@ def test_what_is_too_long_still_says_which_exception_it_was(
 
 
 def cause(**failure: Any) -> RootCause:
-    found = Failure(local_rank=1, rank=5, **failure)
+    found = WorkerFailure(local_rank=1, rank=5, **failure)
     return RootCause(
         reason=Reason(code="?", message="rank 5 on gpu3 failed"), round=2, node_id="gpu3", failure=found
     )

@@ -28,7 +28,7 @@ def start(node_id: str, port: int, address: str = "127.0.0.1", **fields: Any) ->
         "code": "round_formed",
         "reason": ReasonCode.ROUND_FORMED.reason(round=1),
     }
-    return codec.validate(
+    return codec.validate_value(
         Directive, head | timing | {"start": place | size | {"master": master} | fields}, unknown="ignore"
     )
 

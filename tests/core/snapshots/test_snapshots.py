@@ -25,14 +25,14 @@ from hetrdzv.protocol.snapshots import (
     DiskSnapshot,
     HeldSnapshot,
     Holdings,
-    NotWritten,
     RankPart,
     SnapshotId,
-    Source,
+    SnapshotSource,
+    SnapshotWriteFailure,
     StartSnapshot,
-    UseSnapshot,
+    UseSnapshotRequest,
 )
-from hetrdzv.protocol.texts.who import NOBODY, Nodes, Ranks
+from hetrdzv.protocol.texts.node_rank_lists import NO_NODES, NodeList, RankList
 from tests.core.driver import Story, bare
 
 NOTHING = Holdings(port=7000, key="secret")
@@ -102,12 +102,12 @@ def test_a_round_begins_from_the_newest_complete_snapshot_and_says_what_is_lost(
     job.again(job.holds(held(90), held(100), held(110, whole=False), reached=103), both)
     assert (job.step, job.began and job.began.round, job.began and job.began.lost) == (100, 1, 4)
     part = "step 110 is incomplete: no node has the complete replicated state"
-    event = bare(began_from_snapshot(2, SnapshotId(round=1, step=100), Nodes.of(["a", "b"]), 4, part))
+    event = bare(began_from_snapshot(2, SnapshotId(round=1, step=100), NodeList.of(["a", "b"]), 4, part))
     assert job.said("began_from_snapshot") == [event]
     assert job.events[-2].round == 2 or job.events[-1].round == 2
     start = job.start("a")
     assert start.origin == job.origin
-    assert start.snapshot.sources[0] == Source(
+    assert start.snapshot.sources[0] == SnapshotSource(
         node_id="a", address="10.0.0.1", port=7000, key="secret", whole=True
     )
     assert "secret" not in repr((job.group, job.events))
@@ -137,8 +137,8 @@ def test_what_is_missing_is_named() -> None:
         "no node has the complete replicated state",
         "shards missing of ranks 1 and 4 to 7",
     ]
-    assert list_missing_ranks(set(), 100_000_000) == Ranks(ranges=((0, 99_999_999),))
-    assert list_missing_ranks({1, 3, 5, 7, 9, 11}, 13) == Ranks(
+    assert list_missing_ranks(set(), 100_000_000) == RankList(ranges=((0, 99_999_999),))
+    assert list_missing_ranks({1, 3, 5, 7, 9, 11}, 13) == RankList(
         ranges=((0, 0), (2, 2), (4, 4), (6, 6), (8, 8)), more=2
     )
 
@@ -333,8 +333,8 @@ def test_a_person_chooses_and_newer_ones_are_undone() -> None:
     copies = job.holds(held(90), held(100))
     for name in "ab":
         job.declare(name, copies)
-    job.do(UseSnapshot(step=90))
-    job.do(UseSnapshot(step=90))
+    job.do(UseSnapshotRequest(step=90))
+    job.do(UseSnapshotRequest(step=90))
     assert job.said("snapshot_wanted") == [ReasonCode.SNAPSHOT_WANTED.reason(step=90, of_round=1)]
     job.again(copies)
     assert job.step == 90
@@ -346,7 +346,7 @@ def test_a_person_chooses_and_newer_ones_are_undone() -> None:
     assert job.step == 90, "the choice holds for later rounds, too"
     job.again(job.holds(held(90), held(100), held(91, of=3)), message="A: 1")
     assert job.step == 91, "what was made since counts"
-    job.do(UseSnapshot(step=100))
+    job.do(UseSnapshotRequest(step=100))
     job.again(copies, message="B: 1")
     assert job.step == 100
     job.again(copies, message="B: 1")
@@ -356,10 +356,10 @@ def test_a_person_chooses_and_newer_ones_are_undone() -> None:
 def test_what_is_not_there_cannot_be_chosen() -> None:
     job = Job().begin()
     with pytest.raises(NotFound, match="no complete snapshot of step 5; there is none"):
-        job.do(UseSnapshot(step=5))
+        job.do(UseSnapshotRequest(step=5))
     job.declare("a", job.holds(held(90), held(100), held(5, whole=False)))
     with pytest.raises(NotFound, match="step 5; there are those of step 100, 90"):
-        job.do(UseSnapshot(step=5))
+        job.do(UseSnapshotRequest(step=5))
 
 
 def test_a_member_is_told_a_few_copies_and_the_parts_of_its_ranks() -> None:
@@ -423,7 +423,7 @@ def test_a_new_job_begins_from_what_is_on_disk() -> None:
     assert job.said("began_from_snapshot") == [
         bare(
             began_from_snapshot(
-                1, SnapshotId(round=9, step=300, origin="earlier"), NOBODY, 0, None, on_disk=True
+                1, SnapshotId(round=9, step=300, origin="earlier"), NO_NODES, 0, None, on_disk=True
             )
         )
     ]
@@ -534,7 +534,7 @@ def test_workers_that_take_none_are_said_once_a_round_and_shown_until_they_do() 
 def test_what_could_not_be_written_is_said_until_one_is() -> None:
     job = Job().begin()
     current = job.round
-    lack = NotWritten(stamp=SnapshotId(round=1, step=90), why="No space left on device")
+    lack = SnapshotWriteFailure(stamp=SnapshotId(round=1, step=90), why="No space left on device")
 
     def not_on_disk(*nodes: str, step: int) -> Reason:
         return ReasonCode.NOT_ON_DISK.reason(*nodes, step=step, of_round=1, quote=lack.why)

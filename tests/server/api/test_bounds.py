@@ -15,7 +15,7 @@ from typing_extensions import is_typeddict
 
 from hetrdzv.api.app import create_app, require_permissions
 from hetrdzv.protocol import routes as clients
-from hetrdzv.protocol.bounds import MAX_VALUES
+from hetrdzv.protocol.bounds import MAX_JSON_VALUES
 from hetrdzv.protocol.routes import Route
 from hetrdzv.service.service import Service
 from hetrdzv.storage.base import MemoryStore
@@ -105,8 +105,8 @@ async def test_what_all_workers_have_together_is_bounded() -> None:
     [
         ({"labels": {f"x{n}": 1 for n in range(30_000)}}, 422, "body: 30000 of its fields are"),
         ({"spec": {"command": [[]] * 10_000}}, 422, "spec.command.0"),
-        ({"x": [[]] * MAX_VALUES}, 413, f"more than {MAX_VALUES} values"),
-        ({"x": ['\\"', '"' * 9, "\\"] * 12_000}, 413, f"more than {MAX_VALUES} values"),
+        ({"x": [[]] * MAX_JSON_VALUES}, 413, f"more than {MAX_JSON_VALUES} values"),
+        ({"x": ['\\"', '"' * 9, "\\"] * 12_000}, 413, f"more than {MAX_JSON_VALUES} values"),
     ],
 )
 async def test_a_body_with_many_mistakes_costs_no_more_than_its_size(
@@ -134,7 +134,9 @@ def test_it_is_a_fastapi_whose_routes_are_typed_and_say_who_may_use_them() -> No
 
 
 def test_what_clients_ask_is_what_the_application_answers() -> None:
-    asked = [route for route in (*vars(clients.Routes).values(), clients.POLL) if isinstance(route, Route)]
+    asked = [
+        route for route in (*vars(clients.Routes).values(), clients.POLL_ROUTE) if isinstance(route, Route)
+    ]
     assert len(asked) > 20
     for route in asked:
         answers = routes()[str(route)]

@@ -35,7 +35,7 @@ async def test_a_join_that_waits_costs_one_request() -> None:
         second = await client.put(
             f"{NODES}/b?wait=60", json=offer(slots=4, speeds=[4.0] * 4)
         )  # of an older agent
-        starts = [codec.read(Directive, r.content, unknown="ignore") for r in (await first, second)]
+        starts = [codec.parse_json(Directive, r.content, unknown="ignore") for r in (await first, second)]
         assert [(s.kind, s.round) for s in starts] == [("start", 1)] * 2
         places = [s.start for s in starts if s.start is not None]
         assert [(p.group_rank, p.rank_offset, p.slots, p.world_size) for p in places] == [

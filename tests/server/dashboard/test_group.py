@@ -13,9 +13,9 @@ from hetrdzv.dashboard import cache as cache_module
 from hetrdzv.dashboard.cache import MAX_CACHED_PAGES, MAX_RENDER_CPU_SHARE, SectionCache
 from hetrdzv.dashboard.group_page import group_sections, make_timeline_bars
 from hetrdzv.dashboard.pages import overview_section
-from hetrdzv.protocol.progress import NodeProgress, Worker
-from hetrdzv.protocol.replies import RECENT_S
-from hetrdzv.protocol.rounds import Failure, RoundRecord
+from hetrdzv.protocol.progress import NodeProgress, WorkerProgress
+from hetrdzv.protocol.replies import RECENTLY_FINISHED_S
+from hetrdzv.protocol.rounds import RoundRecord, WorkerFailure
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.service.service import Service
 from tests.support.hangs import behind
@@ -71,7 +71,7 @@ async def test_workers_that_nobody_watches_are_named_until_they_are_watched_or_t
             await service.execute("g", Cancel())
         else:
             for rank, name in enumerate("ab"):
-                told = NodeProgress(round=1, workers=(Worker(rank=rank, step=3),))
+                told = NodeProgress(round=1, workers=(WorkerProgress(rank=rank, step=3),))
                 service.progress.record_progress("g", name, told, 60.0)
             clock.pass_by(service, 10)
         now = shown(service, "now")
@@ -83,7 +83,7 @@ async def test_the_card_of_the_cause_is_there_where_there_is_more_than_the_headl
     clock = HandClock()
     async with serving(clock=clock) as (service, _):
         await two_nodes(service)
-        failure = Failure(local_rank=0, rank=1, exit_code=1, permanent=True)
+        failure = WorkerFailure(local_rank=0, rank=1, exit_code=1, permanent=True)
         report = Report(node_id="b", incarnation="1", round=1, kind=ReportKind.FAILED, failure=failure)
         await service.execute("g", report)
         assert "rank 1: exit code 1" in shown(service, "nodes")
@@ -203,7 +203,7 @@ def listed(service: Service, token_file: str = "") -> str:
 async def fail(service: Service, group_id: str) -> None:
     """Run a job until its worker dies."""
     await service.execute(group_id, join("a", max_restarts=0, max_nodes=1))
-    failure = Failure(local_rank=0, rank=0, exit_code=1, message="boom")
+    failure = WorkerFailure(local_rank=0, rank=0, exit_code=1, message="boom")
     report = Report(node_id="a", incarnation="1", round=1, kind=ReportKind.FAILED, failure=failure)
     await service.execute(group_id, report)
     await service.execute(group_id, join("a", after_round=1, max_restarts=0, max_nodes=1))
@@ -227,7 +227,7 @@ async def test_failures_of_an_hour_come_first_and_older_ones_are_folded_away() -
         assert "2 failed" in page
         assert "<details" not in page
 
-        clock.pass_by(service, RECENT_S - 10)
+        clock.pass_by(service, RECENTLY_FINISHED_S - 10)
         recent, fold, older = listed(service).partition("<details")
         assert "/groups/failed-last" in recent
         assert "/groups/failed-first" not in recent

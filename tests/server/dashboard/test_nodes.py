@@ -7,7 +7,7 @@ from hetrdzv.api import views
 from hetrdzv.api.workers import worker_reply
 from hetrdzv.core.model import Group, Stall
 from hetrdzv.dashboard.group_page import MAX_WORKERS_ALL_SHOWN, SHOWN_OUTLIERS, make_worker_paces
-from hetrdzv.protocol.progress import Worker
+from hetrdzv.protocol.progress import WorkerProgress
 from hetrdzv.protocol.replies import NodeReply, WorkerReply
 from hetrdzv.service.progress.samples import WorkerSample
 from tests.core.driver import Story, running
@@ -50,15 +50,15 @@ def test_a_device_is_named_first_then_versions_script_and_labels() -> None:
     assert node.facts == ""
 
 
-def seen(*workers: Worker, stall: Stall | None = None) -> list[WorkerReply]:
+def seen(*workers: WorkerProgress, stall: Stall | None = None) -> list[WorkerReply]:
     samples = [WorkerSample.from_report(f"n{one.rank}", one, None, 0.0, inf) for one in workers]
     return [worker_reply(sample, stall, 1.0) for sample in samples]
 
 
 def test_of_many_workers_those_that_need_a_look_are_shown_beside_the_median() -> None:
-    workers = [Worker(rank=rank, waiting=0.4) for rank in range(40)]
-    workers[30] = Worker(rank=30, waiting=0.01)
-    workers[35] = Worker(rank=35, waiting=0.5, state="stopped")
+    workers = [WorkerProgress(rank=rank, waiting=0.4) for rank in range(40)]
+    workers[30] = WorkerProgress(rank=30, waiting=0.01)
+    workers[35] = WorkerProgress(rank=35, waiting=0.5, state="stopped")
     shown = make_worker_paces(seen(*workers))
     assert [worker.rank for worker, _ in shown.rows] == [0, 1, 2, 3, 30, 35]
     assert (shown.total, shown.columns) == (40, ["state", "waits for others"])
@@ -67,13 +67,13 @@ def test_of_many_workers_those_that_need_a_look_are_shown_beside_the_median() ->
     assert (len(everybody.rows), everybody.usual) == (40, None)
     shown = make_worker_paces(seen(*workers, stall=Stall(hang=behind(7, "a"), since=0.0)))
     assert [worker.rank for worker, _ in shown.rows] == [0, 1, 2, 7, 30, 35]
-    slow = [Worker(rank=rank, waiting=0.1 if rank < 10 else 0.4) for rank in range(40)]
+    slow = [WorkerProgress(rank=rank, waiting=0.1 if rank < 10 else 0.4) for rank in range(40)]
     shown = make_worker_paces(seen(*slow))
     assert [worker.rank for worker, _ in shown.rows] == list(range(SHOWN_OUTLIERS))
 
 
 def test_few_workers_are_all_shown_and_only_columns_in_which_there_is_something() -> None:
-    workers = [Worker(rank=rank, step=3) for rank in range(MAX_WORKERS_ALL_SHOWN)]
+    workers = [WorkerProgress(rank=rank, step=3) for rank in range(MAX_WORKERS_ALL_SHOWN)]
     shown = make_worker_paces(seen(*workers))
     assert (len(shown.rows), shown.usual) == (MAX_WORKERS_ALL_SHOWN, None)
     assert shown.columns == ["step"]

@@ -15,9 +15,9 @@ from hetrdzv.auth.tokens import Grant, Role, Tokens
 from hetrdzv.core.commands import Cancel, RecordStall, Report
 from hetrdzv.core.model import Stall
 from hetrdzv.dashboard.sessions import SESSION_LIFETIME_S
-from hetrdzv.protocol.rounds import Failure
-from hetrdzv.protocol.stacks import WorkerOutput
+from hetrdzv.protocol.rounds import WorkerFailure
 from hetrdzv.protocol.states import ReportKind
+from hetrdzv.protocol.worker_output import WorkerOutput
 from hetrdzv.service.progress import queries
 from hetrdzv.service.service import Service
 from tests.support.certificates import put_file
@@ -216,7 +216,7 @@ async def test_a_page_whose_session_is_over_gets_no_json_to_show(service: Servic
 
 async def test_what_nodes_say_is_text(service: Service) -> None:
     await service.execute("evil", join("e", max_restarts=0, max_nodes=1))
-    failure = Failure(local_rank=0, rank=0, exit_code=1, message=EVIL)
+    failure = WorkerFailure(local_rank=0, rank=0, exit_code=1, message=EVIL)
     report = Report(node_id="e", incarnation="1", round=1, kind=ReportKind.FAILED, failure=failure)
     await service.execute("evil", report)
     await service.execute("evil", join("e", after_round=1, max_restarts=0, max_nodes=1))

@@ -18,7 +18,7 @@ from hetagent.node import scratch
 from hetagent.node.processes.shell import CommandFailed, run_command
 from hetagent.session.requests import Report
 from hetrdzv.protocol.directive import Member
-from hetrdzv.protocol.requests import PROGRAM, DaemonRequest, explain_daemon_refusal
+from hetrdzv.protocol.requests import DAEMON_PROGRAM, DaemonRequest, explain_daemon_refusal
 from hetrdzv.protocol.routes import Routes
 
 CHECK_TIMEOUT_S = 20.0
@@ -196,7 +196,7 @@ def _strip_runner(command: WorkerCommand) -> list[str]:
 
 def _check_open_mpi() -> str:
     """Check Open MPI before this node joins; returns the path of orted."""
-    paths = {name: shutil.which(name) for name in ("mpirun", PROGRAM)}
+    paths = {name: shutil.which(name) for name in ("mpirun", DAEMON_PROGRAM)}
     missing = [name for name, path in paths.items() if path is None]
     if missing:
         raise CommandError(f"--launch mpi needs {' and '.join(missing)}, not found in PATH: {INSTALL}")
@@ -206,4 +206,4 @@ def _check_open_mpi() -> str:
         output = str(error)
     if "(Open MPI) 4." not in output:
         raise CommandError(f"--launch mpi works with Open MPI 4, but mpirun here says {output!r}: {INSTALL}")
-    return str(paths[PROGRAM])
+    return str(paths[DAEMON_PROGRAM])

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hetagent.errors import CommandError
 from hetrdzv.protocol.directive import Member
-from hetrdzv.protocol.requests import PROGRAM
+from hetrdzv.protocol.requests import DAEMON_PROGRAM
 
 MCA_FLAGS = frozenset({"-mca", "--mca", "-gmca", "--gmca"})
 
@@ -55,31 +55,36 @@ def split_command_line(words: Sequence[str]) -> list[str]:
         plain = shlex.split(" ".join(words))
     except ValueError as error:
         raise CommandError(f"what mpirun would run on another host cannot be parsed ({error})") from None
-    places = [at for at, word in enumerate(plain) if word.rpartition("/")[2] == PROGRAM]
+    places = [at for at, word in enumerate(plain) if word.rpartition("/")[2] == DAEMON_PROGRAM]
     if not places:
-        raise CommandError(f"mpirun would run {plain[:1]} on another host, not {PROGRAM}: is it Open MPI 4?")
+        raise CommandError(
+            f"mpirun would run {plain[:1]} on another host, not {DAEMON_PROGRAM}: is it Open MPI 4?"
+        )
     return [word for word in plain[places[-1] :] if word != ")"]
 
 
 def make_orted_args(words: Sequence[str]) -> list[str]:
     """The arguments for this node's own orted, in the foreground."""
     program, *rest = words or [""]
-    if program.rpartition("/")[2] != PROGRAM:
-        raise CommandError(f"the master asked this node to run {program!r}: only {PROGRAM} is run")
+    if program.rpartition("/")[2] != DAEMON_PROGRAM:
+        raise CommandError(f"the master asked this node to run {program!r}: only {DAEMON_PROGRAM} is run")
     checked: list[str] = []
     while rest:
         flag = rest.pop(0)
         if flag == "--daemonize":
             continue
         if flag not in MCA_FLAGS or len(rest) < 2:
-            raise CommandError(f"the master asked this node to run {PROGRAM} with {flag!r}, which is refused")
+            raise CommandError(
+                f"the master asked this node to run {DAEMON_PROGRAM} with {flag!r}, which is refused"
+            )
         name, value = rest.pop(0), rest.pop(0)
         if name in LEFT_OUT:
             continue
         if name not in NEEDED:
             raise CommandError(
-                f"the master asked this node to run {PROGRAM} with the setting {name!r}, which is refused, since "
-                f"some settings load code or run programs: set OMPI_MCA_{name} in hetagent's environment on each node"
+                f"the master asked this node to run {DAEMON_PROGRAM} with the setting {name!r}, which is refused, "
+                f"since some settings load code or run programs: "
+                f"set OMPI_MCA_{name} in hetagent's environment on each node"
             )
         checked += [flag, name, value]
     return checked

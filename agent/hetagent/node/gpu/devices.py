@@ -9,7 +9,7 @@ from pathlib import Path
 from hetagent.errors import UsageError
 from hetagent.node.gpu.driver import Gpu, GpuQueryError, is_rocm, list_gpus, list_rocm_gpus
 from hetrdzv.protocol.settings import MAX_SLOTS
-from hetrdzv.protocol.texts.phrasing import count as counted
+from hetrdzv.protocol.texts.phrasing import count_text as counted
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 HIP_VISIBLE = "HIP_VISIBLE_DEVICES"

@@ -18,8 +18,8 @@ from hetagent.snapshots.on_disk import (
     require_private,
     sort_newest_first,
 )
-from hetrdzv.protocol.snapshots import MOST_ON_DISK, DiskSnapshot, StartSnapshot
-from hetrdzv.protocol.texts.phrasing import ago
+from hetrdzv.protocol.snapshots import MAX_DISK_SNAPSHOTS, DiskSnapshot, StartSnapshot
+from hetrdzv.protocol.texts.phrasing import ago_text
 
 SHORT_SCAN_S, LONG_SCAN_S = 0.05, 5.0
 """How long a look may take while a round runs, and before the first and after the last one (seconds)."""
@@ -108,7 +108,7 @@ class DiskCatalog:
             )
             for stamp, mark in self.snapshots.items()
             if stamp.round
-        )[:MOST_ON_DISK]
+        )[:MAX_DISK_SNAPSHOTS]
 
     def _make_source(self, stamp: SnapshotId) -> Mapping[str, object]:
         """Where workers read it, if that is still safe: an entry of `sources` in `start.json`."""
@@ -120,7 +120,7 @@ class DiskCatalog:
     def describe(self, chosen: StartSnapshot) -> str:
         """Where it is, with the name of its job, and how old."""
         stamp, mark = _snapshot_id(chosen), self._found.get(_snapshot_id(chosen))
-        at = f", written {ago(max(0.0, time.time() - mark.written_at))}" if mark is not None else ""
+        at = f", written {ago_text(max(0.0, time.time() - mark.written_at))}" if mark is not None else ""
         return f"{self.get_path(stamp)}{at}"
 
     def begin_round(self, origin: str, chosen: StartSnapshot | None = None) -> Mapping[str, object] | None:

@@ -19,8 +19,8 @@ from hetagent.snapshots.folder import TO_DISK, Slot, SnapshotFiles, SnapshotId
 from hetagent.snapshots.node.catalog import LONG_SCAN_S, DiskCatalog
 from hetagent.snapshots.node.files import MOST_WHY
 from hetagent.snapshots.on_disk import EXIT_SUPERSEDED
-from hetrdzv.protocol.snapshots import NotWritten
 from hetrdzv.protocol.snapshots import SnapshotId as ServerStamp
+from hetrdzv.protocol.snapshots import SnapshotWriteFailure
 
 POLL_S, WRITING_POLL_S = 5.0, 0.5
 """How often a node looks at the directory, and while it waits for something there (seconds)."""
@@ -45,7 +45,7 @@ class DiskWriter:
     ) -> None:
         self.catalog = catalog
         self.writing: SnapshotId | None = None
-        self.not_written: NotWritten | None = None  # the newest, if it could not be
+        self.not_written: SnapshotWriteFailure | None = None  # the newest, if it could not be
         self.next_poll_at = 0.0  # when to `write_due` again (monotonic seconds)
         self._options = options
         self._folder = folder
@@ -183,7 +183,7 @@ class DiskWriter:
 
     def _fail(self, stamp: SnapshotId, why: str) -> None:
         server_stamp = ServerStamp(round=max(1, stamp.round), step=stamp.step)
-        self.not_written = NotWritten(stamp=server_stamp, why=why[:MOST_WHY])
+        self.not_written = SnapshotWriteFailure(stamp=server_stamp, why=why[:MOST_WHY])
         self._log(f"the snapshot of step {stamp.step} is not on disk: {self.not_written.why}")
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from hetagent.node.network import format_host_port
 from hetagent.snapshots.folder import Index, Slot, SnapshotFiles, SnapshotId, write_atomic
 from hetagent.snapshots.save_request import ASK
-from hetrdzv.protocol.snapshots import HeldSnapshot, RankPart, Source, StartSnapshot
+from hetrdzv.protocol.snapshots import HeldSnapshot, RankPart, SnapshotSource, StartSnapshot
 
 MOST_WHY = 256
 """Length of a reason that the server takes (characters)."""
@@ -132,7 +132,7 @@ def request_save(pipe: Path) -> bool:
     return False
 
 
-def make_source_entry(source: Source, path: Path | None = None) -> dict[str, Any]:
+def make_source_entry(source: SnapshotSource, path: Path | None = None) -> dict[str, Any]:
     """As workers read it (`hetagent.snapshots.sources`)."""
     url = f"http://{format_host_port(source.address, source.port)}/" if source.port else ""
     return {

@@ -35,7 +35,7 @@ from hetagent.workers.processes import Workers
 from hetrdzv.protocol.directive import Directive, Start
 from hetrdzv.protocol.routes import Routes
 from hetrdzv.protocol.snapshots import (
-    MOST_REFUSED,
+    MAX_REFUSED_SNAPSHOTS,
     Holdings,
     SnapshotsReply,
     SnapshotsRequest,
@@ -334,7 +334,9 @@ class SnapshotHook(RoundHook):
             key=self._server.key,
             held=held,
             reached=max(steps) if self._workers is None else 0,
-            refused=tuple(stamp for stamp, count in self._load_failures.items() if count > 1)[-MOST_REFUSED:],
+            refused=tuple(stamp for stamp, count in self._load_failures.items() if count > 1)[
+                -MAX_REFUSED_SNAPSHOTS:
+            ],
             on_disk=self._disk.catalog.list_newest() if self._disk is not None else (),
             not_written=self._disk.not_written if self._disk is not None else None,
             not_taken=self._folder.read_disabled_reason() if self._workers is not None else "",

@@ -32,7 +32,7 @@ from hetrdzv.protocol.progress import PollRequest
 from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.requests import DaemonRequest, JoinRequest, ReportRequest, explain_daemon_refusal
 from hetrdzv.protocol.snapshots import SnapshotsReply, SnapshotsRequest
-from hetrdzv.protocol.stacks import StacksRequest
+from hetrdzv.protocol.worker_output import WorkerOutputRequest
 from hetrdzv.service.polls.polls import GroupAndDirective, Polls, current_directive
 from hetrdzv.service.polls.waiting_polls import Caller
 
@@ -64,7 +64,9 @@ async def join(
         request.state.grant.check(Role.ADMIN, group_id, asked)
     try:
         poll = PollRequest(incarnation=body.incarnation, wait_s=wait)
-        return await _answer_poll(request, group_id, Join(node_id=node_id, **codec.fields_of(body)), poll)
+        return await _answer_poll(
+            request, group_id, Join(node_id=node_id, **codec.fields_by_name(body)), poll
+        )
     except SpecConflict as conflict:
         await request.state.polls.service.record_refusal(group_id, node_id, conflict.conflict)
         raise
@@ -105,7 +107,7 @@ async def _answer_poll(
         return _directive_response(answer)
     query.is_sent = True
     also: dict[str, Any] = {str(query.asked.about): query.asked}
-    return _json_response(codec.write(replace(answer[1], **also)))
+    return _json_response(codec.to_json(replace(answer[1], **also)))
 
 
 @contextmanager
@@ -133,14 +135,14 @@ def _directive_response(answer: GroupAndDirective) -> Response:
     """A directive as JSON. All waiting nodes of a group get the same."""
     group, directive = answer
     if directive.start is not None or directive.root_cause is not None:
-        return _json_response(codec.write(directive))
+        return _json_response(codec.to_json(directive))
     known = _cached_replies(group)
     key = (directive.version, int(directive.clock), directive.poll_s, directive.lease_s)
     reason, body = known.get(key, (None, b""))
     if reason != directive.reason:
         if len(known) >= MAX_CACHED_REPLIES:
             known.clear()
-        body = codec.write(directive)
+        body = codec.to_json(directive)
         known[key] = directive.reason, body
     return _json_response(body)
 
@@ -158,7 +160,7 @@ async def report(
     request: Request, group_id: Id, node_id: Id, body: Annotated[ReportRequest, AGENTS]
 ) -> Response:
     """Report on a member's workers. A report on an older round gets 409 and the current directive."""
-    command = Report(node_id=node_id, **codec.fields_of(body))
+    command = Report(node_id=node_id, **codec.fields_by_name(body))
     return await _execute_for_member(request.state.polls, group_id, node_id, body.incarnation, command)
 
 
@@ -169,7 +171,7 @@ async def start_daemon(
     """Have this node run the daemon of the master's launcher; replies with the directive of the master."""
     if (why := explain_daemon_refusal(body.words)) is not None:
         raise Refused(f"node '{node_id}' cannot be asked to run this: {why}")
-    command = StartDaemon(node_id=node_id, **codec.fields_of(body))
+    command = StartDaemon(node_id=node_id, **codec.fields_by_name(body))
     return await _execute_for_member(request.state.polls, group_id, body.master, body.incarnation, command)
 
 
@@ -187,7 +189,7 @@ async def _execute_for_member(
 
 @router.post("/stacks", status_code=204, response_class=Response)
 async def send_stacks(
-    service: CurrentService, group_id: Id, node_id: Id, body: Annotated[StacksRequest, AGENTS]
+    service: CurrentService, group_id: Id, node_id: Id, body: Annotated[WorkerOutputRequest, AGENTS]
 ) -> None:
     """The agent's answer to the question for stacks in the reply to one of its polls."""
     require_current_agent(service.group(group_id), node_id, body.incarnation)
@@ -196,7 +198,7 @@ async def send_stacks(
 
 @router.post("/logs", status_code=204, response_class=Response)
 async def send_logs(
-    service: CurrentService, group_id: Id, node_id: Id, body: Annotated[StacksRequest, AGENTS]
+    service: CurrentService, group_id: Id, node_id: Id, body: Annotated[WorkerOutputRequest, AGENTS]
 ) -> None:
     """The workers of a node are gone: the end of what those of a round have written, for later."""
     group = service.group(group_id)
@@ -209,8 +211,8 @@ async def declare_snapshots(
     service: CurrentService, group_id: Id, node_id: Id, body: Annotated[SnapshotsRequest, AGENTS]
 ) -> Response:
     """What a member holds has changed while its round runs; answers what all nodes hold together."""
-    command = DeclareSnapshots(node_id=node_id, **codec.fields_of(body))
-    return _json_response(codec.write(await service.record_snapshot_inventory(group_id, command)))
+    command = DeclareSnapshots(node_id=node_id, **codec.fields_by_name(body))
+    return _json_response(codec.to_json(await service.record_snapshot_inventory(group_id, command)))
 
 
 @router.delete("", status_code=204, response_class=Response)

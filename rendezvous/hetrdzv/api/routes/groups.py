@@ -21,12 +21,12 @@ from hetrdzv.api.dependencies import (
 from hetrdzv.api.workers import get_output
 from hetrdzv.auth.tokens import Role
 from hetrdzv.core.commands import Cancel, Drain, PutSpec, Restart, Undrain
-from hetrdzv.protocol.bounds import MAX_NUMBER, Id
-from hetrdzv.protocol.replies import EventsReply, GroupReply, GroupsReply, Plan, StacksReply
+from hetrdzv.protocol.bounds import MAX_JSON_INTEGER, Id
+from hetrdzv.protocol.replies import EventsReply, GroupReply, GroupsReply, Plan, WorkerOutputReply
 from hetrdzv.protocol.requests import PlanRequest, SpecFields
 from hetrdzv.protocol.rounds import RoundsReply
-from hetrdzv.protocol.snapshots import SnapshotsShown, UseSnapshot
-from hetrdzv.protocol.stacks import OutputKind
+from hetrdzv.protocol.snapshots import SnapshotListReply, UseSnapshotRequest
+from hetrdzv.protocol.worker_output import OutputKind
 from hetrdzv.service.service import Service
 
 READ, ADMIN = [Depends(Requires(Role.READ))], [Depends(Requires(Role.ADMIN))]
@@ -106,7 +106,7 @@ async def plan_group(
 # -- what workers do, write and hold -------------------------------------------------------------------------
 
 
-@router.post("/{group_id}/stacks", response_model=StacksReply, dependencies=ADMIN)
+@router.post("/{group_id}/stacks", response_model=WorkerOutputReply, dependencies=ADMIN)
 async def get_stacks(
     service: CurrentService,
     group_id: Id,
@@ -117,7 +117,7 @@ async def get_stacks(
     return await output_response(service, group_id, OutputKind.STACKS, rank, round)
 
 
-@router.post("/{group_id}/logs", response_model=StacksReply, dependencies=ADMIN)
+@router.post("/{group_id}/logs", response_model=WorkerOutputReply, dependencies=ADMIN)
 async def get_logs(
     service: CurrentService,
     group_id: Id,
@@ -135,16 +135,16 @@ async def output_response(
     return await views.json_response(len(found.workers), lambda: found)
 
 
-@router.get("/{group_id}/snapshots", response_model=SnapshotsShown, dependencies=READ)
+@router.get("/{group_id}/snapshots", response_model=SnapshotListReply, dependencies=READ)
 async def list_snapshots(service: CurrentService, group_id: Id) -> Response:
     """The snapshots of the job: of which step, whether they are complete, and who has them."""
     group = service.group(group_id)
     return await views.json_response(len(group.nodes), lambda: views.make_snapshots_shown(group))
 
 
-@router.post("/{group_id}/snapshots", response_model=SnapshotsShown, dependencies=ADMIN)
+@router.post("/{group_id}/snapshots", response_model=SnapshotListReply, dependencies=ADMIN)
 async def use_snapshot(
-    service: CurrentService, group_id: Id, body: Annotated[UseSnapshot, PEOPLES]
+    service: CurrentService, group_id: Id, body: Annotated[UseSnapshotRequest, PEOPLES]
 ) -> Response:
     """Have the next round begin from a snapshot, in place of the newest one; newer ones are undone then."""
     group = await service.execute(group_id, body)
@@ -163,7 +163,7 @@ async def get_rounds(service: CurrentService, group_id: Id) -> Response:
 
 @router.get("/{group_id}/events", response_model=EventsReply, dependencies=READ)
 async def get_events(
-    service: CurrentService, group_id: Id, after: Annotated[int, Query(ge=0, le=MAX_NUMBER)] = 0
+    service: CurrentService, group_id: Id, after: Annotated[int, Query(ge=0, le=MAX_JSON_INTEGER)] = 0
 ) -> Response:
     """The numbered history, from event `after` on; to follow it, ask again with the `last` of the reply."""
     news, last = service.history(group_id, after)

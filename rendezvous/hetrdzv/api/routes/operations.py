@@ -96,7 +96,7 @@ def _render_docs_entry(title: str, content: dict[str, Any]) -> str:
 
 def correct_openapi(document: dict[str, Any]) -> None:
     """Correct what FastAPI says wrongly about this API."""
-    problem = codec.adapter(ProblemReply).json_schema(
+    problem = codec.type_adapter(ProblemReply).json_schema(
         mode="serialization", ref_template="#/components/schemas/{model}"
     )
     document["components"]["schemas"] = {

@@ -29,13 +29,13 @@ from hetrdzv.protocol.errors import UnknownGroup
 from hetrdzv.protocol.replies import GroupReply, describe_plan
 from hetrdzv.protocol.requests import PlanRequest, SpecFields
 from hetrdzv.protocol.settings import SETTINGS, GroupSpec, Setting, setting_text
-from hetrdzv.protocol.snapshots import UseSnapshot
+from hetrdzv.protocol.snapshots import UseSnapshotRequest
 from hetrdzv.protocol.states import GroupState
-from hetrdzv.protocol.texts import typed
+from hetrdzv.protocol.texts import parsing
 
 NNODES, WORLD_SIZE = (
-    ParsedType("N|MIN:MAX", typed.parse_nodes),
-    ParsedType("N|MIN:MAX", typed.parse_world_size),
+    ParsedType("N|MIN:MAX", parsing.parse_nodes),
+    ParsedType("N|MIN:MAX", parsing.parse_world_size),
 )
 
 # -- groups ------------------------------------------------------------------------------------------------
@@ -132,7 +132,7 @@ def restart(group: str, step: int | None, dry_run: bool) -> None:
 
     async def ask(client: Client) -> GroupReply:
         if step is not None:
-            await client.use_snapshot(group, UseSnapshot(step=step))
+            await client.use_snapshot(group, UseSnapshotRequest(step=step))
         return await client.restart(group)
 
     reply = call_server(ask)

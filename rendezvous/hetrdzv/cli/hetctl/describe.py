@@ -32,9 +32,9 @@ from hetrdzv.protocol.replies import (
     urgency_key,
 )
 from hetrdzv.protocol.rounds import RootCause, RoundRecord, RoundsReply
-from hetrdzv.protocol.settings import DEFAULTS, setting_text
-from hetrdzv.protocol.snapshots import SnapshotShown, SnapshotsShown
-from hetrdzv.protocol.texts.phrasing import count, digits, duration_text
+from hetrdzv.protocol.settings import DEFAULT_SPEC, setting_text
+from hetrdzv.protocol.snapshots import SnapshotListReply, SnapshotReply
+from hetrdzv.protocol.texts.phrasing import count_text, duration_text, number_text
 
 LAST_ROUNDS, LAST_EVENTS, MOST_ROWS = 5, 10, 64
 """How many rounds, events, and nodes and workers are shown."""
@@ -92,7 +92,7 @@ class Description:
     group: GroupReply
     rounds: tuple[RoundRecord, ...]
     events: tuple[Event, ...]
-    snapshots: SnapshotsShown | None = None
+    snapshots: SnapshotListReply | None = None
 
 
 @subcommand("Show everything about a group.")
@@ -131,7 +131,9 @@ def description_view(reply: Description) -> Iterator[RenderableType]:
 def _changed_settings(spec: Mapping[str, object]) -> str:
     """The settings that are no defaults."""
     texts = {name: setting_text(value) for name, value in spec.items()}
-    changed = (name for name, text in texts.items() if text != setting_text(getattr(DEFAULTS, name, None)))
+    changed = (
+        name for name, text in texts.items() if text != setting_text(getattr(DEFAULT_SPEC, name, None))
+    )
     return ", ".join(f"{name}={texts[name]}" for name in changed)
 
 
@@ -161,7 +163,7 @@ def group_view(group: GroupReply, *, wide: bool = False) -> Iterator[RenderableT
 
 def _count_left_out(more: int, noun: str) -> Iterator[RenderableType]:
     if more > 0:
-        yield f"and {count(more, f'more {noun}')} (all: --json)"
+        yield f"and {count_text(more, f'more {noun}')} (all: --json)"
 
 
 def _heading(group: GroupReply) -> Table:
@@ -169,7 +171,7 @@ def _heading(group: GroupReply) -> Table:
     round_ = "none yet"
     if current is not None:
         ended = ", ended" if current.ended is not None else ""
-        nodes = count(len(current.members), "node")
+        nodes = count_text(len(current.members), "node")
         round_ = f"{current.number} (world size {current.world_size}, {nodes}{ended})"
         if current.ended is None:
             progress = _describe_progress(current.workers)
@@ -201,8 +203,8 @@ def _describe_progress(workers: Sequence[WorkerReply]) -> str:
     """How far a round is and how fast: the slowest worker counts, since the others wait for it."""
     steps = [worker.step for worker in workers if worker.step is not None]
     speeds = [worker.steps_per_s for worker in workers if worker.steps_per_s is not None]
-    pace = f" ({digits(min(speeds))} a second)" if speeds else ""
-    return f"step {digits(min(steps))}{pace}" if steps else ""
+    pace = f" ({number_text(min(speeds))} a second)" if speeds else ""
+    return f"step {number_text(min(steps))}{pace}" if steps else ""
 
 
 def _root_cause(cause: RootCause) -> Iterator[RenderableType]:
@@ -262,7 +264,7 @@ def _workers_table(current: RoundReply, workers: Iterable[WorkerReply]) -> Table
             str(worker.rank),
             worker.node_id,
             *(show(worker) for show in WORKER_COLUMNS.values()),
-            digits(weights[worker.rank]) if worker.rank < len(weights) else "",
+            number_text(weights[worker.rank]) if worker.rank < len(weights) else "",
         ]
         for worker in workers
     )
@@ -272,7 +274,7 @@ def _workers_table(current: RoundReply, workers: Iterable[WorkerReply]) -> Table
 # -- snapshots ---------------------------------------------------------------------------------------------
 
 
-def snapshots_table(reply: SnapshotsShown) -> Table:
+def snapshots_table(reply: SnapshotListReply) -> Table:
     """From which steps a job can go on, and from which of them the next round does."""
     columns = [
         *printing.number_columns("STEP", "ROUND", "SIZE"),
@@ -292,7 +294,7 @@ def snapshots_table(reply: SnapshotsShown) -> Table:
     return printing.make_table(columns, rows)
 
 
-def _snapshot_notes(snapshot: SnapshotShown, reply: SnapshotsShown) -> Iterator[str]:
+def _snapshot_notes(snapshot: SnapshotReply, reply: SnapshotListReply) -> Iterator[str]:
     if snapshot.stamp.origin is not None:
         yield "of an earlier job"
     if snapshot.lack:

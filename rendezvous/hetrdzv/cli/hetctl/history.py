@@ -22,14 +22,14 @@ from hetrdzv.protocol.errors import UnknownGroup
 from hetrdzv.protocol.replies import EventsReply
 from hetrdzv.protocol.rounds import (
     Downtime,
-    Phase,
+    RoundPhase,
     RoundRecord,
     RoundsReply,
-    time_text,
+    time_spent_text,
     total_time,
     with_downtimes,
 )
-from hetrdzv.protocol.texts.phrasing import count, duration_text
+from hetrdzv.protocol.texts.phrasing import count_text, duration_text
 
 EVENT_POLL_INTERVAL_S = 1.0
 """How long to pause before asking whether there are new events (seconds)."""
@@ -105,13 +105,13 @@ def rounds_view(reply: RoundsReply, most: int = 0, *, wide: bool = False) -> Ite
     )
     yield ""
     spent = sum(record.cost_restart for record in reply.rounds)
-    restarts = f", {count(spent, 'restart')} spent" if spent else ""
-    yield f"{count(len(reply.rounds), 'round')}{restarts}; {time_text(total_time(reply.rounds))}"
+    restarts = f", {count_text(spent, 'restart')} spent" if spent else ""
+    yield f"{count_text(len(reply.rounds), 'round')}{restarts}; {time_spent_text(total_time(reply.rounds))}"
 
 
 def _round_row(record: RoundRecord, down: Downtime | None, wide: bool) -> list[str]:
     began = "" if record.formed_at is None else printing.local_time(record.formed_at)
-    parts = [record.time.get(Phase.HANGING), *(down or [None] * 4)]
+    parts = [record.time.get(RoundPhase.HANGING), *(down or [None] * 4)]
     more = ["" if seconds is None else duration_text(seconds) for seconds in parts]
     return [
         str(record.number),

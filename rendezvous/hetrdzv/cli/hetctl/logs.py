@@ -28,10 +28,10 @@ from hetrdzv.cli.hetctl.server_calls import (
 from hetrdzv.cli.hetctl.wait import OUTCOMES
 from hetrdzv.client import Client
 from hetrdzv.protocol.errors import NoRound
-from hetrdzv.protocol.replies import StacksReply
-from hetrdzv.protocol.stacks import group_equal_stacks
-from hetrdzv.protocol.texts.phrasing import count
-from hetrdzv.protocol.texts.who import Nodes, Ranks
+from hetrdzv.protocol.replies import WorkerOutputReply
+from hetrdzv.protocol.texts.node_rank_lists import NodeList, RankList
+from hetrdzv.protocol.texts.phrasing import count_text
+from hetrdzv.protocol.worker_output import group_equal_stacks
 
 DEFAULT_TAIL_LINES = 20
 """How many lines of each stream are shown where no rank is named."""
@@ -99,7 +99,7 @@ class _LogPrinter:
         self._printed: dict[tuple[int, int, int], str] = {}  # by round, rank and stream
         self._complain = cache(print_warning)
 
-    def show(self, reply: StacksReply) -> None:
+    def show(self, reply: WorkerOutputReply) -> None:
         """Print what is new."""
         if get_shared_options().as_json:
             print_json(reply)
@@ -152,18 +152,18 @@ def stacks(group: str, ranks: tuple[int, ...], number: int | None) -> None:
     printing.print_to_stdout(*stacks_view(reply))
 
 
-def stacks_view(reply: StacksReply) -> Iterator[RenderableType]:
+def stacks_view(reply: WorkerOutputReply) -> Iterator[RenderableType]:
     """Stacks as a terminal shows them."""
     groups = group_equal_stacks(reply.workers)
-    different = count(sum(1 for equal in groups if equal[0].text), "different stack")
+    different = count_text(sum(1 for equal in groups if equal[0].text), "different stack")
     yield Text.assemble(
-        (f"round {reply.round}", "bold"), f": {count(len(reply.workers), 'rank')}, {different}"
+        (f"round {reply.round}", "bold"), f": {count_text(len(reply.workers), 'rank')}, {different}"
     )
     for equal in groups:
         yield ""
-        text, nodes = equal[0].text, Nodes.of({stack.node_id for stack in equal})
+        text, nodes = equal[0].text, NodeList.of({stack.node_id for stack in equal})
         why = "" if text else f": no stack: {printing.one_line(equal[0].why)}"
-        yield Text.assemble((str(Ranks.of(stack.rank for stack in equal)), "bold"), f" ({nodes}){why}")
+        yield Text.assemble((str(RankList.of(stack.rank for stack in equal)), "bold"), f" ({nodes}){why}")
         if text:
             shown = Text(printing.strip_control(text).rstrip(), overflow="fold")
             yield Padding(shown, (0, 0, 0, 2), expand=False)

@@ -17,7 +17,7 @@ from hetrdzv.client import Client
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import HetError, NotServing, NotTrusted, Problem, Unreachable
 from hetrdzv.protocol.replies import GroupReply, GroupSummary
-from hetrdzv.protocol.texts.phrasing import predicate
+from hetrdzv.protocol.texts.phrasing import state_predicate
 
 NO_SERVER_ADVICE = "start hetserver there, or name another server with --server or HET_SERVER"
 
@@ -98,12 +98,12 @@ def print_result(reply: GroupReply, text: str) -> None:
 
 def describe_state(group: GroupSummary) -> str:
     """A group's state and the reason for it, to be put after its name: `is waiting: 1 of 2 nodes ready`."""
-    return f"{predicate(group.display_state)}: {group.why}"
+    return f"{state_predicate(group.display_state)}: {group.why}"
 
 
 def print_json(reply: object, *, indent: int | None = 2) -> None:
     """Print a reply as the API sends it."""
-    printing.print_line(codec.write(reply, nulls=True, indent=indent).decode())
+    printing.print_line(codec.to_json(reply, nulls=True, indent=indent).decode())
 
 
 def print_warning(text: str) -> None:

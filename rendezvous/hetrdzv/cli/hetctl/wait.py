@@ -18,7 +18,7 @@ from hetrdzv.client import Client
 from hetrdzv.protocol.errors import UnknownGroup
 from hetrdzv.protocol.replies import GroupReply
 from hetrdzv.protocol.states import GroupState
-from hetrdzv.protocol.texts.typed import parse_seconds
+from hetrdzv.protocol.texts.parsing import parse_seconds
 
 POLL_INTERVAL_S = 0.5
 """How long to pause between two requests (seconds)."""

@@ -58,7 +58,7 @@ from hetrdzv.protocol.rounds import RootCause
 from hetrdzv.protocol.settings import SETTINGS
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase
 from hetrdzv.protocol.texts.ids import is_loopback
-from hetrdzv.protocol.texts.who import Nodes
+from hetrdzv.protocol.texts.node_rank_lists import NodeList
 
 MAX_MEMBERS_IN_EVENT = 8
 """How many members the event names that a round has formed."""
@@ -171,7 +171,7 @@ def _decide_round_cost(context: StepContext) -> None:
         cause = failures[0]
         if end.cause.kind in MEMBER_LOSS_KINDS:  # the failures came of that
             cause = RootCause(reason=end.cause.reason, round=ended.number, node_id=end.cause.node_id)
-        fail_job(context, cause, gave_up=Nodes.of(gave_up))
+        fail_job(context, cause, gave_up=NodeList.of(gave_up))
     elif has_failed and gave_up and failures[0].failure and failures[0].failure.is_start_failure:
         _count_failed_round(context, ended, failures[0].node_id or "")  # it may come again and again
     elif has_failed:
@@ -221,7 +221,7 @@ def _spend_restart(context: StepContext, ended: Round, first: RootCause) -> None
 
 
 def _fail_without_restart(context: StepContext, cause: RootCause, why: str, budget: int = 0) -> None:
-    fail_job(context, replace(cause, reason=ends.without_restart(cause.reason, why, budget)))
+    fail_job(context, replace(cause, reason=ends.failure_without_restart(cause.reason, why, budget)))
 
 
 def _count_failed_round(context: StepContext, ended: Round, node_id: str) -> None:
@@ -260,7 +260,9 @@ def _form_round(context: StepContext) -> None:
     if isinstance(answer, Selection):
         _start_round(context, answer)
     elif answer.kind is ShortfallKind.MASTER:
-        why = waiting.no_master(find_unreachable_masters(context.group, ready), context.group.spec.master)
+        why = waiting.no_reachable_master(
+            find_unreachable_masters(context.group, ready), context.group.spec.master
+        )
         fail_job(context, RootCause(reason=why))
     else:
         why = explain_group_waiting(context.group)

@@ -11,10 +11,10 @@ from hetrdzv.core.rounds.timers import FindExpiredLeases, stop_notice_deadline
 from hetrdzv.protocol.errors import GroupFinishing, NotFound, StaleIncarnation, StaleRound
 from hetrdzv.protocol.reasons import ends, events
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
-from hetrdzv.protocol.rounds import EarlierSuccesses, Failure, RootCause
+from hetrdzv.protocol.rounds import EarlierSuccesses, RootCause, WorkerFailure
 from hetrdzv.protocol.settings import SETTINGS, GroupSpec
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase
-from hetrdzv.protocol.texts.who import Nodes
+from hetrdzv.protocol.texts.node_rank_lists import NodeList
 
 MAX_GONE_NODES = 64
 """How many lost and left nodes a group remembers, beside the members of its round."""
@@ -197,7 +197,7 @@ def end_round(
     context: StepContext,
     cause: EndCause,
     *,
-    hang: Failure | None = None,
+    hang: WorkerFailure | None = None,
     before: EarlierSuccesses | None = None,
     since: float | None = None,
 ) -> None:
@@ -243,7 +243,7 @@ def blame_leaving_node(context: StepContext, ended: Round, end: RoundEnd) -> Rou
 
 
 def _blame_departed_node(context: StepContext, ended: Round, end: RoundEnd, cause: EndCause) -> RoundEnd:
-    why = ends.consequences(cause.reason)
+    why = ends.departure_with_failures(cause.reason)
     end = replace(end, cause=replace(cause, reason=why))
     context.update_group(round=replace(ended, end=end))
     context.add_event(ReasonCode.ROUND_JUDGED.reason(round=ended.number, cause=why))
@@ -276,7 +276,7 @@ def end_round_with_grace(context: StepContext, cause: EndCause, leaves_at: float
         )
 
 
-def fail_job(context: StepContext, cause: RootCause, *, gave_up: Nodes | None = None) -> None:
+def fail_job(context: StepContext, cause: RootCause, *, gave_up: NodeList | None = None) -> None:
     """Finish the job, which has failed; `gave_up`: see `group_failed`."""
     finish_job(context, GroupState.FAILED, events.group_failed(cause.reason, gave_up), cause)
 
@@ -329,7 +329,7 @@ def begin_job(context: StepContext, spec: GroupSpec | None = None) -> None:
     if old:
         raise GroupFinishing(
             f"the last job of group '{group.group_id}' is over, but some of its nodes have yet to exit: "
-            f"{Nodes.of(node.node_id for node in old)}; a new job can start once they are gone"
+            f"{NodeList.of(node.node_id for node in old)}; a new job can start once they are gone"
         )
     context.group = Group(
         group_id=group.group_id,

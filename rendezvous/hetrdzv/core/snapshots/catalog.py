@@ -9,8 +9,8 @@ from hetrdzv.core.memo import cache_on_value
 from hetrdzv.core.model import Group, Node
 from hetrdzv.protocol.snapshots import DiskSnapshot, HeldSnapshot, SnapshotId, StartSnapshot
 from hetrdzv.protocol.states import NodePhase
+from hetrdzv.protocol.texts.node_rank_lists import MAX_LISTED_RANGES, NodeList, RankList
 from hetrdzv.protocol.texts.phrasing import singular_or_plural
-from hetrdzv.protocol.texts.who import MOST_RANGES, Nodes, Ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,9 @@ def _list_unloadable_snapshots(group: Group, members: Iterable[str]) -> Mapping[
         if node is not None and node.snapshots is not None:
             for stamp in node.snapshots.refused:
                 found[stamp].append(node.node_id)
-    return {stamp: f"workers on {Nodes.of(nodes)} could load no copy of it" for stamp, nodes in found.items()}
+    return {
+        stamp: f"workers on {NodeList.of(nodes)} could load no copy of it" for stamp, nodes in found.items()
+    }
 
 
 def has_all_parts(held: HeldSnapshot) -> bool:
@@ -163,7 +165,7 @@ def _describe_missing_ranks(
     return ""
 
 
-def list_missing_ranks(ranks: AbstractSet[int], world_size: int) -> Ranks:
+def list_missing_ranks(ranks: AbstractSet[int], world_size: int) -> RankList:
     """The ranks of a world that are not among some; costs as much as there are of those."""
     gaps: list[tuple[int, int]] = []
     after = -1
@@ -171,5 +173,5 @@ def list_missing_ranks(ranks: AbstractSet[int], world_size: int) -> Ranks:
         if rank > after + 1:
             gaps.append((after + 1, rank - 1))
         after = rank
-    more = sum(last - first + 1 for first, last in gaps[MOST_RANGES:])
-    return Ranks(ranges=tuple(gaps[:MOST_RANGES]), more=more)
+    more = sum(last - first + 1 for first, last in gaps[MAX_LISTED_RANGES:])
+    return RankList(ranges=tuple(gaps[:MAX_LISTED_RANGES]), more=more)

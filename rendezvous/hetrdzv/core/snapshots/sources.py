@@ -13,7 +13,14 @@ from hetrdzv.core.model import Group, Node, Round
 from hetrdzv.core.selection.select import node_unit
 from hetrdzv.core.snapshots.catalog import GroupSnapshot, list_usable_snapshots, memory_snapshot_id
 from hetrdzv.protocol.directive import Member
-from hetrdzv.protocol.snapshots import CopyOrder, Holdings, RankPart, SnapshotId, Source, StartSnapshot
+from hetrdzv.protocol.snapshots import (
+    CopyOrder,
+    Holdings,
+    RankPart,
+    SnapshotId,
+    SnapshotSource,
+    StartSnapshot,
+)
 
 MAX_STORED_SOURCES = 1024
 """How many nodes are kept that have a snapshot, unless it is sharded: then all are needed."""
@@ -44,9 +51,9 @@ def make_start_snapshot(found: GroupSnapshot, members: Iterable[str], lost: int 
     )
 
 
-def _make_source(node: Node, ranks: tuple[RankPart, ...], *, whole: bool = False) -> Source:
+def _make_source(node: Node, ranks: tuple[RankPart, ...], *, whole: bool = False) -> SnapshotSource:
     own = node.snapshots or Holdings()
-    return Source(
+    return SnapshotSource(
         node_id=node.node_id, address=node.address, port=own.port, key=own.key, whole=whole, ranks=ranks
     )
 
@@ -72,9 +79,9 @@ def select_sources(snapshot: StartSnapshot, member: Member) -> StartSnapshot:
 @cache_on_value
 def _index_sources(
     snapshot: StartSnapshot,
-) -> tuple[Mapping[str, Source], Mapping[int, Source], Sequence[Source]]:
+) -> tuple[Mapping[str, SnapshotSource], Mapping[int, SnapshotSource], Sequence[SnapshotSource]]:
     """The sources of a snapshot by node, by the ranks that they have parts of, and those that have all."""
-    by_rank: dict[int, Source] = {}
+    by_rank: dict[int, SnapshotSource] = {}
     for source in snapshot.sources:
         for part in source.ranks:
             by_rank.setdefault(part.rank, source)

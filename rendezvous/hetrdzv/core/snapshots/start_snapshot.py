@@ -26,8 +26,8 @@ from hetrdzv.core.snapshots.sources import make_start_snapshot
 from hetrdzv.protocol.errors import NotFound, Refused
 from hetrdzv.protocol.reasons import snapshots as reasons
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
-from hetrdzv.protocol.snapshots import JobSnapshotState, SnapshotId, UseSnapshot
-from hetrdzv.protocol.texts.who import Nodes
+from hetrdzv.protocol.snapshots import JobSnapshotState, SnapshotId, UseSnapshotRequest
+from hetrdzv.protocol.texts.node_rank_lists import NodeList
 
 MAX_SERVING_S = 600.0
 """How long an agent that leaves counts as one that serves what it holds, whatever it says (seconds)."""
@@ -63,7 +63,7 @@ def choose_start_snapshot(context: StepContext, before: Group) -> str:
         context.update_group(round=replace(current, snapshot=snapshot))
     if taken is not None or lost != 0:
         stamp, on_disk = (taken.stamp, taken.on_disk is not None) if taken is not None else (None, False)
-        who = Nodes.of(node.node_id for node, _ in holders)
+        who = NodeList.of(node.node_id for node, _ in holders)
         context.add_event(
             reasons.began_from_snapshot(current.number, stamp, who, lost, newer, on_disk=on_disk)
         )
@@ -274,7 +274,7 @@ def record_snapshot_inventory(context: StepContext, command: DeclareSnapshots) -
             context.add_event(warning)
 
 
-def record_wanted_snapshot(context: StepContext, command: UseSnapshot) -> None:
+def record_wanted_snapshot(context: StepContext, command: UseSnapshotRequest) -> None:
     """A person chooses the snapshot from which the next round begins."""
     group = context.group
     if group.state.is_terminal:

@@ -4,16 +4,16 @@ from collections.abc import Mapping
 
 from hetrdzv.protocol.reasons.hangs import HANG_CODES
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
-from hetrdzv.protocol.texts.phrasing import are, count, singular_or_plural
+from hetrdzv.protocol.texts.phrasing import count_text, nodes_are, singular_or_plural
 
-_WAITS: Mapping[str, str] = {
+_WAITING_ADVICE: Mapping[str, str] = {
     ReasonCode.GROUP_CANCELLED: "to begin again: hetctl restart {group}, then start hetagent on each node",
     ReasonCode.NO_MASTER: "see which nodes reach each other: hetagent --check on each",
     ReasonCode.NO_ALLOWED_MASTER: "start hetagent for group '{group}' on a node that may be master",
 }
 """What can be done about a group, by code."""
 
-_FAILED: Mapping[str, str] = {
+_FAILURE_ADVICE: Mapping[str, str] = {
     ReasonCode.NO_MASTER: "check the firewall, --port-range, --interface and --local-addr",
     ReasonCode.IMPOSSIBLE_WORLD: "give a --world-size that so many --nnodes with so many --gpus can have",
     ReasonCode.JOIN_TIMEOUT: (
@@ -27,10 +27,10 @@ _FAILED: Mapping[str, str] = {
 """What can be done about a job that failed, by code."""
 
 
-def next_step(group_id: str, why: Reason, *, failed: bool = False, stays: bool = False) -> str:
+def advise_next_step(group_id: str, why: Reason, *, failed: bool = False, stays: bool = False) -> str:
     """What a person can do about a group."""
     if failed:
-        known = advise_after_exit(why) or _FAILED.get(why.code, "").format(
+        known = advise_after_exit(why) or _FAILURE_ADVICE.get(why.code, "").format(
             node=", ".join(why.nodes), group=group_id
         )
         how = f"hetctl restart {group_id}, then start" if stays else "start"
@@ -38,7 +38,7 @@ def next_step(group_id: str, why: Reason, *, failed: bool = False, stays: bool =
     if why.code in HANG_CODES:
         again = "" if why.until else f"; to begin the round again: hetctl restart {group_id}"
         return f"to see where the ranks are: hetctl stacks {group_id}{again}"
-    known = _advise_about_nodes(group_id, why) or _WAITS.get(why.code, "").format(group=group_id)
+    known = _advise_about_nodes(group_id, why) or _WAITING_ADVICE.get(why.code, "").format(group=group_id)
     return known if why.since is None else f"{known}; to give the job up: hetctl cancel {group_id}"
 
 
@@ -50,7 +50,7 @@ def _advise_about_nodes(group_id: str, why: Reason) -> str:
     if "drained" in why.data:
         first = who.first[0]
         again = f"hetctl undrain {group_id} {first}, then start hetagent there; or start it on another node"
-        return f"{are(who)} drained; to let {first} join again: {again}"
+        return f"{nodes_are(who)} drained; to let {first} join again: {again}"
     if who:
         them = singular_or_plural(who, "it", "one of them")
         fewer = "; to go on with fewer nodes: start all agents again with a smaller --nnodes"
@@ -59,7 +59,9 @@ def _advise_about_nodes(group_id: str, why: Reason) -> str:
     slots, missing = why.code == ReasonCode.TOO_FEW_SLOTS, int(why.data.get("missing", 0))
     where = "nodes with other numbers of slots"
     if missing:
-        where = f"nodes with {count(missing, 'more slot')}" if slots else count(missing, "more node")
+        where = (
+            f"nodes with {count_text(missing, 'more slot')}" if slots else count_text(missing, "more node")
+        )
     return f"start hetagent for group '{group_id}' on {where}"
 
 

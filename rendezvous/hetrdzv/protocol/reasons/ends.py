@@ -1,16 +1,16 @@
 """What ends a round, why a node goes, and why a job fails."""
 
 from hetrdzv.protocol.reasons.hangs import Hang
-from hetrdzv.protocol.reasons.reason import Reason, ReasonCode, reason, with_message
-from hetrdzv.protocol.rounds import EarlierSuccesses, Failure
-from hetrdzv.protocol.texts.phrasing import clip_text, count
-from hetrdzv.protocol.texts.raised import find_exception
-from hetrdzv.protocol.texts.who import Ranks
+from hetrdzv.protocol.reasons.reason import Reason, ReasonCode, make_reason, with_message
+from hetrdzv.protocol.rounds import EarlierSuccesses, WorkerFailure
+from hetrdzv.protocol.texts.node_rank_lists import RankList
+from hetrdzv.protocol.texts.phrasing import clip_text, count_text
+from hetrdzv.protocol.texts.tracebacks import find_exception
 
 # -- workers -------------------------------------------------------------------------------------------------
 
 
-def worker_failed(node_id: str, failure: Failure, before: EarlierSuccesses | None = None) -> Reason:
+def worker_failed(node_id: str, failure: WorkerFailure, before: EarlierSuccesses | None = None) -> Reason:
     """A worker failed.
 
     A worker that was killed did not choose its last words: they may be anything, such as half a progress bar. One that
@@ -19,7 +19,7 @@ def worker_failed(node_id: str, failure: Failure, before: EarlierSuccesses | Non
     text = failure.message.rstrip()
     if failure.is_start_failure:
         message = f"{node_id} could not start its workers{f': {clip_text(text)}' if text else ''}"
-        return reason(ReasonCode.START_FAILED, message, nodes=[node_id], quote=text)
+        return make_reason(ReasonCode.START_FAILED, message, nodes=[node_id], quote=text)
     quote = where = ""
     if failure.signal is None:
         exception = find_exception(text)
@@ -31,7 +31,7 @@ def worker_failed(node_id: str, failure: Failure, before: EarlierSuccesses | Non
             quote = text.rpartition("\n")[2].strip()
     ended = ""
     if before is not None:
-        others = f" and {count(before.others, 'other worker')}" if before.others else ""
+        others = f" and {count_text(before.others, 'other worker')}" if before.others else ""
         ended = f"; rank {before.rank} on {before.node_id}{others} had ended with exit code 0 before that"
     who = f"rank {failure.rank} on {node_id}" if failure.rank >= 0 else f"the program of {node_id}"
     if where:
@@ -40,11 +40,11 @@ def worker_failed(node_id: str, failure: Failure, before: EarlierSuccesses | Non
         how = f"was killed by {failure.signal}" if failure.signal else f"exited with code {failure.exit_code}"
         how = "has not ended" if failure.exit_code is None and not failure.signal else how
         message = f"{who} {how}{f': {clip_text(quote)}' if quote else ''}"
-    return reason(
+    return make_reason(
         ReasonCode.WORKER_FAILED,
         f"{message}{ended}",
         nodes=[node_id],
-        ranks=Ranks.of([failure.rank]) if failure.rank >= 0 else None,
+        ranks=RankList.of([failure.rank]) if failure.rank >= 0 else None,
         quote=quote,
         exit_code=failure.exit_code,
         signal=failure.signal,
@@ -57,11 +57,11 @@ def worker_failed(node_id: str, failure: Failure, before: EarlierSuccesses | Non
 def workers_hang(hang: Hang) -> Reason:
     """Workers have waited for too long: for one, which is named, or for nobody in particular."""
     who = "a worker hangs" if hang.ranks else "the workers hang"
-    return reason(
+    return make_reason(
         ReasonCode(hang.kind),
         f"{who}: {hang.message(hang.for_s)}",
         nodes=hang.nodes[:1],
-        ranks=Ranks.of(hang.ranks[:1]),
+        ranks=RankList.of(hang.ranks[:1]),
         for_s=round(hang.for_s, 3),
     )
 
@@ -72,13 +72,13 @@ def workers_hang(hang: Hang) -> Reason:
 def node_drained(group_id: str, node_id: str) -> Reason:
     """A person took a node out."""
     text = f"{node_id} was drained; to readmit it: hetctl undrain {group_id} {node_id}"
-    return reason(ReasonCode.NODE_DRAINED, text, nodes=[node_id])
+    return make_reason(ReasonCode.NODE_DRAINED, text, nodes=[node_id])
 
 
 # -- why a job fails -----------------------------------------------------------------------------------------
 
 
-def without_restart(failed: Reason, why: str, max_restarts: int = 0) -> Reason:
+def failure_without_restart(failed: Reason, why: str, max_restarts: int = 0) -> Reason:
     """A worker's failure on which no restart could be spent."""
     text = {
         "permanent": "; no restart, since it would end the same way",
@@ -88,6 +88,6 @@ def without_restart(failed: Reason, why: str, max_restarts: int = 0) -> Reason:
     return with_message(failed, f"{failed}{text}", data={**failed.data, "no_restart": why})
 
 
-def consequences(of: Reason) -> Reason:
+def departure_with_failures(of: Reason) -> Reason:
     """A member's departure, after which others failed: before it was known, or since."""
     return with_message(of, f"{of}; failures elsewhere were a consequence")

@@ -3,10 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from hetrdzv.protocol.reasons.reason import Reason, ReasonCode, reason
+from hetrdzv.protocol.reasons.reason import Reason, ReasonCode, make_reason
 from hetrdzv.protocol.states import StallKind
+from hetrdzv.protocol.texts.node_rank_lists import RankList
 from hetrdzv.protocol.texts.phrasing import singular_or_plural
-from hetrdzv.protocol.texts.who import Ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,7 +14,7 @@ class Hang:
     """Workers wait for others (`ranks`, on `nodes`: the first few), or their collectives do not complete."""
 
     kind: StallKind
-    waiting: Ranks = field(default_factory=Ranks)
+    waiting: RankList = field(default_factory=RankList)
     wait_for: str
     ranks: tuple[int, ...] = ()
     nodes: tuple[str, ...] = ()
@@ -32,7 +32,9 @@ HANG_CODES = frozenset(map(ReasonCode, StallKind))
 """The codes of hangs."""
 
 
-def hang(number: int, of: Hang, since: float, *, known: bool = True, until: float | None = None) -> Reason:
+def round_hangs(
+    number: int, of: Hang, since: float, *, known: bool = True, until: float | None = None
+) -> Reason:
     """A round runs, but workers wait for others."""
     unclear = "" if known else "; whether they still wait is no longer known"
     text = f"round {number}: {of.message()}{unclear}"
@@ -41,7 +43,7 @@ def hang(number: int, of: Hang, since: float, *, known: bool = True, until: floa
     )
 
 
-def stalled(number: int, of: Hang, *, goes_on: bool = False) -> Reason:
+def stall_reported(number: int, of: Hang, *, goes_on: bool = False) -> Reason:
     """Workers have waited long for others; `goes_on`: and wait no longer."""
     code, how = (ReasonCode.GOES_ON, "goes on, after") if goes_on else (ReasonCode.STALLED, "hangs:")
     return _hang_reason(
@@ -51,11 +53,11 @@ def stalled(number: int, of: Hang, *, goes_on: bool = False) -> Reason:
 
 def _hang_reason(of: Hang, code: ReasonCode, text: str, number: int, **more: Any) -> Reason:
     """Its nodes and ranks are those that are waited for; with nobody in particular, the ranks are those that wait."""
-    return reason(
+    return make_reason(
         code,
         text,
         nodes=of.nodes,
-        ranks=Ranks.of(of.ranks) if of.ranks else of.waiting,
+        ranks=RankList.of(of.ranks) if of.ranks else of.waiting,
         round=number,
         kind=of.kind.value,
         **more,

@@ -10,17 +10,17 @@ from enum import StrEnum
 from typing import Any, Self
 
 from hetrdzv.protocol.bounds import Seconds
+from hetrdzv.protocol.texts.node_rank_lists import NO_NODES, NodeList, RankList, RankRange
 from hetrdzv.protocol.texts.phrasing import clip_text, duration_text, strip_control_characters
-from hetrdzv.protocol.texts.who import NOBODY, Nodes, RankRange, Ranks
 
-MOST_CHARACTERS = 300
+MAX_MESSAGE_CHARACTERS = 300
 """The longest message."""
 
-MOST_QUOTED = 4_000
+MAX_QUOTE_CHARACTERS = 4_000
 """The longest quote (characters)."""
 
 
-Datum = int | float | str
+DataValue = int | float | str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,16 +46,16 @@ class Reason:
     since: Seconds | None = None
     until: Seconds | None = None
     quote: str = ""
-    data: Mapping[str, Datum] = field(default_factory=dict)
+    data: Mapping[str, DataValue] = field(default_factory=dict)
     cause: "Reason | None" = None
 
     def __str__(self) -> str:
         return self.message
 
     @property
-    def who(self) -> Nodes:
+    def who(self) -> NodeList:
         """Which nodes it is about."""
-        return Nodes(first=self.nodes, more=self.more_nodes)
+        return NodeList(first=self.nodes, more=self.more_nodes)
 
 
 class ReasonCode(StrEnum):
@@ -75,7 +75,7 @@ class ReasonCode(StrEnum):
     def reason(
         self,
         *node_ids: str,
-        nodes: Nodes = NOBODY,
+        nodes: NodeList = NO_NODES,
         group: str = "",
         ready: object = None,
         why: Reason | None = None,
@@ -83,9 +83,11 @@ class ReasonCode(StrEnum):
         **fields: Any,
     ) -> Reason:
         """A reason with this code's message, about these nodes or those of its cause; for `fields` see `reason`."""
-        who = Nodes.of(node_ids) if node_ids else nodes or (cause.who if cause is not None else NOBODY)
+        who = NodeList.of(node_ids) if node_ids else nodes or (cause.who if cause is not None else NO_NODES)
         text = self.text.format(nodes=who, group=group, ready=ready, why=why, cause=cause, **fields)
-        return reason(self, text, nodes=who, cause=cause, why=why.code if why is not None else None, **fields)
+        return make_reason(
+            self, text, nodes=who, cause=cause, why=why.code if why is not None else None, **fields
+        )
 
     # a job and its rounds
     GROUP_CREATED = "group_created", "group '{group}' was created"
@@ -214,31 +216,31 @@ class ReasonCode(StrEnum):
     SNAPSHOT_WANTED = "snapshot_wanted", "the next round is to begin from step {step} of round {of_round}"
 
 
-def reason(
+def make_reason(
     code: ReasonCode,
     message: str,
     *,
-    nodes: Iterable[str] | Nodes = NOBODY,
-    ranks: Ranks | None = None,
+    nodes: Iterable[str] | NodeList = NO_NODES,
+    ranks: RankList | None = None,
     quote: str = "",
     cause: Reason | None = None,
     round: int | None = None,  # noqa: A002
     since: float | None = None,
     until: float | None = None,
-    **data: Datum | None,
+    **data: DataValue | None,
 ) -> Reason:
     """A reason, its texts and lists no longer than they may be; data without a value are left out."""
-    who = nodes if isinstance(nodes, Nodes) else Nodes.of(nodes)
+    who = nodes if isinstance(nodes, NodeList) else NodeList.of(nodes)
     return Reason(
         code=code,
-        message=one_line(message),
+        message=to_one_line(message),
         nodes=who.first,
         more_nodes=who.more,
         ranks=ranks.ranges if ranks is not None else (),
         round=round,
         since=since,
         until=until,
-        quote=clip_text(quote, MOST_QUOTED),
+        quote=clip_text(quote, MAX_QUOTE_CHARACTERS),
         data={name: value for name, value in data.items() if value is not None},
         cause=cause if cause is None or cause.cause is None else replace(cause, cause=None),
     )
@@ -246,7 +248,7 @@ def reason(
 
 def with_message(of: Reason, message: str, **changes: Any) -> Reason:
     """A reason with another message."""
-    return replace(of, message=one_line(message), **changes)
+    return replace(of, message=to_one_line(message), **changes)
 
 
 def full_text(of: Reason, now: float) -> str:
@@ -261,8 +263,9 @@ def full_text(of: Reason, now: float) -> str:
     return "; ".join(parts)
 
 
-def one_line(text: str) -> str:
+def to_one_line(text: str) -> str:
     """A text on one line, harmless to a terminal, no longer than a message may be."""
     return clip_text(
-        text if text.isprintable() else " ".join(strip_control_characters(text).split()), MOST_CHARACTERS
+        text if text.isprintable() else " ".join(strip_control_characters(text).split()),
+        MAX_MESSAGE_CHARACTERS,
     )

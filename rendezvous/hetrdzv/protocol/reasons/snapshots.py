@@ -1,9 +1,9 @@
 """Snapshots: which step is safe, and what was lost."""
 
-from hetrdzv.protocol.reasons.reason import Reason, ReasonCode, reason
-from hetrdzv.protocol.snapshots import SafeShown, SnapshotId
-from hetrdzv.protocol.texts.phrasing import count, have
-from hetrdzv.protocol.texts.who import Nodes
+from hetrdzv.protocol.reasons.reason import Reason, ReasonCode, make_reason
+from hetrdzv.protocol.snapshots import SafeSnapshotReply, SnapshotId
+from hetrdzv.protocol.texts.node_rank_lists import NodeList
+from hetrdzv.protocol.texts.phrasing import count_text, nodes_have
 
 
 def _step_text(stamp: SnapshotId, of_round: str = "") -> str:
@@ -11,7 +11,7 @@ def _step_text(stamp: SnapshotId, of_round: str = "") -> str:
     return f"step {stamp.step}{of_round}{earlier}"
 
 
-def safe_step_text(value: SafeShown | None) -> str:
+def safe_step_text(value: SafeSnapshotReply | None) -> str:
     """Which step is safe, and where: `step 120 is safe (gpu1, gpu2; step 100 on disk)`; empty: none is."""
     if value is None or value.safe is None:
         return ""
@@ -26,13 +26,13 @@ def lost_steps_text(steps: int | None, newer: str) -> str:
     why = f" ({newer})" if newer else ""
     if steps is None:
         return f"an unknown number of steps lost{why}"
-    return f"{count(steps, 'step') if steps else 'no step'} lost{why}"
+    return f"{count_text(steps, 'step') if steps else 'no step'} lost{why}"
 
 
 def began_from_snapshot(
     number: int,
     stamp: SnapshotId | None,
-    nodes: Nodes,
+    nodes: NodeList,
     steps_lost: int | None,
     newer: str = "",
     *,
@@ -44,12 +44,12 @@ def began_from_snapshot(
         text = f"round {number} begins from nothing: {cost}"
     else:
         step, of_round = stamp.step, stamp.round
-        where = "is on disk" if on_disk else have(nodes)
+        where = "is on disk" if on_disk else nodes_have(nodes)
         which = f"{_step_text(stamp, f' of round {of_round}')}, which {where}"
         # that nothing is lost says nothing about another job, which has written it
         loss = f": {cost}" if stamp.origin is None or steps_lost != 0 else ""
         text = f"round {number} begins from the snapshot of {which}{loss}"
-    return reason(
+    return make_reason(
         ReasonCode.BEGAN_FROM_SNAPSHOT,
         text,
         nodes=nodes,

@@ -3,10 +3,10 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from hetrdzv.protocol.reasons.reason import Reason, ReasonCode, reason, with_message
+from hetrdzv.protocol.reasons.reason import Reason, ReasonCode, make_reason, with_message
 from hetrdzv.protocol.settings import GroupSpec
-from hetrdzv.protocol.texts.phrasing import are, clip_text, count
-from hetrdzv.protocol.texts.who import MOST_NAMES, NOBODY, Nodes
+from hetrdzv.protocol.texts.node_rank_lists import MAX_LISTED_NODES, NO_NODES, NodeList
+from hetrdzv.protocol.texts.phrasing import clip_text, count_text, nodes_are
 
 # -- who is there, and who is not ----------------------------------------------------------------------------
 
@@ -15,7 +15,7 @@ from hetrdzv.protocol.texts.who import MOST_NAMES, NOBODY, Nodes
 class ReadyCount:
     """Which nodes are ready, of how many; `slots` they have where it is not nodes that are missing."""
 
-    nodes: Nodes = NOBODY
+    nodes: NodeList = NO_NODES
     want: int = 1
     slots: int | None = None
 
@@ -24,17 +24,19 @@ class ReadyCount:
         there = len(self.nodes)
         if not there:
             return "no node is ready"
-        of = f"{there} of {count(self.want, 'node')}" if there <= self.want else count(there, "node")
+        of = (
+            f"{there} of {count_text(self.want, 'node')}" if there <= self.want else count_text(there, "node")
+        )
         if self.slots is not None:
-            of = f"{count(there, 'node')} with {count(self.slots, 'slot')}"
+            of = f"{count_text(there, 'node')} with {count_text(self.slots, 'slot')}"
         return f"{of} ready ({self.nodes})"
 
 
 def no_valid_world_size(spec: GroupSpec, never: Sequence[int], *, too_small: bool) -> str:
     """Why nodes make no world; `never`: no number of nodes with so many slots each ever makes one."""
-    sizes = world_sizes(spec)
+    sizes = allowed_world_sizes_text(spec)
     if never:
-        slots = ", ".join(map(str, never[:MOST_NAMES]))
+        slots = ", ".join(map(str, never[:MAX_LISTED_NODES]))
         return f"nodes with these slots ({slots}) can never form a world whose size is {sizes}"
     if too_small:
         return f"the world size must be {sizes}"
@@ -42,7 +44,7 @@ def no_valid_world_size(spec: GroupSpec, never: Sequence[int], *, too_small: boo
     return f"{whom} has a world size that is {sizes}"
 
 
-def world_sizes(spec: GroupSpec) -> str:
+def allowed_world_sizes_text(spec: GroupSpec) -> str:
     """`from 8 to 16 and a multiple of 4`, to be put after "the world size must be"."""
     least, most, multiple = spec.min_world_size or 1, spec.max_world_size, spec.world_size_multiple
     if least == most:
@@ -56,36 +58,38 @@ def world_sizes(spec: GroupSpec) -> str:
 # -- the job and its round -----------------------------------------------------------------------------------
 
 
-def about_to_end(number: int, why: Reason, nodes: Iterable[str], until: float) -> Reason:
+def round_about_to_end(number: int, why: Reason, nodes: Iterable[str], until: float) -> Reason:
     """A round is about to end: these nodes may save until they are ready to stop."""
-    who = Nodes.of(nodes)
+    who = NodeList.of(nodes)
     text = f"round {number} is about to end ({why}); waiting for {who} to save and be ready to stop"
-    return reason(ReasonCode.STOP_ANNOUNCED, text, nodes=who, round=number, until=until)
+    return make_reason(ReasonCode.STOP_ANNOUNCED, text, nodes=who, round=number, until=until)
 
 
 def round_running(number: int, nodes: int, world_size: int, apart: Reason | None = None) -> Reason:
     """A round runs on so many nodes; `apart`: that its workers have not met, so far."""
     so_far = f"; so far {apart}" if apart is not None else ""
-    text = f"round {number} runs on {count(nodes, 'node')}, world size {world_size}{so_far}"
-    return reason(ReasonCode.ROUND_RUNNING, text, round=number, world_size=world_size)
+    text = f"round {number} runs on {count_text(nodes, 'node')}, world size {world_size}{so_far}"
+    return make_reason(ReasonCode.ROUND_RUNNING, text, round=number, world_size=world_size)
 
 
 # -- a group waits -------------------------------------------------------------------------------------------
 
 
-def no_master(cut_off: Mapping[str, Collection[str]], rule: str | None, until: float | None = None) -> Reason:
+def no_reachable_master(
+    cut_off: Mapping[str, Collection[str]], rule: str | None, until: float | None = None
+) -> Reason:
     """Which master (of the first few) cannot be reached from which nodes."""
-    masters = Nodes.of(cut_off)
-    parts = [f"{name} cannot be reached from {Nodes.of(cut_off[name])}" for name in masters.first]
+    masters = NodeList.of(cut_off)
+    parts = [f"{name} cannot be reached from {NodeList.of(cut_off[name])}" for name in masters.first]
     if masters.more:
-        parts.append(f"and {count(masters.more, 'more master')}")
+        parts.append(f"and {count_text(masters.more, 'more master')}")
     if rule is not None:
         parts.append(f"master is {rule}")
     text = f"no node can be master: {'; '.join(parts)}"
-    return reason(ReasonCode.NO_MASTER, text, nodes=masters, until=until)
+    return make_reason(ReasonCode.NO_MASTER, text, nodes=masters, until=until)
 
 
-def too_few(
+def too_few_nodes(
     ready: ReadyCount,
     missing: int,
     *,
@@ -105,34 +109,34 @@ def too_few(
     if world is None:
         text = f"{have}; waiting for {missing} more"
     else:
-        text = f"{have}; {world}: waiting for {count(missing, 'more slot') if missing else 'others'}"
+        text = f"{have}; {world}: waiting for {count_text(missing, 'more slot') if missing else 'others'}"
     code = ReasonCode.TOO_FEW_NODES if unit == "node" else ReasonCode.TOO_FEW_SLOTS
-    return reason(code, text, since=since, until=until, missing=missing, ready=len(ready.nodes))
+    return make_reason(code, text, since=since, until=until, missing=missing, ready=len(ready.nodes))
 
 
 def waits_for_replacement(waits: Reason, gone: Iterable[str], drained: Iterable[str] = ()) -> Reason:
     """What a group waits for, with those who could come back: the drained nodes, else the former members."""
-    back, away = Nodes.of(drained), Nodes.of(gone)
+    back, away = NodeList.of(drained), NodeList.of(gone)
     who, data = back or away, {**waits.data, "drained": 1} if back else waits.data
     message = f"{waits} in place of {away}" if away else waits.message
     return with_message(waits, message, nodes=who.first, more_nodes=who.more, data=data)
 
 
-def also_not_ready(waits: Reason, late: Reason) -> Reason:
-    """What a group waits for, with the nodes that are here but not ready (`not_ready`)."""
+def with_not_ready_nodes(waits: Reason, late: Reason) -> Reason:
+    """What a group waits for, with the nodes that are here but not ready (`nodes_not_ready`)."""
     who = late.who
-    text = f"{waits}; {are(who)} not ready{': ' if len(who) == 1 else f'; {who.first[0]}: '}{late}"
+    text = f"{waits}; {nodes_are(who)} not ready{': ' if len(who) == 1 else f'; {who.first[0]}: '}{late}"
     return with_message(waits, text)
 
 
 # -- a node is in no round: clauses, to be put after its name -------------------------------------------------
 
 
-def not_ready(who: Nodes, why: str) -> Reason:
+def nodes_not_ready(who: NodeList, why: str) -> Reason:
     """Nodes have said that they cannot take part; what the first of them has said."""
-    return reason(ReasonCode.NODE_NOT_READY, clip_text(why), nodes=who, quote=why)
+    return make_reason(ReasonCode.NODE_NOT_READY, clip_text(why), nodes=who, quote=why)
 
 
-def left_out(number: int, node_id: str, why: Reason) -> Reason:
+def node_left_out(number: int, node_id: str, why: Reason) -> Reason:
     """A round runs without a node: the reason for that as a whole sentence."""
     return with_message(why, f"round {number} runs without {node_id}: {why}", round=number)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from hetrdzv.core.model import Group
-from hetrdzv.protocol.stacks import EARLIER, OutputKind, WorkerOutput, max_stored_characters
+from hetrdzv.protocol.worker_output import MAX_EARLIER_ROUNDS, OutputKind, WorkerOutput, max_stored_characters
 
 MAX_TOTAL_CHARACTERS = 64 << 20
 """How much is kept of all groups together (characters)."""
@@ -56,14 +56,14 @@ class PostMortems:
         What another node has said of a rank stays.
         """
         newest = group.round
-        if newest is None or not newest.number - EARLIER < number <= newest.number:
+        if newest is None or not newest.number - MAX_EARLIER_ROUNDS < number <= newest.number:
             return
         kept = self.find(group.group_id, OutputKind.LOGS, number)
         kept = kept or PostMortem(number, newest.world_size, self._wall())
         for log in logs:
             before = kept.by_rank.get(log.rank)
             if log.rank < kept.world_size and (before is None or before.node_id == node_id):
-                end = log.shortened(OutputKind.LOGS, max_stored_characters(kept.world_size))
+                end = log.truncate(OutputKind.LOGS, max_stored_characters(kept.world_size))
                 kept.size += (
                     end.size - before.size if before is not None else end.size + WORKER_OVERHEAD_CHARACTERS
                 )
@@ -75,7 +75,7 @@ class PostMortems:
     def _store(self, group_id: str, about: OutputKind, kept: PostMortem) -> None:
         self._of[group_id] = of_group = self._of.pop(group_id, {})
         of_group[about, kept.round] = kept
-        if len(rounds := self.list_rounds(group_id, about)) > EARLIER:
+        if len(rounds := self.list_rounds(group_id, about)) > MAX_EARLIER_ROUNDS:
             del of_group[about, min(rounds)]
         self._sizes[group_id] = sum(one.size for one in of_group.values())
         while sum(self._sizes.values()) > MAX_TOTAL_CHARACTERS:

@@ -18,9 +18,9 @@ from hetrdzv.core.hangs import SAME_STALL_TOLERANCE_S, find_hang
 from hetrdzv.core.model import Group, Round, Stall
 from hetrdzv.core.rounds.timers import STALL_REPORTED_AFTER_S
 from hetrdzv.protocol.errors import HetError
-from hetrdzv.protocol.progress import UNKNOWN, NodeProgress, Worker
+from hetrdzv.protocol.progress import UNKNOWN_STATE, NodeProgress, WorkerProgress
 from hetrdzv.protocol.reasons.hangs import Hang
-from hetrdzv.protocol.stacks import OutputKind
+from hetrdzv.protocol.worker_output import OutputKind
 from hetrdzv.service.progress.post_mortems import PostMortems
 from hetrdzv.service.progress.queries import ANSWER_TIMEOUT_S, AgentQueries
 from hetrdzv.service.progress.samples import WorkerSample
@@ -273,7 +273,7 @@ def check_for_hang(seen: Sequence[WorkerSample], world_size: int, now: float) ->
         hang,
         known_until=min((entry.known_until for entry in in_it), default=now),
         stood_s=min((entry.sample.idle_s for entry in in_it), default=0.0),
-        unclear=any(worker.state == UNKNOWN for worker in workers)
+        unclear=any(worker.state == UNKNOWN_STATE for worker in workers)
         and not any(map(_may_be_progressing, workers)),
         again_s=again_s,
     )
@@ -288,6 +288,6 @@ def is_stall_recorded(noted: Stall | None, stall: Stall | None, now: float) -> b
     return same and known and abs(noted.since - stall.since) < SAME_STALL_TOLERANCE_S
 
 
-def _may_be_progressing(worker: Worker) -> bool:
+def _may_be_progressing(worker: WorkerProgress) -> bool:
     known = worker.state == "runs" or worker.step is not None
     return worker.long_s > 0 or (known and worker.idle_s == 0 and not worker.has_ended)

@@ -7,7 +7,7 @@ from itertools import count
 
 from hetrdzv.core.model import Group, Round
 from hetrdzv.protocol.directive import OutputQuery
-from hetrdzv.protocol.stacks import MOST_OF_WORKER, OutputKind, WorkerOutput
+from hetrdzv.protocol.worker_output import MAX_WORKER_CHARACTERS, OutputKind, WorkerOutput
 
 ANSWER_TIMEOUT_S = 10.0
 """How long agents have to answer (seconds)."""
@@ -39,7 +39,7 @@ class AgentQueries:
     ) -> list[WorkerOutput]:
         """The stacks or logs of some of a round's workers, in order of ranks; each says why if there is none."""
         wanted = frozenset(ranks)
-        most = min(MOST_OF_WORKER, MAX_TOTAL_CHARACTERS // max(1, len(wanted)))
+        most = min(MAX_WORKER_CHARACTERS, MAX_TOTAL_CHARACTERS // max(1, len(wanted)))
         stacks, queries = dict[int, WorkerOutput](), dict[str, Query]()
         for member in active.members:
             own = tuple(rank for rank in member.ranks if rank in wanted)
@@ -78,4 +78,4 @@ class AgentQueries:
             if query.asked.number == number and not query.answer.done():
                 wanted = frozenset(query.asked.ranks or ())
                 found = [replace(one, node_id=node_id) for one in stacks if one.rank in wanted]
-                query.answer.set_result([one.shortened(query.asked.about, query.most) for one in found])
+                query.answer.set_result([one.truncate(query.asked.about, query.most) for one in found])

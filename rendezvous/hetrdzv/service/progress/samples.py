@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from hetrdzv.core.model import Group
-from hetrdzv.protocol.progress import UNKNOWN, Worker
+from hetrdzv.protocol.progress import UNKNOWN_STATE, WorkerProgress
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
-from hetrdzv.protocol.texts.who import Ranks
+from hetrdzv.protocol.texts.node_rank_lists import RankList
 
 MIN_RATE_WINDOW_S = 5.0
 """A rate is measured over at least this long (seconds)."""
@@ -44,7 +44,7 @@ class WorkerSample:
     """The newest sample of a worker. Times are on the server's clock (seconds)."""
 
     node_id: str
-    sample: Worker
+    sample: WorkerProgress
     seen_at: float  # when it was taken
     known_until: float  # until when it holds: newer ones have stopped coming if none has by then
     began_at: float  # when the worker first moved in its round; infinite: it has not, or nobody can tell
@@ -54,14 +54,19 @@ class WorkerSample:
 
     @classmethod
     def from_report(
-        cls, node_id: str, sample: Worker, before: "WorkerSample | None", seen_at: float, known_until: float
+        cls,
+        node_id: str,
+        sample: WorkerProgress,
+        before: "WorkerSample | None",
+        seen_at: float,
+        known_until: float,
     ) -> "WorkerSample":
         """A sample after an earlier one of the same round."""
         began_at = before.began_at if before is not None else inf
         if began_at == inf and sample.began_s is not None:
             began_at = seen_at - sample.began_s
         unseen_since = inf
-        if sample.state == UNKNOWN or sample.unseen:
+        if sample.state == UNKNOWN_STATE or sample.unseen:
             unseen_since = min(seen_at, before.unseen_since) if before is not None else seen_at
         collectives = (before.collectives if before is not None else GrowthRate()).with_measurement(
             sample.collective_count, seen_at
@@ -78,16 +83,16 @@ class WorkerSample:
         """Why its collectives cannot be known now: often as its agent says; empty: they are."""
         if now > self.known_until:
             return "reports of the agent have stopped"
-        return self.sample.unseen or ("torch is not imported" if self.sample.state == UNKNOWN else "")
+        return self.sample.unseen or ("torch is not imported" if self.sample.state == UNKNOWN_STATE else "")
 
-    def worker_at(self, now: float) -> Worker:
+    def worker_at(self, now: float) -> WorkerProgress:
         """The worker as it is now, as far as was seen: only one that stands still was idle after its agent looked."""
         sample = self.sample
         if now > self.known_until:
-            return Worker(rank=sample.rank, pid=sample.pid, state=UNKNOWN)
+            return WorkerProgress(rank=sample.rank, pid=sample.pid, state=UNKNOWN_STATE)
         return replace(
             sample,
-            state=UNKNOWN if sample.unseen else sample.state,
+            state=UNKNOWN_STATE if sample.unseen else sample.state,
             idle_s=max(0.0, now - MAX_UNSEEN_PROGRESS_S - self.moved_at) if sample.still else 0.0,
             long_s=max(0.0, self.seen_at + sample.long_s - now),
             collectives=() if sample.unseen else sample.collectives,
@@ -112,4 +117,4 @@ def unwatched_warnings(group: Group, seen: Mapping[int, WorkerSample], now: floa
         ):
             by_reason.setdefault(entry.explain_unseen(now), []).append(rank)
     most = sorted(by_reason.items(), key=lambda item: (-len(item[1]), item[1]))[:3]
-    return [ReasonCode.NOT_WATCHED.reason(ranks=Ranks.of(ranks), quote=why) for why, ranks in most]
+    return [ReasonCode.NOT_WATCHED.reason(ranks=RankList.of(ranks), quote=why) for why, ranks in most]

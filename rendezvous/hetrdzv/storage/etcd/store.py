@@ -64,7 +64,7 @@ class _StoreMeta:
         if pair is None:
             return cls(STORE_FORMAT_VERSION)
         try:
-            meta = codec.read(cls, pair.value, unknown="ignore")
+            meta = codec.parse_json(cls, pair.value, unknown="ignore")
         except codec.MalformedJson:
             raise StorageError(
                 "the key 'meta' on etcd does not belong to hetserver: name another prefix with --store"
@@ -137,7 +137,7 @@ class EtcdStore:
         found = sorted((await self._read_all(self._log)).items())
         log = b"".join(part for _, part in found[: self._meta.log])
         try:
-            texts = codec.read(dict[str, str | None], zlib.decompress(log))
+            texts = codec.parse_json(dict[str, str | None], zlib.decompress(log))
             return {key: text.encode("latin-1") if text is not None else None for key, text in texts.items()}
         except (zlib.error, codec.MalformedJson, UnicodeEncodeError):
             await self._read_meta()  # else our successor has removed it
@@ -206,7 +206,7 @@ class EtcdStore:
             commit=secrets.token_hex(8),
             log=self._meta.log if log is None else log,
         )
-        writes = [*operations, put_operation(self._meta_key, codec.write(meta, without={"revision"}))]
+        writes = [*operations, put_operation(self._meta_key, codec.to_json(meta, without={"revision"}))]
         compare = [
             self._term.leader_key_comparison,
             compare_mod_revision(self._meta_key, self._meta.revision),

@@ -20,7 +20,7 @@ from hetagent.snapshots.node.disk import DiskWriter
 from hetagent.snapshots.node.hook import describe_start
 from hetagent.snapshots.node.to_disk import prune
 from hetagent.snapshots.on_disk import METADATA_FILE, SnapshotMetadata, directory_name
-from hetrdzv.protocol.snapshots import DiskSnapshot, NotWritten, StartSnapshot
+from hetrdzv.protocol.snapshots import DiskSnapshot, SnapshotWriteFailure, StartSnapshot
 from hetrdzv.protocol.snapshots import SnapshotId as Declared
 
 JOB = "0f3a"
@@ -216,7 +216,7 @@ def test_what_cannot_be_written_is_said(node: Node) -> None:
     node.memory.claim_slot(SnapshotId(1, 20))  # a worker was taking it as it ended
     why = "this node has only a part of step 10"
     assert node.writes_last(0) == (f"step 10 is not on disk: {why}; the newest there is step 9")
-    assert node.disk.not_written == NotWritten(stamp=Declared(round=1, step=10), why=why)
+    assert node.disk.not_written == SnapshotWriteFailure(stamp=Declared(round=1, step=10), why=why)
     assert not (node.catalog.path / directory_name(stamp._replace(origin=JOB))).exists(), (
         "what is torn takes no space"
     )

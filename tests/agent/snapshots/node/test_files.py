@@ -11,7 +11,7 @@ from xxhash import xxh3_64_hexdigest
 
 from hetagent.snapshots.folder import SnapshotId
 from hetagent.snapshots.node.files import BadCopy, SnapshotDir, request_save
-from hetrdzv.protocol.snapshots import RankPart, Source, StartSnapshot
+from hetrdzv.protocol.snapshots import RankPart, SnapshotSource, StartSnapshot
 
 STAMP = SnapshotId(3, 120)
 
@@ -25,11 +25,11 @@ def content(files: SnapshotDir, name: str) -> Any:
     return json.loads((files.path / name).read_bytes())
 
 
-def source(node_id: str, port: int = 7, address: str = "10.0.0.1", **more: Any) -> Source:
-    return Source(node_id=node_id, address=address, port=port, key="k", **more)
+def source(node_id: str, port: int = 7, address: str = "10.0.0.1", **more: Any) -> SnapshotSource:
+    return SnapshotSource(node_id=node_id, address=address, port=port, key="k", **more)
 
 
-def chosen(*sources: Source) -> StartSnapshot:
+def chosen(*sources: SnapshotSource) -> StartSnapshot:
     return StartSnapshot(round=3, step=120, world_size=2, lost=1, sources=sources)
 
 

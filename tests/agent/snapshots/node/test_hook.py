@@ -37,9 +37,9 @@ from hetrdzv.protocol.requests import ReportRequest
 from hetrdzv.protocol.snapshots import (
     Holdings,
     SnapshotId,
+    SnapshotSource,
     SnapshotsReply,
     SnapshotsRequest,
-    Source,
     StartSnapshot,
 )
 from hetrdzv.protocol.states import DirectiveKind
@@ -71,7 +71,7 @@ class Told:
     def ask(self, message: Report[SnapshotsReply]) -> "Future[SnapshotsReply]":
         answer: Future[SnapshotsReply] = Future()
         body = cast(SnapshotsRequest, message.body(incarnation="i"))
-        self.asked.append((codec.validate(SnapshotsRequest, body), answer))
+        self.asked.append((codec.validate_value(SnapshotsRequest, body), answer))
         return answer
 
 
@@ -274,7 +274,7 @@ def test_the_next_agent_declares_what_is_left_and_how_far_killed_workers_had_com
 
 
 def chosen(step: int = 120, node_id: str = "a") -> StartSnapshot:
-    source = Source(node_id=node_id, address="127.0.0.1", port=7, whole=True)
+    source = SnapshotSource(node_id=node_id, address="127.0.0.1", port=7, whole=True)
     return StartSnapshot(round=3, step=step, world_size=4, lost=2, sources=(source,))
 
 

@@ -25,7 +25,7 @@ from hetagent.snapshots.node.prefetch import fetch
 from hetagent.snapshots.node.server import SnapshotServer
 from hetagent.snapshots.sources import Source as Fetched
 from hetagent.snapshots.sources import SourceError
-from hetrdzv.protocol.snapshots import CopyOrder, HeldSnapshot, RankPart, SnapshotId, Source
+from hetrdzv.protocol.snapshots import CopyOrder, HeldSnapshot, RankPart, SnapshotId, SnapshotSource
 
 SIZE = 1000
 
@@ -61,7 +61,7 @@ class Nodes:
         text = (self.there / "2" / "1.json").read_bytes()
         of = RankPart(rank=1, digest=xxh3_64_hexdigest(text))
         port, key = self.serving.port, self.serving.key
-        source = Source(node_id="b", address="127.0.0.1", port=port, key=key, ranks=(of,))
+        source = SnapshotSource(node_id="b", address="127.0.0.1", port=port, key=key, ranks=(of,))
         return CopyOrder(stamp=SnapshotId(round=3, step=120), source=source)
 
 

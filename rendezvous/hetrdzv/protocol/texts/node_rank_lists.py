@@ -6,22 +6,22 @@ from dataclasses import dataclass
 
 from hetrdzv.protocol.texts.ids import natural_key
 
-MOST_NAMES = MOST_RANGES = 5
+MAX_LISTED_NODES = MAX_LISTED_RANGES = 5
 """How many nodes, or ranges of ranks, are named; the others are counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Nodes:
+class NodeList:
     """Some nodes: the first few in natural order by their ids, and how many more there are."""
 
     first: tuple[str, ...] = ()
     more: int = 0
 
     @classmethod
-    def of(cls, node_ids: Iterable[str]) -> "Nodes":
+    def of(cls, node_ids: Iterable[str]) -> "NodeList":
         """These nodes."""
         known = list(node_ids)
-        first = heapq.nsmallest(MOST_NAMES, known, key=natural_key)
+        first = heapq.nsmallest(MAX_LISTED_NODES, known, key=natural_key)
         return cls(first=tuple(first), more=len(known) - len(first))
 
     def __len__(self) -> int:
@@ -32,7 +32,7 @@ class Nodes:
         return (", ".join(self.first) or "nobody") + (f" and {self.more} more" if self.more else "")
 
 
-NOBODY = Nodes()
+NO_NODES = NodeList()
 
 
 RankRange = tuple[int, int]
@@ -40,14 +40,14 @@ RankRange = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ranks:
+class RankList:
     """Some ranks: the first few ranges (first and last rank of each), and how many more ranks there are."""
 
     ranges: tuple[RankRange, ...] = ()
     more: int = 0
 
     @classmethod
-    def of(cls, numbers: Iterable[int]) -> "Ranks":
+    def of(cls, numbers: Iterable[int]) -> "RankList":
         """These ranks, in order."""
         ranges: list[RankRange] = []
         for rank in sorted(numbers):
@@ -55,8 +55,8 @@ class Ranks:
                 ranges[-1] = (ranges[-1][0], rank)
             else:
                 ranges.append((rank, rank))
-        more = sum(last - first + 1 for first, last in ranges[MOST_RANGES:])
-        return cls(ranges=tuple(ranges[:MOST_RANGES]), more=more)
+        more = sum(last - first + 1 for first, last in ranges[MAX_LISTED_RANGES:])
+        return cls(ranges=tuple(ranges[:MAX_LISTED_RANGES]), more=more)
 
     def __len__(self) -> int:
         return sum(last - first + 1 for first, last in self.ranges) + self.more

@@ -3,12 +3,12 @@
 import re
 from typing import NamedTuple
 
-_FRAME = re.compile(
+_TRACEBACK_FRAME = re.compile(
     r'^(?P<margin>.*?)  File "(?P<path>[^"\n]+)", line (?P<line>\d+)(?:, in .*)?$', re.MULTILINE
 )
 """A line of a traceback that names code; before it, what a launcher or an exception group puts there."""
 
-_LIBRARY = re.compile(r"^<|/(?:site|dist)-packages/|/lib/python\d")
+_LIBRARY_PATH = re.compile(r"^<|/(?:site|dist)-packages/|/lib/python\d")
 """Files that are not the script's own."""
 
 
@@ -25,7 +25,7 @@ def find_exception(text: str) -> RaisedException | None:
 
     It comes from the innermost line of the script's own code in the last traceback, else from the innermost of all.
     """
-    frames = list(_FRAME.finditer(text))
+    frames = list(_TRACEBACK_FRAME.finditer(text))
     if not frames:
         return None
     last = frames[-1]
@@ -34,6 +34,6 @@ def find_exception(text: str) -> RaisedException | None:
         return None
     begins = text.rfind("Traceback (most recent call last):", 0, last.start())
     of_last = (frame for frame in reversed(frames) if frame.start() > begins)
-    own = next((frame for frame in of_last if not _LIBRARY.search(frame["path"])), last)
+    own = next((frame for frame in of_last if not _LIBRARY_PATH.search(frame["path"])), last)
     where = f"{own['path'].rpartition('/')[2]}:{own['line']}"
     return RaisedException(headline[1].strip(), where, headline.end())

@@ -6,7 +6,7 @@ from contextlib import suppress
 from hetrdzv.protocol.bounds import MAX_SECONDS, MAX_WEIGHT, MIN_WEIGHT
 from hetrdzv.protocol.settings import MAX_NODES, MAX_WORLD_SIZE
 
-LONGEST = 256
+MAX_TEXT_CHARACTERS = 256
 """Characters of the name and of the value of a label."""
 
 
@@ -30,7 +30,7 @@ def _parse_number(text: str, least: float, most: float, which: str) -> float:
 def parse_label(text: str) -> tuple[str, str]:
     """Name and value of `LABEL=VALUE`."""
     name, equals, value = text.partition("=")
-    if not (name and equals) or max(len(name), len(value)) > LONGEST:
+    if not (name and equals) or max(len(name), len(value)) > MAX_TEXT_CHARACTERS:
         raise ValueError(f"{text!r} must be LABEL=VALUE, for example rack=r1")
     return name, value
 

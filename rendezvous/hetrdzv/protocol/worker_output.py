@@ -6,16 +6,16 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Annotated
 
-from hetrdzv.protocol.bounds import Body, Id, Rank, ShortText, Text, Whole, at_most
+from hetrdzv.protocol.bounds import BoundedInt, Id, Rank, RequestBody, ShortText, Text, max_items
 from hetrdzv.protocol.settings import MAX_SLOTS
 
-EARLIER = 3
+MAX_EARLIER_ROUNDS = 3
 """Of how many rounds that are over agents keep the logs, and a server what it has of them."""
 
-MOST_OF_ROUND = 4 << 20
+MAX_ROUND_CHARACTERS = 4 << 20
 """How much a server keeps of a round that is over, of all its workers (characters)."""
 
-MOST_OF_WORKER, LEAST_OF_WORKER = 16_384, 200
+MAX_WORKER_CHARACTERS, MIN_WORKER_CHARACTERS = 16_384, 200
 """How much of it is of one worker, at most and at least (characters)."""
 
 _ADDRESSES = re.compile(r"0x[0-9a-f]+", re.IGNORECASE)
@@ -30,11 +30,11 @@ class OutputKind(StrEnum):
 
 def max_stored_characters(world_size: int) -> int:
     """How much a server keeps of each worker of a round that is over (characters)."""
-    return max(LEAST_OF_WORKER, min(MOST_OF_WORKER, MOST_OF_ROUND // max(1, world_size)))
+    return max(MIN_WORKER_CHARACTERS, min(MAX_WORKER_CHARACTERS, MAX_ROUND_CHARACTERS // max(1, world_size)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerOutput(Body):
+class WorkerOutput(RequestBody):
     """The Python stack of a worker's threads, or the end of what it wrote; without any, `why` there is none."""
 
     rank: Rank
@@ -48,7 +48,7 @@ class WorkerOutput(Body):
         """How much it says (characters)."""
         return len(self.text) + len(self.stderr)
 
-    def shortened(self, about: OutputKind, most: int) -> "WorkerOutput":
+    def truncate(self, about: OutputKind, most: int) -> "WorkerOutput":
         """At most so many characters: the beginning of a stack; the end of a log, of two streams of both."""
         if about is OutputKind.STACKS:
             return replace(self, text=self.text[:most])
@@ -71,15 +71,15 @@ def split_limit(one: int, other: int, most: int) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StacksRequest(Body):
+class WorkerOutputRequest(RequestBody):
     """`POST /v1/groups/{g}/nodes/{n}/stacks`: an agent's answer to what is `Asked`.
 
     To `/logs`: a round is over for an agent, and this is the end of what its workers wrote. `number` is that round's.
     """
 
     incarnation: Id
-    number: Whole
-    stacks: Annotated[tuple[WorkerOutput, ...], at_most(MAX_SLOTS)]
+    number: BoundedInt
+    stacks: Annotated[tuple[WorkerOutput, ...], max_items(MAX_SLOTS)]
 
 
 def group_equal_stacks(stacks: Sequence[WorkerOutput]) -> list[list[WorkerOutput]]:

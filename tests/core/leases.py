@@ -1,6 +1,7 @@
 """Leases by what a group itself says: from when a command of a node came, as long as the setting says."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import inf
 
 from hetrdzv.core import state_machine as machine
@@ -9,6 +10,7 @@ from hetrdzv.core.model import Group, Node
 from hetrdzv.core.rounds import reconcile
 from hetrdzv.core.rounds.timers import SUSPECT_GRACE_S
 from hetrdzv.core.state_machine import Transition
+from hetrdzv.service.leases import find_command_sender
 
 
 def ends_at(group: Group, node: Node) -> float:
@@ -20,10 +22,19 @@ def lapsed(group: Group, now: float) -> Sequence[tuple[Node, float]]:
     return [(node, group.spec.lease_s) for node in group.live_nodes if now > ends_at(group, node)]
 
 
+def _renew_lease(group: Group, command: Command, now: float) -> Group:
+    """What the service's table of leases does: the sender has been heard."""
+    speaker = find_command_sender(command)
+    node = group.nodes.get(speaker[0]) if speaker is not None else None
+    if node is None or node.heard_at == now:
+        return group
+    return group.with_node(replace(node, heard_at=now))
+
+
 def step(group: Group, command: Command, now: float) -> Transition:
     """A turn of one command."""
     applied = machine.step(group, command, now, lapsed)
-    settled = machine.step(applied.group, Tick(), now, lapsed)
+    settled = machine.step(_renew_lease(applied.group, command, now), Tick(), now, lapsed)
     return Transition(settled.group, applied.events + settled.events)
 
 

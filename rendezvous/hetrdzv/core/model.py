@@ -42,7 +42,7 @@ class Node(NodeOffer):
         rejected: why the group cannot use this node, so that its agent must exit, or None.
         daemon: the command line of its launcher's daemon, from the round's master (`wants_daemon`); empty: none.
         departed_at, departure_reason: when and why the node became lost or left.
-        heard_at: when the last command of the agent came; renewals are in a table of their own (memory only).
+        heard_at: when it joined, or was loaded; when it was heard since is in a table of its own (memory only).
         disconnected_at: when an open poll of the agent was cut; None once it is heard from again (memory only).
         stop_acked_at: when the agent first said that it has got what tells it to stop, its newest round having ended:
             an answer may be lost on its way; None before (memory only).

@@ -80,8 +80,8 @@ def make_stale_round_error(group: Group, number: int, node_id: str) -> StaleRoun
 
 
 def record_contact(context: StepContext, node: Node) -> Node:
-    """Record that a node's agent was heard from."""
-    return context.update_node(node, heard_at=context.now, disconnected_at=None)
+    """Record that a node's agent was heard from: it is no suspect (when that was is in the table of leases)."""
+    return node if node.disconnected_at is None else context.update_node(node, disconnected_at=None)
 
 
 # -- nodes go ------------------------------------------------------------------------------------------------

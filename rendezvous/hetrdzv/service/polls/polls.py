@@ -17,8 +17,8 @@ from hetrdzv.protocol.states import DirectiveKind
 from hetrdzv.service.polls.waiting_polls import Caller
 from hetrdzv.service.service import Service
 
-MAX_CONCURRENT_COMMANDS = 128
-"""How many requests of agents are executed and committed at once: with fewer a thousand joins take longer on SQLite."""
+MAX_CONCURRENT_COMMANDS = 512
+"""How many requests of agents are executed and committed at once: each time the whole group is looked at."""
 
 GroupAndDirective = tuple[Group, Directive]
 """A group, and what a node of it has to do."""

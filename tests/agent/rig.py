@@ -19,7 +19,7 @@ from torch.distributed.elastic.multiprocessing import Std
 
 from hetagent.cli.parse import parse_command_line
 from hetagent.context import AgentContext
-from hetagent.health.checks import HealthChecks
+from hetagent.health.health_checks import HealthChecks
 from hetagent.health.node_check import NodeCheck
 from hetagent.launch.base import Launch
 from hetagent.launch.command import WorkerCommand

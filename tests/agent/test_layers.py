@@ -33,7 +33,7 @@ ORDER: Sequence[str] = (
     "roundhook",
     # optional parts
     "health",
-    "health.check",
+    "health.check_command",
     "preemption",
     "monitor",
     "standby",

@@ -16,7 +16,7 @@ import pytest
 from hetagent.monitor.flight_recorder import FlightRecorderParser
 from hetagent.monitor.sources import BACKENDS, make_sources
 from hetagent.monitor.stall_detector import WorkerTrack
-from hetagent.monitor.worker_probe import NO_GROUP, WorkerProbe
+from hetagent.monitor.worker_probe import NO_PROCESS_GROUP_REASON, WorkerProbe
 from tests.cuda.conftest import Start
 from tests.support.cluster import wait_for
 
@@ -197,7 +197,7 @@ def test_an_agent_sees_a_worker_as_far_as_its_torch_tells(start: Start, release:
         assert why == ""
         assert [one.name for one in probe.track.groups] == ["0", "1"]
     else:
-        assert why == NO_GROUP
+        assert why == NO_PROCESS_GROUP_REASON
 
 
 def test_it_shows_stacks(start: Start) -> None:

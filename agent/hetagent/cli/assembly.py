@@ -16,8 +16,8 @@ from hetagent.cli.summary import format_summary
 from hetagent.context import AgentContext
 from hetagent.errors import AgentError, UsageError
 from hetagent.health import node_check
-from hetagent.health.checks import HealthCheck, HealthChecks
 from hetagent.health.gpus import check_gpus
+from hetagent.health.health_checks import HealthCheck, HealthChecks
 from hetagent.health.node_check import NodeCheck
 from hetagent.health.ready_file import ReadyFile
 from hetagent.launch.command import WorkerCommand, identify_script
@@ -217,7 +217,7 @@ def _make_offer(context: AgentContext) -> JoinRequest:
         wants_daemon=launch.wants_daemon,
         takes_notice=True,
         script=script,
-        ready_within_s=node_check.WITHIN_S if options.node_check else 0.0,
+        ready_within_s=node_check.RESULT_TIMEOUT_S if options.node_check else 0.0,
         spec=SpecFields(**options.spec),
     )
 

@@ -52,7 +52,7 @@ def _run() -> int:
         options = parse_command_line(sys.argv[1:], os.environ)
         access = _make_server_access(options)
         if options.check:
-            from hetagent.health.check import run_check
+            from hetagent.health.check_command import run_check
 
             return run_check(options, access)
         command, flags = None, options.torchrun

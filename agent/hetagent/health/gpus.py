@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from hetagent.health.checks import HEALTHY, HealthResult
+from hetagent.health.health_checks import HEALTHY, HealthResult
 from hetagent.node.gpu.driver import GpuLostError, raise_if_lost
 
 WAIT_S, LOOK_S = 60.0, 0.1

@@ -4,22 +4,22 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 
-from hetagent.health.checks import HEALTHY, HealthResult
+from hetagent.health.health_checks import HEALTHY, HealthResult
 from hetagent.node.processes import proctree as processes
 from hetagent.node.processes.shell import ShellCommand
 from hetagent.node.processes.signals import signal_name
 from hetagent.workers.failures import escape_surrogates, redact, to_plain_text
 
-TIMEOUT_S = 60.0
+CHECK_TIMEOUT_S = 60.0
 """How long it may take (seconds)."""
 
-WITHIN_S = TIMEOUT_S + processes.KILL_TIMEOUT_S
+RESULT_TIMEOUT_S = CHECK_TIMEOUT_S + processes.KILL_TIMEOUT_S
 """How long its result may take (seconds)."""
 
-MOST_LINES, MOST_CHARACTERS = 3, 500
+MAX_REASON_LINES, MAX_REASON_CHARACTERS = 3, 500
 """How much of its output a reason has: the end."""
 
-LOOK_S = 0.02
+POLL_INTERVAL_S = 0.02
 """How often to look whether it has ended, or is no longer wanted (seconds)."""
 
 
@@ -54,15 +54,15 @@ class NodeCheck:
         except (OSError, ValueError) as error:
             return HealthResult(f"node check cannot be started: {error}")
         self._last = shell
-        deadline = time.monotonic() + TIMEOUT_S
+        deadline = time.monotonic() + CHECK_TIMEOUT_S
         while not (ended := shell.has_ended()) and time.monotonic() < deadline:
-            if cancelled.wait(LOOK_S):
+            if cancelled.wait(POLL_INTERVAL_S):
                 break
         self._stuck = shell.kill()  # also what it has left in the background
         status, end = shell.process.returncode, self._format_failure(shell.tail)
         left = processes.describe_stuck([process.pid for process in self._stuck])
         if not ended or status is None:
-            why = f"node check did not end within {TIMEOUT_S:g} s"
+            why = f"node check did not end within {CHECK_TIMEOUT_S:g} s"
             why += f" and cannot be killed: {left}" if left else ""
         elif left:
             return HealthResult(f"node check has left processes that cannot be killed: {left}")
@@ -75,5 +75,7 @@ class NodeCheck:
 
     def _format_failure(self, output: bytes) -> str:
         lines = redact(to_plain_text(output), self._secrets()).splitlines()
-        end = escape_surrogates("; ".join([line.strip() for line in lines if line.strip()][-MOST_LINES:]))
-        return end if len(end) <= MOST_CHARACTERS else f"…{end[1 - MOST_CHARACTERS :]}"
+        end = escape_surrogates(
+            "; ".join([line.strip() for line in lines if line.strip()][-MAX_REASON_LINES:])
+        )
+        return end if len(end) <= MAX_REASON_CHARACTERS else f"…{end[1 - MAX_REASON_CHARACTERS :]}"

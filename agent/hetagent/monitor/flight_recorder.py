@@ -27,7 +27,7 @@ from hetrdzv.protocol.progress import ProcessGroupProgress
 OP_LENGTH, NAME_LENGTH = 120, 120
 """How much is told of an operation, and of a group's name (characters)."""
 
-DEFAULT = "0"
+DEFAULT_GROUP_NAME = "0"
 """torch's name of the group that all ranks are in."""
 
 
@@ -106,8 +106,8 @@ class FlightRecorderParser:
                 if number in self._groups
             ],
             has_groups=bool(sizes),
-            has_default_group=DEFAULT in sizes
-            or any(group.name == DEFAULT for group in self._groups.values()),
+            has_default_group=DEFAULT_GROUP_NAME in sizes
+            or any(group.name == DEFAULT_GROUP_NAME for group in self._groups.values()),
             unknown_reason=blind,
         )
 
@@ -152,7 +152,7 @@ class FlightRecorderParser:
     ) -> ProcessGroupProgress:
         collectives = ProcessGroupProgress(
             name=group.name[:NAME_LENGTH] + self.suffix,
-            size=self.world_size if group.name == DEFAULT else sizes.get(group.name, 0),
+            size=self.world_size if group.name == DEFAULT_GROUP_NAME else sizes.get(group.name, 0),
             enqueued=group.count_collectives(enqueued),
             started=group.count_collectives(started),
             completed=group.count_collectives(max(completed, min(enqueued, group.done))),

@@ -9,7 +9,7 @@ from hetagent.progress import LAYOUT, SUFFIX
 MAX_STEP = 2**53
 """The largest number that the server takes."""
 
-FOR_EVER = 1e15
+ENDLESS_PAUSE_S = 1e15
 """The end of a pause that is announced without one (monotonic seconds)."""
 
 
@@ -26,7 +26,7 @@ def read_progress(path: str) -> ProgressReport:
         step = int(number[1]) + 1
     return ProgressReport(
         min(step - 1, MAX_STEP) if step > 0 else None,
-        min(until, FOR_EVER) if until > 0.0 else 0.0,
+        min(until, ENDLESS_PAUSE_S) if until > 0.0 else 0.0,
         first_at if first_at > 0.0 else None,
         last_at if last_at > 0.0 else None,
     )

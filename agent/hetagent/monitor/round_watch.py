@@ -11,16 +11,16 @@ from functools import partial
 from hetagent.monitor import stacks
 from hetagent.monitor.stall_detector import WorkerTrack, node_progress
 from hetagent.monitor.torch_client import TorchServerQuery
-from hetagent.monitor.worker_probe import TICK_S, WorkerProbe
+from hetagent.monitor.worker_probe import PROBE_INTERVAL_S, WorkerProbe
 from hetagent.node.self_pipe import SelfPipe, wait_readable
 from hetagent.torch_compat.flags import RELEASE
 from hetrdzv.protocol.progress import NodeProgress, ProgressTimes
 from hetrdzv.protocol.worker_output import WorkerOutput
 
-REPORTS_PROGRESS = (2, 11)
+FIRST_TORCH_WITH_GLOO_PROGRESS = (2, 11)
 """The first release of torch in which a worker's own server tells of the collectives of gloo, too."""
 
-CLOSE_S = 0.5
+CLOSE_TIMEOUT_S = 0.5
 """How long to wait for whoever takes stacks or reads files at the end of a round (seconds)."""
 
 
@@ -48,7 +48,7 @@ class RoundWatch:
         self._hang_timeout_s = hang_timeout_s
         self._unseen = unseen
         self._log = log
-        self._torch_tells = RELEASE >= REPORTS_PROGRESS
+        self._torch_tells = RELEASE >= FIRST_TORCH_WITH_GLOO_PROGRESS
         self._taking = threading.Lock()
         now = self._watched_at = time.monotonic()
         # what the server was told at once
@@ -98,8 +98,8 @@ class RoundWatch:
     def close(self) -> None:
         """Look no more; the workers are gone."""
         self._stop.wake()
-        self._thread.join(CLOSE_S)
-        if self._taking.acquire(timeout=CLOSE_S):
+        self._thread.join(CLOSE_TIMEOUT_S)
+        if self._taking.acquire(timeout=CLOSE_TIMEOUT_S):
             for probe in self._probes.values():
                 probe.close_stack_query()
             self._taking.release()
@@ -118,7 +118,7 @@ class RoundWatch:
                     self._try_probe(probe, partial(probe.probe, now))
                 # Not in step with the workers: a look every second at steps of a second would always see the same.
                 # Never later than TICK_S, for which the server makes allowance when it judges who has not gone on.
-                goes_on = self._wait_for_next_look(now + TICK_S * random.uniform(0.6, 1.0))
+                goes_on = self._wait_for_next_look(now + PROBE_INTERVAL_S * random.uniform(0.6, 1.0))
 
     def _wait_for_next_look(self, until: float) -> bool:
         """Push news, and take in what workers answer, until it is time to look again; False when it is over."""

@@ -8,7 +8,7 @@ from hetagent.monitor.flight_recorder import FlightRecorderDump, FlightRecorderP
 AGAIN_S, MAX_PAUSE_S = 5.0, 60.0
 """For how long a source that does not answer is left alone, and at most one whose answers cost much (seconds)."""
 
-LATE_S = 5.0
+MAX_ANSWER_DELAY_S = 5.0
 """How much later than planned an answer may come until nothing is known any more (seconds)."""
 
 
@@ -75,7 +75,7 @@ class WorkerSource:
 
     def unknown_reason(self, now: float) -> str:
         """Why nothing is known from it now; empty: something is."""
-        why = self.why or ("no longer answers" if now > self.next_at + LATE_S else "")
+        why = self.why or ("no longer answers" if now > self.next_at + MAX_ANSWER_DELAY_S else "")
         why = why or (self.dump.unknown_reason if self.dump is not None else "")
         return why and f"{self.name} {why}".strip()
 

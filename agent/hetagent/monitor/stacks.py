@@ -12,18 +12,18 @@ from hetagent.node.self_pipe import wait_readable
 from hetagent.worker import runner
 from hetrdzv.protocol.worker_output import WorkerOutput
 
-MAX_WHY = 250
+MAX_REASON_CHARACTERS = 250
 
-QUESTION = "dump_traceback"
+STACKS_HANDLER = "dump_traceback"
 
-WHY_FROZEN: Mapping[ProcessState, str] = {
+FROZEN_EXPLANATIONS: Mapping[ProcessState, str] = {
     ProcessState.ENDED: "its process has ended",
     ProcessState.STOPPED: "its process is stopped by a signal (state T)",
     ProcessState.BLOCKED: "its process hangs in the kernel (state D)",
 }
 """Of processes that cannot show their stacks whatever is tried."""
 
-_OURS = re.compile(re.escape(runner.__file__))
+_RUNNER_PATH = re.compile(re.escape(runner.__file__))
 
 
 def take_stacks(probes: Sequence[WorkerProbe], timeout_s: float) -> list[WorkerOutput]:
@@ -35,10 +35,10 @@ def take_stacks(probes: Sequence[WorkerProbe], timeout_s: float) -> list[WorkerO
 
 def _take_stack(probe: WorkerProbe, until: float) -> WorkerOutput:
     """One worker's. Torch's server in it gets no other question until an earlier one is answered."""
-    rank, why = probe.track.rank, WHY_FROZEN.get(probe.state())
+    rank, why = probe.track.rank, FROZEN_EXPLANATIONS.get(probe.state())
     if why is None:
         try:
-            query = probe.stack_query = probe.stack_query or TorchServerQuery(probe.socket, QUESTION)
+            query = probe.stack_query = probe.stack_query or TorchServerQuery(probe.socket, STACKS_HANDLER)
             while wait_readable([query], max(0.0, until - time.monotonic())):
                 if (answer := query.read_answer()) is not None:
                     probe.close_stack_query()
@@ -51,14 +51,14 @@ def _take_stack(probe: WorkerProbe, until: float) -> WorkerOutput:
             probe.close_stack_query()
             why = "it does not run torch's server"
         why = f"{why}: on its node, py-spy dump --pid {probe.track.pid} shows where it is"
-    return WorkerOutput(rank=rank, why=why[:MAX_WHY])
+    return WorkerOutput(rank=rank, why=why[:MAX_REASON_CHARACTERS])
 
 
 def remove_internal_frames(dump: str) -> str:
     """A dump of faulthandler without threads that have no Python, and the frames of our runner."""
     lines = []
     for thread in re.split(r"\n(?=(?:Current t|T)hread )", f"\n{dump.strip()}")[1:]:
-        frames = [line for line in thread.splitlines() if line and not _OURS.search(line)]
+        frames = [line for line in thread.splitlines() if line and not _RUNNER_PATH.search(line)]
         if len(frames) > 1 and "<no Python frame>" not in thread:
             lines += frames
     return "\n".join(lines)

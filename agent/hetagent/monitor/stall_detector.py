@@ -17,29 +17,29 @@ from hetrdzv.protocol.bounds import (
 )
 from hetrdzv.protocol.progress import NodeProgress, ProcessGroupProgress, WorkerProgress
 
-STILL_MIN_S = 2.0
+MIN_STILL_S = 2.0
 """A worker that moves at least this often is never `still` (seconds)."""
 
-STILL_GAPS = 2.0
+STILL_PAUSE_FACTOR = 2.0
 """Else it is, once it has not moved for so many times the longest pause that it has made in this round."""
 
-STILL_FIRST_S = 30.0
+STILL_BEFORE_FIRST_MOVE_S = 30.0
 """The same before its first collective (seconds): scripts load models and data then, each worker in its own time."""
 
-BLOCKED_S = 2.0
+MIN_BLOCKED_S = 2.0
 """How long a process hangs in the kernel until that is its state (seconds); whoever reads files often does."""
 
-ENDED_S = 2.0
+REPORT_ENDED_AFTER_S = 2.0
 """How long after the end of a worker the server is told, unless the round is over by then (seconds)."""
 
-HOLDS_S = 5.0
+SAMPLE_VALIDITY_S = 5.0
 """For how long what was seen at a look holds (seconds): the next one follows within a second, unless the watch stands
 still itself."""
 
-CPU_S = 1.0
+MIN_CPU_WINDOW_S = 1.0
 """A share of a core is measured over at least this long (seconds)."""
 
-MAX_REASON = 200
+MAX_REASON_CHARACTERS = 200
 """The longest reason why nothing can be known that is told (characters)."""
 
 
@@ -53,7 +53,7 @@ class ProcessState(StrEnum):
     UNKNOWN = "unknown"
 
 
-FROZEN = (ProcessState.STOPPED, ProcessState.BLOCKED)
+FROZEN_STATES = (ProcessState.STOPPED, ProcessState.BLOCKED)
 """Those of a process that cannot go on."""
 
 
@@ -120,18 +120,18 @@ class WorkerTrack:
             return
         self._state, self._state_since = state, at
         if state is ProcessState.ENDED:  # it may have gone on since it was last asked
-            self._note_change(at, counts=False)
+            self._record_change(at, counts=False)
 
     def on_report(self, report: ProgressReport, at: float) -> None:
         """What the script says."""
         if report != self.report:
             # An announced pause is none, and neither is its end.
-            self._note_change(at, counts=self.report.until == 0.0 and self.report.step is not None)
+            self._record_change(at, counts=self.report.until == 0.0 and self.report.step is not None)
             if report.step is not None and report.step != self.report.step:
                 first_at, last_at = (
                     at if moment is None else min(moment, at) for moment in (report.first_at, report.last_at)
                 )
-                self._note_move(first_at, last_at)
+                self._record_move(first_at, last_at)
             self.report, self.looked_at = report, at
 
     def on_cpu_time(self, cpu_s: float | None, at: float) -> None:
@@ -141,7 +141,7 @@ class WorkerTrack:
             self._cpu_began = None
         elif self._cpu_began is None or self._cpu_began[0] < self.changed_at:
             self._cpu_began = at, cpu_s
-        elif (for_s := at - self._cpu_began[0]) >= CPU_S:
+        elif (for_s := at - self._cpu_began[0]) >= MIN_CPU_WINDOW_S:
             self.cpu = min(1.0, max(0.0, cpu_s - self._cpu_began[1]) / for_s)
 
     def on_collectives(
@@ -160,21 +160,21 @@ class WorkerTrack:
         self._answers += 1
         self._waits += waits
         if counts != self.counts:
-            self._note_change(at, counts=bool(self.counts) and self.report.until <= self.changed_at)
+            self._record_change(at, counts=bool(self.counts) and self.report.until <= self.changed_at)
             self.counts = counts
             if any(group.enqueued for group in groups):
-                self._note_move(self.looked_at, at)
+                self._record_move(self.looked_at, at)
         elif not waits and any(map(is_waiting, groups)):
-            self._note_change(at, counts=False)
-            self._note_move(at, at)
+            self._record_change(at, counts=False)
+            self._record_move(at, at)
         self.groups, self.looked_at = groups, at
 
-    def _note_change(self, at: float, *, counts: bool) -> None:
+    def _record_change(self, at: float, *, counts: bool) -> None:
         if counts:
             self._longest_s = max(self._longest_s, at - self.changed_at)
         self.changed_at = max(self.changed_at, at)
 
-    def _note_move(self, first_at: float, last_at: float) -> None:
+    def _record_move(self, first_at: float, last_at: float) -> None:
         """It has moved; if it had not before, it may have begun to at `first_at`."""
         self.last_at = last_at if self.last_at is None else max(last_at, self.last_at)
         if self.first_at is None:
@@ -195,22 +195,22 @@ class WorkerTrack:
     def state(self, at: float) -> ProcessState:
         """What its process does, if that is known, and if it runs, its collectives are."""
         state = self._state
-        if state is ProcessState.BLOCKED and min(at - self._state_since, self.idle_s) < BLOCKED_S:
+        if state is ProcessState.BLOCKED and min(at - self._state_since, self.idle_s) < MIN_BLOCKED_S:
             state = ProcessState.RUNS
         return ProcessState.UNKNOWN if state is ProcessState.RUNS and self.unseen != "" else state
 
     def is_stalled(self, at: float, hang_timeout_s: float | None) -> bool:
         """Whether it is known not to have moved for unusually long."""
         if self._state is ProcessState.ENDED:
-            return self.idle_s >= STILL_MIN_S
-        is_unseen = self.unseen != "" and self.report.step is None and self._state not in FROZEN
+            return self.idle_s >= MIN_STILL_S
+        is_unseen = self.unseen != "" and self.report.step is None and self._state not in FROZEN_STATES
         if self._state is ProcessState.UNKNOWN or is_unseen:
             return False
-        limit_s = max(STILL_MIN_S, STILL_GAPS * self._longest_s)
+        limit_s = max(MIN_STILL_S, STILL_PAUSE_FACTOR * self._longest_s)
         if hang_timeout_s is not None:
             limit_s = min(limit_s, hang_timeout_s / 2)
-        if not self.counts and self.report.step is None and self._state not in FROZEN:
-            limit_s = STILL_FIRST_S if self._answers else inf
+        if not self.counts and self.report.step is None and self._state not in FROZEN_STATES:
+            limit_s = STILL_BEFORE_FIRST_MOVE_S if self._answers else inf
         return self.idle_s >= limit_s and at >= self.report.until
 
     def take_urgent_changes(self, at: float, hang_timeout_s: float | None) -> tuple[object, ...]:
@@ -221,12 +221,12 @@ class WorkerTrack:
         unseen = state is ProcessState.UNKNOWN and (self._state is ProcessState.UNKNOWN or self._answers > 0)
         process = ProcessState.RUNS if state is ProcessState.UNKNOWN else state
         begun = self.rank == 0 and self.first_at is not None  # from then on the job trains
-        if state is not ProcessState.ENDED or at - self._state_since >= ENDED_S:
+        if state is not ProcessState.ENDED or at - self._state_since >= REPORT_ENDED_AFTER_S:
             # another moment if it has gone on, and stands again
             self._news = (process, self.changed_at if self._still else None, lasted, unseen, begun)
         return self._news
 
-    def to_worker(self, at: float, *, most: int = MAX_PROCESS_GROUPS) -> WorkerProgress:
+    def to_worker_progress(self, at: float, *, most: int = MAX_PROCESS_GROUPS) -> WorkerProgress:
         """What the server is told, at most of so many process groups."""
         state = self.state(at)
         known = state is not ProcessState.UNKNOWN
@@ -236,7 +236,7 @@ class WorkerTrack:
             rank=self.rank,
             pid=self.pid,
             state=state,
-            unseen="" if known else (self.unseen or "")[:MAX_REASON],
+            unseen="" if known else (self.unseen or "")[:MAX_REASON_CHARACTERS],
             idle_s=round(self.idle_s, 3),
             began_s=None if self.first_at is None else round(max(0.0, self.looked_at - self.first_at), 3),
             still=self._still,
@@ -262,6 +262,6 @@ def node_progress(
     return NodeProgress(
         round=round_number,
         age_s=round(max(0.0, at - looked_at), 3),
-        known_s=round(min(max(0.0, watched_at + HOLDS_S - looked_at), MAX_SAMPLE_VALIDITY_S), 3),
-        workers=tuple(track.to_worker(at, most=most) for track in tracks),
+        known_s=round(min(max(0.0, watched_at + SAMPLE_VALIDITY_S - looked_at), MAX_SAMPLE_VALIDITY_S), 3),
+        workers=tuple(track.to_worker_progress(at, most=most) for track in tracks),
     )

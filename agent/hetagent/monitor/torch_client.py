@@ -5,7 +5,7 @@ import re
 import socket
 import time
 
-MAX_ANSWER = 16 << 20
+MAX_ANSWER_BYTES = 16 << 20
 """The longest answer that is read (bytes); torch's recorder of 2,000 operations sends 1 MB."""
 
 
@@ -43,7 +43,7 @@ class TorchServerQuery:
         try:
             while data := self._socket.recv(1 << 18):
                 self._received += data
-                if len(self._received) > MAX_ANSWER:
+                if len(self._received) > MAX_ANSWER_BYTES:
                     raise QueryError("its answer is too long")
         except BlockingIOError:
             return None

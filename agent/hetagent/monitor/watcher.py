@@ -11,7 +11,7 @@ from hetagent.launch.base import Assignment, Launch
 from hetagent.launch.command import WorkerCommand
 from hetagent.monitor.round_watch import RoundWatch
 from hetagent.monitor.stall_detector import WorkerTrack
-from hetagent.monitor.worker_probe import SOCKET, WorkerProbe
+from hetagent.monitor.worker_probe import SOCKET_SUFFIX, WorkerProbe
 from hetagent.progress import FILE
 from hetagent.roundhook import RoundHook
 from hetagent.session.connection import ServerConnection
@@ -30,23 +30,23 @@ from hetrdzv.protocol.worker_output import (
     max_stored_characters,
 )
 
-STACKS_S = 5.0
+STACKS_TIMEOUT_S = 5.0
 """How long it may take to answer who wants to see stacks (seconds)."""
 
-MOST, MOST_OF_ALL = 16_000, 240_000
+MAX_OUTPUT_CHARACTERS, MAX_TOTAL_OUTPUT_CHARACTERS = 16_000, 240_000
 """How much of a worker's stack or log is shown, and of all of a node at once (characters): requests have a limit."""
 
-NOT_OURS = "it is not a Python script that hetagent starts itself"
-NOT_TORCH = "its collectives are not those of torch.distributed"
+NOT_OUR_SCRIPT_REASON = "it is not a Python script that hetagent starts itself"
+NOT_TORCH_REASON = "its collectives are not those of torch.distributed"
 """Why the collectives of a worker cannot be known: another program, or Horovod's."""
 
-OFF = "this node does not report the output of its workers (--report-output off)"
-NOTHING, NOT_KEPT = "it has written nothing", "nobody keeps what it writes"
+OUTPUT_OFF_REASON = "this node does not report the output of its workers (--report-output off)"
+NOTHING_WRITTEN_REASON, NOT_KEPT_REASON = "it has written nothing", "nobody keeps what it writes"
 
-BUFFER, BUFFER_BEFORE = "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"
+BUFFER_SIZE_VARIABLE, OLD_BUFFER_SIZE_VARIABLE = "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"
 """How many operations torch's flight recorder keeps; the second is its name in older releases."""
 
-BUFFER_SIZE = 20
+FLIGHT_RECORDER_BUFFER_SIZE = 20
 """So many are enough to see who is behind, and are told in a millisecond; torch's 2,000 take 50."""
 
 
@@ -76,8 +76,8 @@ class Watcher(RoundHook):
 
     def static_env(self, given: Mapping[str, str]) -> dict[str, str]:
         """What every worker gets in every round."""
-        if self._cpu and BUFFER not in given and BUFFER_BEFORE not in given:
-            return {BUFFER: str(BUFFER_SIZE)}
+        if self._cpu and BUFFER_SIZE_VARIABLE not in given and OLD_BUFFER_SIZE_VARIABLE not in given:
+            return {BUFFER_SIZE_VARIABLE: str(FLIGHT_RECORDER_BUFFER_SIZE)}
         return {}
 
     def on_round_start(self, assignment: Assignment, command: WorkerCommand) -> None:
@@ -87,7 +87,7 @@ class Watcher(RoundHook):
 
     def worker_env(self, local_rank: int) -> dict[str, str]:
         file = self._file(local_rank)
-        return {FILE: file, **(torch_server_env(file + SOCKET) if self._runs_ours else {})}
+        return {FILE: file, **(torch_server_env(file + SOCKET_SUFFIX) if self._runs_ours else {})}
 
     def _file(self, local_rank: int) -> str:
         """The HET_PROGRESS_FILE of a worker."""
@@ -106,14 +106,14 @@ class Watcher(RoundHook):
             )
             for local_rank, pid in workers.pids.items()
         ]
-        of_launch = "" if self._launch.uses_process_groups else NOT_TORCH
+        of_launch = "" if self._launch.uses_process_groups else NOT_TORCH_REASON
         self._output = lambda rank: workers.started[rank - start.rank_offset].read_output()
         self._watch = RoundWatch(
             self._assignment.round,
             probes,
             self._server.push_progress,
             hang_timeout_s=lambda: self._server.session.newest_directive.hang_timeout_s,
-            unseen=of_launch if self._runs_ours else NOT_OURS,
+            unseen=of_launch if self._runs_ours else NOT_OUR_SCRIPT_REASON,
             log=self._log,
         )
         session = self._server.session
@@ -167,9 +167,9 @@ class Watcher(RoundHook):
         """The answer to a question about workers of this round."""
         ranks = watch.filter_local_ranks(asked.ranks)
         if not self._reports_output:
-            return [WorkerOutput(rank=rank, why=OFF) for rank in ranks]
+            return [WorkerOutput(rank=rank, why=OUTPUT_OFF_REASON) for rank in ranks]
         if asked.about is OutputKind.STACKS:
-            return watch.take_stacks(asked.ranks, STACKS_S)
+            return watch.take_stacks(asked.ranks, STACKS_TIMEOUT_S)
         others = set(asked.ranks or ()).difference(ranks)  # of a node with one program for all its ranks
         why = f"one program runs all ranks of this node: see rank {min(watch.filter_local_ranks(None), default=0)}"
         return [*self._read_logs(ranks), *(WorkerOutput(rank=rank, why=why) for rank in others)]
@@ -187,14 +187,16 @@ def torch_server_env(socket: str) -> dict[str, str]:
 def log_tail(rank: int, output: tuple[bytes, bytes] | None, secrets: Collection[str]) -> WorkerOutput:
     """The end of what a rank has written (see `StartedWorker.read_output`), as plain text without secrets."""
     if output is None:
-        return WorkerOutput(rank=rank, why=NOT_KEPT)
+        return WorkerOutput(rank=rank, why=NOT_KEPT_REASON)
     text, stderr = (escape_surrogates(redact(to_plain_text(stream), secrets)).rstrip() for stream in output)
-    return WorkerOutput(rank=rank, text=text, stderr=stderr, why="" if text or stderr else NOTHING)
+    return WorkerOutput(
+        rank=rank, text=text, stderr=stderr, why="" if text or stderr else NOTHING_WRITTEN_REASON
+    )
 
 
 def truncate_outputs(
-    found: Sequence[WorkerOutput], about: OutputKind, most: int = MOST
+    found: Sequence[WorkerOutput], about: OutputKind, most: int = MAX_OUTPUT_CHARACTERS
 ) -> tuple[WorkerOutput, ...]:
     """As much of each as the server takes of all of them together."""
-    most = min(most, MOST, MOST_OF_ALL // max(1, len(found)))
+    most = min(most, MAX_OUTPUT_CHARACTERS, MAX_TOTAL_OUTPUT_CHARACTERS // max(1, len(found)))
     return tuple(stack.truncate(about, most) for stack in found)

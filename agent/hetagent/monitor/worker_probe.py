@@ -13,22 +13,22 @@ from hetagent.monitor.torch_client import QueryError, TorchServerQuery
 from hetagent.node.processes import proctree as processes
 from hetagent.worker.torch_server import ERROR
 
-SOCKET = ".sock"
+SOCKET_SUFFIX = ".sock"
 """What the name of a worker's socket ends with; before that it is the name of its HET_PROGRESS_FILE."""
 
-TICK_S = 1.0
+PROBE_INTERVAL_S = 1.0
 """How often files and processes are looked at, at least, and servers at most, about (seconds)."""
 
-PAUSE_PER_COST = 20
+PAUSE_PER_ANSWER_COST = 20
 """How much longer than its last answer took a server is left alone: one about 2,000 operations of nccl2 costs agent and
 worker some 80 ms of a core, which the training would miss."""
 
-ASLEEP = "S"
+SLEEPING_STATE = "S"
 """The state of a CPU worker's main thread while it waits for a collective that it has asked for. Otherwise it computes
 beside it: DistributedDataParallel asks for the mean of one bucket of gradients, and goes on with the next; a thread
 saves a checkpoint with the others. What a worker with a GPU does meanwhile cannot be seen from outside."""
 
-STATES = {
+PROCESS_STATES_BY_LETTER = {
     None: ProcessState.ENDED,
     "Z": ProcessState.ENDED,
     "X": ProcessState.ENDED,
@@ -37,11 +37,11 @@ STATES = {
 }
 """By the letter of the kernel; any other runs."""
 
-MAX_REASON = 150
+MAX_REASON_CHARACTERS = 150
 """How much is read of why a worker has no server (characters)."""
 
-NO_GROUP = "torch's flight recorder knows no process group of it"
-NO_DEFAULT = "torch's flight recorder does not know its default process group"
+NO_PROCESS_GROUP_REASON = "torch's flight recorder knows no process group of it"
+NO_DEFAULT_GROUP_REASON = "torch's flight recorder does not know its default process group"
 """Why the collectives of a worker cannot be known whose server answers: it has not made a group yet or has not used the
 default one; or it trains over a backend that has no recorder; or that is switched off (TORCH_FR_BUFFER_SIZE=0)."""
 
@@ -73,7 +73,7 @@ class WorkerProbe:
     @property
     def socket(self) -> str:
         """Where torch's server listens in it, if there is one."""
-        return self.file + SOCKET
+        return self.file + SOCKET_SUFFIX
 
     def probe(self, now: float) -> None:
         """Look at the process and its files; ask its server, if it is time for that."""
@@ -91,14 +91,16 @@ class WorkerProbe:
         if self.sources == []:
             return
         self._source = min(self.sources or [self._source], key=lambda source: source.next_at)
-        if now < self._source.next_at - TICK_S / 2:
+        if now < self._source.next_at - PROBE_INTERVAL_S / 2:
             return
         try:
             self.query = TorchServerQuery(self.socket, self._source.question)
         except (FileNotFoundError, ConnectionRefusedError):
-            self._source.next_at = now + TICK_S  # it has not imported torch yet, or is about to end
+            self._source.next_at = now + PROBE_INTERVAL_S  # it has not imported torch yet, or is about to end
             with suppress(FileNotFoundError), open(f"{self.socket}{ERROR}", encoding="utf-8") as file:
-                self._source.on_failure(f"its torch server cannot be opened: {file.read(MAX_REASON)}", now)
+                self._source.on_failure(
+                    f"its torch server cannot be opened: {file.read(MAX_REASON_CHARACTERS)}", now
+                )
         except OSError as error:  # this process has no descriptors left, for instance
             self._source.on_failure(f"cannot be asked: {error}", now)
 
@@ -115,9 +117,9 @@ class WorkerProbe:
             return why
         dumps = [source.dump for source in self.sources if source.dump is not None]
         if not any(dump.has_groups for dump in dumps):
-            return NO_GROUP
+            return NO_PROCESS_GROUP_REASON
         if any(dump.counts for dump in dumps) and not any(dump.has_default_group for dump in dumps):
-            return NO_DEFAULT
+            return NO_DEFAULT_GROUP_REASON
         return ""
 
     def _has_torch_server(self) -> bool:
@@ -147,9 +149,9 @@ class WorkerProbe:
                 source.on_answer(now, 0.0)
             else:
                 source.dump = source.parser.parse(answer)
-                self._note_dumps(now)
+                self._record_dumps(now)
                 cost_s = time.monotonic() - self.query.at
-                source.on_answer(now, min(MAX_PAUSE_S, max(TICK_S, PAUSE_PER_COST * cost_s)))
+                source.on_answer(now, min(MAX_PAUSE_S, max(PROBE_INTERVAL_S, PAUSE_PER_ANSWER_COST * cost_s)))
         except QueryError as error:
             source.on_failure(f"cannot be asked: {error}", time.monotonic())
         except (TypeError, ValueError, RecursionError) as error:
@@ -158,7 +160,7 @@ class WorkerProbe:
         if not source.why:
             self._send_due_query(time.monotonic())
 
-    def _note_dumps(self, now: float) -> None:
+    def _record_dumps(self, now: float) -> None:
         """Note what follows from the last answers about all backends."""
         dumps = {source.name: source.dump for source in self.sources or () if source.dump is not None}
         counts = {
@@ -166,7 +168,7 @@ class WorkerProbe:
         }
         groups = [group for dump in dumps.values() for group in dump.groups]
         waits = any(map(is_waiting, groups)) and (
-            not self.cpu or processes.read_state(self.track.pid) == ASLEEP
+            not self.cpu or processes.read_state(self.track.pid) == SLEEPING_STATE
         )
         self.track.on_collectives(counts, groups, now, waits=waits)
 
@@ -185,4 +187,4 @@ class WorkerProbe:
 
 def process_state(pid: int) -> ProcessState:
     """What a worker's process does."""
-    return STATES.get(processes.read_state(pid), ProcessState.RUNS)
+    return PROCESS_STATES_BY_LETTER.get(processes.read_state(pid), ProcessState.RUNS)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hetagent.context import AgentContext
 from hetagent.errors import AgentError
-from hetagent.health.checks import HealthChecks
+from hetagent.health.health_checks import HealthChecks
 from hetagent.launch.base import Assignment
 from hetagent.node.console import WarnOnce
 from hetagent.node.network import NetworkError

@@ -9,8 +9,8 @@ import pytest
 from tests.support.servers import Hetserver, free_port
 
 from hetagent.cli.parse import parse_command_line
-from hetagent.health import check
-from hetagent.health.check import CheckRow, run_check
+from hetagent.health import check_command
+from hetagent.health.check_command import CheckRow, run_check
 from hetagent.node.processes.identity import ServerAccess
 from hetagent.options.model import Options
 from hetrdzv.protocol import codec
@@ -29,19 +29,22 @@ def _no_line_is_folded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_address_and_why_it_is_offered() -> None:
-    assert check.check_address(options(), "10.0.0.4", "eth0").found == "10.0.0.4 (eth0; towards the server)"
-    asked = check.check_address(options("--local-addr", "192.0.2.9"), "192.0.2.9", None)
+    assert (
+        check_command.check_address(options(), "10.0.0.4", "eth0").found
+        == "10.0.0.4 (eth0; towards the server)"
+    )
+    asked = check_command.check_address(options("--local-addr", "192.0.2.9"), "192.0.2.9", None)
     assert asked == CheckRow("address", "ok", "192.0.2.9 (no interface here has it; --local-addr)")
-    assert check.check_address(options(), "127.0.0.1", "lo").grade == "wrong"
+    assert check_command.check_address(options(), "127.0.0.1", "lo").grade == "wrong"
     here = options(server="http://[::1]:29400")
-    assert check.check_address(here, "::1", "lo").grade == "warning"
+    assert check_command.check_address(here, "::1", "lo").grade == "warning"
 
 
 def test_ports_are_tried_all_at_once() -> None:
-    assert check.check_ports("127.0.0.1", None, 3).found == "3 are free (any)"
+    assert check_command.check_ports("127.0.0.1", None, 3).found == "3 are free (any)"
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    found = check.check_ports("127.0.0.1", (port, port), 2)
+    found = check_command.check_ports("127.0.0.1", (port, port), 2)
     assert found.grade == "wrong"
     assert "--port-range" in found.found
 

@@ -12,8 +12,8 @@ from tests.agent.rig import Make, OtherNode, is_alive, soon
 from tests.support.fuse import DeadFiles
 
 from hetagent.health import gpus, node_check
-from hetagent.health.checks import HEALTHY, HealthChecks, HealthResult
-from hetagent.health.node_check import MOST_CHARACTERS, NodeCheck
+from hetagent.health.health_checks import HEALTHY, HealthChecks, HealthResult
+from hetagent.health.node_check import MAX_REASON_CHARACTERS, NodeCheck
 from hetagent.node.gpu.driver import GpuLostError
 from hetagent.node.processes import proctree as processes
 
@@ -71,12 +71,12 @@ def test_verdicts(command: str, why: str) -> None:
 def test_a_reason_is_bounded_however_much_is_written() -> None:
     found = check("yes 'x x x x x x x x x x x x x x x x x x x x' | head -c 50000000 | tr '\\n' ' '; exit 1")
     assert found.why.startswith("node check failed (exit status 1): …")
-    assert len(found.why) < MOST_CHARACTERS + 50
+    assert len(found.why) < MAX_REASON_CHARACTERS + 50
 
 
 @pytest.mark.parametrize("command", ["yes", "exec >&- 2>&-; sleep 300", "trap '' TERM; sleep 300"])
 def test_at_its_limit_it_is_killed(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_check, "TIMEOUT_S", 0.2)
+    monkeypatch.setattr(node_check, "CHECK_TIMEOUT_S", 0.2)
     assert check(command).why.startswith("node check did not end within 0.2 s")
     assert processes.find_by_incarnation(MINE, processes.CHECK_FOR) == []
 

@@ -14,8 +14,8 @@ from tests.support.cluster import wait_for
 
 from hetagent.monitor.round_watch import RoundWatch
 from hetagent.monitor.stall_detector import WorkerTrack
-from hetagent.monitor.watcher import NOT_OURS, torch_server_env
-from hetagent.monitor.worker_probe import SOCKET, WorkerProbe
+from hetagent.monitor.watcher import NOT_OUR_SCRIPT_REASON, torch_server_env
+from hetagent.monitor.worker_probe import SOCKET_SUFFIX, WorkerProbe
 from hetagent.node.network import SCRIPT_PORTS, hold_port
 from hetagent.progress import FILE
 from hetagent.worker import runner
@@ -84,7 +84,7 @@ class Pair:
             "MASTER_PORT": str(port),
             "TORCH_FR_BUFFER_SIZE": "20",
             FILE: str(self.folder / str(rank)),
-            **torch_server_env(str(self.folder / f"{rank}{SOCKET}")),
+            **torch_server_env(str(self.folder / f"{rank}{SOCKET_SUFFIX}")),
         }
         command = [sys.executable, "-u", runner.__file__, str(self.folder / "script.py")]
         return subprocess.Popen(command, env=environ)
@@ -165,7 +165,7 @@ def test_who_is_behind_where_and_in_which_state(pair: Pair) -> None:
         ("", (2, 13), 2, True),
         ("", (2, 13), 1, False),
         ("", (2, 10), 2, False),
-        (NOT_OURS, (2, 13), 2, False),
+        (NOT_OUR_SCRIPT_REASON, (2, 13), 2, False),
     ],
 )
 def test_workers_that_never_answered_have_come_nowhere_or_nobody_knows(
@@ -192,6 +192,6 @@ def test_of_a_worker_that_had_imported_torch_and_never_answered_nobody_knows(
     if left is None:  # nobody knows what had been there
         folder.rmdir()
     else:
-        (folder / f"0{SOCKET}{left}").touch()
+        (folder / f"0{SOCKET_SUFFIX}{left}").touch()
     wait_for(lambda: watch.progress_times() is None, "a look after that")
     watch.close()

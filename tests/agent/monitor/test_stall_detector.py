@@ -7,8 +7,8 @@ import pytest
 
 from hetagent.monitor.flight_recorder import NAME_LENGTH, OP_LENGTH
 from hetagent.monitor.stall_detector import (
-    CPU_S,
-    HOLDS_S,
+    MIN_CPU_WINDOW_S,
+    SAMPLE_VALIDITY_S,
     ProcessState,
     ProgressReport,
     WorkerTrack,
@@ -95,7 +95,7 @@ class Watched:
         news = self.track.take_urgent_changes(self.now, self._hang_timeout_s)
         if news != self._news:
             self._news = news
-            worker = self.track.to_worker(self.now)
+            worker = self.track.to_worker_progress(self.now)
             self.told.append(f"{self.now:g} {worker.state}" + " still" * worker.still)
 
 
@@ -172,7 +172,7 @@ def test_what_is_told_at_once(case: str) -> None:
         word, *values = look.split(" ")
         getattr(watched, word)(*(int(value) if value.isdigit() else value for value in values))
     assert ", ".join(watched.told) == told
-    worker = watched.track.to_worker(watched.now)
+    worker = watched.track.to_worker_progress(watched.now)
     assert {name: getattr(worker, name) for name in at_last} == at_last
 
 
@@ -183,7 +183,10 @@ def test_what_is_told_at_once(case: str) -> None:
             [(10, 100.0, 9.5), (11, 100.5, 9.5), (14, 101.0, 9.5), (15, 101.0, 14.5), (16.5, 101.0, 14.5)],
             [None, 0.5, 0.25, None, 0.0],
         ),
-        ([(1, 5.0, 0), (1 + CPU_S / 2, 5.0, 0), (3, None, 0), (9, 5.0, 0)], [None] * 4),  # of a moment
+        (
+            [(1, 5.0, 0), (1 + MIN_CPU_WINDOW_S / 2, 5.0, 0), (3, None, 0), (9, 5.0, 0)],
+            [None] * 4,
+        ),  # of a moment
         ([(1, 5.0, 0), (2, 9.0, 0), (3, 4.0, 0)], [None, 1.0, 0.0]),  # of several threads
     ],
 )
@@ -202,7 +205,7 @@ def test_a_sample_holds_until_a_few_seconds_after_the_last_look_at_the_workers()
     track = WorkerTrack(0.0)
     track.on_collectives({"0": (1, 0, 1)}, [GROUP], 4.0, waits=False)
     told = node_progress(3, [track], 9.0, 9.5)  # its server is asked more rarely
-    assert (told.age_s, told.known_s) == (5.5, 5.0 + HOLDS_S)
+    assert (told.age_s, told.known_s) == (5.5, 5.0 + SAMPLE_VALIDITY_S)
     assert node_progress(3, [track], 9.0, 3600.0).known_s == told.known_s, "which is counted from the look"
 
 

@@ -11,8 +11,16 @@ import httpx
 import pytest
 from tests.agent.rig import Make, Rig, soon
 
-from hetagent.monitor.stacks import MAX_WHY
-from hetagent.monitor.watcher import MOST, MOST_OF_ALL, NOT_KEPT, NOTHING, OFF, log_tail, truncate_outputs
+from hetagent.monitor.stacks import MAX_REASON_CHARACTERS
+from hetagent.monitor.watcher import (
+    MAX_OUTPUT_CHARACTERS,
+    MAX_TOTAL_OUTPUT_CHARACTERS,
+    NOT_KEPT_REASON,
+    NOTHING_WRITTEN_REASON,
+    OUTPUT_OFF_REASON,
+    log_tail,
+    truncate_outputs,
+)
 from hetagent.node.scratch import make_boot_prefix
 from hetagent.runloop.local_round import PREFIX
 from hetrdzv.protocol import codec
@@ -52,7 +60,9 @@ def texts_of(made: Rig, which: str = "") -> list[str]:
     return [log["text"] for log in shown_of(made, f"logs{which}").get("workers", ())]
 
 
-@pytest.mark.parametrize(("shows", "why"), [(True, "does not run torch's server"), (False, OFF)])
+@pytest.mark.parametrize(
+    ("shows", "why"), [(True, "does not run torch's server"), (False, OUTPUT_OFF_REASON)]
+)
 def test_a_program_says_its_step_in_a_file_and_stacks_and_logs_are_shown_or_not(
     rig: Make, tmp_path: Path, shows: bool, why: str
 ) -> None:
@@ -68,7 +78,9 @@ def test_a_program_says_its_step_in_a_file_and_stacks_and_logs_are_shown_or_not(
         logs.extend(shown_of(made, "logs")["workers"])
 
     assert made.run(made.exists, look, made.touches("go")) == 0
-    said = ["rank 0 says [token]\nloss 3", "rank 1 says [token]\nloss 3"] if shows else [OFF] * 2
+    said = (
+        ["rank 0 says [token]\nloss 3", "rank 1 says [token]\nloss 3"] if shows else [OUTPUT_OFF_REASON] * 2
+    )
     assert [one["text"] or one["why"] for one in logs] == said
     assert [one["rank"] for one in shown] == [0, 1]
     assert all(why in one["why"] for one in shown), shown
@@ -121,24 +133,29 @@ def test_logs_are_the_end_in_whole_lines_of_both_streams_without_secrets() -> No
         0: None,
         3: (b"", b" \n"),
         4: (b"token sesame\n\x1b[31mred\x1b[0m\n", b""),
-        5: (b"loss 3\n", b"warning\n" * MOST),
-        6: (b"x" * 2 * MOST, b""),
+        5: (b"loss 3\n", b"warning\n" * MAX_OUTPUT_CHARACTERS),
+        6: (b"x" * 2 * MAX_OUTPUT_CHARACTERS, b""),
     }
     found = [log_tail(rank, output, ["sesame"]) for rank, output in written.items()]
     shown = {one.rank: one for one in truncate_outputs(found, OutputKind.LOGS)}
-    assert [(shown[rank].text, shown[rank].why) for rank in (0, 3)] == [("", NOT_KEPT), ("", NOTHING)]
+    assert [(shown[rank].text, shown[rank].why) for rank in (0, 3)] == [
+        ("", NOT_KEPT_REASON),
+        ("", NOTHING_WRITTEN_REASON),
+    ]
     assert shown[4].text == "token [token]\nred"
     assert (shown[5].text, set(shown[5].stderr.splitlines())) == ("loss 3", {"warning"})
-    assert shown[5].size <= MOST
-    assert shown[6].text == "x" * MOST
+    assert shown[5].size <= MAX_OUTPUT_CHARACTERS
+    assert shown[6].text == "x" * MAX_OUTPUT_CHARACTERS
 
 
 @pytest.mark.parametrize("about", OutputKind)
 def test_the_stacks_and_logs_of_the_largest_node_fit_into_a_request(about: OutputKind) -> None:
     for workers in (1, 64, MAX_SLOTS):
-        found = [WorkerOutput(rank=rank, text="\U0001f525" * MOST) for rank in range(workers)]
+        found = [
+            WorkerOutput(rank=rank, text="\U0001f525" * MAX_OUTPUT_CHARACTERS) for rank in range(workers)
+        ]
         shown = truncate_outputs(found, about)
-        assert len(shown[-1].text) == min(MOST, MOST_OF_ALL // workers)
+        assert len(shown[-1].text) == min(MAX_OUTPUT_CHARACTERS, MAX_TOTAL_OUTPUT_CHARACTERS // workers)
         body = WorkerOutputRequest(incarnation="i" * 128, number=1, stacks=shown)
         assert len(codec.to_json(body, given=True)) < MAX_BODY_BYTES
-    codec.validate_value(WorkerOutput, WorkerOutput(rank=0, why="w" * MAX_WHY))
+    codec.validate_value(WorkerOutput, WorkerOutput(rank=0, why="w" * MAX_REASON_CHARACTERS))

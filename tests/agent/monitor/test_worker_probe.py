@@ -19,10 +19,10 @@ from tests.agent.monitor.test_flight_recorder import NCCL_ANSWER, answer, entry
 from tests.support.cluster import wait_for
 
 from hetagent.monitor import torch_client
-from hetagent.monitor.sources import AGAIN_S, LATE_S, MAX_PAUSE_S, WorkerSource
+from hetagent.monitor.sources import AGAIN_S, MAX_ANSWER_DELAY_S, MAX_PAUSE_S, WorkerSource
 from hetagent.monitor.stall_detector import WorkerTrack
 from hetagent.monitor.watcher import torch_server_env
-from hetagent.monitor.worker_probe import NO_DEFAULT, NO_GROUP, WorkerProbe
+from hetagent.monitor.worker_probe import NO_DEFAULT_GROUP_REASON, NO_PROCESS_GROUP_REASON, WorkerProbe
 from hetagent.worker import runner
 
 EMPTY = '{"nccl_comm_state":{},"pg_config":{},"pg_status":{},"version":"2.10"}'
@@ -110,9 +110,9 @@ def make(tmp_path: Path) -> Iterator[Callable[[list[str]], Worker]]:
         (OF_213, {NCCL: NCCL_ANSWER, GLOO: GLOO_ANSWER}, "", {"0/nccl": 812, "5/nccl": 96}),
         (OF_215, {NCCL2: NCCL2_ANSWER}, "", {"0/nccl2": 3}),
         # its side groups are gloo's; of the default one, of xccl, MPI or a backend of its own, torch tells nothing
-        (OF_215, {GLOO: SIDE_ANSWER}, NO_DEFAULT, {"1": 3}),
+        (OF_215, {GLOO: SIDE_ANSWER}, NO_DEFAULT_GROUP_REASON, {"1": 3}),
         # it may have made none yet, or those of a backend without a recorder, or the recorder is switched off
-        (OF_213, {}, NO_GROUP, {}),
+        (OF_213, {}, NO_PROCESS_GROUP_REASON, {}),
         (["dump_traceback", "ping"], {}, "its torch has no flight recorder", {}),
         (OF_213, {GLOO: GLOO_ANSWER}, "", {}),
     ],
@@ -165,7 +165,7 @@ def test_a_bad_answer_is_a_reason_and_the_source_is_asked_again(
     why: str,
 ) -> None:
     # what a socket takes at once: nobody reads meanwhile
-    monkeypatch.setattr(torch_client, "MAX_ANSWER", 150_000)
+    monkeypatch.setattr(torch_client, "MAX_ANSWER_BYTES", 150_000)
     worker = make(["fr_trace_json"])
     now, good = time.monotonic(), ("200 OK", GLOO_ANSWER)
     worker.answers[GLOO] = good
@@ -191,8 +191,8 @@ def test_a_source_that_does_not_answer_is_asked_again() -> None:
     source.on_failure("is away", 0.0)
     assert source.next_at == at
     source.on_answer(at, 3.0)
-    assert source.unknown_reason(at + 3.0 + LATE_S) == ""
-    assert source.unknown_reason(at + 3.1 + LATE_S) == "no longer answers"
+    assert source.unknown_reason(at + 3.0 + MAX_ANSWER_DELAY_S) == ""
+    assert source.unknown_reason(at + 3.1 + MAX_ANSWER_DELAY_S) == "no longer answers"
     source.on_failure("is away", at)
     assert source.next_at == at + AGAIN_S
 
@@ -217,8 +217,8 @@ dist.destroy_process_group()
     ("environ", "why"),
     [
         ({}, ""),
-        ({"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}, NO_DEFAULT),  # there torch names no group
-        ({"TORCH_FR_BUFFER_SIZE": "0"}, NO_GROUP),
+        ({"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}, NO_DEFAULT_GROUP_REASON),  # there torch names no group
+        ({"TORCH_FR_BUFFER_SIZE": "0"}, NO_PROCESS_GROUP_REASON),
     ],
     ids=["gloo", "wrapped", "recorder off"],
 )

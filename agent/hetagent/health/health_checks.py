@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from hetagent.node.self_pipe import SelfPipe
 
-AGAIN_S = 60.0
+RECHECK_INTERVAL_S = 60.0
 """How long after a check that has passed it runs again, while the node waits (seconds)."""
 
-RETRY_S = 2.0
-"""How long after the first check that has failed it runs again (seconds); doubled up to `AGAIN_S`."""
+FIRST_RETRY_S = 2.0
+"""How long after the first check that has failed it runs again (seconds); doubled up to `RECHECK_INTERVAL_S`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class HealthChecks:
     begins.
     """
 
-    def __init__(self, checks: Iterable[HealthCheck] = (), again_s: float = AGAIN_S) -> None:
+    def __init__(self, checks: Iterable[HealthCheck] = (), again_s: float = RECHECK_INTERVAL_S) -> None:
         self._checks = tuple(checks)
         self._again_s = again_s
         self._cancelled = threading.Event()  # of the checks that run
@@ -89,14 +89,14 @@ class HealthChecks:
     def _watch_node(self, cancelled: threading.Event, former: threading.Thread | None) -> None:
         if former is not None:
             former.join()  # it is killing its check
-        last, retry_s = None, RETRY_S
+        last, retry_s = None, FIRST_RETRY_S
         while not cancelled.is_set():
             result = self._run_checks(cancelled)
             if result != last:
                 self._results.append((cancelled, result))
                 self._waker.wake()
             last, pause_s = result, min(retry_s, self._again_s) if result.why else self._again_s
-            retry_s = 2 * retry_s if result.why else RETRY_S
+            retry_s = 2 * retry_s if result.why else FIRST_RETRY_S
             cancelled.wait(pause_s)
 
     def _run_checks(self, cancelled: threading.Event) -> HealthResult:

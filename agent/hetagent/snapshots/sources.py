@@ -4,7 +4,7 @@ import contextlib
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from http.client import HTTPException
 from pathlib import Path
 from typing import IO, Any
@@ -27,6 +27,10 @@ _open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
 
 class SourceError(Exception):
     """A source does not give what it should have; says why."""
+
+
+class CorruptFileError(SourceError):
+    """A file is not what was written: reading it again is of no use."""
 
 
 class Source:
@@ -85,7 +89,7 @@ class Source:
                 yield piece
                 end = at + size
         if digest.hexdigest() != expected.digest:
-            raise SourceError(f"{name} {self.where} is corrupt")
+            raise CorruptFileError(f"{name} {self.where} is corrupt")
 
     def read_index(self, rank: int) -> tuple[bytes, Index]:
         """The index of a rank's part; SourceError: it is not the one that was announced, or cannot be had."""
@@ -105,14 +109,21 @@ def _split_evenly(size: int) -> list[tuple[int, int]]:
     return [(at, min(CHUNK, size - at)) for at in range(0, size, CHUNK)]
 
 
-def copy_part(source: Source, rank: int, into: Path, skip: str = "") -> None:
+def copy_part(
+    source: Source,
+    rank: int,
+    into: Path,
+    skip: str = "",
+    before: Callable[[int], None] = lambda size: None,
+) -> None:
     """Copy the files of a rank's part, but for one, each under its name once it is good, and its index last.
 
-    SourceError: one is not what was written; FileNotFoundError: nobody wants it.
+    `before` gets the size of each. SourceError: one is not what was written; FileNotFoundError: nobody wants it.
     """
     text, index = source.read_index(rank)
     for name, expected in index.files.items():
         if name != skip:
+            before(expected.bytes)
             with open_atomic(into / name) as file:
                 for piece in source.read(name, expected):
                     file.write(piece)

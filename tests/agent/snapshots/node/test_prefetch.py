@@ -52,9 +52,9 @@ class Nodes:
         self.serving = SnapshotServer(self.there, lambda: hold_port("127.0.0.1", None), str, print)
         self.serving.start()
 
-    def runs(self, number: int) -> None:
+    def runs(self, number: int, memory: int = 1 << 20) -> None:
         """The node that copies is in a round."""
-        SnapshotFiles(self.here).write_control(RoundControl(round=number))
+        SnapshotFiles(self.here).write_control(RoundControl(round=number, memory=memory))
 
     @property
     def copy(self) -> CopyOrder:
@@ -90,7 +90,7 @@ def test_what_is_corrupt_does_not_count(nodes: Nodes, name: str) -> None:
     assert not (nodes.here / "0" / "1.json").exists()
 
 
-def test_what_fails_is_not_fetched_again_and_again_but_after_a_pause(
+def test_what_is_corrupt_is_not_fetched_again_and_again_but_after_a_pause(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pauses, is_over = list[float](), threading.Event()
@@ -104,7 +104,7 @@ def test_what_fails_is_not_fetched_again_and_again_but_after_a_pause(
     copies.start(nodes.copy)
     soon(lambda: pauses, "its failure")
     copies.start(nodes.copy)
-    assert (pauses, asked.count("1.bin")) == ([prefetch.PAUSE_S], 1)
+    assert (pauses, asked.count("1.bin")) == ([prefetch.CORRUPT_PAUSE_S], 1)
     index = json.loads((nodes.there / "2" / "1.json").read_bytes())
     index["files"]["1.bin"] = [SIZE, xxh3_64_hexdigest(new)]
     put(nodes.there / "2" / "1.json", json.dumps(index))
@@ -171,6 +171,13 @@ def test_a_copy_of_an_earlier_round_leaves_alone_what_a_worker_has_mapped(nodes:
     assert mapped._map[-1] == ord("x"), "a file that was cut would end the process here"
     assert not mapped.truncate_to_map(), "it has to be mapped again"
     assert not list((nodes.here / "0").glob("*.new*"))
+
+
+def test_without_memory_for_it_nothing_is_left_of_a_copy(nodes: Nodes) -> None:
+    nodes.runs(4, memory=100)
+    with pytest.raises(OSError, match="a larger --snapshot-memory"):
+        fetch(nodes.here, nodes.copy)
+    assert not (nodes.here / "0" / "1.bin").exists()
 
 
 def test_a_slot_that_is_given_away_in_the_middle_of_a_copy_is_left_alone(

@@ -8,7 +8,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,9 @@ EXIT_SUPERSEDED = 3
 
 WRITABLE_BY_OTHERS = 0o022
 """Permissions of others than this user to write."""
+
+MOST_JOBS = 16
+"""Of how many jobs before its own a snapshot tells that it descends from them."""
 
 _NAME = re.compile(r"step-(\d{1,15})-round-(\d{1,15})(?:-job-([0-9A-Za-z]{1,32}))?", re.ASCII)
 
@@ -40,6 +43,7 @@ class SnapshotMetadata:
     sharded: bool
     size: int  # of all files (bytes)
     ranks: Mapping[int, str] = field(default_factory=dict)  # the digests of their indexes
+    after: Sequence[str] = ()  # the jobs that it went on with, the oldest first; only theirs are pruned
     written_at: int = 0  # when it was complete (seconds since the epoch)
 
     def to_json(self) -> bytes:
@@ -56,6 +60,7 @@ class SnapshotMetadata:
             if fields.pop("v") == VERSION:
                 fields |= {name: int(fields[name]) for name in ("world_size", "size", "written_at")}
                 fields["ranks"] = {int(rank): str(digest) for rank, digest in fields["ranks"].items()}
+                fields["after"] = tuple(map(str, fields["after"]))
                 return cls(**fields)
         return None
 

@@ -3,7 +3,7 @@
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from hetagent.errors import UsageError
@@ -12,6 +12,7 @@ from hetagent.snapshots.errors import SnapshotError
 from hetagent.snapshots.folder import SnapshotId
 from hetagent.snapshots.on_disk import (
     METADATA_FILE,
+    MOST_JOBS,
     SnapshotMetadata,
     directory_name,
     list_directories,
@@ -31,6 +32,7 @@ class DiskCatalog:
     def __init__(self, path: Path, log: Callable[[str], None]) -> None:
         self.path = path
         self.origin = ""  # the job
+        self.ancestors: Sequence[str] = ()  # the jobs that it has gone on with
         self._log_once = WarnOnce(log)
         self._found: Mapping[SnapshotId, SnapshotMetadata] = {}  # those that are complete
         self._trouble = ""  # why the last look has found none
@@ -125,8 +127,16 @@ class DiskCatalog:
 
     def begin_round(self, origin: str, chosen: StartSnapshot | None = None) -> Mapping[str, object] | None:
         """A round of a job begins, from a snapshot or from none; returns where workers read it, None: not on disk."""
-        self.origin = origin if origin.isalnum() else ""  # it names directories
-        return self._make_source(_snapshot_id(chosen)) if chosen is not None and chosen.on_disk else None
+        origin = origin if origin.isalnum() else ""  # it names directories
+        if origin != self.origin:
+            self.origin, self.ancestors = origin, ()
+        began = _snapshot_id(chosen) if chosen is not None and chosen.on_disk else None
+        source = self._make_source(began) if began is not None else None
+        for stamp, mark in self.snapshots.items():
+            if stamp == began or stamp.origin == origin:
+                jobs = dict.fromkeys((*self.ancestors, *mark.after, stamp.origin))
+                self.ancestors = [job for job in jobs if job != origin][-MOST_JOBS:]
+        return source
 
 
 def _snapshot_id(chosen: StartSnapshot) -> SnapshotId:

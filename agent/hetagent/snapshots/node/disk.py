@@ -150,6 +150,7 @@ class DiskWriter:
             "into": str(self.catalog.get_path(self._make_disk_id(slot.stamp))),
             "ranks": [*ranks],
             "keep": self._options.keep,
+            "jobs": [*self.catalog.ancestors, self.catalog.origin],
         }
         try:
             with self._stderr.open("wb") as stderr:

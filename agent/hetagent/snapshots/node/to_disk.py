@@ -45,11 +45,14 @@ PAUSE_S = 0.2
 """How often to look there (seconds)."""
 
 
-def write_snapshot(slot: Slot, into: Path, ranks: Sequence[int]) -> None:
+def write_snapshot(slot: Slot, into: Path, ranks: Sequence[int], jobs: Sequence[str] = ("",)) -> None:
     """Write the parts of a node, and wait until somebody has made a checkpoint of all parts; SnapshotError: nobody has.
 
     That is the node with the lowest rank; if it is gone, any other, which also writes what all ranks have alike. What
     is missing of state that is not sharded is left out.
+
+    Args:
+        jobs: that this one has gone on with, the oldest first, and this one.
     """
     into.mkdir(parents=True, exist_ok=True)
     for path in (into.parent, into):
@@ -77,7 +80,7 @@ def write_snapshot(slot: Slot, into: Path, ranks: Sequence[int]) -> None:
         elif idle_s >= wait_s:
             if lacks_shared:
                 write_parts(slot, into, ranks, replicated=True)
-            write_checkpoint(into)
+            write_checkpoint(into, jobs[:-1])
         time.sleep(PAUSE_S)
 
 
@@ -103,7 +106,7 @@ def write_parts(slot: Slot, into: Path, ranks: Sequence[int], *, replicated: boo
     return indexes[ranks[0]]
 
 
-def write_checkpoint(into: Path) -> None:
+def write_checkpoint(into: Path, after: Sequence[str]) -> None:
     """Make a checkpoint of what is there: of the lowest rank also buffers and values, under the script's names."""
     indexes = [
         Index.from_json(path.read_bytes()) for path in into.glob(INDEX.format("*")) if path.stem.isdecimal()
@@ -127,6 +130,7 @@ def write_checkpoint(into: Path) -> None:
         size=sum(path.stat().st_size for path in into.iterdir() if NEW not in path.name),
         # A rank that was late may write its own over that of who stands in: either is good.
         ranks={index.rank: index.digest if index.writer == index.rank else "" for index in indexes},
+        after=tuple(after),
         written_at=int(time.time()),
     )
     _fsync_paths(*into.iterdir(), into)
@@ -150,21 +154,16 @@ def _fsync_paths(*paths: Path) -> None:
                 os.close(fd)
 
 
-def prune(path: Path, keep: int) -> None:
-    """Remove what was written before the newest complete snapshots, which are kept."""
+def prune(path: Path, keep: int, jobs: Sequence[str]) -> None:
+    """Remove what is older than those that are kept, complete or not; `jobs` as in `write_snapshot`."""
+    there = {stamp: each for stamp, each in list_directories(path).items() if stamp.origin in jobs}
     kept = 0
-    for each in sorted(list_directories(path).values(), key=_written_at, reverse=True):
-        is_complete = (each / METADATA_FILE).exists()
+    for stamp in sorted(there, key=lambda stamp: (jobs.index(stamp.origin), *stamp), reverse=True):
+        is_complete = (there[stamp] / METADATA_FILE).exists()
         if kept >= keep or (kept and not is_complete):
-            (each / METADATA_FILE).unlink(missing_ok=True)
-            shutil.rmtree(each, ignore_errors=True)
+            (there[stamp] / METADATA_FILE).unlink(missing_ok=True)
+            shutil.rmtree(there[stamp], ignore_errors=True)
         kept += is_complete
-
-
-def _written_at(path: Path) -> int:
-    """When a snapshot was complete, or last written to (nanoseconds, by the file server's clock)."""
-    mark = path / METADATA_FILE
-    return (mark if mark.exists() else path).stat().st_mtime_ns
 
 
 def main() -> None:
@@ -177,10 +176,10 @@ def main() -> None:
     os.umask(os.umask(0) | WRITABLE_BY_OTHERS)
     leads = 0 in order["ranks"]
     try:
-        write_snapshot(slot, into, order["ranks"])
+        write_snapshot(slot, into, order["ranks"], order["jobs"])
         if leads:
             with contextlib.suppress(Exception):  # this one is written, whatever becomes of older ones
-                prune(into.parent, order["keep"])
+                prune(into.parent, order["keep"], order["jobs"])
     except Exception as error:
         if leads and not (into / METADATA_FILE).exists():
             shutil.rmtree(into, ignore_errors=True)

@@ -1,10 +1,10 @@
 """What an agent does about snapshots on disk, but for the writing itself: tests/agent/snapshots, tests/e2e."""
 
 import math
-import os
 import threading
 import time
 from argparse import Namespace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,14 +54,15 @@ class Node:
         number: int = 1,
         job: str = JOB,
         at: int = 0,
+        after: Sequence[str] = (),
     ) -> Path:
         path = self.catalog.path / directory_name(SnapshotId(number, step, job))
         path.mkdir(parents=True)
         if complete:
-            mark = SnapshotMetadata(world_size=2, sharded=False, size=7, ranks={0: "d"}, written_at=at)
+            mark = SnapshotMetadata(
+                world_size=2, sharded=False, size=7, ranks={0: "d"}, after=after, written_at=at
+            )
             (path / METADATA_FILE).write_bytes(mark.to_json())
-        for each in (*path.iterdir(), path):
-            os.utime(each, (at, at))
         return path
 
     def source(self, step: int) -> Any:
@@ -103,29 +104,37 @@ def test_the_newest_that_are_complete_are_told(node: Node) -> None:
     assert node.source(60)["ranks"] == {}
 
 
-def test_the_oldest_are_removed_whoever_wrote_them_and_what_is_not_ours_stays(node: Node) -> None:
-    """Step 500 is of a job before this one, which has undone step 30 by `hetctl restart --from`."""
-    steps = ((500, "aaaa", True), (30, JOB, True), (15, JOB, False), (20, JOB, True), (25, JOB, False))
-    paths = {
-        step: node.has(step, complete=complete, job=job, at=at)
-        for at, (step, job, complete) in enumerate(steps)
-    }
+def test_the_oldest_are_removed_and_what_is_not_ours_stays(node: Node) -> None:
+    """After `hetctl restart --from`, for instance, step 30 of the first round is older than 20 of the second."""
+    paths = {step: node.has(step, complete=step != 15) for step in (10, 15, 20, 30)}
+    newer = [node.has(20, number=2), node.has(40, number=2, complete=False)]
     other = node.catalog.path / "step-one"
     other.mkdir()
-    prune(node.catalog.path, 3)
-    assert [step for step, path in paths.items() if path.exists()] == [500, 30, 20, 25]
-    prune(node.catalog.path, 2)
-    assert [step for step, path in paths.items() if path.exists()] == [30, 20, 25]
-    assert other.exists()
+    prune(node.catalog.path, 2, [JOB])
+    assert [step for step, path in paths.items() if path.exists()] == [30]
+    assert all(path.exists() for path in (*newer, other))
+    assert node.declares() == [(JOB, 20), (JOB, 30)]
 
 
-def test_a_job_goes_on_from_its_own_else_from_those_of_whoever_wrote_last(node: Node) -> None:
-    node.has(500, job="bbbb", at=1)
-    for step in (100, 200):
-        node.has(step, number=7, job="aaaa", at=2)
-    assert node.declares() == [("aaaa", 200), ("aaaa", 100), ("bbbb", 500)]
-    node.has(10, at=1)
-    assert node.declares()[0] == (JOB, 10)
+def test_a_job_that_began_anew_neither_loses_its_own_nor_takes_those_of_another(node: Node) -> None:
+    former = [node.has(step, job="aaaa", at=1) for step in (100, 200, 300)]
+    own = [node.has(step, at=2) for step in (10, 20, 30)]
+    assert node.declares()[:3] == [(JOB, 30), (JOB, 20), (JOB, 10)]
+    node.catalog.begin_round(JOB)
+    prune(node.catalog.path, 2, [*node.catalog.ancestors, JOB])
+    assert all(path.exists() for path in former)
+    assert [path.exists() for path in own] == [False, True, True]
+
+
+def test_a_job_that_goes_on_with_others_prunes_theirs(node: Node) -> None:
+    other = node.has(500, job="bbbb", at=1)
+    former = [node.has(step, number=7, job="aaaa", at=2, after=["older"]) for step in (100, 200)]
+    assert node.declares() == [("aaaa", 200), ("aaaa", 100), ("bbbb", 500)], "whoever wrote last"
+    node.catalog.begin_round(JOB, chosen(200, 7, "aaaa"))
+    assert node.catalog.ancestors == ["older", "aaaa"]
+    own = node.has(210, at=3)
+    prune(node.catalog.path, 2, [*node.catalog.ancestors, JOB])
+    assert [path.exists() for path in (*former, own, other)] == [False, True, True, True]
 
 
 def test_where_a_round_begins_is_said_with_its_age(node: Node) -> None:

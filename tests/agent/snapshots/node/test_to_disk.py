@@ -109,6 +109,7 @@ def command(slot: Slot, path: Path) -> list[str]:
         "into": str(path),
         "ranks": [0],
         "keep": 3,
+        "jobs": ["j"],
     }
     return [sys.executable, "-P", "-m", "hetagent.snapshots.node.to_disk", json.dumps(told)]
 
@@ -269,6 +270,7 @@ def test_a_mark_of_another_version_or_without_sense_is_none(slot: Slot, tmp_path
         {"size": float("inf")},
         {"ranks": [1]},
         {"x": 1},
+        {"after": 3},
     ):
         (path / METADATA_FILE).write_text(json.dumps(good | odd))
         assert SnapshotMetadata.read_metadata(path) is None, odd

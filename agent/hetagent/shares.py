@@ -11,6 +11,7 @@ languages read the JSON file that HET_WEIGHTS_FILE names: `{"round": 3, "weights
 the order of ranks.
 """
 
+import contextlib
 import json
 import math
 import os
@@ -19,6 +20,9 @@ from dataclasses import dataclass, replace
 
 FILE = "HET_WEIGHTS_FILE"
 """Variable of a worker: the file with the weights of all ranks of its round, the same on all nodes."""
+
+SPEED = "{path}.speed.{rank}"
+"""Beside it: the last speed that a rank measured. Its agent puts it there again in the next round."""
 
 GAIN = 0.05
 """Shares change only if a step gets at least this much shorter: equal ranks stay equal."""
@@ -121,7 +125,7 @@ def refresh(
     shares: Shares,
     sizes: Sequence[int],
     gather: Callable[[int], Sequence[int]],
-    time_ns: int,
+    time_ns: int | None = None,
 ) -> Shares:
     """Shares by the speed that each rank has measured; every rank calls it between the same steps, and gets the same.
 
@@ -131,14 +135,25 @@ def refresh(
         shares: those of now.
         sizes: how many samples each rank takes per step with them.
         gather: gives the values of all ranks, in their order, for that of this one (`uneven.gathered`, for example).
-        time_ns: how long this rank works per step, without waiting for others (nanoseconds; 0: unknown).
+        time_ns: how long this rank works per step, without waiting for others (nanoseconds; 0: unknown) [what it has
+            measured in the round before, if its agent knows that].
 
     Raises:
         ValueError: not one size for each rank.
     """
     if len(sizes) != shares.world_size:
         raise ValueError(f"{len(sizes)} sizes for {shares.world_size} ranks: give one for each rank")
-    own = sizes[shares.rank] * PER_SPEED // time_ns if time_ns > 0 else 0
+    weights = os.environ.get(FILE)
+    speed = SPEED.format(path=weights, rank=shares.rank)
+    own = sizes[shares.rank] * PER_SPEED // time_ns if time_ns and time_ns > 0 else 0
+    with contextlib.suppress(OSError, ValueError):
+        if weights and time_ns is None:
+            with open(speed, "rb") as file:
+                own = max(0, int(file.read(18)))
+        elif weights and own:  # its agent keeps it for the next round
+            with open(f"{speed}.new", "w", encoding="ascii") as new:
+                new.write(str(own))
+            os.replace(f"{speed}.new", speed)
     return replace(shares, weights=_decide_weights(shares.weights, sizes, gather(own)))
 
 

@@ -230,8 +230,9 @@ class UnevenBatchSampler(Sampler[list[int]]):
         """What is left of the epoch: each batch of a loader, with the part that it is.
 
         All ranks have to call it. It compares first whether all of them are about to train on the same batches. Where
-        no person gave the shares, the ranks exchange after some steps how long they needed; if the shares change, the
-        loader begins again where the ranks are. One that cannot (a generator) gets other shares at the next call.
+        no person gave the shares, the ranks begin with the speeds that they have measured before, and exchange after
+        some steps how long they needed; if the shares change, the loader begins again where the ranks are. One that
+        cannot (a generator) gets other shares at the next call.
 
         Args:
             loader: gives this sampler's batches in order, a `DataLoader` or what a framework has made of one.
@@ -240,6 +241,8 @@ class UnevenBatchSampler(Sampler[list[int]]):
             RuntimeError: ranks have other weights, another position or seed, ...; or the loader gives other batches.
         """
         follows = self._compare_ranks() and not self.shares.given
+        if follows and not isinstance(loader, Iterator):
+            self._decide_shares(None)
         self.set_epoch(self.epoch)
         while self._next_step(self._consumed):
             self._timer.pause()
@@ -268,17 +271,26 @@ class UnevenBatchSampler(Sampler[list[int]]):
         self._timer.end_step()
         if self._timer.steps < WARM_UP + TIMED:
             return False
-        was, time_ns = self.shares, self._timer.median_ns()
+        time_ns = self._timer.median_ns()
         self._timer.clear()
+        is_changed = self._decide_shares(time_ns)
+        self._untimed = 0 if is_changed else PAUSE
+        return is_changed
+
+    def _decide_shares(self, time_ns: int | None) -> bool:
+        """Have all ranks decide the shares, by this time or those of the round before; whether they are others."""
+        was = self.shares
         sizes = self._sizes(was, self._global_batch)
         self.shares = refresh(was, sizes, lambda value: gathered(value, self._group), time_ns)
-        is_changed = self.shares.weights != was.weights
-        self._untimed = 0 if is_changed else PAUSE
-        if is_changed and was.rank == 0:
+        if self.shares.weights == was.weights:
+            return False
+        if was.rank == 0:
             now = _abbreviate(self._sizes(self.shares, self._global_batch))
-            text = f"batches of {now} instead of {_abbreviate(sizes)}, by the ranks' own time"
-            print(f"hetagent.uneven: {text}", file=sys.stderr)
-        return is_changed
+            what = "by the ranks' own time" if time_ns is not None else "as measured in the round before"
+            print(
+                f"hetagent.uneven: batches of {now} instead of {_abbreviate(sizes)}, {what}", file=sys.stderr
+            )
+        return True
 
     def _sizes(self, shares: Shares, total: int) -> list[int]:
         """Samples of each rank. A step that has not enough for all is shared by the fastest."""

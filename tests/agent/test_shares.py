@@ -211,3 +211,23 @@ def test_they_come_to_rest_where_all_need_the_same_time_though_steps_cost_someth
         sizes = batch_sizes(256, weights)
     times = [c + s * size for c, s, size in zip(constant, per_sample, sizes, strict=True)]
     assert max(times) < 1.06 * sum(times) / 4
+
+
+def test_what_a_rank_has_measured_is_known_in_the_next_round(path: Path) -> None:
+    def gather(own: int) -> list[int]:
+        return [own or 7, 4 * (own or 7), 0]
+
+    equal = Shares((1.0, 1.0, 1.0), 2, 3, given=False)
+    assert shares.refresh(equal, [8, 8, 8], lambda own: [own] * 3) == equal, "nothing is known yet"
+    assert shares.refresh(equal, [8, 8, 8], gather, 1000).weights == (0.25, 1.0, 0.25)
+    speed = int(Path(f"{path}.speed.2").read_text())
+    assert speed == 8 * shares.PER_SPEED // 1000
+    heard: list[int] = []
+    shares.refresh(equal, [8, 8, 8], lambda own: heard.append(own) or [own] * 3)
+    assert heard == [speed]
+    shares.refresh(equal, [8, 8, 8], lambda own: heard.append(own) or [own] * 3, -1000)
+    assert (heard.pop(), int(Path(f"{path}.speed.2").read_text())) == (0, speed)
+    for text in ("", "x", "-5", "9" * 100):
+        Path(f"{path}.speed.2").write_text(text)
+        shares.refresh(equal, [8, 8, 8], lambda own: heard.append(own) or [own] * 3)
+    assert all(0 <= own < 2**63 for own in heard)

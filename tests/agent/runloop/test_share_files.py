@@ -1,4 +1,4 @@
-"""What workers know of their shares: a file and variables."""
+"""What workers know of their shares, and of what they measured in the round before: files and variables."""
 
 import json
 from dataclasses import replace
@@ -46,3 +46,14 @@ def test_the_program_of_a_whole_node_has_a_weight_only_if_its_ranks_have_the_sam
     begin(shares, tmp_path / "1", assignment(weights=[(3, 1.0), (1, 0.5)], offset=offset))
     environ = shares.worker_env(0)
     assert (environ["HET_WEIGHT"], environ["HET_WEIGHT_SUM"]) == (weight, "3.5")
+
+
+def test_what_a_worker_has_measured_is_there_in_the_next_round_at_its_new_rank(tmp_path: Path) -> None:
+    shares = ShareFiles()
+    before = begin(shares, tmp_path / "1", assignment(offset=2))
+    Path(f"{before}.speed.3").write_text("12345")
+    shares.on_round_end()
+    shares.on_round_end()
+    after = begin(shares, tmp_path / "2", assignment(offset=0))
+    assert sorted(path.name for path in after.parent.iterdir()) == ["weights", "weights.speed.1"]
+    assert Path(f"{after}.speed.1").read_text() == "12345"

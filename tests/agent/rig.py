@@ -25,7 +25,7 @@ from hetagent.launch.base import Launch
 from hetagent.launch.command import WorkerCommand
 from hetagent.monitor.watcher import Watcher
 from hetagent.node.network import AdvertisedAddress, hold_port
-from hetagent.node.processes.guardian import Guardian
+from hetagent.node.processes.guardian_client import Guardian
 from hetagent.node.processes.identity import AgentIdentity, ServerAccess
 from hetagent.node.processes.proctree import find_by_incarnation
 from hetagent.runloop.agent import Agent

@@ -135,7 +135,7 @@ def test_hetctl_and_a_guardian_speak_it(strict: Hetserver, ours: Authority, mine
     assert "no groups" in said.output, said
     tls = ClientTls.from_flags({}, environ)
     script = (
-        "import sys, json; from pathlib import Path; from hetagent.node.processes.guardian import Guardian\n"
+        "import sys, json; from pathlib import Path; from hetagent.node.processes.guardian_client import Guardian\n"
         "from hetrdzv.auth.tls import ClientTls\n"
         "tls = ClientTls(*map(Path, sys.argv[2:]))\n"
         "from hetagent.node.processes.identity import AgentIdentity, ServerAccess\n"

@@ -30,7 +30,7 @@ from hetagent.node.gpu import devices
 from hetagent.node.gpu.driver import find_versions
 from hetagent.node.network import find_address
 from hetagent.node.processes import proctree as processes
-from hetagent.node.processes.guardian import Guardian
+from hetagent.node.processes.guardian_client import Guardian
 from hetagent.node.processes.guardian_process import SAVE_S
 from hetagent.node.processes.identity import AgentIdentity, ServerAccess
 from hetagent.node.standalone import ChildServer

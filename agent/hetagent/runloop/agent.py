@@ -18,7 +18,7 @@ from hetagent.node.console import WarnOnce
 from hetagent.node.network import NetworkError
 from hetagent.node.processes import proctree as processes
 from hetagent.node.processes import signals as process_signals
-from hetagent.node.processes.guardian import Guardian, GuardianError
+from hetagent.node.processes.guardian_client import Guardian, GuardianError
 from hetagent.node.self_pipe import Readable, wait_readable
 from hetagent.roundhook import PreemptionNotice
 from hetagent.runloop.local_round import LocalRound, RoundPhase

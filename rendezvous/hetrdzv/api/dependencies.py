@@ -34,11 +34,11 @@ class Requires:
     """The permission of a route: the token must have a role, and cover the group that the path names."""
 
     role: Role
-    scoped: bool = False  # the route names no group, but shows only groups in the scope of the token
+    filters_by_scope: bool = False  # the route names no group, and shows those in the scope of the token
 
     async def __call__(self, request: Request) -> None:
         group_id, asked = request.path_params.get("group_id"), f"{request.method} {request.scope['path']}"
-        request.state.grant.check(self.role, group_id, asked, scoped=self.scoped)
+        request.state.grant.check(self.role, group_id, asked, filters_by_scope=self.filters_by_scope)
 
 
 # -- bodies --------------------------------------------------------------------------------------------------

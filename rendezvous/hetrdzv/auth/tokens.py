@@ -39,16 +39,16 @@ class Grant:
         """Whether a group is in the scope."""
         return self.scope is None or fnmatchcase(group_id, self.scope)
 
-    def check(self, role: Role, group_id: str | None, asked: str, *, scoped: bool = False) -> None:
+    def check(self, role: Role, group_id: str | None, asked: str, *, filters_by_scope: bool = False) -> None:
         """Check that a request is permitted that needs a role, and names a group; else raise `Forbidden`.
 
-        `scoped`: it names none, but shows only groups in the scope of the token.
+        `filters_by_scope`: it names none, but shows only groups in the scope of the token.
         """
         if self.role < role:
             why = f"needs the role {role}"
         elif group_id is not None and not self.covers(group_id):
             why = f"is about group '{group_id[:128]}'"
-        elif group_id is None and self.scope is not None and not scoped:
+        elif group_id is None and self.scope is not None and not filters_by_scope:
             why = "is about all groups"
         else:
             return

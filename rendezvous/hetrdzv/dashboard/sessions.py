@@ -49,7 +49,7 @@ class Sessions:
     def check(self, request: Request, role: Role, group_id: str | None) -> Grant:
         """What the browser may do, unless that is not what needs this role, in that group."""
         grant = self._find_grant(request)
-        grant.check(role, group_id, "this page", scoped=True)
+        grant.check(role, group_id, "this page", filters_by_scope=True)
         return grant
 
     def _fingerprint(self, of_token: bytes) -> str:

@@ -185,7 +185,7 @@ class JobSnapshotState:
 
     Attributes:
         wanted: the one that a person has chosen for the next round.
-        undone, undone_before: with such a choice all is undone that is newer, and of a round before this one.
+        undone, undone_before_round: with such a choice all is undone that is newer, and of a round before this one.
         parting: agents that have left, or are about to, and yet serve what they hold, by incarnation: until when
             (seconds on the server's clock).
     """
@@ -193,7 +193,7 @@ class JobSnapshotState:
     origin: str
     wanted: SnapshotId | None = None
     undone: SnapshotId | None = None
-    undone_before: Count = 0
+    undone_before_round: Count = 0
     parting: Mapping[str, float] = field(default_factory=dict)
 
 

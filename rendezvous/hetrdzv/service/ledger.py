@@ -204,7 +204,7 @@ class Ledger:
             self.is_failing = False
         turns, self._in_flight = self._in_flight, {}
         published = [
-            self._publish_head(group_id, turn.head, news[group_id]) for group_id, turn in turns.items()
+            self._commit_head(group_id, turn.head, news[group_id]) for group_id, turn in turns.items()
         ]
         for turn in turns.values():
             turn.done.set_result(turn.head)
@@ -217,7 +217,7 @@ class Ledger:
         events = turn.events if turn.head is not None else ()
         return [Event(number=number, at=at, reason=reason) for number, reason in enumerate(events, last + 1)]
 
-    def _publish_head(self, group_id: str, new: Group | None, news: Iterable[Event]) -> Change:
+    def _commit_head(self, group_id: str, new: Group | None, news: Iterable[Event]) -> Change:
         """Make a head the committed group."""
         old = self.groups.get(group_id)
         if new is None:

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from tests.support.cluster import wait_for
 
-from hetagent.node.processes import guardian, guardian_process
+from hetagent.node.processes import guardian_process
 from hetagent.node.processes import proctree as processes
-from hetagent.node.processes.guardian import Guardian, GuardianError
+from hetagent.node.processes.guardian_client import Guardian, GuardianError
 from hetagent.node.processes.identity import AgentIdentity, ServerAccess
 
 TOKEN = "s3cret-token"
@@ -27,7 +27,7 @@ RUN = uuid.uuid4().hex
 
 AGENT = """
 import json, os, subprocess, sys, time
-from hetagent.node.processes.guardian import Guardian
+from hetagent.node.processes.guardian_client import Guardian
 from hetagent.node.processes.identity import AgentIdentity, ServerAccess
 
 url, node_id, incarnation = sys.argv[1:]
@@ -222,7 +222,7 @@ def test_dismiss_is_harmless_at_any_time() -> None:
 def test_one_that_cannot_be_started(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(guardian, "make_sys_path", list)
+    monkeypatch.setattr(guardian_client, "make_sys_path", list)
     one = make_guardian([])
     with pytest.raises(GuardianError, match=r"guardian of node 'n1' did not start \(status 1 of .*stderr"):
         one.start()

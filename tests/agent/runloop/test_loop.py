@@ -16,7 +16,7 @@ from tests.support.servers import free_port
 
 from hetagent.launch.base import Launch
 from hetagent.node.network import AdvertisedAddress
-from hetagent.node.processes import guardian
+from hetagent.node.processes import guardian_client
 from hetagent.options.torchrun import SIGNALS
 from hetagent.runloop import start_check
 from hetagent.session.session import Session
@@ -164,7 +164,7 @@ def test_a_guardian_that_died_is_replaced_and_one_that_cannot_be_is_done_without
         kill,
         lambda: soon(lambda: made.guardian.pid not in (None, *before), "another guardian"),
         lambda: time.sleep(0.1),
-        lambda: monkeypatch.setattr(guardian.sys, "executable", "/bin/false"),
+        lambda: monkeypatch.setattr(guardian_client.sys, "executable", "/bin/false"),
         kill,
         made.says("continuing without one"),
         made.touches("stop"),

@@ -36,7 +36,9 @@ router = APIRouter(
 )
 
 
-@router.get("", response_model=GroupsReply, dependencies=[Depends(Requires(Role.READ, scoped=True))])
+@router.get(
+    "", response_model=GroupsReply, dependencies=[Depends(Requires(Role.READ, filters_by_scope=True))]
+)
 async def list_groups(request: Request, service: CurrentService) -> Response:
     """All groups in the scope of the token, in brief."""
     make = views.group_summaries(service, request.state.grant)

@@ -23,7 +23,9 @@ from hetrdzv.service.metrics import CONTENT_TYPE, Metrics
 from hetrdzv.service.service import Replica
 
 health_router = APIRouter(tags=["health"], responses=ERROR_RESPONSES)
-document_router = APIRouter(include_in_schema=False, dependencies=[Depends(Requires(Role.READ, scoped=True))])
+document_router = APIRouter(
+    include_in_schema=False, dependencies=[Depends(Requires(Role.READ, filters_by_scope=True))]
+)
 
 
 @health_router.get("/healthz")

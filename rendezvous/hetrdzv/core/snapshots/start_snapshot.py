@@ -53,7 +53,7 @@ def choose_start_snapshot(context: StepContext, before: Group) -> str:
     all_found = list_job_snapshots(group, known.origin, [node.node_id for node in members], before.last_round)
     taken = select_snapshot(known, all_found)
     if taken is not None and taken.stamp == known.wanted:
-        known = replace(known, undone=taken.stamp, undone_before=current.number)
+        known = replace(known, undone=taken.stamp, undone_before_round=current.number)
     context.update_group(snapshots=replace(known, wanted=None))
     lost = _count_lost_steps(before, known, taken)
     newer = describe_newer_step(taken.stamp.step if taken is not None else 0, all_found) if lost != 0 else ""
@@ -148,7 +148,7 @@ def is_snapshot_undone(known: JobSnapshotState, stamp: SnapshotId) -> bool:
     """Whether a person has chosen an older one since."""
     if known.undone is None or stamp.sort_key <= known.undone.sort_key:
         return False
-    return stamp.origin is not None or stamp.round < known.undone_before
+    return stamp.origin is not None or stamp.round < known.undone_before_round
 
 
 @cache_on_value

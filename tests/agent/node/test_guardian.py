@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from tests.support.cluster import wait_for
 
-from hetagent.node.processes import guardian_process
+from hetagent.node.processes import guardian_client, guardian_process
 from hetagent.node.processes import proctree as processes
 from hetagent.node.processes.guardian_client import Guardian, GuardianError
 from hetagent.node.processes.identity import AgentIdentity, ServerAccess

@@ -117,7 +117,7 @@ class RoundWatch:
                 for probe in self._probes.values():
                     self._try_probe(probe, partial(probe.probe, now))
                 # Not in step with the workers: a look every second at steps of a second would always see the same.
-                # Never later than TICK_S, for which the server makes allowance when it judges who has not gone on.
+                # Never later than PROBE_INTERVAL_S, which the server allows for when it judges who has not gone on.
                 goes_on = self._wait_for_next_look(now + PROBE_INTERVAL_S * random.uniform(0.6, 1.0))
 
     def _wait_for_next_look(self, until: float) -> bool:

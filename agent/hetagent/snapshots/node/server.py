@@ -4,6 +4,7 @@ import re
 import secrets
 import threading
 from collections.abc import Callable
+from functools import partial
 from hmac import compare_digest
 from http import HTTPStatus
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -73,10 +74,10 @@ class _Server(ThreadingHTTPServer):
     block_on_close = False
 
     def __init__(self, listener: socket, folder: Path, key: str) -> None:
-        super().__init__(("", 0), _Handler, bind_and_activate=False)
+        # With a directory: the current one, which it would look up for each request, may have been removed.
+        super().__init__(("", 0), partial(_Handler, directory=folder), bind_and_activate=False)
         self.socket.close()
         self.socket = listener
-        self.folder = folder
         self.authorization = f"Bearer {key}".encode()
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -100,9 +101,6 @@ class _Handler(SimpleHTTPRequestHandler):
         if not PATH.fullmatch(self.path):
             return self.send_error(HTTPStatus.NOT_FOUND)
         return super().send_head()
-
-    def translate_path(self, path: str) -> str:
-        return f"{self.server.folder}{path}"
 
     def copyfile(self, source: Any, outputfile: Any) -> None:
         self.connection.sendfile(source)

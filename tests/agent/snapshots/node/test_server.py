@@ -40,6 +40,15 @@ def test_parts_are_served(made: SnapshotServer, tmp_path: Path) -> None:
         assert get(made, f"3-120/{name}").content == (tmp_path / "1" / name).read_bytes()
 
 
+def test_parts_are_served_by_an_agent_whose_directory_was_removed(
+    made: SnapshotServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert get(made, "3-120/shared.bin").content == (tmp_path / "1" / "shared.bin").read_bytes()
+
+
 def test_without_the_key_nothing_is_said(made: SnapshotServer) -> None:
     keys = (b"Bearer", b"Bearer x", b"Bearer \xff", made.key.encode(), b"")
     for path, key in itertools.product(("3-120/shared.bin", "nothing", ""), keys):

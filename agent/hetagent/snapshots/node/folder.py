@@ -1,5 +1,6 @@
 """The folder with a node's snapshots: made, locked, inherited from an agent that died, and removed."""
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -16,8 +17,11 @@ PREFIX = "hets_"
 OLD_S = 3600.0
 """Age at which an abandoned folder is swept (seconds)."""
 
-WAIT_S = 600.0
-"""How long a successor waits for its predecessor, which may be writing its last snapshot to disk (seconds)."""
+LEAVING = "leaving"
+"""Exists while an agent that leaves still serves its snapshots, or writes one to disk."""
+
+WAIT_S, LEAVES_S = 30.0, 600.0
+"""How long a successor waits for its predecessor, and for one that is leaving (seconds)."""
 
 POLL_S = 0.2
 
@@ -37,6 +41,12 @@ class NodeFolder(SnapshotDir):
         path = parent / (make_boot_prefix(PREFIX) + hashlib.sha256(key.encode()).hexdigest()[:16])
         self._lock: int | None = _wait_for_lock(path, log)
         super().__init__(path)
+        (path / LEAVING).unlink(missing_ok=True)
+
+    def mark_leaving(self) -> None:
+        """Have the successor wait longer."""
+        with contextlib.suppress(OSError):
+            (self.path / LEAVING).touch()
 
     def close(self, *, remove: bool) -> None:
         """Unlock it, or remove it. Harmless if called again."""
@@ -51,10 +61,11 @@ def _wait_for_lock(path: Path, log: Callable[[str], None]) -> int:
     """Wait for the last agent of the node to end; BlockingIOError: another agent stays."""
     began, is_first = time.monotonic(), True
     while (lock := _lock(path)) is None:
-        if time.monotonic() >= began + WAIT_S:
+        limit_s = LEAVES_S if (path / LEAVING).exists() else WAIT_S
+        if time.monotonic() >= began + limit_s:
             raise BlockingIOError(f"another agent uses {path}")
         if is_first:
-            log(f"waiting up to {WAIT_S:.0f} s for the last agent of this node to end: it uses {path}")
+            log(f"waiting up to {limit_s:.0f} s for the last agent of this node to end: it uses {path}")
         is_first = False
         time.sleep(POLL_S)
     return lock

@@ -189,6 +189,7 @@ class SnapshotHook(RoundHook):
         serves_s = serving_time_s(holdings, limit, alone=alone) if stays else 0.0
         if self._is_over or not (serves_s or self._disk is not None):
             return
+        self._folder.mark_leaving()
         if serves_s and not alone:
             self._log(
                 f"the other nodes load what only this one has of its last step, for {serves_s:.0f} s at most; "

@@ -27,7 +27,7 @@ SERVERS = ["http://s:1"]
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folders, "WAIT_S", 1.0)
+    monkeypatch.setattr(folders, "WAIT_S", 0.2)
 
 
 def made(parent: Path, group: str = "g", node_id: str = "a") -> NodeFolder:
@@ -210,7 +210,7 @@ def test_a_node_whose_folder_another_agent_uses_does_without(
     monkeypatch.setattr(setup, "SHM", str(tmp_path))
     first = placed(tmp_path, said)
     assert placed(tmp_path, said, offered, HET_SNAPSHOT_EVERY_S="8") is None
-    assert said[0].startswith("waiting up to 1 s for the last agent of this node to end: it uses")
+    assert said[0].startswith("waiting up to 0 s for the last agent of this node to end: it uses")
     assert said[1].startswith("no snapshots on this node: another agent uses")
     assert said[1].endswith(offered[-1].not_taken), "so that `hetctl describe` says it"
     first.close()
@@ -222,12 +222,13 @@ def test_the_next_agent_of_a_node_waits_for_one_that_leaves(tmp_path: Path) -> N
     said: list[str] = []
     first = NodeFolder(tmp_path, "g", "a", SERVERS)
     (first.path / "kept").touch()
-    leaving = threading.Timer(0.1, first.close, kwargs={"remove": False})
+    first.mark_leaving()
+    leaving = threading.Timer(0.5, first.close, kwargs={"remove": False})
     leaving.start()
     second = NodeFolder(tmp_path, "g", "a", SERVERS, said.append)
     assert (second.path / "kept").exists()
     (text,) = said
-    assert text.startswith("waiting up to 1 s for the last agent of this node to end: it uses")
+    assert text.startswith("waiting up to 600 s for the last agent of this node to end: it uses")
     with pytest.raises(BlockingIOError):  # it does not leave
         NodeFolder(tmp_path, "g", "a", SERVERS, said.append)
     second.close(remove=True)

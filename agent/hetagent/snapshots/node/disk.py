@@ -72,7 +72,8 @@ class DiskWriter:
         if now >= self.next_poll_at:
             self.catalog.refresh()
             self.next_poll_at = now + (POLL_S if self.writing is None else WRITING_POLL_S)
-        for stamp, slot in self._folder.find_slots().items() if self.writing is None else ():
+        # The oldest first, on all nodes: they wait for each other's parts.
+        for stamp, slot in sorted(self._folder.find_slots().items()) if self.writing is None else ():
             wanted = slot.path / TO_DISK
             if stamp.round == number and wanted.exists() and slot.find_indexes().keys() >= {*ranks}:
                 wanted.unlink(missing_ok=True)

@@ -219,6 +219,21 @@ def test_what_workers_took_for_the_disk_is_written_once(node: Node, monkeypatch:
     assert node.disk._due_at > time.monotonic() + 590
 
 
+def test_of_several_for_the_disk_each_node_begins_with_the_oldest(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nodes that write different ones wait for each other's parts, until they give both up."""
+    begun: list[int] = []
+    monkeypatch.setattr(node.disk, "_start_writer", lambda slot, *_: begun.append(slot.stamp.step))
+    held = [SnapshotId(1, step) for step in (30, 10, 20)]
+    for stamp in held:
+        node.memory.claim_slot(stamp, sharded=True, to_disk=True)
+        node.holds(stamp.step, 1)
+    for _ in held:
+        node.disk.write_due(1, [1])
+    assert begun == [10, 20, 30]
+
+
 def test_what_cannot_be_written_is_said(node: Node) -> None:
     stamp = node.holds(10, 0)
     node.has(9, job="aaaa")

@@ -57,6 +57,6 @@ def _format_root_cause(group: str, outcome: Directive, cause: RootCause) -> list
     if cause.failure is None:
         return lines
     message = cause.failure.message.rstrip()
-    if not cause.failure.is_start_failure or clip_text(message) != message:  # else all is message
+    if not cause.failure.is_start_failure or clip_text(message) != message:  # else the reason has all of it
         lines += [f"  | {line}" for line in message.splitlines()]
     return lines

@@ -141,5 +141,5 @@ def test_a_stall_is_not_stored() -> None:
     bare = story.group
     story.stalled(for_s=60)
     assert make_group_changes(bare, story.group) == {}
-    stored = restore(stored_records(story.group), story.now).groups["g"]
+    stored = restore(stored_records(story.group)).groups["g"]
     assert stored.round == bare.round

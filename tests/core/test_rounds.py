@@ -9,7 +9,7 @@ from hetrdzv.core.explanations import explain_round_end
 from hetrdzv.protocol.reasons import events
 from hetrdzv.protocol.reasons.reason import ReasonCode
 from tests.core.driver import Story, running
-from tests.core.leases import step
+from tests.core.leases import heard, step
 from tests.core.script import fact, play
 
 CASES = {
@@ -156,7 +156,7 @@ def test_a_job_whose_workers_never_met_says_how_many_did() -> None:
 def test_a_server_that_takes_over_judges_a_round_that_waited_for_a_suspect_only() -> None:
     """Who was suspect is not stored: after a load nobody is left to wait for, and no command need come."""
     story = play("running a b max_restarts=1; failed a; join a; cut a; join b; why = stopping a")
-    story.group = story.group.with_node(replace(story.node("a"), heard_at=story.now, disconnected_at=None))
+    story.group = story.group.with_node(heard(replace(story.node("a"), disconnected_at=None), story.now))
     assert story.deadline_in == 0
     story.tick()
     assert story.group.restarts == 1

@@ -384,7 +384,7 @@ async def test_a_damaged_value_is_no_record_and_sets_its_group_aside(servers: Cl
     await wire.txn([], [put_operation(wire.key("records/") + b"\xff", b"1")], within_s=5.0)
     found = (await servers.found()).records
     assert found.keys() == {"a", "groups/g/group", r"\xff"}
-    restored = restore_groups({"groups/g/group": found["groups/g/group"]}, 0.0)
+    restored = restore_groups({"groups/g/group": found["groups/g/group"]})
     assert "record groups/g/group is malformed" in restored.quarantined["g"].why
 
 

@@ -13,6 +13,7 @@ from hetrdzv.protocol.reasons.events import node_joined
 from hetrdzv.protocol.replies import Event
 from hetrdzv.protocol.states import NodePhase
 from hetrdzv.storage.records import event_key, group_prefix, make_group_changes, make_record
+from tests.core.leases import without_leases
 from tests.support.filled import filled
 from tests.support.restored import encoded, restore, stored_records
 
@@ -35,14 +36,14 @@ class Kept:
                 self.records[key] = value
 
     def restored(self, group_id: str) -> Group:
-        return restore(self.records, NOW).groups[group_id]
+        return restore(self.records).groups[group_id]
 
 
 def as_restored(group: Group) -> Group:
-    """What a server has to find after this group: everybody who is there has a full lease, and nobody is waited for."""
+    """What a server has to find after this group: nobody is suspect, and nobody is waited for."""
     nodes = {
-        n.node_id: replace(n, heard_at=0.0 if n.is_gone else NOW, disconnected_at=None, stop_acked_at=None)
-        for n in group.nodes.values()
+        node.node_id: replace(node, disconnected_at=None, stop_acked_at=None)
+        for node in without_leases(group).nodes.values()
     }
     current = replace(group.round, stall=None, moved_at=None) if group.round is not None else None
     return replace(group, nodes=nodes, round=current)
@@ -60,18 +61,18 @@ def full() -> Group:
 
 
 def test_every_field_comes_back_but_what_is_in_memory_only() -> None:
-    group, in_memory = full(), ["heard_at", "disconnected_at", "stop_acked_at"]
+    group, in_memory = full(), ["disconnected_at", "stop_acked_at"]
     node = group.nodes["gpu0"]
     kept = Kept()
     kept.take(None, filled(Group))
     assert kept.restored("g") == group
     ready = group.with_node(replace(node, phase=NodePhase.READY))
-    heard = replace(ready.nodes["gpu0"], heard_at=1.0, disconnected_at=2.0, stop_acked_at=1.5)
+    heard = replace(ready.nodes["gpu0"], disconnected_at=2.0, stop_acked_at=1.5)
     assert make_group_changes(ready, ready.with_node(heard)) == {}
     stored = stored_records(ready.with_node(heard))
     assert not set(in_memory) & parsed_record(stored, "groups/g/nodes/gpu0").keys()
-    restored = restore(stored, NOW).groups["g"].nodes["gpu0"]
-    assert [getattr(restored, name) for name in in_memory] == [NOW, None, None]
+    restored = restore(stored).groups["g"].nodes["gpu0"]
+    assert [getattr(restored, name) for name in in_memory] == [None, None]
     new = replace(group, round=None, nodes={}, job=3)  # the round of a job goes with it
     kept.take(group, new)
     assert kept.records.keys() == {"groups/g/group", "groups/g/rounds/000000000003"}
@@ -83,7 +84,7 @@ def test_groups_whose_names_begin_alike_are_apart() -> None:
     groups = [replace(full(), group_id=group_id) for group_id in ("g", "g/nodes", "g%2Fnodes", "gg", "G")]
     for group in groups:
         kept.take(None, group)
-    assert restore(kept.records, NOW).groups == {group.group_id: group for group in groups}
+    assert restore(kept.records).groups == {group.group_id: group for group in groups}
     for group in groups:
         own = {key for key in kept.records if key.startswith(group_prefix(group.group_id))}
         assert make_group_changes(group, None) == dict.fromkeys(own)
@@ -99,7 +100,7 @@ def test_events_come_back_in_order_and_those_without_their_group_are_skipped() -
     stored = stored_records(full())
     stored |= {event_key("g", event.number): make_record(event) for event in events}
     stored |= {event_key("deleted", 1): make_record(stored_event(1))}
-    found = restore(stored, NOW)
+    found = restore(stored)
     assert found.groups.keys() == {"g"}
     assert found.events == {"g": [events[1], events[0], events[2]]}
 
@@ -131,14 +132,14 @@ def edited(key: str, **news: object) -> dict[str, bytes]:
 
 def refusal(stored: Mapping[str, bytes]) -> str:
     with pytest.raises(StorageError) as caught:
-        restore(stored, NOW)
+        restore(stored)
     return str(caught.value)
 
 
 @pytest.mark.parametrize("key", KEYS)
 def test_a_field_that_is_not_known_is_ignored_and_one_that_is_missing_has_its_default(key: str) -> None:
-    assert restore(edited(key, favourite_colour="blue"), NOW) == restore(all_records(), NOW)
-    node = restore(edited("groups/g/nodes/gpu0", labels=..., weight=...), NOW).groups["g"].nodes["gpu0"]
+    assert restore(edited(key, favourite_colour="blue")) == restore(all_records())
+    node = restore(edited("groups/g/nodes/gpu0", labels=..., weight=...)).groups["g"].nodes["gpu0"]
     assert (node.labels, node.weight) == ({}, None)
 
 

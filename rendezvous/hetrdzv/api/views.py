@@ -26,14 +26,7 @@ from hetrdzv.core.version_drift import find_version_differences
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.reasons import advice, waiting
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
-from hetrdzv.protocol.replies import (
-    QUARANTINED,
-    CountsReply,
-    GroupReply,
-    GroupSummary,
-    NodeReply,
-    RoundReply,
-)
+from hetrdzv.protocol.replies import QUARANTINED, CountsReply, GroupReply, GroupSummary, NodeReply, RoundReply
 from hetrdzv.protocol.snapshots import SafeSnapshotReply, SnapshotListReply, SnapshotReply
 from hetrdzv.protocol.states import GroupState, NodePhase
 from hetrdzv.protocol.texts.node_rank_lists import NodeList
@@ -93,11 +86,6 @@ def group_summary(group: Group, now: float) -> GroupSummary:
     )
 
 
-def quarantined_summary(group_id: str, why: str) -> GroupSummary:
-    """A group that is set aside, in brief."""
-    return GroupSummary(group_id=group_id, state=QUARANTINED, reason=ReasonCode.QUARANTINED.reason(quote=why))
-
-
 def group_summaries(service: Service, grant: Grant) -> Callable[[], list[GroupSummary]]:
     """What makes all groups that a grant covers, in brief, in a thread if need be."""
     now = service.now()
@@ -106,7 +94,10 @@ def group_summaries(service: Service, grant: Grant) -> Callable[[], list[GroupSu
 
     def make() -> list[GroupSummary]:
         served = [group_summary(group, now) for group in groups]
-        return served + [quarantined_summary(*each) for each in aside]
+        return served + [
+            GroupSummary(group_id=name, state=QUARANTINED, reason=ReasonCode.QUARANTINED.reason(quote=why))
+            for name, why in aside
+        ]
 
     return make
 

@@ -19,7 +19,7 @@ class TlsError(HetError, code="tls"):
 # -- the client's side -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ClientTls:
     """What a client trusts and shows."""
 

@@ -21,7 +21,7 @@ class Role(IntEnum):
         return self.name.lower()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Grant:
     """What the bearer of a token may do.
 

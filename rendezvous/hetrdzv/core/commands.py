@@ -8,14 +8,14 @@ from hetrdzv.protocol.requests import DaemonRequest, JoinRequest, ReportRequest
 from hetrdzv.protocol.snapshots import SnapshotsRequest, UseSnapshotRequest
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Join(JoinRequest):
     """A node joins, or is ready for the next round."""
 
     node_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RenewLease:
     """The agent was heard from: it asked for its directive.
 
@@ -28,7 +28,7 @@ class RenewLease:
     holds: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Disconnect:
     """The agent's open poll was cut: it is suspect."""
 
@@ -36,14 +36,14 @@ class Disconnect:
     incarnation: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Report(ReportRequest):
     """A member reports on its workers in a round."""
 
     node_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RecordTraining:
     """The server's own observation: the workers of a round have begun to train.
 
@@ -56,7 +56,7 @@ class RecordTraining:
     at: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RecordStall:
     """The server's own observation: who is waited for in a round has changed.
 
@@ -69,14 +69,14 @@ class RecordStall:
     stall: Stall | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class StartDaemon(DaemonRequest):
     """The master of a round has another member run the daemon of its launcher."""
 
     node_id: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Leave:
     """An agent leaves, or its guardian says that it `died`; its workers are gone."""
 
@@ -86,47 +86,47 @@ class Leave:
     died: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Drain:
     """A person takes a node out of the group."""
 
     node_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Undrain:
     """A person readmits a drained node."""
 
     node_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Restart:
     """A person ends the current round, or restarts a finished group."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Cancel:
     """A person cancels the job; `by`: which role, from where."""
 
     by: str = "somebody"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PutSpec:
     """A person creates a group, or confirms the spec of one that exists."""
 
     spec: Mapping[str, object]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class DeclareSnapshots(SnapshotsRequest):
     """A member says what it holds while its round runs, in place of what it said before; that is no heartbeat."""
 
     node_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Tick:
     """Time has passed."""
 

@@ -34,7 +34,7 @@ def make_stop_notice(group: Group, now: float) -> StopNotice | None:
     return StopNotice(kind=cause.kind, reason=cause.reason, left_s=max(0.0, notice.until - now))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DirectiveHead:
     """What a directive says in its first line: all that its version depends on, and no reason.
 

@@ -29,7 +29,6 @@ from hetrdzv.core.selection.select import (
 )
 from hetrdzv.protocol.reasons import events, hangs, waiting
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
-from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.states import GroupState, NodePhase
 from hetrdzv.protocol.texts.ids import natural_key
 from hetrdzv.protocol.texts.node_rank_lists import NodeList
@@ -41,7 +40,7 @@ def explain_group(group: Group, now: float) -> Reason:
     stall = active.reported_stall if active is not None and active.notice is None else None
     if active is None or stall is None or group.state is not GroupState.RUNNING:
         return _explain_without_hang(group)
-    known = stall.is_known_at(now)
+    known = now <= stall.known_until
     until = stall_ends_round_at(group, stall) if known else None
     return hangs.round_hangs(active.number, stall.hang, stall.since, known=known, until=until)
 
@@ -115,8 +114,10 @@ def explain_group_waiting(group: Group) -> Reason:
 
 
 def _explain_no_round(group: Group) -> Reason:
-    there, answer = ready_nodes(group), select_next_round(group)
-    ready, until = count_ready_nodes(group.spec, there), group_wait_deadline(group)
+    there, answer, until = ready_nodes(group), select_next_round(group), group_wait_deadline(group)
+    least, counts_slots = group.spec.min_nodes, group.spec.counts_slots
+    slots = sum(node.slots for node in there) if counts_slots and len(there) >= least else None
+    ready = waiting.ReadyCount(NodeList.of(node.node_id for node in there), least, slots)
     if isinstance(answer, Shortfall) and answer.kind is ShortfallKind.ALLOWED_MASTER:
         return ReasonCode.NO_ALLOWED_MASTER.reason(
             nodes=ready.nodes, ready=ready, master=group.spec.master, until=until
@@ -160,13 +161,6 @@ def _explain_round_delay(group: Group, ready: waiting.ReadyCount, answer: Select
     elif not group.last_call:
         code = ReasonCode.REPLACEMENT_WAIT
     return code.reason(nodes=ready.nodes, ready=ready, until=until, **more)
-
-
-def count_ready_nodes(spec: GroupSpec, there: Sequence[Node]) -> waiting.ReadyCount:
-    """How many nodes there are: of how many, or with how many slots where those may be too few."""
-    enough = spec.counts_slots and len(there) >= spec.min_nodes
-    slots = sum(node.slots for node in there) if enough else None
-    return waiting.ReadyCount(NodeList.of(node.node_id for node in there), spec.min_nodes, slots)
 
 
 def find_unreachable_masters(group: Group, there: Sequence[Node]) -> dict[str, list[str]]:

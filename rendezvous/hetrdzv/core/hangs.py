@@ -94,7 +94,7 @@ class WorkerPosition:
     pending: bool
 
 
-@dataclass(slots=True)
+@dataclass
 class ProcessGroup:
     """A process group in which somebody waits.
 
@@ -430,14 +430,12 @@ def escalate_stall(context: StepContext) -> None:
         return
     stall, end_at = active.stall, stall_ends_round_at(context.group, active.stall)
     at = min(stall.since + STALL_REPORTED_AFTER_S, end_at or inf)
-    if not stall.reported and stall.is_known_at(at) and context.is_due(at):
+    if not stall.reported and at <= stall.known_until and context.is_due(at):
         context.update_group(round=replace(active, stall=replace(stall, reported=True)))
         context.add_event(hangs.stall_reported(active.number, stall.hang_with_duration(context.now)))
-    if end_at is not None and stall.is_known_at(end_at) and context.is_due(end_at):
-        hang, failure = (
-            stall.hang_with_duration(context.now),
-            WorkerFailure(local_rank=-1, rank=-1, at=stall.since),
-        )
+    if end_at is not None and end_at <= stall.known_until and context.is_due(end_at):
+        hang = stall.hang_with_duration(context.now)
+        failure = WorkerFailure(local_rank=-1, rank=-1, at=stall.since)
         node_id = hang.nodes[0] if hang.nodes else None
         if node_id is not None:
             rank, offset = hang.ranks[0], active.members_by_id[node_id].rank_offset

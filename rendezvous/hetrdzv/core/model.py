@@ -1,7 +1,7 @@
 """What a group is: its spec, its nodes and its rounds, as frozen values.
 
 Times are seconds on the server's clock (`now` of `step`), durations are seconds. Fields marked *memory only*
-are not stored: they record when a node was last heard from, and are reset when a server loads the group.
+are not stored: they record what agents have said lately, and are reset when a server loads the group.
 """
 
 from collections.abc import Mapping
@@ -42,7 +42,6 @@ class Node(NodeOffer):
         rejected: why the group cannot use this node, so that its agent must exit, or None.
         daemon: the command line of its launcher's daemon, from the round's master (`wants_daemon`); empty: none.
         departed_at, departure_reason: when and why the node became lost or left.
-        heard_at: when it joined, or was loaded; when it was heard since is in a table of its own (memory only).
         disconnected_at: when an open poll of the agent was cut; None once it is heard from again (memory only).
         stop_acked_at: when the agent first said that it has got what tells it to stop, its newest round having ended:
             an answer may be lost on its way; None before (memory only).
@@ -62,7 +61,6 @@ class Node(NodeOffer):
     rejected: Reason | None = None
     departed_at: float | None = None
     departure_reason: Reason | None = None
-    heard_at: float = 0.0
     disconnected_at: float | None = None
     stop_acked_at: float | None = None
     former: tuple[str, ...] = ()
@@ -83,7 +81,7 @@ class Node(NodeOffer):
         return self.acked_round >= self.member_of
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class EndCause:
     """What ends a round.
 
@@ -97,7 +95,7 @@ class EndCause:
     node_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RoundEnd:
     """How a round ended.
 
@@ -125,7 +123,7 @@ class RoundEnd:
         return self.stopped_at is not None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class EndNotice:
     """A round is about to end though it runs well; its workers know, and have some time to save (timers.py).
 
@@ -140,7 +138,7 @@ class EndNotice:
     until: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Stall:
     """A hang of the running round.
 
@@ -161,10 +159,6 @@ class Stall:
     def hang_with_duration(self, now: float) -> Hang:
         """The hang with its time."""
         return replace(self.hang, for_s=now - self.since)
-
-    def is_known_at(self, at: float) -> bool:
-        """Whether it is known to last at a moment (seconds on the server's clock)."""
-        return at <= self.known_until
 
 
 @dataclass(frozen=True, kw_only=True)

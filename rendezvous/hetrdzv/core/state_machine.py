@@ -50,7 +50,7 @@ REFRESHED_ON_REJOIN = ("labels", "weight", "snapshots")
 """What a node says of itself each time that it is ready, and what then counts for the next round."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Transition:
     """What a step made of a group, and the events that explain it."""
 
@@ -97,9 +97,8 @@ def _add_node(context: StepContext, command: commands.Join) -> None:
     former = _take_over_node_id(context, node, command.incarnation) if node is not None else ()
     if can_begin_new_job(group) and command.node_id not in group.drained:
         begin_job(context)
-    if (
-        not context.group.state.is_terminal and command.node_id not in group.drained
-    ):  # else it is told to exit
+    if not context.group.state.is_terminal and command.node_id not in group.drained:
+        # else it is told to exit
         require_same_script(context, command)
         adopt_settings(context, command.spec, final=not command.wants_command, node_id=command.node_id)
     group = context.group
@@ -116,7 +115,6 @@ def _add_node(context: StepContext, command: commands.Join) -> None:
             job=group.job,
             joined_at=context.now,
             acked_round=command.after_round,
-            heard_at=context.now,
             former=former,
         )
     )

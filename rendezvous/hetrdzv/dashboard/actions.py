@@ -16,7 +16,7 @@ from hetrdzv.protocol.texts.phrasing import count_text
 from hetrdzv.service.service import Service
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Action:
     """Something that an admin can do to a group, or to a node of one; each as under `/v1`.
 

@@ -16,7 +16,7 @@ MAX_RENDER_CPU_SHARE = 0.2
 """A page that takes long to make is made again more rarely: a core is busy with it for this share at most."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Sections:
     """The sections of a page as HTML, by name; not made again before `fresh_until`. The ETag has a digest of each."""
 

@@ -38,7 +38,7 @@ MAX_WORKERS_ALL_SHOWN, SHOWN_OUTLIERS, MAX_SHOWN_WORKERS = 16, 6, 2_000
 SECTIONS = ("now", "cause", "facts", "timeline", "nodes", "pace", "rounds", "history")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TimelineBar:
     """What a stretch of time of a round went into (a `RoundPhase`); x and width in thousandths of the timeline."""
 
@@ -121,7 +121,7 @@ def group_sections(
 # -- the pace of workers -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class WorkerPaces:
     """The pace of workers in the order of ranks; `usual`: the medians of all `total` of them, unless all are shown."""
 

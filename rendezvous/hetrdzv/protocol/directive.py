@@ -36,7 +36,7 @@ Weights = tuple[tuple[int, float], ...]
 """How many ranks in a row have which weight, in rank order."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Shares:
     """How much of the work each rank of a round gets, compared with the others."""
 
@@ -48,7 +48,7 @@ class Shares:
         return [weight for count, weight in self.weights for _ in range(count)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Start:
     """A member's place in its round.
 
@@ -80,7 +80,7 @@ class Start:
     advice: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class OutputQuery:
     """Somebody wants to see the stacks of a node's workers, or the end of what they wrote (`WorkerOutputRequest`)."""
 
@@ -90,7 +90,7 @@ class OutputQuery:
     ranks: tuple[int, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class StopNotice:
     """A round is about to end."""
 
@@ -99,7 +99,7 @@ class StopNotice:
     left_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Directive:
     """What a node has to do now.
 

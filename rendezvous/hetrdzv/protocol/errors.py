@@ -49,7 +49,7 @@ SCRIPT_DIFFERENCE = "script"
 """The name of a difference in what nodes run, which is no setting."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SettingDifference:
     """A setting that a group has, and the other value that somebody gave; both as people write them."""
 
@@ -58,7 +58,7 @@ class SettingDifference:
     given: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SettingsConflict:
     """What is in the way of a join or a `PUT` with other settings."""
 

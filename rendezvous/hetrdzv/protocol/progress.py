@@ -106,7 +106,7 @@ def _check_process_group_count(workers: tuple[WorkerProgress, ...]) -> tuple[Wor
     return workers
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class NodeProgress(RequestBody):
     """How far the workers of a node have come in a round, as its agent saw it `age_s` seconds ago.
 
@@ -121,7 +121,7 @@ class NodeProgress(RequestBody):
     ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ProgressTimes(RequestBody):
     """When the workers of a node moved in their round: asked for a collective, or said a step."""
 
@@ -129,7 +129,7 @@ class ProgressTimes(RequestBody):
     idle_s: Duration | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PollRequest(RequestBody):
     """`POST /v1/groups/{g}/nodes/{n}/directive`: a poll that also says how far the node's workers have come."""
 

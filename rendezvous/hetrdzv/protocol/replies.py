@@ -67,7 +67,7 @@ WORKER_COLUMNS: Mapping[str, Callable[[WorkerReply], str]] = {
 """What people are shown of a worker."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class WorkerOutputReply:
     """`POST /v1/groups/{g}/stacks`, and `/logs`; `at`: when they were taken (wall-clock time); None: just now."""
 
@@ -77,7 +77,7 @@ class WorkerOutputReply:
     at: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RoundReply:
     """The newest round."""
 
@@ -154,7 +154,7 @@ class NodeReply:
         return " · ".join(filter(None, parts))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class CountsReply:
     """How many nodes and slots a group has, and where the nodes are."""
 
@@ -165,7 +165,7 @@ class CountsReply:
     gone: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class GroupSummary:
     """A group in `GET /v1/groups`."""
 
@@ -194,7 +194,7 @@ class GroupSummary:
         return HANGS_STATE if self.reason.code in HANG_CODES else str(self.state)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class GroupReply(GroupSummary):
     """`GET /v1/groups/{g}`: everything about a group; `unreachable` has nodes, each with a master it cannot reach."""
 
@@ -212,7 +212,7 @@ QUARANTINED = "quarantined"
 """The state in a `GroupSummary` of a group that the server cannot serve."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class GroupsReply:
     """`GET /v1/groups`."""
 
@@ -228,7 +228,7 @@ class Event:
     reason: Reason
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class EventsReply:
     """`GET /v1/groups/{g}/events?after=N`; ask with `after=last` for later events."""
 
@@ -236,7 +236,7 @@ class EventsReply:
     last: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """`POST /v1/groups/{g}/plan`: what would happen."""
 
@@ -277,7 +277,7 @@ def describe_plan(plan: Plan) -> Iterator[str]:
         yield f"Before that, the group waits for about {plan.in_s:.0f} s."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ProblemReply:
     """Every error (RFC 9457)."""
 
@@ -291,7 +291,7 @@ class ProblemReply:
     conflict: SettingsConflict | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class HealthReply:
     """What runs here."""
 
@@ -300,7 +300,7 @@ class HealthReply:
     version: str = __version__
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ReadyReply(HealthReply):
     """Whether a server is `ready`, or `degraded`: its last commit failed, so it refuses changes."""
 

@@ -80,7 +80,7 @@ class NodeOffer(RequestBody):
         return 1.0 if self.weight is None else self.weight
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class JoinRequest(NodeOffer):
     """`PUT /v1/groups/{g}/nodes/{n}`: join, or declare the node ready for the next round.
 
@@ -95,7 +95,7 @@ class JoinRequest(NodeOffer):
     spec: SpecFields = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ReportRequest(RequestBody):
     """`POST /v1/groups/{g}/nodes/{n}/report`; `age_s` is how long ago the agent saw what it reports (seconds).
 
@@ -128,7 +128,7 @@ class ReportRequest(RequestBody):
     serves_s: Duration | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PlanRequest(RequestBody):
     """`POST /v1/groups/{g}/plan`: what a plan supposes."""
 
@@ -157,7 +157,7 @@ def explain_daemon_refusal(words: Sequence[str]) -> str | None:
     return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class DaemonRequest(RequestBody):
     """`POST /v1/groups/{g}/nodes/{n}/daemon`: what the round's master wants node `n` to run."""
 

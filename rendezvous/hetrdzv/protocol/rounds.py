@@ -14,7 +14,7 @@ from hetrdzv.protocol.settings import MAX_SLOTS, MAX_WORLD_SIZE
 from hetrdzv.protocol.texts.phrasing import MIN_SHOWN_S, duration_text, percent_text
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class WorkerFailure(RequestBody):
     """How a worker failed.
 
@@ -63,7 +63,7 @@ class WorkerFailure(RequestBody):
         return "its workers could not be started" if self.is_start_failure else f"{who}: {self.how}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class EarlierSuccesses(RequestBody):
     """Workers that had ended with exit code 0 when others of their round failed, which may follow from that."""
 
@@ -73,7 +73,7 @@ class EarlierSuccesses(RequestBody):
     before_s: Duration = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RootCause:
     """Why a job failed."""
 
@@ -145,7 +145,7 @@ class RoundRecord:
         return None if RoundPhase.UNKNOWN in self.time else self.time.get(RoundPhase.TRAINING, 0.0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RoundsReply:
     """`GET /v1/groups/{g}/rounds`: the last rounds of a group, in order."""
 

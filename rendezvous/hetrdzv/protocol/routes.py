@@ -35,7 +35,7 @@ VERSION_HEADERS = {VERSION_HEADER: str(API_VERSION)}
 Reply = TypeVar("Reply")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Route(Generic[Reply]):
     """A route."""
 

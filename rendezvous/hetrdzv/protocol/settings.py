@@ -111,7 +111,7 @@ def _flag_setting(default: Any, help: str, metavar: str = "S") -> Any:  # noqa: 
     return field(default=default, metadata={"help": help, "metavar": metavar})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class GroupSpec:
     """What a group was asked to be. JSON, flags and `PUT /v1/groups/{id}` share the names; times are in seconds.
 
@@ -226,7 +226,7 @@ def _find_contradiction(spec: GroupSpec) -> tuple[str, str] | None:
     return "world_size_multiple", f"{text}: {advice}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Setting:
     """One setting of a group: its type with its bounds, its default, and its flag if it has help."""
 

@@ -85,7 +85,7 @@ class DiskSnapshot(RequestBody):
     size: Count = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SnapshotWriteFailure(RequestBody):
     """A node could not write a snapshot to the directory of `--snapshot-to`, and why."""
 
@@ -118,7 +118,7 @@ class Holdings(RequestBody):
     not_taken: ShortText = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SnapshotsRequest(RequestBody):
     """`POST /v1/groups/{g}/nodes/{n}/snapshots`: what a member holds has changed while its round runs."""
 
@@ -139,7 +139,7 @@ class SnapshotSource:
     ranks: tuple[RankPart, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class CopyOrder:
     """Parts of a sharded snapshot that only `source` has, and another node is to have, too: of the ranks in it."""
 
@@ -147,7 +147,7 @@ class CopyOrder:
     source: SnapshotSource
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SnapshotsReply:
     """What all nodes together hold: the newest snapshot that is complete, and what this node is to copy."""
 
@@ -179,7 +179,7 @@ class StartSnapshot:
     origin: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class JobSnapshotState:
     """What a group keeps of the snapshots of its job.
 
@@ -200,7 +200,7 @@ class JobSnapshotState:
 # -- what people see -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SnapshotReply:
     """A snapshot of which some nodes have something, or that is on disk.
 
@@ -220,7 +220,7 @@ class SnapshotReply:
     size: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SnapshotListReply:
     """`GET /v1/groups/{g}/snapshots`: the newest first; `next`: a round would begin from it now, maybe as `wanted`."""
 
@@ -231,7 +231,7 @@ class SnapshotListReply:
     snapshots: tuple[SnapshotReply, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SafeSnapshotReply:
     """What of a job's work is safe, as people see it.
 
@@ -246,7 +246,7 @@ class SafeSnapshotReply:
     on_disk: SnapshotId | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class UseSnapshotRequest(RequestBody):
     """`POST /v1/groups/{g}/snapshots`: the next round begins from the newest complete snapshot of this step."""
 

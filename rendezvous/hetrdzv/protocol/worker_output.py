@@ -70,7 +70,7 @@ def split_limit(one: int, other: int, most: int) -> tuple[int, int]:
     return first, min(other, most - first)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class WorkerOutputRequest(RequestBody):
     """`POST /v1/groups/{g}/nodes/{n}/stacks`: an agent's answer to what is `Asked`.
 

@@ -9,15 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from hetrdzv.core.commands import (
-    Command,
-    Disconnect,
-    Join,
-    Leave,
-    RenewLease,
-    Report,
-    StartDaemon,
-)
+from hetrdzv.core.commands import Command, Disconnect, Join, Leave, RenewLease, Report, StartDaemon
 from hetrdzv.core.directive import acknowledges_stop
 from hetrdzv.core.model import Group, Node
 from hetrdzv.core.rounds.timers import SUSPECT_GRACE_S
@@ -111,7 +103,7 @@ class LeaseTable:
     def heard_at(self, group: Group, node: Node) -> float:
         """When a node was last heard (seconds on the server's clock)."""
         lease = self._of.get(group.group_id, {}).get(node.node_id)
-        return lease.heard_at if lease is not None else node.heard_at
+        return lease.heard_at if lease is not None else node.joined_at
 
     def _find_lease(self, group_id: str, node_id: str, incarnation: str) -> _Lease | None:
         lease = self._of.get(group_id, {}).get(node_id)

@@ -47,7 +47,7 @@ MIN_RECORDS_FOR_THREAD = 5_000
 """Snapshots with more records than this are parsed in a thread, since a leader has to renew its lease meanwhile."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Change:
     """A committed change of one group, with what happened in between."""
 
@@ -57,7 +57,7 @@ class Change:
     events: tuple[Reason, ...] = ()
 
 
-@dataclass(slots=True)
+@dataclass
 class _PendingProposals:
     """What was proposed for a group in one turn of the event loop."""
 
@@ -269,9 +269,9 @@ class Ledger:
 
     # -- loading ---------------------------------------------------------------------------------------------
 
-    async def restore(self, snapshot: StoreContent, now: float) -> None:
+    async def restore(self, snapshot: StoreContent) -> None:
         """Replace what is in memory by a snapshot; if that is malformed, nothing changes."""
-        parse = partial(records.restore_groups, snapshot.records, now, check_invariants)
+        parse = partial(records.restore_groups, snapshot.records, check_invariants)
         read = await asyncio.to_thread(parse) if len(snapshot.records) > MIN_RECORDS_FOR_THREAD else parse()
         self._clock_stored = snapshot.clock
         self.groups, self.quarantined = read.groups, read.quarantined

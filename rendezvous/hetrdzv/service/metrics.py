@@ -24,7 +24,7 @@ SHORT_DURATION_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1
 """Buckets for commits and late beats (seconds)."""
 
 
-@dataclass(slots=True)
+@dataclass
 class _CountedGroup:
     """What is remembered of a group."""
 

@@ -9,7 +9,7 @@ MAX_POLL_WAIT_S = 30.0
 """No poll waits longer (seconds)."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PollTiming:
     """How a node keeps in touch."""
 

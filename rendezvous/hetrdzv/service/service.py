@@ -304,9 +304,8 @@ class Service:
         # as of this turn: what all hold is looked at once for all who have told in it
         group = self.group(group_id)
         node, current = group.nodes.get(command.node_id), group.active_round
-        if (
-            node is None or current is None or current.number != command.round
-        ):  # it has ended in the same turn
+        if node is None or current is None or current.number != command.round:
+            # it has ended in the same turn
             raise make_stale_round_error(group, command.round, command.node_id)
         complete = newest_memory_snapshot(group)
         return SnapshotsReply(complete=complete, copy=next_copy_order(group, node, complete))
@@ -433,7 +432,7 @@ class Service:
         snapshot = await self._store.load()
         if snapshot.clock > self.now():  # else this process has served all along, and ages go on
             self._clock.restart(snapshot.clock)
-        await self._ledger.restore(snapshot, self.now())
+        await self._ledger.restore(snapshot)
         self.leases.restore_leases(self._ledger.groups.values())
         for group_id in list(self._timers):
             self._set_timer(group_id, None)

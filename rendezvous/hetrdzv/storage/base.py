@@ -39,7 +39,7 @@ RecordChanges = Mapping[str, bytes | None]
 """What a commit changes: new values by key; None: the key is deleted, if there is one."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StoreContent:
     """Everything in a store as of one commit.
 

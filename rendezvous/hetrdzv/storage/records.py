@@ -30,7 +30,7 @@ from hetrdzv.storage.base import RecordChanges
 
 _FIELDS_NOT_STORED: Mapping[type, AbstractSet[str]] = {
     Group: {"nodes", "round", "records"},  # each has a record of its own
-    Node: {"heard_at", "disconnected_at", "stop_acked_at"},
+    Node: {"disconnected_at", "stop_acked_at"},
     Round: {"stall", "moved_at"},
     RoundRecord: frozenset(),
     Event: frozenset(),
@@ -46,7 +46,7 @@ _STORED_FIELD_GETTERS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class QuarantinedGroup:
     """A group that is set aside, since it cannot be served: why, in a clause, and the keys of all its records."""
 
@@ -54,7 +54,7 @@ class QuarantinedGroup:
     keys: frozenset[str]
 
 
-@dataclass(slots=True)
+@dataclass
 class RestoredStore:
     """What a store holds, by group id: the groups that can be served, with their events in order, and the others."""
 
@@ -120,12 +120,11 @@ def _stored_fields(part: object) -> object:
 
 
 def restore_groups(
-    records: Mapping[str, bytes], now: float, check: Callable[[Group], None] = lambda group: None
+    records: Mapping[str, bytes], check: Callable[[Group], None] = lambda group: None
 ) -> RestoredStore:
     """The groups in a store. One that cannot be read, or that `check` finds impossible, is set aside.
 
-    Nodes come in the order in which they joined; every live one has a full lease from now. Events without a group
-    belonged to a deleted one and are skipped.
+    Nodes come in the order in which they joined. Events without a group belonged to a deleted one and are skipped.
 
     Raises:
         StorageError: a record belongs to no group; says which.
@@ -143,7 +142,7 @@ def restore_groups(
     found = RestoredStore()
     for group_id, own in by_group.items():
         try:
-            group, events = _assemble_group(group_id, own, now)
+            group, events = _assemble_group(group_id, own)
             if group is not None:
                 check(group)
                 found.groups[group_id], found.events[group_id] = group, events
@@ -152,9 +151,7 @@ def restore_groups(
     return found
 
 
-def _assemble_group(
-    group_id: str, records: Mapping[str, bytes], now: float
-) -> tuple[Group | None, list[Event]]:
+def _assemble_group(group_id: str, records: Mapping[str, bytes]) -> tuple[Group | None, list[Event]]:
     """A group and its events from their records; no group if only events of it are left."""
     found: dict[str, dict[str, Any]] = {part: {} for part in RECORD_TYPES}
 
@@ -183,5 +180,4 @@ def _assemble_group(
     if group.group_id != group_id:
         raise malformed(f"{group_prefix(group_id)}group", f"it is about group '{group.group_id}'")
     in_order = sorted(found["nodes"].items(), key=lambda item: (item[1].joined_at, item[0]))
-    nodes = {node_id: node if node.is_gone else replace(node, heard_at=now) for node_id, node in in_order}
-    return replace(group, nodes=nodes, round=found["round"].get(""), records=tuple(rounds)), events
+    return replace(group, nodes=dict(in_order), round=found["round"].get(""), records=tuple(rounds)), events

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tests.core.leases import deadline, step
+from tests.core.leases import deadline, heard, step
 
 from hetagent.session.requests import Answer, Report, Request, make_round_report
 from hetagent.session.session import Session
@@ -60,7 +60,7 @@ class Server:
         self.answers_instead = None
         for group_id, group in self.groups.items():
             nodes = {
-                name: replace(node, heard_at=now, disconnected_at=None) for name, node in group.nodes.items()
+                name: heard(replace(node, disconnected_at=None), now) for name, node in group.nodes.items()
             }
             self.groups[group_id] = replace(group, nodes=nodes)
 

@@ -81,7 +81,7 @@ def test_a_store_that_was_restored_ends_the_round() -> None:
     bench = Bench(spec=SpecFields(max_nodes=1, last_call_s=0))
     bench.started()
     spec = replace(bench.group.spec, min_nodes=2, max_nodes=2)
-    node = Node(node_id="a", incarnation="i1", slots=2, address="x", port=1, heard_at=bench.now)
+    node = Node(node_id="a", incarnation="i1", slots=2, address="x", port=1, joined_at=bench.now)
     bench.server.groups["g"] = Group(group_id="g", spec=spec, nodes={"a": node})
     assert bench.server.told("a", bench.now).kind == "wait"
     bench.run(3)

@@ -33,10 +33,8 @@ from hetrdzv.protocol.snapshots import UseSnapshotRequest
 from hetrdzv.protocol.states import GroupState
 from hetrdzv.protocol.texts import parsing
 
-NNODES, WORLD_SIZE = (
-    ParsedType("N|MIN:MAX", parsing.parse_nodes),
-    ParsedType("N|MIN:MAX", parsing.parse_world_size),
-)
+NNODES = ParsedType("N|MIN:MAX", parsing.parse_nodes)
+WORLD_SIZE = ParsedType("N|MIN:MAX", parsing.parse_world_size)
 
 # -- groups ------------------------------------------------------------------------------------------------
 

@@ -85,7 +85,7 @@ def _summary_row(group: GroupSummary) -> list[str | Text]:
     ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Description:
     """The API's replies about a group."""
 

@@ -36,7 +36,7 @@ def round_option(help_: str) -> Callable[[_F], _F]:
     return click.option("--round", "number", type=click.IntRange(1), metavar="N", help=help_)
 
 
-@dataclass(slots=True)
+@dataclass
 class SharedOptions:
     """The options that all subcommands share; empty or None: not given."""
 

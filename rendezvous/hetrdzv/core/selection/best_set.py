@@ -23,7 +23,7 @@ MAX_SEARCH_STATES = 1 << 22
 """How many pairs of a sum of slots and a number of nodes are looked at per item; for more, fewer items are."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class WorldSizes:
     """The world sizes that a group allows, and how many nodes may make one; None: there is no bound."""
 
@@ -75,7 +75,7 @@ class WorldSizes:
         return bool(limits) and -(-self.least // step) * step > min(limits)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Candidate:
     """What is taken as a whole: a node, or all nodes of a unit."""
 

@@ -27,7 +27,7 @@ MAX_UNREACHABLE_MASTERS = 3
 """After this many masters in a row that nobody reached, a group gives up: a firewall keeps all of them apart."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Selection:
     """Nodes that can form a round.
 
@@ -61,7 +61,7 @@ class ShortfallKind(StrEnum):
     ALLOWED_MASTER = "allowed_master"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Shortfall:
     """Why no round can form now.
 
@@ -291,12 +291,8 @@ def find_joiners(group: Group) -> Collection[str]:
 
 def explain_spare(group: Group, node: Node, active: Round) -> Reason:
     """Why a ready node that is not a joiner is kept as a spare."""
-    code, most, node_id, master = (
-        _explain_no_joiners(group),
-        group.spec.max_nodes,
-        node.node_id,
-        active.master,
-    )
+    code, most = _explain_no_joiners(group), group.spec.max_nodes
+    node_id, master = node.node_id, active.master
     if code is not None and code is not ReasonCode.MAX_NODES:
         return code.reason(node_id)
     loopback = is_loopback(master.address) and not is_loopback(node.address)

@@ -13,7 +13,7 @@ from hetrdzv.protocol.texts.node_rank_lists import MAX_LISTED_RANGES, NodeList, 
 from hetrdzv.protocol.texts.phrasing import singular_or_plural
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class GroupSnapshot:
     """A snapshot.
 

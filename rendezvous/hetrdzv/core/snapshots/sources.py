@@ -179,9 +179,8 @@ def map_backed_up_members(group: Group) -> Mapping[str, Sequence[Member]]:
     ]
     kept, keeper, count = defaultdict[str, list[Member]](list), "", len(members)
     alike = None not in units and len(set(units)) == 1
-    for place in reversed(
-        range(2 * count if count > 1 else 0)
-    ):  # twice around, since the last has the keeper of the first
+    # twice around, since the last has the keeper of the first
+    for place in reversed(range(2 * count if count > 1 else 0)):
         here, after = place % count, (place + 1) % count
         if alike or not keeper or units[here] is None or units[here] != units[after]:
             keeper = members[after].node_id

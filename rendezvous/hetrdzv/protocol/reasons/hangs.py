@@ -9,7 +9,7 @@ from hetrdzv.protocol.texts.node_rank_lists import RankList
 from hetrdzv.protocol.texts.phrasing import singular_or_plural
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Hang:
     """Workers wait for others (`ranks`, on `nodes`: the first few), or their collectives do not complete."""
 

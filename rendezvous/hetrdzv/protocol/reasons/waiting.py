@@ -11,7 +11,7 @@ from hetrdzv.protocol.texts.phrasing import clip_text, count_text, nodes_are
 # -- who is there, and who is not ----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ReadyCount:
     """Which nodes are ready, of how many; `slots` they have where it is not nodes that are missing."""
 

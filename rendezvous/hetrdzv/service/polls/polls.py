@@ -81,9 +81,8 @@ class Polls:
         When thousands of agents speak at once, the first are answered before the last are read. None if the caller hung
         up while its command waited: it asks again, and work for those who have gone makes the others give up as well.
         """
-        if isinstance(
-            command, RenewLease
-        ):  # nearly always only a heartbeat, which is not to wait for the store
+        if isinstance(command, RenewLease):
+            # nearly always only a heartbeat, which is not to wait for the store
             return await self.service.execute(group_id, command)
         async with self._turn:
             if caller is not None and caller.gone:

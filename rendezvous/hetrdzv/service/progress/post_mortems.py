@@ -17,7 +17,7 @@ WORKER_OVERHEAD_CHARACTERS = 200
 """What a worker takes besides its text (counted in characters)."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class PostMortem:
     """What is kept of the workers of a round."""
 
@@ -33,9 +33,8 @@ class PostMortems:
 
     def __init__(self, wall: Callable[[], datetime]) -> None:
         self._wall = wall
-        self._of: dict[
-            str, dict[tuple[OutputKind, int], PostMortem]
-        ] = {}  # the group with the oldest news first
+        # the group with the oldest news first
+        self._of: dict[str, dict[tuple[OutputKind, int], PostMortem]] = {}
         self._sizes: dict[str, int] = {}  # of each group (characters)
 
     def add_stacks(self, group_id: str, number: int, world_size: int, stacks: Iterable[WorkerOutput]) -> None:

@@ -52,7 +52,7 @@ MAX_POLL_DELAY_S = 1.0
 """How much later than it could a poll may come (seconds)."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class HangVerdict:
     """What a look at the workers of a round came to."""
 
@@ -63,7 +63,7 @@ class HangVerdict:
     again_s: float  # when to look again, whatever they report (seconds from then); infinite: not at all
 
 
-@dataclass(slots=True)
+@dataclass
 class _WatchedRound:
     """What is known of the workers of a group's newest round."""
 

@@ -16,7 +16,7 @@ MAX_TOTAL_CHARACTERS = 16 << 20
 """How much of all answers to one request is kept (characters)."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class Query:
     """What a node is asked."""
 

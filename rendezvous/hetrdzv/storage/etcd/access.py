@@ -11,7 +11,7 @@ DEFAULT_PREFIX = "hetrdzv"
 EXAMPLE_URL = "etcd://host1:2379,host2:2379,host3:2379/prefix"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class EtcdAccess:
     """Address of an etcd cluster, and credentials for it."""
 

@@ -51,7 +51,7 @@ class _MemberUnavailable(Exception):
     """One member cannot answer; the text says why."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class KeyValue:
     """A key with its value, its revisions and the lease that it is bound to (0: none)."""
 
@@ -95,10 +95,8 @@ class _PasswordAuth(httpx.Auth):
         for _ in range(2):
             if self._token is None:
                 password = {"name": self._access.user, "password": self._access.password}
-                url, timeout = (
-                    request.url.copy_with(path="/v3/auth/authenticate"),
-                    httpx.Timeout(SIGN_IN_TIMEOUT_S),
-                )
+                url = request.url.copy_with(path="/v3/auth/authenticate")
+                timeout = httpx.Timeout(SIGN_IN_TIMEOUT_S)
                 sign_in = httpx.Request("POST", url, json=password, extensions={"timeout": timeout.as_dict()})
                 self._token = _parse_reply((yield sign_in), self._access)["token"]
             request.headers["Authorization"] = self._token

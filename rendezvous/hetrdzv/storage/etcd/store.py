@@ -49,7 +49,7 @@ TRANSACTION_TIMEOUT_S = 10.0
 """How long to try a transaction while no member answers (seconds); a leader's lease ends long before."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _StoreMeta:
     """meta as our last transaction left it."""
 

@@ -16,6 +16,9 @@ WAIT_S = 0.5
 INTERVAL_S = 0.1
 """How often to look for new lines (seconds), as torch does."""
 
+MAX_CHARACTERS = 64 << 10
+"""The longest line that is not cut."""
+
 LINES_AT_ONCE = 100
 """So many lines of a rank are read before those of the next."""
 
@@ -82,7 +85,7 @@ class MergedTail:
             for text in itertools.islice(file, LINES_AT_ONCE):
                 has_read = True
                 self._partial[rank] = self._partial.get(rank, "") + text
-                if text.endswith("\n"):
+                if text.endswith("\n") or len(self._partial[rank]) >= MAX_CHARACTERS:
                     self._add_line(rank, self._partial.pop(rank))
         return has_read
 

@@ -57,6 +57,19 @@ def test_equal_lines_of_several_ranks_are_one_line(
     assert made.out.getvalue().splitlines() == lines
 
 
+def test_a_line_without_an_end_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or the agent's memory would hold all of a progress bar."""
+    monkeypatch.setattr(collapse, "MAX_CHARACTERS", 4)
+    made = Tail(tmp_path, 1)
+    made.write(0, "abcdef")
+    made.tail.start()
+    try:
+        wait_for(made.out.getvalue, "the line")
+    finally:
+        made.tail.stop()
+    assert made.out.getvalue() == "2/0:abcdef"
+
+
 def test_a_line_waits_for_the_others_but_not_for_long(tmp_path: Path) -> None:
     made = Tail(tmp_path, 2)
     made.tail.start()

@@ -26,14 +26,18 @@ class SnapshotReporter:
     def __init__(self) -> None:
         self.safe: SnapshotId | None = None
         self._start_snapshot: SnapshotId | None = None  # what the round began from, in memory
+        self._former: SnapshotId | None = None  # reported in an earlier round, and safe for all that is known
         self._reported_holdings = Holdings()
         self._round, self._nnodes = 0, 1
         self._last_report_at = -NEWS_PAUSE_S
 
     def begin(self, number: int, nnodes: int, chosen: StartSnapshot | None, joined: Holdings) -> None:
         """A round begins, from a snapshot or from none; the server knows what this node had as it joined."""
+        former = filter(None, (self._former, self.find_unsafe()))
         self._round, self._nnodes, self._reported_holdings = number, nnodes, joined
-        self._start_snapshot = make_snapshot_id(chosen) if chosen is not None and not chosen.on_disk else None
+        start = make_snapshot_id(chosen) if chosen is not None and not chosen.on_disk else None
+        self._start_snapshot = start
+        self._former = max((one for one in former if start is not None and one < start), default=None)
         if nnodes == 1 or (chosen is not None and not chosen.sharded):
             self.safe = self._start_snapshot
         elif self._start_snapshot is None or (self.safe is not None and self.safe > self._start_snapshot):
@@ -42,7 +46,8 @@ class SnapshotReporter:
     @property
     def retained(self) -> tuple[SnapshotId, ...]:
         """Not to be overwritten: what is safe or the round began from, and what others may know to be safe."""
-        return tuple(dict.fromkeys(filter(None, (self.safe or self._start_snapshot, self.find_unsafe()))))
+        first = self.safe or self._former or self._start_snapshot
+        return tuple(dict.fromkeys(filter(None, (first, self.find_unsafe()))))
 
     def find_unsafe(self) -> SnapshotId | None:
         """The newest that was reported, or the round began from, if it is not known to be safe; None: it is."""
@@ -74,6 +79,7 @@ class SnapshotReporter:
 
     def on_reply(self, reply: SnapshotsReply) -> None:
         """The server's answer."""
+        self._former = None
         if reply.complete is not None:
             self._mark_safe(make_snapshot_id(reply.complete))
 

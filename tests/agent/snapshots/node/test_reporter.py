@@ -114,3 +114,16 @@ def test_what_a_node_has_all_of_is_safe_without_an_answer(nnodes: int, held: Hol
     reporter.begin_report(100.0, held)
     assert (reporter.safe, reporter.retained) == (stamp(20), (stamp(20),))
     assert reporter.due_at(held) is None
+
+
+def test_what_others_may_know_to_be_safe_is_retained_in_later_rounds_until_the_server_answers(
+    reporter: SnapshotReporter,
+) -> None:
+    """Seed 850005735 of the simulation: the answers of two rounds were lost."""
+    reporter.begin_report(100.0, holdings(10))
+    later = StartSnapshot(round=3, step=40, world_size=3, sharded=True)
+    for number in (4, 5):
+        reporter.begin(number, 3, later, holdings(10, 40))
+        assert reporter.retained == (stamp(10), stamp(40))
+    reporter.on_reply(SnapshotsReply())
+    assert reporter.retained == (stamp(40),)

@@ -170,6 +170,20 @@ def test_step_that_changes_nothing_returns_the_same_group() -> None:
     assert step(waiting.group, Tick(), waiting.now).group is waiting.group
 
 
+def test_nodes_that_change_in_a_turn_are_among_the_others_once_it_is_over() -> None:
+    story = running("a", "b")
+    before = story.group.nodes
+    other = replace(before["a"], node_id="c", incarnation="new")
+    turn = story.group.with_node(replace(before["b"], ready_to_stop=1)).with_node(other)
+    assert [*turn.nodes] == ["a", "b", "c"]
+    assert len(turn.nodes) == 3
+    assert turn.nodes["b"].ready_to_stop == 1
+    assert before["b"].ready_to_stop == 0
+    over = step(turn, Tick(), story.now).group.nodes
+    assert over == turn.nodes
+    assert isinstance(over, dict)
+
+
 def test_the_version_of_a_directive_changes_with_its_kind_round_and_code_and_not_with_its_reason() -> None:
     story = Story(min_nodes=3)
     first = story.join("a")

@@ -70,6 +70,7 @@ LONG_ROUND_S = 60.0
 def reconcile_group(context: StepContext) -> None:
     """Apply everything that follows from the group's state and the time."""
     expire_leases(context)
+    context.merge_nodes()
     if not context.group.state.is_terminal:
         start_snapshot.forget_expired_holders(context)
         if context.group.active_round is None:
@@ -92,6 +93,7 @@ def reconcile_group(context: StepContext) -> None:
         nodes = prune_gone_nodes(context.group.nodes, keep)
         known = frozenset(pair for pair in context.group.unreachable if nodes.keys() >= set(pair))
         context.update_group(nodes=nodes, unreachable=known)
+    context.merge_nodes()
 
 
 def next_tick_at(group: Group, now: float) -> float | None:

@@ -5,7 +5,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from math import inf
 
-from hetrdzv.core.model import EndCause, EndNotice, Group, Node, Round, RoundEnd
+from hetrdzv.core.model import EndCause, EndNotice, Group, Node, NodesInTurn, Round, RoundEnd
 from hetrdzv.core.rounds.records import list_records, split_round_time
 from hetrdzv.core.rounds.timers import FindExpiredLeases, stop_notice_deadline
 from hetrdzv.protocol.errors import GroupFinishing, NotFound, StaleIncarnation, StaleRound
@@ -44,6 +44,11 @@ class StepContext:
         changed = replace(node, **fields)  # type: ignore[arg-type]
         self.group = self.group.with_node(changed)
         return changed
+
+    def merge_nodes(self) -> None:
+        """Put the nodes that have changed among the others, so that all can be read at once."""
+        if isinstance(nodes := self.group.nodes, NodesInTurn):
+            self.group = replace(self.group, nodes={**nodes.before, **nodes.changed})
 
     def is_due(self, at: float) -> bool:
         """Whether a moment has come; if it has not, a `Tick` is due then."""

@@ -7,6 +7,7 @@ and who still serves after leaving (`Group.snapshots`), a round the one that it 
 from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import blake2s
+from itertools import chain
 
 from hetrdzv.core.commands import DeclareSnapshots, Report
 from hetrdzv.core.memo import cache_on_value
@@ -133,6 +134,10 @@ def _make_node_warnings(nodes: Sequence[Node]) -> Sequence[Reason]:
     if not_taken:  # mostly no node has enough memory
         warnings.append(ReasonCode.NOT_TAKEN.reason(*not_taken, quote=next(iter(not_taken.values()))))
     return tuple(warnings)
+
+
+def _has_warning(node: Node, code: ReasonCode) -> bool:
+    return any(warning.code == code for warning in _make_node_warnings([node]))
 
 
 def select_snapshot(known: JobSnapshotState, found: Sequence[GroupSnapshot]) -> GroupSnapshot | None:
@@ -267,10 +272,10 @@ def record_snapshot_inventory(context: StepContext, command: DeclareSnapshots) -
         raise make_stale_round_error(group, command.round, node.node_id)
     if node.snapshots == command.holdings:
         return
-    warnings = _make_node_warnings([context.update_node(node, snapshots=command.holdings)])
-    known = {warning.code for warning in snapshot_warnings(group, current)} if warnings else set[str]()
-    for warning in warnings:
-        if warning.code not in known:  # the first to say so; all are in the warnings
+    for warning in _make_node_warnings([context.update_node(node, snapshots=command.holdings)]):
+        # the first to say so (all are in the warnings): thousands may, and each that looks at all takes long
+        told = chain([node], map(group.node_of_member, current.members))
+        if not any(_has_warning(one, warning.code) for one in told if one is not None):
             context.add_event(warning)
 
 

@@ -136,7 +136,7 @@ def _make_node_warnings(nodes: Sequence[Node]) -> Sequence[Reason]:
     return tuple(warnings)
 
 
-def _has_warning(node: Node, code: ReasonCode) -> bool:
+def _has_warning(node: Node, code: str) -> bool:
     return any(warning.code == code for warning in _make_node_warnings([node]))
 
 

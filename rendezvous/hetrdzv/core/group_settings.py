@@ -66,7 +66,7 @@ def require_same_script(context: StepContext, join: Join) -> None:
     alike = (
         node
         for node in context.group.nodes.values()
-        if not node.is_gone and node.job == job and node.script and node.role == join.role
+        if node.role == join.role and node.job == job and node.script and not node.is_gone
     )
     if (other := next(alike, None)) is not None and other.script != join.script:  # it speaks for all
         raise _make_conflict(

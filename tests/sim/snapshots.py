@@ -368,6 +368,11 @@ class SafeOutlivesANode:
             self._judge(new, current)
         if new.active_round is None or new.snapshots is None:
             return
+        if (
+            len(new.active_round.members) == 1
+        ):  # a node that goes on alone may cost all of it (docs/snapshots.md)
+            self._safe = None
+            return
         began = _began_from(new.active_round, new.snapshots.origin)
         safe = next(
             (

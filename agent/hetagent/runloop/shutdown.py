@@ -26,9 +26,7 @@ class ShutdownAction(NamedTuple):
     text: str  # for the person at the terminal
     why: str = ""  # for the server; empty: it knows
     save_s: float | None = None  # for how much longer the workers run, which may save (seconds)
-    stop: tuple[signal.Signals, float] | None = (
-        None  # what they get now, and how long they have then (seconds)
-    )
+    stop: tuple[signal.Signals, float] | None = None  # what they get now, and the seconds they have then
 
 
 class Shutdown:

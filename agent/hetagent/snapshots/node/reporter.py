@@ -45,7 +45,7 @@ class SnapshotReporter:
 
     @property
     def retained(self) -> tuple[SnapshotId, ...]:
-        """Not to be overwritten: what is safe or the round began from, and what others may know to be safe."""
+        """Not to be overwritten: what is safe, or may be, or the round began from; and what is not yet safe."""
         first = self.safe or self._former or self._start_snapshot
         return tuple(dict.fromkeys(filter(None, (first, self.find_unsafe()))))
 

@@ -329,7 +329,7 @@ class Hostile:
         self.wrong.other_job += [
             f"{where}{reason['code']}: {reason['message']}"
             for reason in (event["reason"] for event in events)
-            if reason["code"] != "never_met"
+            if reason["code"] != "partially_connected"
         ]
         if len(self.wrong.other_job) > known:
             self._keep(f"job-{len(self.wrong.other_job)}")

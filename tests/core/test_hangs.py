@@ -30,7 +30,7 @@ def job(**spec: Any) -> Story:
 CASES = {
     "a stall is told once it has lasted": """
         {}; stalled; why = round_running; wait 14; said stalled = 0; wait 1; said stalled = 1; why = behind b
-        wait 25; said stalled = 1; goes_on; said goes_on = 1; why = round_running""",
+        wait 25; said stalled = 1; goes_on; said progress_resumed = 1; why = round_running""",
     "seen again a little later it is the same": """
         {} lease_s=100; stalled 60; later 7; unchanged: tick; since = 67; unchanged: stalled 66.5""",
     "a node that is lost meanwhile is the cause": """

@@ -257,7 +257,7 @@ def test_who_cancelled_is_said_to_who_comes_later() -> None:
     story.leave("a")
     story.wait(60)
     told = story.join("a", inc="a-2")
-    assert told.reason == ReasonCode.CAME_LATE.reason(
+    assert told.reason == ReasonCode.JOINED_TOO_LATE.reason(
         group="g", outcome="cancelled", by="an admin at 10.0.0.9"
     )
     assert told.came_late

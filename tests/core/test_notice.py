@@ -168,7 +168,7 @@ def test_a_job_that_ends_while_it_is_about_to_be_cancelled_was_cancelled(must_me
     story.succeeded("b")
     story.report("a", "succeeded", met=0, must_meet=must_meet)  # the master: none has met another
     story.wait(1)
-    assert story.join("c", spec={}).reason == ReasonCode.CAME_LATE.reason(
+    assert story.join("c", spec={}).reason == ReasonCode.JOINED_TOO_LATE.reason(
         group="g", outcome="cancelled", by="ada"
     )
     assert fact(story, "told", "c") == "exit cancelled 3"

@@ -63,9 +63,9 @@ def world(dice: random.Random, *, alike: bool = False) -> World:
         slots, weight = (4, 1.0) if alike else (dice.choice((2, 4, 8)), dice.choice((0.5, 1.0, 3.0)))
         found[node_id] = node(node_id, slots, weight, **kept)
     ready = dice.sample(IDS, dice.randint(1, len(IDS)))
-    seats = dice.sample(IDS, dice.randint(0, len(IDS)))
-    last = {one: found[one].slots for one in seats if dice.random() < 0.5}
-    past = group_of(GroupSpec(), last, nodes=found, seats=seats)
+    sticky_order = dice.sample(IDS, dice.randint(0, len(IDS)))
+    last = {one: found[one].slots for one in sticky_order if dice.random() < 0.5}
+    past = group_of(GroupSpec(), last, nodes=found, sticky_order=sticky_order)
     return [found[node_id] for node_id in ready], past
 
 
@@ -77,7 +77,7 @@ def ids(nodes: Sequence[Node]) -> list[str]:
 
 
 def test_of_several_spares_the_like_of_the_gap_is_taken() -> None:
-    past = group_of(GroupSpec(), {"a": 8, "b": 4}, nodes={"b": node("b", 4, rack="2")}, seats="ab")
+    past = group_of(GroupSpec(), {"a": 8, "b": 4}, nodes={"b": node("b", 4, rack="2")}, sticky_order="ab")
     spares = [node("c", 8), node("d", 4, rack="1"), node("e", 4, rack="2")]
 
     def taken(*ready: Node, order: str = "sticky") -> list[str]:

@@ -53,7 +53,7 @@ COSTS = {
         group min_nodes=2 max_nodes=3 last_call_s=5; joins a b c
         started b; unreachable c; joins a b c
         started a; unreachable c; joins a b c; order = c a b
-        unreachable a; unreachable b; joins a b c; order = a b; left c = out_of_reach c
+        unreachable a; unreachable b; joins a b c; order = a b; left c = cannot_reach_master c
         started a b; wait 30; state = running; restarts = 0
         leave c; join c inc='c-2' after=0; ended = joined; joins a b; order = a b c""",
     "a store that closed at a stop is not unreachable": """

@@ -109,11 +109,11 @@ CASES = {
         group; put min_nodes=3; joins a b; leave a; wait 1; leave b; pass_by 10
         why = too_few_nodes; since = 10""",
     "a round whose workers have not met says so": """
-        running a b c; report a started met=0; report a succeeded met=0; said never_met = 1
+        running a b c; report a started met=0; report a succeeded met=0; said partially_connected = 1
         succeeded b c; state = succeeded""",
     "where they must meet the job has failed": """
         running a b c; report b succeeded met=0 must_meet=True; state = running  # only the master can tell
-        report a succeeded met=0 must_meet=True; state = failed; restarts = 0; cause = never_met
+        report a succeeded met=0 must_meet=True; state = failed; restarts = 0; cause = partially_connected
         told c = exit failed 1""",
     "and has not where they met": """
         running a b c; report a succeeded met=3 must_meet=True; succeeded b c; state = succeeded""",
@@ -149,7 +149,7 @@ def test_who_was_sent_the_end_of_its_round_may_not_have_got_it() -> None:
 
 def test_a_job_whose_workers_never_met_says_how_many_did() -> None:
     story = play("running a b c; report a succeeded met=2; succeeded b c")
-    apart = ReasonCode.NEVER_MET.reason(met=2, world_size=3)
+    apart = ReasonCode.PARTIALLY_CONNECTED.reason(met=2, world_size=3)
     assert story.reason == story.told("c").reason == events.group_succeeded(apart)
 
 

@@ -32,12 +32,12 @@ def nodes(*node_ids: str) -> list[Node]:
 def place(
     spec: GroupSpec,
     ready: list[Node],
-    seats: tuple[str, ...] = (),
+    sticky_order: tuple[str, ...] = (),
     last: tuple[str, ...] = (),
     unreachable: AbstractSet[tuple[str, str]] = frozenset(),
 ) -> tuple[Sequence[Member], Sequence[str]]:
     """Select and order the nodes of the next round; one without members where none can form."""
-    group = group_of(spec, dict.fromkeys(last, 1), seats=seats, unreachable=unreachable)
+    group = group_of(spec, dict.fromkeys(last, 1), sticky_order=sticky_order, unreachable=unreachable)
     answer = select_nodes(group, ready)
     if not isinstance(answer, Selection):
         return (), ()
@@ -50,9 +50,9 @@ def order(*args: object, min_nodes: int = 1, max_nodes: int | None = None, **kwa
 
 
 def test_returning_node_gets_its_place_back() -> None:
-    _, seats = place(GroupSpec(), nodes("a", "c"), ("a", "b", "c"), ("a", "b", "c"))
-    assert seats == ("a", "b", "c")
-    assert order(nodes("a", "b", "c"), seats, ("a", "c")) == ["a", "b", "c"]
+    _, sticky_order = place(GroupSpec(), nodes("a", "c"), ("a", "b", "c"), ("a", "b", "c"))
+    assert sticky_order == ("a", "b", "c")
+    assert order(nodes("a", "b", "c"), sticky_order, ("a", "c")) == ["a", "b", "c"]
 
 
 def test_where_no_master_serves_all_the_largest_part_is_taken() -> None:
@@ -67,11 +67,11 @@ def test_where_no_master_serves_all_the_largest_part_is_taken() -> None:
 def test_a_spare_takes_part_where_that_makes_a_master_serve() -> None:
     apart = {("a", "b"), ("b", "a")}
     spec = GroupSpec(min_nodes=2, max_nodes=2)
-    members, seats = place(spec, nodes("a", "b", "c"), ("a", "b"), ("a", "b"), apart)
+    members, sticky_order = place(spec, nodes("a", "b", "c"), ("a", "b"), ("a", "b"), apart)
     assert [m.node_id for m in members] == ["a", "c"]
-    assert seats == ("a", "c")
+    assert sticky_order == ("a", "c")
     spec = GroupSpec(min_nodes=3, max_nodes=3)
-    members, seats = place(
+    members, sticky_order = place(
         spec, nodes("a", "b", "c", "d"), ("a", "b", "c"), ("a", "b", "c"), {*apart, ("a", "c"), ("b", "c")}
     )
     assert [m.node_id for m in members] == ["a", "d", "c"]
@@ -90,7 +90,7 @@ CASES = {
         running a b; join c address='127.0.0.1'; told c = exit rejected 1; wait 20; ended = None""",
     "a node of another host does not end a local round": """
         group last_call_s=1; join a address='127.0.0.1'; wait 1; join b; wait 20; ended = None
-        left b = out_of_reach b""",
+        left b = cannot_reach_master b""",
     "labels and weights are taken anew at every join": """
         group min_nodes=2 max_nodes=2 rank_order='topology:rack'
         join n1 labels={'rack':'1'}; join n2 labels={'rack':'2'}; order = n1 n2
@@ -200,7 +200,7 @@ def test_what_an_order_goes_by_and_nodes_lack_is_a_warning(
         (
             CASES["a node of another host does not end a local round"],
             "b",
-            lambda spec: ReasonCode.OUT_OF_REACH.reason("b", master="a", address="127.0.0.1"),
+            lambda spec: ReasonCode.CANNOT_REACH_MASTER.reason("b", master="a", address="127.0.0.1"),
         ),
         (
             CASES["a spare says which world size it would make"],

@@ -74,11 +74,11 @@ def random_case(rng: random.Random) -> Case:
         return random_case(rng)
     if not spec.counts_slots:
         return random_case(rng)
-    seats = [f"n{number}" for number in range(1, 30) if rng.random() < 0.4]
-    rng.shuffle(seats)
-    last = dict.fromkeys((name for name in seats if rng.random() < 0.7), 1)
+    sticky_order = [f"n{number}" for number in range(1, 30) if rng.random() < 0.4]
+    rng.shuffle(sticky_order)
+    last = dict.fromkeys((name for name in sticky_order if rng.random() < 0.7), 1)
     late = [one.node_id for one in ready if rng.random() < 0.15]
-    return Case(group_of(spec, last, seats=seats, used_last=late), ready)
+    return Case(group_of(spec, last, sticky_order=sticky_order, used_last=late), ready)
 
 
 def test_the_best_set_is_chosen() -> None:
@@ -153,7 +153,7 @@ def test_the_best_set_of_units_is_taken(apart: bool) -> None:
         case = Case(
             group_of(
                 random_spec(dice),
-                seats=[name for name in names if dice.random() < 0.6],
+                sticky_order=[name for name in names if dice.random() < 0.6],
                 last=dict.fromkeys((name for name in names if dice.random() < 0.5), 1),
                 unreachable=dice.sample(pairs, min(len(pairs), 4)) if apart else (),
                 used_last=[name for name in names if dice.random() < 0.1],

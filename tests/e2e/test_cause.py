@@ -185,7 +185,7 @@ def test_workers_that_never_met_are_named(pair: Cluster, script: str, outcome: s
     for agent in run(pair, script.replace("FOLDER", str(pair.folder))).values():
         assert re.search(rf"^outcome +{outcome}", agent.stderr, re.MULTILINE), agent.stderr
     assert "connected" in pair.group()["reason"]["message"]
-    assert pair.told("never_met")
+    assert pair.told("partially_connected")
 
 
 def test_that_they_never_met_may_be_a_failure(pair: Cluster) -> None:

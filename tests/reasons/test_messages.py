@@ -229,7 +229,7 @@ behind: round 4: ranks 0 and 1 wait for rank 3 (gpu2), which is at collective 17
 behind: round 4: ranks 0 and 1 wait for rank 3 (gpu2), which is at collective 17,203 of 17,204; whether they still \
 wait is no longer known
 stalled: round 4 hangs: rank 1 has waited 30 s for rank 0 (gpu2), which is at collective 4 of 5
-goes_on: round 4 goes on, after rank 1 has waited 30 s for rank 0 (gpu2), which is at collective 4 of 5
+progress_resumed: round 4 goes on, after rank 1 has waited 30 s for rank 0 (gpu2), which is at collective 4 of 5
 """,
     )
     assert (known.nodes, known.ranks, known.round) == (("gpu2",), ((3, 3),), 4)

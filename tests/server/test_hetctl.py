@@ -442,8 +442,8 @@ def test_snapshots_are_listed_and_one_is_chosen(ctl: Callable[..., str], server:
         {"round": 1, "step": step, "world_size": 1, "whole": step < 30, "size": 2_500_000_000}
         for step in (10, 20, 30)
     ]
-    holdings = {"origin": start["origin"], "port": 7000, "key": "secret", "held": held}
-    job.ask("POST", "/nodes/gpu1/snapshots", {"incarnation": "gpu1-1", "round": 1, "holdings": holdings})
+    inventory = {"origin": start["origin"], "port": 7000, "key": "secret", "held": held}
+    job.ask("POST", "/nodes/gpu1/snapshots", {"incarnation": "gpu1-1", "round": 1, "inventory": inventory})
     described = ctl("describe", "bert")
     assert (
         "STEP ROUND SIZE NODES NOTE "

@@ -159,7 +159,7 @@ async def test_who_is_waited_for_is_told_once_it_lasts_and_until_somebody_sees_i
             await asyncio.sleep(0.3)
             await settled(20)
             codes = [one.reason.code for one in service.history("g")[0]]
-            return codes.count("stalled"), codes.count("goes_on")
+            return codes.count("stalled"), codes.count("progress_resumed")
 
         await two_nodes(service, lease_s=600.0)
         await hang(client, service)

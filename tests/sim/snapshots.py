@@ -27,9 +27,9 @@ from hetrdzv.protocol.snapshots import (
     CopyOrder,
     DiskSnapshot,
     HeldSnapshot,
-    Holdings,
     RankPart,
     SnapshotId,
+    SnapshotInventory,
     SnapshotsReply,
     SnapshotsRequest,
     StartSnapshot,
@@ -78,8 +78,8 @@ class Snapshots:
         if self._on:
             if self._reached and self._rng.random() < self._just_in_time:
                 self._take()
-            holdings = self._holdings()
-            self._agent.session.update_offer(snapshots=holdings)
+            inventory = self._holdings()
+            self._agent.session.update_offer(snapshots=inventory)
 
     def leaves(self, goodbye: Callable[[], None]) -> None:
         """As hand_over: serve what this node holds until nobody needs it, then say goodbye."""
@@ -115,7 +115,7 @@ class Snapshots:
         self._round, self._start, began = directive.round, start, start.snapshot
         self._reached, self._asked = 0, None
         self._due = memory_snapshot_id(began) if began is not None and not began.on_disk else None
-        joined = self._agent.session.offer.snapshots or Holdings()
+        joined = self._agent.session.offer.snapshots or SnapshotInventory()
         joined = replace(joined, origin=start.origin or "")
         self._reporter.begin(directive.round, start.nnodes, start.snapshot, joined)
         self._step = start.snapshot.step if start.snapshot is not None else 0
@@ -182,12 +182,12 @@ class Snapshots:
         agent, now = self._agent, self._agent.world.timeline.now
         if workers is not agent.workers or not workers.alive or agent.stopping:
             return
-        holdings = self._holdings()
-        tells_at = self._reporter.due_at(holdings)
-        if self._asked is None and holdings.held and tells_at is not None and tells_at <= now:
-            self._reporter.begin_report(now, holdings)
+        inventory = self._holdings()
+        tells_at = self._reporter.due_at(inventory)
+        if self._asked is None and inventory.held and tells_at is not None and tells_at <= now:
+            self._reporter.begin_report(now, inventory)
             asked = Report(
-                Routes.declare_snapshots, partial(SnapshotsRequest, round=workers.round, holdings=holdings)
+                Routes.declare_snapshots, partial(SnapshotsRequest, round=workers.round, inventory=inventory)
             )
             self._asked, asked.answered = asked, partial(self._answered, asked)
             agent.session.send(asked, now)
@@ -279,8 +279,8 @@ class Snapshots:
         )
         self._say(f"takes step {stamp.step}")
 
-    def _holdings(self) -> Holdings:
-        return Holdings(
+    def _holdings(self) -> SnapshotInventory:
+        return SnapshotInventory(
             origin=self._memory.get("origin") or "",
             port=7000,
             key=self._memory.setdefault(
@@ -456,13 +456,13 @@ def _complete(group: Group, origin: str, now: float) -> set[Which]:
     whole: set[tuple[int, int]] = set()
     parts: set[tuple[int, int, int]] = set()
     for node in group.nodes.values():
-        holdings = node.snapshots
+        inventory = node.snapshots
         out = node.is_gone or node.job != group.job or node.leaving is not None or node.rejected is not None
         if node.job == group.job and _serves(group, node.node_id, now):
             out = False
-        if out or holdings is None or holdings.origin != origin:
+        if out or inventory is None or inventory.origin != origin:
             continue
-        for held in holdings.held:
+        for held in inventory.held:
             which = held.step, held.round
             world[which] = held.world_size, held.sharded
             whole |= {which} if held.whole else set()
@@ -479,10 +479,10 @@ def _on_disk(group: Group) -> set[Which]:
     """The snapshots that some node sees on disk, and that no member of the round has refused."""
     found: set[Which] = set()
     for node in group.nodes.values():
-        holdings = node.snapshots
+        inventory = node.snapshots
         out = node.is_gone or node.job != group.job or node.leaving is not None or node.rejected is not None
-        if holdings is not None and not out:
-            found |= {(one.origin, one.step, one.round) for one in holdings.on_disk}
+        if inventory is not None and not out:
+            found |= {(one.origin, one.step, one.round) for one in inventory.on_disk}
     return found - _refused(group)
 
 

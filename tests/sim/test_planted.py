@@ -126,7 +126,7 @@ PLANTED: dict[str, tuple[Any, str, Any]] = {
         lambda kept, found: found[0] if found else None,
     ),
     "what nobody can load is taken": (catalog, "_list_unloadable_snapshots", lambda group, members: {}),
-    "holdings of another job count": (catalog, "list_usable_snapshots", _of_any_job),
+    "inventory of another job count": (catalog, "list_usable_snapshots", _of_any_job),
     "nodes that are gone hold snapshots": (catalog, "is_present_and_staying", lambda group, node: True),
     "an agent that is gone serves": (start_snapshot, "forget_expired_holders", lambda *work: None),
     "what is on disk is not seen": (

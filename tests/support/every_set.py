@@ -29,7 +29,7 @@ def group_of(
     last: Mapping[str, int] = {},
     *,
     nodes: Mapping[str, Node] = {},
-    seats: Sequence[str] = (),
+    sticky_order: Sequence[str] = (),
     unreachable: Collection[tuple[str, str]] = (),
     used_last: Iterable[str] = (),
 ) -> Group:
@@ -42,7 +42,7 @@ def group_of(
         group_id="g",
         spec=spec,
         nodes=nodes,
-        seats=tuple(seats),
+        sticky_order=tuple(sticky_order),
         unreachable=frozenset(unreachable),
         failed_rounds=dict.fromkeys(used_last, FAILED_ROUNDS_UNTIL_LAST_RESORT),
         round=Round(number=1, members=members, restart_count=0, formed_at=0.0) if last else None,
@@ -79,7 +79,7 @@ def best_of_all(case: Case) -> list[str] | None:
         return (
             any(name in used_last for name in names),
             not all(name in last for name in names),
-            not all(name in case.group.seats for name in names),
+            not all(name in case.group.sticky_order for name in names),
             min(gaps.get(name, len(gaps)) for name in names),
             -sum(one.slots for one in unit) / len(unit),
             natural_key(names[0]),

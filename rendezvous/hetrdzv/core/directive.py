@@ -169,7 +169,7 @@ def _explain_late_join(group: Group, node: Node) -> Reason | None:
     if group.finished_at is None or node.joined_at < group.finished_at:
         return None
     by = group.cancellation.data["by"] if group.cancellation is not None else None
-    return ReasonCode.CAME_LATE.reason(group=group.group_id, outcome=group.state, by=by)
+    return ReasonCode.JOINED_TOO_LATE.reason(group=group.group_id, outcome=group.state, by=by)
 
 
 def late_joiner_exit_code(group: Group) -> int | None:

@@ -79,7 +79,7 @@ def explain_partial_connection(current: Round) -> Reason | None:
     """That workers of a round are known not to have met; None: they have, or nobody knows."""
     if current.met is None or current.met >= current.world_size:
         return None
-    return ReasonCode.NEVER_MET.reason(met=current.met, world_size=current.world_size)
+    return ReasonCode.PARTIALLY_CONNECTED.reason(met=current.met, world_size=current.world_size)
 
 
 # -- no round runs -------------------------------------------------------------------------------------------

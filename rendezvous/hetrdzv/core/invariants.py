@@ -71,7 +71,7 @@ def _list_node_violations(group: Group) -> Iterator[str]:
             yield f"{node_id} is ready, but has not stopped its workers of round {node.member_of}"
         if gone and node.disconnected_at is not None:
             yield f"{node_id} is suspect and {phase}"
-        if node.incarnation in node.former:
+        if node.incarnation in node.former_incarnations:
             yield f"{node_id} belongs to '{node.incarnation}', which was replaced before"
 
 

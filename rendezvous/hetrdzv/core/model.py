@@ -33,7 +33,7 @@ class Node(NodeOffer):
     Attributes:
         node_id: stable over restarts of the agent.
         incarnation: of the agent process that currently speaks for the node.
-        former: earlier incarnations, newest last; none of them is accepted again.
+        former_incarnations: earlier incarnations, newest last; none of them is accepted again.
         job: the job that this incarnation joined (a group can run one job after another).
         acked_round: newest round whose workers this agent has stopped, with no process left.
         member_of: newest round that this incarnation is a member of; 0 for none.
@@ -63,7 +63,7 @@ class Node(NodeOffer):
     departure_reason: Reason | None = None
     disconnected_at: float | None = None
     stop_acked_at: float | None = None
-    former: tuple[str, ...] = ()
+    former_incarnations: tuple[str, ...] = ()
 
     @property
     def is_gone(self) -> bool:
@@ -269,7 +269,7 @@ class Group:
         restarts: restarts used by this job.
         round: the newest round of this job, running or ended; None before the first.
         nodes: by node id; gone nodes stay for a while, so that people see them and places are kept.
-        seats: node ids in rank order, vacant places included, so that a returning node gets its place back.
+        sticky_order: node ids in rank order, vacant places included, so that a returning node gets its place back.
         drained: node ids that a person took out; this outlives restarts of their agents.
         last_call: whether the next round waits for a last call (first one, no survivors, below the minimum).
         waiting_since: when the group entered `waiting` with a usable node, or None.
@@ -297,7 +297,7 @@ class Group:
     restarts: int = 0
     round: Round | None = None
     nodes: Mapping[str, Node] = field(default_factory=dict)
-    seats: tuple[str, ...] = ()
+    sticky_order: tuple[str, ...] = ()
     drained: frozenset[str] = frozenset()
     last_call: bool = True
     waiting_since: float | None = None

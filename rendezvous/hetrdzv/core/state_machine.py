@@ -94,7 +94,7 @@ def _add_node(context: StepContext, command: commands.Join) -> None:
     if node is not None and node.incarnation == command.incarnation:
         _rejoin_node(context, node, command)
         return
-    former = _take_over_node_id(context, node, command.incarnation) if node is not None else ()
+    former_incarnations = _take_over_node_id(context, node, command.incarnation) if node is not None else ()
     if can_begin_new_job(group) and command.node_id not in group.drained:
         begin_job(context)
     if not context.group.state.is_terminal and command.node_id not in group.drained:
@@ -115,7 +115,7 @@ def _add_node(context: StepContext, command: commands.Join) -> None:
             job=group.job,
             joined_at=context.now,
             acked_round=command.after_round,
-            former=former,
+            former_incarnations=former_incarnations,
         )
     )
     context.add_event(events.node_joined(command.node_id, command.slots, command.address, command.not_ready))
@@ -126,7 +126,7 @@ def _take_over_node_id(context: StepContext, node: Node, incarnation: str) -> tu
 
     Returns the earlier incarnations of the node.
     """
-    if incarnation in node.former:
+    if incarnation in node.former_incarnations:
         raise StaleIncarnation(
             f"node '{node.node_id}' of group '{context.group.group_id}' was taken over by another agent at "
             f"{node.address}: this agent must stop its workers; to run both, give it another --node-id"
@@ -141,7 +141,7 @@ def _take_over_node_id(context: StepContext, node: Node, incarnation: str) -> tu
                 f"the other has exited"
             )
         remove_node(context, node, NodePhase.LOST, ReasonCode.AGENT_REPLACED.reason())
-    return (*node.former, node.incarnation)[-MAX_FORMER_INCARNATIONS:]
+    return (*node.former_incarnations, node.incarnation)[-MAX_FORMER_INCARNATIONS:]
 
 
 def _rejoin_node(context: StepContext, node: Node, command: commands.Join) -> None:

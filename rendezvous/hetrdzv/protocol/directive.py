@@ -56,7 +56,7 @@ class Start:
         members: the whole round in rank order, for a node that joined with `wants_members`. For others the size of
             a `start` does not grow with the round.
         daemon: what the master wants this node to run, once it has said so; for a node that joined with `wants_daemon`.
-        origin: the name of this job in `Holdings`, if anybody holds snapshots.
+        origin: the name of this job in `SnapshotInventory`, if anybody holds snapshots.
         restarted_by, advice: the failure that a restart was spent on to form this round, and what can be done about it.
     """
 

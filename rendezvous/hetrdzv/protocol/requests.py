@@ -26,7 +26,7 @@ from hetrdzv.protocol.bounds import (
 from hetrdzv.protocol.progress import ProgressTimes
 from hetrdzv.protocol.rounds import EarlierSuccesses, WorkerFailure
 from hetrdzv.protocol.settings import DAY_S, SETTINGS
-from hetrdzv.protocol.snapshots import Holdings
+from hetrdzv.protocol.snapshots import SnapshotInventory
 from hetrdzv.protocol.states import ReportKind
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class NodeOffer(RequestBody):
     script_port: Annotated[Count, Le(65_535)] = 0
     role: Id = "default"
     weight: Weight | None = None
-    snapshots: Holdings | None = None
+    snapshots: SnapshotInventory | None = None
     labels: Labels = field(default_factory=dict)
     device: Labels = field(default_factory=dict)
     wants_command: bool = False
@@ -124,7 +124,7 @@ class ReportRequest(RequestBody):
     message: Text = ""
     grace_s: Duration | None = None
     moved: ProgressTimes | None = None
-    snapshots: Holdings | None = None
+    snapshots: SnapshotInventory | None = None
     serves_s: Duration | None = None
 
 

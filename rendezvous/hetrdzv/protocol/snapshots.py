@@ -94,7 +94,7 @@ class SnapshotWriteFailure(RequestBody):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Holdings(RequestBody):
+class SnapshotInventory(RequestBody):
     """All that a node holds of snapshots.
 
     Attributes:
@@ -104,7 +104,7 @@ class Holdings(RequestBody):
         refused: those of which its workers could load no copy.
         on_disk: those that it sees on disk, the newest first; they may be of an earlier job.
         not_written: what it has last tried to write there, in vain.
-        not_taken: why a worker of the node takes none any more in this round; empty: all do.
+        disabled_reason: why a worker of the node takes none any more in this round; empty: all do.
     """
 
     origin: SnapshotOrigin = ""
@@ -115,7 +115,7 @@ class Holdings(RequestBody):
     refused: Annotated[tuple[SnapshotId, ...], max_items(MAX_REFUSED_SNAPSHOTS)] = ()
     on_disk: Annotated[tuple[DiskSnapshot, ...], max_items(MAX_DISK_SNAPSHOTS)] = ()
     not_written: SnapshotWriteFailure | None = None
-    not_taken: ShortText = ""
+    disabled_reason: ShortText = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,12 +124,12 @@ class SnapshotsRequest(RequestBody):
 
     incarnation: Id
     round: PositiveInt
-    holdings: Holdings
+    inventory: SnapshotInventory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotSource:
-    """A node that has some of a snapshot, and where its agent serves that; see `HeldSnapshot` and `Holdings`."""
+    """A node that has some of a snapshot, and where its agent serves that; see `HeldSnapshot`."""
 
     node_id: str
     address: str

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from hetrdzv.protocol.errors import StorageError
 
-STORE_FORMAT_VERSION = 5
+STORE_FORMAT_VERSION = 6
 """The version of what is stored, which each store notes; an older server does not read a newer store.
 
 Adding a field with a default needs no new one: older records get the default. Unknown fields are ignored, so removing

@@ -28,9 +28,9 @@ from hetrdzv.protocol.reasons.snapshots import (
 from hetrdzv.protocol.snapshots import (
     DiskSnapshot,
     HeldSnapshot,
-    Holdings,
     RankPart,
     SnapshotId,
+    SnapshotInventory,
     SnapshotSource,
     SnapshotWriteFailure,
     StartSnapshot,
@@ -39,7 +39,7 @@ from hetrdzv.protocol.snapshots import (
 from hetrdzv.protocol.texts.node_rank_lists import NO_NODES, NodeList, RankList
 from tests.core.driver import Story, bare
 
-NOTHING = Holdings(port=7000, key="secret")
+NOTHING = SnapshotInventory(port=7000, key="secret")
 
 
 def held(step: int, of: int = 1, **more: Any) -> HeldSnapshot:
@@ -53,7 +53,7 @@ class Job(Story):
 
     def __init__(self, **spec: Any) -> None:
         super().__init__(**{"min_nodes": 2, "max_nodes": 2, "restart_wait_s": 0.0, **spec})
-        self.held: dict[str, Holdings] = {}
+        self.held: dict[str, SnapshotInventory] = {}
 
     def begin(self, *names: str) -> "Job":
         for name in names or ("a", "b"):
@@ -70,18 +70,18 @@ class Job(Story):
         assert self.group.snapshots is not None
         return self.group.snapshots.origin
 
-    def holds(self, *held: HeldSnapshot, **more: Any) -> Holdings:
+    def holds(self, *held: HeldSnapshot, **more: Any) -> SnapshotInventory:
         return replace(NOTHING, held=held, **({"origin": self.origin} | more))
 
-    def declare(self, node_id: str, holdings: Holdings) -> None:
+    def declare(self, node_id: str, inventory: SnapshotInventory) -> None:
         node = self.node(node_id)
         self.do(
             DeclareSnapshots(
-                node_id=node_id, incarnation=node.incarnation, round=node.member_of, holdings=holdings
+                node_id=node_id, incarnation=node.incarnation, round=node.member_of, inventory=inventory
             )
         )
 
-    def again(self, a: Holdings, b: Holdings | None = None, **failure: Any) -> None:
+    def again(self, a: SnapshotInventory, b: SnapshotInventory | None = None, **failure: Any) -> None:
         self.failed("a", **failure)
         self.join("b", snapshots=b or a)
         self.join("a", snapshots=a)
@@ -306,7 +306,7 @@ def test_a_server_that_has_forgotten_a_job_takes_its_name_from_who_has_run_it() 
 # -- what cannot be loaded, and what a person chooses ------------------------------------------------------------
 
 
-def gives_up(job: Job, node_id: str, mine: Holdings, others: Holdings) -> None:
+def gives_up(job: Job, node_id: str, mine: SnapshotInventory, others: SnapshotInventory) -> None:
     """The workers of a node cannot load what they should; it stops them, and the others come as they do."""
     job.join(node_id, snapshots=mine)
     other = "b" if node_id == "a" else "a"
@@ -401,12 +401,12 @@ def test_a_member_is_told_a_few_copies_and_the_parts_of_its_ranks() -> None:
 def test_only_members_of_the_running_round_declare() -> None:
     job = Job().begin()
     with pytest.raises(StaleIncarnation):
-        job.do(DeclareSnapshots(node_id="a", incarnation="x", round=1, holdings=NOTHING))
+        job.do(DeclareSnapshots(node_id="a", incarnation="x", round=1, inventory=NOTHING))
     with pytest.raises(StaleRound):
-        job.do(DeclareSnapshots(node_id="a", incarnation="a-1", round=2, holdings=NOTHING))
+        job.do(DeclareSnapshots(node_id="a", incarnation="a-1", round=2, inventory=NOTHING))
     job.failed("a")
     with pytest.raises(StaleRound):
-        job.do(DeclareSnapshots(node_id="a", incarnation="a-1", round=1, holdings=NOTHING))
+        job.do(DeclareSnapshots(node_id="a", incarnation="a-1", round=1, inventory=NOTHING))
     with pytest.raises(NodeIdInUse):
         job.join("a", inc="other", snapshots=NOTHING)
 
@@ -483,11 +483,11 @@ def test_how_many_steps_are_lost_is_said_only_where_somebody_knows(
     job.declare("a", job.holds(held(236)))
     job.lose("a")
     job.lose("b")
-    holdings = {
+    inventory = {
         "disk": replace(NOTHING, on_disk=(on_disk(230, of=1, job=job.origin),)),
         "memory": job.holds(held(236), reached=240),
     }.get(has, NOTHING)
-    for name, mine in zip(comes, (holdings, NOTHING), strict=True):
+    for name, mine in zip(comes, (inventory, NOTHING), strict=True):
         job.join(name, inc=f"{name}-2", snapshots=mine)
     job.wait(job.group.spec.replace_wait_s)
     job.run()
@@ -524,12 +524,14 @@ def test_workers_that_take_none_are_said_once_a_round_and_shown_until_they_do() 
     job = Job().begin()
     current = job.round
     for node_id in ("a", "b"):
-        job.declare(node_id, replace(job.holds(held(90)), not_taken=f"{node_id} needs 5 MB"))
+        job.declare(node_id, replace(job.holds(held(90)), disabled_reason=f"{node_id} needs 5 MB"))
     why = "a needs 5 MB"
-    assert snapshot_warnings(job.group, current) == (ReasonCode.NOT_TAKEN.reason("a", "b", quote=why),)
+    assert snapshot_warnings(job.group, current) == (
+        ReasonCode.SNAPSHOTS_DISABLED.reason("a", "b", quote=why),
+    )
     job.declare("a", job.holds(held(95)))
-    job.declare("a", replace(job.holds(held(100)), not_taken="a needs 5 MB"))
-    assert job.said("not_taken") == [ReasonCode.NOT_TAKEN.reason("a", quote=why)]
+    job.declare("a", replace(job.holds(held(100)), disabled_reason="a needs 5 MB"))
+    assert job.said("snapshots_disabled") == [ReasonCode.SNAPSHOTS_DISABLED.reason("a", quote=why)]
     for node_id in ("a", "b"):
         job.declare(node_id, job.holds(held(105)))
     assert snapshot_warnings(job.group, current) == ()
@@ -549,11 +551,13 @@ def test_the_same_said_by_many_members_in_a_turn_does_not_look_at_all_members_ea
     monkeypatch.setattr(Group, "node_of_member", count)
     group, said = job.group, list[Reason]()
     for name in names:
-        lack = replace(job.holds(held(90)), not_taken="it needs 5 MB")
-        command = DeclareSnapshots(node_id=name, incarnation=f"{name}-1", round=1, holdings=lack)
+        lack = replace(job.holds(held(90)), disabled_reason="it needs 5 MB")
+        command = DeclareSnapshots(node_id=name, incarnation=f"{name}-1", round=1, inventory=lack)
         applied = step(group, command, job.now, no_expired_leases)
         group, said = applied.group, [*said, *applied.events]
-    assert [bare(event) for event in said] == [ReasonCode.NOT_TAKEN.reason("n0", quote="it needs 5 MB")]
+    assert [bare(event) for event in said] == [
+        ReasonCode.SNAPSHOTS_DISABLED.reason("n0", quote="it needs 5 MB")
+    ]
     assert len(looks) < 3 * len(names)
 
 
@@ -563,7 +567,7 @@ def test_what_could_not_be_written_is_said_until_one_is() -> None:
     lack = SnapshotWriteFailure(stamp=SnapshotId(round=1, step=90), why="No space left on device")
 
     def not_on_disk(*nodes: str, step: int) -> Reason:
-        return ReasonCode.NOT_ON_DISK.reason(*nodes, step=step, of_round=1, quote=lack.why)
+        return ReasonCode.SNAPSHOT_NOT_WRITTEN.reason(*nodes, step=step, of_round=1, quote=lack.why)
 
     said = not_on_disk("a", step=90)
     job.declare("a", replace(job.holds(held(90)), not_written=lack))
@@ -574,7 +578,7 @@ def test_what_could_not_be_written_is_said_until_one_is() -> None:
     job.declare("b", replace(job.holds(held(95)), not_written=lack))
     both = not_on_disk("a", "b", step=95)
     assert snapshot_warnings(job.group, current) == (both,)
-    assert job.said("not_on_disk") == [said], "the warning tells of each, the history of the first"
+    assert job.said("snapshot_not_written") == [said], "the warning tells of each, the history of the first"
     for node_id in ("a", "b"):
         job.declare(node_id, job.holds(held(100)))
     assert snapshot_warnings(job.group, current) == ()

@@ -214,4 +214,4 @@ async def test_who_comes_after_a_cancel_hears_who_it_was(access: dict[str, Any],
         assert (cancelled["reason"]["code"], cancelled["reason"]["data"]["by"]) == ("group_cancelled", who)
         assert not any(token in cancelled["reason"]["message"] for token in (ADMIN, TEAM, AGENT))
         told = await join_later(client, "1")
-        assert (told["reason"]["code"], told["reason"]["data"]["by"]) == ("came_late", who)
+        assert (told["reason"]["code"], told["reason"]["data"]["by"]) == ("joined_too_late", who)

@@ -17,14 +17,14 @@ def held(step: int, of: int = 1, **more: Any) -> dict[str, Any]:
     return {"round": of, "step": step, "world_size": 2, "whole": True, "size": 1_500_000_000} | more
 
 
-def holdings(*what: dict[str, Any], **more: Any) -> dict[str, Any]:
+def inventory(*what: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {"port": 7000, "key": KEY, "held": list(what), **more}
 
 
 async def join(client: httpx.AsyncClient, node_id: str, **more: Any) -> dict[str, Any]:
     offer: dict[str, Any] = {"incarnation": "1", "slots": 1, "address": "10.0.0.1", "port": 4000}
     spec = {"min_nodes": 2, "max_nodes": 2, "restart_wait_s": 0}
-    offer |= {"spec": spec, "snapshots": holdings()} | more
+    offer |= {"spec": spec, "snapshots": inventory()} | more
     reply = await client.put(f"{NODES}/{node_id}", json=offer)
     assert reply.status_code == 200, reply.text
     body: dict[str, Any] = reply.json()
@@ -39,7 +39,7 @@ async def told(client: httpx.AsyncClient, node_id: str) -> dict[str, Any]:
 
 
 async def declare(client: httpx.AsyncClient, node_id: str, what: dict[str, Any], of: int = 1) -> Any:
-    body = {"incarnation": "1", "round": of, "holdings": what}
+    body = {"incarnation": "1", "round": of, "inventory": what}
     return await client.post(f"{NODES}/{node_id}/snapshots", json=body)
 
 
@@ -71,21 +71,21 @@ async def test_members_hear_what_is_complete_and_the_next_round_begins_from_it()
     async with serving() as (service, _), api(service) as client:
         origin = await begin(client)
         assert "snapshot" not in await told(client, "a")
-        stale = await declare(client, "a", holdings(origin=origin), of=2)
+        stale = await declare(client, "a", inventory(origin=origin), of=2)
         assert (stale.status_code, stale.json()["code"]) == (409, "stale_round")
         sharded = {"sharded": True}
         part = {"ranks": [{"rank": 0, "digest": "d0"}], **sharded}
-        reply = await declare(client, "a", holdings(held(8, **part), origin=origin))
+        reply = await declare(client, "a", inventory(held(8, **part), origin=origin))
         assert (reply.status_code, reply.json()) == (200, {})
         part = {"ranks": [{"rank": 1, "digest": "d1"}], **sharded}
-        reply = await declare(client, "b", holdings(held(8, **part), origin=origin))
+        reply = await declare(client, "b", inventory(held(8, **part), origin=origin))
         assert reply.json()["copy"]["source"]["ranks"] == [{"rank": 0, "digest": "d0"}]
         both = {"ranks": [{"rank": 0, "digest": "d0"}, {"rank": 1, "digest": "d1"}], **sharded}
         for name in "ab":
-            reply = await declare(client, name, holdings(held(8, **both), origin=origin))
+            reply = await declare(client, name, inventory(held(8, **both), origin=origin))
         assert reply.json() == {"complete": {"round": 1, "step": 8}}
         assert (await client.get(GROUP)).json()["snapshot"]["safe"] == {"round": 1, "step": 8, "origin": None}
-        await fail(client, 1, holdings(held(5), origin=origin, reached=7))
+        await fail(client, 1, inventory(held(5), origin=origin, reached=7))
         snapshot = (await told(client, "b"))["snapshot"]
         assert (snapshot["round"], snapshot["step"], snapshot["lost"]) == (1, 5, 2)
         source = {"address": "10.0.0.1", "port": 7000, "key": KEY, "whole": True, "ranks": []}
@@ -104,7 +104,7 @@ async def test_keys_are_told_to_members_only(caplog: pytest.LogCaptureFixture) -
     caplog.set_level("DEBUG")
     async with serving() as (service, store), api(service) as client:
         origin = await begin(client)
-        both = holdings(held(8), origin=origin, reached=9)
+        both = inventory(held(8), origin=origin, reached=9)
         await declare(client, "a", both)
         for number in (1, 2, 3):
             await fail(client, number, both)

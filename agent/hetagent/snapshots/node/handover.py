@@ -6,7 +6,7 @@ from collections.abc import Callable
 from hetagent.session.connection import ServerConnection
 from hetagent.session.requests import Report
 from hetrdzv.protocol.directive import Directive
-from hetrdzv.protocol.snapshots import Holdings
+from hetrdzv.protocol.snapshots import SnapshotInventory
 from hetrdzv.protocol.states import DirectiveKind
 
 SERVES_S = 60.0
@@ -19,15 +19,15 @@ POLL_S = 0.05
 """How often to look at what the server says (seconds)."""
 
 
-def serving_time_s(holdings: Holdings, until: float | None, *, alone: bool) -> float:
+def serving_time_s(inventory: SnapshotInventory, until: float | None, *, alone: bool) -> float:
     """For how long others may need what a node holds (seconds); 0: they do not.
 
     Args:
         until: when its agent has to be gone (monotonic seconds); None: no limit.
         alone: no other node was in its newest round.
     """
-    newest = next(iter(holdings.held), None)
-    if newest is None or not (newest.sharded or alone) or not holdings.port:
+    newest = next(iter(inventory.held), None)
+    if newest is None or not (newest.sharded or alone) or not inventory.port:
         return 0.0
     return SERVES_S if until is None else max(0.0, min(SERVES_S, until - time.monotonic()))
 

@@ -36,7 +36,7 @@ from hetrdzv.protocol.directive import Directive, Start
 from hetrdzv.protocol.routes import Routes
 from hetrdzv.protocol.snapshots import (
     MAX_REFUSED_SNAPSHOTS,
-    Holdings,
+    SnapshotInventory,
     SnapshotsReply,
     SnapshotsRequest,
     StartSnapshot,
@@ -87,7 +87,7 @@ class SnapshotHook(RoundHook):
         self._save_until = 0.0
         self._answer: Future[SnapshotsReply] | None = None
         self._load_failures: Counter[ServerStamp] = Counter()
-        self._holdings = Holdings()
+        self._holdings = SnapshotInventory()
         self._refresh()
 
     def static_env(self, given: Mapping[str, str]) -> Mapping[str, str]:
@@ -184,9 +184,9 @@ class SnapshotHook(RoundHook):
     def hand_over(self, why: str, until: float | None, is_hurried: Callable[[], bool]) -> None:
         """The workers are gone for good: say so, and serve what others need. `until`: in monotonic seconds, or None."""
         stays = until is not None or self._is_drained
-        holdings, alone = self._refresh(), self._start is not None and self._start.nnodes == 1
+        inventory, alone = self._refresh(), self._start is not None and self._start.nnodes == 1
         limit = until - EXIT_MARGIN_S if until is not None else None
-        serves_s = serving_time_s(holdings, limit, alone=alone) if stays else 0.0
+        serves_s = serving_time_s(inventory, limit, alone=alone) if stays else 0.0
         if self._is_over or not (serves_s or self._disk is not None):
             return
         self._folder.mark_leaving()
@@ -195,7 +195,7 @@ class SnapshotHook(RoundHook):
                 f"the other nodes load what only this one has of its last step, for {serves_s:.0f} s at most; "
                 "Ctrl-C leaves at once"
             )
-        fields = {"message": why, "snapshots": holdings, "serves_s": serves_s}
+        fields = {"message": why, "snapshots": inventory, "serves_s": serves_s}
         report = make_round_report(ReportKind.PARTING, self._round, **fields)
         hand_over(self._connection, report, serves_s, is_hurried)
 
@@ -277,18 +277,18 @@ class SnapshotHook(RoundHook):
         self._on_answer()
         if self._disk is not None:
             self._disk.write_due(self._round, self._ranks)
-        holdings, now = self._refresh(), time.monotonic()
-        due_at = self._reporter.due_at(holdings) if self._answer is None else None
+        inventory, now = self._refresh(), time.monotonic()
+        due_at = self._reporter.due_at(inventory) if self._answer is None else None
         is_due = due_at is not None and now >= due_at
         if is_due:
-            self._reporter.begin_report(now, holdings)
+            self._reporter.begin_report(now, inventory)
         try:
             self._write_control()
         except OSError:  # workers would not know what is retained
             self._reporter.cancel_report()
             return
         if is_due:
-            body = partial(SnapshotsRequest, round=self._round, holdings=holdings)
+            body = partial(SnapshotsRequest, round=self._round, inventory=inventory)
             self._answer = self._connection.ask(Report(Routes.declare_snapshots, body))
 
     def _on_answer(self) -> None:
@@ -323,13 +323,13 @@ class SnapshotHook(RoundHook):
         if control != self._folder.read_control():
             self._folder.write_control(control)
 
-    def _refresh(self) -> Holdings:
+    def _refresh(self) -> SnapshotInventory:
         """See what this node has by now, which the next join tells the server, and serve it."""
         held = self._folder.list_held_snapshots()
         if held:  # also where no other node is yet: what nobody serves is of no use to one that comes
             self._server.start()
         steps = [self._folder.read_last_step(), *(each.step for each in held if each.round == self._round)]
-        holdings = Holdings(
+        inventory = SnapshotInventory(
             origin=self._folder.origin,
             port=self._server.port,
             key=self._server.key,
@@ -340,12 +340,12 @@ class SnapshotHook(RoundHook):
             ],
             on_disk=self._disk.catalog.list_newest() if self._disk is not None else (),
             not_written=self._disk.not_written if self._disk is not None else None,
-            not_taken=self._folder.read_disabled_reason() if self._workers is not None else "",
+            disabled_reason=self._folder.read_disabled_reason() if self._workers is not None else "",
         )
-        if holdings != self._holdings:
-            self._holdings = holdings
-            self._connection.update_offer(snapshots=holdings)
-        return holdings
+        if inventory != self._holdings:
+            self._holdings = inventory
+            self._connection.update_offer(snapshots=inventory)
+        return inventory
 
 
 def describe_start(chosen: StartSnapshot | None, catalog: DiskCatalog | None, reached: int) -> str:

@@ -1,7 +1,7 @@
 """When a node reports to the server what it holds while a round runs, and what must not be overwritten: pure."""
 
 from hetagent.snapshots.folder import SnapshotId
-from hetrdzv.protocol.snapshots import HeldSnapshot, Holdings, SnapshotsReply, StartSnapshot
+from hetrdzv.protocol.snapshots import HeldSnapshot, SnapshotInventory, SnapshotsReply, StartSnapshot
 from hetrdzv.protocol.snapshots import SnapshotId as ServerStamp
 
 PAUSE_S, NEWS_PAUSE_S = 0.2, 1.0
@@ -27,11 +27,13 @@ class SnapshotReporter:
         self.safe: SnapshotId | None = None
         self._start_snapshot: SnapshotId | None = None  # what the round began from, in memory
         self._former: SnapshotId | None = None  # reported in an earlier round, and safe for all that is known
-        self._reported_holdings = Holdings()
+        self._reported_holdings = SnapshotInventory()
         self._round, self._nnodes = 0, 1
         self._last_report_at = -NEWS_PAUSE_S
 
-    def begin(self, number: int, nnodes: int, chosen: StartSnapshot | None, joined: Holdings) -> None:
+    def begin(
+        self, number: int, nnodes: int, chosen: StartSnapshot | None, joined: SnapshotInventory
+    ) -> None:
         """A round begins, from a snapshot or from none; the server knows what this node had as it joined."""
         former = filter(None, (self._former, self.find_unsafe()))
         self._round, self._nnodes, self._reported_holdings = number, nnodes, joined
@@ -56,18 +58,18 @@ class SnapshotReporter:
         newest = max(filter(None, (self._start_snapshot, *reported)), default=None)
         return newest if newest is not None and (self.safe is None or newest > self.safe) else None
 
-    def due_at(self, holdings: Holdings) -> float | None:
+    def due_at(self, inventory: SnapshotInventory) -> float | None:
         """When to report (monotonic seconds); None: the server knows all."""
         pause_s = max(PAUSE_S, self._nnodes / MOST_PER_S)
-        if holdings != self._reported_holdings:
+        if inventory != self._reported_holdings:
             return self._last_report_at + min(NEWS_PAUSE_S, pause_s)
         # Until what lives once is safe this node asks whether it is, and what to copy.
         return self._last_report_at + pause_s if self.find_unsafe() is not None else None
 
-    def begin_report(self, now: float, holdings: Holdings) -> None:
+    def begin_report(self, now: float, inventory: SnapshotInventory) -> None:
         """The server is about to know this, and may tell others that it is safe: workers have to know first."""
-        self._reported_holdings, self._last_report_at = holdings, now
-        for held in holdings.held:
+        self._reported_holdings, self._last_report_at = inventory, now
+        for held in inventory.held:
             is_alone = self._nnodes == 1 and len(held.ranks) == held.world_size
             has_all = not held.sharded or is_alone
             if held.round == self._round and held.whole and has_all:
@@ -75,7 +77,7 @@ class SnapshotReporter:
 
     def cancel_report(self) -> None:
         """Workers could not be told: report after the next pause."""
-        self._reported_holdings = Holdings()
+        self._reported_holdings = SnapshotInventory()
 
     def on_reply(self, reply: SnapshotsReply) -> None:
         """The server's answer."""

@@ -10,7 +10,7 @@ from hetagent.session.connection import ServerConnection
 from hetagent.snapshots.node.files import MOST_WHY
 from hetagent.snapshots.node.folder import OLD_S, PREFIX, NodeFolder
 from hetagent.snapshots.node.hook import SnapshotHook
-from hetrdzv.protocol.snapshots import Holdings
+from hetrdzv.protocol.snapshots import SnapshotInventory
 
 
 def make_snapshot_hook(
@@ -28,7 +28,7 @@ def make_snapshot_hook(
     except ModuleNotFoundError as error:
         why = f"{error.name} is not installed: pip install 'hetrdzv[agent]'"
     context.tell(f"no snapshots on this node: {why}")
-    connection.update_offer(snapshots=Holdings(not_taken=why[:MOST_WHY]))
+    connection.update_offer(snapshots=SnapshotInventory(disabled_reason=why[:MOST_WHY]))
     return None
 
 

@@ -293,7 +293,7 @@ def _record_waiting_times(context: StepContext, ready: Sequence[Node], answer: S
 def _start_round(context: StepContext, selection: Selection) -> None:
     group, former, number = context.group, context.group.round, context.group.last_round + 1
     end = former.end if former is not None else None
-    placed, seats = assign_ranks(group, selection.nodes, selection.master)
+    placed, sticky_order = assign_ranks(group, selection.nodes, selection.master)
     members = [
         replace(
             group.nodes[member.node_id],
@@ -327,7 +327,7 @@ def _start_round(context: StepContext, selection: Selection) -> None:
         last_round=number,
         round=new,
         nodes=nodes,
-        seats=tuple(seat for seat in seats if seat in nodes),
+        sticky_order=tuple(node_id for node_id in sticky_order if node_id in nodes),
         last_call=False,
         backoff_until=None,
         waiting_since=None,

@@ -51,8 +51,8 @@ def find_gap_fillers(group: Group, nodes: Mapping[str, Node]) -> Mapping[str, st
     Those that are used last fill no gap that another can fill.
     """
     spec, last, used_last = group.spec, group.last_members_by_id, group.last_resort_nodes
-    gaps = [node_id for node_id in group.seats if node_id in last and node_id not in nodes]
-    newcomers = nodes.keys() - set(group.seats) if gaps else set[str]()
+    gaps = [node_id for node_id in group.sticky_order if node_id in last and node_id not in nodes]
+    newcomers = nodes.keys() - set(group.sticky_order) if gaps else set[str]()
     in_order = sorted(newcomers, key=lambda node_id: (node_id in used_last, natural_key(node_id)))
     return match_replacements(
         {gap: _make_replacement_key(spec, last[gap].slots, group.nodes.get(gap)) for gap in gaps},
@@ -71,9 +71,9 @@ def order_nodes(
     labels = parse_rank_order(group.spec.rank_order)
     chosen = {node.node_id: node for node in nodes}
     taken = find_gap_fillers(group, chosen)
-    others = chosen.keys() - {*group.seats, *taken.values()}
+    others = chosen.keys() - {*group.sticky_order, *taken.values()}
     places = (
-        *(taken.get(node_id, node_id) for node_id in group.seats),
+        *(taken.get(node_id, node_id) for node_id in group.sticky_order),
         *sorted(others, key=natural_key),
     )
     ordered = [chosen[node_id] for node_id in places if node_id in chosen]

@@ -185,7 +185,7 @@ class _NodeChooser:
         """What is taken as a whole, the preferred first."""
         by_id = {node.node_id: node for node in self._ready}
         fits = {name: number for number, name in enumerate(find_gap_fillers(self._group, by_id).values())}
-        seated, last = frozenset(self._group.seats), self._group.last_members_by_id
+        seated, last = frozenset(self._group.sticky_order), self._group.last_members_by_id
         used_last = self._group.last_resort_nodes
 
         def preference(unit: list[Node]) -> tuple[object, ...]:
@@ -297,7 +297,7 @@ def explain_spare(group: Group, node: Node, active: Round) -> Reason:
         return code.reason(node_id)
     loopback = is_loopback(master.address) and not is_loopback(node.address)
     if code is None and (loopback or (node_id, master.node_id) in group.unreachable):
-        return ReasonCode.OUT_OF_REACH.reason(node_id, master=master.node_id, address=master.address)
+        return ReasonCode.CANNOT_REACH_MASTER.reason(node_id, master=master.node_id, address=master.address)
     if most is None or len(active.members) < most:
         return ReasonCode.WORLD_NOT_LARGER.reason(node_id)
     if (failures := group.failed_rounds.get(node_id, 0)) >= FAILED_ROUNDS_UNTIL_LAST_RESORT:

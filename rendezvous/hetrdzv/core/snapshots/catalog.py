@@ -100,12 +100,12 @@ def list_usable_snapshots(
     group: Group, node: Node, origin: str, alone: str | None = None
 ) -> Iterable[HeldSnapshot]:
     """What a node has of the snapshots of a job that others can use; `alone`: that only it will use them."""
-    holdings = node.snapshots
-    assert holdings is not None
-    served = bool(holdings.port) or node.node_id == alone
-    is_of = bool(origin) and holdings.origin == origin
+    inventory = node.snapshots
+    assert inventory is not None
+    served = bool(inventory.port) or node.node_id == alone
+    is_of = bool(origin) and inventory.origin == origin
     return (
-        holdings.held
+        inventory.held
         if served and is_of and (is_present_and_staying(group, node) or is_serving_snapshots(group, node))
         else ()
     )

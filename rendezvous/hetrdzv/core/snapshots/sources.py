@@ -15,9 +15,9 @@ from hetrdzv.core.snapshots.catalog import GroupSnapshot, list_usable_snapshots,
 from hetrdzv.protocol.directive import Member
 from hetrdzv.protocol.snapshots import (
     CopyOrder,
-    Holdings,
     RankPart,
     SnapshotId,
+    SnapshotInventory,
     SnapshotSource,
     StartSnapshot,
 )
@@ -52,7 +52,7 @@ def make_start_snapshot(found: GroupSnapshot, members: Iterable[str], lost: int 
 
 
 def _make_source(node: Node, ranks: tuple[RankPart, ...], *, whole: bool = False) -> SnapshotSource:
-    own = node.snapshots or Holdings()
+    own = node.snapshots or SnapshotInventory()
     return SnapshotSource(
         node_id=node.node_id, address=node.address, port=own.port, key=own.key, whole=whole, ranks=ranks
     )

@@ -123,16 +123,20 @@ def snapshot_warnings(group: Group, current: Round) -> Sequence[Reason]:
 def _make_node_warnings(nodes: Sequence[Node]) -> Sequence[Reason]:
     held = {node.node_id: node.snapshots for node in nodes if node.snapshots is not None}
     not_written = {node_id: one.not_written for node_id, one in held.items() if one.not_written is not None}
-    not_taken = {node_id: one.not_taken for node_id, one in held.items() if one.not_taken}
+    disabled_reason = {node_id: one.disabled_reason for node_id, one in held.items() if one.disabled_reason}
     warnings = []
     if not_written:  # one for all: mostly the directory that they share is full
         newest = max(not_written.values(), key=lambda lack: lack.stamp.sort_key)
         step, of_round = newest.stamp.step, newest.stamp.round
         warnings.append(
-            ReasonCode.NOT_ON_DISK.reason(*not_written, step=step, of_round=of_round, quote=newest.why)
+            ReasonCode.SNAPSHOT_NOT_WRITTEN.reason(
+                *not_written, step=step, of_round=of_round, quote=newest.why
+            )
         )
-    if not_taken:  # mostly no node has enough memory
-        warnings.append(ReasonCode.NOT_TAKEN.reason(*not_taken, quote=next(iter(not_taken.values()))))
+    if disabled_reason:  # mostly no node has enough memory
+        warnings.append(
+            ReasonCode.SNAPSHOTS_DISABLED.reason(*disabled_reason, quote=next(iter(disabled_reason.values())))
+        )
     return tuple(warnings)
 
 
@@ -217,7 +221,7 @@ def _job_had_snapshots(before: Group, origin: str) -> bool:
     if before.round is not None and before.round.snapshot is not None:
         return True
     every = (node.snapshots for node in before.nodes.values() if node.snapshots is not None)
-    return any(holdings.held and holdings.origin == origin for holdings in every)
+    return any(inventory.held and inventory.origin == origin for inventory in every)
 
 
 def find_next_start_snapshot(group: Group) -> GroupSnapshot | None:
@@ -270,9 +274,9 @@ def record_snapshot_inventory(context: StepContext, command: DeclareSnapshots) -
     group, current = context.group, context.group.running_round
     if current is None or not group.is_in_newest_round(node) or command.round != current.number:
         raise make_stale_round_error(group, command.round, node.node_id)
-    if node.snapshots == command.holdings:
+    if node.snapshots == command.inventory:
         return
-    for warning in _make_node_warnings([context.update_node(node, snapshots=command.holdings)]):
+    for warning in _make_node_warnings([context.update_node(node, snapshots=command.inventory)]):
         # the first to say so (all are in the warnings): thousands may, and each that looks at all takes long
         told = chain([node], map(group.node_of_member, current.members))
         if not any(_has_warning(one, warning.code) for one in told if one is not None):

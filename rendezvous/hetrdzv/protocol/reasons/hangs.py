@@ -45,7 +45,7 @@ def round_hangs(
 
 def stall_reported(number: int, of: Hang, *, goes_on: bool = False) -> Reason:
     """Workers have waited long for others; `goes_on`: and wait no longer."""
-    code, how = (ReasonCode.GOES_ON, "goes on, after") if goes_on else (ReasonCode.STALLED, "hangs:")
+    code, how = (ReasonCode.PROGRESS_RESUMED, "goes on, after") if goes_on else (ReasonCode.STALLED, "hangs:")
     return _hang_reason(
         of, code, f"round {number} {how} {of.message(of.for_s)}", number, for_s=round(of.for_s, 3)
     )

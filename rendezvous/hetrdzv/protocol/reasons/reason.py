@@ -114,8 +114,8 @@ class ReasonCode(StrEnum):
     GROUP_FAILED = "group_failed"
     GROUP_CANCELLED = "group_cancelled", "the job was cancelled by {by}"
     EARLIER_JOB = "earlier_job", "the job that this node was in is over: {outcome}"
-    CAME_LATE = (
-        "came_late",
+    JOINED_TOO_LATE = (
+        "joined_too_late",
         (
             "the last job of group '{group}' was over before this node joined ({outcome}); to start another: hetctl "
             "restart {group}, or give the agents another --group"
@@ -125,8 +125,8 @@ class ReasonCode(StrEnum):
     # what ends a round, and a job
     WORKER_FAILED = "worker_failed"
     START_FAILED = "start_failed"
-    NEVER_MET = (
-        "never_met",
+    PARTIALLY_CONNECTED = (
+        "partially_connected",
         (
             "only {met} of {world_size} workers connected: the others may have trained alone, unless they connect in "
             "another way than init_process_group with env://"
@@ -172,7 +172,7 @@ class ReasonCode(StrEnum):
     MISMATCH = "mismatch"
     NOTHING_COMPLETES = "nothing_completes"
     STALLED = "stalled"
-    GOES_ON = "goes_on"
+    PROGRESS_RESUMED = "progress_resumed"
     # what a group waits for
     STOPPING = "stopping", "workers of {nodes} have to stop"
     NO_ALLOWED_MASTER = (
@@ -198,8 +198,8 @@ class ReasonCode(StrEnum):
     OTHERS_SUCCEEDED = "others_succeeded", "workers on other nodes have already succeeded"
     WORLD_NOT_LARGER = "world_not_larger", "adding it would not make the world larger"
     MAX_NODES = "max_nodes", "max_nodes is {max_nodes}"
-    OUT_OF_REACH = (
-        "out_of_reach",
+    CANNOT_REACH_MASTER = (
+        "cannot_reach_master",
         "it cannot reach the master {master} at {address}: check the firewall, --port-range and --local-addr",
     )
     # warnings
@@ -208,11 +208,11 @@ class ReasonCode(StrEnum):
     NOT_WATCHED = "not_watched", "{ranks} cannot be watched: {quote}"
     # snapshots
     BEGAN_FROM_SNAPSHOT = "began_from_snapshot"
-    NOT_ON_DISK = (
-        "not_on_disk",
+    SNAPSHOT_NOT_WRITTEN = (
+        "snapshot_not_written",
         "{nodes} could not write the snapshot of step {step} of round {of_round} to disk: {quote}",
     )
-    NOT_TAKEN = "not_taken", "no snapshots are taken on {nodes}: {quote}"
+    SNAPSHOTS_DISABLED = "snapshots_disabled", "no snapshots are taken on {nodes}: {quote}"
     SNAPSHOT_WANTED = "snapshot_wanted", "the next round is to begin from step {step} of round {of_round}"
 
 

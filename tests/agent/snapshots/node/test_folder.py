@@ -20,7 +20,7 @@ from hetagent.snapshots.node import folder as folders
 from hetagent.snapshots.node import hook, setup
 from hetagent.snapshots.node.folder import OLD_S, PREFIX, NodeFolder
 from hetagent.snapshots.node.setup import make_snapshot_hook
-from hetrdzv.protocol.snapshots import Holdings
+from hetrdzv.protocol.snapshots import SnapshotInventory
 
 SERVERS = ["http://s:1"]
 
@@ -161,7 +161,9 @@ def test_what_makes_no_sense_is_refused(flags: list[str], environ: dict[str, str
         asked(*flags, **environ)
 
 
-def placed(folder: Path, said: list[str], offered: list[Holdings] | None = None, **environ: str) -> Any:
+def placed(
+    folder: Path, said: list[str], offered: list[SnapshotInventory] | None = None, **environ: str
+) -> Any:
     """What a node makes of its flags, tells the terminal and offers to the server."""
     offered = [] if offered is None else offered
     identity = AgentIdentity("g", "a", "1")
@@ -187,12 +189,12 @@ def test_where_there_is_no_place_there_are_no_snapshots(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    offered: list[Holdings] = []
+    offered: list[SnapshotInventory] = []
     monkeypatch.setattr(setup, "SHM", str(tmp_path / "nowhere"))
     assert placed(tmp_path, said, offered, HET_SNAPSHOT_EVERY_S="8") is None
     assert len(said) == 1
     assert said[0].startswith("no snapshots on this node: [Errno 2]")
-    assert offered[0].not_taken.startswith("[Errno 2]"), "hetctl describe says so, too"
+    assert offered[0].disabled_reason.startswith("[Errno 2]"), "hetctl describe says so, too"
     with pytest.raises(UsageError, match=r"--snapshot-dir .*/nowhere: No such file or directory"):
         placed(tmp_path / "nowhere", [])
     assert placed(tmp_path, [], HET_SNAPSHOT_DIR=str(tmp_path), HET_SNAPSHOT_MEMORY="off") is None
@@ -206,13 +208,13 @@ def test_a_node_whose_folder_another_agent_uses_does_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    offered: list[Holdings] = []
+    offered: list[SnapshotInventory] = []
     monkeypatch.setattr(setup, "SHM", str(tmp_path))
     first = placed(tmp_path, said)
     assert placed(tmp_path, said, offered, HET_SNAPSHOT_EVERY_S="8") is None
     assert said[0].startswith("waiting up to 0 s for the last agent of this node to end: it uses")
     assert said[1].startswith("no snapshots on this node: another agent uses")
-    assert said[1].endswith(offered[-1].not_taken), "so that `hetctl describe` says it"
+    assert said[1].endswith(offered[-1].disabled_reason), "so that `hetctl describe` says it"
     first.close()
     first.leave(None, lambda: False)
     assert list(tmp_path.iterdir()) == []

@@ -12,13 +12,13 @@ from tests.agent.workers.test_store import start
 from hetagent.session.requests import Report, make_round_report
 from hetagent.snapshots.node.handover import SERVES_S, do_others_continue, hand_over, serving_time_s
 from hetrdzv.core import commands
-from hetrdzv.protocol.snapshots import HeldSnapshot, Holdings
+from hetrdzv.protocol.snapshots import HeldSnapshot, SnapshotInventory
 from hetrdzv.protocol.states import DirectiveKind, ReportKind
 
 
-def held(step: int = 120, port: int = 7000, **more: Any) -> Holdings:
+def held(step: int = 120, port: int = 7000, **more: Any) -> SnapshotInventory:
     one = HeldSnapshot(round=3, step=step, world_size=2, **({"sharded": True} | more))
-    return Holdings(origin="o", port=port, key="k", held=(one,))
+    return SnapshotInventory(origin="o", port=port, key="k", held=(one,))
 
 
 def leaves(line: Any, **limits: Any) -> bool:
@@ -97,4 +97,4 @@ def test_what_others_have_is_not_served() -> None:
     assert serving_time_s(held(sharded=False), None, alone=False) == 0.0
     assert serving_time_s(held(sharded=False), None, alone=True) == SERVES_S, "others may wait for it"
     assert serving_time_s(held(port=0), None, alone=True) == 0.0
-    assert serving_time_s(Holdings(), None, alone=True) == 0.0
+    assert serving_time_s(SnapshotInventory(), None, alone=True) == 0.0

@@ -35,8 +35,8 @@ from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.requests import ReportRequest
 from hetrdzv.protocol.snapshots import (
-    Holdings,
     SnapshotId,
+    SnapshotInventory,
     SnapshotSource,
     SnapshotsReply,
     SnapshotsRequest,
@@ -51,7 +51,7 @@ class Told:
     """A line that keeps what it is told."""
 
     def __init__(self) -> None:
-        self.offered: list[Holdings] = []
+        self.offered: list[SnapshotInventory] = []
         self.says: dict[str, Any] = {"code": "last"}
         self.parted: list[ReportRequest] = []
         self.asked: list[tuple[SnapshotsRequest, Future[SnapshotsReply]]] = []
@@ -65,7 +65,7 @@ class Told:
         assert workers_gone
         self.parted.append(cast(ReportRequest, report.body(incarnation="i", age_s=0.0)))
 
-    def update_offer(self, *, snapshots: Holdings) -> None:
+    def update_offer(self, *, snapshots: SnapshotInventory) -> None:
         self.offered.append(snapshots)
 
     def ask(self, message: Report[SnapshotsReply]) -> "Future[SnapshotsReply]":
@@ -161,7 +161,7 @@ class Node:
         part(self.path, slot, stamp, rank, **{"world_size": 4, **more})
 
     @property
-    def offer(self) -> Holdings:
+    def offer(self) -> SnapshotInventory:
         return self.line.offered[-1]
 
 
@@ -192,9 +192,9 @@ def test_the_server_is_told_what_workers_write(node: Node) -> None:
     soon(lambda: poll(node), "news")
     node.hook.on_wakeup()
     [(request, answer)] = node.line.asked
-    assert (request.round, request.holdings.origin) == (4, "job1")
-    assert [(held.step, held.whole) for held in request.holdings.held] == [(120, True)]
-    assert node.offer == request.holdings, "whatever has this node join again"
+    assert (request.round, request.inventory.origin) == (4, "job1")
+    assert [(held.step, held.whole) for held in request.inventory.held] == [(120, True)]
+    assert node.offer == request.inventory, "whatever has this node join again"
     node.part((4, 130), slot=1)
     node.part((4, 140), slot=2)
     node.hook.on_wakeup()
@@ -203,7 +203,7 @@ def test_the_server_is_told_what_workers_write(node: Node) -> None:
     assert node.hook.due_at() == 0.0
     node.hook.on_wakeup()
     assert node.control()["retained"] == [[4, 140, ""]]
-    assert [held.step for held in node.line.asked[1][0].holdings.held] == [140, 130, 120]
+    assert [held.step for held in node.line.asked[1][0].inventory.held] == [140, 130, 120]
 
 
 def test_the_server_hears_of_a_worker_that_takes_none_while_its_round_runs(node: Node) -> None:
@@ -213,12 +213,12 @@ def test_the_server_hears_of_a_worker_that_takes_none_while_its_round_runs(node:
     soon(lambda: poll(node), "news")
     node.hook.on_wakeup()
     [(request, _)] = node.line.asked
-    assert request.holdings.not_taken == "they need 5 MB"
+    assert request.inventory.disabled_reason == "they need 5 MB"
     node.hook.on_round_end()
-    assert node.offer.not_taken == ""
+    assert node.offer.disabled_reason == ""
     node.enters(5)
     node.hook.on_wakeup()
-    assert node.offer.not_taken == ""
+    assert node.offer.disabled_reason == ""
 
 
 def poll(node: Node) -> bool:
@@ -426,7 +426,7 @@ def furnished(made: Rig, parent: Path) -> SnapshotHook:
     return made.parts.snapshots
 
 
-def offered(made: Rig) -> Holdings:
+def offered(made: Rig) -> SnapshotInventory:
     found = made.line.session.offer.snapshots
     assert found is not None
     return found
@@ -438,9 +438,9 @@ def parent(tmp_path: Path) -> Path:
     return tmp_path / "snapshots"
 
 
-def joins(made: Rig) -> list[Holdings]:
+def joins(made: Rig) -> list[SnapshotInventory]:
     """What the agent declares with each join from now on."""
-    told: list[Holdings] = []
+    told: list[SnapshotInventory] = []
     join = made.line.set_ready
 
     def ready(*args: Any) -> None:

@@ -65,6 +65,7 @@ def create_app(
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
+        telemetry={"tracing": False, "metrics": False, "logs": False},  # `/metrics` has ours
         # `include_router` makes every route again at the first request: a second in which nobody is answered
         routes=[route for router in ROUTERS for route in router.routes],
     )

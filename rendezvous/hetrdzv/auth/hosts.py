@@ -7,8 +7,10 @@ or localhost.
 
 import ipaddress
 import re
+from functools import lru_cache
 
 
+@lru_cache(maxsize=64)
 def is_trusted_host(header: str) -> bool:
     """Whether a `Host` header is an address or localhost. No browser leaves it out."""
     match = re.fullmatch(r"(\[[^\]]*\]|[^:\[\]]*)(:\d*)?", header.strip().lower())

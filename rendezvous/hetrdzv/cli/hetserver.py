@@ -306,7 +306,7 @@ async def _serve(
             await replica.start()
             gc.collect()  # with 10,000 nodes each look for garbage holds the event loop for 0.2 to 0.5 s
             gc.freeze()
-            gc.set_threshold(100_000, 50, 50)
+            gc.set_threshold(250_000, 50, 50)
             if options.stop_at_eof:
                 server.watch_stdin()
             _log_addresses(options, listener, tokens, url)

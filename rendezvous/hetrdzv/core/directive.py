@@ -1,8 +1,7 @@
 """What one node has to do now. Reads a group, decides nothing."""
 
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from hetrdzv.core.explanations import explain_group, explain_node_waiting, explain_round_end
 from hetrdzv.core.memo import cache_on_value
@@ -34,8 +33,7 @@ def make_stop_notice(group: Group, now: float) -> StopNotice | None:
     return StopNotice(kind=cause.kind, reason=cause.reason, left_s=max(0.0, notice.until - now))
 
 
-@dataclass(frozen=True)
-class DirectiveHead:
+class DirectiveHead(NamedTuple):
     """What a directive says in its first line: all that its version depends on, and no reason.
 
     Attributes:
@@ -90,8 +88,10 @@ def acknowledges_stop(group: Group, node: Node, holds: str | None) -> bool:
     return has_ended and node.stop_acked_at is None and holds == make_directive_head(group, node).version
 
 
-def make_directive(group: Group, node: Node, now: float) -> Directive:
-    """What a node of a group has to do now."""
+def make_directive(
+    group: Group, node: Node, now: float, *, poll_s: float = 0.0, lease_s: float = 0.0
+) -> Directive:
+    """What a node of a group has to do now, and how it keeps in touch."""
     head = make_directive_head(group, node)
     spec = group.spec
     return Directive(
@@ -101,6 +101,8 @@ def make_directive(group: Group, node: Node, now: float) -> Directive:
         round=head.round,
         code=head.code,
         clock=now,
+        poll_s=poll_s,
+        lease_s=lease_s,
         stop_timeout_s=spec.stop_timeout_s,
         max_disconnect_s=spec.max_disconnect_s,
         hang_timeout_s=spec.hang_timeout_s,
@@ -140,10 +142,8 @@ def _make_details(group: Group, node: Node, head: DirectiveHead, now: float) -> 
         case "round_ended" if current is not None and current.end is not None:
             return {"reason": explain_round_end(current.number, current.end)}
         case "round_formed" | "daemon" | "stalled" | "notice" if current is not None:
-            about = explain_group(group, now)
-            if head.code == "round_formed":
-                about = ReasonCode.ROUND_FORMED.reason(round=head.round)
-            elif head.code == "daemon":
+            about = _explain_formed(current) if head.code == "round_formed" else explain_group(group, now)
+            if head.code == "daemon":
                 program = node.daemon[0].rpartition("/")[2]
                 about = ReasonCode.DAEMON_STARTED.reason(current.master.node_id, program=program)
             return {
@@ -157,6 +157,11 @@ def _make_details(group: Group, node: Node, head: DirectiveHead, now: float) -> 
             return {"reason": make_reason(ReasonCode.ROUND_ENDED, over, round=node.member_of)}
         case _:
             return {"reason": explain_node_waiting(group, node, now)}
+
+
+@cache_on_value
+def _explain_formed(current: Round) -> Reason:
+    return ReasonCode.ROUND_FORMED.reason(round=current.number)
 
 
 @cache_on_value

@@ -87,6 +87,7 @@ class NodesInTurn(Mapping[str, Node]):
 
     before: Mapping[str, Node]
     changed: Mapping[str, Node]
+    count: int
 
     def __getitem__(self, node_id: str) -> Node:
         return self.changed.get(node_id) or self.before[node_id]
@@ -95,7 +96,7 @@ class NodesInTurn(Mapping[str, Node]):
         return chain(self.before, (node_id for node_id in self.changed if node_id not in self.before))
 
     def __len__(self) -> int:
-        return len(self.before) + sum(node_id not in self.before for node_id in self.changed)
+        return self.count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -318,8 +319,13 @@ class Group:
 
     def with_node(self, node: Node) -> "Group":
         """This group with one node put in or replaced."""
-        nodes = self.nodes if isinstance(self.nodes, NodesInTurn) else NodesInTurn(self.nodes, {})
-        return replace(self, nodes=replace(nodes, changed={**nodes.changed, node.node_id: node}))
+        nodes = (
+            self.nodes
+            if isinstance(self.nodes, NodesInTurn)
+            else NodesInTurn(self.nodes, {}, len(self.nodes))
+        )
+        count = nodes.count + (node.node_id not in nodes)
+        return replace(self, nodes=NodesInTurn(nodes.before, {**nodes.changed, node.node_id: node}, count))
 
     @property
     def live_nodes(self) -> list[Node]:

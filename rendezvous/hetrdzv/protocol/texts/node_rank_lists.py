@@ -1,6 +1,5 @@
 """Who: some of the nodes or ranks that a value speaks of, however many there are."""
 
-import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -21,7 +20,7 @@ class NodeList:
     def of(cls, node_ids: Iterable[str]) -> "NodeList":
         """These nodes."""
         known = list(node_ids)
-        first = heapq.nsmallest(MAX_LISTED_NODES, known, key=natural_key)
+        first = sorted(known, key=natural_key)[:MAX_LISTED_NODES]
         return cls(first=tuple(first), more=len(known) - len(first))
 
     def __len__(self) -> int:

@@ -5,7 +5,6 @@ Knows nothing of HTTP, so that the simulation runs it too.
 
 import asyncio
 from collections import Counter
-from dataclasses import replace
 
 from hetrdzv.core.commands import Command, Join, RenewLease
 from hetrdzv.core.directive import DirectiveHead, make_directive, make_directive_head
@@ -99,6 +98,6 @@ def current_directive_head(service: Service, group_id: str, node_id: str, incarn
 def current_directive(service: Service, group_id: str, node_id: str, incarnation: str) -> GroupAndDirective:
     """What a node has to do now, and how it keeps in touch; it is granted that lease."""
     group = service.group(group_id)
-    answer = make_directive(group, require_current_agent(group, node_id, incarnation), service.now())
+    node = require_current_agent(group, node_id, incarnation)
     pace = service.leases.grant_lease(group, node_id, incarnation)
-    return group, replace(answer, poll_s=pace.poll_s, lease_s=pace.lease_s)
+    return group, make_directive(group, node, service.now(), poll_s=pace.poll_s, lease_s=pace.lease_s)

@@ -25,9 +25,5 @@ class OutOfResourcesError(CommandError):
     """This node lacks what it takes to start a process; others may have it."""
 
 
-class ProgramNotFoundError(PermanentStartError):
-    """The script or the program is not there."""
-
-
 class UnevenRanksError(PermanentStartError):
     """The command cannot be right on the nodes of this round."""

@@ -113,7 +113,7 @@ COSTS = {
         wait 6.1; cause = worker_failed a; told a = exit failed 1""",
     "a hopeless script fails the group at once": """
         running a b max_restarts=3; failed b permanent=True rank=1 exit_code=2; joins a b; cause = worker_failed b
-        restarts = 0; told a = exit failed 1""",
+        restarts = 0; told a = exit failed 2""",
     "even if another failure was seen earlier": """
         running a b max_restarts=3; failed a age_s=0.5; failed b permanent=True rank=1
         joins a b; cause = worker_failed b""",

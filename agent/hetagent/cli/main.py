@@ -42,7 +42,7 @@ def _run() -> int:
         print_to_stderr(f"hetagent needs {' and '.join(missing)}: pip install 'hetrdzv[agent]'")
         return statuses.USAGE
     from hetagent.cli.parse import parse_command_line
-    from hetagent.errors import AgentError, CommandError, ProgramNotFoundError, UsageError
+    from hetagent.errors import AgentError, CommandError, UsageError
     from hetagent.launch.command import make_worker_command
     from hetagent.node.network import NetworkError
     from hetagent.node.standalone import run_child_server
@@ -66,9 +66,7 @@ def _run() -> int:
         with run_child_server() if options.standalone else contextlib.nullcontext() as server:
             return assembly.run_agent(options, command, access, server)
     except (UsageError, CommandError, NetworkError, TokenFileError, TlsError) as error:
-        # torchrun's status for a script that is not there is 1
-        status = statuses.FAILED if isinstance(error, ProgramNotFoundError) else statuses.USAGE
-        text = stack = str(error)
+        status, text, stack = statuses.USAGE, str(error), str(error)
     except AgentError as error:
         status, text, stack = statuses.UNFIT, str(error), str(error)
     except Exception as error:  # a bug

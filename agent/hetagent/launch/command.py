@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hetagent.errors import CommandError, OutOfResourcesError, PermanentStartError, ProgramNotFoundError
+from hetagent.errors import CommandError, OutOfResourcesError, PermanentStartError
 from hetagent.worker import runner
 
 MAX_NAME = 256
@@ -82,9 +82,9 @@ def make_worker_command(
     if no_python and not run_path:
         return WorkerCommand(_find_program(script), tuple(args), is_python=False)
     if not module and not os.path.exists(script):
-        raise ProgramNotFoundError(f"script '{script}' does not exist (looked from {os.getcwd()})")
+        raise PermanentStartError(f"script '{script}' does not exist (looked from {os.getcwd()})")
     if not module and os.path.isdir(script) and not os.path.exists(os.path.join(script, "__main__.py")):
-        raise ProgramNotFoundError(
+        raise PermanentStartError(
             f"script '{script}' is a folder without __main__.py: give the path of a script"
         )
     flags = ("-m",) if module else ()
@@ -113,15 +113,15 @@ def _find_program(name: str) -> str:
     if (program := shutil.which(name)) is not None:
         return program
     if not os.path.isfile(name):
-        raise ProgramNotFoundError(
+        raise PermanentStartError(
             f"program '{name}' is not found: give its path, or install it on this node"
         )
     path = name if os.path.dirname(name) else f"./{name}"
     if os.access(path, os.X_OK):
-        raise ProgramNotFoundError(
+        raise PermanentStartError(
             f"program '{name}' is not on PATH: write {path} for the one in this folder"
         )
-    raise ProgramNotFoundError(
+    raise PermanentStartError(
         f"program '{name}' is not executable: run chmod +x {path}, or leave --no-python out for Python"
     )
 

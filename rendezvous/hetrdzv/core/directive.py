@@ -192,9 +192,7 @@ def _exit_code(outcome: GroupState, root_cause: RootCause | None) -> int:
             return EXIT_CANCELLED
         case _:
             failure = root_cause.failure if root_cause is not None else None
-            if failure is None or failure.permanent:  # as torchrun, where Python says 2 for a missing script
-                return EXIT_FAILED
-            return failure.exit_code or EXIT_FAILED
+            return (failure and failure.exit_code) or EXIT_FAILED
 
 
 def _make_start(group: Group, current: Round, node: Node) -> Start:

@@ -297,7 +297,9 @@ def test_restart_drain_undrain_cancel_delete_say_what_happened(ctl: Callable[...
     assert ctl("drain", name, "gpu1").startswith(f"node 'gpu1' is drained; group '{name}' is waiting: ")
     assert "drained   gpu1\n" in ctl("get", name)
     assert ctl("undrain", name, "gpu1").startswith(f"node 'gpu1' may join group '{name}' again")
-    assert "still has nodes" in ctl("delete", name, status=1)
+    said = ctl("delete", name, status=1)
+    assert " still has nodes (" in said
+    assert said.endswith(f"): hetctl cancel {name} ends its job\n")
     assert ctl("cancel", name).startswith(f"group '{name}' is cancelled: the job was cancelled by ")
     assert ctl("delete", name) == f"group '{name}' is deleted\n"
     assert "there is no group" in ctl("get", name, status=1)
@@ -305,7 +307,7 @@ def test_restart_drain_undrain_cancel_delete_say_what_happened(ctl: Callable[...
 
 def test_a_dry_run_of_create_checks_and_makes_nothing(ctl: Callable[..., str]) -> None:
     said = ctl("create", "dry", "--dry-run", "--nnodes", "2:4", "--", "a.py")
-    assert said == "group 'dry' would be created: min_nodes=2, max_nodes=4, command=('a.py',)\n"
+    assert said == "group 'dry' would be created: min_nodes=2, max_nodes=4, command='a.py'\n"
     assert "there is no group 'dry'" in ctl("get", "dry", status=1)
     wrong = ("--world-size", "9:11", "--world-size-multiple", "4")
     said = ctl("create", "dry", "--dry-run", *wrong, status=1)
@@ -648,10 +650,33 @@ def test_who_is_not_ready_and_what_differs_is_shown(ctl: Callable[..., str], job
 
 
 def test_unknown_group_and_node(ctl: Callable[..., str], job: Job) -> None:
-    for command in ("get", "events", "describe", "restart", "cancel", "delete"):
-        assert ctl(command, "nope", status=1).startswith("Error: there is no group 'nope'")
-    assert "no group 'nope'" in ctl("events", "nope", "--follow", status=1)
-    assert "no group 'nope'" in ctl("drain", "nope", "gpu1", status=1)
+    with Hetserver() as empty:
+        said = ctl("get", "nope", "--server", empty.url, status=1)
+        assert said == "Error: there is no group 'nope'; groups: none yet\n"
+        httpx.put(f"{empty.url}/v1/groups/bert", json={}, trust_env=False).raise_for_status()
+        of_nodes = [
+            ("drain", "nope", "gpu1"),
+            ("undrain", "nope", "gpu1"),
+            ("drain", "nope", "gpu1", "--dry-run"),
+        ]
+        of_groups = [
+            "get",
+            "describe",
+            "history",
+            "events",
+            "logs",
+            "stacks",
+            "dashboard",
+            "restart",
+            "cancel",
+        ]
+        for command in (
+            *((name, "nope") for name in (*of_groups, "delete")),
+            ("events", "nope", "--follow"),
+            *of_nodes,
+        ):
+            said = ctl(*command, "--server", empty.url, status=1)
+            assert said == "Error: there is no group 'nope'; groups: bert\n", command
     assert "has no node 'gpu1'" in ctl("drain", job.group, "gpu1", status=1)
     assert "has no node 'gpu1'" in ctl("undrain", job.group, "gpu1", status=1)
 

@@ -220,8 +220,8 @@ def odd(tmp_path: Path, mine: Tls) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ("--tls-key key", "--tls-key is for TLS, which needs a certificate: give --tls-cert too"),
-        ("--tls-client-ca ca", "--tls-client-ca is for TLS"),
+        ("--tls-key key", "--tls-key and --tls-client-ca need a certificate: give --tls-cert too"),
+        ("--tls-client-ca ca", "--tls-client-ca need a certificate"),
         ("--tls-cert none --tls-key key", "--tls-cert {none} cannot be read: No such file"),
         ("--tls-cert cert --tls-key none", "--tls-key {none} cannot be read: No such file"),
         ("--tls-cert cert", "if it does not contain the key, give --tls-key"),

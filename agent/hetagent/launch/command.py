@@ -113,14 +113,10 @@ def _find_program(name: str) -> str:
     if (program := shutil.which(name)) is not None:
         return program
     if not os.path.isfile(name):
-        raise PermanentStartError(
-            f"program '{name}' is not found: give its path, or install it on this node"
-        )
+        raise PermanentStartError(f"program '{name}' is not found: give its path, or install it on this node")
     path = name if os.path.dirname(name) else f"./{name}"
     if os.access(path, os.X_OK):
-        raise PermanentStartError(
-            f"program '{name}' is not on PATH: write {path} for the one in this folder"
-        )
+        raise PermanentStartError(f"program '{name}' is not on PATH: write {path} for the one in this folder")
     raise PermanentStartError(
         f"program '{name}' is not executable: run chmod +x {path}, or leave --no-python out for Python"
     )

@@ -218,9 +218,8 @@ def _make_default_store() -> str:
 
 def _load_tls(options: SimpleNamespace) -> ServerTls | None:
     if options.tls_cert is None:
-        for flag, given in (("--tls-key", options.tls_key), ("--tls-client-ca", options.tls_client_ca)):
-            if given is not None:
-                raise CannotServe(f"{flag} is for TLS, which needs a certificate: give --tls-cert too")
+        if options.tls_key or options.tls_client_ca:
+            raise CannotServe("--tls-key and --tls-client-ca need a certificate: give --tls-cert too")
         return None
     if options.tls_key is not None:
         warn_if_exposed("key", options.tls_key)

@@ -318,7 +318,9 @@ class Service:
         if head is not None and head.live_nodes and not head.state.is_terminal:
             await self._ledger.wait_for_commit(group_id)
             live = NodeList.of(node.node_id for node in head.live_nodes)
-            raise Refused(f"group '{group_id}' still has nodes ({live}): delete it once its job is over")
+            raise Refused(
+                f"group '{group_id}' still has nodes ({live}): hetctl cancel {group_id} ends its job"
+            )
         await self._ledger.propose(group_id, None)
 
     async def on_poll_disconnect(self, group_id: str, node_id: str, incarnation: str) -> None:

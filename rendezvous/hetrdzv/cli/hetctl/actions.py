@@ -96,14 +96,14 @@ def _check_settings(group: str, given: Mapping[str, Any]) -> None:
         return await none_on_error(UnknownGroup.code, client.group(group))
 
     there = call_server(ask)
+    texts = {name: setting_text(value) for name, value in given.items()}
     if there is None:
-        chosen = ", ".join(f"{name}={value}" for name, value in given.items()) or "defaults only"
+        chosen = ", ".join(f"{name}={text}" for name, text in texts.items()) or "defaults only"
         printing.print_line(printing.one_line(f"group '{group}' would be created: {chosen}"))
         return
-    for name, value in given.items():
-        has = there.spec[name]
-        if has != (list(value) if isinstance(value, tuple) else value):
-            raise click.ClickException(f"group '{group}' exists with {name}={has}, not {value}")
+    for name, text in texts.items():
+        if (has := setting_text(there.spec[name])) != text:
+            raise click.ClickException(f"group '{group}' exists with {name}={has}, not {text}")
     printing.print_line(f"nothing: group '{group}' exists with these settings")
 
 

@@ -130,11 +130,11 @@ def description_view(reply: Description) -> Iterator[RenderableType]:
 
 def _changed_settings(spec: Mapping[str, object]) -> str:
     """The settings that are no defaults."""
-    texts = {name: setting_text(value) for name, value in spec.items()}
-    changed = (
-        name for name, text in texts.items() if text != setting_text(getattr(DEFAULT_SPEC, name, None))
+    return ", ".join(
+        f"{name}={text}"
+        for name, value in spec.items()
+        if (text := setting_text(value)) != setting_text(getattr(DEFAULT_SPEC, name, None))
     )
-    return ", ".join(f"{name}={texts[name]}" for name in changed)
 
 
 # -- one group ---------------------------------------------------------------------------------------------
@@ -211,11 +211,8 @@ def _root_cause(cause: RootCause) -> Iterator[RenderableType]:
     """Where and how it came to the failure, and the end of the traceback."""
     text = printing.one_line(cause.details or cause.reason.message)
     yield Text.assemble(("root cause", "bold"), f": {text}")
-    lines = (
-        printing.strip_control(cause.failure.message).rstrip().splitlines()
-        if cause.failure is not None
-        else []
-    )
+    written = cause.failure.message if cause.failure is not None else ""
+    lines = printing.strip_control(written).rstrip().splitlines()
     if len(lines) > TRACEBACK_LINES:
         yield Text(f"  … {len(lines) - TRACEBACK_LINES} lines before (all: --json)", style="dim")
     for line in lines[-TRACEBACK_LINES:]:

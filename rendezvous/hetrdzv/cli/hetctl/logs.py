@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 
 import click
 from rich.console import RenderableType
@@ -24,6 +24,7 @@ from hetrdzv.cli.hetctl.server_calls import (
     print_json,
     print_warning,
     retry_until_answered,
+    show_reply,
 )
 from hetrdzv.cli.hetctl.wait import OUTCOMES
 from hetrdzv.client import Client
@@ -143,17 +144,15 @@ def stacks(group: str, ranks: tuple[int, ...], number: int | None) -> None:
 
     While no round runs, those that were taken when the last one hung. Needs an admin token.
     """
-    reply = call_server(lambda client: client.stacks_of(group, rank=ranks, round=number))
-    if get_shared_options().as_json:
-        print_json(reply)
-        return
+    show_reply(
+        lambda client: client.stacks_of(group, rank=ranks, round=number), partial(stacks_view, number=number)
+    )
+
+
+def stacks_view(reply: WorkerOutputReply, number: int | None = None) -> Iterator[RenderableType]:
+    """Stacks as a terminal shows them."""
     if reply.over and number is None:
         print_warning(f"no round runs now; these were taken when round {reply.round} hung")
-    printing.print_to_stdout(*stacks_view(reply))
-
-
-def stacks_view(reply: WorkerOutputReply) -> Iterator[RenderableType]:
-    """Stacks as a terminal shows them."""
     groups = group_equal_stacks(reply.workers)
     different = count_text(sum(1 for equal in groups if equal[0].text), "different stack")
     yield Text.assemble(

@@ -15,8 +15,9 @@ from hetrdzv.cli.hetctl import printing
 from hetrdzv.cli.hetctl.options import get_shared_options
 from hetrdzv.client import Client
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.errors import HetError, NotServing, NotTrusted, Problem, Unreachable
+from hetrdzv.protocol.errors import HetError, NotServing, NotTrusted, Problem, UnknownGroup, Unreachable
 from hetrdzv.protocol.replies import GroupReply, GroupSummary
+from hetrdzv.protocol.texts.node_rank_lists import NodeList
 from hetrdzv.protocol.texts.phrasing import state_predicate
 
 NO_SERVER_ADVICE = "start hetserver there, or name another server with --server or HET_SERVER"
@@ -50,7 +51,13 @@ def call_server(ask: Ask[_T], *, interrupted: int = 130) -> _T:
 
     async def run() -> _T:
         async with make_client() as client:
-            return await ask(client)
+            try:
+                return await ask(client)
+            except Problem as problem:
+                if problem.code == UnknownGroup.code:
+                    known = NodeList.of(group.group_id for group in (await client.groups()).groups)
+                    problem.args = (f"{problem}; groups: {known or 'none yet'}",)
+                raise
 
     try:
         return asyncio.run(run())

@@ -395,6 +395,13 @@ def test_groups_come_first_that_need_attention() -> None:
     assert [word for word in shown if word in states] == [*states]
 
 
+def test_a_job_that_failed_of_a_hang_hangs_no_more() -> None:
+    why = Reason(code="behind", message="")
+    states = ("running", "failed", "cancelled")
+    shown = [GroupSummary(group_id="g", state=state, reason=why).display_state for state in states]
+    assert shown == ["hangs", "failed", "cancelled"]
+
+
 def test_describe_shows_why_settings_that_differ_rounds_and_events(ctl: Callable[..., str], job: Job) -> None:
     job.run()
     job.leave(LONG, "SIGTERM")

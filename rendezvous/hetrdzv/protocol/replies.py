@@ -191,7 +191,7 @@ class GroupSummary:
     @property
     def display_state(self) -> str:
         """Its state as people are told: one that runs, but whose workers wait for one that does not come, hangs."""
-        return HANGS_STATE if self.reason.code in HANG_CODES else str(self.state)
+        return HANGS_STATE if self.state == "running" and self.reason.code in HANG_CODES else str(self.state)
 
 
 @dataclass(frozen=True, kw_only=True)

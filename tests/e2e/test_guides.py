@@ -202,7 +202,7 @@ def test_the_commands_of_the_page_on_upgrades(tmp_path: Path) -> None:
         assert (tmp_path / "before.db").stat().st_size > 0
 
         halt()
-        nodes["a"].says("workers continue")
+        nodes["a"].says("the round continues")
         halt = serve(here, start)
         nodes["a"].says("the server is back")
         assert "round 1" in here.run(where, "hetctl events bert")

@@ -80,7 +80,7 @@ def test_the_workers_do_not_notice_that_the_server_was_killed(pair: Cluster) -> 
     first = pair.start(PAIR)
     pids = pair.pids()
     pair.server.kill()
-    wait_for(lambda: "workers continue" in pair.agents["b"].stderr, "b without a server")
+    wait_for(lambda: "the round continues" in pair.agents["b"].stderr, "b without a server")
     pair.progress(first)
     pair.server.start()
     wait_for(lambda: "the server is back" in pair.agents["b"].stderr, "b's reconnection")

@@ -66,7 +66,7 @@ def test_a_node_that_is_cut_off_comes_back_without_its_old_workers(job: Job, ran
     assert f"round {first} is over: {node} lost: {why}" in job.agents[order[1]].stderr
     job.says(
         node,
-        r"no server answers \(http://10.77.1.1:29400: timed out after \d.*; workers continue for .*, trying",
+        r"no server answers \(http://10.77.1.1:29400: timed out after \d.*; the round continues for .*, trying",
         said,
     )
 

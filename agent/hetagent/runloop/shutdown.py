@@ -76,7 +76,7 @@ class Shutdown:
             self.signum = signum = cause
             why, how = cause.name, f"got {cause.name}"
             grace_s = 0.0 if cause in INTERACTIVE else self._own_graces_s.get(cause, self._grace_s)
-        again = "; press again to kill them" if self.signum is not None else ""
+        again = "; a second signal kills them" if self.signum is not None else ""
         self.gone_at = min(now + grace_s, self.gone_at or inf) if grace_s > 0 else None
         if saves and self.gone_at is not None:
             self.is_announced = True

@@ -123,7 +123,7 @@ class Backoff:
             text += f", for {now - self._away_since:.0f} s now"
         text += "; "
         if workers_until is not None:
-            text += f"workers continue for {duration_text(max(0.0, workers_until - now))}, "
+            text += f"the round continues for {duration_text(max(0.0, workers_until - now))}, "
         text += "trying again"
         if self._answered_at is None and self._give_up_at is not None:
             text += f" for {ceil(max(0.0, self._give_up_at - now))} s more{_first_contact_hint(error)}"

@@ -153,7 +153,7 @@ class ServerConnection:
             if waited_s >= LEAVE_NOTICE_S and not is_logged:
                 is_logged = True
                 what = f"telling the server that this node leaves, for at most {timeout_s:g} s"
-                self._log(f"{what}; press again to end")
+                self._log(f"{what}; a second signal ends that")
 
     def close(self) -> None:
         """Give the descriptor back; only after `leave`."""

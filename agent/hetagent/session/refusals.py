@@ -44,11 +44,10 @@ def describe_conflict(group: str, conflict: SettingsConflict) -> str:
             f"group '{group}' runs {script.group}{_list_holders(conflict)}, and this agent was given {script.given}: "
             f"use another --group, or {end}; if both belong to one job, give this one a --role of its own"
         )
-    rows = conflict.differences
-    there = ", ".join(f"{row.name} {row.given} here, {row.group} there" for row in rows)
+    there = ", ".join(f"{row.name} {row.given} here, {row.group} there" for row in conflict.differences)
     return (
         f"group '{group}' has other settings ({there}){_list_holders(conflict)}: "
-        f"leave out {' and '.join(row.name for row in rows)}, use another --group, or {end}"
+        f"leave these flags out, use another --group, or {end}"
     )
 
 

@@ -232,7 +232,9 @@ def test_the_second_signal_kills(rig: Make) -> None:
     made.run(
         made.appears("up"),
         made.gets(signal.SIGINT),
-        made.says("got SIGINT: passed on to the workers, which have 60 s to stop; press again to kill them"),
+        made.says(
+            "got SIGINT: passed on to the workers, which have 60 s to stop; a second signal kills them"
+        ),
         made.gets(signal.SIGINT),
     )
     assert time.monotonic() - before < 20

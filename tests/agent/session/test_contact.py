@@ -45,7 +45,7 @@ def test_workers_go_on_while_the_server_is_away(bench: Bench) -> None:
     bench.run(2)
     assert bench.kinds == [("start", 1)]
     left = re.compile(
-        re.escape(str(REFUSED)) + r"(, for 1[0-2] s now)?; workers continue for (.*), trying again"
+        re.escape(str(REFUSED)) + r"(, for 1[0-2] s now)?; the round continues for (.*), trying again"
     )
     said = [left.fullmatch(notice) for notice in bench.notices[:2]]
     assert [bool(found and found[1]) for found in said] == [False, True]

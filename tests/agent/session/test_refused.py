@@ -74,7 +74,7 @@ def test_after_a_join_strange_answers_are_taken_for_a_hiccup(bench: Bench, error
     bench.run(10)
     assert bench.kinds == [("start", 1)]
     assert len(bench.notices) == 1
-    assert re.search(r"the server's text; workers continue for .*, trying again$", bench.notices[0])
+    assert re.search(r"the server's text; the round continues for .*, trying again$", bench.notices[0])
     bench.away(None)
     bench.run(2.5)
     assert bench.notices[1:] == ["the server is back"]
@@ -147,7 +147,7 @@ def test_a_group_that_is_finishing_is_waited_for(bench: Bench) -> None:
         (
             replace(OTHER, spec=SpecFields(min_nodes=1, max_nodes=2, lease_s=4.0)),
             "",
-            "(max_nodes 1 here, 2 there, lease_s 5 here, 4 there), which b joined: leave out max_nodes and lease_s",
+            "(max_nodes 1 here, 2 there, lease_s 5 here, 4 there), which b joined: leave these flags out",
         ),
         (
             replace(OTHER, script="train.py", spec=nnodes(1, 1)),

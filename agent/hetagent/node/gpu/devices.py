@@ -133,7 +133,7 @@ def _parse_gpus(gpus: str | None) -> int | list[int] | None:
     for entry in entries:
         if not (entry.isascii() and entry.isdecimal() and len(entry) < 10):
             advice = "pass a number (4), auto, or a list of indices (0,2,3)"
-            raise DeviceError(f"--gpus {text}: '{entry}' is not a number", advice)
+            raise DeviceError(f"--gpus {text}: '{entry}' is no number of GPUs", advice)
     numbers = [int(entry) for entry in entries]
     if "," not in text:
         if not 1 <= numbers[0] <= MAX_SLOTS:

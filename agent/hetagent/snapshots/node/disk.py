@@ -128,7 +128,7 @@ class DiskWriter:
         if self.writing != slot.stamp:
             self.close()
             self._log(
-                f"writing the snapshot of step {slot.stamp.step} to {self.catalog.path}; Ctrl-C leaves it"
+                f"writing the snapshot of step {slot.stamp.step} to {self.catalog.path}; Ctrl-C skips that"
             )
             self.not_written = None
             self._start_writer(slot, ranks)

@@ -63,9 +63,11 @@ def _wait_for_lock(path: Path, log: Callable[[str], None]) -> int:
     while (lock := _lock(path)) is None:
         limit_s = LEAVES_S if (path / LEAVING).exists() else WAIT_S
         if time.monotonic() >= began + limit_s:
-            raise BlockingIOError(f"another agent uses {path}")
+            raise BlockingIOError(
+                f"another agent of this node uses {path}: stop it, or give another --node-id"
+            )
         if is_first:
-            log(f"waiting up to {limit_s:.0f} s for the last agent of this node to end: it uses {path}")
+            log(f"another agent of this node uses {path}: waiting up to {limit_s:.0f} s for it to end")
         is_first = False
         time.sleep(POLL_S)
     return lock

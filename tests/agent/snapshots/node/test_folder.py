@@ -52,7 +52,7 @@ def test_the_next_agent_finds_what_a_killed_one_has_left(tmp_path: Path) -> None
     with subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE) as first:
         assert first.stdout is not None
         first.stdout.readline()
-        with pytest.raises(OSError, match="another agent uses"):
+        with pytest.raises(OSError, match="another agent of this node uses"):
             made(tmp_path)
         first.kill()
         first.wait()
@@ -96,7 +96,7 @@ def test_two_jobs_on_a_host_do_not_meet(tmp_path: Path) -> None:
     folders = [made(tmp_path, "g", "a"), made(tmp_path, "h", "a"), made(tmp_path, "g", "b")]
     folders.append(NodeFolder(tmp_path, "g", "a", ["http://another:1"]))
     assert len({folder.path for folder in folders}) == 4
-    with pytest.raises(OSError, match="another agent uses"):
+    with pytest.raises(OSError, match="another agent of this node uses"):
         made(tmp_path)
     for folder in folders:
         folder.close(remove=True)
@@ -212,8 +212,8 @@ def test_a_node_whose_folder_another_agent_uses_does_without(
     monkeypatch.setattr(setup, "SHM", str(tmp_path))
     first = placed(tmp_path, said)
     assert placed(tmp_path, said, offered, HET_SNAPSHOT_EVERY_S="8") is None
-    assert said[0].startswith("waiting up to 0 s for the last agent of this node to end: it uses")
-    assert said[1].startswith("no snapshots on this node: another agent uses")
+    assert said[0].endswith(": waiting up to 0 s for it to end")
+    assert said[1].startswith("no snapshots on this node: another agent of this node uses")
     assert said[1].endswith(offered[-1].disabled_reason), "so that `hetctl describe` says it"
     first.close()
     first.leave(None, lambda: False)
@@ -230,7 +230,8 @@ def test_the_next_agent_of_a_node_waits_for_one_that_leaves(tmp_path: Path) -> N
     second = NodeFolder(tmp_path, "g", "a", SERVERS, said.append)
     assert (second.path / "kept").exists()
     (text,) = said
-    assert text.startswith("waiting up to 600 s for the last agent of this node to end: it uses")
+    assert text.startswith("another agent of this node uses ")
+    assert text.endswith(": waiting up to 600 s for it to end")
     with pytest.raises(BlockingIOError):  # it does not leave
         NodeFolder(tmp_path, "g", "a", SERVERS, said.append)
     second.close(remove=True)

@@ -94,7 +94,9 @@ def record_contact(context: StepContext, node: Node) -> Node:
 
 def expire_leases(context: StepContext) -> None:
     """Mark nodes lost that missed their lease, or whose connection was cut."""
-    for node, lease_s in context.lapsed(context.group, context.now):
+    for number, (node, lease_s) in enumerate(context.lapsed(context.group, context.now)):
+        if number % 256 == 0:  # each copies those that have changed before it
+            context.merge_nodes()
         why, since = ReasonCode.LEASE_EXPIRED.reason(for_s=lease_s), context.now - lease_s
         if node.disconnected_at is not None:
             why, since = ReasonCode.CONNECTION_LOST.reason(), node.disconnected_at

@@ -258,6 +258,8 @@ def _import(module: str, changed: "set[str]") -> "tuple[bool, str | None]":
     os.environ.__class__ = Watched  # the object stays, since modules keep references to it
     try:
         importlib.import_module(module)
+    except KeyboardInterrupt:  # it has been taken: who starts over would lose it
+        raise
     except BaseException as error:
         return True, f"{type(error).__name__}: {error}"[:1000]
     finally:

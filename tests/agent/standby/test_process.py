@@ -62,6 +62,20 @@ def test_one_that_has_died_is_not_taken(program: WorkerProgram, tmp_path: Path, 
     assert standby.process.returncode == -signal.SIGKILL
 
 
+def test_ctrl_c_ends_one_that_was_taken_while_it_imports(program: WorkerProgram, tmp_path: Path) -> None:
+    """It is a worker then: to start over would lose the signal, and the script would train on."""
+    (tmp_path / "slow.py").write_text(
+        "import os, time\nopen(os.environ['GO'], 'w').close()\ntime.sleep(600)\n"
+    )
+    standby = Standby(program, ["slow"])
+    with standbys.outputs(tmp_path) as streams:
+        worker = standby.become_worker(standbys.in_round(program), *streams)
+        wait_for((tmp_path / "go").exists, "its import")
+        os.kill(worker.pid, signal.SIGINT)
+        assert standbys.ended(worker) == -signal.SIGINT
+    assert (tmp_path / "stdout").read_text() == ""
+
+
 LEFT_OUT = {
     "copies": ("import os\nos.environ.copy()\nimport no_such_module", "ModuleNotFoundError: No module named"),
     "fails": ("1 / 0", "ZeroDivisionError: division by zero"),

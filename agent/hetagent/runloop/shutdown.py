@@ -70,7 +70,7 @@ class Shutdown:
                 grace_s = max(0.0, cause.deadline - now)
                 stop_s = min(stop_s, max(0.0, grace_s - GOODBYE_S))
         elif self.signum is not None:
-            self.hurried, self.kill_at = True, now
+            self.hurried, self.kill_at, self.stop_at = True, now, None
             return ShutdownAction(f"got {cause.name} again: killing the workers", stop=(signal.SIGKILL, 0.0))
         else:
             self.signum = signum = cause
@@ -78,20 +78,20 @@ class Shutdown:
             grace_s = 0.0 if cause in INTERACTIVE else self._own_graces_s.get(cause, self._grace_s)
         again = "; a second signal kills them" if self.signum is not None else ""
         self.gone_at = min(now + grace_s, self.gone_at or inf) if grace_s > 0 else None
+        left_s = self.gone_at - now if self.gone_at is not None else inf
         if saves and self.gone_at is not None:
             self.is_announced = True
-            left_s = self.gone_at - now
             stop_s = min(STOP_S, left_s / 2)
             self.kill_at = self.gone_at - min(GOODBYE_S, stop_s / 2)
             self.stop_at = self.gone_at - 0.9 * stop_s  # the server ends the round a moment before
             save_s = left_s - stop_s
             text = f"{how}: leaving once the workers have saved, in {save_s:.3g} s at the latest{again}"
             return ShutdownAction(text, why, save_s=save_s)
-        self.kill_at = now + stop_s
-        if not works:
-            return ShutdownAction(f"{how}: leaving", why)
         passed = "passed on" if self.signum is not None else signum.name
         text = f"{how}: {passed} to the workers, which have {stop_s:.3g} s to stop{again}"
+        if not works:  # but some may be stopped just now, and have no more time than this node
+            stop_s, text = min(stop_s, max(left_s - GOODBYE_S, left_s / 2)), f"{how}: leaving"
+        self.kill_at = now + stop_s
         return ShutdownAction(text, why, stop=(signum, stop_s))
 
     # -- what follows ------------------------------------------------------------------------------------------

@@ -77,7 +77,7 @@ def test_whoever_was_told_in_time_may_stay_as_long_as_that(works: bool, saves: b
     action = taken.begin(PreemptionNotice("the cloud", 1100.0), 5.0, 1000.0, works=works, saves=saves)
     left.begin(signal.SIGINT, 5.0, 1000.0, works=works, saves=saves)
     assert (evicted.gone_at, taken.gone_at, left.gone_at) == (1025.0, 1100.0, None)
-    assert action.stop == ((signal.SIGTERM, 5.0) if works and not saves else None)
+    assert action.stop == (None if saves else (signal.SIGTERM, 5.0))
     assert taken.exit_status(None, fixed=False) == statuses.RESUME
 
 

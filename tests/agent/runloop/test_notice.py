@@ -244,3 +244,31 @@ def test_without_a_server_the_workers_are_stopped_in_time_all_the_same(
     monkeypatch.setattr(made.line, "announce_leave", lambda *_: None)  # it does not hear of it
     made.run(made.appears("up"), running(made), made.gets(signal.SIGTERM))
     assert any("the time to save is over: stopping the workers" in line for line in made.said)
+
+
+def test_a_second_signal_is_not_put_off_for_nodes_that_still_save(rig: Make) -> None:
+    """The workers here have ended well since the first."""
+    made = rig(f"{ASK} touch up; until [ -e go ]; do sleep 0.05; done", grace_s=3600.0, min_nodes=2, max_nodes=2, lease_s=600.0)
+    made.offers(takes_notice=True)
+    other = OtherNode(made, "b")
+
+    def joins() -> None:
+        other.ask("PUT", "/nodes/b", incarnation="m", slots=1, address="127.0.0.1", port=1, takes_notice=True)
+
+    made.run(
+        *(made.exists, joins, made.appears("up"), lambda: other.reports("started"), running(made)),
+        *(made.gets(signal.SIGTERM), made.says("leaving once the workers have saved"), made.touches("go")),
+        *(made.says("all local workers succeeded"), made.gets(signal.SIGTERM)),
+    )
+    assert made.agent.shutdown.hurried
+
+
+def test_workers_that_are_stopped_already_are_killed_in_time(rig: Make) -> None:
+    """The round has ended before the node has to go."""
+    script = "trap 'touch got' TERM; touch up; while :; do sleep 0.05; done"
+    made = rig(script, grace_s=2.0, stop_timeout_s=3600.0)
+    made.run(
+        *(made.appears("up"), running(made), made.asks("restart"), made.appears("got")),
+        made.gets(signal.SIGTERM),
+    )
+    assert made.agent.shutdown.ended_by == "SIGTERM"

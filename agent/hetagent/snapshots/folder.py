@@ -171,8 +171,14 @@ class Slot:
         return self.path.with_name(os.readlink(self.path))
 
     def find_indexes(self) -> dict[int, Path]:
-        """The indexes that are there, by rank."""
-        return {int(path.stem): path for path in self.path.glob("*.json") if path.stem.isdecimal()}
+        """The indexes that are there, by rank; none once the slot is given away."""
+        with contextlib.suppress(FileNotFoundError):
+            return {
+                int(path.stem): path
+                for path in self.path.iterdir()
+                if path.suffix == ".json" and path.stem.isdecimal()
+            }
+        return {}
 
     def read_indexes(
         self, read: Callable[[Path], Index] = lambda path: Index.from_json(path.read_bytes())

@@ -149,3 +149,15 @@ def test_what_is_torn_does_not_count(files: SnapshotDir, size: int | None) -> No
     if size is not None:
         os.truncate(files.path / "0" / "0.json", size)
     assert files.list_held_snapshots() == ()
+
+
+def test_a_slot_that_workers_give_away_meanwhile_has_nothing(
+    files: SnapshotDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two looks at it: an agent that broke would take its workers along."""
+    part(files.path, 0, (3, 120))
+    slots = files.find_slots()
+    files.release_slot(STAMP)
+    monkeypatch.setattr(files, "find_slots", lambda: slots)
+    monkeypatch.setattr(Path, "is_dir", lambda self: True)
+    assert files.list_held_snapshots() == ()

@@ -290,7 +290,7 @@ class Snapshots:
 
     def _save_and_hold(self) -> None:
         """The agent is about to stop this worker: save, and train no further than other ranks may have come."""
-        self._copier.devices.set_current_device()
+        self._run_or_disable(self._copier.devices.set_current_device)
         with self._lock:
             steps_s = STEPS * self._schedule.step_s()
             self._held_until = math.inf
@@ -298,7 +298,8 @@ class Snapshots:
                 error = self._save_last_step(min(MAX_STEP_WAIT_S, max(HOLD_S, steps_s)))
                 # Other ranks may have ended the step that is in flight here.
                 more_s = min(HOLD_S, max(MIN_NEXT_STEP_WAIT_S, steps_s))
-                if self._is_whole() and self._step_ended.wait_for(lambda: self._is_held, more_s):
+                is_good = not self._disabled_reason and self._is_whole()
+                if is_good and self._step_ended.wait_for(lambda: self._is_held, more_s):
                     error = self._save_last_step()
                 self._write_answer(error)
             finally:

@@ -226,3 +226,18 @@ def test_while_a_device_hangs_in_a_step_the_one_before_is_saved(
         trainer.ask()
         assert trainer.answer()["step"] == trainer.done
         released.set()
+
+
+def test_a_worker_whose_device_is_in_error_answers_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its agent, or its guardian, would wait for it, and again when it asks once more."""
+
+    def fail(self: StateDevices) -> bool:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered\nand more")
+
+    with Trainer(tmp_path / "snaps", monkeypatch, sharded=False) as trainer:
+        monkeypatch.setattr(StateDevices, "has_finished_step", fail)
+        for _ in range(2):
+            trainer.ask()
+            assert trainer.answer()["why"] == "CUDA error: an illegal memory access was encountered"

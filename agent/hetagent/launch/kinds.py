@@ -46,12 +46,17 @@ def _check_flags(options: Options, slots: int, environ: Mapping[str, str]) -> No
         if is_given and options.launch not in fitting:
             flag = f"--{name.replace('_', '-')}"
             raise UsageError(f"{flag} goes with --launch {' or '.join(fitting)}, not with {options.launch}")
-    has_gpus = environ.get(VISIBLE) != ""
+    visible = environ.get(VISIBLE)
+    if options.torchrun.virtual_local_rank and visible is not None and slots > visible.count(",") + 1:
+        raise UsageError(
+            f"--virtual-local-rank gives each of {slots} workers a GPU of its own, but {VISIBLE}={visible} names "
+            "fewer: start fewer workers, or leave it out"
+        )
     if options.isolate_gpus and options.torchrun.virtual_local_rank:
         raise UsageError("--isolate-gpus and --virtual-local-rank both narrow the GPUs: give one of them")
     if (mode := options.torchrun.numa_binding) is not None:
         flag = f"--numa-binding {mode}"
-        if not has_gpus:
+        if visible == "":
             raise UsageError(
                 f"{flag} binds workers to the CPUs near their GPUs, but CPU workers have none: leave it out"
             )

@@ -198,6 +198,12 @@ def test_isolated_workers_see_their_own_gpu_and_keep_their_local_rank() -> None:
         ("--isolate-gpus", None, PerGpuLaunch),
         ("--virtual-local-rank", "0,1", PerGpuLaunch),
         ("--isolate-gpus", "MIG-a,MIG-b", PerGpuLaunch),
+        (
+            "--virtual-local-rank",
+            "3",
+            "gives each of 2 workers a GPU of its own, but CUDA_VISIBLE_DEVICES=3 names",
+        ),
+        ("--virtual-local-rank", "", "but CUDA_VISIBLE_DEVICES= names fewer"),
         ("--virtual-local-rank --isolate-gpus", None, "both narrow the GPUs"),
         ("--init-file /tmp", None, "--init-file goes with --launch node, not with gpu"),
         (

@@ -248,7 +248,13 @@ def test_without_a_server_the_workers_are_stopped_in_time_all_the_same(
 
 def test_a_second_signal_is_not_put_off_for_nodes_that_still_save(rig: Make) -> None:
     """The workers here have ended well since the first."""
-    made = rig(f"{ASK} touch up; until [ -e go ]; do sleep 0.05; done", grace_s=3600.0, min_nodes=2, max_nodes=2, lease_s=600.0)
+    made = rig(
+        f"{ASK} touch up; until [ -e go ]; do sleep 0.05; done",
+        grace_s=3600.0,
+        min_nodes=2,
+        max_nodes=2,
+        lease_s=600.0,
+    )
     made.offers(takes_notice=True)
     other = OtherNode(made, "b")
 

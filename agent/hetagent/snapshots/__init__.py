@@ -34,7 +34,7 @@ LOCAL = "snapshots"
 AGENT = "HET_NODE_ID"
 """A variable that workers of an agent have, also of one that keeps no snapshots."""
 
-_opened: "list[Snapshots]" = []
+_opened: "dict[Path, Snapshots]" = {}  # by folder
 
 
 def open(  # noqa: A001 - as in `snapshots.open`
@@ -43,7 +43,7 @@ def open(  # noqa: A001 - as in `snapshots.open`
     per_rank: Mapping[str, Any] | None = None,
     directory: str | os.PathLike[str] | None = LOCAL,
 ) -> "Snapshots":
-    """Keep a script's state.
+    """Keep a script's state, all of it: what was opened before takes no more steps.
 
     Args:
         state: by name, what is the same on all ranks, or of which ranks hold parts (FSDP2): modules, optimizers,
@@ -75,7 +75,10 @@ def open(  # noqa: A001 - as in `snapshots.open`
     if folder is not None and not agent_folder:
         require_private(folder.path)
     snaps = Snapshots(folder, State(state, per_rank or {}), worker, has_agent=bool(agent_folder))
-    _opened.append(snaps)
+    if folder is not None:
+        if (former := _opened.get(folder.path)) is not None:
+            former.is_replaced = True
+        _opened[folder.path] = snaps
     return snaps
 
 
@@ -104,7 +107,7 @@ def save_now(*, ends: bool = False) -> None:
     Args:
         ends: the script is over, by an exception perhaps: nobody has to ask this worker again, or to wait for its end.
     """
-    for snaps in _opened:
+    for snaps in _opened.values():
         try:
             snaps.save_now(ends=ends)
         except Exception as error:

@@ -13,7 +13,7 @@ from hetagent.snapshots import save_request
 from hetagent.snapshots.changes import ParameterChanges
 from hetagent.snapshots.copying import Copier, WorkerRank
 from hetagent.snapshots.devices import is_capturing
-from hetagent.snapshots.errors import SnapshotSuperseded
+from hetagent.snapshots.errors import SnapshotError, SnapshotSuperseded
 from hetagent.snapshots.folder import SnapshotFiles, SnapshotId
 from hetagent.snapshots.loading import SnapshotLoader, find_newest
 from hetagent.snapshots.schedule import SnapshotSchedule
@@ -48,6 +48,7 @@ class Snapshots:
         self, folder: SnapshotFiles | None, state: State, worker: WorkerRank, *, has_agent: bool
     ) -> None:
         self._last_step: int | None = None
+        self.is_replaced = False  # by another one of this process
         self._pid = os.getpid() if folder is not None else 0
         if folder is None:
             return
@@ -76,8 +77,8 @@ class Snapshots:
 
     @property
     def _is_enabled(self) -> bool:
-        """Not without a folder, nor in a child that was forked, to load data perhaps: the state is its parent's."""
-        return self._pid == os.getpid()
+        """Not without a folder or once replaced, nor in a child that was forked, to load data perhaps: the state is its parent's."""
+        return self._pid == os.getpid() and not self.is_replaced
 
     # -- the script's side -----------------------------------------------------------------------------------
 
@@ -115,7 +116,10 @@ class Snapshots:
 
         Raises:
             ValueError: it does not count up.
+            SnapshotError: snapshots were opened again since.
         """
+        if self.is_replaced:  # they would overwrite each other's files
+            raise SnapshotError("snapshots.open() was called again: give all state to one call")
         if type(step) is not int or step < 0 or (self._last_step is not None and step <= self._last_step):
             raise ValueError(
                 f"snaps.step({step!r}) after step {self._last_step}: steps must be integers that increase"

@@ -428,6 +428,18 @@ def test_steps_count_up(tmp_path: Path) -> None:
         job.snaps.step(2)
 
 
+def test_what_was_opened_before_takes_no_more_steps(tmp_path: Path) -> None:
+    """Two would overwrite each other's files, and one could load what the other has saved."""
+    former, elsewhere = Job(tmp_path / "one", adamw), Job(tmp_path / "two", adamw)
+    newer = Job(tmp_path / "one", adamw)
+    with pytest.raises(SnapshotError, match="give all state to one call"):
+        former.train(0, 1)
+    newer.train(0, 1)
+    elsewhere.train(0, 1)
+    snapshots.save_now()
+    assert all(SnapshotFiles(tmp_path / name).find_slots() for name in ("one", "two"))
+
+
 def test_more_machines_without_an_agent_keep_nothing_and_say_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

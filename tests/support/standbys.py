@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 
 from hetagent.launch.command import RUNNER
+from hetagent.standby.keeper import StandbyPool
 from hetagent.standby.process import Standby
 from hetagent.workers.starter import WorkerProgram
 
@@ -101,3 +102,8 @@ def descriptors() -> Mapping[str, str]:
 def zombies() -> list[int]:
     """Children of this process that have ended and were not waited for."""
     return [child.pid for child in psutil.Process().children() if child.status() == psutil.STATUS_ZOMBIE]
+
+
+def ready_pids(pool: StandbyPool) -> dict[int, int]:
+    """The pids of those that are ready, by local rank."""
+    return {rank: standby.process.pid for rank, standby in pool._standbys.items() if standby.ready}

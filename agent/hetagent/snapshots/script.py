@@ -77,7 +77,7 @@ class Snapshots:
 
     @property
     def _is_enabled(self) -> bool:
-        """Not without a folder or once replaced, nor in a child that was forked, to load data perhaps: the state is its parent's."""
+        """Not without a folder, once replaced, or in a child that was forked: the state is its parent's."""
         return self._pid == os.getpid() and not self.is_replaced
 
     # -- the script's side -----------------------------------------------------------------------------------

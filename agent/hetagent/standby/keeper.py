@@ -100,10 +100,6 @@ class StandbyPool(RoundHook):
         """The pids of all that were not taken; from any thread."""
         return [standby.process.pid for standby in list(self._standbys.values())]
 
-    def pids(self) -> Mapping[int, int]:
-        """The pids of those that are ready, by local rank."""
-        return {rank: standby.process.pid for rank, standby in self._standbys.items() if standby.ready}
-
     # -- in the run loop ---------------------------------------------------------------------------------------
 
     def due_at(self) -> float | None:

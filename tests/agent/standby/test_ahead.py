@@ -152,7 +152,7 @@ def test_each_rank_has_what_its_own_workers_import(script: Script, monkeypatch: 
         def two() -> dict[int, int]:
             def pids() -> dict[int, int] | None:
                 kept.on_wakeup()
-                return {**found} if len(found := kept.pids()) == 2 else None
+                return found if len(found := standbys.ready_pids(kept)) == 2 else None
 
             return wait_for(pids, "two standbys")
 

@@ -31,7 +31,7 @@ class Kept:
 
         def pids() -> Mapping[int, int] | None:
             self.standbys.on_wakeup()
-            return found if (found := self.standbys.pids()).keys() == set(ranks) else None
+            return found if (found := standbys.ready_pids(self.standbys)).keys() == set(ranks) else None
 
         return wait_for(pids, f"standbys of {ranks}")
 
@@ -93,7 +93,7 @@ def test_three_that_die_while_they_import_are_the_last(
     [line] = kept.says()
     assert "3 in a row failed; the last one ended with status 7 as it imported; --preload" in line
     assert kept.take(0, program) is None
-    assert kept.standbys.pids() == {}
+    assert standbys.ready_pids(kept.standbys) == {}
 
 
 def test_an_agent_without_descriptors_goes_on_without_standbys(

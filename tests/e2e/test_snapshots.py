@@ -33,7 +33,7 @@ class Job:
         slots: Mapping[str, int] = PAIR,
     ) -> None:
         self.job = job
-        self._slots = slots
+        self.slots = slots
         self._flags = flags
         self._args = ["--kind", kind, "--steps", "100000", "--step-s", "0.05", *script]
         for name in slots:
@@ -48,7 +48,7 @@ class Job:
         snaps.mkdir(parents=True, exist_ok=True)
         args = ["--into", str(self.log), *self._args]
         self.job.agent(
-            name, self._slots[name], "--snapshot-dir", str(snaps), *self._flags, script=SCRIPT, args=args
+            name, self.slots[name], "--snapshot-dir", str(snaps), *self._flags, script=SCRIPT, args=args
         )
 
     def forget(self, name: str) -> None:
@@ -164,6 +164,18 @@ def test_a_node_that_has_to_go_loses_nothing_without_a_word_in_the_script(
         run.start("b")
         grown = run.trained(after)
         assert run.reached(after) - run.loaded(grown) <= 1
+
+
+def test_a_node_that_has_to_go_waits_for_one_that_has_just_joined(job: Cluster) -> None:
+    """It alone has what the round began from, and its workers have made no step of it."""
+    run = Job(job, "ddp", slots={"a": 1})
+    number = run.trained(world=1)
+    run.slots = {"a": 1, "b": 1}
+    run.start("b")
+    job.wait_for(lambda: f"round {number + 1}: begins from" in job.agents["a"].stderr, "a round of both")
+    job.agents["a"].send(signal.SIGTERM)
+    after = run.trained(number, world=1)
+    assert run.reached(number) - run.loaded(after) <= 1, job.report()
 
 
 @pytest.mark.long

@@ -186,7 +186,7 @@ class SnapshotHook(RoundHook):
         stays = until is not None or self._is_drained
         inventory, alone = self._refresh(), self._start is not None and self._start.nnodes == 1
         limit = until - EXIT_MARGIN_S if until is not None else None
-        serves_s = serving_time_s(inventory, limit, alone=alone) if stays else 0.0
+        serves_s = serving_time_s(inventory, limit, self._round, alone=alone) if stays else 0.0
         if self._is_over or not (serves_s or self._disk is not None):
             return
         self._folder.mark_leaving()

@@ -81,7 +81,6 @@ class Watcher(RoundHook):
         return {}
 
     def on_round_start(self, assignment: Assignment, command: WorkerCommand) -> None:
-        self.on_round_end()
         self._assignment = assignment
         self._runs_ours = command.is_python and not self._launch.one_per_node
 

@@ -96,13 +96,11 @@ class PreemptionWatch:
 def make_preemption_watch(context: AgentContext) -> PreemptionWatch | None:
     """What looks whether this machine is taken away; None: nobody has asked for that."""
     options, log = context.options, context.tell
-    if not (options.watch or options.leave_when):
-        return None
-    sources: list[NoticeSource] = [CloudMetadata(log).find_notice] if options.watch is not None else []
+    sources: list[NoticeSource] = [CloudMetadata(log).find_notice] if options.watch else []
     command, when = None, options.leave_when or ""
     if len(when.split()) > 1 or shutil.which(when) is not None:
         command = PreemptionCommand(when, context.identity.incarnation, log)
         sources.append(command.find_notice)
     elif when:
         sources.append(partial(read_notice_file, Path(when)))
-    return PreemptionWatch(sources, log, options.grace_s, command=command)
+    return PreemptionWatch(sources, log, options.grace_s, command=command) if sources else None

@@ -319,10 +319,10 @@ class LocalRound:
 
     def describe_overrun(self) -> str | None:
         """What to say if workers are still running at the end of their grace."""
-        if self._stop is None or not self._workers.running:
+        stop = self._stop
+        if stop is None or stop.grace_s <= 0 or not self._workers.running:
             return None
-        name, grace_s = signal.Signals(self._stop.signum).name, self._stop.grace_s
-        return f"workers are still running {grace_s:g} s after {name}; killing them" if grace_s > 0 else None
+        return f"workers are still running {stop.grace_s:g} s after {signal.Signals(stop.signum).name}; killing them"
 
     def clear(self, *, spare_detached: bool = False, until: float | None = None) -> None:
         """The round is over here: kill what is left of the processes, if any; see `Workers.kill_remaining`."""

@@ -51,7 +51,6 @@ class StopNotices(RoundHook):
         self._notice_s = 0.0  # the group's setting
 
     def on_round_start(self, assignment: Assignment, command: WorkerCommand) -> None:
-        self.on_round_end()
         self._round, self._folder = assignment.round, assignment.folder
         self._most_answers = assignment.start.slots if self._one_per_node else 1  # in one file
 

@@ -48,8 +48,6 @@ class StartCheck(RoundHook):
 
     def on_wakeup(self) -> None:
         """Report how many have met if that is not all, and once it is: they may only have been loading."""
-        if self._due_at is None or time.monotonic() < self._due_at:
-            return
         met = self._count_met_workers()
         is_late = met is not None and met < self._world_size
         self._due_at = time.monotonic() + MEET_AFTER_S if is_late else None

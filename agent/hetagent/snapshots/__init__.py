@@ -88,11 +88,12 @@ def _find_rank() -> "WorkerRank":
     Raises:
         SnapshotError: neither does.
     """
+    import torch.distributed as dist
+
     from hetagent.snapshots.copying import WorkerRank
 
     local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    dist = sys.modules.get("torch.distributed")
-    if dist is not None and dist.is_available() and dist.is_initialized():
+    if dist.is_available() and dist.is_initialized():
         return WorkerRank(dist.get_rank(), dist.get_world_size(), local)
     if FOLDER in os.environ and "RANK" not in os.environ:
         raise SnapshotError(

@@ -228,13 +228,11 @@ class Snapshots:
         if waits:
             copy.devices.wait_for_copies()
 
+        def is_good() -> bool:  # else devices may have copied what was changed already
+            return waits or not (self._changes.has_unreported_change() or self._changes.has_other_writers)
+
         def finish() -> None:
-            # Else devices may have copied what was changed already.
-            if copy.finish(
-                lambda: (
-                    waits or not (self._changes.has_unreported_change() or self._changes.has_other_writers)
-                )
-            ):
+            if copy.finish(is_good):
                 self._saved = stamp
 
         self._index_thread = self._start_thread("index", finish)
@@ -270,9 +268,9 @@ class Snapshots:
 
     def _is_whole(self) -> bool:
         """Whether the state is that after the last step, and devices have it."""
-        is_known = self._whole_step is not None and not self._changes.is_in_step
         return (
-            is_known
+            self._whole_step is not None
+            and not self._changes.is_in_step
             and not self._changes.has_unreported_change()
             and self._copier.devices.has_finished_step()
         )

@@ -30,9 +30,7 @@ def serving_time_s(
         alone: no other node was in that.
     """
     newest = next(iter(inventory.held), None)
-    if newest is None or not inventory.port:
-        return 0.0
-    if not (newest.sharded or alone or newest.round < newest_round):
+    if newest is None or not (newest.sharded or alone or newest.round < newest_round) or not inventory.port:
         return 0.0
     return SERVES_S if until is None else max(0.0, min(SERVES_S, until - time.monotonic()))
 

@@ -144,8 +144,7 @@ class SnapshotHook(RoundHook):
 
     def abandon_reason(self) -> str:
         """Reason to abandon this round and rejoin, or ''."""
-        bad = self._folder.find_bad_copy() if self._workers is not None else None
-        if bad is None:
+        if (bad := self._folder.find_bad_copy()) is None:
             return ""
         cause = f"the copy on node '{bad.node_id}' is of no use" if bad.node_id else "no copy is of use"
         return f"cannot begin from the snapshot of step {bad.stamp.step}: {cause} ({bad.why})"

@@ -116,6 +116,11 @@ class Ledger:
         """The events of a group, oldest first."""
         return self._events.get(group_id, ())
 
+    def proposed_events(self, group_id: str) -> list[Reason]:
+        """What is to be added to the history of a group, but is not committed yet."""
+        turns = self._in_flight.get(group_id), self._pending.get(group_id)
+        return [event for turn in turns if turn is not None for event in turn.events]
+
     def describe_loaded(self) -> str:
         """How much was loaded and how old it is, for a person who knows how much it should be."""
         if not self.groups:

@@ -294,7 +294,8 @@ class Service:
         self.require_ready()
         refusal = node_refused(node_id, conflict.differences[:MAX_DIFFERENCES_IN_HISTORY])
         head, history = self._ledger.proposed_group(group_id), self._ledger.history(group_id)
-        known = [event.reason for event in history if event.reason.code is refusal.code]
+        told = [*(event.reason for event in history), *self._ledger.proposed_events(group_id)]
+        known = [reason for reason in told if reason.code == refusal.code]
         if head is not None and refusal not in known and len(known) < MAX_REFUSALS_IN_HISTORY:
             await self._ledger.propose(group_id, head, [refusal])
 

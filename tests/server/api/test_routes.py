@@ -10,8 +10,8 @@ from hetrdzv.api.views import MIN_ITEMS_FOR_THREAD
 from hetrdzv.auth.tokens import Grant, Role, Tokens
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import Directive, Shares
-from hetrdzv.service.service import MAX_REFUSALS_IN_HISTORY
-from tests.support.served import api, join, polled, serving, settled, two_nodes
+from hetrdzv.service.service import MAX_REFUSALS_IN_HISTORY, Service
+from tests.support.served import FaultyStore, api, join, polled, serving, settled, two_nodes
 
 NODES = "/v1/groups/g/nodes"
 
@@ -178,8 +178,14 @@ async def join_later(client: httpx.AsyncClient, incarnation: str, token: str = A
     return (await client.put("/v1/groups/g/nodes/c", json=body, headers=bearer(token))).json()
 
 
-async def test_a_conflict_has_fields() -> None:
-    async with serving() as (service, _), api(service, tokens=TOKENS) as client:
+def refused_nodes(service: Service) -> list[str]:
+    """Who was refused, as the history of the group says."""
+    events = [event.reason for event in service.history("g")[0]]
+    return [event.nodes[0] for event in events if event.code == "node_refused"]
+
+
+async def test_a_conflict_has_fields_and_the_history_names_the_first_refused_nodes_once() -> None:
+    async with serving() as (service, store), api(service, tokens=TOKENS) as client:
         await two_nodes(service)
         problem = await join_later(client, "1", max_nodes=5, min_nodes=2)
         assert problem["code"] == "spec_conflict"
@@ -190,12 +196,14 @@ async def test_a_conflict_has_fields() -> None:
             "by_put": False,
         }
         await join_later(client, "1", max_nodes=5, min_nodes=2)  # its agent tries again
-        events = [event.reason for event in service.history("g")[0]]
-        assert [event.nodes for event in events if event.code == "node_refused"] == [("c",)]
-        for number in range(20):  # a job with many nodes is started again with another flag
-            body = offer(spec={"max_nodes": 6})
-            await client.put(f"{NODES}/n{number}", json=body, headers=bearer(AGENT))
-        assert len(service.history("g")[0]) <= len(events) + MAX_REFUSALS_IN_HISTORY
+        assert refused_nodes(service) == ["c"]
+    async with serving(FaultyStore(store.content)) as (service, _), api(service, tokens=TOKENS) as client:
+        await join_later(client, "1", max_nodes=5, min_nodes=2)
+        assert refused_nodes(service) == ["c"]
+        body = offer(spec={"max_nodes": 6})  # a job with many nodes is started again with another flag, at once
+        others = (client.put(f"{NODES}/n{number}", json=body, headers=bearer(AGENT)) for number in range(20))
+        assert {reply.status_code for reply in await asyncio.gather(*others)} == {409}
+        assert len(refused_nodes(service)) == MAX_REFUSALS_IN_HISTORY
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,20 @@ def test_what_is_replaced_is_gone_and_of_an_earlier_round_others_words_stay(kept
     assert logs.size == len("newer 9" + "two" + "three" + "late") + 9 + 4 * WORKER_OVERHEAD_CHARACTERS
 
 
+def test_of_an_earlier_round_all_ranks_are_kept_that_it_had(kept: PostMortems) -> None:
+    story = Story(max_nodes=2)
+    story.join("a", 1)
+    story.join("b", 2)
+    story.leave("b")
+    story.join("a")
+    story.wait(60)
+    assert (story.round.number, story.round.world_size) == (2, 1)
+    kept.add_logs(story.group, "b", 1, [WorkerOutput(rank=rank, text="late") for rank in (1, 2)])
+    logs = kept.find("g", OutputKind.LOGS, 1)
+    assert logs is not None
+    assert (logs.world_size, sorted(logs.by_rank)) == (3, [1, 2])
+
+
 def test_stacks_of_a_later_hang_replace_earlier_ones_unless_there_are_none(kept: PostMortems) -> None:
     def hung(*texts: str) -> None:
         kept.add_stacks("g", 1, 3, [WorkerOutput(rank=rank, text=text) for rank, text in enumerate(texts)])

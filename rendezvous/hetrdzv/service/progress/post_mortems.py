@@ -58,7 +58,9 @@ class PostMortems:
         if newest is None or not newest.number - MAX_EARLIER_ROUNDS < number <= newest.number:
             return
         kept = self.find(group.group_id, OutputKind.LOGS, number)
-        kept = kept or PostMortem(number, newest.world_size, self._wall())
+        if kept is None:  # the next round may have formed before the first of them came
+            sizes = {one.number: one.world_size for one in (newest, *group.records)}
+            kept = PostMortem(number, sizes.get(number, newest.world_size), self._wall())
         for log in logs:
             before = kept.by_rank.get(log.rank)
             if log.rank < kept.world_size and (before is None or before.node_id == node_id):

@@ -150,6 +150,7 @@ def test_equal_stacks_are_put_together_and_the_odd_one_comes_first() -> None:
         ("a/b/10%", "a/b/20%", "20%"),  # a progress bar
         ("a/b/hal", "a/b/half/c", "half/c"),
         ("a/b/", "x/y/", "x/y/"),
+        ("a/a/", "a/a/a/a/", "a/a/"),  # the same line again
         ("10%", "20%", "20%"),
     ],
 )

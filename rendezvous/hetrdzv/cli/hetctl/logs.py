@@ -123,8 +123,11 @@ class _LogPrinter:
 def new_text(before: str, now: str) -> str:
     """What the end of a log has after an earlier end of it; a line that was unfinished there comes again."""
     end = before.rfind("\n") + 1
-    whole, unfinished = before[:end][-OVERLAP_CHARACTERS:], before[end:]
-    new = now.rpartition(whole)[2] if whole else now
+    whole, unfinished = before[:end], before[end:]
+    if now.startswith(whole):
+        new = now[end:]
+    else:  # its beginning was dropped
+        new = now.rpartition(whole[-OVERLAP_CHARACTERS:])[2]
     if new == unfinished:
         return ""
     return new.removeprefix(f"{unfinished}\n") if unfinished else new

@@ -16,7 +16,7 @@ from hetrdzv.protocol.states import ReportKind
 from hetrdzv.service import service as service_module
 from hetrdzv.service.clock import BEAT_INTERVAL_S, ServedClock
 from hetrdzv.service.service import Service
-from hetrdzv.storage.base import EMPTY_STORE_CONTENT, MemoryStore, RecordChanges, StoreContent
+from hetrdzv.storage.base import MemoryStore, RecordChanges, StoreContent
 
 NEVER_S = 3600.0
 """Longer than any test (seconds)."""
@@ -25,8 +25,10 @@ NEVER_S = 3600.0
 class FaultyStore(MemoryStore):
     """A store in memory whose next commits and loads can be made to fail or wait."""
 
-    def __init__(self, content: StoreContent = EMPTY_STORE_CONTENT) -> None:
-        super().__init__(content)
+    def __init__(self, content: StoreContent | None = None) -> None:
+        super().__init__()
+        if content is not None:
+            self._records, self._clock = dict(content.records), content.clock
         self.failures: list[Exception] = []
         self.is_written = False  # what fails is written all the same
         self.load_failures: list[Exception] = []

@@ -76,15 +76,12 @@ class StateStore(Protocol):
         """Release everything, after a cancelled commit that is still in progress; nothing is called after this."""
 
 
-EMPTY_STORE_CONTENT = StoreContent(records={}, clock=0.0)
-
-
 class MemoryStore:
-    """Records in a dict, for tests and jobs that need not outlive their server; at first those of `content`."""
+    """Records in a dict, for tests and jobs that need not outlive their server."""
 
-    def __init__(self, content: StoreContent = EMPTY_STORE_CONTENT) -> None:
-        self._records = dict(content.records)
-        self._clock = content.clock
+    def __init__(self) -> None:
+        self._records: dict[str, bytes] = {}
+        self._clock = 0.0
 
     async def load(self) -> StoreContent:
         return StoreContent(dict(self._records), self._clock)

@@ -296,6 +296,7 @@ async def test_a_join_that_waited_while_its_client_hung_up_is_dropped_a_report_i
         for request in (
             (f"{nodes}/c", sent(JOIN), "PUT"),
             (f"{nodes}/d", sent(JOIN, hung_up), "PUT"),
+            (f"{nodes}/b", sent(JOIN | {"incarnation": "1", "after_round": 1}, hung_up), "PUT"),
             (f"{nodes}/a/report", sent(report, hung_up), "POST"),
         ):
             asking.append(asyncio.ensure_future(ask_raw(app, *request)))
@@ -305,3 +306,4 @@ async def test_a_join_that_waited_while_its_client_hung_up_is_dropped_a_report_i
         group = service.group("g")
         assert set(group.nodes) == {"a", "b", "c"}
         assert group.state is not GroupState.RUNNING
+        assert group.nodes["b"].disconnected_at is None, "its join was not heard, which is the server's lateness"

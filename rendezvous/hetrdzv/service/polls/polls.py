@@ -49,23 +49,24 @@ class Polls:
         # counted before the command: an older poll may be found cut while that is committed
         self._open[speaker] += 1
         try:
-            if (group := await self.execute(group_id, command, caller)) is not None:
-                granted = self.service.leases.grant_lease(group, *speaker[1:])
-                if poll.progress is not None:
-                    self.service.progress.record_progress(*speaker[:2], poll.progress, granted.poll_s)
-                after = poll.after
-                if isinstance(command, Join):
-                    head = current_directive_head(self.service, *speaker)
-                    after = head.version if head.kind is DirectiveKind.WAIT else None
-                loop = asyncio.get_running_loop()
-                until = loop.time() + min(poll.wait_s, granted.poll_s)
-                while not caller.gone:
-                    left_s = until - loop.time()
-                    asked = asks and self.service.queries.next_query(*speaker[:2]) is not None
-                    changed = current_directive_head(self.service, *speaker).version != after
-                    if changed or asked or left_s <= 0 or self.service.stopping:
-                        return current_directive(self.service, *speaker)
-                    await self.service.waiting_polls.wait_for_change(*speaker[:2], left_s, caller)
+            if (group := await self.execute(group_id, command, caller)) is None:
+                return None  # it has given up on this server, which is late: that is no cut
+            granted = self.service.leases.grant_lease(group, *speaker[1:])
+            if poll.progress is not None:
+                self.service.progress.record_progress(*speaker[:2], poll.progress, granted.poll_s)
+            after = poll.after
+            if isinstance(command, Join):
+                head = current_directive_head(self.service, *speaker)
+                after = head.version if head.kind is DirectiveKind.WAIT else None
+            loop = asyncio.get_running_loop()
+            until = loop.time() + min(poll.wait_s, granted.poll_s)
+            while not caller.gone:
+                left_s = until - loop.time()
+                asked = asks and self.service.queries.next_query(*speaker[:2]) is not None
+                changed = current_directive_head(self.service, *speaker).version != after
+                if changed or asked or left_s <= 0 or self.service.stopping:
+                    return current_directive(self.service, *speaker)
+                await self.service.waiting_polls.wait_for_change(*speaker[:2], left_s, caller)
             if self._open[speaker] == 1:  # this was the agent's only poll
                 await self.service.on_poll_disconnect(*speaker)
             return None

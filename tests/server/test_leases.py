@@ -76,7 +76,7 @@ def test_nobody_is_judged_by_a_shorter_lease_than_was_granted_and_only_the_accep
 ):
     table = Table(group_of("a", "b", *(f"n{number}" for number in range(5_000))))
     table.restore_leases([table.group])
-    granted = choose_poll_timing(5.0, len(table)).lease_s
+    granted = choose_poll_timing(5.0, table.count).lease_s
     assert granted > 15.0
     table.grant_lease(table.group, "a", "a-0")
     for node_id in ("a", "b"):
@@ -127,7 +127,7 @@ def test_after_a_load_everybody_has_the_longest_lease_that_was_granted() -> None
     table = Table(group_of(*(f"n{number}" for number in range(5_000))))
     longest = choose_poll_timing(5.0, 5_000).lease_s
     table.restore_leases([table.group])
-    assert len(table) == 5_000
+    assert table.count == 5_000
     assert longest > 5.0
     assert table.lost(100.0 + longest) == []
     assert len(table.lost(100.25 + longest)) == 5_000
@@ -151,9 +151,9 @@ def test_who_is_gone_is_forgotten_once_its_lease_is_over() -> None:
     table.group = table.group.with_node(gone)
     table.polls("b", 104.0)
     assert table.lost(106.0) == []
-    assert len(table) == 1
+    assert table.count == 1
     table.forget_group("g")
-    assert len(table) == 0
+    assert table.count == 0
 
 
 @pytest.mark.parametrize(

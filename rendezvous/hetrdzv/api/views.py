@@ -228,7 +228,7 @@ def _explain_absence(group: Group, node: Node) -> Reason | None:
 
 
 def node_state(group: Group, node: Node) -> str:
-    """A node's state for people, one of `NODE_STATES`."""
+    """A node's state for people: its phase, or `not_ready`, `spare`, `stopping`, `suspect`, `drained`."""
     if node.phase is NodePhase.LEFT and (node.is_drained or node.node_id in group.drained):
         return "drained"
     if node.is_gone:

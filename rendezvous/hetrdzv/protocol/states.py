@@ -45,10 +45,6 @@ class NodePhase(StrEnum):
         return self in (NodePhase.LOST, NodePhase.LEFT)
 
 
-NODE_STATES = (*NodePhase, "not_ready", "spare", "stopping", "suspect", "drained")
-"""A node's states as people see them."""
-
-
 class EndKind(StrEnum):
     """What ended a round."""
 

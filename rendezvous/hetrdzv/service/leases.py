@@ -52,11 +52,8 @@ class LeaseTable:
         self._groups = groups
         self._of: dict[str, dict[str, _Lease]] = {}
         self._overdue: dict[str, list[str]] = {}  # as of the last look
-        self._count = 0
+        self.count = 0  # of all leases
         self._late_at = -inf  # when a beat was last late (seconds on the server's clock)
-
-    def __len__(self) -> int:
-        return self._count
 
     # -- what nodes do ---------------------------------------------------------------------------------------
 
@@ -84,14 +81,14 @@ class LeaseTable:
         leases = self._of.setdefault(group_id, {})
         old = leases.get(node_id)
         if old is None:
-            self._count += 1
+            self.count += 1
         elif not polls and old.incarnation == incarnation:
             lease_s = max(lease_s, old.lease_s)
         leases[node_id] = _Lease(incarnation, now, lease_s)
 
     def grant_lease(self, group: Group, node_id: str, incarnation: str) -> PollTiming:
         """How a node is to keep in touch from now on; it is granted that lease."""
-        promised = choose_poll_timing(group.spec.lease_s, self._count)
+        promised = choose_poll_timing(group.spec.lease_s, self.count)
         lease = self._find_lease(group.group_id, node_id, incarnation)
         if lease is not None:
             lease.lease_s = max(lease.lease_s, promised.lease_s)
@@ -130,7 +127,7 @@ class LeaseTable:
     def restore_leases(self, groups: Iterable[Group]) -> None:
         """Groups were loaded: every live node has the longest lease from now that it can have been granted."""
         groups, now = list(groups), self._clock.now()
-        self._of, self._overdue, self._count = {}, {}, 0
+        self._of, self._overdue, self.count = {}, {}, 0
         nodes = sum(len(group.nodes) for group in groups)
         for group in groups:
             lease_s = choose_poll_timing(group.spec.lease_s, nodes).lease_s
@@ -140,7 +137,7 @@ class LeaseTable:
 
     def forget_group(self, group_id: str) -> None:
         """A group was deleted."""
-        self._count -= len(self._of.pop(group_id, {}))
+        self.count -= len(self._of.pop(group_id, {}))
         self._overdue.pop(group_id, None)
 
     # -- who is overdue --------------------------------------------------------------------------------------
@@ -163,7 +160,7 @@ class LeaseTable:
         for node_id in overdue:
             if (node := group.nodes.get(node_id)) is None or node.is_gone:
                 del leases[node_id]
-                self._count -= 1
+                self.count -= 1
         self._overdue[group_id] = [node_id for node_id in overdue if node_id in leases]
         return bool(self.expired_nodes(group, now))
 

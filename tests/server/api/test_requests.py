@@ -306,4 +306,4 @@ async def test_a_join_that_waited_while_its_client_hung_up_is_dropped_a_report_i
         group = service.group("g")
         assert set(group.nodes) == {"a", "b", "c"}
         assert group.state is not GroupState.RUNNING
-        assert group.nodes["b"].disconnected_at is None, "its join was not heard, which is the server's lateness"
+        assert group.nodes["b"].disconnected_at is None, "the server is late"

@@ -200,7 +200,7 @@ async def test_a_conflict_has_fields_and_the_history_names_the_first_refused_nod
     async with serving(FaultyStore(store.content)) as (service, _), api(service, tokens=TOKENS) as client:
         await join_later(client, "1", max_nodes=5, min_nodes=2)
         assert refused_nodes(service) == ["c"]
-        body = offer(spec={"max_nodes": 6})  # a job with many nodes is started again with another flag, at once
+        body = offer(spec={"max_nodes": 6})  # many nodes are started again with another flag, at once
         others = (client.put(f"{NODES}/n{number}", json=body, headers=bearer(AGENT)) for number in range(20))
         assert {reply.status_code for reply in await asyncio.gather(*others)} == {409}
         assert len(refused_nodes(service)) == MAX_REFUSALS_IN_HISTORY

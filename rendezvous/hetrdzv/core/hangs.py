@@ -426,7 +426,7 @@ def record_stall(context: StepContext, command: RecordStall) -> None:
 def escalate_stall(context: StepContext) -> None:
     """Tell of a stall that has lasted, and end its round where it lasts for too long."""
     active = context.group.running_round
-    if active is None or active.stall is None or is_stall_ignored(context.group):
+    if active is None or active.stall is None or is_stall_ignored(context.group, active):
         return
     stall, end_at = active.stall, stall_ends_round_at(context.group, active.stall)
     at = min(stall.since + STALL_REPORTED_AFTER_S, end_at or inf)

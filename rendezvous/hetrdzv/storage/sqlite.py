@@ -119,7 +119,7 @@ class SqliteStore:
                 connection.executemany(
                     _DELETE_SQL, ((key,) for key, value in changes.items() if value is None)
                 )
-        except (sqlite3.Error, StorageError) as error:
+        except sqlite3.Error as error:
             with contextlib.suppress(sqlite3.Error):
                 if _only_row(connection, "SELECT commits FROM meta") == (self._commits,):
                     raise NothingWritten(str(self._explain_error("written", error))) from error
@@ -208,16 +208,13 @@ class SqliteStore:
 
     # -- errors ----------------------------------------------------------------------------------------------
 
-    def _explain_error(self, verb: str, error: Exception) -> StorageError:
+    def _explain_error(self, verb: str, error: sqlite3.Error | OSError) -> StorageError:
         """An error of SQLite or of the system, with what to do next."""
-        match error:
-            case StorageError():
-                return error
-            case OSError():
-                return self._make_error(
-                    f"cannot be {verb} ({error.filename or self._path}: {error.strerror}): "
-                    f"give hetserver a directory that it may write to, or {_ANOTHER_FILE_ADVICE}"
-                )
+        if isinstance(error, OSError):
+            return self._make_error(
+                f"cannot be {verb} ({error.filename or self._path}: {error.strerror}): "
+                f"give hetserver a directory that it may write to, or {_ANOTHER_FILE_ADVICE}"
+            )
         what = f"{error}, {getattr(error, 'sqlite_errorname', type(error).__name__)}"
         unknown = f"see https://www.sqlite.org/rescode.html, or {_ANOTHER_FILE_ADVICE}"
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)

@@ -71,9 +71,7 @@ def is_in_stop_grace_period(group: Group, node: Node) -> bool:
 def _is_ready_to_stop(group: Group, active: Round, member: Member) -> bool:
     if member.node_id in active.finished:
         return True
-    node = group.node_of_member(member)
-    if node is None:
-        return False
+    node = group.nodes[member.node_id]
     return not node.takes_notice or node.phase is NodePhase.SUCCEEDED or node.ready_to_stop == active.number
 
 
@@ -82,10 +80,7 @@ def _is_ready_to_stop(group: Group, active: Round, member: Member) -> bool:
 
 @cache_on_value
 def members_not_stopped(group: Group) -> list[Node]:
-    """Members of an ended round that have not stopped, or are suspects."""
-    ended = group.round
-    if ended is None or ended.end is None:
-        return []
+    """Members of the newest round, which has ended, that have not stopped, or are suspects."""
     return [
         node
         for node in group.nodes.values()
@@ -152,17 +147,12 @@ def stall_ends_round_at(group: Group, stall: Stall) -> float | None:
     return None if timeout_s is None else stall.since + timeout_s
 
 
-def is_stall_ignored(group: Group) -> bool:
+def is_stall_ignored(group: Group, active: Round) -> bool:
     """Whether a stall of the running round means nothing now.
 
     A member that is a suspect may be lost, which would explain it; and workers that have got a notice wait for the end.
     """
-    active = group.active_round
-    if active is None:
-        return False
-    if active.notice is not None:
-        return True
-    return any(
+    return active.notice is not None or any(
         node.disconnected_at is not None and node.member_of == active.number and not node.is_gone
         for node in group.nodes.values()
     )

@@ -59,7 +59,7 @@ class PostMortems:
             return
         kept = self.find(group.group_id, OutputKind.LOGS, number)
         if kept is None:  # the next round may have formed before the first of them came
-            sizes = {one.number: one.world_size for one in (newest, *group.records)}
+            sizes = {one.number: one.world_size for one in group.records}
             kept = PostMortem(number, sizes.get(number, newest.world_size), self._wall())
         for log in logs:
             before = kept.by_rank.get(log.rank)

@@ -86,7 +86,11 @@ async def test_a_server_is_believed_by_its_authority_only(server: Hetserver, min
 @pytest.mark.parametrize(
     ("names", "days", "says"),
     [
-        ("DNS:elsewhere", 2, "its certificate is not for 127.0.0.1: use a name that is in the certificate"),
+        (
+            "DNS:elsewhere",
+            2,
+            "certificate is not valid for '127.0.0.1'; use a name that is in the certificate",
+        ),
         ("IP:127.0.0.1", -1, "its certificate has expired: renew it there"),
     ],
 )

@@ -63,22 +63,18 @@ class ClientTls:
         return context
 
 
-def explain_tls_error(error: ssl.SSLError, host: str, tls: ClientTls) -> str:
+def explain_tls_error(error: ssl.SSLError, tls: ClientTls) -> str:
     """What a TLS failure means, and what to do."""
     if isinstance(error, ssl.SSLCertVerificationError):
         by = f"a CA in {tls.ca_cert}" if tls.ca_cert is not None else "a public CA"
-        other_name = (
-            f"its certificate is not for {host}: use a name that is in the certificate, or replace it"
-        )
         known = {
             9: "its certificate is not valid yet: compare the clocks of both machines",
             10: "its certificate has expired: renew it there",
-            62: other_name,
-            64: other_name,
+            **dict.fromkeys((62, 64), "use a name that is in the certificate, or replace it"),
         }
         unsigned = f"its certificate is not signed by {by}: give --ca-cert with the CA that signed it"
         advice = known.get(error.verify_code, unsigned)
-        return f"TLS error: {error.verify_message}; {advice}"
+        return f"TLS error: {error.verify_message.rstrip('.')}; {advice}"
     reason = _tls_error_reason(error)
     hint = ""
     if is_plaintext_reply(error):

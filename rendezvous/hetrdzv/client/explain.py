@@ -6,7 +6,6 @@ import socket
 import ssl
 from collections.abc import Iterator, Mapping
 from typing import TypeVar
-from urllib.parse import urlsplit
 
 import httpx
 
@@ -90,7 +89,7 @@ def explain_transport_error(
             # a side that does not trust the other's certificate never will; other errors may pass
             refuses = isinstance(cause, ssl.SSLCertVerificationError) or "ALERT" in (cause.reason or "")
             kind = NotTrusted if refuses else Unreachable
-            return kind(explain_tls_error(cause, urlsplit(server).hostname or "", tls))
+            return kind(explain_tls_error(cause, tls))
     if reason := explain_failed_connect(error):
         return Unreachable(reason + (no_port if reason == CONNECTION_REFUSED else ""))
     hint = "" if answered_before else tls_hint

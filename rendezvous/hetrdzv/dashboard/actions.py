@@ -58,9 +58,8 @@ def _find_target(request: Request, service: Service) -> tuple[Group, str]:
 
 
 def _warn_of_cancel(group: Group, node_id: str) -> list[str]:
-    active = group.active_round
     lines = ["All agents of the job exit with status 3."]
-    if active is not None:
+    if (active := group.active_round) is not None:
         workers, nodes = count_text(active.world_size, "worker"), count_text(len(active.members), "node")
         lines.insert(0, f"{workers} on {nodes} are stopped.")
     return lines

@@ -80,8 +80,9 @@ def _make_environment() -> Environment:
         "every_s": f"{REFRESH_INTERVAL_S:g}",
         "names": NodeList.of,
         "ranked": RankList.of,
+        "signs": STATE_SYMBOLS,
+        "version": __version__,
     }
-    made.globals |= {"signs": STATE_SYMBOLS, "version": __version__}
     return made
 
 

@@ -184,6 +184,14 @@ def test_nodes_that_change_in_a_turn_are_among_the_others_once_it_is_over() -> N
     assert isinstance(over, dict)
 
 
+def test_all_of_many_nodes_are_lost_in_one_step() -> None:
+    story = running(*(f"n{number}" for number in range(600)))
+    over = step(story.group, Tick(), story.now + 1_000.0)
+    assert [*over.group.nodes] == [*story.group.nodes]
+    assert not over.group.live_nodes
+    assert sum(event.code is ReasonCode.NODE_LOST for event in over.events) == 600
+
+
 def test_the_version_of_a_directive_changes_with_its_kind_round_and_code_and_not_with_its_reason() -> None:
     story = Story(min_nodes=3)
     first = story.join("a")

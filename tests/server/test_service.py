@@ -45,7 +45,7 @@ def begun(work: Awaitable[Any]) -> "asyncio.Future[Any]":
 
 async def poll(service: Service, node_id: str) -> "asyncio.Future[Any]":
     """A poll that waits for another directive than the present one."""
-    version = current_directive(service, "g", node_id, "1")[1].version
+    version = current_directive(service, "g", node_id, "1").version
     asked = PollRequest(incarnation="1", after=version, wait_s=WAIT_S)
     waiting = begun(Polls(service).answer_poll(Caller(), "g", RenewLease(node_id, "1"), asked))
     await settled()
@@ -63,7 +63,7 @@ async def told(waiting: "asyncio.Future[Any]") -> str:
     """The kind of the directive that a poll brings, at once."""
     await settled()
     assert waiting.done(), "the poll was not woken"
-    return str(waiting.result()[1].kind)
+    return str(waiting.result().kind)
 
 
 # -- commits -----------------------------------------------------------------------------------------------
@@ -262,7 +262,7 @@ async def test_a_refusal_waits_for_the_state_that_it_speaks_of() -> None:
             await stale
         with pytest.raises(SpecConflict):
             await conflicting
-        assert current_directive(service, "g", "a", "1")[1].kind == "stop"
+        assert current_directive(service, "g", "a", "1").kind == "stop"
 
 
 async def test_a_suspect_that_is_heard_again_lets_the_round_form_for_all() -> None:
@@ -369,7 +369,7 @@ async def test_after_a_stall_nobody_counts_as_told_to_stop() -> None:
         await two_nodes(service)
         await service.execute("g", Restart())
         clock.at += 60.0
-        await service.execute("g", RenewLease("a", "1", current_directive(service, "g", "a", "1")[1].version))
+        await service.execute("g", RenewLease("a", "1", current_directive(service, "g", "a", "1").version))
         nodes = service.group("g").nodes
         assert nodes["a"].stop_acked_at is not None
         assert nodes["b"].stop_acked_at is None

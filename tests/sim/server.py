@@ -63,7 +63,7 @@ class Connection:
         found = await self._polls.answer_poll(self._caller, group, command, poll, asks=asks)
         if found is None:
             raise _HungUp
-        return found[1]
+        return found
 
     async def ask(self, route: Any, group: str, node: str, body: Any, **query: str) -> Any:
         """As the client does; no agent of the simulation asks anything else."""
@@ -82,9 +82,9 @@ class Connection:
         try:
             await self._service.execute(group, Report(node_id=node, **codec.fields_by_name(request)))
         except StaleRound as error:
-            error.directive = current_directive(self._service, group, node, request.incarnation)[1]
+            error.directive = current_directive(self._service, group, node, request.incarnation)
             raise as_a_client_sees(error) from None
-        return current_directive(self._service, group, node, request.incarnation)[1]
+        return current_directive(self._service, group, node, request.incarnation)
 
     async def _leave(self, group: str, node: str, incarnation: str, reason: str, died: str = "") -> None:
         going = Leave(node_id=node, incarnation=incarnation, why=reason, died=bool(died))

@@ -21,23 +21,17 @@ from hetrdzv.api.dependencies import (
 )
 from hetrdzv.auth.tokens import Role
 from hetrdzv.core.commands import DeclareSnapshots, Join, Leave, RenewLease, Report, StartDaemon
-from hetrdzv.core.memo import cache_on_value
-from hetrdzv.core.model import Group
 from hetrdzv.core.rounds.transitions import require_current_agent
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.bounds import Id, ShortText
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import Refused, SpecConflict, StaleRound
 from hetrdzv.protocol.progress import PollRequest
-from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.requests import DaemonRequest, JoinRequest, ReportRequest, explain_daemon_refusal
 from hetrdzv.protocol.snapshots import SnapshotsReply, SnapshotsRequest
 from hetrdzv.protocol.worker_output import WorkerOutputRequest
-from hetrdzv.service.polls.polls import GroupAndDirective, Polls, current_directive
+from hetrdzv.service.polls.polls import Polls, current_directive
 from hetrdzv.service.polls.waiting_polls import Caller
-
-MAX_CACHED_REPLIES = 4
-"""How many replies to waiting nodes are kept per group; all its nodes get the same."""
 
 router = APIRouter(
     prefix="/v1/groups/{group_id}/nodes/{node_id}",
@@ -103,11 +97,11 @@ async def _answer_poll(
     if answer is None:  # nobody reads it
         return Response(status_code=204)
     query = polls.service.queries.next_query(group_id, command.node_id) if asks else None
-    if query is None:
-        return _directive_response(answer)
-    query.is_sent = True
-    also: dict[str, Any] = {str(query.asked.about): query.asked}
-    return _json_response(codec.to_json(replace(answer[1], **also)))
+    if query is not None:
+        query.is_sent = True
+        also: dict[str, Any] = {str(query.asked.about): query.asked}
+        answer = replace(answer, **also)
+    return _json_response(codec.to_json(answer))
 
 
 @contextmanager
@@ -129,27 +123,6 @@ def _watch_caller(request: Request) -> Iterator[Caller]:
 
 def _json_response(body: bytes) -> Response:
     return Response(body, media_type="application/json")
-
-
-def _directive_response(answer: GroupAndDirective) -> Response:
-    """A directive as JSON. All waiting nodes of a group get the same."""
-    group, directive = answer
-    if directive.start is not None or directive.root_cause is not None:
-        return _json_response(codec.to_json(directive))
-    known = _cached_replies(group)
-    key = (directive.version, int(directive.clock), directive.poll_s, directive.lease_s)
-    reason, body = known.get(key, (None, b""))
-    if reason != directive.reason:
-        if len(known) >= MAX_CACHED_REPLIES:
-            known.clear()
-        body = codec.to_json(directive)
-        known[key] = directive.reason, body
-    return _json_response(body)
-
-
-@cache_on_value
-def _cached_replies(group: Group) -> dict[tuple[object, ...], tuple[Reason, bytes]]:
-    return {}
 
 
 # -- what agents tell ----------------------------------------------------------------------------------------
@@ -182,9 +155,9 @@ async def _execute_for_member(
     try:
         await polls.execute(group_id, command)  # it is true though its client may have hung up
     except StaleRound as error:
-        error.directive = current_directive(polls.service, group_id, speaker, incarnation)[1]
+        error.directive = current_directive(polls.service, group_id, speaker, incarnation)
         raise
-    return _directive_response(current_directive(polls.service, group_id, speaker, incarnation))
+    return _json_response(codec.to_json(current_directive(polls.service, group_id, speaker, incarnation)))
 
 
 @router.post("/stacks", status_code=204, response_class=Response)

@@ -19,9 +19,6 @@ from hetrdzv.service.service import Service
 MAX_CONCURRENT_COMMANDS = 512
 """How many requests of agents are executed and committed at once: each time the whole group is looked at."""
 
-GroupAndDirective = tuple[Group, Directive]
-"""A group, and what a node of it has to do."""
-
 
 class Polls:
     """The open polls. An agent may have several while it gives up on one connection for another."""
@@ -39,7 +36,7 @@ class Polls:
         poll: PollRequest,
         *,
         asks: bool = False,
-    ) -> GroupAndDirective | None:
+    ) -> Directive | None:
         """Apply a command, then answer a poll with the directive.
 
         A join waits while there is nothing to do, another poll until the version is not `after`, or, where it `asks`,
@@ -96,9 +93,9 @@ def current_directive_head(service: Service, group_id: str, node_id: str, incarn
     return make_directive_head(group, require_current_agent(group, node_id, incarnation))
 
 
-def current_directive(service: Service, group_id: str, node_id: str, incarnation: str) -> GroupAndDirective:
+def current_directive(service: Service, group_id: str, node_id: str, incarnation: str) -> Directive:
     """What a node has to do now, and how it keeps in touch; it is granted that lease."""
     group = service.group(group_id)
     node = require_current_agent(group, node_id, incarnation)
     pace = service.leases.grant_lease(group, node_id, incarnation)
-    return group, make_directive(group, node, service.now(), poll_s=pace.poll_s, lease_s=pace.lease_s)
+    return make_directive(group, node, service.now(), poll_s=pace.poll_s, lease_s=pace.lease_s)

@@ -71,6 +71,7 @@ class DiskCatalog:
         (top := self.path.parent).mkdir(parents=True, exist_ok=True)
         if not os.access(top, os.W_OK | os.X_OK):
             raise SnapshotError("this user cannot write there")
+        self.path.mkdir(mode=0o755, exist_ok=True)  # so that what is above is checked as well
         require_private(self.path)
         found = {stamp: self._read_metadata(stamp, at) for stamp, at in list_directories(self.path).items()}
         return {stamp: mark for stamp, mark in found.items() if mark is not None}

@@ -165,6 +165,15 @@ def test_nothing_is_read_where_others_can_write(node: Node, tmp_path: Path) -> N
         Node(tmp_path)
 
 
+def test_a_directory_where_others_can_write_is_refused_at_once(tmp_path: Path) -> None:
+    """Before the group has one of its own there: else only the first snapshot to be written would tell."""
+    tmp_path.chmod(0o777)
+    with pytest.raises(
+        UsageError, match=rf"others can write to {tmp_path} .*: take a new directory below it"
+    ):
+        DiskCatalog(tmp_path / "g", print)
+
+
 def test_a_file_server_that_does_not_answer_keeps_nobody(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = threading.Event()
 

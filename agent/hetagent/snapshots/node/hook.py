@@ -164,14 +164,14 @@ class SnapshotHook(RoundHook):
         self._refresh()
 
     def _count_load_failure(self) -> None:
-        """Count what workers could load no copy of: what counts twice is refused."""
+        """Count what workers could not load, which is refused the second time: a node or a disk may be out of reach."""
         if (bad := self._folder.find_bad_copy()) is None:
             return
         chosen = self._start.snapshot if self._start is not None else None
         is_foreign = chosen is not None and chosen.on_disk and chosen.origin != self._folder.origin
         origin = chosen.origin if chosen is not None and is_foreign else None
         stamp = ServerStamp(round=bad.stamp.round, step=bad.stamp.step, origin=origin)
-        self._load_failures[stamp] += 1 if bad.node_id else 2  # a node that has it perhaps was not reached
+        self._load_failures[stamp] += 1
 
     # -- the agent ends ----------------------------------------------------------------------------------------
 

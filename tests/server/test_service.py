@@ -301,10 +301,11 @@ async def test_a_store_that_stands_still_costs_nobody_its_lease(monkeypatch: pyt
             rejoins.append(begun(polls.answer_poll(Caller(), "g", rejoin, asked)))
             await settled()
         hand.pass_by(service, 4.0)
-        ticking = begun(service.execute("g", Tick()))
+        others = [Tick(), replace(join("c"), script="train.py")]
+        waiting = [begun(service.execute("g", one)) for one in others]
         await settled()
         store.open.set()
-        await asyncio.gather(ticking, *rejoins)
+        await asyncio.gather(*waiting, *rejoins)
         lost = [one.reason for one in service.history("g")[0] if one.reason.code == "node_lost"]
         assert lost == []
 

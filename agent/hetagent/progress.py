@@ -42,7 +42,8 @@ ASKED = ".asked"
 """What the name of the file beside it ends with that is there once a worker has looked for a notice."""
 
 SUFFIX = ".map"
-"""What the name of that other file ends with: who writes a text truncates, and a map would not survive that."""
+"""What the name of that other file ends with, and the process's pid (of a node's ranks none ends another's pause): who
+writes a text truncates, and a map would not survive that."""
 
 LAYOUT = struct.Struct("=qddd")
 """The step plus 1 (0: none yet), until when nothing need change, when a step was first said, and when last
@@ -173,8 +174,9 @@ def ready_to_stop() -> None:
 def _open_progress_file() -> mmap.mmap | bytearray:
     """What is written to, opened at the first call: a process may import this module before its round is known."""
     if path := os.environ.get(FILE):
+        path += f"{SUFFIX}{os.getpid()}"
         try:
-            descriptor = os.open(path + SUFFIX, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
             try:
                 # A write to a map without a block on the disk is SIGBUS when the disk is full.
                 os.posix_fallocate(descriptor, 0, LAYOUT.size)
@@ -185,7 +187,7 @@ def _open_progress_file() -> mmap.mmap | bytearray:
             why = getattr(error, "strerror", None) or error
             with contextlib.suppress(Exception):
                 print(
-                    f"hetagent.progress: cannot report progress to the agent: {why}: {path + SUFFIX}; "
+                    f"hetagent.progress: cannot report progress to the agent: {why}: {path}; "
                     "the agent's TMPDIR has to be writable and have room",
                     file=sys.stderr,
                     flush=True,

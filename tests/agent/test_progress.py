@@ -74,6 +74,17 @@ def test_a_long_pause_lasts_as_long_as_the_block_and_the_longer_of_two_counts(fi
         assert read_progress(file) == ProgressReport()
 
 
+def test_a_long_pause_does_not_end_with_that_of_another_process_of_the_node(file: str) -> None:
+    """All ranks of a node announce a checkpoint (--launch node, mpi), which most of them do not write."""
+    code = "from hetagent import progress\nwith progress.long(600): progress.progress(8)"
+    with progress.long(600):
+        progress.progress(7)
+        subprocess.run([sys.executable, "-c", code], check=True)
+        assert read_progress(file).until > time.monotonic() + 500
+        assert read_progress(file).step == 8
+    assert read_progress(file).until == 0.0
+
+
 @pytest.mark.parametrize("wrong", [None, "x", 1e400, [], -5, 2**70])
 def test_nothing_that_is_said_fails_a_script(file: str, wrong: object) -> None:
     progress.progress(wrong)  # type: ignore[arg-type]
@@ -132,8 +143,7 @@ def test_on_a_full_disk_the_script_goes_on_and_says_that_it_is_not_seen(tmp_path
             check=False,
         )
         assert (done.returncode, done.stdout) == (0, "trained\n"), "a full map is SIGBUS"
-        assert done.stderr == (
-            f"hetagent.progress: cannot report progress to the agent: No space left on device: "
-            f"{file}.map; the agent's TMPDIR has to be writable and have room\n"
+        assert done.stderr.startswith(
+            f"hetagent.progress: cannot report progress to the agent: No space left on device: {file}.map"
         )
         assert read_progress(file) == ProgressReport()

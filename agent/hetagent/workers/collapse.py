@@ -1,12 +1,14 @@
 """Equal lines of several ranks of a node become one line that names the ranks (`--collapse`)."""
 
+import codecs
 import contextlib
+import io
 import itertools
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import TextIO
+from typing import BinaryIO, TextIO
 
 from hetrdzv.protocol.texts.node_rank_lists import RankList
 
@@ -19,11 +21,13 @@ INTERVAL_S = 0.1
 MAX_CHARACTERS = 64 << 10
 """The longest line that is not cut."""
 
-LINES_AT_ONCE = 100
-"""So many lines of a rank are read before those of the next."""
+BYTES_AT_ONCE = 8 << 10
+"""So much of a rank is read before that of the next."""
 
 MAX_LINES = 1000
 """How many lines wait at most."""
+
+_UTF8 = codecs.getincrementaldecoder("utf-8")
 
 
 @dataclass(slots=True)
@@ -49,7 +53,8 @@ class MergedTail:
         self._out = out
         self._prefix = prefix
         self._waiting: list[_Line] = []
-        self._partial: dict[int, str] = {}  # by rank, what has no end of line yet
+        self._partial = dict.fromkeys(files, "")  # what has no end of line yet
+        self._decoders = {rank: io.IncrementalNewlineDecoder(_UTF8("replace"), True) for rank in files}
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="collapse", daemon=True)
 
@@ -65,9 +70,7 @@ class MergedTail:
 
     def _run(self) -> None:
         with contextlib.ExitStack() as stack:
-            files = {
-                rank: stack.enter_context(open(self._files[rank], errors="replace")) for rank in self._files
-            }
+            files = {rank: stack.enter_context(open(path, "rb")) for rank, path in self._files.items()}
             is_last = False
             while not is_last:
                 is_last = self._stopped.wait(INTERVAL_S)
@@ -75,19 +78,22 @@ class MergedTail:
                     self._write_lines()
                 self._write_lines()
         for rank, text in sorted(self._partial.items()):
-            self._add_line(rank, f"{text}\n")
+            if text:
+                self._add_line(rank, f"{text}\n")
         self._write_lines(is_over=True)
 
-    def _read_lines(self, files: Mapping[int, TextIO]) -> bool:
-        """Read some lines of each; whether there were any."""
-        has_read = False
-        for rank, file in files.items():
-            for text in itertools.islice(file, LINES_AT_ONCE):
-                has_read = True
-                self._partial[rank] = self._partial.get(rank, "") + text
-                if text.endswith("\n") or len(self._partial[rank]) >= MAX_CHARACTERS:
-                    self._add_line(rank, self._partial.pop(rank))
-        return has_read
+    def _read_lines(self, files: Mapping[int, BinaryIO]) -> bool:
+        """Read some of each; whether there was any."""
+        read = {rank: file.read(BYTES_AT_ONCE) for rank, file in files.items()}
+        for rank, data in read.items():
+            *lines, rest = (self._partial[rank] + self._decoders[rank].decode(data)).split("\n")
+            for line in lines:
+                self._add_line(rank, f"{line}\n")
+            if len(rest) >= MAX_CHARACTERS:
+                self._add_line(rank, rest)
+                rest = ""
+            self._partial[rank] = rest
+        return any(read.values())
 
     def _add_line(self, rank: int, text: str) -> None:
         newer = list(itertools.takewhile(lambda line: rank not in line.ranks, reversed(self._waiting)))

@@ -81,6 +81,18 @@ def test_a_line_waits_for_the_others_but_not_for_long(tmp_path: Path) -> None:
     assert made.out.getvalue() == "3/1:a=1\n2/0:a=1\n"
 
 
+def test_half_a_character_waits_for_its_other_half(tmp_path: Path) -> None:
+    made = Tail(tmp_path, 2)
+    made.tail.start()
+    for half in ("10%|\u2588".encode()[:-1], "\u2588|\r20%|\n".encode()[2:]):
+        for path in made.files.values():
+            with open(path, "ab") as file:
+                file.write(half)
+        time.sleep(3 * collapse.INTERVAL_S)
+    made.tail.stop()
+    assert made.out.getvalue().splitlines() == ["2-3/0-1:10%|\u2588|", "2-3/0-1:20%|"]
+
+
 def test_many_lines_that_nobody_else_writes_take_little_time(tmp_path: Path) -> None:
     made, began = Tail(tmp_path, 4), time.process_time()
     numbers = range(10_000)

@@ -49,7 +49,7 @@ TIMED = 5
 PAUSE = 128
 """Steps that are not timed after a decision that has changed nothing."""
 
-Batch = TypeVar("Batch")
+T = TypeVar("T")
 
 Memory = int | Sequence[int | None] | None
 """How many samples a rank can take at once: one number for all ranks, or a list (None: any number)."""
@@ -226,7 +226,7 @@ class UnevenBatchSampler(Sampler[list[int]]):
         batches = self._batches(self.shares, self.consumed)
         return (order[first:last].tolist() for first, last, _ in batches)
 
-    def parts(self, loader: Iterable[Batch]) -> Iterator[tuple[Batch, Part]]:
+    def parts(self, loader: Iterable[T]) -> Iterator[tuple[T, Part]]:
         """What is left of the epoch: each batch of a loader, with the part that it is.
 
         All ranks have to call it. It compares first whether all of them are about to train on the same batches. Where
@@ -350,7 +350,7 @@ class UnevenBatchSampler(Sampler[list[int]]):
             "drop_last": self._drop_last,
             **self.state_dict(),
         }
-        rows = _all_gather({what: _digest(value) for what, value in values.items()}, self._group)
+        rows = gathered({what: _digest(value) for what, value in values.items()}, self._group)
         for what, value in values.items():
             if other := [rank for rank in range(ranks) if rows[rank][what] != rows[0][what]]:
                 raise RuntimeError(
@@ -390,14 +390,10 @@ def accumulate(model: torch.nn.Module, part: Part) -> Iterator[None]:
         yield
 
 
-def gathered(value: int, group: dist.ProcessGroup | None = None) -> list[int]:
+def gathered(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
     """The values of all ranks, in their order; every rank has to call it."""
     if not dist.is_available() or not dist.is_initialized():
         return [value]
-    return _all_gather(value, group)
-
-
-def _all_gather(value: object, group: dist.ProcessGroup | None) -> list[Any]:
     rows: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(rows, value, group=group)
     return rows

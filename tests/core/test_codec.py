@@ -122,5 +122,5 @@ def test_what_was_given_comes_with_the_mistake_and_many_are_counted_only() -> No
 
 def test_a_value_that_was_made_here_can_be_checked() -> None:
     assert codec.validate_value(Outer, WHOLE) == WHOLE
-    with pytest.raises(MalformedJson, match="slots: it must be less than or equal to 1024"):
+    with pytest.raises(MalformedJson, match="slots: Input should be less than or equal to 1024"):
         codec.validate_value(Outer, Outer(node_id="a", slots=2_000))

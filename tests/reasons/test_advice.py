@@ -85,7 +85,7 @@ SIGKILL is most often the kernel, out of memory: see dmesg on a
 SIGBUS is most often a full /dev/shm: see df /dev/shm on a
 to see where the ranks were: hetctl stacks job
 give a --world-size that so many --nnodes with so many --gpus can have
-have enough nodes ready within --join-timeout-s, or ask for fewer --nnodes or another --world-size
+start the agents within --join-timeout-s of each other, or ask for fewer --nnodes or another --world-size
 look at b: is it up, can it reach the server, and what did its hetagent log last?""".splitlines()
     )
 

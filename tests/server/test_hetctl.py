@@ -700,7 +700,7 @@ def test_unknown_group_and_node(ctl: Callable[..., str], job: Job) -> None:
         (["create", "g", "--nnodes", "100001"], "100001 is more than 100000"),
         (
             ["create", "g", "--lease-s", "nan"],
-            "'--lease-s': 'nan': it must be less than or equal to 3600",
+            "'--lease-s': 'nan': Input should be less than or equal to 3600",
         ),
         (
             ["create", "g", "train.py", "--lr", "1"],

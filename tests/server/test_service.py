@@ -265,51 +265,6 @@ async def test_a_refusal_waits_for_the_state_that_it_speaks_of() -> None:
         assert current_directive(service, "g", "a", "1").kind == "stop"
 
 
-async def test_a_poll_that_its_agent_gives_up_while_the_store_is_slow_is_no_cut() -> None:
-    """An agent that no server has answered for a while makes pauses of up to 2 s: longer than the grace after a cut."""
-    hand = HandClock()
-    async with serving(clock=hand) as (service, store):
-        await two_nodes(service)
-        store.open.clear()
-        changing, caller = begun(service.execute("g", join("c"))), Caller()
-        asked = PollRequest(incarnation="1", wait_s=WAIT_S)
-        waiting = begun(Polls(service).answer_poll(caller, "g", RenewLease("a", "1"), asked))
-        await settled()
-        hand.pass_by(service, 4.0)
-        caller.hang_up()
-        store.open.set()
-        assert await waiting is None
-        await changing
-        hand.pass_by(service, 2.0)
-        await service.execute("g", Tick())
-        assert service.group("g").nodes["a"].phase is NodePhase.RUNNING
-
-
-async def test_a_store_that_stands_still_costs_nobody_its_lease(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither one whose join waits for its commit, nor one whose join waits for its turn."""
-    monkeypatch.setattr("hetrdzv.service.polls.polls.MAX_CONCURRENT_COMMANDS", 1)
-    hand = HandClock()
-    async with serving(clock=hand) as (service, store):
-        await two_nodes(service)
-        polls, asked = Polls(service), PollRequest(incarnation="1")
-        await service.execute("g", Restart())
-        store.open.clear()
-        rejoins = []
-        for node_id in "ab":
-            hand.pass_by(service, 4.0)
-            rejoin = join(node_id, after_round=1)
-            rejoins.append(begun(polls.answer_poll(Caller(), "g", rejoin, asked)))
-            await settled()
-        hand.pass_by(service, 4.0)
-        others = [Tick(), replace(join("c"), script="train.py")]
-        waiting = [begun(service.execute("g", one)) for one in others]
-        await settled()
-        store.open.set()
-        await asyncio.gather(*waiting, *rejoins)
-        lost = [one.reason for one in service.history("g")[0] if one.reason.code == "node_lost"]
-        assert lost == []
-
-
 async def test_a_suspect_that_is_heard_again_lets_the_round_form_for_all() -> None:
     async with serving(clock=HandClock()) as (service, _):
         await service.execute("g", join("a", min_nodes=2, last_call_s=0.0))

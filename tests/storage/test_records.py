@@ -146,7 +146,7 @@ def test_a_field_that_is_not_known_is_ignored_and_one_that_is_missing_has_its_de
 @pytest.mark.parametrize(
     ("key", "news", "why"),
     [
-        ("groups/g/nodes/gpu0", {"slots": "4"}, "slots: it must be a valid integer"),
+        ("groups/g/nodes/gpu0", {"slots": "4"}, "slots: Input should be a valid integer"),
         ("groups/g/nodes/gpu0", {"address": ...}, "address: it is missing"),
         ("groups/g/group", {"spec": {"min_nodes": 3, "max_nodes": 2}}, "max_nodes is 2, below min_nodes"),
         ("groups/g/group", {"group_id": "h"}, "it is about group 'h'"),

@@ -23,8 +23,6 @@ FROZEN_EXPLANATIONS: Mapping[ProcessState, str] = {
 }
 """Of processes that cannot show their stacks whatever is tried."""
 
-_RUNNER_PATH = re.compile(re.escape(runner.__file__))
-
 
 def take_stacks(probes: Sequence[WorkerProbe], timeout_s: float) -> list[WorkerOutput]:
     """The stacks of workers, all taken at the same time."""
@@ -58,7 +56,7 @@ def remove_internal_frames(dump: str) -> str:
     """A dump of faulthandler without threads that have no Python, and the frames of our runner."""
     lines = []
     for thread in re.split(r"\n(?=(?:Current t|T)hread )", f"\n{dump.strip()}")[1:]:
-        frames = [line for line in thread.splitlines() if line and not _RUNNER_PATH.search(line)]
+        frames = [line for line in thread.splitlines() if line and runner.__file__ not in line]
         if len(frames) > 1 and "<no Python frame>" not in thread:
             lines += frames
     return "\n".join(lines)

@@ -63,9 +63,7 @@ class ServerConnection:
         self._has_news = asyncio.Event()
         self._directives: deque[Directive] = deque()  # for the agent
         self._waker = SelfPipe()
-        self._preflight: asyncio.Task[None] | None = (
-            None  # of the newest start, if another node is its master
-        )
+        self._preflight: asyncio.Task[None] | None = None  # of the newest start, if it is another's
         self._reached_round = 0  # the newest round whose master was reached
         self._thread = threading.Thread(target=self._run_thread, name="hetagent-server", daemon=True)
         self._calls: deque[Callable[[float], None]] = deque()  # for the thread

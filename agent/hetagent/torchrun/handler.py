@@ -120,10 +120,8 @@ class TorchrunHandler(HetRendezvousHandler):
         if (connection := self._connection) is not None:
             connection.take_directives()
             if self._succeeded:
-                if (
-                    self.accepted_start.master.node_id == self._node_id
-                ):  # the others' workers may need the store
-                    connection.wait_for_end()
+                if self.accepted_start.master.node_id == self._node_id:
+                    connection.wait_for_end()  # the others' workers may need the store
                 why = "its agent has finished"
             elif (signal := find_ending_signal()) is not None:
                 why = f"its agent got {signal}"

@@ -39,9 +39,7 @@ class ErrorRecord:
 
     message: str = ""  # with the traceback
     permanent: bool = False  # the runner has found that a restart would end the same way
-    ended_at: float | None = (
-        None  # the script, by the worker's clock (seconds); None: not known to have ended
-    )
+    ended_at: float | None = None  # the script, by the worker's clock (seconds); None: nobody knows
     raised_at: float | None = None  # the same, or when the file was written; None: there is none
 
 
@@ -114,7 +112,7 @@ def read_tail(path: str) -> bytes:
 
 def _read_file(path: str, most: int, *, from_end: bool = False) -> bytes:
     """At most `most` bytes of a regular file; an OSError: it is none."""
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO would block
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a FIFO would block
     with open(fd, "rb") as file:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
@@ -205,7 +203,7 @@ def write_error(message: str, stack: str, exitcode: int | None = None) -> None:
     if exitcode is not None:
         record["errorCode"] = exitcode
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK, 0o666)
         with open(fd, "w", encoding="utf-8") as file:
             json.dump({"message": record}, file)
     except OSError as failure:

@@ -28,8 +28,9 @@ CHUNK = 64 << 10
 PASSES = 16
 """A worker that goes on writing is caught up with after so many chunks: a terminal gives few bytes at a time."""
 
-LINE_MS = 2
-"""How long the rest of a line is waited for, so that lines of several workers are not mixed (milliseconds)."""
+LINE_MS, LINE_BYTES = 2, 4096
+"""How long each byte of the rest of a line is waited for, so that lines of several workers are not mixed
+(milliseconds), and how many bytes that are."""
 
 WAIT_S = 10.0
 """How long output may take to reach the console; after that it is blocked (seconds)."""
@@ -79,7 +80,7 @@ class OutputCapture:
             shown = given == console
             if not shown and os.fstat(given).st_rdev != os.stat(os.devnull).st_rdev:
                 continue  # a file; ranks that --local-ranks-filter leaves out write to /dev/null
-            with contextlib.suppress(OSError):  # there is none to be had: the worker gets ours
+            with contextlib.suppress(OSError, termios.error):  # there is none to be had: the worker gets ours
                 os.fstat(console)
                 reader, writers[console] = (
                     _open_terminal(console) if shown and os.isatty(console) else os.pipe()
@@ -144,8 +145,10 @@ class OutputCapture:
             del self._streams[reader]
             os.close(reader)
             return
-        if console is not None and not data.endswith(b"\n") and _readable([reader], LINE_MS):
-            data += _read(reader)
+        for _ in range(LINE_BYTES if console is not None else 0):
+            if data.endswith(b"\n") or not _readable([reader], LINE_MS) or not (byte := _read(reader, 1)):
+                break
+            data += byte
         for tail in tails:
             tail.extend(data)
             del tail[:-TAIL_BYTES]
@@ -178,9 +181,9 @@ def _readable(descriptors: Sequence[int], within_ms: int | None) -> set[int]:
     return {descriptor for descriptor, _ in poller.poll(within_ms)}
 
 
-def _read(reader: int) -> bytes:
+def _read(reader: int, most: int = CHUNK) -> bytes:
     try:
-        return os.read(reader, CHUNK)
+        return os.read(reader, most)
     except OSError:  # a terminal that nobody has open any more says EIO
         return b""
 
@@ -199,15 +202,10 @@ def _write(console: int, data: bytes) -> None:
 
 def _open_terminal(console: int) -> tuple[int, int]:
     """A terminal like ours, which passes on unchanged what is written to it: both ends, the worker's last."""
+    mode = termios.tcgetattr(console)
+    mode[1] &= ~termios.OPOST  # ours does what is to be done
+    mode[3] &= ~(termios.ECHO | termios.ECHONL)
     outer, inner = os.openpty()
-    try:
-        mode = termios.tcgetattr(console)
-        mode[1] &= ~termios.OPOST  # ours does what is to be done
-        mode[3] &= ~(termios.ECHO | termios.ECHONL)
-        termios.tcsetattr(inner, termios.TCSANOW, mode)
-        fcntl.ioctl(inner, termios.TIOCSWINSZ, fcntl.ioctl(console, termios.TIOCGWINSZ, b"\0" * 8))
-    except (termios.error, OSError) as error:
-        os.close(outer)
-        os.close(inner)
-        raise OSError(*error.args) from None
+    termios.tcsetattr(inner, termios.TCSANOW, mode)
+    fcntl.ioctl(inner, termios.TIOCSWINSZ, fcntl.ioctl(console, termios.TIOCGWINSZ, b"\0" * 8))
     return outer, inner

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from time import monotonic
 from typing import Any, cast
+from urllib.parse import quote
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -59,7 +60,7 @@ def error_response(error: HetError, request: Request) -> Response:
 
 def requested_target(request: Request) -> str:
     """The path of a request with its query, as it was sent."""
-    path: bytes = request.scope["raw_path"]
+    path: bytes = request.scope.get("raw_path") or quote(request.scope["path"]).encode()
     query: bytes = request.scope["query_string"]
     return (path + (b"?" + query if query else b"")).decode("latin-1")
 

@@ -57,13 +57,13 @@ class Grant:
             f"use another token, or change its line in hetserver's token file"
         )
 
-    def describe_bearer(self, client: tuple[str, int] | None) -> str:
-        """Who asks from this address, as far as is known: `an admin of team-a-* at 10.0.0.9`. Never the token."""
+    def describe_bearer(self, host: str) -> str:
+        """Who asks, as far as the server knows: `an admin of team-a-* at 10.0.0.9`. Never the token."""
         who = "someone"
         if not self.anonymous:
             of = f" of {self.scope}" if self.scope is not None else ""
             who = f"{'an' if self.role is not Role.READ else 'a'} {self.role}{of}"
-        return who if client is None else f"{who} at {client[0]}"
+        return f"{who} at {host}" if host else who
 
     def __str__(self) -> str:
         where = f", its groups are {self.scope}" if self.scope is not None else ""

@@ -59,23 +59,19 @@ def require_same_script(context: StepContext, join: Join) -> None:
 
     Two jobs are not to become one by accident.
     """
-    if not _nodes_with_other_script(context.group, join):
+    if not join.script:
         return
     expire_leases(context)
-    if holders := _nodes_with_other_script(context.group, join):
-        difference = SettingDifference(SCRIPT_DIFFERENCE, holders[0].script, join.script)
-        raise _make_conflict(context, [difference], holders)
-
-
-def _nodes_with_other_script(group: Group, join: Join) -> list[Node]:
-    """The live nodes of the role of one that joins, if they run another script; the first of them speaks for all."""
+    job = context.group.job
     alike = (
         node
-        for node in group.nodes.values()
-        if node.role == join.role and node.job == group.job and node.script and not node.is_gone
+        for node in context.group.nodes.values()
+        if node.role == join.role and node.job == job and node.script and not node.is_gone
     )
-    first = next(alike, None) if join.script else None
-    return [] if first is None or first.script == join.script else [first, *alike]
+    if (other := next(alike, None)) is not None and other.script != join.script:  # it speaks for all
+        raise _make_conflict(
+            context, [SettingDifference(SCRIPT_DIFFERENCE, other.script, join.script)], [other, *alike]
+        )
 
 
 def _nodes_bound_by_settings(group: Group) -> list[Node]:

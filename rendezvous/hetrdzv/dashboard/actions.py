@@ -48,7 +48,8 @@ class Action:
         if self.command is None:
             await service.delete(group.group_id)
             return Response(status_code=204, headers={**PAGE_HEADERS, "HX-Redirect": "/"})
-        await service.execute(group.group_id, self.command(node_id, grant.describe_bearer(request.client)))
+        host = request.client.host if request.client is not None else ""
+        await service.execute(group.group_id, self.command(node_id, grant.describe_bearer(host)))
         return Response(status_code=204, headers={**PAGE_HEADERS, "HX-Trigger": "done"})
 
 

@@ -27,8 +27,6 @@ _ERROR_TEXTS = {
     "dict_type": "it must be a JSON object",
     "extra_forbidden": "there is no such field",
     "unexpected_keyword_argument": "there is no such field",
-    "float_parsing": "it must be a number",
-    "int_parsing": "it must be a whole number",
 }
 """Plainer words for some of pydantic's errors."""
 
@@ -121,7 +119,7 @@ def make_field_error(details: ErrorDetails) -> FieldError:
     """One of pydantic's errors, in plainer words."""
     kind, given = details["type"], details.get("input")
     field = ".".join(str(part)[:80] for part in details["loc"] if part != "[key]")
-    text = _ERROR_TEXTS.get(kind, details["msg"].replace("Input should", "it must"))
+    text = _ERROR_TEXTS.get(kind, details["msg"])
     if kind == "json_invalid":
         return FieldError("", f"it is not JSON: {details['ctx']['error']}")
     if kind == "value_error":

@@ -19,8 +19,8 @@ from hetrdzv.service.poll_timing import PollTiming, choose_poll_timing
 logger = logging.getLogger(__name__)
 
 SERVER_STALL_S = 1.0
-"""After a beat that is late by more than this, or a commit that took longer, every node has a full lease again: agents
-may have given up on their requests, and wait before they try again (seconds)."""
+"""After a beat that is late by more than this every node has a full lease again: agents may have given up on their
+polls, and wait before they try again (seconds)."""
 
 MIN_LATENESS_TO_EXCUSE_S = 0.25
 """A beat that is late by more than this may be why connections are found cut (seconds) ..."""
@@ -110,16 +110,11 @@ class LeaseTable:
 
     def begin_beat(self) -> None:
         """Begin another beat."""
-        late_s = self._clock.begin_beat()
+        late_s, now = self._clock.begin_beat(), self._clock.now()
         if late_s > MIN_LATENESS_TO_EXCUSE_S:
-            self._late_at = self._clock.now()
-        self.renew_after_stall(late_s, "this process was paused")
-
-    def renew_after_stall(self, stalled_s: float, what: str) -> None:
-        """Requests have waited for something of the server's: if for long, that is nobody's silence."""
-        if stalled_s > SERVER_STALL_S:
-            logger.warning("%s for %.1f s: renewing the lease of every node", what, stalled_s)
-            self._late_at = now = self._clock.now()
+            self._late_at = now
+        if late_s > SERVER_STALL_S:
+            logger.warning("this process was paused for %.1f s: renewing the lease of every node", late_s)
             for leases in self._of.values():
                 for lease in leases.values():
                     lease.heard_at, lease.disconnected_at = now, inf

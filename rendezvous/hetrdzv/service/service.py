@@ -355,9 +355,9 @@ class Service:
     async def _commit_forever(self) -> None:
         while True:
             await self._ledger.wait_for_proposals()
-            failed, began = self._reconcile_proposals(), self.now()
+            failed = self._reconcile_proposals()
             try:
-                changes, refused = await self._ledger.commit(began, failed)
+                changes, refused = await self._ledger.commit(self.now(), failed)
                 for change in changes:
                     log_events(change)
                     self._publish_change(change)
@@ -372,7 +372,6 @@ class Service:
                 logger.error("commit failed, reloading the state: %s", error, exc_info=bug)
                 self._ledger.refuse(error)
                 await self._reload_store()
-            self.leases.renew_after_stall(self.now() - began, "the store did not answer")
 
     def _schedule_retry(self, group_id: str) -> None:
         """A change of a group was not stored: what was due in it is tried again."""

@@ -119,6 +119,18 @@ def test_a_blocked_console_holds_up_the_worker_and_not_the_agent(
     os.close(reader)
 
 
+def test_lines_of_workers_that_write_much_are_not_mixed(capture: Capture, terminal: tuple[int, int]) -> None:
+    person, console = terminal
+    copies = capture(console)
+    made = [start(copies, f"[os.write(2, b'{mark * 60}\\n') for _ in range(5000)]") for mark in "ab"]
+    seen = b""
+    while seen.count(b"\n") < 10_000:
+        seen += os.read(person, 4096)
+    assert {*seen.splitlines()} == {b"a" * 60, b"b" * 60}
+    for process, _ in made:
+        assert process.wait() == 0
+
+
 STAYS = (
     "import subprocess; from hetagent.workers.output import OutputCapture; c = OutputCapture(); s = c.open(1, 2);"
     "subprocess.Popen(['sh', '-c', 'read line; echo late >&2'], stdin=0, stderr=s.writers[2], start_new_session=True);"

@@ -35,18 +35,14 @@ def capture_signals(signums: Sequence[signal.Signals], into: list[int]) -> Itera
     def note(signum: int, frame: FrameType | None) -> None:
         into.append(signum)
 
-    def wake_only(signum: int, frame: FrameType | None) -> None:
-        pass
-
     wake_read, wake_write = socket.socketpair()
     with wake_read, wake_write:
         wake_read.setblocking(False)
         wake_write.setblocking(False)
-        before = {signum: signal.getsignal(signum) for signum in signums}
+        before = {signum: signal.getsignal(signum) for signum in (*signums, signal.SIGCHLD)}
         # None is a handler that was not installed from Python: it could not be restored.
         ours = {s: note for s, handler in before.items() if handler not in (signal.SIG_IGN, None)}
-        before[signal.SIGCHLD] = signal.getsignal(signal.SIGCHLD)
-        ours[signal.SIGCHLD] = wake_only
+        ours[signal.SIGCHLD] = lambda signum, frame: None
         old_fd = signal.set_wakeup_fd(wake_write.fileno(), warn_on_full_buffer=False)
         old_mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
         for signum, handler in ours.items():

@@ -76,8 +76,10 @@ async def restart_group(service: CurrentService, group_id: Id) -> Response:
 @router.post("/{group_id}/cancel", response_model=GroupReply, dependencies=ADMIN)
 async def cancel_group(request: Request, service: CurrentService, group_id: Id) -> Response:
     """Cancel the job: all workers are stopped, agents exit with 3."""
-    cancel = Cancel(request.state.grant.describe_bearer(request.client))
-    return await views.execute_and_respond(service, group_id, cancel)
+    host = request.client.host if request.client is not None else ""
+    return await views.execute_and_respond(
+        service, group_id, Cancel(request.state.grant.describe_bearer(host))
+    )
 
 
 @router.post("/{group_id}/nodes/{node_id}/drain", response_model=GroupReply, dependencies=ADMIN)

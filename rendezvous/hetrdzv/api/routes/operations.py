@@ -59,9 +59,7 @@ async def metrics(request: Request) -> Response:
 # -- the document ------------------------------------------------------------------------------------------
 
 _DOCS_PAGE_HEAD = """<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title>
-<meta name=viewport content="width=device-width">
 <style>body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto }}
-body {{ padding: 0 1rem; overflow-wrap: anywhere }}
 summary {{ font: bold 15px monospace; cursor: pointer }}</style><h1>{title}</h1>
 <p>Every error is problem details (RFC 9457) with a <code>code</code>.
 For programs: <a href=/openapi.json>/openapi.json</a>"""

@@ -3,8 +3,10 @@
 import io
 import sys
 
-from hetrdzv.cli.hetctl import actions, describe, history, logs, wait  # noqa: F401 - they add subcommands
+from hetrdzv.cli.hetctl import actions, describe, history, logs, wait
 from hetrdzv.cli.hetctl.options import hetctl_group
+
+__all__ = ["actions", "describe", "hetctl_group", "history", "logs", "main", "wait"]
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ _FAILURE_ADVICE: Mapping[str, str] = {
     ReasonCode.NO_MASTER: "check the firewall, --port-range, --interface and --local-addr",
     ReasonCode.IMPOSSIBLE_WORLD: "give a --world-size that so many --nnodes with so many --gpus can have",
     ReasonCode.JOIN_TIMEOUT: (
-        "have enough nodes ready within --join-timeout-s, or ask for fewer --nnodes or another --world-size"
+        "start the agents within --join-timeout-s of each other, or ask for fewer --nnodes or another --world-size"
     ),
     ReasonCode.NODE_LOST: (
         "look at {node}: is it up, can it reach the server, and what did its hetagent log last?"

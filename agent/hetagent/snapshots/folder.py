@@ -205,8 +205,8 @@ class SnapshotFiles:
         self._control_file = str(path / "control.json")  # looked at in every step
 
     def read_control(self) -> RoundControl:
-        """What the agent says by now."""
-        with contextlib.suppress(FileNotFoundError):
+        """What the agent says by now, as far as it can be read."""
+        with contextlib.suppress(OSError if self._control.round else FileNotFoundError):
             stats = os.stat(self._control_file)
             if (of := (stats.st_mtime_ns, stats.st_ino)) != self._control_of:
                 fields = json.loads(Path(self._control_file).read_bytes())
@@ -221,11 +221,9 @@ class SnapshotFiles:
 
     def read_start(self) -> Mapping[str, Any]:
         """From which snapshot to start, as the agent says; empty: from none."""
-        try:
-            fields: Mapping[str, Any] = json.loads((self.path / "start.json").read_bytes())
-        except FileNotFoundError:
-            return {}
-        return fields
+        with contextlib.suppress(FileNotFoundError):
+            return dict(json.loads((self.path / "start.json").read_bytes()))
+        return {}
 
     def find_slots(self) -> dict[SnapshotId, Slot]:
         """What is held, or being written."""

@@ -33,11 +33,6 @@ def listen(folder: Path, rank: int, stop: Callable[[], None]) -> int:
     return os.open(pipe.with_suffix(".step"), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
-def stop_listening(folder: Path, rank: int) -> None:
-    """Be asked no more: the answer that follows is the last one, also for whoever has asked before."""
-    (folder / ASK / str(rank)).unlink(missing_ok=True)
-
-
 def write_answer(folder: Path, rank: int, name: str, **fields: object) -> None:
     """Write what the agent reads: `done` (`step`, `why`) is an answer, `off` (`why`) says that no more snapshots are
     taken, `bad` (`stamp`, `node`, `why`) which one cannot be loaded.

@@ -124,10 +124,13 @@ class Snapshots:
             raise ValueError(
                 f"snaps.step({step!r}) after step {self._last_step}: steps must be integers that increase"
             )
-        self._last_step = step
+        is_first, self._last_step = self._last_step is None, step
         progress.follow(step)
         if not self._is_enabled:
             return
+        held = self._folder.find_slots() if is_first and not self._has_agent and self._rank == 0 else ()
+        if any(stamp.step > step for stamp in held):
+            _print_line("newer steps are here: call load(), or what is saved before them is lost")
         if not self._changes.is_in_step:
             self._copier.devices.synchronize()
         began = time.perf_counter()
@@ -250,7 +253,7 @@ class Snapshots:
         error = self._save_last_step()
         if self._has_agent:
             if ends:
-                save_request.stop_listening(self._folder.path, self._rank)
+                (self._folder.path / save_request.ASK / str(self._rank)).unlink(missing_ok=True)
             self._write_answer(error)
 
     def _save_last_step(self, wait_s: float = 0.0) -> str:

@@ -18,7 +18,7 @@ from torch import nn
 from hetagent import snapshots
 from hetagent.snapshots import SnapshotError
 from hetagent.snapshots.copying import Copier, WorkerRank
-from hetagent.snapshots.folder import Index, SnapshotFiles, SnapshotId
+from hetagent.snapshots.folder import Index, RoundControl, SnapshotFiles, SnapshotId
 from hetagent.snapshots.script import Snapshots
 from hetagent.snapshots.state import State
 
@@ -450,6 +450,38 @@ def test_more_machines_without_an_agent_keep_nothing_and_say_so(
     snaps.step(1)
     assert "no snapshots, since 2 of 4 ranks are on other machines" in capfd.readouterr().err
     assert not (tmp_path / "snaps").exists()
+
+
+def test_newer_steps_that_a_script_has_not_loaded_are_named_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What it saves is older, so it is lost."""
+    former = Job(tmp_path, adamw)
+    former.train(0, 5)
+    former.snaps.save_now()
+    Job(tmp_path, adamw).train(0, 3)
+    again = Job(tmp_path, adamw)
+    assert again.snaps.load() == 5
+    again.train(5, 6)
+    assert capfd.readouterr().err.count("newer steps are here: call load()") == 1
+
+
+def test_what_the_agent_said_last_holds_while_it_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script may have as many files open as it may have."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    files = SnapshotFiles(tmp_path)
+    files.write_control(RoundControl(round=3))
+    assert files.read_control().round == 3
+    files.write_control(RoundControl(round=3, must_wait=True))
+    with monkeypatch.context() as full:
+        full.setattr(Path, "read_bytes", refuse)
+        assert not files.read_control().must_wait
+    assert files.read_control().must_wait
 
 
 def test_an_agent_that_keeps_no_snapshots_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

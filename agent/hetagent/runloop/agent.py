@@ -1,6 +1,7 @@
 """The agent's run loop: does on this node what the server decides."""
 
 import contextlib
+import math
 import os
 import signal
 import socket
@@ -138,7 +139,7 @@ class Agent:
         self._launch.end()
         if snapshots is not None and not is_hurried():
             snapshots.hand_over(goodbye, gone_at, is_hurried)
-        leave_s = LEAVE_S if gone_at is None else max(HURRIED_LEAVE_S, gone_at - time.monotonic())
+        leave_s = max(HURRIED_LEAVE_S, (gone_at or math.inf) - time.monotonic())
         self.server.leave(goodbye, min(LEAVE_S, leave_s), is_hurried)
         if snapshots is not None:
             self.last_words += filter(None, [snapshots.leave(gone_at, is_hurried)])
@@ -168,7 +169,7 @@ class Agent:
         notice = self.parts.preemption.read_notice() if self.parts.preemption is not None else None
         if notice is not None and not self.shutdown.ended_by:
             self._begin_shutdown(notice)
-        if self.shutdown.must_stop_now(time.monotonic()) and self._local.is_running:
+        if self.shutdown.must_stop_now(time.monotonic()) and self._local.has_processes:
             self._log("the time to save is over: stopping the workers")
             self._local.stop(signal.SIGTERM, self._stop_grace_s())
 
@@ -336,7 +337,7 @@ class Agent:
 
     def _leave_for_good(self, why: str) -> None:
         """Leave: this node cannot take part in another round."""
-        self.shutdown.because = why
+        self.shutdown.because, self.shutdown.gone_at = why, math.inf
         self._log(f"leaving, since {why}; check the node before you use it again")
 
     # -- starting a round ------------------------------------------------------------------------------------

@@ -78,7 +78,7 @@ class Shutdown:
             grace_s = 0.0 if cause in INTERACTIVE else self._own_graces_s.get(cause, self._grace_s)
         again = "; a second signal kills them" if self.signum is not None else ""
         self.gone_at = min(now + grace_s, self.gone_at or inf) if grace_s > 0 else None
-        left_s = self.gone_at - now if self.gone_at is not None else inf
+        left_s = (self.gone_at or inf) - now
         if saves and self.gone_at is not None:
             self.is_announced = True
             stop_s = min(STOP_S, left_s / 2)
@@ -108,11 +108,11 @@ class Shutdown:
 
     def stop_grace_s(self, given_s: float, now: float) -> float:
         """How long workers have between SIGTERM and SIGKILL now (seconds), of what they are given otherwise."""
-        return given_s if self.kill_at is None else min(given_s, max(0.0, self.kill_at - now))
+        return min(given_s, max(0.0, (self.kill_at or inf) - now))
 
     def must_stop_now(self, now: float) -> bool:
         """Whether the workers have to be stopped now, though they may not have saved; true once."""
-        is_over = self.stop_at is not None and now >= self.stop_at
+        is_over = now >= (self.stop_at or inf)
         if is_over:
             self.stop_at = None
         return is_over

@@ -17,8 +17,10 @@ from tests.agent.workers.test_store import start
 from hetagent import progress, statuses
 from hetagent.launch.base import Assignment
 from hetagent.launch.command import WorkerCommand
+from hetagent.runloop import local_round
 from hetagent.runloop import notices as notice
 from hetagent.runloop.notices import StopNotices
+from hetagent.runloop.parts import AgentParts
 from hetrdzv.protocol.directive import StopNotice
 from hetrdzv.protocol.reasons.reason import ReasonCode
 
@@ -267,6 +269,22 @@ def test_a_second_signal_is_not_put_off_for_nodes_that_still_save(rig: Make) -> 
         *(made.says("all local workers succeeded"), made.gets(signal.SIGTERM)),
     )
     assert made.agent.shutdown.hurried
+
+
+def test_workers_whose_stop_was_put_off_are_killed_in_time(
+    rig: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process of their program has died, so the end of the round waits for the program's own."""
+    monkeypatch.setattr(local_round, "FAILING_S", 1.0)
+    monkeypatch.setattr(AgentParts, "first_failure_at", lambda self: 1.0)
+    script = f"{ASK} trap 'touch got' TERM; touch up; while :; do sleep 0.05; done"
+    made = rig(script, grace_s=4.0, stop_timeout_s=3600.0)
+    made.offers(takes_notice=True)
+    made.run(
+        *(made.appears("up"), running(made), made.asks("restart"), made.says("round 1 is over")),
+        made.gets(signal.SIGTERM),
+    )
+    assert (made.folder / "got").exists()
 
 
 def test_workers_that_are_stopped_already_are_killed_in_time(rig: Make) -> None:

@@ -78,11 +78,10 @@ class SnapshotDir(SnapshotFiles):
 
     def list_held_snapshots(self) -> tuple[HeldSnapshot, ...]:
         """What this node holds, the newest first."""
-        slots = [slot for _, slot in sorted(self.find_slots().items(), reverse=True)]
-        held = (
-            _describe_held(slot, indexes) for slot in slots if (indexes := slot.read_indexes(_read_index))
+        slots = sorted(self.find_slots().items(), reverse=True)
+        return tuple(
+            _describe_held(slot, held) for _, slot in slots if (held := slot.read_indexes(_read_index))
         )
-        return tuple(held)
 
     def read_last_step(self) -> int:
         """The newest step that a worker of this node has ended."""

@@ -19,20 +19,18 @@ POLL_S = 0.05
 """How often to look at what the server says (seconds)."""
 
 
-def serving_time_s(
-    inventory: SnapshotInventory, until: float | None, newest_round: int, *, alone: bool
-) -> float:
+def serving_time_s(inventory: SnapshotInventory, until: float, newest_round: int, *, alone: bool) -> float:
     """For how long others may need what a node holds (seconds); 0: they do not.
 
     Args:
-        until: when its agent has to be gone (monotonic seconds); None: no limit.
+        until: when its agent has to be gone (monotonic seconds).
         newest_round: its newest round, in which others have what all ranks have alike once that has a snapshot.
         alone: no other node was in that.
     """
     newest = next(iter(inventory.held), None)
     if newest is None or not (newest.sharded or alone or newest.round < newest_round) or not inventory.port:
         return 0.0
-    return SERVES_S if until is None else max(0.0, min(SERVES_S, until - time.monotonic()))
+    return max(0.0, min(SERVES_S, until - time.monotonic()))
 
 
 def hand_over(

@@ -3,7 +3,7 @@
 import math
 import os
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -17,7 +17,7 @@ from hetagent.node.console import WarnOnce
 from hetagent.node.file_watch import FileWatch
 from hetagent.node.memory import read_free_memory
 from hetagent.options.model import SnapshotOptions
-from hetagent.roundhook import RoundHook
+from hetagent.roundhook import Environ, RoundHook
 from hetagent.session.connection import ServerConnection
 from hetagent.session.requests import Report, make_round_report
 from hetagent.snapshots.folder import FOLDER, RoundControl
@@ -78,7 +78,7 @@ class SnapshotHook(RoundHook):
         self._reporter = SnapshotReporter()
         self._file_watch = FileWatch(*map(str, folder.watched))
         self._round = 0  # the newest one
-        self._start: Start | None = None  # of that
+        self._start: Start | None = None  # of that; None: its workers keep nothing
         self._ranks = range(0)  # of this node in it
         self._ranks_by_round: dict[int, range] = {}
         self._workers: Workers | None = None
@@ -127,10 +127,14 @@ class SnapshotHook(RoundHook):
         except OSError as error:
             if chosen is not None:  # other nodes begin from it
                 raise
+            self._start = None
             self._log(f"no snapshots in this round: {error}")
         if text := describe_start(chosen, catalog, joined.reached):
             self._log(f"round {self._round}: {text}")
         self._refresh()
+
+    def worker_env(self, local_rank: int) -> Environ:
+        return {FOLDER: None} if self._start is None else {}
 
     def on_workers_started(self, workers: Workers) -> None:
         self._workers = workers
@@ -184,7 +188,7 @@ class SnapshotHook(RoundHook):
         """The workers are gone for good: say so, and serve what others need. `until`: in monotonic seconds, or None."""
         stays = until is not None or self._is_drained
         inventory, alone = self._refresh(), self._start is not None and self._start.nnodes == 1
-        limit = until - EXIT_MARGIN_S if until is not None else None
+        limit = (until or math.inf) - EXIT_MARGIN_S
         serves_s = serving_time_s(inventory, limit, self._round, alone=alone) if stays else 0.0
         if self._is_over or not (serves_s or self._disk is not None):
             return
@@ -211,8 +215,10 @@ class SnapshotHook(RoundHook):
         outcome, is_only_here = "", False
         try:
             if self._disk is not None and not do_others_continue(self._connection.session.newest_directive):
-                last = until - EXIT_MARGIN_S if until is not None else math.inf
-                outcome = self._disk.write_last(self._find_ranks, last, is_hurried)
+                last = (until or math.inf) - EXIT_MARGIN_S
+                # Of a former agent's round: as in the newest.
+                ranks = defaultdict(lambda: self._ranks, self._ranks_by_round)
+                outcome = self._disk.write_last(ranks.__getitem__, last, is_hurried)
                 is_only_here = self._disk.not_written is not None  # it is for the next agent of this node
         finally:
             if self._disk is not None:
@@ -220,10 +226,6 @@ class SnapshotHook(RoundHook):
             is_of_no_use = self._is_over or (self._is_drained and not is_only_here)
             self._folder.close(remove=is_of_no_use or not self._folder.list_held_snapshots())
         return f"snapshot {outcome}" if outcome else ""
-
-    def _find_ranks(self, number: int) -> range:
-        """Of this node in a round; if an agent before this one was in it, those of the newest."""
-        return self._ranks_by_round.get(number, self._ranks)
 
     # -- before workers are stopped ----------------------------------------------------------------------------
 

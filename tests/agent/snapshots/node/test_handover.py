@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import replace
+from math import inf
 from types import SimpleNamespace
 from typing import Any
 
@@ -91,13 +92,13 @@ def test_whom_nobody_knows_any_more_does_not_wait(what: str) -> None:
 
 
 def test_what_others_have_is_not_served() -> None:
-    assert serving_time_s(held(), None, 3, alone=False) == SERVES_S
+    assert serving_time_s(held(), inf, 3, alone=False) == SERVES_S
     assert 0 < serving_time_s(held(), time.monotonic() + 0.5, 3, alone=False) <= 0.5
     assert serving_time_s(held(), time.monotonic() - 1, 3, alone=False) == 0.0
-    assert serving_time_s(held(sharded=False), None, 3, alone=False) == 0.0
-    assert serving_time_s(held(sharded=False), None, 3, alone=True) == SERVES_S, "others may wait for it"
-    assert serving_time_s(held(sharded=False), None, 4, alone=False) == SERVES_S, (
+    assert serving_time_s(held(sharded=False), inf, 3, alone=False) == 0.0
+    assert serving_time_s(held(sharded=False), inf, 3, alone=True) == SERVES_S, "others may wait for it"
+    assert serving_time_s(held(sharded=False), inf, 4, alone=False) == SERVES_S, (
         "others may have joined since"
     )
-    assert serving_time_s(held(port=0), None, 3, alone=True) == 0.0
-    assert serving_time_s(SnapshotInventory(), None, 3, alone=True) == 0.0
+    assert serving_time_s(held(port=0), inf, 3, alone=True) == 0.0
+    assert serving_time_s(SnapshotInventory(), inf, 3, alone=True) == 0.0

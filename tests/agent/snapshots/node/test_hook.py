@@ -10,6 +10,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,8 +18,11 @@ import pytest
 from tests.agent.rig import Make, Rig, soon
 from tests.agent.snapshots.node import standin
 from tests.agent.snapshots.node.standin import part, put
+from tests.agent.snapshots.node.test_handover import held
 from tests.agent.workers.test_store import start
 
+from hetagent.health.health_checks import HealthResult
+from hetagent.health.node_check import NodeCheck
 from hetagent.launch.base import Assignment
 from hetagent.launch.command import WorkerCommand
 from hetagent.node.network import hold_port
@@ -26,8 +30,10 @@ from hetagent.node.processes.identity import AgentIdentity
 from hetagent.session.connection import ServerConnection
 from hetagent.session.requests import Report
 from hetagent.snapshots import folder, save_request
+from hetagent.snapshots.folder import FOLDER
 from hetagent.snapshots.node import files, reporter
 from hetagent.snapshots.node.folder import NodeFolder
+from hetagent.snapshots.node.handover import SERVES_S, serving_time_s
 from hetagent.snapshots.node.hook import SnapshotHook
 from hetagent.workers.processes import Workers
 from hetagent.workers.starter import WorkerExit
@@ -255,6 +261,10 @@ def test_a_round_does_not_go_on_where_workers_cannot_be_told_where_to_begin(
     node.hook.on_round_end()
     node.enters(6)
     assert node.said[-1] == "no snapshots in this round: [Errno 28] No space left on device"
+    assert node.hook.worker_env(0) == {FOLDER: None}, "or they would save steps as those of round 4"
+    monkeypatch.undo()
+    node.enters(7)
+    assert node.hook.worker_env(0) == {}
 
 
 def test_the_next_agent_declares_what_is_left_and_how_far_killed_workers_had_come(
@@ -489,6 +499,18 @@ def test_a_second_signal_ends_the_handover_and_not_the_goodbye(
     made.run(made.appears("up"), made.gets(signal.SIGTERM))
     [node] = made.group()["nodes"]
     assert (node["state"], node["reason"]["message"]) == ("left", "its agent got SIGTERM")
+
+
+def test_a_node_that_leaves_since_something_is_wrong_with_it_serves_what_others_lack(
+    rig: Make, parent: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fatal = HealthResult("its GPU 3: GPU is lost", fatal=True)
+    monkeypatch.setattr(NodeCheck, "run", lambda self, cancelled: fatal)
+    made, limits = rig("exit 9", check="true"), list[float | None]()
+    monkeypatch.setattr(furnished(made, parent), "hand_over", lambda why, until, _: limits.append(until))
+    made.run()
+    assert limits == [inf], "until the others have it"
+    assert serving_time_s(held(), inf, 3, alone=False) == SERVES_S
 
 
 def test_a_copy_that_cannot_be_loaded_costs_no_restart(rig: Make, parent: Path) -> None:

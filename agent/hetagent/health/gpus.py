@@ -14,9 +14,7 @@ WAIT_S, LOOK_S = 60.0, 0.1
 
 def check_gpus(uuids: Sequence[str], cancelled: threading.Event) -> HealthResult:
     """A lost GPU needs a person, and so does a wedged driver, which never answers."""
-    executor = ThreadPoolExecutor(1, "hetagent-nvml")
-    answer = executor.submit(raise_if_lost, uuids)
-    executor.shutdown(wait=False)
+    answer = ThreadPoolExecutor(1, "hetagent-nvml").submit(raise_if_lost, uuids)
     until = time.monotonic() + WAIT_S
     while not cancelled.is_set():
         if time.monotonic() >= until:

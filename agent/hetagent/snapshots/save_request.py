@@ -23,14 +23,14 @@ def listen(folder: Path, rank: int, stop: Callable[[], None]) -> int:
     for former in (pipe, pipe.with_suffix(".done")):
         former.unlink(missing_ok=True)
     os.mkfifo(pipe, 0o600)
-    fd = os.open(pipe, os.O_RDWR | os.O_CLOEXEC)  # both, so that it never comes to an end
+    fd = os.open(pipe, os.O_RDWR)  # both, so that it never comes to an end
 
     def run() -> None:
         while os.read(fd, 1):
             stop()
 
     threading.Thread(target=run, name="hetagent-asked", daemon=True).start()
-    return os.open(pipe.with_suffix(".step"), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    return os.open(pipe.with_suffix(".step"), os.O_WRONLY | os.O_CREAT, 0o600)
 
 
 def write_answer(folder: Path, rank: int, name: str, **fields: object) -> None:

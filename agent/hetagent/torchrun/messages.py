@@ -1,6 +1,8 @@
 """What the plug-in tells: torchrun's users, torch's agent by errors that end it, and the server of a failure."""
 
 import sys
+from math import inf
+from signal import SIGTERM
 
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
@@ -65,7 +67,15 @@ def find_first_failure() -> WorkerFailure:
         error = sys.exc_info()[1]
         why = "see the output of torch's agent" if error is None else f"{type(error).__name__}: {error}"
         return WorkerFailure(local_rank=-1, rank=-1, message=escape_surrogates(why)[-MAX_CHARACTERS:])
-    rank, first = min(result.failures.items(), key=lambda item: item[1].timestamp)
+    noticed = [*result.failures.items()]
+    # one without a record was gone at once, unless torch has stopped it because of another
+    rank, first = min(
+        noticed,
+        key=lambda item: (
+            read_record(item[1].error_file).raised_at
+            or (inf if item[1].exitcode == -SIGTERM and item is not noticed[0] else 0.0)
+        ),
+    )
     code = first.exitcode
     return WorkerFailure(
         local_rank=first.local_rank,

@@ -188,8 +188,8 @@ def write_root_cause(cause: RootCause) -> None:
     if failure is None:
         write_error(cause.reason.message, cause.reason.message)
         return
-    number = signal_number(failure.signal) if failure.signal is not None else None
-    exitcode = failure.exit_code if failure.signal is None else None if number is None else -number
+    number = signal_number(failure.signal or "")
+    exitcode = failure.exit_code if number is None else -number
     write_error(cause.reason.message, failure.message.strip() or cause.reason.message, exitcode)
 
 

@@ -1,9 +1,13 @@
 """What the plug-in tells torchrun's users."""
 
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.agent.torchrun.driver import directive, offered_port, params, port_holder
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -12,8 +16,8 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from hetagent.node.network import AdvertisedAddress, hold_port
-from hetagent.torchrun import create_handler
-from hetagent.torchrun.messages import make_exit_error, translate_flags
+from hetagent.torchrun import create_handler, messages
+from hetagent.torchrun.messages import find_first_failure, make_exit_error, translate_flags
 from hetrdzv.auth.tls import TlsError
 from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.rounds import RootCause
@@ -66,3 +70,31 @@ def test_how_torchs_agent_is_sent_away(fields: dict[str, Any], error: type[Excep
     advises = fields.get("root_cause") is CUT_OFF or (fields["exit_code"] == 1 and "outcome" not in fields)
     said = "the job failed: for a reason" if fields.get("outcome") == "failed" else "for a reason"
     assert str(raised) == (translate_flags(said) if advises else said)
+
+
+@pytest.mark.parametrize(
+    ("noticed", "first"),
+    [
+        ([(1, -9, None), (0, -15, 5.0)], 1),  # gone at once; rank 0 has lost it, and was still unwinding
+        ([(0, 1, 5.4), (1, -9, None)], 1),
+        ([(0, 1, 5.6), (1, 1, 5.2)], 1),  # in the same second
+        ([(1, 1, 5.6), (0, -15, 5.2)], 0),
+        ([(1, 1, 5.6), (0, -15, None)], 1),  # torch has stopped rank 0
+        ([(1, -15, None), (0, 1, 5.6)], 1),  # somebody else has stopped rank 1
+    ],
+)
+def test_of_several_failures_the_first_is_told(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    noticed: list[tuple[int, int, float | None]],
+    first: int,
+) -> None:
+    failures = {}
+    for rank, code, raised_at in noticed:
+        file = tmp_path / str(rank)
+        if raised_at is not None:
+            file.write_text('{"message": {"message": "", "extraInfo": {"timestamp": "5"}}}')
+            os.utime(file, (raised_at, raised_at))
+        failures[rank] = ProcessFailure(rank, 1, code, str(file))
+    monkeypatch.setattr(messages, "find_run_result", lambda: RunResult(WorkerState.FAILED, {}, failures))
+    assert find_first_failure().rank == first

@@ -108,7 +108,7 @@ def have_workers_save(folder: str) -> None:
 def _ask_to_save(pipe: str) -> bool:
     """Whether somebody listens at a pipe, who is asked; what was answered before is forgotten."""
     with contextlib.suppress(OSError):
-        fd = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
         with contextlib.closing(os.fdopen(fd, "wb", buffering=0)) as file:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(f"{pipe}.done")

@@ -122,7 +122,7 @@ class SnapshotDir(SnapshotFiles):
 def request_save(pipe: Path) -> bool:
     """Ask a worker to save, since its round ends; returns whether it listens. Its earlier answer is removed."""
     with contextlib.suppress(OSError):
-        fd = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
         try:
             pipe.with_suffix(".done").unlink(missing_ok=True)
             return os.write(fd, b"!") == 1

@@ -139,10 +139,10 @@ class Agent:
         self._launch.end()
         if snapshots is not None and not is_hurried():
             snapshots.hand_over(goodbye, gone_at, is_hurried)
-        leave_s = max(HURRIED_LEAVE_S, (gone_at or math.inf) - time.monotonic())
-        self.server.leave(goodbye, min(LEAVE_S, leave_s), is_hurried)
         if snapshots is not None:
             self.last_words += filter(None, [snapshots.leave(gone_at, is_hurried)])
+        leave_s = max(HURRIED_LEAVE_S, (gone_at or math.inf) - time.monotonic())
+        self.server.leave(goodbye, min(LEAVE_S, leave_s), is_hurried)
         if has_succeeded:  # now that no part has a process any more
             self._orphans.log_spared()
         self.handler.shutdown()

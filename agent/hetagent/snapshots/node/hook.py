@@ -207,11 +207,12 @@ class SnapshotHook(RoundHook):
         self._file_watch.close()
 
     def leave(self, until: float | None, is_hurried: Callable[[], bool]) -> str:
-        """The last thing, which may take until then (monotonic seconds; None: no limit): the server knows already.
+        """The last thing, which may take until then (monotonic seconds; None: no limit).
+
+        A node that joins while the last step goes to disk has it from here. The server hears of the end after that.
 
         Returns whether the last step is on disk, in a sentence, if that was wanted.
         """
-        self._server.close()
         outcome, is_only_here = "", False
         try:
             if self._disk is not None and not do_others_continue(self._connection.session.newest_directive):
@@ -221,6 +222,7 @@ class SnapshotHook(RoundHook):
                 outcome = self._disk.write_last(ranks.__getitem__, last, is_hurried)
                 is_only_here = self._disk.not_written is not None  # it is for the next agent of this node
         finally:
+            self._server.close()
             if self._disk is not None:
                 self._disk.close()
             is_of_no_use = self._is_over or (self._is_drained and not is_only_here)

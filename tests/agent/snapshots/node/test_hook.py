@@ -32,6 +32,7 @@ from hetagent.session.requests import Report
 from hetagent.snapshots import folder, save_request
 from hetagent.snapshots.folder import FOLDER
 from hetagent.snapshots.node import files, reporter
+from hetagent.snapshots.node.disk import DiskWriter
 from hetagent.snapshots.node.folder import NodeFolder
 from hetagent.snapshots.node.handover import SERVES_S, serving_time_s
 from hetagent.snapshots.node.hook import SnapshotHook
@@ -511,6 +512,31 @@ def test_a_node_that_leaves_since_something_is_wrong_with_it_serves_what_others_
     made.run()
     assert limits == [inf], "until the others have it"
     assert serving_time_s(held(), inf, 3, alone=False) == SERVES_S
+
+
+def test_while_the_last_step_goes_to_disk_a_node_that_joins_has_it_from_memory(
+    nodes: Callable[..., Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It began from an older one, as the newest snapshot was complete on disk a moment later."""
+    node, ports = nodes(serves=True, to=tmp_path / "disk"), list[int]()
+    node.enters(nnodes=2)
+    node.part((4, 120))
+    node.hook.on_round_end()
+    monkeypatch.setattr(DiskWriter, "write_last", lambda *_: str(ports.append(node.server.port)))
+    node.leaves()
+    assert ports[0] > 0
+    assert node.server.port == 0
+
+
+def test_the_server_knows_of_a_node_until_its_last_step_is_written(
+    rig: Make, parent: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, order = rig("touch up; sleep 100"), list[str]()
+    leave = made.line.leave
+    monkeypatch.setattr(furnished(made, parent), "leave", lambda *_: order.append("written") or "")
+    monkeypatch.setattr(made.line, "leave", lambda *given: order.append("goodbye") or leave(*given))
+    made.run(made.appears("up"), made.gets(signal.SIGTERM))
+    assert order == ["written", "goodbye"]
 
 
 def test_a_copy_that_cannot_be_loaded_costs_no_restart(rig: Make, parent: Path) -> None:

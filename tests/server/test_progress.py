@@ -123,6 +123,23 @@ async def test_the_group_shows_how_far_its_workers_have_come() -> None:
         assert nobody["current_round"]["workers"] == []
 
 
+async def test_one_program_for_all_ranks_of_a_node_is_seen_as_all_of_them() -> None:
+    """--launch node and mpi on nodes with several GPUs: their agents see a process and a step each."""
+    async with serving(clock=HandClock()) as (service, _), api(service) as client:
+        for name in "ab":
+            await service.execute("g", replace(join(name, min_nodes=2, max_nodes=2), slots=2))
+        for name in "ab":
+            await service.execute("g", started(name))
+        stands = {"still": True, "idle_s": 80.0, "collectives": [], "unseen": "it is not torch's"}
+        await poll(client, "b", progress(worker(2, step=6, **stands)))
+        await poll(client, "a", progress(worker(0, step=7, **stands)))
+        await until(service, stalls=True)
+        active = service.group("g").active_round
+        assert active is not None
+        assert active.stall is not None
+        assert active.stall.hang.ranks == (2, 3)
+
+
 @pytest.mark.parametrize("noted", [False, True], ids=["before-it-is-noted", "after"])
 async def test_workers_that_move_again_while_many_are_judged_are_seen(
     monkeypatch: pytest.MonkeyPatch, noted: bool

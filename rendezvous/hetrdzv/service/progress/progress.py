@@ -107,7 +107,10 @@ class ProgressTracker:
         known_until = seen_at + reported.known_s + poll_s + MAX_POLL_DELAY_S
         watched = self._find_watched(group_id, active.number)
         workers = watched.workers
-        for sample in reported.workers:
+        samples = reported.workers
+        if len(samples) == 1 and samples[0].rank == member.rank_offset:  # one program may run all ranks
+            samples = tuple(replace(samples[0], rank=rank) for rank in member.ranks)
+        for sample in samples:
             before = workers.get(sample.rank)
             if sample.rank in member.ranks and (before is None or before.seen_at <= seen_at):
                 workers[sample.rank] = WorkerSample.from_report(node_id, sample, before, seen_at, known_until)

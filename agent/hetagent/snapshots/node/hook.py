@@ -3,7 +3,7 @@
 import math
 import os
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -218,8 +218,8 @@ class SnapshotHook(RoundHook):
             if self._disk is not None and not do_others_continue(self._connection.session.newest_directive):
                 last = (until or math.inf) - EXIT_MARGIN_S
                 # Of a former agent's round: as in the newest.
-                ranks = defaultdict(lambda: self._ranks, self._ranks_by_round)
-                outcome = self._disk.write_last(ranks.__getitem__, last, is_hurried)
+                find_ranks = lambda number: self._ranks_by_round.get(number, self._ranks)  # noqa: E731
+                outcome = self._disk.write_last(find_ranks, last, is_hurried)
                 is_only_here = self._disk.not_written is not None  # it is for the next agent of this node
         finally:
             self._server.close()

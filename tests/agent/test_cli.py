@@ -191,7 +191,7 @@ def test_without_the_extra_agent_it_says_what_to_install() -> None:
         (["--help"], 0),
         (["--nnodes", "two", "--server", "h", "train.py"], 2),
         (["--server", "h", "--ca-cert", "missing", "train.py"], 2),
-        (["--server", "h", "nosuch.py"], 1),
+        (["--server", "h", "nosuch.py"], 2),
     ],
 )
 def test_what_needs_no_torch_does_not_wait_for_it(argv: list[str], status: int) -> None:

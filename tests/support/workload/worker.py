@@ -60,6 +60,8 @@ class Gloo:
 
     def close(self) -> None:
         """Disconnect from the others."""
+        # torch 2.6 waits for gloo's thread with the GIL held, which that needs to release the last tensor.
+        time.sleep(0.1)
         self._dist.destroy_process_group()
 
 

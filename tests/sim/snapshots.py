@@ -78,7 +78,7 @@ class Snapshots:
         if self._on:
             if self._reached and self._rng.random() < self._just_in_time:
                 self._take()
-            inventory = self._holdings()
+            inventory = self._inventory()
             self._agent.session.update_offer(snapshots=inventory)
 
     def leaves(self, goodbye: Callable[[], None]) -> None:
@@ -91,7 +91,7 @@ class Snapshots:
             self._take()
         agent.world.note("an agent that leaves serves what it holds")
         serves_s = self._rng.choice((0.1, 3, 30))
-        fields = {"snapshots": self._holdings(), "serves_s": serves_s}
+        fields = {"snapshots": self._inventory(), "serves_s": serves_s}
         report = make_round_report(ReportKind.PARTING, self._round, message="its agent goes", **fields)
         agent.session.announce_leave(report, agent.world.timeline.now, workers_gone=True)
         self._serve(agent.world.timeline.now + serves_s, goodbye)
@@ -182,7 +182,7 @@ class Snapshots:
         agent, now = self._agent, self._agent.world.timeline.now
         if workers is not agent.workers or not workers.alive or agent.stopping:
             return
-        inventory = self._holdings()
+        inventory = self._inventory()
         tells_at = self._reporter.due_at(inventory)
         if self._asked is None and inventory.held and tells_at is not None and tells_at <= now:
             self._reporter.begin_report(now, inventory)
@@ -279,7 +279,7 @@ class Snapshots:
         )
         self._say(f"takes step {stamp.step}")
 
-    def _holdings(self) -> SnapshotInventory:
+    def _inventory(self) -> SnapshotInventory:
         return SnapshotInventory(
             origin=self._memory.get("origin") or "",
             port=7000,

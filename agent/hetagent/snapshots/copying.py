@@ -243,7 +243,7 @@ class Copier:
         key = slot.directory, name
         known = self._mapped.get(key)
         if known is None or known.size != size or not known.truncate_to_map():
-            self._mapped[key] = known = MappedFile(Path(*key), size)
+            self._mapped[key] = known = MappedFile(slot.directory / name, size)
             known.truncate_to_map()
         return known
 

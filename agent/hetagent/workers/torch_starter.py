@@ -9,13 +9,12 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from string import Template
 from types import SimpleNamespace
 from typing import Any, TextIO
-from unittest.mock import patch
 
 from torch.distributed.elastic.agent.server.api import Worker, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
@@ -220,7 +219,7 @@ class TorchStarter(LocalElasticAgent):
 
     # -- what torch does otherwise while it starts workers ---------------------------------------------------
 
-    def _use_own_processes(self, take: Take | None) -> contextlib.AbstractContextManager[Any]:
+    def _use_own_processes(self, take: Take | None) -> contextlib.AbstractContextManager[None]:
         """Have torch take our processes: standbys, or such that write to us."""
         begin, environs = partial(self._open_worker, take), self._environs
 
@@ -233,9 +232,9 @@ class TorchStarter(LocalElasticAgent):
                 stderr = self._stderr.fileno() if self._stderr else STDERR
                 return begin(self.local_rank_id, WorkerProgram(args, env), stdout, stderr)
 
-        return patch.object(processes_api, "get_subprocess_handler", Taken)
+        return _patch_module(processes_api, "get_subprocess_handler", Taken)
 
-    def _merge_equal_lines(self) -> contextlib.AbstractContextManager[Any]:
+    def _merge_equal_lines(self) -> contextlib.AbstractContextManager[None]:
         """Have a `MergedTail` copy to the console what torch's `TailLog` would."""
         if not self._collapse:
             return contextlib.nullcontext()
@@ -255,7 +254,7 @@ class TorchStarter(LocalElasticAgent):
                 MergedTail(files, out, prefix) if is_merged else tail_log(name, files, out, *args, **kwargs)
             )
 
-        return patch.object(processes_api, "TailLog", make_tail)
+        return _patch_module(processes_api, "TailLog", make_tail)
 
 
 def _list_tails(context: Any) -> Sequence[Any]:
@@ -266,11 +265,21 @@ def _list_tails(context: Any) -> Sequence[Any]:
     return [context._stdout_tail, context._stderr_tail]  # before 2.10
 
 
-def _no_signal_handlers() -> contextlib.AbstractContextManager[Any]:
+def _no_signal_handlers() -> contextlib.AbstractContextManager[None]:
     """Keep torch from installing signal handlers, as it does whenever it starts workers: the run loop has its own.
 
     From 2.10 on a variable says which signals, and none is not among the choices.
     """
     handle: Callable[..., None] = lambda signum, handler: None  # noqa: E731
     without = SimpleNamespace(**vars(processes_api.signal) | {"signal": handle})
-    return patch.object(processes_api, "signal", without)
+    return _patch_module(processes_api, "signal", without)
+
+
+@contextlib.contextmanager
+def _patch_module(module: Any, name: str, by: object) -> Iterator[None]:
+    original = getattr(module, name)
+    setattr(module, name, by)
+    try:
+        yield
+    finally:
+        setattr(module, name, original)

@@ -87,7 +87,7 @@ class SnapshotHook(RoundHook):
         self._save_until = 0.0
         self._answer: Future[SnapshotsReply] | None = None
         self._load_failures: Counter[ServerStamp] = Counter()
-        self._holdings = SnapshotInventory()
+        self._inventory = SnapshotInventory()
         self._refresh()
 
     def static_env(self, given: Mapping[str, str]) -> Mapping[str, str]:
@@ -111,7 +111,7 @@ class SnapshotHook(RoundHook):
         Raises:
             OSError: there is no space for that; only where all begin from nothing they can go on, without snapshots.
         """
-        start, joined, chosen = assignment.start, self._holdings, assignment.start.snapshot
+        start, joined, chosen = assignment.start, self._inventory, assignment.start.snapshot
         self._round, self._start, self._answer = assignment.round, start, None
         self._ranks = range(start.rank_offset, start.rank_offset + start.slots)
         self._ranks_by_round[self._round] = self._ranks
@@ -268,7 +268,7 @@ class SnapshotHook(RoundHook):
         moments = [self._disk.next_poll_at] if self._disk is not None else []
         if self._answer is not None:
             moments += [0.0] if self._answer.done() else []
-        elif (due_at := self._reporter.due_at(self._holdings)) is not None:
+        elif (due_at := self._reporter.due_at(self._inventory)) is not None:
             moments.append(due_at)
         return min(moments, default=None)
 
@@ -345,8 +345,8 @@ class SnapshotHook(RoundHook):
             not_written=self._disk.not_written if self._disk is not None else None,
             disabled_reason=self._folder.read_disabled_reason() if self._workers is not None else "",
         )
-        if inventory != self._holdings:
-            self._holdings = inventory
+        if inventory != self._inventory:
+            self._inventory = inventory
             self._connection.update_offer(snapshots=inventory)
         return inventory
 

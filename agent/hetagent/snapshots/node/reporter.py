@@ -27,7 +27,7 @@ class SnapshotReporter:
         self.safe: SnapshotId | None = None
         self._start_snapshot: SnapshotId | None = None  # what the round began from, in memory
         self._former: SnapshotId | None = None  # reported in an earlier round, and safe for all that is known
-        self._reported_holdings = SnapshotInventory()
+        self._reported_inventory = SnapshotInventory()
         self._round, self._nnodes = 0, 1
         self._last_report_at = -NEWS_PAUSE_S
 
@@ -36,7 +36,7 @@ class SnapshotReporter:
     ) -> None:
         """A round begins, from a snapshot or from none; the server knows what this node had as it joined."""
         former = filter(None, (self._former, self.find_unsafe()))
-        self._round, self._nnodes, self._reported_holdings = number, nnodes, joined
+        self._round, self._nnodes, self._reported_inventory = number, nnodes, joined
         start = make_snapshot_id(chosen) if chosen is not None and not chosen.on_disk else None
         self._start_snapshot = start
         self._former = max((one for one in former if start is not None and one < start), default=None)
@@ -53,7 +53,7 @@ class SnapshotReporter:
 
     def find_unsafe(self) -> SnapshotId | None:
         """The newest that was reported, or the round began from, if it is not known to be safe; None: it is."""
-        held = [one for one in self._reported_holdings.held if one.round == self._round and one.sharded]
+        held = [one for one in self._reported_inventory.held if one.round == self._round and one.sharded]
         reported = map(make_snapshot_id, held if self._nnodes > 1 else ())
         newest = max(filter(None, (self._start_snapshot, *reported)), default=None)
         return newest if newest is not None and (self.safe is None or newest > self.safe) else None
@@ -61,14 +61,14 @@ class SnapshotReporter:
     def due_at(self, inventory: SnapshotInventory) -> float | None:
         """When to report (monotonic seconds); None: the server knows all."""
         pause_s = max(PAUSE_S, self._nnodes / MOST_PER_S)
-        if inventory != self._reported_holdings:
+        if inventory != self._reported_inventory:
             return self._last_report_at + min(NEWS_PAUSE_S, pause_s)
         # Until what lives once is safe this node asks whether it is, and what to copy.
         return self._last_report_at + pause_s if self.find_unsafe() is not None else None
 
     def begin_report(self, now: float, inventory: SnapshotInventory) -> None:
         """The server is about to know this, and may tell others that it is safe: workers have to know first."""
-        self._reported_holdings, self._last_report_at = inventory, now
+        self._reported_inventory, self._last_report_at = inventory, now
         for held in inventory.held:
             is_alone = self._nnodes == 1 and len(held.ranks) == held.world_size
             has_all = not held.sharded or is_alone
@@ -77,7 +77,7 @@ class SnapshotReporter:
 
     def cancel_report(self) -> None:
         """Workers could not be told: report after the next pause."""
-        self._reported_holdings = SnapshotInventory()
+        self._reported_inventory = SnapshotInventory()
 
     def on_reply(self, reply: SnapshotsReply) -> None:
         """The server's answer."""

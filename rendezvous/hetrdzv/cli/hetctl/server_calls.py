@@ -1,6 +1,7 @@
 """What subcommands do with a server: call it, and print its reply as a view, a sentence or JSON."""
 
 import asyncio
+import contextlib
 import os
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
@@ -55,8 +56,11 @@ def call_server(ask: Ask[_T], *, interrupted: int = 130) -> _T:
                 return await ask(client)
             except Problem as problem:
                 if problem.code == UnknownGroup.code:
-                    known = NodeList.of(group.group_id for group in (await client.groups()).groups)
-                    problem.args = (f"{problem}; groups: {known or 'none yet'}",)
+                    with contextlib.suppress(
+                        HetError
+                    ):  # the first answer counts, whatever becomes of this one
+                        known = NodeList.of(group.group_id for group in (await client.groups()).groups)
+                        problem.args = (f"{problem}; groups: {known or 'none yet'}",)
                 raise
 
     try:

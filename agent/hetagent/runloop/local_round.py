@@ -14,7 +14,7 @@ from hetagent.node.network import format_host_port
 from hetagent.roundhook import Environ
 from hetagent.runloop.parts import AgentParts
 from hetagent.workers.leftovers import OrphanReaper
-from hetagent.workers.processes import Workers
+from hetagent.workers.processes import UNWIND_S, Workers
 from hetagent.workers.starter import WorkerExit
 from hetrdzv.protocol.reasons.ends import worker_failed
 from hetrdzv.protocol.rounds import EarlierSuccesses, WorkerFailure
@@ -39,9 +39,6 @@ LOOK_S = 2.0
 
 PATIENCE_S = 1.0
 """How long to wait for the console before the end of workers is reported (seconds)."""
-
-UNWIND_S = 1.0
-"""For how long such a worker is as good as ended (seconds)."""
 
 
 class RoundPhase(StrEnum):

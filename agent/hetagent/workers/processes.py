@@ -19,6 +19,9 @@ from hetagent.workers.starter import StartedWorker, WorkerExit
 from hetrdzv.protocol.bounds import MAX_SECONDS
 from hetrdzv.protocol.rounds import WorkerFailure
 
+UNWIND_S = 1.0
+"""For how long a worker is as good as ended after an exception has ended its script (seconds)."""
+
 
 class Workers:
     """The processes that a starter started for one round, by local rank."""
@@ -65,13 +68,14 @@ class Workers:
         return ended
 
     def find_lingering(self) -> list[WorkerExit]:
-        """The workers that have not ended since an exception has ended their scripts."""
+        """The workers that run although an exception has ended their scripts; some only unwind still."""
         now, clock = time.monotonic(), time.time()
         lingering = []
         for local_rank in self.alive:
             ended_at = self._read_record(local_rank).ended_at
             if ended_at is not None:
-                lingering.append(WorkerExit(local_rank, 1, now - max(0.0, clock - ended_at), lingers=True))
+                age = max(0.0, clock - ended_at)
+                lingering.append(WorkerExit(local_rank, 1, now - age, lingers=age >= UNWIND_S))
         return lingering
 
     def find_first_failure(self, failed: Sequence[WorkerExit]) -> WorkerExit:

@@ -190,6 +190,16 @@ def test_an_exception_counts_from_when_it_was_raised(round_: Round, tmp_path: Pa
     assert raised_s[1:] == [0.0, 0.0]
 
 
+def test_who_raised_a_moment_ago_has_ended_and_who_raised_before_that_lingers(
+    round_: Round, tmp_path: Path
+) -> None:
+    made = round_.start("sleep 60", "sleep 60", "sleep 60")
+    for rank, age_s in ((0, 0.1), (1, 5.0)):
+        (tmp_path / f"{rank}.json").write_text(json.dumps({"raised_at": time.time() - age_s}))
+    told = [made.describe_failure(end, 5).how for end in made.find_lingering()]
+    assert told == ["exit code 1", "has not ended"]
+
+
 def test_of_those_that_fail_together_the_first_is_told(round_: Round, tmp_path: Path) -> None:
     """By the workers' clocks where they say so: the error files may be on NFS, whose server has one of its own."""
     made = round_.start("exit 1", "exit 1", "exit 1", "exit 1", "kill -KILL $$")

@@ -190,7 +190,7 @@ class SnapshotHook(RoundHook):
         inventory, alone = self._refresh(), self._start is not None and self._start.nnodes == 1
         limit = (until or math.inf) - EXIT_MARGIN_S
         serves_s = serving_time_s(inventory, limit, self._round, alone=alone) if stays else 0.0
-        if self._is_over or not (serves_s or self._disk is not None):
+        if self._is_over or not (serves_s or self._disk is not None or self._is_drained):
             return
         self._folder.mark_leaving()
         if serves_s and not alone:
@@ -213,18 +213,19 @@ class SnapshotHook(RoundHook):
 
         Returns whether the last step is on disk, in a sentence, if that was wanted.
         """
-        outcome, is_only_here = "", False
+        outcome, is_last = "", not do_others_continue(self._connection.session.newest_directive)
         try:
-            if self._disk is not None and not do_others_continue(self._connection.session.newest_directive):
+            if self._disk is not None and is_last:
                 last = (until or math.inf) - EXIT_MARGIN_S
                 # Of a former agent's round: as in the newest.
                 find_ranks = lambda number: self._ranks_by_round.get(number, self._ranks)  # noqa: E731
                 outcome = self._disk.write_last(find_ranks, last, is_hurried)
-                is_only_here = self._disk.not_written is not None  # it is for the next agent of this node
         finally:
             self._server.close()
             if self._disk is not None:
                 self._disk.close()
+            # What only this node has is for its next agent.
+            is_only_here = is_last and (self._disk is None or self._disk.not_written is not None)
             is_of_no_use = self._is_over or (self._is_drained and not is_only_here)
             self._folder.close(remove=is_of_no_use or not self._folder.list_held_snapshots())
         return f"snapshot {outcome}" if outcome else ""

@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from math import inf
@@ -370,17 +370,21 @@ def test_those_who_listen_and_run_are_asked_and_waited_for_until_they_answer_or_
         os.close(pipe)
 
 
-@pytest.mark.parametrize(("code", "outcome", "kept"), [("no server", None, True), ("drained", None, False)])
-def test_an_agent_that_leaves_keeps_them_while_the_job_goes_on(
-    node: Node, code: str, outcome: str | None, kept: bool
+@pytest.mark.parametrize(
+    ("codes", "kept"),
+    [(["no server"], True), (["drained", "left"], False), (["drained", "last"], True)],
+)
+def test_an_agent_that_leaves_keeps_them_unless_others_go_on_and_its_node_is_drained(
+    node: Node, codes: Sequence[str], kept: bool
 ) -> None:
-    node.enters()
+    node.enters(nnodes=2)
     node.part((4, 120))
     node.hook.on_round_end()
-    node.hears(DirectiveKind.EXIT, code=code, outcome=outcome)
+    node.hears(DirectiveKind.EXIT, code=codes[0])
+    node.line.says = {"code": codes[-1]}
     node.leaves()
     assert node.path.exists() is kept
-    assert node.line.parted == [], "nobody could fetch it"
+    assert len(node.line.parted) == len(codes) - 1, "who is drained asks whether others go on"
 
 
 @pytest.mark.parametrize(

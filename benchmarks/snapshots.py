@@ -47,8 +47,8 @@ CHECKPOINT_EVERY = 100
 KINDS = ("ddp", "fsdp2", "hsdp", "torchrun")
 SAME = ("worker", "agent", "server")
 CHANGING = (*SAME, "node", "drain", "leave")
-ALONE = "alone"
-"""A node is lost with its memory while no other is in the job: nothing in memory can outlive that."""
+ALONE = " of the only member"
+"""Behind what takes a node out while no other is in the round: others that join then may find nothing."""
 
 
 @dataclass
@@ -212,14 +212,14 @@ class Campaign:
         for _ in range(faults):
             fault = self.rng.choice(SAME if self.same or len(self.nodes) == 1 else CHANGING)
             name, at = self.rng.choice(sorted(self.members())), time.monotonic()
-            if fault == "node" and self.members() == [name]:
-                fault = ALONE
+            if fault not in ("worker", "server") and len(self.nodes) > 1 and self.members() == [name]:
+                fault += ALONE
             seen = self.do(fault, name, number)
             self.found.faults[fault] += 1
             if seen is not None:
                 after = self.trained(seen)
                 self.found.lost[fault].append(self.lines.lost(number, after))
-                if self.found.lost[fault][-1] > 1 and self.kind == "ddp":
+                if self.found.lost[fault][-1] > 1 and self.kind == "ddp" and ALONE not in fault:
                     print(self.job.report(), flush=True)  # that should not be
                 self.found.back_s.append(self.lines.began(after) - at)
                 number = after
@@ -248,11 +248,11 @@ class Campaign:
     def do(self, fault: str, name: str, number: int) -> int | None:
         """Bring a fault about on a node; returns after which round another one follows; None: none does."""
         agent = self.job.agents[name]
-        match fault:
+        match fault.removesuffix(ALONE):
             case "worker":
                 pids = sorted({line["pid"] for line in self.lines.read() if line["round"] == number})
                 os.kill(self.rng.choice(pids), signal.SIGKILL)
-            case "agent" | "node" | "alone":
+            case "agent" | "node":
                 agent.send(signal.SIGKILL)
                 agent.wait()
                 while fault != "agent" and (self.snaps / name).exists():
@@ -262,15 +262,14 @@ class Campaign:
                 self.job.server.kill()
                 self.job.server.start()
                 return None
-            case "drain":
-                self.job.post(f"nodes/{name}/drain")
+            case "drain" | "leave" as how:
+                if how == "drain":
+                    self.job.post(f"nodes/{name}/drain")
+                else:
+                    agent.send(signal.SIGTERM)
                 agent.wait()
-                number = self.trained(number)
-                self.start(name)
-            case "leave":
-                agent.send(signal.SIGTERM)
-                agent.wait()
-                number = self.trained(number)
+                if ALONE not in fault:  # else its next agent has what no other node does
+                    number = self.trained(number)
                 self.start(name)
         return number
 

@@ -1,7 +1,7 @@
 """The snapshots of a worker: taken when one is due and when the round ends, and loaded when it begins."""
 
-import atexit
 import math
+import multiprocessing.util
 import os
 import sys
 import threading
@@ -72,8 +72,9 @@ class Snapshots:
             optimizer.register_step_pre_hook(lambda *_: self._before_optimizer_step())
         if has_agent:
             self._step_file = save_request.listen(folder.path, self._rank, self._save_and_hold)
-        else:
-            atexit.register(self._save_last_step)  # nobody will ask
+        if not has_agent or multiprocessing.parent_process() is not None:  # nobody will ask, perhaps
+            # Not atexit, which children of `mp.spawn` leave out.
+            multiprocessing.util.Finalize(None, self.save_now, kwargs={"ends": True}, exitpriority=0)
 
     @property
     def _is_enabled(self) -> bool:

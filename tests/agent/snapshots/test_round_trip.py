@@ -264,11 +264,22 @@ exec(sys.argv[2].replace("due", ""))
 """
 
 
-@pytest.mark.parametrize("ends", ["due", "1 / 0"])
-def test_without_an_agent_the_last_step_is_saved_when_the_script_ends(tmp_path: Path, ends: str) -> None:
+CHILD = f"""
+import multiprocessing, sys
+
+child = multiprocessing.get_context("spawn").Process(target=exec, args=({SCRIPT!r}, {{}}))
+child.start()
+child.join()
+sys.exit(child.exitcode)
+"""
+
+
+@pytest.mark.parametrize(("script", "ends"), [(SCRIPT, "due"), (SCRIPT, "1 / 0"), (CHILD, "1 / 0")])
+def test_whom_no_agent_asks_saves_the_last_step_when_it_ends(tmp_path: Path, script: str, ends: str) -> None:
     """Also if a snapshot of it is under way."""
-    words = [sys.executable, "-c", SCRIPT, str(tmp_path), ends]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    words = [sys.executable, "-c", script, str(tmp_path), ends]
+    env = os.environ | ({"HET_SNAPSHOTS": str(tmp_path), "RANK": "0"} if script == CHILD else {})
+    done = subprocess.run(words, env=env, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == (1 if ends == "1 / 0" else 0)
     assert "hetagent" not in done.stderr
     [(stamp, slot)] = SnapshotFiles(tmp_path).find_slots().items()

@@ -170,7 +170,7 @@ def placed(
     options = Namespace(standalone=True, spec={})
     line: Any = Namespace(
         update_offer=lambda **fields: offered.append(fields["snapshots"]),
-        session=Namespace(newest_directive=Namespace(outcome=None)),
+        session=Namespace(newest_directive=Namespace(outcome=None, kind=None)),
     )
     node: Any = Namespace(
         identity=identity,

@@ -284,6 +284,7 @@ def test_only_the_agent_has_the_token_and_two_standalone_agents_do_not_clash(
 def test_a_standalone_agent_leaves_nothing_behind(
     hetagent: Start, tmp_path: Path, signum: signal.Signals
 ) -> None:
+    (tmp_path / "uvicorn.py").write_text("raise SystemExit('of the script, not of the server')")
     process = hetagent(*STANDALONE, *WORKER, stderr=subprocess.DEVNULL)
     worker_of(tmp_path)
     children = psutil.Process(process.pid).children(recursive=True)

@@ -308,6 +308,7 @@ def test_restart_drain_undrain_cancel_delete_say_what_happened(ctl: Callable[...
 def test_a_dry_run_of_create_checks_and_makes_nothing(ctl: Callable[..., str]) -> None:
     said = ctl("create", "dry", "--dry-run", "--nnodes", "2:4", "--", "a.py")
     assert said == "group 'dry' would be created: min_nodes=2, max_nodes=4, command='a.py'\n"
+    assert json.loads(ctl("create", "dry", "--dry-run", "--nnodes", "2:4", "--json"))["max_nodes"] == 4
     assert "there is no group 'dry'" in ctl("get", "dry", status=1)
     wrong = ("--world-size", "9:11", "--world-size-multiple", "4")
     said = ctl("create", "dry", "--dry-run", *wrong, status=1)
@@ -315,6 +316,7 @@ def test_a_dry_run_of_create_checks_and_makes_nothing(ctl: Callable[..., str]) -
     ctl("create", "dry", "--nnodes", "2:4", "--no-restart-on", "2", "--", "a.py")
     same = ("create", "dry", "--dry-run", "--nnodes", "2:4", "--no-restart-on", "2", "--", "a.py")
     assert ctl(*same) == "nothing: group 'dry' exists with these settings\n"
+    assert json.loads(ctl(*same[:3], "--json"))["command"] == ["a.py"]
     said = ctl("create", "dry", "--dry-run", "--max-restarts", "9", status=1)
     assert "group 'dry' exists with max_restarts=3, not 9" in said
 
@@ -618,6 +620,11 @@ def test_colours_only_on_a_terminal(job: Job) -> None:
 
 
 # -- errors --------------------------------------------------------------------------------------------------
+
+
+def test_a_full_disk(job: Job) -> None:
+    with open("/dev/full", "w") as full, process("get", job.group, stdout=full.fileno()) as running:
+        assert ended(running) == (1, "", "Error: [Errno 28] No space left on device\n")
 
 
 def test_no_server(ctl: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:

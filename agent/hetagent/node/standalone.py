@@ -33,13 +33,11 @@ class ChildServer:
 @contextlib.contextmanager
 def run_child_server() -> Iterator[ChildServer]:
     """A child hetserver on a free port, with its state in memory; it ends with the block, or with this process."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen(128)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         server = subprocess.Popen(
             [
-                *(sys.executable, "-m", "hetrdzv.cli.hetserver", "--fd", str(listener.fileno())),
+                *(sys.executable, "-P", "-m", "hetrdzv.cli.hetserver", "--fd", str(listener.fileno())),
                 *("--store", "memory", "--log-level", "error", "--stop-at-eof"),
             ],
             stdin=subprocess.PIPE,

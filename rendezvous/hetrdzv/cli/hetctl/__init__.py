@@ -13,4 +13,7 @@ def main() -> None:
     """The entry point `hetctl`."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # not every terminal speaks UTF-8
-    hetctl_group(prog_name="hetctl")
+    try:
+        hetctl_group(prog_name="hetctl")
+    except OSError as error:  # a full disk
+        sys.exit(f"Error: {error}")

@@ -91,20 +91,19 @@ def create(
 def _check_settings(group: str, given: Mapping[str, Any]) -> None:
     """Check settings, and say whether the group exists and has others."""
 
-    async def ask(client: Client) -> GroupReply | None:
-        GroupSpec(**given)
-        return await none_on_error(UnknownGroup.code, client.group(group))
+    async def ask(client: Client) -> tuple[GroupSpec, GroupReply | None]:
+        return GroupSpec(**given), await none_on_error(UnknownGroup.code, client.group(group))
 
-    there = call_server(ask)
+    spec, there = call_server(ask)
     texts = {name: setting_text(value) for name, value in given.items()}
     if there is None:
         chosen = ", ".join(f"{name}={text}" for name, text in texts.items()) or "defaults only"
-        printing.print_line(printing.one_line(f"group '{group}' would be created: {chosen}"))
+        print_result(spec, f"group '{group}' would be created: {chosen}")
         return
     for name, text in texts.items():
         if (has := setting_text(there.spec[name])) != text:
             raise click.ClickException(f"group '{group}' exists with {name}={has}, not {text}")
-    printing.print_line(f"nothing: group '{group}' exists with these settings")
+    print_result(there.spec, f"nothing: group '{group}' exists with these settings")
 
 
 @subcommand("End a group's round so that another forms.")

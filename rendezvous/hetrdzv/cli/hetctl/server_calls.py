@@ -17,7 +17,7 @@ from hetrdzv.cli.hetctl.options import get_shared_options
 from hetrdzv.client import Client
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import HetError, NotServing, NotTrusted, Problem, UnknownGroup, Unreachable
-from hetrdzv.protocol.replies import GroupReply, GroupSummary
+from hetrdzv.protocol.replies import GroupSummary
 from hetrdzv.protocol.texts.node_rank_lists import NodeList
 from hetrdzv.protocol.texts.phrasing import state_predicate
 
@@ -99,7 +99,7 @@ async def none_on_error(code: str, reply: Awaitable[_T]) -> _T | None:
 # -- printing ----------------------------------------------------------------------------------------------
 
 
-def print_result(reply: GroupReply, text: str) -> None:
+def print_result(reply: object, text: str) -> None:
     """Print a sentence about what was done, or the reply with --json."""
     if get_shared_options().as_json:
         print_json(reply)

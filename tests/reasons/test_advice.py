@@ -8,6 +8,7 @@ from hetrdzv.protocol.rounds import WorkerFailure
 from hetrdzv.protocol.texts.node_rank_lists import NodeList
 from tests.support.hangs import behind
 
+B = NodeList.of(["b"])
 A, NOBODY = ReadyCount(NodeList.of(["a"]), 2), ReadyCount(want=2)
 TRACE = 'Traceback\n  File "/work/train.py", line 7, in f\n'
 
@@ -24,6 +25,7 @@ def test_what_to_do_about_a_group() -> None:
         waiting.round_running(1, 2, 4),
         ReasonCode.STOPPING.reason("b"),
         waiting.too_few_nodes(A, 1),
+        waiting.with_not_ready_nodes(waiting.too_few_nodes(A, 1), waiting.nodes_not_ready(B, "no GPU")),
         waiting.too_few_nodes(A, 3, unit="slot"),
         waiting.too_few_nodes(A, 0, unit="slot"),
         waiting.waits_for_replacement(waiting.too_few_nodes(A, 1), ["b"]),
@@ -42,6 +44,7 @@ def test_what_to_do_about_a_group() -> None:
 -
 -
 start hetagent for group 'job' on 1 more node
+see why b is not ready, or start hetagent for group 'job' on 1 more node
 start hetagent for group 'job' on nodes with 3 more slots
 start hetagent for group 'job' on nodes with other numbers of slots
 start hetagent on b again, or on another node in place of it; to go on with fewer nodes: start all agents again with \

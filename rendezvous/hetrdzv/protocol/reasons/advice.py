@@ -62,7 +62,8 @@ def _advise_about_nodes(group_id: str, why: Reason) -> str:
         where = (
             f"nodes with {count_text(missing, 'more slot')}" if slots else count_text(missing, "more node")
         )
-    return f"start hetagent for group '{group_id}' on {where}"
+    mend = f"see why {late} is not ready, or " if (late := why.data.get("not_ready")) else ""
+    return f"{mend}start hetagent for group '{group_id}' on {where}"
 
 
 def advise_after_exit(failed: Reason) -> str:

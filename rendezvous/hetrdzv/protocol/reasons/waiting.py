@@ -126,7 +126,7 @@ def with_not_ready_nodes(waits: Reason, late: Reason) -> Reason:
     """What a group waits for, with the nodes that are here but not ready (`nodes_not_ready`)."""
     who = late.who
     text = f"{waits}; {nodes_are(who)} not ready{': ' if len(who) == 1 else f'; {who.first[0]}: '}{late}"
-    return with_message(waits, text)
+    return with_message(waits, text, data={**waits.data, "not_ready": who.first[0]})
 
 
 # -- a node is in no round: clauses, to be put after its name -------------------------------------------------

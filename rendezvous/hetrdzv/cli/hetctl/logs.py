@@ -13,8 +13,8 @@ from hetrdzv.cli.hetctl import printing
 from hetrdzv.cli.hetctl.options import (
     GROUP_ARGUMENT,
     RANK_OPTION,
+    ROUND_OPTION,
     get_shared_options,
-    round_option,
     subcommand,
 )
 from hetrdzv.cli.hetctl.server_calls import (
@@ -50,15 +50,13 @@ OVERLAP_CHARACTERS = 2_000
     metavar="LINES",
     help=f"Number of lines of each stream (default: {DEFAULT_TAIL_LINES}; with --rank all that the agent keeps).",
 )
-@round_option(
-    "Show round N. Agents that still run keep the last three, the server the last one of agents that have left."
-)
+@ROUND_OPTION
 @click.option("--follow", "-f", is_flag=True, help="Follow until Ctrl-C, or until the job is over.")
 def logs(group: str, ranks: tuple[int, ...], tail: int | None, number: int | None, follow: bool) -> None:
     """Show the end of what the workers of GROUP have written to stdout and stderr, at most 16,000 characters of each.
 
-    The agents are asked, so it works from anywhere; as they leave they tell the server what the last round wrote, which
-    keeps it in memory. Needs an admin token.
+    The agents are asked, so it works from anywhere; as they leave they tell the server what their last round wrote,
+    which keeps only that, in memory. Needs an admin token.
     """
     printer = _LogPrinter(tail or (None if ranks else DEFAULT_TAIL_LINES), alone=len(ranks) == 1)
     if follow and number is not None:
@@ -139,9 +137,7 @@ def new_text(before: str, now: str) -> str:
 @subcommand("Show where in the code the workers are.")
 @GROUP_ARGUMENT
 @RANK_OPTION
-@round_option(
-    "Those that were taken when round N hung, of the last three that did (default: now, if a round runs)."
-)
+@ROUND_OPTION
 def stacks(group: str, ranks: tuple[int, ...], number: int | None) -> None:
     """Show the Python stacks of the workers of GROUP; equal ones once, the rarest first.
 

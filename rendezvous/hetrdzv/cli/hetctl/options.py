@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
@@ -11,8 +11,6 @@ from hetrdzv import __version__
 from hetrdzv.cli.types import FILE_TYPE, ParsedType
 from hetrdzv.client import parse_server_urls
 from hetrdzv.protocol.texts.ids import DEFAULT_PORT, check_id
-
-_F = TypeVar("_F", bound=Callable[..., Any])
 
 DEFAULT_SERVER = f"http://127.0.0.1:{DEFAULT_PORT}"
 
@@ -27,13 +25,15 @@ RANK_OPTION = click.option(
     metavar="N",
     help="Only of this global rank; may be repeated.",
 )
+ROUND_OPTION = click.option(
+    "--round",
+    "number",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Of round N: logs of one of the last three, stacks of one of the last three that hung (default: the newest).",
+)
 DRY_RUN_OPTION = click.option("--dry-run", is_flag=True, help="Only show what would happen.")
 WIDE_OPTION = click.option("--wide", is_flag=True, help="Show more columns.")
-
-
-def round_option(help_: str) -> Callable[[_F], _F]:
-    """The option `--round`."""
-    return click.option("--round", "number", type=click.IntRange(1), metavar="N", help=help_)
 
 
 @dataclass

@@ -65,6 +65,7 @@ Run = Callable[..., Said]
             ["train.py"],
             "hetagent: no server: give --server http://host:29400 (or set HET_SERVER), or --standalone for one node; both come before the script",  # noqa: E501
         ),
+        (["--standalone", *CPU], "hetagent: --standalone needs a script, but there is none: add it after the flags"),
         (
             ["--server", "gpu1", "--standalone", "train.py"],
             "hetagent: --standalone starts its own server: leave --server out",
@@ -99,7 +100,7 @@ def test_a_command_line_that_makes_no_sense(hetagent: Run, argv: list[str], text
         (["--no-python", "./train.py"], "program './train.py' is not executable: run chmod +x ./train.py, or leave --no-python out for Python"),  # noqa: E501
         (["--no-python", "./train.sh"], "program './train.sh' is not executable: run chmod +x ./train.sh, or leave --no-python out for Python"),  # noqa: E501
         (["--no-python", "run.sh"], "program 'run.sh' is not on PATH: write ./run.sh for the one in this folder"),
-        (["-m"], "--module says how to start a script, but there is none: add it after the flags"),
+        (["-m"], "--module needs a script, but there is none: add it after the flags"),
     ],
 )  # fmt: skip
 def test_a_script_that_cannot_be_run(hetagent: Run, tmp_path: Path, argv: list[str], text: str) -> None:

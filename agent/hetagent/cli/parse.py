@@ -104,9 +104,9 @@ def _refuse_contradictions(args: Namespace) -> None:
         if {ours, theirs} <= args.given and getattr(args, ours) != getattr(args, theirs):
             flags = (f"--{name.replace('_', '-')}" for name in (ours, theirs))
             raise UsageError(f"{' and '.join(flags)} mean the same thing: give only one")
-    if args.training_script is None and (args.module or args.no_python or args.run_path):
-        flag = "--module" if args.module else "--no-python" if args.no_python else "--run-path"
-        raise UsageError(f"{flag} says how to start a script, but there is none: add it after the flags")
+    for flag in ("--module", "--no-python", "--run-path", "--standalone"):
+        if args.training_script is None and getattr(args, dest(flag)):
+            raise UsageError(f"{flag} needs a script, but there is none: add it after the flags")
     if args.snapshot_to is None and args.given & {"snapshot_to_every_s", "snapshot_keep"}:
         raise UsageError(
             "--snapshot-to-every-s and --snapshot-keep: nothing is written without --snapshot-to DIR"

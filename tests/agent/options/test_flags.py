@@ -266,7 +266,7 @@ def test_what_cannot_be_meant_is_refused(argv: str, message: str) -> None:
 def test_what_is_missing_is_named() -> None:
     assert refusal(["--gpus"]) == "--gpus needs a value; see hetagent --help"
     for name in ("--no-python", "--run-path"):
-        assert refusal([*SERVER, name]).startswith(f"{name} says how to start a script, but there is none")
+        assert refusal([*SERVER, name]).startswith(f"{name} needs a script, but there is none")
 
 
 def test_a_host_name_that_cannot_be_a_node_id(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,10 +29,6 @@ class SourceError(Exception):
     """A source does not give what it should have; says why."""
 
 
-class CorruptFileError(SourceError):
-    """A file is not what was written: reading it again is of no use."""
-
-
 class Source:
     """A node or a directory that has parts of a snapshot: an entry of `sources` in `start.json`."""
 
@@ -89,7 +85,7 @@ class Source:
                 yield piece
                 end = at + size
         if digest.hexdigest() != expected.digest:
-            raise CorruptFileError(f"{name} {self.where} is corrupt")
+            raise SourceError(f"{name} {self.where} is corrupt")
 
     def read_index(self, rank: int) -> tuple[bytes, Index]:
         """The index of a rank's part; SourceError: it is not the one that was announced, or cannot be had."""

@@ -32,12 +32,6 @@ SNAPSHOTS = "hetagent.snapshots"
 USAGE = 2
 """The status of a script that does not take its arguments, as argparse has it."""
 
-TO_DISK = "HET_SNAPSHOT_TO"
-"""The variable that is there if snapshots are written to disk."""
-
-NOTICE = "HET_NOTICE_FILE"
-"""The variable that names the file which is there once the round is about to end."""
-
 
 def main() -> None:
     """Remove all traces of this file, then run the script."""
@@ -181,7 +175,7 @@ def _run_recorded(run: "Callable[[], None]", start_over: "Callable[[str], NoRetu
         _hide_our_frames(theirs)
         raise
     if os.getpid() == pid:
-        _save_state(None)
+        _save_state()
 
 
 def _record_end(
@@ -199,18 +193,11 @@ def _record_end(
         _record_error(error.with_traceback(theirs), permanent=_is_permanent(error, theirs))
     elif refusal := _find_argparse_error(error, theirs):
         _write_record(refusal, refusal, permanent=True)
-    _save_state(error)  # after the record, whose time is that of the exception
+    _save_state()  # after the record, whose time is that of the exception
 
 
-def _save_state(error: "BaseException | None") -> None:
-    """Have a script save its last step if it keeps snapshots.
-
-    Nobody wants it if the script has ended well, unless its round is about to end, since others go on from there, or
-    snapshots are written to disk.
-    """
-    is_good = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
-    if is_good and not os.path.exists(os.environ.get(NOTICE) or "") and TO_DISK not in os.environ:
-        return
+def _save_state() -> None:
+    """Have a script save its last step if it keeps snapshots: others may go on from there, however it has ended."""
     save_now = getattr(sys.modules.get(SNAPSHOTS), "save_now", None)
     if save_now is not None:
         save_now(ends=True)

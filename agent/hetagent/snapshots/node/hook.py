@@ -30,7 +30,6 @@ from hetagent.snapshots.node.prefetch import Prefetcher
 from hetagent.snapshots.node.reporter import SnapshotReporter
 from hetagent.snapshots.node.server import SnapshotServer
 from hetagent.snapshots.save_request import ASK
-from hetagent.worker.runner import TO_DISK
 from hetagent.workers.processes import Workers
 from hetrdzv.protocol.directive import Directive, Start
 from hetrdzv.protocol.routes import Routes
@@ -92,8 +91,7 @@ class SnapshotHook(RoundHook):
 
     def static_env(self, given: Mapping[str, str]) -> Mapping[str, str]:
         """What every worker gets in every round."""
-        to_disk = {TO_DISK: str(self._disk.catalog.path)} if self._disk is not None else {}
-        return {FOLDER: str(self._folder.path), **to_disk}
+        return {FOLDER: str(self._folder.path)}
 
     def persistent_sessions(self) -> Sequence[int]:
         """The sessions of its processes, which outlive rounds."""

@@ -11,11 +11,11 @@ from hetagent.snapshots.errors import SnapshotSuperseded
 from hetagent.snapshots.folder import SHARED, SnapshotFiles
 from hetagent.snapshots.node.files import make_source_entry, measure_slots
 from hetagent.snapshots.node.reporter import make_snapshot_id
-from hetagent.snapshots.sources import CorruptFileError, Source, SourceError, copy_part
+from hetagent.snapshots.sources import Source, SourceError, copy_part
 from hetrdzv.protocol.snapshots import CopyOrder
 
-PAUSE_S, CORRUPT_PAUSE_S = 2.0, 30.0
-"""For how long nothing is fetched after a failure, and after a part that is corrupt (seconds)."""
+PAUSE_S = 5.0
+"""For how long nothing is fetched after a failure (seconds): a part that is corrupt may be all that there is."""
 
 
 class Prefetcher:
@@ -39,7 +39,7 @@ class Prefetcher:
             return
         except (SourceError, OSError) as error:
             self._log_once(f"no copy of the snapshot's shards of node '{copy.source.node_id}': {error}")
-            time.sleep(CORRUPT_PAUSE_S if isinstance(error, CorruptFileError) else PAUSE_S)
+            time.sleep(PAUSE_S)
 
 
 def fetch(path: Path, copy: CopyOrder) -> None:

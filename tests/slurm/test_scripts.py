@@ -122,10 +122,14 @@ def run(name: str, home: Path, job_id: int, **programs: str) -> subprocess.Compl
     )
 
 
-@pytest.mark.parametrize("end", ["", "pkill -g 0 -x hetserver; "], ids=["its server runs", "it is gone"])
+@pytest.mark.parametrize(
+    "end", ["", "pkill -g 0 -x hetserver; sleep 99; "], ids=["its server runs", "it is gone"]
+)
 def test_train_ends_as_its_step_does_and_leaves_no_token(end: str, tmp_path: Path) -> None:
     look = f"grep -h listening {tmp_path}/.hetrdzv/*/said >{tmp_path}/before; "
-    done = run("train.sbatch", tmp_path, os.getpid(), srun=f"{look}{end}exit 38")
+    done = run(
+        "train.sbatch", tmp_path, os.getpid(), srun=f"{look}{end}exit 38", scancel="pkill -g 0 -x sleep"
+    )
     assert done.returncode == 38, done.stderr
     assert "listening on" in (tmp_path / "before").read_text(), "srun came before the server"
     assert "listening on" in done.stderr

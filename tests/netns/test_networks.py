@@ -12,7 +12,9 @@ from tests.support.pages import commands
 
 NODES = ("server", "a", "b")
 NOBODY = "no node can be master: a cannot be reached from b; b cannot be reached from a"
-ADVICE = "check the firewall, --port-range, --interface and --local-addr; to begin again: start hetagent on each node"
+ADVICE = (
+    "check the firewall, --port-range, --interface and --local-addr; to begin again: start hetagent again"
+)
 
 
 GIVEN = ["--gpus", "4", "--server", "http://10.0.0.1:29400", "--token-file", "token"]

@@ -73,7 +73,7 @@ def test_what_to_do_about_a_failure() -> None:
         ReasonCode.JOIN_TIMEOUT.reason(why=waiting.too_few_nodes(A, 1), timeout_s=12.0),
         ReasonCode.NODE_LOST.reason("b", why=ReasonCode.CONNECTION_LOST.reason()),
     ]
-    again = "to begin again: start hetagent on each node"
+    again = "to begin again: start hetagent again"
     steps = [advise_next_step("job", why, failed=True) for why in whys]
     assert all(step.endswith(again) for step in steps)
     assert (
@@ -94,5 +94,5 @@ look at b: is it up, can it reach the server, and what did its hetagent log last
 
 
 def test_a_group_that_stays_has_to_be_restarted() -> None:
-    again = "to begin again: hetctl restart job, then start hetagent on each node"
+    again = "to begin again: hetctl restart job, then start hetagent again"
     assert advise_next_step("job", exited(1, "no"), failed=True, stays=True) == again

@@ -90,6 +90,8 @@ def find_address(
     if interface is not None:
         return AdvertisedAddress(find_interface_address(interface), interface, is_chosen=True)
     if local_addr is not None:
+        if _parse_ip(local_addr) is not None and _find_bindable(local_addr)[1] != local_addr:
+            log(f"--local-addr {local_addr} is not of this machine: workers hang unless it leads here")
         return AdvertisedAddress(local_addr, find_interface(local_addr), is_chosen=True)
     until, log_once = time.monotonic() + timeout_s, WarnOnce(log)
     while True:

@@ -49,8 +49,7 @@ def run_child_server() -> Iterator[ChildServer]:
     finally:
         assert server.stdin is not None
         server.stdin.close()
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             server.wait(5)
-        except subprocess.TimeoutExpired:
-            server.kill()
-            server.wait()
+        server.kill()
+        server.wait()

@@ -64,8 +64,8 @@ class Shutdown:
         """
         if isinstance(cause, PreemptionNotice):
             self.because, self.is_announced = cause.why, True
-            why, how, signum = cause.why, cause.why, signal.SIGTERM
-            grace_s = self._grace_s
+            why = how = cause.why
+            signum, grace_s = signal.SIGTERM, self._grace_s
             if cause.deadline is not None:
                 grace_s = max(0.0, cause.deadline - now)
                 stop_s = min(stop_s, max(0.0, grace_s - GOODBYE_S))
@@ -129,16 +129,15 @@ class Shutdown:
         """Why this node has left, for the server."""
         if self.signum is not None:
             return f"its agent got {self.signum.name}"
-        if self.ended_by:
-            return self.ended_by
-        return "its agent has finished" if outcome is not None else "its agent failed"
+        return self.because or ("its agent has finished" if outcome is not None else "its agent failed")
 
     def write_error_file(self, outcome: Directive | None) -> None:
         """Write the root cause, or why this agent did not see the job to its end."""
         if outcome is not None and outcome.root_cause is not None:
             failures.write_root_cause(outcome.root_cause)
             return
-        is_refused = outcome is not None and outcome.outcome is None and outcome.exit_code == statuses.FAILED
-        why = outcome.why if outcome is not None and is_refused else self.ended_by
+        why = self.because
+        if outcome is not None and outcome.outcome is None and outcome.exit_code == statuses.FAILED:
+            why = outcome.why
         if why and self.signum is None and not self.is_announced:
             failures.write_error(why, why)

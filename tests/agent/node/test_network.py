@@ -139,6 +139,13 @@ def test_a_resolver_that_is_not_there_yet(
         find_address(None, None, ["a"], 60.0, said.append)
 
 
+def test_an_address_of_another_machine_is_noted_since_workers_may_wait_for_it() -> None:
+    said = list[str]()
+    for address in ("127.0.0.1", "::1", "a-name", "192.0.2.7"):
+        assert find_address(address, None, [], 0.0, said.append).address == address
+    assert [text.split()[1] for text in said] == ["192.0.2.7"]
+
+
 def test_of_several_servers_one_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     known = socket.getaddrinfo
 

@@ -46,7 +46,7 @@ def test_without_a_failure(fields: dict[str, Any] | None, lines: list[str]) -> N
 
 @pytest.mark.parametrize(
     ("stays", "begin"),
-    [(True, "hetctl restart bert, then start hetagent on each node"), (None, "start hetagent on each node")],
+    [(True, "hetctl restart bert, then start hetagent again"), (None, "start hetagent again")],
 )
 def test_a_failure_names_the_worker_its_words_the_logs_and_what_hetctl_would_say(
     stays: bool | None, begin: str

@@ -109,7 +109,7 @@ def _ask_to_save(pipe: str) -> bool:
     """Whether somebody listens at a pipe, who is asked; what was answered before is forgotten."""
     with contextlib.suppress(OSError):
         fd = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
-        with contextlib.closing(os.fdopen(fd, "wb", buffering=0)) as file:
+        with os.fdopen(fd, "wb", buffering=0) as file:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(f"{pipe}.done")
             return file.write(b"!") == 1

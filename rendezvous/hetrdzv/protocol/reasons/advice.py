@@ -34,7 +34,7 @@ def advise_next_step(group_id: str, why: Reason, *, failed: bool = False, stays:
             node=", ".join(why.nodes), group=group_id
         )
         how = f"hetctl restart {group_id}, then start" if stays else "start"
-        return f"{known}{'; ' if known else ''}to begin again: {how} hetagent on each node"
+        return f"{known}{'; ' if known else ''}to begin again: {how} hetagent again"
     if why.code in HANG_CODES:
         again = "" if why.until else f"; to begin the round again: hetctl restart {group_id}"
         return f"to see where the ranks are: hetctl stacks {group_id}{again}"

@@ -413,24 +413,3 @@ def test_places_are_bounded_by_what_workers_report(
 def eights(rank: int) -> str:
     """The node of a rank, of those with eight each."""
     return f"n{rank // 8}"
-
-
-def test_a_worker_among_8000_that_others_wait_for_is_named() -> None:
-    """As an honest job reports it: everybody in one group of all, and in two of eight."""
-    workers = [
-        WorkerProgress(
-            rank=rank,
-            idle_s=30,
-            collectives=tuple(
-                ProcessGroupProgress(
-                    name=name, size=size, enqueued=7 if rank == 5003 else 8, started=7, completed=7
-                )
-                for name, size in (("0", 8000), (f"tp{rank // 8}", 8), (f"dp{rank % 1000}", 8))
-            ),
-        )
-        for rank in range(8000)
-    ]
-    verdict = find_hang(workers, 8000, eights)
-    assert verdict is not None
-    assert verdict.ranks == (5003,)
-    assert verdict.nodes == ("n625",)

@@ -4,16 +4,15 @@ import pytest
 
 from hetrdzv.core.commands import Cancel, Leave
 from hetrdzv.protocol.errors import (
-    GroupFinishing,
     InvalidSpec,
     SettingDifference,
     SpecConflict,
     StaleIncarnation,
 )
-from hetrdzv.protocol.reasons import events, waiting
+from hetrdzv.protocol.reasons import events
 from hetrdzv.protocol.reasons.reason import ReasonCode
 from hetrdzv.protocol.settings import SETTINGS
-from tests.core.driver import Story, bare, ready, running
+from tests.core.driver import Story, bare, running
 from tests.core.script import fact, play
 
 CASES = {
@@ -153,15 +152,10 @@ def test_a_node_whose_agent_died_is_lost_for_good() -> None:
     assert (story.order, story.group.restarts) == (["a", "b"], 0)
 
 
-def test_why_nodes_that_are_not_ready_are_not() -> None:
+def test_the_event_of_a_join_says_why_its_node_is_not_ready() -> None:
     story = Story(min_nodes=2)
-    story.join("a")
     story.join("b", not_ready="Xid 79")
-    waits = waiting.too_few_nodes(ready(["a"], 2), 1, until=story.now + 600)
-    assert story.reason == waiting.with_not_ready_nodes(
-        waits, waiting.nodes_not_ready(ready("b", 0).nodes, "Xid 79")
-    )
-    assert story.said("node_joined")[-1] == events.node_joined("b", 1, "10.0.0.1", "Xid 79")
+    assert story.said("node_joined") == [events.node_joined("b", 1, "10.0.0.1", "Xid 79")]
 
 
 def test_members_of_the_round_are_not_forgotten() -> None:
@@ -172,12 +166,6 @@ def test_members_of_the_round_are_not_forgotten() -> None:
         story.join(f"pod{number}")
         story.leave(f"pod{number}")
     assert "b" in story.group.nodes
-
-
-def test_who_is_yet_to_exit_is_named() -> None:
-    story = play("group last_call_s=0; join a; succeeded a")
-    with pytest.raises(GroupFinishing, match=": a;"):
-        story.join("b")
 
 
 # -- settings ------------------------------------------------------------------------------------------------

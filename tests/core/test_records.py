@@ -159,16 +159,6 @@ def test_the_last_round_of_a_job_costs_nothing(act: str, outcome: str) -> None:
     assert story.told("a").time == only.time
 
 
-def test_a_job_that_fails_says_why_and_what_came_before() -> None:
-    story = training("a", max_restarts=0)
-    story.failed("a", exit_code=9)
-    story.now += 1.0
-    story.join("a")
-    (only,) = story.rounds
-    assert (only.ended_by, only.is_last, only.time["stopping"]) == ("failed", True, 1.0)
-    assert str(only.reason).startswith("rank 0 on a exited with code 9: Traceback: boom")
-
-
 def test_another_job_keeps_the_records_and_has_a_time_of_its_own() -> None:
     story = training("a")
     story.wait(10.0)
@@ -190,15 +180,6 @@ def test_only_the_last_records_are_kept() -> None:
 
 
 # -- what counts as training ---------------------------------------------------------------------------------
-
-
-def test_training_begins_with_the_first_collective_and_ends_with_the_last() -> None:
-    story = starting("a", "b")
-    story.wait(10.0)
-    story.do(RecordTraining(1, story.now - 3.0))
-    story.wait(20.0)
-    story.dies(ProgressTimes(began_s=23.0, idle_s=4.0))
-    assert story.times == [{"starting_up": 9.0, "training": 19.0, "idle": 4.0}]
 
 
 def test_a_report_tells_of_training_that_nobody_had_told_of() -> None:

@@ -6,7 +6,6 @@ import pytest
 
 from hetrdzv.core.commands import RenewLease, Tick
 from hetrdzv.core.explanations import explain_round_end
-from hetrdzv.protocol.reasons import events
 from hetrdzv.protocol.reasons.reason import ReasonCode
 from tests.core.driver import Story, running
 from tests.core.leases import heard, step
@@ -145,12 +144,6 @@ def test_who_was_sent_the_end_of_its_round_may_not_have_got_it() -> None:
     assert story.group.state == "waiting"
     story.wait(2, silent=("b",))
     assert story.order == ["a"]
-
-
-def test_a_job_whose_workers_never_met_says_how_many_did() -> None:
-    story = play("running a b c; report a succeeded met=2; succeeded b c")
-    apart = ReasonCode.PARTIALLY_CONNECTED.reason(met=2, world_size=3)
-    assert story.reason == story.told("c").reason == events.group_succeeded(apart)
 
 
 def test_a_server_that_takes_over_judges_a_round_that_waited_for_a_suspect_only() -> None:

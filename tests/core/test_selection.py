@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
-from itertools import permutations
 
 import pytest
 
@@ -53,15 +52,6 @@ def test_returning_node_gets_its_place_back() -> None:
     _, sticky_order = place(GroupSpec(), nodes("a", "c"), ("a", "b", "c"), ("a", "b", "c"))
     assert sticky_order == ("a", "b", "c")
     assert order(nodes("a", "b", "c"), sticky_order, ("a", "c")) == ["a", "b", "c"]
-
-
-def test_where_no_master_serves_all_the_largest_part_is_taken() -> None:
-    broken = {(one, other) for one, other in permutations("abcd", 2) if "b" in (one, other)}
-    assert order(nodes("a", "b", "c", "d"), unreachable=broken) == ["a", "c", "d"]
-    assert order(nodes("a", "b", "c", "d"), unreachable=broken, min_nodes=4) == []
-    assert order(nodes("a", "b"), unreachable={("gone", "a")}) == ["a", "b"]
-    halves = {(one, other) for one, other in permutations("abcd", 2) if (one in "ab") != (other in "ab")}
-    assert order(nodes("a", "b", "c", "d"), unreachable=halves) == ["a", "b"]
 
 
 def test_a_spare_takes_part_where_that_makes_a_master_serve() -> None:

@@ -236,14 +236,6 @@ def test_a_selection_among_many_unlike_nodes_looks_at_few(
     assert unit is None or len(answer.nodes) == 3 * len(racks)
 
 
-def test_a_world_is_found_though_no_size_at_the_end_makes_up_for_what_was_taken_before() -> None:
-    """An odd number of slots is taken anyway, the last nodes have even ones: no multiple of 2 is found at first."""
-    items = [best_set.Candidate(f"n{number}", 1023 if number < 501 else 1024) for number in range(1_000)]
-    found = best_set.choose_best_set(items, WorldSizes.of(GroupSpec(world_size_multiple=2)))
-    assert found is not None
-    assert sum(item.slots for item in found) == 500 * 1023 + 499 * 1024
-
-
 @pytest.mark.parametrize("unit", [None, "rack"])
 @pytest.mark.parametrize(("ready", "most"), [(1_000, 500), (2_000, None), (4_000, 2_000), (6_000, 3_000)])
 def test_a_world_is_found_among_many_though_all_around_its_end_are_of_one_size(
@@ -271,14 +263,3 @@ def test_a_world_is_found_far_below_what_fits(
     answer = select_nodes(group_of(spec), [node(number, slots) for number in range(ready)])
     assert isinstance(answer, Selection)
     assert answer.world_size == largest
-
-
-def test_a_unit_that_must_be_taken_is_not_larger_than_max_nodes() -> None:
-    """Its nodes alone made a round of more nodes than there may be."""
-    large = [node(number, 1, rack="a", public=True) for number in range(4)]
-    small = [node(number, 1, rack="b") for number in range(4, 6)]
-    answer = select_nodes(
-        group_of(GroupSpec(unit="rack", master="public=yes", max_nodes=3)), [*large, *small]
-    )
-    assert isinstance(answer, Shortfall)
-    assert answer.kind is ShortfallKind.ALLOWED_MASTER

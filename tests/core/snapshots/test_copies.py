@@ -122,21 +122,6 @@ def test_what_a_node_that_has_left_alone_has_two_members_copy() -> None:
     assert [next_copy_order(job.group, job.node(name), safe) for name in "ab"] == [None, None]
 
 
-def test_what_only_a_node_that_has_left_has_at_all_two_members_copy() -> None:
-    job = begun("d", min_nodes=1, max_nodes=4)
-    declare(job, "d", 0, whole=True)
-    for name in "abc":
-        job.join(name, snapshots=job.holds())
-    leaves(job, "d", 300.0)
-    for name in "abc":
-        job.join(name, snapshots=job.holds())
-    job.wait(30.0)
-    assert job.began is not None
-    assert {source.node_id for source in job.began.sources} == {"d"}
-    copies = [next_copy_order(job.group, job.node(member.node_id)) for member in job.round.members]
-    assert [copy is not None for copy in copies] == [True, True, False]
-
-
 def test_a_step_is_safe_once_its_shards_are_on_two_nodes() -> None:
     job = begun("a", "b", min_nodes=2, max_nodes=2)
     declare(job, "a", 0, whole=True)

@@ -7,8 +7,6 @@ import pytest
 
 from hetrdzv.core.commands import DeclareSnapshots, Leave
 from hetrdzv.core.invariants import list_violations
-from hetrdzv.core.model import Group, Node
-from hetrdzv.core.rounds.timers import no_expired_leases
 from hetrdzv.core.rounds.transitions import MAX_GONE_NODES
 from hetrdzv.core.snapshots.catalog import list_group_snapshots, list_missing_ranks
 from hetrdzv.core.snapshots.sources import MAX_WHOLE_SOURCES_PER_MEMBER, select_sources
@@ -17,8 +15,6 @@ from hetrdzv.core.snapshots.start_snapshot import (
     newest_memory_snapshot,
     snapshot_warnings,
 )
-from hetrdzv.core.state_machine import step
-from hetrdzv.protocol.directive import Member
 from hetrdzv.protocol.errors import NodeIdInUse, NotFound, StaleIncarnation, StaleRound
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.reasons.snapshots import (
@@ -535,30 +531,6 @@ def test_workers_that_take_none_are_said_once_a_round_and_shown_until_they_do() 
     for node_id in ("a", "b"):
         job.declare(node_id, job.holds(held(105)))
     assert snapshot_warnings(job.group, current) == ()
-
-
-def test_the_same_said_by_many_members_in_a_turn_does_not_look_at_all_members_each_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    names = [f"n{number}" for number in range(50)]
-    job = Job(min_nodes=50, max_nodes=50).begin(*names)
-    of_member, looks = Group.node_of_member, list[Member]()
-
-    def count(group: Group, member: Member) -> Node | None:
-        looks.append(member)
-        return of_member(group, member)
-
-    monkeypatch.setattr(Group, "node_of_member", count)
-    group, said = job.group, list[Reason]()
-    for name in names:
-        lack = replace(job.holds(held(90)), disabled_reason="it needs 5 MB")
-        command = DeclareSnapshots(node_id=name, incarnation=f"{name}-1", round=1, inventory=lack)
-        applied = step(group, command, job.now, no_expired_leases)
-        group, said = applied.group, [*said, *applied.events]
-    assert [bare(event) for event in said] == [
-        ReasonCode.SNAPSHOTS_DISABLED.reason("n0", quote="it needs 5 MB")
-    ]
-    assert len(looks) < 3 * len(names)
 
 
 def test_what_could_not_be_written_is_said_until_one_is() -> None:

@@ -5,12 +5,6 @@ from pathlib import Path
 
 import pytest
 from benchmarks import rendezvous, writes
-from benchmarks.tables import growth
-
-
-def test_growth_is_the_exponent() -> None:
-    assert growth([(10, 3.0), (100, 30.0), (1000, 300.0)]) == pytest.approx(1.0)
-    assert growth([(10, 1.0), (100, 100.0)]) == pytest.approx(2.0)
 
 
 def test_rendezvous(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -32,9 +26,3 @@ async def test_writes(store: str, is_lost: bool, tmp_path: Path) -> None:
     wrong: list[str] = []
     await writes.kill_server(f"sqlite:{tmp_path}/state.db" if store == "sqlite" else store, 1, wrong)
     assert any("acknowledged was" in line for line in wrong) == bool(wrong) == is_lost, wrong
-
-
-def test_writes_refuses_faults_that_there_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", ["writes", "etcd", "--faults", str(len(writes.KINDS) + 1)])
-    with pytest.raises(SystemExit, match="2"):
-        writes.main()

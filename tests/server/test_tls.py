@@ -102,10 +102,6 @@ async def test_a_certificate_that_is_none_for_this_server_or_day(
         assert says in await ask(server.url, ClientTls(tls.ca))
 
 
-async def test_http_spoken_to_a_server_with_tls(server: Hetserver) -> None:
-    assert "if it speaks TLS, give https://" in await ask(server.url.replace("https:", "http:"))
-
-
 async def test_a_client_certificate_is_asked_for(
     strict: Hetserver, mine: Tls, ours: Authority, theirs: Tls
 ) -> None:

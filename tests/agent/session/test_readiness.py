@@ -34,16 +34,6 @@ def another(bench: Bench, incarnation: str = "b1", after_round: int = 0) -> None
     bench.do(commands.Join(node_id="b", incarnation=incarnation, after_round=after_round, **offer))  # type: ignore[arg-type]
 
 
-def test_it_is_known_with_its_reason_and_starts_once_it_is_ready(bench: Bench) -> None:
-    ready(bench, WHY)
-    assert bench.group.nodes["a"].not_ready == WHY
-    bench.run(3)
-    assert (bench.group.state, bench.kinds) == (GroupState.WAITING, [("wait", 0)])
-    change(bench, "")
-    assert bench.kinds == [("wait", 0), ("start", 1)]
-    assert joins(bench) == [WHY, ""]
-
-
 def test_one_that_waits_is_taken_back_and_offered_again() -> None:
     bench = Bench(spec=TWO)
     ready(bench)

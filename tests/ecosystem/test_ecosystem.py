@@ -1,4 +1,4 @@
-"""Programs of the frameworks around torch, end to end: under hetagent, and one under torchrun, on unlike nodes.
+"""Programs of the frameworks around torch, end to end, under hetagent on unlike nodes.
 
 None of these programs knows of us. Their workers run in `.venv-ecosystem`, which has the frameworks. On their output
 each rank says, as its framework sees it, who it is; and after every epoch the sum of the ranks + 1 over all ranks (for
@@ -179,27 +179,3 @@ def test_processes_of_a_framework_that_run_alone(
             assert worlds == [(0, 1)] * NODES[name], job.report()
             assert (never_met in agent.stderr) == (outcome is not None), job.report()
         assert job.group()["current_round"]["met"] == (WORLD if outcome is None else 0)
-
-
-def test_a_framework_under_torchrun_with_our_rendezvous(tmp_path: Path) -> None:
-    program = PROGRAMS["lightning trainer"]
-    saved = tmp_path / "saved"
-    saved.mkdir()
-    with cluster(tmp_path) as job:
-        for name, slots in NODES.items():
-            command = [
-                *(str(PYTHON), "-m", "torch.distributed.run"),
-                *(f"--nnodes={len(NODES)}", f"--nproc-per-node={slots}", "--rdzv-backend=hetrdzv"),
-                *(f"--rdzv-endpoint=127.0.0.1:{job.server.port}", "--rdzv-id=job"),
-                f"--rdzv-conf=node_id={name}",
-                *(str(HERE / program.script), *program.words(saved, tmp_path / "no hold")),
-            ]
-            job.run(name, command)
-        assert [agent.wait(START_S) for agent in job.agents.values()] == [0, 0], job.report()
-        assert job.group()["state"] == "succeeded"
-        for name, agent in job.agents.items():
-            lives = said(agent.stderr, "world_size")
-            assert {(line["rank"], line["local_rank"]) for line in lives} == RANKS[name], agent.stderr
-            for line in lives:
-                check_rank(line, name, program.environment)
-            check_epochs(said(agent.stderr, "epoch"))

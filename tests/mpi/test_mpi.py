@@ -15,7 +15,7 @@ import pytest
 from hetagent.launch.mpi.mpirun import PREFIX, SHARED_MEMORY
 from tests.netns import hosts
 from tests.netns.cluster import HostCluster
-from tests.support.cluster import Cluster, cluster, leftovers, standalone, wait_for
+from tests.support.cluster import Cluster, cluster, leftovers, wait_for
 from tests.support.servers import ROOT, Hetserver
 
 pytestmark = [pytest.mark.long, pytest.mark.needs("open-mpi"), pytest.mark.slow, pytest.mark.timeout(240)]
@@ -197,27 +197,6 @@ def test_a_master_that_dies_with_its_machine_leaves_nothing_and_another_takes_ov
         trains(job, 2)
         ends_well(job, "a", "b")
         assert [one[:4] for one in lives(job)[1]] in (PLACES, [(0, 3, 0, 1), (1, 3, 0, 2), (2, 3, 1, 2)])
-
-
-def test_a_node_that_was_started_otherwise_is_given_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with cluster(tmp_path, *FLAGS[:4], "--max-restarts", "0") as job:
-        begin(job, "--launch", "mpi", nodes={"a": 2})
-        # its programs, which know no mpirun, are killed with a folder of Open MPI of their own
-        monkeypatch.setenv("OMPI_MCA_orte_tmpdir_base", str(tmp_path))
-        job.agent(
-            "b", 1, script=str(TRAIN), args=["--epochs", "1000", "--epoch-sleep", "1"]
-        )  # a process per GPU
-        assert job.agents["a"].wait() == 255  # mpirun's, that of its remote shell
-        message = job.group()["root_cause"]["failure"]["message"]
-        assert "n1-b was not started: the agent of node 'b' runs nothing for the master 'a'" in message
-        assert "start hetagent with the same --launch on every node" in message
-
-
-def test_one_node_alone(tmp_path: Path) -> None:
-    output = standalone("--gpus", "2", "--launch", "mpi", str(TRAIN), "--epochs", "2")
-    assert sorted(one[0] for one in EPOCH.findall(output) if one[1:3] == ("2", "3")) == ["0", "1"]
 
 
 def test_ranks_know_the_master_and_nobody_knows_the_token(tmp_path: Path) -> None:

@@ -107,22 +107,6 @@ def test_a_short_cut_changes_nothing_and_a_cable_that_is_pulled_out_costs_a_roun
     job.end_well("a", "b", "c")
 
 
-def test_the_server_is_out_of_reach_for_all(job: Job) -> None:
-    """It declares all lost; when it is reachable again they form a round, which costs no restart."""
-    first = job.start_three()
-    old = {name: Ends(job.pids(name)) for name in "abc"}
-    job.switch.cut("server")
-    wait_for(lambda: len(job.told("node_lost")) == 3, "three losses")
-    assert job.group()["state"] == "waiting"
-    assert not any(ends.at for ends in old.values())
-    job.switch.heal()
-    job.world(3, round_above=first)
-    for name in "abc":
-        assert old[name].last() < job.new(name, first)
-    assert job.told("worker_failed") == []
-    job.end_well("a", "b", "c")
-
-
 @pytest.mark.long
 def test_one_packet_in_ten_is_lost(tmp_path: Path, net: Hosts) -> None:
     """No node is declared lost, and a new round forms whose workers all meet.

@@ -125,17 +125,6 @@ def test_a_preempted_node_has_its_grace_and_the_others_are_told_why(job: Cluster
     job.end_well("a", "c")
 
 
-@pytest.mark.long
-@pytest.mark.gloo
-def test_a_worker_that_saves_at_sigterm_still_has_its_data_loaders(pair: Cluster) -> None:
-    pair.start(PAIR, do="load@2")
-    wait_for((pair.log.folder / "loading").exists, "b's data loaders")
-    pair.agents["b"].send(signal.SIGTERM)
-    assert pair.agents["b"].wait() == 128 + signal.SIGTERM
-    assert (pair.log.folder / "saved").exists()
-    assert not leftovers("b")
-
-
 def test_workers_that_sit_in_a_collective_are_killed_after_the_grace_and_hold_nobody_up_before(
     pair: Cluster,
 ) -> None:

@@ -1,6 +1,5 @@
 """The ordinary job, end to end: real server, agents and workers, one kind of trouble per test."""
 
-import re
 import signal
 from pathlib import Path
 
@@ -27,19 +26,6 @@ def test_uneven_nodes_get_their_offsets_and_succeed_together(pair: Cluster) -> N
         assert "round    1, restarts spent 0\ntime     " in said  # it may be too short to be seen training
         assert "\noutcome  the job succeeded\n" in said
     assert pair.group()["current_round"]["met"] == 3
-
-
-def test_an_exception_is_told_on_every_node_with_its_traceback(job: Cluster) -> None:
-    job.flags = (*job.flags, "--max-restarts", "0")
-    for name, gpus in THREE.items():
-        job.agent(name, gpus, do="raise@2")
-    assert {name: job.agents[name].wait() for name in "abc"} == {"a": 1, "b": 1, "c": 1}, job.report()
-    for name in "abc":
-        said = job.agents[name].stderr
-        cause = said.split("root cause: ")[1]
-        assert re.match(r"ValueError: the tensor of step 3 has no soul \(\w+\.py:\d+, rank 2 on b\)\n", cause)
-        assert "  | ValueError: the tensor of step 3 has no soul\n" in cause
-    assert job.group()["state"] == "failed"
 
 
 def test_killed_workers_cost_a_restart_each_until_the_groups_budget_is_spent(pair: Cluster) -> None:
@@ -103,32 +89,9 @@ def test_drained_and_let_in_again(job: Cluster) -> None:
     job.end_well("a", "b", "c")
 
 
-def test_cancel_ends_all_with_3(pair: Cluster) -> None:
-    pair.start(PAIR)
-    pair.post("cancel")
-    assert {name: pair.agents[name].wait() for name in "ab"} == {"a": 3, "b": 3}
-    for name in "ab":
-        assert not leftovers(name)
-
-
-@pytest.mark.parametrize(
-    ("do", "code"),
-    [("grandchild@2", 5), pytest.param("loader@2", 6, marks=[pytest.mark.long, pytest.mark.gloo])],
-)
-def test_what_a_crashed_worker_started_is_gone_before_the_next_round(
-    pair: Cluster, do: str, code: int
-) -> None:
-    first = pair.start(PAIR, do=do)
+def test_what_a_crashed_worker_started_is_gone_before_the_next_round(pair: Cluster) -> None:
+    first = pair.start(PAIR, do="grandchild@2")
     pair.world(3, round_above=first)
     assert set(leftovers("b")) == {worker.pid for worker in pair.agents["b"].workers()}
-    assert f"rank 2 on b exited with code {code}" in pair.told("restart_spent")[0]
-    pair.end_well("a", "b")
-
-
-def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace(pair: Cluster) -> None:
-    pair.flags = (*pair.flags[:-1], "1")
-    first = pair.start(PAIR, do="ignore-term@2")
-    pair.agents["a"].workers()[0].kill()
-    pair.world(3, round_above=first)
-    assert {line["restart"] for line in pair.lines(world=3) if line["round"] > first} == {1}
+    assert "rank 2 on b exited with code 5" in pair.told("restart_spent")[0]
     pair.end_well("a", "b")

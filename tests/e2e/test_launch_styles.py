@@ -5,7 +5,6 @@ for W ranks counted from 0 that is W(W+1)/2, which no other set of W ranks gives
 """
 
 import re
-import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -82,8 +81,6 @@ ENV_ARGS = (
     "--distributed-init-method {init_method} --distributed-world-size {world_size} "
     "--distributed-rank {rank_offset} --cpu-workers {gpus}"
 )
-MP_SPAWN_ARGS = "-n {nnodes} -g {gpus} -nr {node_rank}"
-
 STYLES = {
     "hetseq over tcp": Style(script=HETSEQ, args=HETSEQ_ARGS),
     "hetseq over a file": Style(
@@ -192,34 +189,3 @@ def test_a_program_of_this_style_gets_its_ranks_and_survives_a_kill(style: Style
             assert "different GPU counts" not in agent.stderr, "there is nothing to warn of"
             assert leftovers(name) == []
     assert [path.name for path in tmp_path.iterdir() if ".round" in path.name] == []
-
-
-def test_a_formula_for_even_nodes_ends_the_job_on_all_nodes_with_the_reason(tmp_path: Path) -> None:
-    """It was a warning, and then a hang."""
-    style = Style(script=MP_SPAWN, args=MP_SPAWN_ARGS, epochs_flag="--epochs")
-    with cluster(tmp_path, "--nnodes", "2", "--stop-timeout-s", "5", *style.flags) as job:
-        start(job, style)
-        statuses = {name: agent.wait(WAIT_S) for name, agent in job.agents.items()}
-        assert statuses == {"a": 1, "b": 1}, job.report()
-        group = job.group()
-        assert (group["state"], group["restarts"]) == ("failed", 0), job.report()
-        for agent in job.agents.values():
-            ending = agent.stderr.rpartition("outcome ")[2]
-            assert "have different GPU counts" in ending, job.report()
-            assert "Pass {rank_offset} and {world_size} to the script instead" in ending, job.report()
-
-
-@pytest.mark.long
-def test_hetseq_goes_on_in_a_world_of_one(tmp_path: Path) -> None:
-    """It refuses an init method there, and the job failed after three restarts."""
-    style = Style(script=HETSEQ, args=HETSEQ_ARGS, nodes={"a": 1, "b": 2}, rest="0.3")
-    with cluster(tmp_path, "--nnodes", "1:2", "--stop-timeout-s", "5", *style.flags) as job:
-        start(job, style)
-        a, b = job.agents["a"], job.agents["b"]
-        wait_for(lambda: len(sums(a.stderr).get(0, [])) >= 2, "two epochs", WAIT_S)
-        b.send(signal.SIGTERM)
-        assert a.wait(WAIT_S) == 0, job.report()
-        assert (job.group()["state"], job.group()["restarts"]) == ("succeeded", 0), job.report()
-        (*_, before), (*alone, after) = seen(a.stderr)
-        assert (before, alone, after >= 2) == (0, [0, 1, 0], True), job.report()
-        assert set(sums(a.stderr)[0]) == {6, 1}

@@ -1,21 +1,15 @@
 """Restarts with standbys, end to end."""
 
-import contextlib
 import os
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
-from tests.support.cluster import Agent, Cluster, cluster, leftovers, wait_for
-from tests.support.needs import ALL
+from tests.support.cluster import Cluster, cluster, leftovers, wait_for
 
 MODULE = "decimal"
 """What standbys import here: something that takes no time, and that the workload does not import."""
-
-KILLS = 20 if os.environ.get(ALL) == "1" else 6
 
 
 @pytest.fixture
@@ -27,16 +21,6 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     with cluster(tmp_path, "--nnodes", "1", "--stop-timeout-s", "5", *killed_often) as made:
         made.light = True
         yield made
-
-
-def descriptors(agent: Agent) -> Counter[str]:
-    """How many descriptors of which kind an agent has open; of files only how many, since each round has its own."""
-    kinds = []
-    for link in Path(f"/proc/{agent.pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):
-            target = os.readlink(link)
-            kinds.append("file" if target.startswith("/") else target.partition("[")[0])
-    return Counter(kinds)
 
 
 def pids(job: Cluster, number: int) -> set[int]:
@@ -67,25 +51,6 @@ def test_each_next_world_is_made_of_standbys(job: Cluster, tmp_path: Path) -> No
     assert leftovers("a") == []
     assert list((tmp_path / "tmp").iterdir()) == []
     assert "standby" not in agent.stderr, agent.stderr
-
-
-@pytest.mark.long
-def test_kills_in_a_row(job: Cluster, tmp_path: Path) -> None:
-    """Some before the next standbys are ready, some while they import."""
-    agent = job.agent("a", 2, "--preload", MODULE)
-    number = kill_one(job, job.world(2))
-    job.standbys(2)
-    open_before, children = descriptors(agent), len(psutil.Process(agent.pid).children())
-    for _ in range(KILLS):
-        number = kill_one(job, number)
-    assert number == KILLS + 2
-    assert job.group()["restarts"] == KILLS + 1
-    job.standbys(2)
-    job.wait_for(lambda: not descriptors(agent) - open_before, "no more descriptors than before")
-    assert len(psutil.Process(agent.pid).children()) == children
-    job.end_well("a")
-    assert leftovers("a") == []
-    assert list((tmp_path / "tmp").iterdir()) == []
 
 
 def test_a_killed_agent_leaves_no_standby(job: Cluster) -> None:

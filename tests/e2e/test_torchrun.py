@@ -128,18 +128,6 @@ def test_a_new_node_is_admitted_and_costs_no_restart(tmp_path: Path) -> None:
         job.end_well("a", "b")
 
 
-@pytest.mark.long
-def test_an_agent_that_gives_up_ends_the_job_where_too_few_are_left(tmp_path: Path) -> None:
-    with Torchruns(tmp_path, "--nnodes", "2", conf="last_call_s=60") as job:  # without --max-restarts
-        start_pair(job)
-        job.agents["a"].workers()[0].kill()
-        assert {name: job.agents[name].wait() for name in "ab"} == {"a": 1, "b": 1}
-        failure = "rank 0 on a was killed by SIGKILL"
-        assert f"RendezvousClosedError: the job failed: {failure}" in job.agents["b"].stderr
-        group = job.group()
-        assert (group["state"], group["reason"]["message"]) == ("failed", failure)
-
-
 def test_the_server_may_be_away(pair: Torchruns) -> None:
     pair.light = True
     first = start_pair(pair)
@@ -213,45 +201,3 @@ def test_who_has_succeeded_is_not_held_by_another_nodes_failure(tmp_path: Path) 
         (job.log.folder / "fail").touch()
         assert {name: job.agents[name].wait() for name in "ab"} == {"a": 0, "b": 0}, job.report()
         wait_for(lambda: job.group()["state"] == "succeeded", "success of the group", 5)
-
-
-LAUNCH = """
-import os, sys
-import torch.distributed as dist
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-
-def work(word):
-    dist.init_process_group("gloo")
-    everyone = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, f"{word}{os.environ['HET_NODE_ID']}")
-    dist.destroy_process_group()
-    return int(os.environ["RANK"]), everyone
-
-
-if __name__ == "__main__":
-    endpoint, node, slots = sys.argv[1], sys.argv[2], int(sys.argv[3])
-    for job in ("first", "second"):
-        config = LaunchConfig(2, 2, slots, run_id=job, rdzv_backend="hetrdzv", rdzv_endpoint=endpoint,
-                              rdzv_configs={"node_id": node, "last_call_s": 60.0}, max_restarts=0)
-        print(sorted(elastic_launch(config, work)("on ").items()), flush=True)
-"""
-
-
-@pytest.mark.long
-def test_functions_return_their_values(pair: Torchruns, tmp_path: Path) -> None:
-    """Two jobs one after the other in one program, whose handler has to be gone between them."""
-    (tmp_path / "launch.py").write_text(LAUNCH)
-    for name, slots in (("a", "2"), ("b", "1")):
-        pair.run(name, [sys.executable, str(tmp_path / "launch.py"), pair.server.url, name, slots])
-    assert [pair.agents[name].wait(110) for name in "ab"] == [0, 0], pair.report()
-    everyone = ["on a", "on a", "on b"]
-    first = str([(0, (0, everyone)), (1, (1, everyone))])
-    assert pair.agents["a"].stderr.count(first) == 2, pair.report()
-    assert pair.agents["b"].stderr.count(str([(2, (2, everyone))])) == 2, pair.report()
-
-
-def test_bad_input_is_told(pair: Torchruns) -> None:
-    agent = pair.torchrun("a", 1, conf="join_timeout=3,colour=red")
-    assert agent.wait() == 1
-    assert "no option 'colour', 'join_timeout' with hetrdzv; known are" in agent.stderr

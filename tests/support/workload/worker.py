@@ -25,10 +25,8 @@ STARTED = time.monotonic()
 from collective import Star  # noqa: E402
 from worklog import CHECKPOINT, LOG, STOP, StepCounter  # noqa: E402
 
-ACTS = ("raise", "ignore-term", "grandchild", "loader", "load", "deadlock", "checkpoint")
-"""What a worker can be told to do, mostly at step 3: see `handle_sigterm` and `act`. `deadlock` takes the last two."""
-
-NEED_TORCH = ("loader", "load")
+ACTS = ("grandchild", "deadlock", "checkpoint")
+"""What a worker can be told to do, at step 3, or as `handle_sigterm` says. `deadlock` takes the last two ranks."""
 
 PAUSE_S = 0.025
 """Rest after a step (seconds); at 0.005, three workers took half a core away from the programs under test."""
@@ -87,7 +85,7 @@ def main() -> None:
     handle_sigterm(what, acts, args.into)
 
     collective: Star | Gloo
-    if args.light and (what not in NEED_TORCH or restart):
+    if args.light:
         imported, collective = time.monotonic(), Star.from_environment()
     else:
         collective = gloo = Gloo()
@@ -138,8 +136,9 @@ def main() -> None:
         if acts and step == 3 and what == "deadlock":
             (args.into / f"deadlocked.{os.getpid()}").touch()
             wait_in_c()
-        elif acts and step == 3:
-            act(what, args.into)
+        elif acts and step == 3 and what == "grandchild":
+            os.system("sleep 1000 &")
+            os._exit(5)
         if args.compute:
             gloo.compute(args.compute)
         else:
@@ -169,59 +168,15 @@ def wait_in_c() -> None:
 
 
 def handle_sigterm(what: str, acts: bool, into: Path) -> None:
-    """Ignore SIGTERM, or save something first, where `--do` says so."""
+    """Save something before the end by SIGTERM, where `--do` says so."""
 
     def checkpoint(*_: object) -> None:
         time.sleep(0.5)
         (into / "saved").write_text(str(time.monotonic()))
         sys.exit(0)
 
-    if acts and what == "ignore-term":
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if acts and what in ("checkpoint", "deadlock"):
         signal.signal(signal.SIGTERM, checkpoint)
-
-
-class Endless:
-    """A slow data set."""
-
-    def __len__(self) -> int:
-        return 1_000_000
-
-    def __getitem__(self, index: int) -> int:
-        time.sleep(0.01)
-        return index
-
-
-def act(what: str, into: Path) -> None:
-    """Fail as `--do` says."""
-    # gloo's thread releases the last tensor only after all_reduce has returned; if that happens while the interpreter
-    # shuts down, the thread can no longer take the GIL, and the process aborts
-    time.sleep(0.1)
-    match what:
-        case "raise":
-            raise ValueError("the tensor of step 3 has no soul")
-        case "grandchild":
-            os.system("sleep 1000 &")
-            os._exit(5)
-        case "loader":
-            from torch.utils.data import DataLoader
-
-            next(batches := iter(DataLoader(Endless(), batch_size=2, num_workers=2)))
-            os._exit(6 if batches else 0)
-        case "load":
-            from torch.utils.data import DataLoader
-
-            next(batches := iter(DataLoader(Endless(), batch_size=2, num_workers=2)))
-
-            def save(*_: object) -> None:
-                for _ in range(20):
-                    next(batches)
-                (into / "saved").touch()
-                sys.exit(0)
-
-            signal.signal(signal.SIGTERM, save)
-            (into / "loading").touch()
 
 
 if __name__ == "__main__":

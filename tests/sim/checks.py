@@ -418,7 +418,8 @@ def _wrong_time(group: Group, now: float) -> str:
         return "" if after(1e6) == group else "something happened by itself, although nothing was due"
     late = after(at - now + 0.002)
     again = next_tick_at(late, at + 0.002)
-    if after((at - now) / 2) != group:
+    half_s = (at - now) / 2
+    if now + half_s < at and after(half_s) != group:  # rounding leaves no moment between two neighbours
         return "something happened before the deadline"
     return "" if late != group and (again is None or again > at) else "a tick past the deadline did nothing"
 

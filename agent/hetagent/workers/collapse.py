@@ -40,15 +40,16 @@ class _Line:
 
 
 class MergedTail:
-    """Copies the log files of several local ranks to a stream, as torch's `TailLog`, but equal lines only once.
+    """Copies the log files of several local ranks to a stream, as torch's `TailLog`, which tears lines.
 
-    That is, if they come within `WAIT_S`. The lines of each rank stay in order; what a rank writes twice is shown
-    twice. `prefix` makes the beginning of a line that some local ranks have written.
+    With `merges` equal lines are shown once, if they come within `WAIT_S`. The lines of each rank stay in order; what
+    a rank writes twice is shown twice. `prefix` makes the beginning of a line that some local ranks have written.
     """
 
     def __init__(
-        self, files: Mapping[int, str], out: TextIO, prefix: Callable[[Collection[int]], str]
+        self, files: Mapping[int, str], out: TextIO, prefix: Callable[[Collection[int]], str], merges: bool
     ) -> None:
+        self._merges = merges
         self._files = files
         self._out = out
         self._prefix = prefix
@@ -97,7 +98,7 @@ class MergedTail:
 
     def _add_line(self, rank: int, text: str) -> None:
         newer = list(itertools.takewhile(lambda line: rank not in line.ranks, reversed(self._waiting)))
-        line = next((line for line in reversed(newer) if line.text == text), None)
+        line = next((line for line in reversed(newer) if self._merges and line.text == text), None)
         if line is None:
             line = _Line(text, set(), time.monotonic() + WAIT_S)
             self._waiting.append(line)
@@ -108,7 +109,7 @@ class MergedTail:
         while self._waiting:
             line = self._waiting[0]
             is_due = is_over or time.monotonic() >= line.until or len(self._waiting) > MAX_LINES
-            if line.ranks != self._files.keys() and not is_due:
+            if self._merges and line.ranks != self._files.keys() and not is_due:
                 break
             del self._waiting[0]
             with contextlib.suppress(OSError, ValueError):  # the console has gone, or cannot show it

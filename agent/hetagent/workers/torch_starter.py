@@ -100,7 +100,7 @@ class TorchStarter(LocalElasticAgent):
         spec.entrypoint, spec.args, spec.max_restarts = command.entrypoint, command.args, start.max_restarts
         self._remaining_restarts = start.max_restarts - start.restart_count
         try:
-            with _no_signal_handlers(), self._use_own_processes(take), self._merge_equal_lines():
+            with _no_signal_handlers(), self._use_own_processes(take), self._copy_whole_lines():
                 self._initialize_workers(group)
         except BaseException:
             self._stop_helpers()
@@ -234,25 +234,21 @@ class TorchStarter(LocalElasticAgent):
 
         return _patch_module(processes_api, "get_subprocess_handler", Taken)
 
-    def _merge_equal_lines(self) -> contextlib.AbstractContextManager[None]:
+    def _copy_whole_lines(self) -> contextlib.AbstractContextManager[None]:
         """Have a `MergedTail` copy to the console what torch's `TailLog` would."""
-        if not self._collapse:
-            return contextlib.nullcontext()
         assert self._assignment is not None
         offset, role, tail_log = self._assignment.start.rank_offset, self.spec.role, processes_api.TailLog
 
         def prefix(local_ranks: Collection[int]) -> str:
-            local_rank, rank = (
-                format_ranks(local_ranks),
-                format_ranks({offset + each for each in local_ranks}),
+            rank = format_ranks({offset + each for each in local_ranks})
+            return self._prefix.safe_substitute(
+                role_name=role, rank=rank, local_rank=format_ranks(local_ranks)
             )
-            return self._prefix.safe_substitute(role_name=role, rank=rank, local_rank=local_rank)
 
         def make_tail(name: str, files: dict[int, str], out: TextIO, *args: Any, **kwargs: Any) -> Any:
-            is_merged = files and out in (sys.stdout, sys.stderr)
-            return (
-                MergedTail(files, out, prefix) if is_merged else tail_log(name, files, out, *args, **kwargs)
-            )
+            if files and out in (sys.stdout, sys.stderr):
+                return MergedTail(files, out, prefix, self._collapse)
+            return tail_log(name, files, out, *args, **kwargs)
 
         return _patch_module(processes_api, "TailLog", make_tail)
 

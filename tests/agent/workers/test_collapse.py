@@ -19,7 +19,7 @@ from hetagent.workers.torch_starter import TorchStarter
 class Tail:
     """A tail of the files of some ranks, the first of which is rank 2 of the world."""
 
-    def __init__(self, folder: Path, ranks: int) -> None:
+    def __init__(self, folder: Path, ranks: int, *, merges: bool = True) -> None:
         self.out = io.StringIO()
         self.files = {rank: str(folder / str(rank)) for rank in range(ranks)}
         for rank in self.files:
@@ -28,6 +28,7 @@ class Tail:
             self.files,
             self.out,
             lambda ranks: f"{format_ranks([2 + rank for rank in ranks])}/{format_ranks(ranks)}:",
+            merges,
         )
 
     def write(self, rank: int, text: str) -> None:
@@ -55,6 +56,16 @@ def test_equal_lines_of_several_ranks_are_one_line(
     made.tail.start()
     made.tail.stop()
     assert made.out.getvalue().splitlines() == lines
+
+
+def test_without_collapse_lines_are_whole_too(tmp_path: Path) -> None:
+    made = Tail(tmp_path, 2, merges=False)
+    made.tail.start()
+    for rank, text in [(0, "a\nb"), (1, "a\n"), (0, "c\n"), (1, "end")]:
+        made.write(rank, text)
+        time.sleep(2 * collapse.INTERVAL_S)
+    made.tail.stop()
+    assert made.out.getvalue() == "2/0:a\n3/1:a\n2/0:bc\n3/1:end\n"
 
 
 def test_a_line_without_an_end_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

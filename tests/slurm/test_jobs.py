@@ -3,11 +3,13 @@
 `make test-slurm` installs Slurm and runs them.
 """
 
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.e2e.test_launch_docs import SLURM, rows
@@ -63,7 +65,11 @@ def test_a_job_that_is_cancelled_does_not_come_back(slurm: Slurm, server: Hetser
 
 def job_processes(slurm: Slurm) -> list[list[str]]:
     """Command lines of what jobs have started: agents, workers, guardians, servers."""
-    lines = [process.cmdline() for process in slurm.processes() if process.ppid() != os.getpid()]
+    lines: list[list[str]] = []
+    for process in slurm.processes():
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            if process.ppid() != os.getpid():
+                lines.append(process.cmdline())
     return [line for line in lines if any("het" in word or "work" in word for word in line)]
 
 

@@ -242,7 +242,7 @@ def test_a_failed_group_shows_what_to_do_the_root_cause_and_its_history(
         assert heading.splitlines()[1:4] == [
             "state     failed",
             "why       RuntimeError: [bold]out[/bold] of memory (m29.py:3, rank 3 on gpu1)",
-            f"next      to begin again: hetctl restart {job.group}, then start hetagent on each node",
+            f"next      to begin again: hetctl restart {job.group}, then start hetagent again",
         ]
         lines = cause.splitlines()
         assert lines[0] == "root cause: node gpu1, rank 3 (local rank 3), exit code 1, round 1"

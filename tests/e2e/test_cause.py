@@ -217,6 +217,7 @@ if not first:
         except OSError:
             time.sleep(0.05)
     peer.recv(1)
+    time.sleep(0.3)  # agents see deaths in their order, but not those of a few milliseconds
     sys.exit("Connection closed by peer")
 with socket.create_server((address, port)) as server:
     peer, _ = server.accept()

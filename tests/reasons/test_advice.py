@@ -53,7 +53,7 @@ start hetagent on b again, or on another node in place of it
 b is drained; to let b join again: hetctl undrain job b, then start hetagent there; or start it on another node
 start hetagent for group 'job' on 2 more nodes; to give the job up: hetctl cancel job
 start hetagent for group 'job' on a node that may be master
-to begin again: hetctl restart job, then start hetagent on each node
+to begin again: hetctl restart job, then start hetagent again
 to see where the ranks are: hetctl stacks job; to begin the round again: hetctl restart job
 to see where the ranks are: hetctl stacks job""".splitlines()
     )

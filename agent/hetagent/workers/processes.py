@@ -74,8 +74,8 @@ class Workers:
         for local_rank in self.alive:
             ended_at = self._read_record(local_rank).ended_at
             if ended_at is not None:
-                age = max(0.0, clock - ended_at)
-                lingering.append(WorkerExit(local_rank, 1, now - age, lingers=age >= UNWIND_S))
+                age_s = max(0.0, clock - ended_at)
+                lingering.append(WorkerExit(local_rank, 1, now - age_s, lingers=age_s >= UNWIND_S))
         return lingering
 
     def find_first_failure(self, failed: Sequence[WorkerExit]) -> WorkerExit:

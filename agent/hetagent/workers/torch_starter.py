@@ -26,10 +26,10 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import Subproc
 from hetagent.launch.base import Assignment, PredictedCommand
 from hetagent.launch.command import WorkerCommand
 from hetagent.torch_compat.flags import does_torch_alter_command, substitute_macros
-from hetagent.workers.collapse import MergedTail, format_ranks
 from hetagent.workers.output import STDERR, STDOUT, OutputCapture, wait_for_log_copies
 from hetagent.workers.starter import StartedWorker, Take, WorkerProgram
 from hetagent.workers.store import HetRendezvousHandler
+from hetagent.workers.tail import LineTail, format_ranks
 
 
 class TorchStarter(LocalElasticAgent):
@@ -235,7 +235,7 @@ class TorchStarter(LocalElasticAgent):
         return _patch_module(processes_api, "get_subprocess_handler", Taken)
 
     def _copy_whole_lines(self) -> contextlib.AbstractContextManager[None]:
-        """Have a `MergedTail` copy to the console what torch's `TailLog` would."""
+        """Have a `LineTail` copy to the console what torch's `TailLog` would."""
         assert self._assignment is not None
         offset, role, tail_log = self._assignment.start.rank_offset, self.spec.role, processes_api.TailLog
 
@@ -247,7 +247,7 @@ class TorchStarter(LocalElasticAgent):
 
         def make_tail(name: str, files: dict[int, str], out: TextIO, *args: Any, **kwargs: Any) -> Any:
             if files and out in (sys.stdout, sys.stderr):
-                return MergedTail(files, out, prefix, self._collapse)
+                return LineTail(files, out, prefix, self._collapse)
             return tail_log(name, files, out, *args, **kwargs)
 
         return _patch_module(processes_api, "TailLog", make_tail)

@@ -30,9 +30,8 @@ class PerNodeLaunch(Launch):
         self._init_file: Path | None = None  # on the master
         if folder is not None and not folder.is_dir():
             raise CommandError(f"--init-file {folder} is not a directory: name one that all nodes share")
-        if folder is not None and {*"?#"} & {
-            *str(folder)
-        }:  # the processes would meet in a file of another name
+        # The processes would meet in a file of another name.
+        if folder is not None and {*"?#"} & {*str(folder)}:
             raise CommandError(f"--init-file {folder}: torch cannot read a file:// name with '?' or '#'")
         if command is not None:
             self._check_placeholders(command)

@@ -56,9 +56,8 @@ def call_server(ask: Ask[_T], *, interrupted: int = 130) -> _T:
                 return await ask(client)
             except Problem as problem:
                 if problem.code == UnknownGroup.code:
-                    with contextlib.suppress(
-                        HetError
-                    ):  # the first answer counts, whatever becomes of this one
+                    # The first answer counts, whatever becomes of this one.
+                    with contextlib.suppress(HetError):
                         known = NodeList.of(group.group_id for group in (await client.groups()).groups)
                         problem.args = (f"{problem}; groups: {known or 'none yet'}",)
                 raise

@@ -7,7 +7,7 @@ from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.texts.phrasing import count_text, nodes_are, singular_or_plural
 
 _WAITING_ADVICE: Mapping[str, str] = {
-    ReasonCode.GROUP_CANCELLED: "to begin again: hetctl restart {group}, then start hetagent on each node",
+    ReasonCode.GROUP_CANCELLED: "to begin again: hetctl restart {group}, then start hetagent again",
     ReasonCode.NO_MASTER: "see which nodes reach each other: hetagent --check on each",
     ReasonCode.NO_ALLOWED_MASTER: "start hetagent for group '{group}' on a node that may be master",
 }
@@ -62,8 +62,9 @@ def _advise_about_nodes(group_id: str, why: Reason) -> str:
         where = (
             f"nodes with {count_text(missing, 'more slot')}" if slots else count_text(missing, "more node")
         )
-    mend = f"see why {late} is not ready, or " if (late := why.data.get("not_ready")) else ""
-    return f"{mend}start hetagent for group '{group_id}' on {where}"
+    late = why.data.get("not_ready")
+    look = f"see why {late} is not ready, or " if late else ""
+    return f"{look}start hetagent for group '{group_id}' on {where}"
 
 
 def advise_after_exit(failed: Reason) -> str:

@@ -1,4 +1,4 @@
-"""Equal lines of several ranks of a node become one line that names the ranks (`--collapse`)."""
+"""What workers write to log files, copied to the console in whole lines; with `--collapse` equal lines become one."""
 
 import codecs
 import contextlib
@@ -39,7 +39,7 @@ class _Line:
     until: float
 
 
-class MergedTail:
+class LineTail:
     """Copies the log files of several local ranks to a stream, as torch's `TailLog`, which tears lines.
 
     With `merges` equal lines are shown once, if they come within `WAIT_S`. The lines of each rank stay in order; what
@@ -57,7 +57,7 @@ class MergedTail:
         self._partial = dict.fromkeys(files, "")  # what has no end of line yet
         self._decoders = {rank: io.IncrementalNewlineDecoder(_UTF8("replace"), True) for rank in files}
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="collapse", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="tail", daemon=True)
 
     def start(self) -> None:
         """Copy what is in the files, which are there, and what is added to them."""

@@ -11,8 +11,8 @@ from tests.support.cluster import wait_for
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 
 from hetagent.launch.command import WorkerCommand
-from hetagent.workers import collapse
-from hetagent.workers.collapse import MergedTail, format_ranks
+from hetagent.workers import tail
+from hetagent.workers.tail import LineTail, format_ranks
 from hetagent.workers.torch_starter import TorchStarter
 
 
@@ -24,7 +24,7 @@ class Tail:
         self.files = {rank: str(folder / str(rank)) for rank in range(ranks)}
         for rank in self.files:
             self.write(rank, "")
-        self.tail = MergedTail(
+        self.tail = LineTail(
             self.files,
             self.out,
             lambda ranks: f"{format_ranks([2 + rank for rank in ranks])}/{format_ranks(ranks)}:",
@@ -63,14 +63,14 @@ def test_without_collapse_lines_are_whole_too(tmp_path: Path) -> None:
     made.tail.start()
     for rank, text in [(0, "a\nb"), (1, "a\n"), (0, "c\n"), (1, "end")]:
         made.write(rank, text)
-        time.sleep(2 * collapse.INTERVAL_S)
+        time.sleep(2 * tail.INTERVAL_S)
     made.tail.stop()
     assert made.out.getvalue() == "2/0:a\n3/1:a\n2/0:bc\n3/1:end\n"
 
 
 def test_a_line_without_an_end_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Or the agent's memory would hold all of a progress bar."""
-    monkeypatch.setattr(collapse, "MAX_CHARACTERS", 4)
+    monkeypatch.setattr(tail, "MAX_CHARACTERS", 4)
     made = Tail(tmp_path, 1)
     made.write(0, "abcdef")
     made.tail.start()
@@ -99,7 +99,7 @@ def test_half_a_character_waits_for_its_other_half(tmp_path: Path) -> None:
         for path in made.files.values():
             with open(path, "ab") as file:
                 file.write(half)
-        time.sleep(3 * collapse.INTERVAL_S)
+        time.sleep(3 * tail.INTERVAL_S)
     made.tail.stop()
     assert made.out.getvalue().splitlines() == ["2-3/0-1:10%|\u2588|", "2-3/0-1:20%|"]
 
@@ -120,7 +120,7 @@ def test_many_lines_that_nobody_else_writes_take_little_time(tmp_path: Path) -> 
 def test_all_that_torch_copies_of_several_ranks_arrives_as_one(
     rig: Make, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(collapse, "WAIT_S", 600.0)
+    monkeypatch.setattr(tail, "WAIT_S", 600.0)
     command = "seq 1 900; echo rank $RANK; echo 'no such data' >&2"
     made = rig(command, slots=3, tee=Std.ALL, prefix="[a:${rank}] ", collapse=True)
     assert made.run() == 0
